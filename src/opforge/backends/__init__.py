@@ -1,0 +1,5 @@
+"""Where kernels come from."""
+
+from opforge.backends.base import Backend, BackendOptions
+
+__all__ = ["Backend", "BackendOptions"]

@@ -1,0 +1,30 @@
+"""PyTorch itself as a backend: what the judge says of ATen is a test of the judge and of the suite."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from opforge.backends.base import BackendOptions
+from opforge.cache import torch_version
+from opforge.kernels import Kernel, Served
+from opforge.ops import table
+
+
+class AtenBackend:
+    """One kernel for each packet of ATen."""
+
+    name = "aten"
+
+    def __init__(self, options: BackendOptions) -> None:
+        del options  # ATen has none
+
+    def kernels(self, ops: Iterable[str]) -> list[Kernel]:
+        packets: dict[str, list[str]] = defaultdict(list)
+        for name in ops:
+            if (op := table().get(name)) is not None:
+                packets[op.packet].append(name)
+        digest = f"torch-{torch_version()}"
+        return [
+            Kernel("aten", names[0], tuple(Served(n) for n in names), digest=digest) for _packet, names in sorted(packets.items())
+        ]

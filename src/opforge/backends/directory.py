@@ -1,0 +1,113 @@
+"""A folder of kernels as a backend: ``{op}/{op}_implementation_1.py``, each exporting ``{op}_kernel_impl``."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from opforge.backends.base import BackendOptions
+from opforge.errors import NothingToJudgeError, OpforgeError, UnknownNameError
+from opforge.kernels import Kernel, Served
+from opforge.ops import Form, table
+
+_FILE = "{folder}_implementation_"
+
+
+class DirectoryBackend:
+    """The newest implementation of each folder, by natural order, unless one is named."""
+
+    name = "directory"
+
+    def __init__(self, options: BackendOptions) -> None:
+        self._root = options.ops_directory
+        self._chosen = dict(options.implementations or {})
+        self.strangers: list[str] = []
+        """Folders that are no operator's, with the nearest names."""
+
+    def kernels(self, ops: Iterable[str]) -> list[Kernel]:
+        wanted = set(ops)
+        taken: set[str] = set()
+        found = []
+        for kernel in self._all():
+            serves = tuple(s for s in kernel.serves if s.op in wanted and s.op not in taken)
+            taken.update(s.op for s in serves)
+            if serves:
+                found.append(Kernel(kernel.name, kernel.primary, serves, kernel.file, kernel.entries, kernel.digest))
+        return found
+
+    def _all(self) -> list[Kernel]:
+        """Return every kernel; folders named after one overload first, so that they win over the packet's."""
+        if not self._root.is_dir():
+            raise OpforgeError(
+                f"there is no kernel directory {str(self._root)!r}; make one with `opforge setup --ops-directory {self._root}`, "
+                "or name another with --ops-directory"
+            )
+        kernels = []
+        folders = sorted(p for p in self._root.iterdir() if p.is_dir() and not p.name.startswith((".", "__")))
+        for folder in sorted(folders, key=lambda p: operator_name(p.name).count("."), reverse=True):
+            if (kernel := self._kernel(folder)) is not None:
+                kernels.append(kernel)
+        if unused := set(self._chosen) - {folder.name for folder in folders}:
+            raise UnknownNameError("kernel folder", min(unused), [folder.name for folder in folders])
+        if not kernels:
+            raise NothingToJudgeError(
+                f"no kernel in {str(self._root)!r}: expected {{op}}/{{op}}_implementation_1.py"
+                + (f"; not an operator: {', '.join(self.strangers)}" if self.strangers else "")
+            )
+        return kernels
+
+    def _kernel(self, folder: Path) -> Kernel | None:
+        name = operator_name(folder.name)
+        files = implementations(folder)
+        if not files:
+            return None
+        try:
+            primary = table().resolve(name)
+        except UnknownNameError as error:
+            self.strangers.append(str(error))
+            return None
+        own, others = table().served_by(name)
+        file = self._pick(folder, files)
+        functional = [op for op in own if op.form is not Form.MUTABLE] if primary.form is Form.FUNCTIONAL else [primary]
+        serves = [Served(op.name) for op in functional] + [Served(op.name, required=False) for op in others]
+        entries = dict.fromkeys([f"{name.replace('.', '__')}_kernel_impl", f"{primary.base}_kernel_impl"])
+        return Kernel(file.stem, primary.name, tuple(serves), str(file.resolve()), tuple(entries), _digest(file))
+
+    def _pick(self, folder: Path, files: list[Path]) -> Path:
+        wanted = self._chosen.get(folder.name)
+        if wanted is None:
+            return files[-1]
+        by_name = {f.stem: f for f in files} | {f.stem.removeprefix(_FILE.format(folder=folder.name)): f for f in files}
+        if wanted not in by_name:
+            raise UnknownNameError(f"implementation of {folder.name}", wanted, by_name)
+        return by_name[wanted]
+
+
+def operator_name(folder: str) -> str:
+    """Return the operator that a folder's name means; ``add__Scalar`` and ``add.Scalar`` are one overload."""
+    if folder.startswith("__") or "__" not in folder.rstrip("_"):
+        return folder
+    base, _, overload = folder.rpartition("__")
+    name = f"{base}.{overload}"
+    return name if table().get(name) is not None else folder
+
+
+def implementations(folder: Path) -> list[Path]:
+    """Return the implementations in a folder, oldest first: ``_2`` comes before ``_10``."""
+    prefix = _FILE.format(folder=folder.name)
+    return sorted((p for p in folder.glob("*.py") if p.stem.startswith(prefix)), key=lambda p: _natural(p.stem))
+
+
+def _natural(text: str) -> list[tuple[int, int, str]]:
+    parts = re.split(r"(\d+)", text)
+    return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in parts]
+
+
+def _digest(file: Path) -> str:
+    """Return the digest of a source; a file that cannot be read has none, and its load is its verdict."""
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+    except OSError:
+        return "unreadable"

@@ -1,0 +1,47 @@
+"""A case: one call of one operator, and what is expected of it."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from dataclasses import dataclass, replace
+from typing import Any
+
+
+class Expect(enum.StrEnum):
+    """What ATen does with the call."""
+
+    RETURNS = "returns"
+    RAISES = "raises"
+
+
+class Phase(enum.StrEnum):
+    """What the case is for."""
+
+    CORRECTNESS = "correctness"
+    PERFORMANCE = "performance"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One call as data: the operator's full name and the text form of its arguments."""
+
+    op: str
+    args: str
+    expect: Expect = Expect.RETURNS
+    phase: Phase = Phase.CORRECTNESS
+    source: str = ""
+    """Where it was seen, for example ``nn.functional.relu backward``."""
+    id: str = ""
+    """A digest of operator, arguments and stored contents: the same call has the same id in every run."""
+    tree: str = ""
+    """The arguments as a JSON tree, where a suite has stored it so that the text need not be parsed again."""
+    blob: str = ""
+    """Which of the suite's blobs holds its stored tensors."""
+
+    @classmethod
+    def make(cls, op: str, args: str, *, contents: str = "", **fields: Any) -> Case:
+        """Return a case with its id; ``contents`` is a digest of the stored tensors, if any."""
+        case = cls(op, args, **fields)
+        text = f"{op}|{args}|{contents}|{case.expect}|{case.phase}"
+        return replace(case, id=hashlib.blake2b(text.encode(), digest_size=8).hexdigest())

@@ -1,0 +1,93 @@
+"""Arguments as a JSON tree for the wire, and back to torch values on the other side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from opforge.cases.text import parse_arguments
+from opforge.cases.values import DTYPES, TORCH_NAMES, Device, Dtype, Layout, MemoryFormat, TensorSpec, Value
+
+TORCH_DTYPES: dict[str, torch.dtype] = {
+    short: getattr(torch, name) for short, (name, _) in DTYPES.items() if hasattr(torch, name)
+}
+SHORT_DTYPES: dict[torch.dtype, str] = {dtype: short for short, dtype in TORCH_DTYPES.items()}
+
+
+def encode(value: Value, place: Callable[[TensorSpec], list[Any]]) -> Any:
+    """Return a JSON tree; ``place`` gives each tensor its row on the wire. Tuples become lists."""
+    match value:
+        case TensorSpec():
+            return {"T": place(value)}
+        case list() | tuple():
+            return [encode(v, place) for v in value]
+        case Dtype(short):
+            return {"dtype": short}
+        case Layout(name) | MemoryFormat(name):
+            return {"torch": name}
+        case Device(name):
+            return {"device": name}
+        case complex():
+            return {"complex": [value.real, value.imag]}
+        case _:
+            return value
+
+
+def tree_of(args: str) -> str:
+    """Return the JSON tree of a text form: what a suite may store beside it, so that it need not be parsed again."""
+    positional, named = parse_arguments(args)
+    return json.dumps([encode(list(positional), spec_row), {n: encode(v, spec_row) for n, v in named.items()}])
+
+
+def spec_row(spec: TensorSpec) -> list[Any]:
+    """Return the row of a tensor before it has a place: the place in the blob, the geometry, and the range of seeded contents."""
+    row = [spec.at, spec.storage_nbytes, spec.dtype, list(spec.shape), list(spec.strides), spec.offset, spec.device]
+    return row if spec.low is None and spec.high is None else [*row, spec.low, spec.high]
+
+
+def decode(tree: Any, tensor: Callable[[list[Any]], torch.Tensor]) -> Any:
+    """Return the torch value of a JSON tree; ``tensor`` makes a tensor from its row."""
+    if isinstance(tree, list):
+        return [decode(v, tensor) for v in tree]
+    if not isinstance(tree, dict):
+        return tree
+    ((kind, content),) = tree.items()
+    match kind:
+        case "T":
+            return tensor(content)
+        case "dtype":
+            return TORCH_DTYPES[content]
+        case "torch":
+            return getattr(torch, content)
+        case "device":
+            return torch.device(content)
+        case "complex":
+            return complex(*content)
+    raise ValueError(f"unknown kind of value {kind!r} on the wire")
+
+
+def from_torch(value: Any, tensor: Callable[[torch.Tensor], TensorSpec]) -> Value:
+    """Return the data form of an argument of a real call; raises TypeError on what a case cannot hold."""
+    match value:
+        case torch.Tensor():
+            return tensor(value)
+        case None | bool() | int() | float() | complex() | str():
+            return value
+        case tuple():
+            return tuple(from_torch(v, tensor) for v in value)
+        case list():
+            return [from_torch(v, tensor) for v in value]
+        case torch.dtype():
+            name = str(value).removeprefix("torch.")
+            if name in TORCH_NAMES:
+                return Dtype(TORCH_NAMES[name])
+        case torch.layout():
+            return Layout(str(value).removeprefix("torch."))
+        case torch.memory_format():
+            return MemoryFormat(str(value).removeprefix("torch."))
+        case torch.device():
+            return Device(str(value))
+    raise TypeError(f"a case cannot hold a {type(value).__name__}")

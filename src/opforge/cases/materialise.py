@@ -1,0 +1,73 @@
+"""Make the tensors of a case: the same bytes in any process, from stored contents or from a seed."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from opforge.cases.encoding import TORCH_DTYPES
+from opforge.cases.values import TensorSpec
+
+Bytes = npt.NDArray[np.uint8]
+_INT_HIGH = 10
+
+
+def write_storage(spec: TensorSpec, target: Bytes, blob: Bytes | None, seed: str) -> None:
+    """Fill ``target`` (as many bytes as the spec's storage) with the contents of a tensor."""
+    if spec.at is None:
+        target[:] = seeded_bytes(spec, seed)
+        return
+    if blob is None:
+        raise ValueError("the case has stored tensors, but its suite has no blob")
+    target[:] = blob[spec.at : spec.at + len(target)]
+
+
+def seeded_bytes(spec: TensorSpec, seed: str) -> Bytes:
+    """Return the seeded contents of a tensor's whole storage."""
+    count = spec.storage_nbytes // spec.itemsize
+    key = int.from_bytes(hashlib.blake2b(seed.encode(), digest_size=16).digest(), "little")
+    generator = np.random.Generator(np.random.Philox(key=key))
+    dtype = TORCH_DTYPES[spec.dtype]
+    if dtype == torch.bool:
+        drawn: Any = generator.integers(0, 2, count, dtype=np.uint8)
+    elif dtype.is_complex:
+        drawn = _floats(generator, spec, 2 * count)
+        part = {torch.complex32: torch.float16, torch.complex64: torch.float32}.get(dtype, torch.float64)
+        return torch.from_numpy(drawn).to(part).view(torch.uint8).numpy()
+    elif dtype.is_floating_point:
+        drawn = _floats(generator, spec, count)
+    else:
+        low = 0 if spec.low is None else int(spec.low)
+        high = max(low + 1, _INT_HIGH if spec.high is None else int(spec.high))
+        drawn = generator.integers(low, high, count, dtype=np.int64)
+    return torch.from_numpy(drawn).to(dtype).view(torch.uint8).numpy()
+
+
+def _floats(generator: np.random.Generator, spec: TensorSpec, count: int) -> npt.NDArray[np.float64]:
+    if spec.low is None and spec.high is None:
+        return generator.standard_normal(count)
+    low = 0.0 if spec.low is None else spec.low
+    return generator.uniform(low, low + 1.0 if spec.high is None else spec.high, count)
+
+
+def tensor_over(buffer: Any, row: list[Any]) -> torch.Tensor:
+    """Return a tensor over shared bytes; the row is ``[byte offset, bytes, dtype, shape, strides, storage offset, device]``."""
+    at, nbytes, short, shape, strides, offset, _device = row
+    dtype = TORCH_DTYPES[short]
+    count = nbytes // dtype.itemsize
+    if count == 0:
+        return torch.empty(0, dtype=dtype).as_strided(shape, strides, 0)
+    flat = torch.frombuffer(buffer, dtype=dtype, count=count, offset=at)
+    return flat.as_strided(shape, strides, offset)
+
+
+def owned_copy(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
+    """Return a copy with storage of its own and the same geometry, as an operator that writes or resizes needs it."""
+    count = tensor.untyped_storage().nbytes() // tensor.element_size()
+    flat = tensor.as_strided((count,), (1,), 0) if count else tensor.new_empty(0)
+    copy = flat.clone() if device is None or device == tensor.device else flat.to(device)
+    return copy.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())

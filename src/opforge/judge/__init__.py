@@ -1,0 +1,5 @@
+"""The trusted side: reference, contract, numerics and timing. No kernel's code ever runs in the judge's process."""
+
+from opforge.judge.verdict import Finding, Outcome
+
+__all__ = ["Finding", "Outcome"]

@@ -1,0 +1,245 @@
+"""Everything an operator promises besides its numbers: structure, dtype, shape, strides, aliasing, mutation, errors, global state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from opforge.cases.case import Expect
+from opforge.cases.encoding import SHORT_DTYPES
+from opforge.cases.materialise import tensor_over
+from opforge.cases.values import contiguous_strides
+from opforge.judge import properties
+from opforge.judge.numerics import Comparison, same_bytes
+from opforge.judge.reference import Answer, Call, Exact, tensors_of
+from opforge.judge.verdict import Finding, NotRightError, Outcome
+from opforge.ops import Operator
+from opforge.sandbox.worker import storage_aliases
+
+
+class ForgedReplyError(Exception):
+    """A worker's reply that our own code in the worker cannot have written."""
+
+
+@dataclass
+class Hearing:
+    """One case before the judge: what ATen did, what the kernel's process says, and the bytes that it left."""
+
+    op: Operator
+    required: bool
+    expect: Expect
+    call: Call
+    aten: Answer
+    reply: dict[str, Any]
+    results: Any
+    """A private copy of the results' part of the arena."""
+    results_at: int
+    touched: list[int] = field(default_factory=list)
+    """Inputs whose shared bytes changed though the operator does not write."""
+    notes: list[str] = field(default_factory=list)
+    values: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    """Kernel's and ATen's result tensors, for those who look at several draws."""
+
+    def finding(self) -> Finding:
+        """Return the verdict on this case."""
+        try:
+            figures = self._judge()
+        except NotRightError as error:
+            return error.finding
+        except (ForgedReplyError, KeyError, IndexError, TypeError, ValueError) as error:
+            return Finding(Outcome.CONTRACT, f"the worker's reply is not one that our harness writes: {error}")
+        return Finding(Outcome.PASSED, "", tuple(self.notes), figures)
+
+    def _judge(self) -> dict[str, float]:
+        if "exited" in self.reply:
+            raise NotRightError(Outcome.CRASHED, f"the kernel tried to end its process: SystemExit({self.reply['exited']})")
+        if self.expect is Expect.RAISES:
+            return self._must_raise()
+        if self.aten.raised is not None:
+            raise NotRightError(Outcome.ERROR, f"ATen itself raises on this case: {_one_line(self.aten.raised)}")
+        if "raised" in self.reply:
+            raise self._raised(*self.reply["raised"])
+        if changes := self.reply.get("state"):
+            raise NotRightError(Outcome.CONTRACT, f"changed global state: {'; '.join(map(str, changes))}")
+        self._inputs_left_alone()
+        figures = self._results(self.reply["returned"], self.aten.result)
+        if "inputs" in self.reply:
+            figures |= self._inputs_after()
+        return figures
+
+    def _must_raise(self) -> dict[str, float]:
+        if self.aten.raised is None:
+            raise NotRightError(Outcome.ERROR, "ATen was expected to raise on this case, and did not")
+        if "raised" not in self.reply:
+            raise NotRightError(Outcome.CONTRACT, f"ATen raises {_one_line(self.aten.raised)}; the kernel returned a result")
+        return {}
+
+    def _raised(self, kind: str, text: str) -> NotRightError:
+        if kind == "NotImplementedError" or not self.required:
+            return NotRightError(Outcome.UNSUPPORTED, f"the kernel declines: {text}")
+        return NotRightError(Outcome.ERROR, f"raised {text}")
+
+    def _inputs_left_alone(self) -> None:
+        if self.touched:
+            raise NotRightError(Outcome.CONTRACT, f"wrote to input tensor {self.touched[0]}, which {self.op.name} must not change")
+        if changed := self.reply.get("reshaped"):
+            raise NotRightError(Outcome.CONTRACT, f"changed the shape or strides of input tensor {changed[0]}")
+
+    def _results(self, described: Any, result: Any) -> dict[str, float]:
+        pairs = _pair(described, result, "result")
+        figures: dict[str, float] = {}
+        index = 0
+        for what, said, aten in pairs:
+            if not isinstance(aten, torch.Tensor):
+                _same_plain(what, said, aten)
+                continue
+            kernel = self._tensor(what, said, aten)
+            self._aliasing(what, said, aten)
+            if self.op.base not in properties.UNDEFINED_CONTENTS:
+                _merge(figures, self._numbers(what, kernel, aten, index))
+            self.values.append((kernel, aten))
+            index += 1
+        return figures
+
+    def _tensor(self, what: str, said: Any, aten: torch.Tensor) -> torch.Tensor:
+        if not isinstance(said, dict) or "T" not in said:
+            kind = said["junk"] if isinstance(said, dict) and "junk" in said else type(said).__name__
+            raise NotRightError(Outcome.CONTRACT, f"{what} is {kind}, expected a tensor")
+        if "class" in said:
+            raise NotRightError(Outcome.CONTRACT, f"{what} is a {said['class']}, a subclass of Tensor that may compute later")
+        row = said["T"]
+        if row[2] != SHORT_DTYPES[aten.dtype]:
+            raise NotRightError(Outcome.CONTRACT, f"{what} has dtype {row[2]}, ATen's has {SHORT_DTYPES[aten.dtype]}")
+        if row[3] != list(aten.shape):
+            raise NotRightError(Outcome.CONTRACT, f"{what} has shape {row[3]}, ATen's has {list(aten.shape)}")
+        if torch.device(row[6]) != aten.device:
+            raise NotRightError(Outcome.CONTRACT, f"{what} is on {row[6]}, ATen's is on {aten.device}")
+        self._strides(what, row[4], aten)
+        return self._contents(row)
+
+    def _strides(self, what: str, strides: Sequence[int], aten: torch.Tensor) -> None:
+        if tuple(strides) == aten.stride() or aten.numel() <= 1:
+            return
+        if flat(aten.shape, aten.stride()) and not flat(aten.shape, strides):
+            raise NotRightError(
+                Outcome.CONTRACT, f"{what} has strides {tuple(strides)} and cannot be viewed flat; ATen's {aten.stride()} can"
+            )
+        self.notes.append(f"{what} has strides {tuple(strides)}, ATen's has {aten.stride()}")
+
+    def _contents(self, row: list[Any]) -> torch.Tensor:
+        at, nbytes, dtype, shape, _strides, _offset, _device = row
+        if not (self.results_at <= at and at - self.results_at + nbytes <= len(self.results) and nbytes >= 0):
+            raise ForgedReplyError(f"a result lies at {at}, outside its place")
+        tensor = tensor_over(self.results, [at - self.results_at, nbytes, dtype, shape, contiguous_strides(tuple(shape)), 0, None])
+        if tensor.numel() * tensor.element_size() != nbytes:
+            raise ForgedReplyError(f"{nbytes} bytes for shape {shape} of {dtype}")
+        return tensor
+
+    def _aliasing(self, what: str, said: dict[str, Any], aten: torch.Tensor) -> None:
+        expected_same = [i for i, t in enumerate(self.aten.inputs) if t is aten]
+        if said.get("same", []) != expected_same:
+            if expected_same:
+                raise NotRightError(Outcome.CONTRACT, f"{what} is not the very tensor that was given as input {expected_same[0]}")
+            raise NotRightError(Outcome.CONTRACT, f"{what} is input tensor {said['same'][0]} itself, not a new tensor")
+        expected = storage_aliases(aten, self.aten.inputs)
+        got = said.get("alias", [])
+        if got and not expected:
+            raise NotRightError(Outcome.CONTRACT, f"{what} shares memory with input tensor {got[0]}; ATen's is new memory")
+        if expected and not got and aten.numel():
+            raise NotRightError(Outcome.CONTRACT, f"{what} is new memory; ATen's is a view of input tensor {expected[0]}")
+
+    def _numbers(self, what: str, kernel: torch.Tensor, aten: torch.Tensor, index: int) -> dict[str, float]:
+        aten = aten.detach().cpu().resolve_conj().resolve_neg()
+        if self.op.random:
+            return {}
+        if not aten.is_floating_point() and not aten.is_complex() and not same_bytes(kernel, aten):
+            args, kwargs, _inputs = self.call.build()
+            check = properties.tie_checker(self.op.packet, self.op.overload, args, kwargs)
+            if check is not None and check(kernel.to(self.call.device), aten.to(self.call.device)):
+                self.notes.append(f"{what}: ties are broken in another way than ATen breaks them")
+                return {}
+        return Comparison(kernel, aten, Exact(self.call), index, what, self._reduction(aten)).check()
+
+    def _inputs_after(self) -> dict[str, float]:
+        """Compare every input after the call: those that the operator writes by number, the others to the bit."""
+        figures: dict[str, float] = {}
+        count = len(self.values)
+        undefined = self.op.random or self.op.base in properties.UNDEFINED_CONTENTS
+        for i, (row, aten) in enumerate(zip(self.reply["inputs"], self.aten.inputs, strict=True)):
+            what = f"input tensor {i} after the call"
+            kernel = self._tensor(what, {"T": row}, aten)
+            before = self._before(i)
+            aten_cpu = aten.detach().cpu().resolve_conj().resolve_neg()
+            written = before.shape != aten_cpu.shape or not same_bytes(before, aten_cpu)
+            if not written and not same_bytes(kernel, aten_cpu) and not (undefined and self._is_written(i)):
+                raise NotRightError(Outcome.CONTRACT, f"wrote to input tensor {i}, which ATen left alone")
+            if written and not undefined:
+                if kernel.shape == before.shape and same_bytes(kernel, before) and kernel.numel():
+                    raise NotRightError(Outcome.CONTRACT, f"did not write to input tensor {i}, which {self.op.name} must change")
+                comparison = Comparison(kernel, aten_cpu, Exact(self.call), count + i, what, self._reduction(aten))
+                _merge(figures, comparison.check())
+        return figures
+
+    def _before(self, index: int) -> torch.Tensor:
+        original = self.call.build()[2][index]
+        return original.detach().cpu()
+
+    def _is_written(self, index: int) -> bool:
+        """Whether an input is one that ATen gives back as a result, as in-place and out forms do."""
+        return any(t is self.aten.inputs[index] for t in tensors_of(self.aten.result))
+
+    def _reduction(self, aten: torch.Tensor) -> float:
+        sizes = sorted((t.numel() for t in self.aten.inputs if t.is_floating_point() or t.is_complex()), reverse=True)
+        if not sizes or not aten.numel():
+            return 1.0
+        product = math.sqrt(sizes[0] * sizes[1] / aten.numel()) if len(sizes) > 1 else 1.0
+        return max(1.0, sizes[0] / aten.numel(), product)
+
+
+def flat(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether a tensor can be viewed as one dimension without a copy."""
+    kept = [(size, step) for size, step in zip(shape, strides, strict=True) if size != 1]
+    return all(step == inner_size * inner_step for (_, step), (inner_size, inner_step) in zip(kept, kept[1:], strict=False))
+
+
+def _pair(described: Any, result: Any, what: str) -> list[tuple[str, Any, Any]]:
+    if not isinstance(result, list | tuple):
+        return [(what, described, result)]
+    if not isinstance(described, list) or len(described) != len(result):
+        got = f"{len(described)} values" if isinstance(described, list) else "one value"
+        raise NotRightError(Outcome.CONTRACT, f"{what} is {got}, expected {len(result)}")
+    return [pair for i, (d, r) in enumerate(zip(described, result, strict=True)) for pair in _pair(d, r, f"{what}[{i}]")]
+
+
+def _same_plain(what: str, said: Any, aten: Any) -> None:
+    value = complex(*said["complex"]) if isinstance(said, dict) and "complex" in said else said
+    if isinstance(aten, torch.dtype):
+        value, aten = (said or {}).get("dtype") if isinstance(said, dict) else said, SHORT_DTYPES.get(aten)
+    if type(value) is not type(aten):
+        raise NotRightError(Outcome.CONTRACT, f"{what} is {_kind(said)}, expected {type(aten).__name__}")
+    same = value == aten or (isinstance(aten, float) and math.isnan(aten) and math.isnan(value))
+    if isinstance(aten, float | complex) and not same:
+        same = abs(value - aten) <= 1e-6 * abs(aten)
+    if not same:
+        raise NotRightError(Outcome.WRONG, f"{what} is {value!r}, ATen has {aten!r}")
+
+
+def _kind(said: Any) -> str:
+    if isinstance(said, dict):
+        return str(said.get("junk", "a tensor"))
+    return "nothing (None)" if said is None else type(said).__name__
+
+
+def _merge(figures: dict[str, float], more: dict[str, float]) -> None:
+    """Keep the figures of the tensor with the largest kernel error."""
+    if more and more.get("kernel_error", 0.0) >= figures.get("kernel_error", -1.0):
+        figures.update(more)
+
+
+def _one_line(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:300] if text else ''}"

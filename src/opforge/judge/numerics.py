@@ -1,0 +1,161 @@
+"""Whether numbers are right: by ATen's own error against float64, not by taste.
+
+A result that equals ATen's to the bit passes at once. Otherwise the operator is run in float64, and the kernel may be
+off by a few times ATen's own error plus two rounding steps of the dtype. Where that is not enough, the case may be
+ill-conditioned (a sum that cancels): then the error that one rounding step in the inputs would cause is allowed too,
+grown by the square root of the reduction's length, unless the operator jumps there (rounding, comparison).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from opforge.judge.reference import Exact
+from opforge.judge.verdict import NotRightError, Outcome
+
+FACTOR = 4.0
+"""How many times ATen's error a kernel may have."""
+STEPS = 2.0
+"""Rounding steps of the dtype that are always allowed."""
+_RELATIVE_CAP = 8.0
+"""ATen's relative error, as it is lent to other elements, counts up to so many steps."""
+
+TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
+    torch.float64: (1e-7, 1e-7),
+    torch.float32: (1.3e-6, 1e-5),
+    torch.float16: (1e-3, 1e-5),
+    torch.bfloat16: (1.6e-2, 1e-5),
+    torch.complex128: (1e-7, 1e-7),
+    torch.complex64: (1.3e-6, 1e-5),
+    torch.complex32: (1e-3, 1e-5),
+    torch.float8_e4m3fn: (1.25e-1, 2e-3),
+    torch.float8_e5m2: (2.5e-1, 2e-5),
+}
+"""Relative and absolute, where the operator has no float64 form."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One tensor of the kernel's against ATen's."""
+
+    kernel: torch.Tensor
+    aten: torch.Tensor
+    exact: Exact
+    index: int
+    """Which of the tensors of the float64 run it is."""
+    what: str
+    reduction: float
+    """How many input elements went into one output element, at most."""
+
+    def check(self) -> dict[str, float]:
+        """Return the figures of the errors; raises NotRightError when the result is wrong."""
+        if same_bytes(self.kernel, self.aten):
+            return {}
+        if not (self.aten.is_floating_point() or self.aten.is_complex()):
+            self._exactly_equal()
+            return {}
+        finite = self._special_values()
+        return self._bounded(finite)
+
+    def _exactly_equal(self) -> None:
+        differ = self.kernel != self.aten
+        if differ.any():
+            raise self._wrong(differ, "must be equal")
+
+    def _special_values(self) -> torch.Tensor:
+        """Check NaN and inf, and return the mask of elements where ATen is finite."""
+        k, a = _wide(self.kernel), _wide(self.aten)
+        finite = torch.isfinite(a)
+        if (bad := finite != torch.isfinite(k)).any():
+            raise self._wrong(bad, "NaN or inf not where ATen has it")
+        if not a.is_complex():
+            special = ~finite
+            bad = special & ((torch.isnan(a) != torch.isnan(k)) | (torch.isinf(a) & (a != k)))
+            if bad.any():
+                raise self._wrong(bad, "NaN or inf not where ATen has it")
+        return finite
+
+    def _bounded(self, finite: torch.Tensor) -> dict[str, float]:
+        exact = self._exact(self.exact.tensors)
+        if exact is None or not torch.isfinite(exact[finite]).all():
+            return self._tolerated(finite)
+        k, a, r = _wide(self.kernel)[finite], _wide(self.aten)[finite], exact[finite]
+        eps, tiny = _step(self.aten.dtype)
+        error, aten_error, size = (k - r).abs(), (a - r).abs(), r.abs()
+        relative = torch.where(size > 0, aten_error / size, 0).amax().clamp(max=_RELATIVE_CAP * eps) if len(r) else 0
+        allowed = FACTOR * torch.maximum(aten_error, relative * size) + STEPS * eps * size + tiny
+        if (error > allowed).any():
+            allowed = allowed + self._conditioning(exact, eps)[finite]
+        figures = {
+            "kernel_error": _largest(error),
+            "aten_error": _largest(aten_error),
+            "bound": _largest(allowed[error.argmax()]) if len(r) else 0.0,
+        }
+        if (bad := error > allowed).any():
+            where = torch.zeros_like(finite)
+            where[finite] = bad
+            worst = int((error / allowed).argmax())
+            reason = f"error {_largest(error[worst]):.3g}, allowed {_largest(allowed[worst]):.3g} (ATen's own {_largest(aten_error[worst]):.3g})"
+            raise self._wrong(where, reason, **figures)
+        return figures
+
+    def _conditioning(self, exact: torch.Tensor, eps: float) -> torch.Tensor:
+        """Return the error that a rounding of the inputs, in the precision that ATen computes in, may cause."""
+        inner = min(eps, torch.finfo(torch.float32).eps)
+        moved = [self._exact(self.exact.perturbed(inner, sign)) for sign in (1, -1, 2)]
+        nearer = self._exact(self.exact.perturbed(inner / 16, 1))
+        if nearer is None or any(m is None for m in moved):
+            return torch.zeros_like(exact.abs())
+        change = torch.stack([(m - exact).abs() for m in moved if m is not None]).amax(0)
+        smooth = (nearer - exact).abs() <= change / 4
+        return torch.where(smooth & torch.isfinite(change), FACTOR * math.sqrt(self.reduction) * change, 0)
+
+    def _tolerated(self, finite: torch.Tensor) -> dict[str, float]:
+        k, a = _wide(self.kernel)[finite], _wide(self.aten)[finite]
+        rtol, atol = TOLERANCES.get(self.aten.dtype, (1.3e-6, 1e-5))
+        error, allowed = (k - a).abs(), atol + rtol * a.abs()
+        figures = {"kernel_error": _largest(error), "bound": _largest(allowed), "rtol": rtol, "atol": atol}
+        if (bad := error > allowed).any():
+            where = torch.zeros_like(finite)
+            where[finite] = bad
+            raise self._wrong(where, f"off by more than rtol {rtol:g}, atol {atol:g} (no float64 form)", **figures)
+        return figures
+
+    def _exact(self, tensors: list[torch.Tensor] | None) -> torch.Tensor | None:
+        if tensors is None or self.index >= len(tensors):
+            return None
+        found = tensors[self.index].cpu()
+        return found if found.shape == self.aten.shape and (found.is_floating_point() or found.is_complex()) else None
+
+    def _wrong(self, where: torch.Tensor, reason: str, **figures: Any) -> NotRightError:
+        count, total = int(where.sum()), where.numel()
+        at = where.nonzero()[0].tolist()
+        got, expected = self.kernel[tuple(at)].item(), self.aten[tuple(at)].item()
+        text = f"{self.what}: {count} of {total} elements: {reason}; first at {at}: got {got!r}, ATen has {expected!r}"
+        return NotRightError(Outcome.WRONG, text, **figures)
+
+
+def same_bytes(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two tensors of one shape and dtype hold the same bits."""
+    return torch.equal(_flat_bytes(left), _flat_bytes(right))
+
+
+def _flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def _step(dtype: torch.dtype) -> tuple[float, float]:
+    info = torch.finfo(dtype)
+    return info.eps, info.tiny
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    return float(tensor.max()) if tensor.numel() else 0.0

@@ -1,0 +1,55 @@
+"""Operators whose answer is not one value: undefined contents, and indices where elements tie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+UNDEFINED_CONTENTS = frozenset({
+    "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided", "resize", "resize_",
+    "resize_as_", "_resize_output", "_resize_output_", "empty_quantized", "_empty_affine_quantized",
+})  # fmt: skip
+"""Bases whose contents PyTorch does not define: only their contract is judged."""
+
+_DIM_AT = {
+    "sort": 1, "argsort": 1, "topk": 2, "kthvalue": 2, "mode": 1, "median": 1, "nanmedian": 1,
+    "max": 1, "min": 1, "argmax": 1, "argmin": 1,
+}  # fmt: skip
+"""Operators that give positions, and where their ``dim`` stands among the arguments."""
+_WHOLE_LINE = frozenset({"sort", "argsort", "topk"})
+"""Those whose positions along ``dim`` must all differ."""
+
+
+def tie_checker(base: str, overload: str, args: Any, kwargs: dict[str, Any]) -> Callable[[torch.Tensor, torch.Tensor], bool] | None:
+    """Return a check that two index results point at equal elements, for operators where ties may be broken freely."""
+    if base not in _DIM_AT or kwargs.get("stable") or "stable" in overload or not args:
+        return None
+    source = args[0]
+    position = _DIM_AT[base]
+    dim = kwargs.get("dim", args[position] if len(args) > position else (None if base.startswith("arg") else -1))
+    if not isinstance(source, torch.Tensor) or (dim is not None and not isinstance(dim, int)):
+        return None
+
+    def check(kernel: torch.Tensor, aten: torch.Tensor) -> bool:
+        return _same_elements(source, dim, kernel.long(), aten.long(), distinct=base in _WHOLE_LINE)
+
+    return check
+
+
+def _same_elements(source: torch.Tensor, dim: int | None, kernel: torch.Tensor, aten: torch.Tensor, *, distinct: bool) -> bool:
+    if dim is None:
+        source, dim = source.reshape(-1), 0
+        kernel, aten = kernel.reshape(-1), aten.reshape(-1)
+    if source.dim() == 0 or kernel.shape != aten.shape:
+        return torch.equal(kernel, aten)
+    if kernel.dim() < source.dim():
+        kernel, aten = kernel.unsqueeze(dim), aten.unsqueeze(dim)
+    size = source.shape[dim]
+    if kernel.numel() == 0 or (kernel < 0).any() or (kernel >= size).any():
+        return torch.equal(kernel, aten)
+    if distinct and kernel.shape[dim] > 1 and (kernel.sort(dim).values.diff(dim=dim) == 0).any():
+        return False
+    left, right = source.gather(dim, kernel), source.gather(dim, aten)
+    return bool(((left == right) | ((left != left) & (right != right))).all())  # noqa: PLR0124  # NaN equals NaN here

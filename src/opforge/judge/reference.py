@@ -1,0 +1,137 @@
+"""What ATen does with a case: its result, and in float64 where it has one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from opforge.cases.encoding import decode
+from opforge.cases.materialise import owned_copy, tensor_over
+from opforge.sandbox.loader import aten_function
+
+_WIDE = {
+    torch.float32: torch.float64,
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.complex64: torch.complex128,
+    torch.complex32: torch.complex128,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call over the judge's own copy of the inputs."""
+
+    op: str
+    args: Any
+    kwargs: dict[str, Any]
+    buffer: Any
+    device: torch.device
+    own: bool
+    """Whether inputs need storage of their own: the operator writes to them, or they go to another device."""
+    seed: int | None = None
+
+    def build(self, change: Callable[[torch.Tensor], torch.Tensor] | None = None) -> tuple[Any, dict[str, Any], list[torch.Tensor]]:
+        """Return fresh arguments and, in order, the tensors among them."""
+        inputs: list[torch.Tensor] = []
+
+        def tensor(row: list[Any]) -> torch.Tensor:
+            made = tensor_over(self.buffer, row)
+            if self.own or change is not None:
+                made = owned_copy(made, torch.device(row[6]) if row[6] else self.device)
+            if change is not None:
+                made = change(made)
+            inputs.append(made)
+            return made
+
+        return decode(self.args, tensor), {n: decode(v, tensor) for n, v in self.kwargs.items()}, inputs
+
+    def run(self, change: Callable[[torch.Tensor], torch.Tensor] | None = None, *, seed: int | None = None) -> Answer:
+        """Call ATen; an exception is part of the answer."""
+        args, kwargs, inputs = self.build(change)
+        if change is not None:
+            args, kwargs = _widen(args), _widen(kwargs)
+        seed = self.seed if seed is None else seed
+        if seed is not None:
+            torch.manual_seed(seed)
+        try:
+            with torch.no_grad():
+                result = aten_function(self.op)(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001  # ATen raises many types; that it raises is what we ask
+            return Answer(inputs=inputs, raised=error)
+        return Answer(inputs=inputs, result=result)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a call gave back, and its inputs as they are afterwards."""
+
+    inputs: list[torch.Tensor]
+    result: Any = None
+    raised: Exception | None = None
+
+
+@dataclass
+class Exact:
+    """The float64 answers to a call, made only when someone asks."""
+
+    call: Call
+    perturbations: dict[int, list[torch.Tensor] | None] = field(default_factory=dict)
+
+    @cached_property
+    def tensors(self) -> list[torch.Tensor] | None:
+        """Return all result and input tensors of the float64 run in order, or None where the operator has none."""
+        return self._flat(self.call.run(widen))
+
+    def perturbed(self, eps: float, sign: int) -> list[torch.Tensor] | None:
+        """Return the float64 answers after each input element moved by about ``eps`` of itself."""
+        generator = torch.Generator().manual_seed(abs(sign))
+
+        def change(tensor: torch.Tensor) -> torch.Tensor:
+            wide = widen(tensor)
+            if wide.dtype not in (torch.float64, torch.complex128) or 0 in wide.stride():
+                return wide
+            signs = torch.randint(0, 2, wide.shape, generator=generator).mul_(2).sub_(1).to(wide.device)
+            return wide * (1 + (eps if sign > 0 else -eps) * signs)
+
+        return self._flat(self.call.run(change))
+
+    @staticmethod
+    def _flat(answer: Answer) -> list[torch.Tensor] | None:
+        if answer.raised is not None:
+            return None
+        return [*tensors_of(answer.result), *answer.inputs]
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """Return the tensors of a result in order."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [t for v in value for t in tensors_of(v)]
+    return []
+
+
+def widen(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in float64 or complex128 with the same geometry; others unchanged."""
+    dtype = _WIDE.get(tensor.dtype)
+    if dtype is None:
+        return tensor
+    count = tensor.untyped_storage().nbytes() // tensor.element_size()
+    flat = tensor.as_strided((count,), (1,), 0).to(dtype)
+    return flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def _widen(tree: Any) -> Any:
+    """Turn dtypes given as arguments into their wide ones."""
+    if isinstance(tree, torch.dtype):
+        return _WIDE.get(tree, tree)
+    if isinstance(tree, list):
+        return [_widen(v) for v in tree]
+    if isinstance(tree, dict):
+        return {n: _widen(v) for n, v in tree.items()}
+    return tree

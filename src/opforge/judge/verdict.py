@@ -1,0 +1,53 @@
+"""What the judge says of one case."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class Outcome(enum.StrEnum):
+    """The kinds of verdict."""
+
+    PASSED = "passed"
+    WRONG = "wrong"
+    CONTRACT = "contract"
+    CHEATED = "cheated"
+    CRASHED = "crashed"
+    TIMED_OUT = "timed_out"
+    UNSUPPORTED = "unsupported"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A verdict with its reason and its figures."""
+
+    outcome: Outcome
+    reason: str = ""
+    notes: tuple[str, ...] = ()
+    """What differs from ATen without being a breach."""
+    figures: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        return self.outcome is Outcome.PASSED
+
+    def row(self) -> dict[str, Any]:
+        """Return the fields of a line of results.jsonl."""
+        row: dict[str, Any] = {"verdict": self.outcome.value, "reason": self.reason}
+        if self.notes:
+            row["notes"] = list(self.notes)
+        return {**row, **self.figures}
+
+
+PASSED = Finding(Outcome.PASSED)
+
+
+class NotRightError(Exception):
+    """Raised inside the judge where a check fails; carries the finding."""
+
+    def __init__(self, outcome: Outcome, reason: str, **figures: Any) -> None:
+        super().__init__(reason)
+        self.finding = Finding(outcome, reason, (), figures)

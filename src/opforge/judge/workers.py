@@ -1,0 +1,146 @@
+"""The judge's hold on a kernel's process: start it, ask it, see it die, start another."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import select
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from opforge.cases.materialise import Bytes
+from opforge.judge.verdict import Outcome
+from opforge.sandbox.client import Spawner
+from opforge.sandbox.processes import describe_status
+from opforge.sandbox.wire import Channel, ChannelClosedError
+from opforge.sandbox.worker import COUNTER
+
+_KEPT_OUTPUT = 4096
+_TICK_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """What every worker of a run is given."""
+
+    device: str
+    timeout_s: float
+    memory_bytes: int | None
+    arena_bytes: int = 2 << 30
+    in_bytes: int = 1 << 30
+    """The part of the arena for inputs; the rest is for results."""
+
+
+class DeathError(Exception):
+    """A worker ended, or had to be ended, while it ran the case with this index."""
+
+    def __init__(self, outcome: Outcome, index: int, reason: str) -> None:
+        super().__init__(reason)
+        self.outcome = outcome
+        self.index = index
+
+
+class KernelWorker:
+    """One process that serves one kernel."""
+
+    def __init__(self, spawner: Spawner, config: WorkerConfig) -> None:
+        self._spawner = spawner
+        self._config = config
+        arena_fd = os.memfd_create("opforge-arena")
+        os.ftruncate(arena_fd, config.arena_bytes)
+        self.arena = mmap.mmap(arena_fd, config.arena_bytes)
+        self.bytes: Bytes = np.frombuffer(self.arena, np.uint8)
+        self._channel, theirs = Channel.pair()
+        self._output, output = os.pipe()
+        os.set_blocking(self._output, False)
+        self._tail = b""
+        limits = {} if config.memory_bytes is None else {"memory_bytes": config.memory_bytes + config.arena_bytes}
+        settings = {"device": config.device, "arena_bytes": config.arena_bytes, "out_at": config.in_bytes}
+        self._pid = spawner.spawn("worker", settings, [theirs.fileno(), arena_fd, output], limits=limits, output=True)
+        self._pidfd = os.pidfd_open(self._pid)
+        for fd in (arena_fd, output):
+            os.close(fd)
+        theirs.close()
+
+    def ask(self, request: dict[str, Any], *, timeout_s: float | None = None) -> Any:
+        """Send a request and wait for its answer; the time limit starts anew whenever a case is finished."""
+        self.begin(request)
+        return self.answer(timeout_s=timeout_s)
+
+    def begin(self, request: dict[str, Any]) -> None:
+        """Send a request; a worker that has gone is noticed when its answer is awaited."""
+        COUNTER.pack_into(self.arena, 0, 0)
+        with contextlib.suppress(ChannelClosedError):
+            self._channel.send(request)
+
+    def answer(self, *, timeout_s: float | None = None) -> Any:
+        """Wait for the answer to the last request."""
+        limit_s = timeout_s or self._config.timeout_s
+        index, since = self._index(), time.monotonic()
+        poll = select.poll()
+        for fd in (self._channel.fileno(), self._output, self._pidfd):
+            poll.register(fd, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poll.poll(_TICK_S * 1000)}
+            if self._output in ready and not self._drain():
+                poll.unregister(self._output)
+            if self._channel.fileno() in ready:
+                try:
+                    return self._channel.receive(limit_s)
+                except (ChannelClosedError, ValueError, TimeoutError):
+                    raise self._death() from None
+            if self._pidfd in ready:
+                raise self._death()
+            now = time.monotonic()
+            if self._index() != index:
+                index, since = self._index(), now
+            elif now - since > limit_s:
+                reason = f"no answer within {limit_s:g} s"
+                self.close()
+                raise DeathError(Outcome.TIMED_OUT, index, reason)
+
+    def orphans(self) -> int:
+        """End and count the processes that the kernel has cut loose."""
+        return self._spawner.orphans(self._pid)
+
+    def release(self, used: int) -> None:
+        """Give back the arena's memory when a batch has used much of it."""
+        if used > 64 << 20:
+            self.arena.madvise(mmap.MADV_REMOVE)
+
+    def close(self) -> str:
+        """End the process and say how it had ended, if by itself."""
+        if self._pid == 0:
+            return ""
+        ended = self._spawner.stop(self._pid)
+        self._drain()
+        os.close(self._pidfd)
+        os.close(self._output)
+        self._channel.close()
+        self._pid = 0
+        return describe_status(ended.status)
+
+    def _death(self) -> DeathError:
+        index = self._index()
+        reason = f"the kernel's process {self.close()}"
+        if last := self._tail.decode(errors="replace").strip().splitlines()[-3:]:
+            reason += f"; its last words: {' / '.join(last)[:500]}"
+        return DeathError(Outcome.CRASHED, index, reason)
+
+    def _index(self) -> int:
+        return int(COUNTER.unpack_from(self.arena, 0)[0])
+
+    def _drain(self) -> bool:
+        """Read what the kernel printed, keeping only the end; False when its output is closed."""
+        try:
+            while data := os.read(self._output, 1 << 16):
+                self._tail = (self._tail + data)[-_KEPT_OUTPUT:]
+                if len(data) < 1 << 16:
+                    return True
+        except BlockingIOError:
+            return True
+        return False

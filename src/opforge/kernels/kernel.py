@@ -1,0 +1,34 @@
+"""A kernel: which operators it serves, and where its code is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """An operator that a kernel serves."""
+
+    op: str
+    required: bool = True
+    """False for overloads beyond the kernel's own family: it may decline them by raising."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One implementation: operators, name, file, entry point and digest of the source."""
+
+    name: str
+    primary: str
+    """The operator whose signature the entry point has, such as ``add.Tensor``."""
+    serves: tuple[Served, ...]
+    file: str | None = None
+    """None for ATen's own."""
+    entries: tuple[str, ...] = ()
+    """Names of the function in the file; the first that exists is taken."""
+    digest: str = ""
+
+    def wire(self) -> dict[str, Any]:
+        """Return what a worker needs to load it."""
+        return {"name": self.name, "primary": self.primary, "file": self.file, "entries": list(self.entries)}

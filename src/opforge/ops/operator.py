@@ -1,0 +1,100 @@
+"""One operator overload and the facts of its schema."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any
+
+
+class Form(enum.StrEnum):
+    """How an operator gives its result."""
+
+    FUNCTIONAL = "functional"
+    INPLACE = "inplace"
+    OUT = "out"
+    MUTABLE = "mutable"
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """An argument or a result of a schema."""
+
+    name: str
+    type: str
+    default: str | None
+    kwarg_only: bool
+    alias: str | None
+    """The alias set, as in ``Tensor(a)``; None for a fresh value."""
+    writes: bool
+    """Whether the operator writes to it, as in ``Tensor(a!)``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One overload of an ATen operator, for example ``add.Tensor``."""
+
+    base: str
+    overload: str
+    schema: str
+    form: Form
+    family: str
+    """The name of the family's first member in the order functional, in-place, out, mutable."""
+    arguments: tuple[Argument, ...]
+    returns: tuple[Argument, ...]
+    composite: bool
+    """CompositeImplicitAutograd: made of other operators, so autograd sees through it."""
+    tags: frozenset[str]
+
+    @property
+    def name(self) -> str:
+        return f"{self.base}.{self.overload}"
+
+    @property
+    def packet(self) -> str:
+        """The base name without the underscore of an in-place operator."""
+        return self.base[:-1] if self.form is Form.INPLACE and self.base.endswith("_") else self.base
+
+    @property
+    def random(self) -> bool:
+        return "nondeterministic_seeded" in self.tags
+
+    @property
+    def mutates(self) -> bool:
+        return any(argument.writes for argument in self.arguments)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Return the names of the arguments that carry the operator's inputs: all but ``out`` ones."""
+        return tuple(a.name for a in self.arguments if not (self.form is Form.OUT and a.writes))
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "base": self.base,
+            "overload": self.overload,
+            "schema": self.schema,
+            "form": self.form.value,
+            "family": self.family,
+            "arguments": [_argument_row(a) for a in self.arguments],
+            "returns": [_argument_row(a) for a in self.returns],
+            "composite": self.composite,
+            "tags": sorted(self.tags),
+        }
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any]) -> Operator:
+        return cls(
+            base=row["base"],
+            overload=row["overload"],
+            schema=row["schema"],
+            form=Form(row["form"]),
+            family=row["family"],
+            arguments=tuple(Argument(*a) for a in row["arguments"]),
+            returns=tuple(Argument(*a) for a in row["returns"]),
+            composite=row["composite"],
+            tags=frozenset(row["tags"]),
+        )
+
+
+def _argument_row(a: Argument) -> list[Any]:
+    return [a.name, a.type, a.default, a.kwarg_only, a.alias, a.writes]

@@ -1,0 +1,65 @@
+"""Read every operator from torchgen's packaged native_functions.yaml. Slow (about a second): see ``table``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from opforge.ops.operator import Argument, Form, Operator
+
+_KINDS = {"functional": Form.FUNCTIONAL, "inplace": Form.INPLACE, "out": Form.OUT}
+_ORDER = (Form.FUNCTIONAL, Form.INPLACE, Form.OUT, Form.MUTABLE)
+
+
+def read_operators() -> list[Operator]:
+    """Return all overloads with their families, in the order of the file."""
+    import torchgen  # noqa: PLC0415
+    from torchgen.gen import parse_native_yaml, pre_group_native_functions  # noqa: PLC0415
+
+    folder = Path(torchgen.__file__).parent / "packaged" / "ATen" / "native"
+    functions = parse_native_yaml(str(folder / "native_functions.yaml"), str(folder / "tags.yaml")).native_functions
+    families: dict[str, str] = {}
+    for group in pre_group_native_functions(functions).values():
+        members = sorted(group.values(), key=lambda f: _ORDER.index(_form(f)))
+        families.update({_name(member): _name(members[0]) for member in members})
+    return [_operator(function, families[_name(function)]) for function in functions]
+
+
+def _name(function: Any) -> str:
+    name = function.func.name
+    return f"{name.name}.{name.overload_name or 'default'}"
+
+
+def _form(function: Any) -> Form:
+    return _KINDS.get(function.func.kind().name, Form.MUTABLE)
+
+
+def _operator(function: Any, family: str) -> Operator:
+    schema = function.func
+    arguments = [_argument(a, kwarg_only=False) for a in schema.arguments.flat_positional]
+    arguments += [_argument(a, kwarg_only=True) for a in schema.arguments.flat_kwarg_only]
+    arguments += [_argument(a, kwarg_only=True) for a in schema.arguments.out]
+    base, overload = _name(function).split(".")
+    return Operator(
+        base=base,
+        overload=overload,
+        schema=str(schema),
+        form=_form(function),
+        family=family,
+        arguments=tuple(arguments),
+        returns=tuple(_argument(r, kwarg_only=False) for r in schema.returns),
+        composite=function.has_composite_implicit_autograd_kernel,
+        tags=frozenset(function.tags),
+    )
+
+
+def _argument(argument: Any, *, kwarg_only: bool) -> Argument:
+    annotation = argument.annotation
+    return Argument(
+        name=argument.name or "",
+        type=str(argument.type),
+        default=getattr(argument, "default", None),
+        kwarg_only=kwarg_only,
+        alias="|".join(annotation.alias_set) if annotation else None,
+        writes=bool(annotation and annotation.is_write),
+    )

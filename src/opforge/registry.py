@@ -1,0 +1,47 @@
+"""One registry for everything that other packages may add: suites, backends, and what comes later."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from opforge.errors import OpforgeError, UnknownNameError
+
+BUILTIN: dict[str, dict[str, str]] = {
+    "suites": {
+        "smoke": "opforge.suites.smoke:SmokeSuite",
+        "opinfo": "opforge.suites.opinfo.suite:OpInfoSuite",
+    },
+    "backends": {
+        "aten": "opforge.backends.aten:AtenBackend",
+        "directory": "opforge.backends.directory:DirectoryBackend",
+    },
+}
+"""Our own entries, so that a plain checkout works without being installed; the same lines stand in pyproject.toml."""
+
+
+@cache
+def _entries(kind: str) -> dict[str, EntryPoint]:
+    group = f"opforge.{kind}"
+    found = {name: EntryPoint(name, value, group) for name, value in BUILTIN.get(kind, {}).items()}
+    for entry in entry_points(group=group):
+        found.setdefault(entry.name, entry)
+    return found
+
+
+def names(kind: str) -> list[str]:
+    """Return the registered names of a kind, such as ``suites``."""
+    return sorted(_entries(kind))
+
+
+def load(kind: str, name: str) -> Any:
+    """Return the class registered under a name; an unknown name is answered with its nearest neighbours."""
+    entries = _entries(kind)
+    if name not in entries:
+        raise UnknownNameError(kind.removesuffix("s"), name, entries)
+    entry = entries[name]
+    try:
+        return entry.load()
+    except ImportError as error:
+        raise OpforgeError(f"{kind.removesuffix('s')} {name!r} ({entry.value}) cannot be imported: {error}") from error

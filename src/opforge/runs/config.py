@@ -1,0 +1,54 @@
+"""What a user asks of a run, as one value that goes into the manifest and comes back from it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from opforge.backends.base import BackendOptions
+from opforge.errors import OpforgeError
+from opforge.suites.base import DEFAULT_DTYPES
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """The settings of a run."""
+
+    suite: str
+    backend: str
+    ops: tuple[str, ...] = ()
+    """As typed; empty for all."""
+    device: str = "cpu"
+    dtypes: tuple[str, ...] = DEFAULT_DTYPES
+    ops_directory: str = "generated_kernels"
+    implementations: dict[str, str] = field(default_factory=dict)
+    p: float = 1.0
+    """The speedup that counts for perf@p."""
+    timeout_s: float = 60.0
+    memory_gib: float = 8.0
+    workers: int = 2
+
+    def checked(self) -> RunConfig:
+        """Return the settings, or say which is out of its range."""
+        for name, value, least in (("--timeout", self.timeout_s, 0.1), ("--memory-gib", self.memory_gib, 0.25), ("--p", self.p, 0)):
+            if not value >= least:
+                raise OpforgeError(f"{name} {value} is too small; it must be at least {least}")
+        if not 1 <= self.workers <= 256:
+            raise OpforgeError(f"--workers {self.workers} is out of range; it must be 1 to 256")
+        kind = self.device.partition(":")[0]
+        if kind not in ("cpu", "cuda"):
+            raise OpforgeError(f"unknown device {self.device!r}; allowed: cpu, cuda, cuda:N")
+        return replace(self, ops_directory=str(Path(self.ops_directory).resolve()))
+
+    @property
+    def backend_options(self) -> BackendOptions:
+        return BackendOptions(Path(self.ops_directory), self.implementations)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any]) -> RunConfig:
+        row = {**row, "ops": tuple(row["ops"]), "dtypes": tuple(row["dtypes"])}
+        return cls(**row)

@@ -1,0 +1,163 @@
+"""The local executor: N judges, each with its own worker, fed from one queue of jobs."""
+
+from __future__ import annotations
+
+import selectors
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from opforge.cases import Case
+from opforge.judge.verdict import Finding, Outcome
+from opforge.runs.config import RunConfig
+from opforge.runs.plan import Job, Key, Part, Plan
+from opforge.sandbox.client import ForkServerProcess, Spawner
+from opforge.sandbox.processes import describe_status
+from opforge.sandbox.wire import Channel, ChannelClosedError
+
+ROLES = {"worker": "opforge.sandbox.worker:serve", "judge": "opforge.judge.session:serve"}
+_BATCH = 96
+_SLACK_S = 180.0
+"""What a judge may take beyond its kernel's own time limit before it is held to hang in ATen."""
+
+Emit = Callable[[list[dict[str, Any]]], None]
+
+
+def start_server(device: str) -> ForkServerProcess:
+    """Start the fork server; it imports torch while the caller goes on."""
+    return ForkServerProcess(ROLES, {"TRITON_INTERPRET": "1"} if device == "cpu" else {})
+
+
+@dataclass
+class _Task:
+    """A job on its way, with what is left of it and how large its batches are."""
+
+    job: Job
+    batch: int = _BATCH
+    waiting: dict[Key, Case] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.waiting = {(p.op, c.id, c.phase): c for p in self.job.parts for c in p.cases}
+
+    def rest(self, batch: int) -> _Task | None:
+        parts = [Part(p.op, p.required, [c for c in p.cases if (p.op, c.id, c.phase) in self.waiting]) for p in self.job.parts]
+        job = Job(self.job.kernel, tuple(p for p in parts if p.cases))
+        return _Task(job, batch) if job.parts else None
+
+
+@dataclass
+class _Lane:
+    """A judge's process and what it is doing."""
+
+    pid: int
+    channel: Channel
+    task: _Task | None = None
+    heard: float = 0.0
+
+
+class LocalExecutor:
+    """Runs a plan's jobs on this machine."""
+
+    def __init__(self, config: RunConfig, server: ForkServerProcess, emit: Emit) -> None:
+        self._config = config
+        self._server = server
+        self._emit = emit
+        self._selector = selectors.DefaultSelector()
+        self._tasks: deque[_Task] = deque()
+        self._blobs: dict[str, str] = {}
+
+    @property
+    def _spawner(self) -> Spawner:
+        return self._server.spawner
+
+    def execute(self, plan: Plan, jobs: list[Job]) -> None:
+        """Judge all jobs; every case gets its verdict through ``emit``."""
+        self._blobs = {name: str(path) for name, path in plan.suite.blobs.items()}
+        self._tasks = deque(_Task(job) for job in jobs)
+        for _ in range(min(self._config.workers, len(jobs))):
+            self._next(self._lane())
+        while len(self._selector.get_map()):
+            for key, _events in self._selector.select(timeout=1.0):
+                self._hear(key.data)
+            self._end_hung()
+
+    def _lane(self) -> _Lane:
+        ours, theirs = Channel.pair()
+        line = self._spawner.connect()
+        memory = int(self._config.memory_gib * (1 << 30)) if self._config.device == "cpu" else None
+        settings = {
+            "device": self._config.device,
+            "timeout_s": self._config.timeout_s,
+            "memory_bytes": memory,
+            "blobs": self._blobs,
+        }
+        pid = self._spawner.spawn("judge", settings, [theirs.fileno(), line.fileno()], limits={}, output=False)
+        theirs.close()
+        line.close()
+        lane = _Lane(pid, ours)
+        self._selector.register(ours, selectors.EVENT_READ, lane)
+        return lane
+
+    def _next(self, lane: _Lane) -> None:
+        if not self._tasks:
+            self._close(lane)
+            return
+        lane.task = self._tasks.popleft()
+        lane.heard = time.monotonic()
+        parts = [part.wire() for part in lane.task.job.parts]
+        lane.channel.send({"kernel": lane.task.job.kernel.wire(), "ops": parts, "batch": lane.task.batch})
+
+    def _hear(self, lane: _Lane) -> None:
+        try:
+            message = lane.channel.receive(_SLACK_S)
+        except (ChannelClosedError, TimeoutError):
+            self._lost(lane, "")
+            return
+        lane.heard = time.monotonic()
+        if "done" in message:
+            self._next(lane)
+            return
+        self._record(lane, message["op"], message["verdicts"])
+
+    def _record(self, lane: _Lane, op: str, verdicts: list[dict[str, Any]]) -> None:
+        task = lane.task
+        if task is None:
+            return
+        rows = []
+        for verdict in verdicts:
+            case = task.waiting.pop((op, verdict["id"], verdict["phase"]), None)
+            if case is not None:
+                rows.append({"op": op, "kernel": task.job.kernel.name, "case": case.args, "source": case.source, **verdict})
+        self._emit(rows)
+
+    def _end_hung(self) -> None:
+        now = time.monotonic()
+        for key in list(self._selector.get_map().values()):
+            lane: _Lane = key.data
+            if lane.task and now - lane.heard > self._config.timeout_s * (lane.task.batch + 1) + _SLACK_S:
+                self._lost(lane, "hung")
+
+    def _lost(self, lane: _Lane, how: str) -> None:
+        """A judge has gone: ATen itself crashed or hung. Go on case by case, and name the one that does it."""
+        status = self._spawner.stop(lane.pid).status
+        self._forget(lane)
+        task = lane.task
+        if task is not None and task.waiting:
+            if task.batch == 1:
+                op, case_id, phase = next(iter(task.waiting))
+                reason = f"ATen itself {how or describe_status(status)} on this case (the judge's process was lost, not the kernel's)"
+                self._record(lane, op, [{"id": case_id, "phase": phase, **Finding(Outcome.ERROR, reason).row()}])
+            if (rest := task.rest(batch=1)) is not None:
+                self._tasks.appendleft(rest)
+        if self._tasks:
+            self._next(self._lane())
+
+    def _close(self, lane: _Lane) -> None:
+        self._forget(lane)
+        self._spawner.stop(lane.pid)
+
+    def _forget(self, lane: _Lane) -> None:
+        self._selector.unregister(lane.channel)
+        lane.channel.close()

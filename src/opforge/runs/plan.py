@@ -1,0 +1,100 @@
+"""What a run will do: every operator of the selection, its cases, and the kernel that serves it, if any."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from opforge import registry
+from opforge.backends import Backend
+from opforge.cases import Case
+from opforge.errors import NothingToJudgeError
+from opforge.kernels import Kernel
+from opforge.ops import table
+from opforge.runs.config import RunConfig
+from opforge.suites import LoadedSuite, SuiteOptions
+from opforge.suites.base import Progress
+
+Key = tuple[str, str, str]
+"""Operator, case id and phase: within a run each is judged once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The cases of one operator in a job."""
+
+    op: str
+    required: bool
+    cases: list[Case]
+
+    def wire(self) -> dict[str, Any]:
+        cases = [[c.id, c.args if not c.tree else "", c.tree, c.expect, c.phase, c.blob] for c in self.cases]
+        return {"op": self.op, "required": self.required, "cases": cases}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One kernel with all that it is judged on: what one worker process is for."""
+
+    kernel: Kernel
+    parts: tuple[Part, ...]
+
+    @property
+    def count(self) -> int:
+        return sum(len(part.cases) for part in self.parts)
+
+    def without(self, done: set[Key]) -> Job:
+        """Return what is left of the job when some cases have their verdict."""
+        parts = (Part(p.op, p.required, [c for c in p.cases if (p.op, c.id, c.phase) not in done]) for p in self.parts)
+        return Job(self.kernel, tuple(p for p in parts if p.cases))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All jobs, and the operators that no kernel serves."""
+
+    suite: LoadedSuite
+    jobs: tuple[Job, ...]
+    missing: tuple[str, ...]
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def count(self) -> int:
+        return sum(job.count for job in self.jobs)
+
+    @property
+    def optional(self) -> frozenset[str]:
+        """Return the operators that a kernel may decline."""
+        return frozenset(p.op for job in self.jobs for p in job.parts if not p.required)
+
+
+def load_suite(config: RunConfig, progress: Progress) -> LoadedSuite:
+    """Return the suite's cases for a configuration."""
+    ops = frozenset(op.name for op in table().select(config.ops)) if config.ops else None
+    suite = registry.load("suites", config.suite)()
+    loaded: LoadedSuite = suite.load(SuiteOptions(config.device, config.dtypes, ops), progress)
+    if not loaded.cases:
+        what = f"suite {config.suite!r} has no cases for {', '.join(config.ops)}" if config.ops else f"suite {config.suite!r} is empty"
+        raise NothingToJudgeError(f"{what} with dtypes {', '.join(config.dtypes)} on {config.device}")
+    return loaded
+
+
+def make_plan(config: RunConfig, backend: Backend, suite: LoadedSuite) -> Plan:
+    """Match a suite's operators with a backend's kernels."""
+    kernels = backend.kernels(suite.cases)
+    if not kernels:
+        raise NothingToJudgeError(
+            f"backend {config.backend!r} implements none of the {len(suite.cases)} operators that suite {config.suite!r} selects"
+        )
+    jobs = tuple(Job(k, tuple(_parts(k, suite))) for k in kernels)
+    served = {part.op for job in jobs for part in job.parts}
+    missing = tuple(op for op in suite.cases if op not in served)
+    remarks = tuple(f"folder passed over: {s}" for s in getattr(backend, "strangers", ()))
+    return Plan(suite, jobs, missing, remarks)
+
+
+def _parts(kernel: Kernel, suite: LoadedSuite) -> Iterable[Part]:
+    for served in kernel.serves:
+        if cases := suite.cases.get(served.op):
+            yield Part(served.op, served.required, cases)

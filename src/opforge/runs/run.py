@@ -1,0 +1,137 @@
+"""The whole road once: suite, backend, plan, execution, store, summary."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from opforge import registry
+from opforge.backends import Backend
+from opforge.cache import torch_version
+from opforge.errors import RunDirectoryError
+from opforge.ops import table
+from opforge.runs.config import RunConfig
+from opforge.runs.execute import LocalExecutor, start_server
+from opforge.runs.plan import Job, Key, Plan, load_suite, make_plan
+from opforge.runs.score import Summary
+from opforge.runs.store import RunStore
+from opforge.suites.base import Progress, silent
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A run that has come to its end."""
+
+    store: RunStore
+    manifest: dict[str, Any]
+    summary: Summary
+
+
+def run(
+    config: RunConfig,
+    out: Path,
+    *,
+    resume: bool = False,
+    progress: Progress = silent,
+    on_start: Callable[[Plan], None] | None = None,
+    command: list[str] | None = None,
+) -> Ended:
+    """Judge a backend on a suite, and keep everything in ``out``."""
+    config = config.checked()
+    table().select(config.ops)  # a misspelt operator is answered before anything is started
+    backend: Backend = registry.load("backends", config.backend)(config.backend_options)
+    registry.load("suites", config.suite)
+    server = start_server(config.device)
+    try:
+        plan = make_plan(config, backend, load_suite(config, progress))
+        store = RunStore.reopen(out) if resume else RunStore.create(out, _manifest(config, plan, command or sys.argv))
+        try:
+            if on_start is not None:
+                on_start(plan)
+            return _judge(config, plan, store, server, progress)
+        finally:
+            store.close()
+    finally:
+        server.close()
+
+
+def _judge(config: RunConfig, plan: Plan, store: RunStore, server: Any, progress: Progress) -> Ended:
+    manifest = store.manifest()
+    _same_kernels(manifest, plan)
+    summary = Summary.start(manifest)
+    done: set[Key] = set()
+    for row in store.rows():
+        done.add((row["op"], row["id"], row["phase"]))
+        summary.add(row)
+    jobs = [job for job in (j.without(done) for j in plan.jobs) if job.parts] if done else list(plan.jobs)
+    count = len(done)
+
+    def emit(rows: list[dict[str, Any]]) -> None:
+        nonlocal count
+        rows = [{"suite": plan.suite.name, **row} for row in rows]
+        store.append(rows)
+        count += len(rows)
+        for row in rows:
+            summary.add(row)
+        if rows:
+            progress(rows[-1]["op"], count, plan.count)
+
+    LocalExecutor(config, server, emit).execute(plan, jobs)
+    store.update_manifest(finished=_now(), scores=summary.scores())
+    return Ended(store, store.manifest(), summary)
+
+
+def _same_kernels(manifest: dict[str, Any], plan: Plan) -> None:
+    """Refuse to mix verdicts on two versions of a kernel, or of torch, in one run."""
+    if manifest["versions"]["torch"] != torch_version():
+        raise RunDirectoryError(
+            f"the run was begun with torch {manifest['versions']['torch']}, and this is {torch_version()}; start a new run with --out"
+        )
+    before = {k["name"]: k["digest"] for k in manifest["plan"]["kernels"]}
+    for job in plan.jobs:
+        kernel = job.kernel
+        if kernel.file is not None and before.get(kernel.name) != kernel.digest:
+            raise RunDirectoryError(f"kernel {kernel.name} ({kernel.file}) has changed since the run was begun; start a new run with --out")
+
+
+def _manifest(config: RunConfig, plan: Plan, command: list[str]) -> dict[str, Any]:
+    kernels = [_kernel_row(job) for job in plan.jobs]
+    return {
+        "opforge": 1,
+        "command": command,
+        "config": config.as_json(),
+        "versions": {name: _version(name) for name in ("opforge", "torch", "triton", "numpy")} | {"python": platform.python_version()},
+        "machine": {"platform": platform.platform(), "processor": platform.machine(), "device": config.device},
+        "started": _now(),
+        "plan": {
+            "cases": plan.count,
+            "operators": len(plan.suite.cases),
+            "missing": list(plan.missing),
+            "optional": sorted(plan.optional),
+            "kernels": kernels,
+            "losses": list(plan.suite.losses),
+            "remarks": list(plan.remarks),
+        },
+    }
+
+
+def _kernel_row(job: Job) -> dict[str, Any]:
+    kernel = job.kernel
+    return {"name": kernel.name, "primary": kernel.primary, "file": kernel.file, "digest": kernel.digest, "ops": [p.op for p in job.parts]}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -1,0 +1,130 @@
+"""The folder of a run: a manifest, and results.jsonl to which verdicts are appended as they come."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from filelock import FileLock, Timeout
+
+from opforge.cache import write_atomically
+from opforge.errors import RunDirectoryError
+
+MANIFEST = "manifest.json"
+RESULTS = "results.jsonl"
+_LOCK = ".lock"
+
+
+class RunStore:
+    """A run's folder, held by one process at a time. The lock goes with the process, however it ends."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = FileLock(path / _LOCK)
+        self._results: TextIO | None = None
+
+    @classmethod
+    def create(cls, path: Path, manifest: dict[str, Any]) -> RunStore:
+        """Start a run in a new or empty folder."""
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunDirectoryError(f"--out {str(path)!r} cannot be made: {error.strerror}") from None
+        store = cls(path)
+        store._acquire()
+        if (path / RESULTS).exists() or (path / MANIFEST).exists():
+            store.close()
+            raise RunDirectoryError(f"{str(path)!r} already holds a run; go on with `--resume {path}`, or give another --out")
+        write_atomically(path / MANIFEST, json.dumps(manifest, indent=2))
+        store._open()
+        return store
+
+    @classmethod
+    def reopen(cls, path: Path) -> RunStore:
+        """Take up a run that was broken off; half a line at the end, as a killed process leaves it, is dropped."""
+        if not (path / MANIFEST).is_file():
+            raise RunDirectoryError(f"{str(path)!r} holds no run (no {MANIFEST}); start one with --out")
+        store = cls(path)
+        store._acquire()
+        _mend(path / RESULTS)
+        store._open()
+        return store
+
+    def manifest(self) -> dict[str, Any]:
+        return read_manifest(self.path)
+
+    def update_manifest(self, **fields: Any) -> None:
+        write_atomically(self.path / MANIFEST, json.dumps({**self.manifest(), **fields}, indent=2))
+
+    def append(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Add verdicts; they are in the file, whole, when this returns."""
+        if self._results is None:
+            raise RunDirectoryError(f"the run in {str(self.path)!r} is closed")
+        self._results.write("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows))
+        self._results.flush()
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        return read_rows(self.path)
+
+    def close(self) -> None:
+        if self._results is not None:
+            self._results.close()
+            self._results = None
+        self._lock.release()
+
+    def _acquire(self) -> None:
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise RunDirectoryError(f"another run is writing to {str(self.path)!r}; wait for it, or give another --out") from None
+
+    def _open(self) -> None:
+        self._results = (self.path / RESULTS).open("a", encoding="utf-8")
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Return the manifest of a run."""
+    try:
+        manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text())
+    except FileNotFoundError:
+        raise RunDirectoryError(f"{str(path)!r} holds no run (no {MANIFEST})") from None
+    except ValueError as error:
+        raise RunDirectoryError(f"{path / MANIFEST} is broken: {error}") from None
+    return manifest
+
+
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the verdicts of a run, one at a time."""
+    try:
+        handle = (path / RESULTS).open(encoding="utf-8")
+    except FileNotFoundError:
+        return
+    with handle:
+        for number, line in enumerate(handle, 1):
+            if not line.endswith("\n"):
+                return  # a line still being written
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                raise RunDirectoryError(f"{path / RESULTS}, line {number} is broken: {error}") from None
+
+
+def _mend(results: Path) -> None:
+    """Cut off what comes after the last whole line."""
+    if not results.exists():
+        return
+    with results.open("rb+") as handle:
+        size = handle.seek(0, os.SEEK_END)
+        keep = size
+        while keep:
+            start = max(0, keep - (1 << 16))
+            handle.seek(start)
+            cut = handle.read(keep - start).rfind(b"\n")
+            if cut >= 0:
+                keep = start + cut + 1
+                break
+            keep = start
+        handle.truncate(keep)

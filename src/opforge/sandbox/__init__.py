@@ -1,0 +1,1 @@
+"""The untrusted side: processes in which kernels run, and the server that forks them."""

@@ -1,0 +1,121 @@
+"""How the trusted side starts the fork server and asks it for processes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from opforge.errors import InternalError
+from opforge.sandbox.wire import Channel, ChannelClosedError
+
+_START_LIMIT_S = 120.0
+_REPLY_LIMIT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a process ended, and how many processes it had left behind."""
+
+    status: int
+    orphans: int
+
+
+class Spawner:
+    """A line to the fork server. One request at a time."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    @classmethod
+    def from_fd(cls, fd: int) -> Spawner:
+        return cls(Channel.from_fd(fd))
+
+    def spawn(
+        self, role: str, config: Mapping[str, Any], fds: Iterable[int], *, limits: Mapping[str, int], output: bool
+    ) -> int:
+        """Fork a process in a role and return its pid. With ``output`` the last descriptor becomes its stdout and stderr."""
+        request = {"do": "spawn", "role": role, "config": config, "limits": limits, "output": output}
+        return int(self._ask(request, fds)["pid"])
+
+    def orphans(self, pid: int) -> int:
+        """End the processes that a living worker has cut loose, and count them."""
+        return int(self._ask({"do": "orphans", "pid": pid})["orphans"])
+
+    def stop(self, pid: int) -> Exit:
+        """End a process with its whole group and return how it ended (by itself, if it already had)."""
+        reply = self._ask({"do": "stop", "pid": pid})
+        return Exit(reply["status"], reply["orphans"])
+
+    def connect(self) -> socket.socket:
+        """Return the other end of a new line to the server, to be handed to another process."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._ask({"do": "connect"}, [theirs.fileno()])
+        theirs.close()
+        return ours
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def _ask(self, request: Mapping[str, Any], fds: Iterable[int] = ()) -> Any:
+        self._channel.send(request, fds)
+        return self._channel.receive(_REPLY_LIMIT_S)
+
+
+class ForkServerProcess:
+    """The fork server as seen from the process that starts it. Starting does not wait; ``spawner`` does."""
+
+    def __init__(self, roles: Mapping[str, str], environment: Mapping[str, str]) -> None:
+        ours, theirs = Channel.pair()
+        words = [f"{name}={target}" for name, target in roles.items()]
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "opforge.sandbox.server", str(theirs.fileno()), *words],
+            pass_fds=[theirs.fileno()],
+            env={**worker_environment(), **environment},
+            stdin=subprocess.DEVNULL,
+        )
+        theirs.close()
+        self._channel = ours
+        self._spawner: Spawner | None = None
+
+    @property
+    def spawner(self) -> Spawner:
+        """Return the line to the server, waiting until it has imported torch."""
+        if self._spawner is None:
+            try:
+                self._channel.receive(_START_LIMIT_S)
+            except (ChannelClosedError, TimeoutError) as error:
+                status = self._process.poll()
+                raise InternalError(f"the fork server did not start (status {status}); its errors stand above") from error
+            self._spawner = Spawner(self._channel)
+        return self._spawner
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def close(self) -> None:
+        """Hang up; the server ends everything that it started, then itself."""
+        self._channel.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+_KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "USER", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "CC", "CXX", "XDG_CACHE_HOME")
+_KEPT_PREFIXES = ("OPFORGE_", "CUDA_", "NVIDIA_", "TRITON_", "TORCH_", "PYTHON", "HELION_")
+
+
+def worker_environment() -> dict[str, str]:
+    """Return the part of our environment that kernels may see: no keys, no tokens; one thread; our own package importable."""
+    kept = {k: v for k, v in os.environ.items() if k in _KEPT or k.startswith(_KEPT_PREFIXES)}
+    package = str(Path(__file__).resolve().parents[2])
+    path = [package, *filter(None, kept.get("PYTHONPATH", "").split(os.pathsep))]
+    return {**kept, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}

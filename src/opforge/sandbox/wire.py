@@ -1,0 +1,84 @@
+"""Messages between processes: a length, then JSON, over a Unix socket; file descriptors may ride along. Nothing is pickled."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from collections.abc import Iterable
+from typing import Any
+
+_LENGTH = struct.Struct("<I")
+MAX_MESSAGE = 256 << 20
+MAX_FDS = 8
+
+
+class ChannelClosedError(ConnectionError):
+    """The other side has gone."""
+
+
+class Channel:
+    """One end of a conversation."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+
+    @classmethod
+    def pair(cls) -> tuple[Channel, Channel]:
+        left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        return cls(left), cls(right)
+
+    @classmethod
+    def from_fd(cls, fd: int) -> Channel:
+        return cls(socket.socket(fileno=fd))
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def send(self, message: Any, fds: Iterable[int] = ()) -> None:
+        """Send a message, with file descriptors if any."""
+        payload = json.dumps(message, separators=(",", ":")).encode()
+        try:
+            socket.send_fds(self._socket, [_LENGTH.pack(len(payload))], list(fds))
+            self._socket.sendall(payload)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise ChannelClosedError(str(error)) from None
+
+    def receive(self, timeout_s: float | None = None) -> Any:
+        """Return the next message; raises ChannelClosedError at the end, TimeoutError when nothing comes in time."""
+        return self.receive_with_fds(timeout_s)[0]
+
+    def receive_with_fds(self, timeout_s: float | None = None) -> tuple[Any, list[int]]:
+        """Return the next message and the file descriptors that came with it."""
+        self._socket.settimeout(timeout_s)
+        try:
+            head, fds, _flags, _address = socket.recv_fds(self._socket, _LENGTH.size, MAX_FDS)
+            while len(head) < _LENGTH.size:
+                head += self._some(_LENGTH.size - len(head))
+            (length,) = _LENGTH.unpack(head)
+            if length > MAX_MESSAGE:
+                raise ChannelClosedError(f"a message of {length} bytes is too long")
+            return json.loads(self._exactly(length)), fds
+        except ConnectionResetError as error:
+            raise ChannelClosedError(str(error)) from None
+        finally:
+            self._socket.settimeout(None)
+
+    def _exactly(self, length: int) -> bytearray:
+        buffer = bytearray(length)
+        view = memoryview(buffer)
+        while view:
+            received = self._socket.recv_into(view)
+            if not received:
+                raise ChannelClosedError("the other side closed the channel in the middle of a message")
+            view = view[received:]
+        return buffer
+
+    def _some(self, limit: int) -> bytes:
+        data = self._socket.recv(limit)
+        if not data:
+            raise ChannelClosedError("the other side closed the channel")
+        return data

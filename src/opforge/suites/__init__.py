@@ -1,0 +1,5 @@
+"""Where cases come from."""
+
+from opforge.suites.base import LoadedSuite, Suite, SuiteOptions
+
+__all__ = ["LoadedSuite", "Suite", "SuiteOptions"]
