@@ -29,6 +29,8 @@ def write_storage(spec: TensorSpec, target: Bytes, blob: Bytes | None, seed: str
 def seeded_bytes(spec: TensorSpec, seed: str) -> Bytes:
     """Return the seeded contents of a tensor's whole storage."""
     count = spec.storage_nbytes // spec.itemsize
+    if count == 0:
+        return np.zeros(0, np.uint8)
     key = int.from_bytes(hashlib.blake2b(seed.encode(), digest_size=16).digest(), "little")
     generator = np.random.Generator(np.random.Philox(key=key))
     dtype = TORCH_DTYPES[spec.dtype]
@@ -60,14 +62,22 @@ def tensor_over(buffer: Any, row: list[Any]) -> torch.Tensor:
     dtype = TORCH_DTYPES[short]
     count = nbytes // dtype.itemsize
     if count == 0:
-        return torch.empty(0, dtype=dtype).as_strided(shape, strides, 0)
+        empty = torch.empty(0, dtype=dtype)
+        return empty.set_(empty.untyped_storage(), 0, shape, strides)
     flat = torch.frombuffer(buffer, dtype=dtype, count=count, offset=at)
-    return flat.as_strided(shape, strides, offset)
+    return flat.set_(flat.untyped_storage(), offset, shape, strides)
 
 
 def owned_copy(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
     """Return a copy with storage of its own and the same geometry, as an operator that writes or resizes needs it."""
-    count = tensor.untyped_storage().nbytes() // tensor.element_size()
-    flat = tensor.as_strided((count,), (1,), 0) if count else tensor.new_empty(0)
-    copy = flat.clone() if device is None or device == tensor.device else flat.to(device)
-    return copy.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    storage = tensor.untyped_storage().clone()
+    if device is not None and device != tensor.device:
+        storage = storage.to(device=device)
+    empty = torch.empty(0, dtype=tensor.dtype, device=storage.device)
+    return empty.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the elements of a tensor, in order, as bytes."""
+    dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return dense.as_strided((dense.numel(),), (1,), dense.storage_offset()).view(torch.uint8)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from opforge.cases.materialise import flat_bytes
 from opforge.judge.reference import Exact
 from opforge.judge.verdict import NotRightError, Outcome
 
@@ -141,11 +142,7 @@ class Comparison:
 
 def same_bytes(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Whether two tensors of one shape and dtype hold the same bits."""
-    return torch.equal(_flat_bytes(left), _flat_bytes(right))
-
-
-def _flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
+    return torch.equal(flat_bytes(left), flat_bytes(right))
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:

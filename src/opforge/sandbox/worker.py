@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from opforge.cases.encoding import SHORT_DTYPES, decode
-from opforge.cases.materialise import owned_copy, tensor_over
+from opforge.cases.materialise import flat_bytes, owned_copy, tensor_over
 from opforge.sandbox.loader import KernelLoadError, LoadedKernel, describe_exception, operator
 from opforge.sandbox.state import GlobalState
 from opforge.sandbox.wire import Channel
@@ -144,7 +144,7 @@ class Worker:
             return {"junk": f"a tensor of layout {tensor.layout} on {tensor.device}"}
         if tensor.dtype not in SHORT_DTYPES:
             return {"junk": f"a tensor of dtype {tensor.dtype}"}
-        flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+        flat = flat_bytes(tensor)
         at = self._next
         nbytes = flat.numel()
         if at + nbytes > len(self._arena):

@@ -1,0 +1,178 @@
+"""Run the samples of one OpInfo entry, forward and backward, under a recorder."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from opforge.ops import table
+from opforge.suites.opinfo.recorder import Recorder, RecordingMode, call_aten
+
+
+def all_entries() -> list[Any]:
+    """Return OpInfo's database. Slow to import; only the recording process does."""
+    from torch.testing._internal.common_methods_invocations import op_db  # noqa: PLC0415
+
+    return list(op_db)
+
+
+def name_of(entry: Any) -> str:
+    """Return an entry's name with its variant, as PyTorch's tests print it."""
+    name: str = entry.formatted_name
+    return name
+
+
+def seed(entry: Any) -> None:
+    """Make the samples of an entry the same in every process."""
+    number = zlib.crc32(name_of(entry).encode())
+    random.seed(number)
+    np.random.seed(number)  # noqa: NPY002  # OpInfo's sample functions draw from it
+    torch.manual_seed(number)
+
+
+def record_samples(entry: Any, device: str, dtype: torch.dtype, recorder: Recorder) -> None:
+    """Record every sample of an entry in one dtype."""
+    kind = torch.device(device).type
+    if not entry.supports_dtype(dtype, kind):
+        return
+    backward = entry.supports_autograd and dtype in entry.supported_backward_dtypes(kind)
+    seed(entry)
+    recorder.begin_entry()
+    for sample in _guarded(entry.sample_inputs(device, dtype, requires_grad=backward), recorder, entry):
+        _attempt(recorder, entry, "forward", lambda s=sample: _forward(entry, s, recorder))
+        _attempt(recorder, entry, "composite", lambda s=sample: _composite(entry, s, recorder))
+        if entry.inplace_variant is not None:
+            _attempt(recorder, entry, "in-place", lambda s=sample: _inplace(entry, s, recorder))
+        if backward:
+            _attempt(recorder, entry, "backward", lambda s=sample: _backward(entry, s, recorder))
+
+
+def record_errors(entry: Any, device: str, recorder: Recorder) -> None:
+    """Record the calls with which ATen turns an entry's wrong inputs down."""
+    if entry.error_inputs_func is None:
+        return
+    seed(entry)
+    recorder.phase = "error"
+    for error_input in _guarded(entry.error_inputs(device), recorder, entry):
+        sample = error_input.sample_input
+        try:
+            with torch.no_grad(), RecordingMode(recorder):
+                entry(sample.input, *sample.args, **sample.kwargs)
+        except Exception:  # noqa: BLE001, S112  # that it raises is the point; the recorder has the call, if one was dispatched
+            continue
+
+
+def _guarded(samples: Iterator[Any], recorder: Recorder, entry: Any) -> Iterator[Any]:
+    """Yield samples until their generator raises, and note that it did."""
+    iterator = iter(samples)
+    while True:
+        try:
+            sample = next(iterator)
+        except StopIteration:
+            return
+        except Exception as error:  # noqa: BLE001  # OpInfo's own code, of many authors
+            recorder.losses[f"{name_of(entry)}: its samples raised {type(error).__name__}: {str(error)[:120]}"] += 1
+            return
+        yield sample
+
+
+def _attempt(recorder: Recorder, entry: Any, what: str, action: Callable[[], None]) -> None:
+    try:
+        action()
+    except Exception as error:  # noqa: BLE001  # ATen or OpInfo raises: the sample is lost, and said to be
+        first = (str(error).splitlines() or [""])[0]
+        recorder.losses[f"{name_of(entry)}: {what} sample raised {type(error).__name__}: {first[:120]}"] += 1
+
+
+def _forward(entry: Any, sample: Any, recorder: Recorder) -> None:
+    recorder.phase = "forward"
+    with torch.no_grad(), RecordingMode(recorder):
+        entry(_detached(sample.input), *_detached(sample.args), **_detached(sample.kwargs))
+
+
+def _inplace(entry: Any, sample: Any, recorder: Recorder) -> None:
+    recorder.phase = "variant"
+    first = _detached(sample.input)
+    if isinstance(first, torch.Tensor) and sample.broadcasts_input:
+        return
+    try:
+        with torch.no_grad(), RecordingMode(recorder):
+            entry.inplace_variant(_cloned(first), *_detached(sample.args), **_detached(sample.kwargs))
+    except Exception:  # noqa: BLE001  # many samples are not valid in place (dtype, overlap): ATen says no, and no case is kept
+        return
+
+
+def _backward(entry: Any, sample: Any, recorder: Recorder) -> None:
+    recorder.phase = "backward"
+    mode = RecordingMode(recorder)
+    with torch.enable_grad():
+        with mode:
+            result = entry(sample.input, *sample.args, **sample.kwargs)
+            result = sample.output_process_fn_grad(result) if sample.output_process_fn_grad else result
+        outputs = [t for t in _tensors(result) if t.requires_grad]
+        inputs = [t for t in _tensors([sample.input, sample.args, sample.kwargs]) if t.requires_grad and t.is_leaf]
+        if not outputs or not inputs:
+            return
+        grads = [torch.randn_like(t) for t in outputs]
+        with mode:
+            torch.autograd.grad(outputs, inputs, grads, allow_unused=True)
+
+
+def _composite(entry: Any, sample: Any, recorder: Recorder) -> None:
+    """Record the call of a composite operator itself, which dispatch takes apart before a recorder can see it."""
+    packet = getattr(torch.ops.aten, entry.aten_name or "", None)
+    if packet is None:
+        return
+    args = [_detached(sample.input), *_detached(sample.args)]
+    kwargs = _detached(sample.kwargs)
+    try:
+        overload = torch._C._jit_resolve_packet(f"aten::{entry.aten_name}", *args, **kwargs)  # noqa: SLF001
+    except RuntimeError:
+        return  # OpInfo's function has another signature than the operator
+    op = f"{entry.aten_name}.{overload or 'default'}"
+    facts = table().get(op)
+    if facts is None or not facts.composite:
+        return
+    recorder.phase = "composite"
+    finish = recorder.take(op, args, kwargs)
+    if finish is None:
+        return
+    try:
+        result = call_aten(op, _cloned(args), _cloned(kwargs))
+    except (TypeError, RuntimeError, IndexError, ValueError):
+        return  # the operator, called directly, does not take what the Python function takes
+    finish(False, result)
+    recorder.derive(op, args, kwargs)
+
+
+def _detached(tree: Any) -> Any:
+    return _mapped(tree, lambda t: t.detach())
+
+
+def _cloned(tree: Any) -> Any:
+    return _mapped(tree, lambda t: t.detach().clone())
+
+
+def _mapped(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(tree, torch.Tensor):
+        return change(tree)
+    if type(tree) in (list, tuple):
+        return type(tree)(_mapped(v, change) for v in tree)
+    if isinstance(tree, dict):
+        return {n: _mapped(v, change) for n, v in tree.items()}
+    return tree
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    if isinstance(tree, list | tuple):
+        return [t for v in tree for t in _tensors(v)]
+    if isinstance(tree, dict):
+        return [t for v in tree.values() for t in _tensors(v)]
+    return []

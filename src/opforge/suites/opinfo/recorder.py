@@ -1,0 +1,248 @@
+"""Record dispatched calls as cases: the arguments as data, the contents of tensors as they were before the call."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from opforge.cases.encoding import SHORT_DTYPES, encode, from_torch, spec_row
+from opforge.cases.text import format_arguments
+from opforge.cases.values import TensorSpec, Value, contiguous_strides
+from opforge.ops import Form, Operator, table
+
+PLACE = 10**15
+"""Stands for the place in the blob until the blob's writer gives one: ``PLACE + n`` is the n-th storage of a call."""
+_SEEDED_ABOVE = 4 << 20
+"""Storages of floats larger than this are not kept; their cases get seeded contents."""
+_KEPT_PER_VARIANT = 64
+"""How many cases are derived for one in-place or out form from one OpInfo entry."""
+
+Finish = Callable[..., None]
+"""To be called with whether the call raised, and what it returned."""
+Arguments = tuple[tuple[Value, ...], dict[str, Value]]
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One call, ready to be written."""
+
+    op: str
+    phase: str
+    raises: bool
+    text: str
+    """Text form with placeholders for the places of stored tensors."""
+    signature: str
+    tree: str
+    storages: list[bytes]
+
+
+@dataclass
+class _Snapshot:
+    """The arguments of a call, as data, taken before it."""
+
+    keep: bool
+    storages: list[bytes] = field(default_factory=list)
+
+    def tensor(self, value: torch.Tensor) -> TensorSpec:
+        if type(value) not in (torch.Tensor, torch.nn.Parameter):
+            raise TypeError(f"a case cannot hold a {type(value).__name__}")
+        if value.layout != torch.strided or value.is_quantized or value.is_meta:
+            raise TypeError(f"a case cannot hold a tensor of layout {value.layout}, dtype {value.dtype} on {value.device.type}")
+        if value.dtype not in SHORT_DTYPES:
+            raise TypeError(f"a case cannot hold a tensor of dtype {value.dtype}")
+        value = value.detach().resolve_conj().resolve_neg()
+        shape, strides = tuple(value.shape), tuple(value.stride())
+        plain = TensorSpec(
+            shape,
+            SHORT_DTYPES[value.dtype],
+            None if strides == contiguous_strides(shape) else strides,
+            value.storage_offset(),
+        )
+        nbytes = value.untyped_storage().nbytes()
+        nbytes -= nbytes % value.element_size()
+        if nbytes < plain.storage_nbytes:
+            raise TypeError("a case cannot hold a tensor that reaches beyond its storage")
+        large = nbytes > _SEEDED_ABOVE and value.is_floating_point()
+        at = None if large or not nbytes else PLACE + len(self.storages)
+        if self.keep and at is not None:
+            self.storages.append(_storage_bytes(value, nbytes))
+        elif at is not None:
+            self.storages.append(b"")
+        extra = nbytes if at is not None and nbytes != plain.storage_nbytes else None
+        return TensorSpec(plain.shape, plain.dtype, plain.stride, plain.offset, None, at, extra)
+
+
+def _storage_bytes(value: torch.Tensor, nbytes: int) -> bytes:
+    count = nbytes // value.element_size()
+    flat = value.as_strided((count,), (1,), 0).cpu()
+    contents: bytes = flat.view(torch.uint8).numpy().tobytes()
+    return contents
+
+
+class Recorder:
+    """Keeps one case for each signature that it has not seen."""
+
+    def __init__(self, emit: Callable[[Recorded], None]) -> None:
+        self._emit = emit
+        self.seen: set[str] = set()
+        self._variants: Counter[str] = Counter()
+        self.losses: Counter[str] = Counter()
+        self.phase = "forward"
+
+    def begin_entry(self) -> None:
+        """Forget how many variants the last OpInfo entry gave."""
+        self._variants.clear()
+
+    def take(self, op: str, args: Any, kwargs: dict[str, Any]) -> Finish | None:
+        """Look at a call before it is made; returns what to call with whether it raised, or None when it is known."""
+        try:
+            signature = f"{op}|{_text(_data(args, kwargs, _Snapshot(keep=False)))}"
+        except TypeError as error:
+            self.losses[f"{op}: {error}"] += 1
+            return None
+        if signature in self.seen:
+            return None
+        snapshot = _Snapshot(keep=True)
+        data = _data(args, kwargs, snapshot)
+
+        def finish(raised: bool, result: Any = None) -> None:
+            if raised != (self.phase == "error"):
+                return
+            if strange := _strange(result):
+                self.losses[f"{op}: its result is {strange}"] += 1
+                return
+            self.seen.add(signature)
+            self._emit(Recorded(op, self.phase, raised, _text(data), signature, _tree(data), snapshot.storages))
+
+        return finish
+
+    def derive(self, op: str, args: Any, kwargs: dict[str, Any]) -> None:
+        """Record the in-place and out forms of a functional call, where ATen takes them with these arguments."""
+        facts = table().get(op)
+        if facts is None or facts.form is not Form.FUNCTIONAL or facts.random:
+            return
+        phase, self.phase = self.phase, "variant"
+        try:
+            for other in table().family(facts):
+                if other.form in (Form.INPLACE, Form.OUT) and self._variants[other.name] < _KEPT_PER_VARIANT:
+                    self._variants[other.name] += self._derive_one(facts, other, args, kwargs)
+        finally:
+            self.phase = phase
+
+    def _derive_one(self, functional: Operator, other: Operator, args: Any, kwargs: dict[str, Any]) -> bool:
+        named = dict(kwargs)
+        try:
+            if other.form is Form.OUT:
+                result = call_aten(functional.name, _copied(args), _copied(named))
+                outs = list(result) if isinstance(result, tuple) else [result]
+                names = [a.name for a in other.arguments if a.writes]
+                named.update({name: _blank(out) for name, out in zip(names, outs, strict=True)})
+            result = call_aten(other.name, _copied(args), _copied(named))
+        except Exception:  # noqa: BLE001  # ATen refuses this form with these arguments: then it is no case
+            return False
+        finish = self.take(other.name, args, named)
+        if finish is None:
+            return False
+        finish(False, result)
+        return True
+
+
+class RecordingMode(TorchDispatchMode):
+    """Hands every ATen call to a recorder."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace != "aten":
+            return func(*args, **kwargs)
+        op = f"{func.overloadpacket.__name__}.{func._overloadname}"  # noqa: SLF001  # torch has no public name for it
+        finish = self._recorder.take(op, args, kwargs)
+        if finish is None:
+            return func(*args, **kwargs)
+        kept = _copied([list(args), kwargs])
+        try:
+            result = func(*args, **kwargs)
+        except Exception:
+            if _raises(op, *kept):
+                finish(True)
+            else:
+                self._recorder.losses[f"{op}: raises only because its arguments share memory"] += 1
+            raise
+        finish(False, result)
+        if self._recorder.phase != "error":
+            self._recorder.derive(op, *kept)
+        return result
+
+
+def call_aten(op: str, args: Any, kwargs: Any) -> Any:
+    """Call an overload by its name."""
+    base, _, overload = op.partition(".")
+    with torch.no_grad():
+        return getattr(getattr(torch.ops.aten, base), overload)(*args, **kwargs)
+
+
+def _raises(op: str, args: Any, kwargs: Any) -> bool:
+    """Whether a call also raises on copies of its arguments, as a case has them."""
+    try:
+        call_aten(op, args, kwargs)
+    except Exception:  # noqa: BLE001  # any error is the answer
+        return True
+    return False
+
+
+def _strange(result: Any) -> str:
+    """Say what in a result cannot cross the border between processes, or nothing."""
+    if isinstance(result, list | tuple):
+        return next(filter(None, map(_strange, result)), "")
+    if not isinstance(result, torch.Tensor):
+        return ""
+    if result.layout != torch.strided or result.is_quantized or result.is_meta or result.dtype not in SHORT_DTYPES:
+        return f"a tensor of layout {result.layout}, dtype {result.dtype}"
+    return "a tensor without storage" if torch._is_zerotensor(result) else ""  # noqa: SLF001  # torch has no public test for it
+
+
+def _data(args: Any, kwargs: dict[str, Any], snapshot: _Snapshot) -> Arguments:
+    positional = tuple(from_torch(a, snapshot.tensor) for a in args)
+    return positional, {n: from_torch(v, snapshot.tensor) for n, v in kwargs.items()}
+
+
+def _text(data: Arguments) -> str:
+    return format_arguments(*data)
+
+
+def _tree(data: Arguments) -> str:
+    args, kwargs = data
+    tree = [encode(list(args), spec_row), {n: encode(v, spec_row) for n, v in kwargs.items()}]
+    return json.dumps(tree, separators=(",", ":"))
+
+
+def _copied(tree: Any) -> Any:
+    """Return arguments with tensors copied, geometry kept; tensors that a case cannot hold are passed as they are."""
+    if isinstance(tree, torch.Tensor):
+        if type(tree) not in (torch.Tensor, torch.nn.Parameter) or tree.layout != torch.strided or tree.is_quantized or tree.is_meta:
+            return tree
+        plain = tree.detach().resolve_conj().resolve_neg()
+        count = plain.untyped_storage().nbytes() // plain.element_size()
+        flat = plain.as_strided((count,), (1,), 0).clone()
+        return flat.as_strided(plain.shape, plain.stride(), plain.storage_offset())
+    if isinstance(tree, list | tuple):
+        return type(tree)(_copied(v) for v in tree)
+    if isinstance(tree, dict):
+        return {n: _copied(v) for n, v in tree.items()}
+    return tree
+
+
+def _blank(result: Any) -> Any:
+    """Return something for the result to be written to: same geometry, other contents."""
+    if isinstance(result, list | tuple):
+        return [_blank(r) for r in result]
+    return torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device=result.device).fill_(7)

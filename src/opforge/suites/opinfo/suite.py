@@ -1,0 +1,114 @@
+"""The OpInfo suite: recorded once per torch version, device and dtype, in processes of their own, then read from the cache."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from opforge import cache
+from opforge.cases import Case
+from opforge.cases.store import BLOB, TABLE, read_table
+from opforge.errors import InternalError, OpforgeError
+from opforge.suites.base import LoadedSuite, Progress, SuiteOptions, silent
+from opforge.suites.opinfo.record import ERRORS, LOSSES
+
+_FORMAT = 1
+
+
+class OpInfoSuite:
+    """PyTorch's own samples, forward and backward, with in-place and out forms and wrong inputs."""
+
+    name = "opinfo"
+
+    def load(self, options: SuiteOptions, progress: Progress = silent) -> LoadedSuite:
+        folders = {slot: slot_folder(options.device, slot) for slot in (*options.dtypes, ERRORS)}
+        _record_missing(options.device, folders, progress)
+        cases: dict[str, dict[str, Case]] = defaultdict(dict)
+        losses: list[str] = []
+        for slot, folder in folders.items():
+            for case in read_table(folder / TABLE, options.ops, blob=slot):
+                cases[case.op].setdefault(case.id, case)  # a call without tensors is the same in every dtype
+            losses += [f"{slot}: {what} ({count}×)" for what, count in json.loads((folder / LOSSES).read_text())]
+        ordered = {op: list(found.values()) for op, found in sorted(cases.items())}
+        return LoadedSuite(self.name, ordered, {slot: folder / BLOB for slot, folder in folders.items()}, tuple(losses))
+
+
+def slot_folder(device: str, slot: str) -> Path:
+    """Return where the cases of one device and slot are kept."""
+    return cache.root() / "opinfo" / f"{cache.torch_version()}-{_FORMAT}" / device.replace(":", "-") / slot
+
+
+def _record_missing(device: str, folders: dict[str, Path], progress: Progress) -> None:
+    missing = {slot: folder for slot, folder in folders.items() if not (folder / LOSSES).exists()}
+    if not missing:
+        return
+    if find_spec("expecttest") is None:
+        raise OpforgeError("the opinfo suite needs the package expecttest; install it with `pip install expecttest`")
+    done = dict.fromkeys(missing, 0)
+    total = dict.fromkeys(missing, 1)
+
+    def record(slot: str) -> None:
+        for at, of, name in _record_once(device, slot, missing[slot]):
+            done[slot], total[slot] = at, of
+            what = f"recording OpInfo, once per torch version ({device}, {slot}: {name})"
+            progress(what, sum(done.values()), sum(max(t, max(total.values())) for t in total.values()))
+
+    with ThreadPoolExecutor(max(1, min(len(missing), os.cpu_count() or 1))) as pool:
+        for future in [pool.submit(record, slot) for slot in missing]:
+            future.result()
+
+
+def _record_once(device: str, slot: str, folder: Path) -> Iterator[tuple[int, int, str]]:
+    """Record a slot under a lock, so that of two runs that start at once one records and the other waits."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder.parent / f".{slot}.lock")
+    while True:
+        try:
+            lock.acquire(timeout=5)
+            break
+        except Timeout:
+            yield 0, 1, "waiting for another process that records it"
+    try:
+        if (folder / LOSSES).exists():
+            return
+        draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{slot}-"))
+        try:
+            yield from _record_in_process(device, slot, draft)
+            shutil.rmtree(folder, ignore_errors=True)
+            draft.rename(folder)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    finally:
+        lock.release()
+
+
+def _record_in_process(device: str, slot: str, draft: Path) -> Iterator[tuple[int, int, str]]:
+    log = draft.with_suffix(".log")
+    package = str(Path(__file__).resolve().parents[3])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))}
+    command = [sys.executable, "-P", "-m", "opforge.suites.opinfo.record", device, slot, str(draft)]
+    with log.open("w") as errors, subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
+    ) as process:
+        try:
+            for line in process.stdout or ():
+                done, total, name = json.loads(line)
+                yield done, total, name
+        finally:
+            if process.poll() is None and sys.exc_info()[0] is not None:
+                process.kill()
+    if process.returncode != 0:
+        tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+        raise InternalError(f"recording OpInfo for {device} {slot} failed with status {process.returncode}:\n{tail}")
+    log.unlink()
