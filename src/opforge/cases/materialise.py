@@ -49,9 +49,9 @@ def seeded_bytes(spec: TensorSpec, seed: str) -> Bytes:
     return torch.from_numpy(drawn).to(dtype).view(torch.uint8).numpy()
 
 
-def _floats(generator: np.random.Generator, spec: TensorSpec, count: int) -> npt.NDArray[np.float64]:
+def _floats(generator: np.random.Generator, spec: TensorSpec, count: int) -> npt.NDArray[np.floating]:
     if spec.low is None and spec.high is None:
-        return generator.standard_normal(count)
+        return generator.standard_normal(count, np.float64 if spec.dtype in ("f64", "c128") else np.float32)
     low = 0.0 if spec.low is None else spec.low
     return generator.uniform(low, low + 1.0 if spec.high is None else spec.high, count)
 

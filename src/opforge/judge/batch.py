@@ -57,14 +57,14 @@ class Placed:
 
 
 class Batch:
-    """The inputs of some cases, in memory that is the judge's own."""
+    """The inputs of some cases, in memory that is the judge's own; ``buffer`` is lent from batch to batch."""
 
-    def __init__(self, op: Operator, device: torch.device, capacity: int, blobs: Mapping[str, Bytes]) -> None:
+    def __init__(self, op: Operator, device: torch.device, capacity: int, blobs: Mapping[str, Bytes], buffer: Bytes) -> None:
         self._op = op
         self._device = device
         self._blobs = blobs
         self._capacity = capacity
-        self._buffer: Bytes = np.zeros(min(capacity, MAX_BYTES + (1 << 20)), np.uint8)
+        self._buffer = buffer
         self.used = INPUTS_AT
         self.placed: list[Placed] = []
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from opforge.cases.case import Phase
@@ -15,7 +16,7 @@ from opforge.cases.materialise import Bytes
 from opforge.cases.store import open_blob
 from opforge.errors import CaseSyntaxError
 from opforge.judge import distribution, timing
-from opforge.judge.batch import MAX_CASES, Batch, CaseRow, Placed
+from opforge.judge.batch import MAX_BYTES, MAX_CASES, Batch, CaseRow, Placed
 from opforge.judge.contract import Hearing
 from opforge.judge.reference import Answer
 from opforge.judge.verdict import Finding, Outcome
@@ -59,6 +60,7 @@ class Judge:
         self._config = workers
         self._device = torch.device(workers.device)
         self._blobs = blobs
+        self._buffer: Bytes = np.zeros(MAX_BYTES + (1 << 20), np.uint8)
         self._worker: KernelWorker | None = None
         self._baseline: KernelWorker | None = None
         self._broken: Finding | None = None
@@ -97,7 +99,7 @@ class Judge:
     def _fill(
         self, op: _Op, waiting: deque[CaseRow], batch_size: int, *, twice: bool
     ) -> tuple[Batch, list[tuple[CaseRow, Finding]]]:
-        batch = Batch(op.facts, self._device, self._config.in_bytes, self._blobs)
+        batch = Batch(op.facts, self._device, self._config.in_bytes, self._blobs, self._buffer)
         refused: list[tuple[CaseRow, Finding]] = []
         limit = min(batch_size, MAX_CASES)
         while waiting and len(batch.placed) < limit and not batch.full:

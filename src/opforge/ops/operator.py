@@ -53,7 +53,7 @@ class Operator:
     @property
     def packet(self) -> str:
         """The base name without the underscore of an in-place operator."""
-        return self.base[:-1] if self.form is Form.INPLACE and self.base.endswith("_") else self.base
+        return packet_of(self.base, self.form)
 
     @property
     def random(self) -> bool:
@@ -94,6 +94,11 @@ class Operator:
             composite=row["composite"],
             tags=frozenset(row["tags"]),
         )
+
+
+def packet_of(base: str, form: str) -> str:
+    """Return the packet's name: the base name, without the underscore of an in-place operator."""
+    return base[:-1] if form == Form.INPLACE and base.endswith("_") else base
 
 
 def _argument_row(a: Argument) -> list[Any]:

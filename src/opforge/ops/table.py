@@ -4,50 +4,58 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from typing import Any
 
 from opforge import cache as cache_folder
 from opforge.errors import UnknownNameError
-from opforge.ops.operator import Form, Operator
+from opforge.ops.operator import Form, Operator, packet_of
 
 _FORMAT = 1
 
 
 class OpTable:
-    """An index over operators: by overload name, by packet, by family."""
+    """An index over operators: by overload name, by packet, by family. Operators are made when they are asked for."""
 
-    def __init__(self, operators: Sequence[Operator]) -> None:
-        self._by_name = {op.name: op for op in operators}
-        self._by_base: dict[str, list[Operator]] = defaultdict(list)
-        self._by_family: dict[str, list[Operator]] = defaultdict(list)
-        self._by_packet: dict[str, list[Operator]] = defaultdict(list)
-        for op in operators:
-            self._by_base[op.base].append(op)
-            self._by_family[op.family].append(op)
-            self._by_packet[op.packet].append(op)
+    def __init__(self, rows: Sequence[dict[str, Any]]) -> None:
+        self._rows: dict[str, dict[str, Any]] = {f"{row['base']}.{row['overload']}": row for row in rows}
+        self._made: dict[str, Operator] = {}
+        self._by_base: dict[str, list[str]] = defaultdict(list)
+        self._by_family: dict[str, list[str]] = defaultdict(list)
+        self._by_packet: dict[str, list[str]] = defaultdict(list)
+        for name, row in self._rows.items():
+            self._by_base[row["base"]].append(name)
+            self._by_family[row["family"]].append(name)
+            self._by_packet[packet_of(row["base"], row["form"])].append(name)
 
-    def __iter__(self) -> Iterable[Operator]:
-        return iter(self._by_name.values())
+    def __iter__(self) -> Iterator[Operator]:
+        return (self._operator(name) for name in self._rows)
 
     def __len__(self) -> int:
-        return len(self._by_name)
+        return len(self._rows)
 
     def get(self, name: str) -> Operator | None:
         """Return the overload of an exact ``base.overload`` name."""
-        return self._by_name.get(name)
+        return self._operator(name) if name in self._rows else None
+
+    def _operator(self, name: str) -> Operator:
+        made = self._made.get(name)
+        if made is None:
+            made = self._made[name] = Operator.from_json(self._rows[name])
+        return made
 
     def resolve(self, name: str) -> Operator:
         """Return the one overload that a name means: ``relu``, ``add.Tensor``, ``aten::add.out``, ``torch.ops.aten.mm.default``."""
         short = strip_namespace(name)
-        if short in self._by_name:
-            return self._by_name[short]
-        overloads = self._by_base.get(short)
-        if overloads is None:
+        if short in self._rows:
+            return self._operator(short)
+        if short not in self._by_base:
             raise self._unknown(name)
         for wanted in ("default", "Tensor"):
-            if (op := self._by_name.get(f"{short}.{wanted}")) is not None:
+            if (op := self.get(f"{short}.{wanted}")) is not None:
                 return op
+        overloads = [self._operator(n) for n in self._by_base[short]]
         return next((op for op in overloads if op.form is Form.FUNCTIONAL), overloads[0])
 
     def select(self, names: Iterable[str]) -> list[Operator]:
@@ -55,33 +63,33 @@ class OpTable:
         chosen: dict[str, Operator] = {}
         for name in names:
             short = strip_namespace(name)
-            if short in self._by_name:
-                chosen[short] = self._by_name[short]
+            if short in self._rows:
+                chosen[short] = self._operator(short)
                 continue
             if short not in self._by_base:
                 raise self._unknown(name)
-            ops = self._by_packet.get(short) or self._by_base[short]
-            chosen.update({op.name: op for op in ops})
+            names_of_packet = self._by_packet.get(short) or self._by_base[short]
+            chosen.update({n: self._operator(n) for n in names_of_packet})
         return list(chosen.values())
 
     def family(self, op: Operator) -> list[Operator]:
         """Return the functional, in-place and out forms of one signature."""
-        return self._by_family[op.family]
+        return [self._operator(name) for name in self._by_family[op.family]]
 
     def served_by(self, folder: str) -> tuple[list[Operator], list[Operator]]:
         """Return what a kernel of a directory serves: its own family, then the overloads with the same parameters."""
         primary = self.resolve(folder)
         own = self.family(primary)
-        if strip_namespace(folder) in self._by_name:
+        if strip_namespace(folder) in self._rows:
             return own, []
         taken = {op.name for op in own}
         parameters = primary.parameters
-        others = [op for op in self._by_packet[primary.packet] if op.name not in taken and op.parameters == parameters]
-        return own, others
+        packet = (self._operator(name) for name in self._by_packet[primary.packet] if name not in taken)
+        return own, [op for op in packet if op.parameters == parameters]
 
     def _unknown(self, name: str) -> UnknownNameError:
         short = strip_namespace(name)
-        known = self._by_base if "." not in short else self._by_name
+        known: Iterable[str] = self._rows if "." in short else self._by_base
         return UnknownNameError("operator", name, known, "see `opforge ls ops`")
 
 
@@ -98,7 +106,6 @@ def table() -> OpTable:
     if rows is None:
         from opforge.ops.torchgen_source import read_operators  # noqa: PLC0415
 
-        operators = read_operators()
-        cache_folder.write_atomically(path, json.dumps([op.as_json() for op in operators]))
-        return OpTable(operators)
-    return OpTable([Operator.from_json(row) for row in rows])
+        rows = [op.as_json() for op in read_operators()]
+        cache_folder.write_atomically(path, json.dumps(rows))
+    return OpTable(rows)

@@ -70,7 +70,7 @@ def _judge(config: RunConfig, plan: Plan, store: RunStore, server: Any, progress
         done.add((row["op"], row["id"], row["phase"]))
         summary.add(row)
     jobs = [job for job in (j.without(done) for j in plan.jobs) if job.parts] if done else list(plan.jobs)
-    count = len(done)
+    count, total = len(done), plan.count
 
     def emit(rows: list[dict[str, Any]]) -> None:
         nonlocal count
@@ -80,7 +80,7 @@ def _judge(config: RunConfig, plan: Plan, store: RunStore, server: Any, progress
         for row in rows:
             summary.add(row)
         if rows:
-            progress(rows[-1]["op"], count, plan.count)
+            progress(rows[-1]["op"], count, total)
 
     LocalExecutor(config, server, emit).execute(plan, jobs)
     store.update_manifest(finished=_now(), scores=summary.scores())

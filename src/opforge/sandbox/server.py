@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from opforge.ops import table
 from opforge.sandbox import processes
 from opforge.sandbox.wire import Channel, ChannelClosedError
 
@@ -166,6 +167,7 @@ def main() -> None:
         name, _, target = word.partition("=")
         module, _, function = target.partition(":")
         roles[name] = getattr(importlib.import_module(module), function)
+    table()  # once here instead of once in every child
     gc.collect()
     gc.freeze()
     gc.disable()
