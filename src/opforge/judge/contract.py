@@ -162,7 +162,30 @@ class Hearing:
             if check is not None and check(kernel.to(self.call.device), aten.to(self.call.device)):
                 self.notes.append(f"{what}: ties are broken in another way than ATen breaks them")
                 return {}
-        return Comparison(kernel, aten, Exact(self.call), index, what, self._reduction(aten)).check()
+        return self._compare(what, kernel, aten, index)
+
+    def _compare(self, what: str, kernel: torch.Tensor, aten: torch.Tensor, index: int) -> dict[str, float]:
+        """Compare numbers; where ATen leaves elements uninitialised, the others alone decide."""
+        try:
+            return Comparison(kernel, aten, Exact(self.call), index, what, self._reduction(aten)).check()
+        except NotRightError:
+            undefined = self._undefined(aten, index)
+            if undefined is None or not undefined.any():
+                raise
+            judged = torch.where(undefined, aten, kernel)
+            figures = Comparison(judged, aten, Exact(self.call), index, what, self._reduction(aten)).check()
+            self.notes.append(f"{what}: {int(undefined.sum())} of {aten.numel()} elements are uninitialised in ATen, and not judged")
+            return figures
+
+    def _undefined(self, aten: torch.Tensor, index: int) -> torch.Tensor | None:
+        """Return where ATen's result holds whatever the memory held before."""
+        tensors = self.call.run_poisoned().tensors
+        if tensors is None or tensors[index].shape != aten.shape:
+            return None
+        poisoned = tensors[index].detach().cpu().resolve_conj().resolve_neg()
+        if aten.is_floating_point() or aten.is_complex():
+            return poisoned.isnan() if self.op.base in properties.PARTLY_UNDEFINED else poisoned.isnan() & ~aten.isnan()
+        return (poisoned == torch.iinfo(aten.dtype).max) & (poisoned != aten) if aten.dtype != torch.bool else None
 
     def _inputs_after(self) -> dict[str, float]:
         """Compare every input after the call: those that the operator writes by number, the others to the bit."""
@@ -180,8 +203,7 @@ class Hearing:
             if written and not undefined:
                 if kernel.shape == before.shape and same_bytes(kernel, before) and kernel.numel():
                     raise NotRightError(Outcome.CONTRACT, f"did not write to input tensor {i}, which {self.op.name} must change")
-                comparison = Comparison(kernel, aten_cpu, Exact(self.call), count + i, what, self._reduction(aten))
-                _merge(figures, comparison.check())
+                _merge(figures, self._compare(what, kernel, aten_cpu, count + i))
         return figures
 
     def _before(self, index: int) -> torch.Tensor:

@@ -13,6 +13,9 @@ UNDEFINED_CONTENTS = frozenset({
 })  # fmt: skip
 """Bases whose contents PyTorch does not define: only their contract is judged."""
 
+PARTLY_UNDEFINED = frozenset({"_ctc_loss"})
+"""Bases that leave part of a result uninitialised and never give NaN elsewhere in it (``log_alpha`` beyond each target's length)."""
+
 _DIM_AT = {
     "sort": 1, "argsort": 1, "topk": 2, "kthvalue": 2, "mode": 1, "median": 1, "nanmedian": 1,
     "max": 1, "min": 1, "argmax": 1, "argmin": 1,

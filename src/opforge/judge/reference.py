@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -66,6 +67,17 @@ class Call:
         return Answer(inputs=inputs, result=result)
 
 
+    def run_poisoned(self) -> Answer:
+        """Call ATen with new memory filled with NaN or the largest integer, to see what it leaves uninitialised."""
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return self.run()
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What a call gave back, and its inputs as they are afterwards."""
@@ -74,18 +86,22 @@ class Answer:
     result: Any = None
     raised: Exception | None = None
 
+    @property
+    def tensors(self) -> list[torch.Tensor] | None:
+        """Return all result tensors, then all input tensors; None when the call raised."""
+        return None if self.raised is not None else [*tensors_of(self.result), *self.inputs]
+
 
 @dataclass
 class Exact:
     """The float64 answers to a call, made only when someone asks."""
 
     call: Call
-    perturbations: dict[int, list[torch.Tensor] | None] = field(default_factory=dict)
 
     @cached_property
     def tensors(self) -> list[torch.Tensor] | None:
         """Return all result and input tensors of the float64 run in order, or None where the operator has none."""
-        return self._flat(self.call.run(widen))
+        return self.call.run(widen).tensors
 
     def perturbed(self, eps: float, sign: int) -> list[torch.Tensor] | None:
         """Return the float64 answers after each input element moved by about ``eps`` of itself."""
@@ -98,13 +114,8 @@ class Exact:
             signs = torch.randint(0, 2, wide.shape, generator=generator).mul_(2).sub_(1).to(wide.device)
             return wide * (1 + (eps if sign > 0 else -eps) * signs)
 
-        return self._flat(self.call.run(change))
+        return self.call.run(change).tensors
 
-    @staticmethod
-    def _flat(answer: Answer) -> list[torch.Tensor] | None:
-        if answer.raised is not None:
-            return None
-        return [*tensors_of(answer.result), *answer.inputs]
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:

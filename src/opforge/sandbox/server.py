@@ -103,6 +103,7 @@ class ForkServer:
                 os.dup2(output, 2)
                 os.close(output)
             processes.set_mark(mark)
+            gc.enable()
             _limit(request.get("limits", {}))
             self._roles[request["role"]](request["config"], fds)
         except ChannelClosedError:
@@ -158,6 +159,7 @@ def main() -> None:
     control = Channel.from_fd(int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which hangs up
     processes.adopt_orphans()
+    gc.disable()  # imports make no garbage worth looking for; children look for theirs
     import torch  # noqa: PLC0415  # after the socket is open, so that a client sees a failed start as one
 
     torch.set_num_threads(1)
@@ -168,9 +170,7 @@ def main() -> None:
         module, _, function = target.partition(":")
         roles[name] = getattr(importlib.import_module(module), function)
     table()  # once here instead of once in every child
-    gc.collect()
     gc.freeze()
-    gc.disable()
     ForkServer(control, roles).serve()
 
 

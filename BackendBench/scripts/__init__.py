@@ -1,0 +1,1 @@
+"""Commands under their known names."""

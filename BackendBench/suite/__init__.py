@@ -1,0 +1,1 @@
+"""Suites under their known names."""

@@ -1,0 +1,5 @@
+"""``from BackendBench.suite.base import Test``."""
+
+from opforge import Test
+
+__all__ = ["Test"]

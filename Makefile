@@ -1,0 +1,36 @@
+# make demo: set up and judge the example kernels.   make test: set up and run the tests.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: setup demo test test-gpu lint bench clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,triton]'
+	touch $(STAMP)
+
+demo: setup
+	PATH=$(abspath $(BIN)):$$PATH sh examples/demo.sh
+
+test: setup
+	$(BIN)/python -m pytest -m "not gpu"
+
+# On a machine with a GPU, with the packages it has: PYTHONPATH=src python3 -m pytest -m gpu
+test-gpu:
+	PYTHONPATH=src $(PYTHON) -m pytest -m gpu
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: setup
+	$(BIN)/python benchmarks/opinfo_throughput.py --cold
+
+clean:
+	rm -rf $(VENV) .cache build dist

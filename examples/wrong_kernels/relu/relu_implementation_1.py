@@ -1,0 +1,12 @@
+"""Wrong: reads the storage in order and ignores strides. Right on contiguous input, wrong on everything else."""
+
+import torch
+
+
+def relu_kernel_impl(self):
+    flat = torch.as_strided(self, (self.numel(),), (1,))
+    return torch.where(flat <= 0, torch.zeros((), dtype=self.dtype), flat).reshape(self.shape)
+
+
+if __name__ == "__main__":
+    print(relu_kernel_impl(torch.randn(4)))

@@ -1,0 +1,80 @@
+"""Make the folders of a kernel directory, each with a template to fill in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import jinja2
+
+from opforge.backends.directory import implementations
+from opforge.cases import Case
+from opforge.ops import Form, Operator, table
+
+
+def scaffold(root: Path, cases: Mapping[str, Sequence[Case]]) -> tuple[list[Path], list[Path]]:
+    """Write a template for the kernel of each packet that the cases name; returns the files made and the folders kept."""
+    made: list[Path] = []
+    kept: list[Path] = []
+    for packet in dict.fromkeys(op.packet for name in cases if (op := table().get(name)) is not None):
+        folder = root / packet
+        if implementations(folder):
+            kept.append(folder)
+            continue
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{packet}_implementation_1.py"
+        path.write_text(render(packet, root, [c.args for name in cases if name.startswith(f"{packet}.") for c in cases[name][:1]]))
+        made.append(path)
+    return made, kept
+
+
+def render(packet: str, root: Path, cases: Sequence[str]) -> str:
+    """Return the source of a kernel to fill in."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent), undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False  # noqa: S701  # Python source
+    )
+    op = table().resolve(packet)
+    own, others = table().served_by(packet)
+    return environment.get_template("kernel.py.j2").render(
+        op=op,
+        entry=f"{op.base}_kernel_impl",
+        signature=python_signature(op),
+        family=[o.name for o in own if o.form is not Form.MUTABLE],
+        others=[o.name for o in others],
+        root=root,
+        cases=cases,
+    )
+
+
+_CONSTANTS = {"contiguous_format": "torch.contiguous_format", "Mean": "1", "long": "torch.long", "[]": "()"}
+
+
+def python_signature(op: Operator) -> str:
+    """Return the parameters of an operator as Python source."""
+    parts = []
+    starred = False
+    for argument in op.arguments:
+        if argument.kwarg_only and not starred:
+            parts.append("*")
+            starred = True
+        name = f"{argument.name}_" if argument.name in ("from", "in", "is", "lambda") else argument.name
+        if argument.default is None:
+            parts.append(name)
+        else:
+            default = _CONSTANTS.get(argument.default, argument.default)
+            parts.append(f"{name}={_python_default(default)}")
+    return ", ".join(parts)
+
+
+def _python_default(text: str) -> str:
+    if text in ("True", "False", "None") or text.startswith("torch."):
+        return text
+    if text.startswith("[") and text.endswith("]"):
+        return f"({text[1:-1]},)"
+    if text.startswith('"'):
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return repr(text)
+    return text

@@ -1,0 +1,6 @@
+"""``python -m opforge.cli`` is `opforge`."""
+
+from opforge.cli.main import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""`opforge ls`: what there is."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from opforge import registry
+from opforge.cases.values import dtype_from_user
+from opforge.cli.progress import ProgressLine
+from opforge.errors import UnknownNameError
+from opforge.suites.base import DEFAULT_DTYPES, LoadedSuite, SuiteOptions
+
+_KINDS = ("suites", "backends", "ops", "kernels")
+
+
+def register(app: typer.Typer) -> None:
+    app.command("ls")(ls)
+
+
+def ls(
+    kind: Annotated[str, typer.Argument(help="suites, backends, ops or kernels.")],
+    suite: Annotated[str, typer.Option(help="With `ops`: the operators of a suite, and how far it reaches.")] = "",
+    ops: Annotated[str, typer.Option(help="With `ops`: only these.")] = "",
+    device: Annotated[str, typer.Option(help="With `--suite`: cpu or cuda.")] = "cpu",
+    dtypes: Annotated[str, typer.Option(help="With `--suite`: dtypes of the cases.")] = ",".join(DEFAULT_DTYPES),
+    ops_directory: Annotated[Path, typer.Option(help="With `kernels`: the folder.")] = Path("generated_kernels"),
+) -> int:
+    """List suites, backends, operators or the kernels of a directory."""
+    if kind not in _KINDS:
+        raise UnknownNameError("kind of list", kind, _KINDS)
+    if kind in ("suites", "backends"):
+        for name in registry.names(kind):
+            _line(f"{name:14} {(registry.load(kind, name).__doc__ or '').strip().splitlines()[0]}")
+    elif kind == "kernels":
+        _kernels(ops_directory)
+    elif suite:
+        _suite(suite, device, tuple(dtype_from_user(d) for d in dtypes.split(",")), ops)
+    else:
+        _operators(ops)
+    return 0
+
+
+def _line(text: str) -> None:
+    sys.stdout.write(text + "\n")
+
+
+def _operators(ops: str) -> None:
+    from opforge.ops import table  # noqa: PLC0415
+
+    chosen = table().select(ops.split(",")) if ops else list(table())
+    for op in chosen:
+        facts = [op.form.value, *(["composite"] if op.composite else []), *(["random"] if op.random else [])]
+        _line(f"{op.name:45} {', '.join(facts):24} {op.schema}")
+
+
+def _kernels(directory: Path) -> None:
+    from opforge.backends import BackendOptions  # noqa: PLC0415
+    from opforge.backends.directory import DirectoryBackend  # noqa: PLC0415
+    from opforge.ops import table  # noqa: PLC0415
+
+    backend = DirectoryBackend(BackendOptions(directory))
+    for kernel in backend.kernels(op.name for op in table()):
+        own = [s.op for s in kernel.serves if s.required]
+        more = [s.op for s in kernel.serves if not s.required]
+        _line(f"{kernel.name:40} {', '.join(own)}" + (f"; may serve {', '.join(more)}" if more else ""))
+    for stranger in backend.strangers:
+        _line(f"passed over: {stranger}")
+
+
+def _suite(name: str, device: str, dtypes: tuple[str, ...], ops: str) -> None:
+    from opforge.ops import table  # noqa: PLC0415
+
+    wanted = frozenset(op.name for op in table().select(ops.split(","))) if ops else None
+    with ProgressLine() as progress:
+        loaded = registry.load("suites", name)().load(SuiteOptions(device, dtypes, wanted), progress)
+    for op, cases in loaded.cases.items():
+        _line(f"{op:45} {len(cases):6} cases")
+    _coverage(loaded)
+
+
+def _coverage(loaded: LoadedSuite) -> None:
+    """Say how many overloads the suite reaches, adding one source of cases after another."""
+    by_phase: dict[str, set[str]] = {}
+    counts: Counter[str] = Counter()
+    for op, cases in loaded.cases.items():
+        for case in cases:
+            phase = case.source.rpartition(" ")[2]
+            by_phase.setdefault(phase, set()).add(op)
+            counts[phase] += 1
+    words = {
+        "forward": "forward",
+        "backward": "with backward",
+        "variant": "with in-place and out variants",
+        "composite": "with composite operators called directly",
+        "error": "with wrong inputs (ATen must raise)",
+    }
+    reached: set[str] = set()
+    for phase in (*words, *sorted(set(by_phase) - set(words))):
+        if phase in by_phase:
+            reached |= by_phase[phase]
+            _line(f"{len(reached):6} overloads {words.get(phase, phase)} ({counts[phase]} cases)")
+    _line(f"{loaded.count:6} cases in all, {len(loaded.losses)} kinds of samples lost")
+    for loss in loaded.losses:
+        _line(f"       lost: {loss}")

@@ -1,0 +1,67 @@
+"""The `opforge` command."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import typer
+
+from opforge.errors import OpforgeError
+
+app = typer.Typer(
+    name="opforge",
+    help="Write a PyTorch operator kernel, prove it, race it, ship it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def _root() -> None:
+    """Write a PyTorch operator kernel, prove it, race it, ship it."""
+
+
+def _register() -> None:
+    from opforge.cli import ls, report, run, setup  # noqa: PLC0415  # each verb adds itself
+
+    for verb in (run, ls, setup, report):
+        verb.register(app)
+
+
+_register()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run a command and exit with its code."""
+    sys.exit(call(arguments))
+
+
+def call(arguments: list[str] | None = None) -> int:
+    """Run a command and return its exit code."""
+    try:
+        result: Any = app(args=arguments, prog_name="opforge", standalone_mode=False)
+    except OpforgeError as error:
+        sys.stderr.write(f"opforge: {error}\n")
+        return error.exit_code
+    except typer.Exit as error:
+        return int(error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.stderr.write("opforge: interrupted\n")
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of our output has gone
+        return 141
+    except Exception as error:
+        if (show := getattr(error, "show", None)) is None:  # not a usage error of the parser's
+            import traceback  # noqa: PLC0415
+
+            traceback.print_exc()
+            sys.stderr.write("opforge: this is a fault of opforge's own; please report it with the lines above\n")
+            return 3
+        show()
+        return int(getattr(error, "exit_code", 2))
+    return result if isinstance(result, int) else 0

@@ -1,0 +1,42 @@
+"""Progress on stderr: a bar on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+_EVERY_S = 5.0
+
+
+class ProgressLine:
+    """A callable that shows what is being done and how far it is."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self._bar: Progress | None = None
+        self._last = time.monotonic()
+        if not quiet and sys.stderr.isatty():
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._task = self._bar.add_task("starting", total=None)
+
+    def __enter__(self) -> ProgressLine:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, description=what[:60], completed=done, total=total)
+        elif not self._quiet and time.monotonic() - self._last > _EVERY_S:
+            self._last = time.monotonic()
+            sys.stderr.write(f"{done}/{total} {what}\n")
+            sys.stderr.flush()

@@ -1,0 +1,127 @@
+"""`opforge run`: judge a backend on a suite."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from click.core import ParameterSource
+
+from opforge import registry
+from opforge.cases.values import dtype_from_user
+from opforge.cli.progress import ProgressLine
+from opforge.errors import OpforgeError
+from opforge.runs.config import RunConfig
+from opforge.suites.base import DEFAULT_DTYPES
+
+_GOES_WITH_RESUME = {"resume", "workers", "format_"}
+
+
+def register(app: typer.Typer) -> None:
+    app.command("run")(run)
+
+
+def run(
+    context: typer.Context,
+    suite: Annotated[str, typer.Option(help="Where cases come from: see `opforge ls suites`.")] = "smoke",
+    backend: Annotated[str, typer.Option(help="Where kernels come from: see `opforge ls backends`.")] = "aten",
+    ops: Annotated[str, typer.Option(help="Only these operators, for example 'add,sub' or 'add.Tensor'.")] = "",
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    dtypes: Annotated[str, typer.Option(help="Dtypes of the cases.")] = ",".join(DEFAULT_DTYPES),
+    ops_directory: Annotated[str, typer.Option(help="The folder of kernels of backend `directory`.")] = "generated_kernels",
+    implementation: Annotated[list[str] | None, typer.Option(help="FOLDER=NAME: not the newest one. May be repeated.")] = None,
+    p: Annotated[float, typer.Option(help="The speedup that counts for perf@p.")] = 1.0,
+    workers: Annotated[int, typer.Option(help="How many kernels are judged at once.")] = 2,
+    timeout: Annotated[float, typer.Option(help="Seconds that one case may take.")] = 60.0,
+    memory_gib: Annotated[float, typer.Option(help="Memory that a kernel's process may take (CPU).")] = 8.0,
+    out: Annotated[Path | None, typer.Option(help="A new folder for the results [default: opforge-runs/TIME-SUITE-BACKEND].")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with a run that was broken off.")] = None,
+    format_: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
+) -> int:
+    """Judge every kernel of a backend on every case of a suite, each kernel in its own process."""
+    if format_ not in ("text", "json"):
+        raise OpforgeError(f"unknown format {format_!r}; allowed: text, json")
+    if resume is not None:
+        config, folder = _resumed(context, resume, workers), resume
+    else:
+        config = RunConfig(
+            suite=suite,
+            backend=backend,
+            ops=tuple(filter(None, (o.strip() for o in ops.split(",")))),
+            device=device,
+            dtypes=tuple(dict.fromkeys(dtype_from_user(d) for d in dtypes.split(",") if d.strip())),
+            ops_directory=ops_directory,
+            implementations=_implementations(implementation or []),
+            p=p,
+            timeout_s=timeout,
+            memory_gib=memory_gib,
+            workers=workers,
+        )
+        folder = out or _default_folder(suite, backend)
+    registry.load("suites", config.suite)  # a misspelt name is answered before anything is imported
+    registry.load("backends", config.backend)
+    return _judge(config, folder, resume=resume is not None, as_json=format_ == "json")
+
+
+def _judge(config: RunConfig, folder: Path, *, resume: bool, as_json: bool) -> int:
+    from opforge.reports.files import write_all  # noqa: PLC0415
+    from opforge.runs import run as judge  # noqa: PLC0415
+
+    with ProgressLine() as progress:
+        ended = judge(config, folder, resume=resume, progress=progress)
+    write_all(folder, ended.summary)
+    if as_json:
+        scores = {**ended.summary.scores(), "out": str(folder)}
+        sys.stdout.write(json.dumps({"scores": scores, "operators": _operator_rows(ended.summary)}, indent=2) + "\n")
+    else:
+        from opforge.reports.terminal import console_for_results, show  # noqa: PLC0415
+
+        console = console_for_results()
+        show(console, ended.manifest, ended.summary)
+        console.print(f"results      {folder}", soft_wrap=True)
+    return ended.summary.exit_code
+
+
+def _operator_rows(summary: object) -> list[dict[str, object]]:
+    from opforge.runs import Summary  # noqa: PLC0415
+
+    if not isinstance(summary, Summary):
+        raise TypeError("expected a summary")
+    rows: list[dict[str, object]] = []
+    for op, tally in sorted(summary.operators.items()):
+        reasons = [{"verdict": v, "reason": r, "count": n} for (v, r), n in tally.reasons.most_common(10)]
+        rows.append(
+            {"op": op, "kernel": tally.kernel, "cases": tally.total, "passed": tally.passed, "speedup": tally.speedup, "reasons": reasons}
+        )
+    return rows + [{"op": op, "kernel": None, "cases": 0, "passed": 0, "speedup": None, "reasons": []} for op in summary.missing]
+
+
+def _resumed(context: typer.Context, folder: Path, workers: int) -> RunConfig:
+    """Return the settings of a run that is taken up again; they come from its manifest."""
+    from dataclasses import replace  # noqa: PLC0415
+
+    from opforge.runs.store import read_manifest  # noqa: PLC0415
+
+    given = [n for n in context.params if context.get_parameter_source(n) is ParameterSource.COMMANDLINE]
+    if clash := [n for n in given if n not in _GOES_WITH_RESUME]:
+        raise OpforgeError(f"--{clash[0].strip('_').replace('_', '-')} does not go with --resume: the settings are those of the run's manifest")
+    return replace(RunConfig.from_json(read_manifest(folder)["config"]), workers=workers)
+
+
+def _implementations(words: list[str]) -> dict[str, str]:
+    chosen = {}
+    for word in words:
+        folder, sign, name = word.partition("=")
+        if not (sign and folder and name):
+            raise OpforgeError(f"--implementation {word!r} is not FOLDER=NAME, for example relu=relu_implementation_1")
+        chosen[folder] = name
+    return chosen
+
+
+def _default_folder(suite: str, backend: str) -> Path:
+    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S-%f")[:-3]
+    return Path("opforge-runs") / f"{stamp}-{suite}-{backend}"

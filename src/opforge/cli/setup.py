@@ -1,0 +1,40 @@
+"""`opforge setup`: folders with a template for each operator of a suite."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from opforge import registry
+from opforge.cases.values import dtype_from_user
+from opforge.cli.progress import ProgressLine
+from opforge.suites.base import DEFAULT_DTYPES, SuiteOptions
+
+
+def register(app: typer.Typer) -> None:
+    app.command("setup")(setup)
+
+
+def setup(
+    suite: Annotated[str, typer.Option(help="Whose operators to set up.")] = "smoke",
+    ops: Annotated[str, typer.Option(help="Only these operators.")] = "",
+    ops_directory: Annotated[Path, typer.Option(help="Where the folders go.")] = Path("generated_kernels"),
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    dtypes: Annotated[str, typer.Option(help="Dtypes of the suite's cases.")] = ",".join(DEFAULT_DTYPES),
+) -> int:
+    """Make a folder with a kernel to fill in for each operator; what is there already is left alone."""
+    from opforge.backends.scaffold import scaffold  # noqa: PLC0415
+    from opforge.ops import table  # noqa: PLC0415
+
+    wanted = frozenset(op.name for op in table().select(ops.split(","))) if ops else None
+    options = SuiteOptions(device, tuple(dtype_from_user(d) for d in dtypes.split(",")), wanted)
+    with ProgressLine() as progress:
+        loaded = registry.load("suites", suite)().load(options, progress)
+    made, kept = scaffold(ops_directory, loaded.cases)
+    for path in made:
+        sys.stdout.write(f"made {path}\n")
+    sys.stdout.write(f"{len(made)} kernels to fill in under {ops_directory}, {len(kept)} left as they were\n")
+    return 0

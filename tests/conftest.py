@@ -1,0 +1,90 @@
+"""Fixtures: a cache of the checkout's own, a tiny suite, and directories of kernels."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+os.environ.setdefault("OPFORGE_CACHE", str(ROOT / ".cache" / "opforge"))
+
+from opforge import registry  # noqa: E402
+from opforge.cases import Case, Phase  # noqa: E402
+from opforge.runs import RunConfig, run  # noqa: E402
+from opforge.runs.run import Ended  # noqa: E402
+from opforge.suites import LoadedSuite, SuiteOptions  # noqa: E402
+from opforge.suites.base import Progress, silent  # noqa: E402
+
+
+class TinySuite:
+    """A few cases of each of some operators."""
+
+    name = "tiny"
+    cases: Mapping[str, list[str]] = {}
+    performance = False
+
+    def load(self, options: SuiteOptions, progress: Progress = silent) -> LoadedSuite:
+        chosen = {op: texts for op, texts in self.cases.items() if options.ops is None or op in options.ops}
+        made = {op: [Case.make(op, text) for text in texts] for op, texts in chosen.items()}
+        if self.performance:
+            for op, texts in chosen.items():
+                made[op].append(Case.make(op, texts[0], phase=Phase.PERFORMANCE))
+        return LoadedSuite(self.name, made)
+
+
+UNARY = ["((T([3, 4], f32),), {})", "((T([5], f32),), {})", "((T([4, 3], f32, stride=(1, 4)),), {})"]
+
+
+@pytest.fixture
+def kernel_directory(tmp_path: Path) -> Callable[[dict[str, str]], Path]:
+    """Return a function that writes a directory of kernels from sources by operator."""
+
+    def write(sources: dict[str, str]) -> Path:
+        root = tmp_path / "kernels"
+        for name, source in sources.items():
+            folder = root / name
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{name}_implementation_1.py").write_text(textwrap.dedent(source))
+        return root
+
+    return write
+
+
+@pytest.fixture
+def judge_tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ended]:
+    """Return a function that judges a directory of kernels on given cases, in the real sandbox."""
+    monkeypatch.setitem(registry.BUILTIN["suites"], "tiny", f"{__name__}:TinySuite")
+    registry._entries.cache_clear()
+
+    def judge(directory: Path | None, cases: Mapping[str, list[str]], *, performance: bool = False, **fields: Any) -> Ended:
+        monkeypatch.setattr(TinySuite, "cases", cases)
+        monkeypatch.setattr(TinySuite, "performance", performance)
+        backend = "aten" if directory is None else "directory"
+        config = RunConfig("tiny", backend, ops_directory=str(directory), **{"timeout_s": 5.0, **fields})
+        return run(config, tmp_path / "run")
+
+    yield judge
+    registry._entries.cache_clear()
+
+
+def verdicts(ended: Ended) -> dict[str, set[tuple[str, str]]]:
+    """Return verdict and reason of every case, by operator."""
+    found: dict[str, set[tuple[str, str]]] = {}
+    for row in ended.store.rows():
+        found.setdefault(row["op"], set()).add((row["verdict"], row["reason"]))
+    return found
+
+
+def opforge(*words: str, cwd: Path = ROOT, timeout: float = 600, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own."""
+    command = [sys.executable, "-m", "opforge.cli", *words]
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=cwd, timeout=timeout, env={**os.environ, **environment}, check=False
+    )

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from opforge.errors import UnknownNameError
+from opforge.ops import Form, table
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("relu", "relu.default"),
+        ("add", "add.Tensor"),
+        ("mul", "mul.Tensor"),
+        ("div", "div.Tensor"),
+        ("add.Tensor", "add.Tensor"),
+        ("aten::add.out", "add.out"),
+        ("aten.add.Scalar", "add.Scalar"),
+        ("torch.ops.aten.mm.default", "mm.default"),
+        ("softmax", "softmax.int"),
+    ],
+)
+def test_names_that_people_type_resolve(name, expected):
+    assert table().resolve(name).name == expected
+
+
+def test_family_is_functional_inplace_and_out():
+    family = table().family(table().resolve("add"))
+    assert {(op.name, op.form) for op in family} == {
+        ("add.Tensor", Form.FUNCTIONAL),
+        ("add_.Tensor", Form.INPLACE),
+        ("add.out", Form.OUT),
+    }
+
+
+def test_a_kernel_serves_its_family_and_overloads_with_the_same_parameters():
+    own, others = table().served_by("sub")
+    assert {op.name for op in own} == {"sub.Tensor", "sub_.Tensor", "sub.out"}
+    assert {op.name for op in others} == {"sub.Scalar", "sub_.Scalar", "sub.Scalar_out"}
+
+
+def test_a_folder_named_after_an_overload_serves_that_family_alone():
+    own, others = table().served_by("sub.Scalar")
+    assert "sub.Scalar" in {op.name for op in own}
+    assert others == []
+
+
+def test_schema_facts():
+    assert table().resolve("linear").composite
+    assert not table().resolve("mm").composite
+    assert table().resolve("bernoulli.p").random
+    assert not table().resolve("relu").random
+    inplace = table().resolve("relu_")
+    assert inplace.mutates
+    assert inplace.arguments[0].writes
+    assert inplace.packet == "relu"
+    view = table().resolve("t")
+    assert view.returns[0].alias == "a"
+    assert not view.mutates
+    out = table().resolve("add.out")
+    assert out.parameters == ("self", "other", "alpha")
+
+
+def test_select_takes_whole_packets_or_single_overloads():
+    names = {op.name for op in table().select(["relu", "add.Tensor"])}
+    assert names == {"relu.default", "relu_.default", "relu.out", "add.Tensor"}
+
+
+@pytest.mark.parametrize(("name", "hint"), [("rellu", "'relu'"), ("add.Tensr", "'add.Tensor'")])
+def test_an_unknown_name_is_answered_with_its_neighbours(name, hint):
+    with pytest.raises(UnknownNameError, match=hint):
+        table().resolve(name)
+
+
+def test_every_overload_of_the_dispatcher_with_a_yaml_entry_is_known():
+    import torch
+
+    known = {op.name for op in table()}
+    registered = {
+        f"{n.removeprefix('aten::').partition('.')[0]}.{n.partition('.')[2] or 'default'}"
+        for n in torch._C._dispatch_get_all_op_names()
+        if n.startswith("aten::")
+    }
+    assert len(registered & known) / len(registered) > 0.99
+
+
+def test_the_table_needs_no_torch():
+    code = "import sys; from opforge.ops import table; table().resolve('relu'); assert 'torch' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
