@@ -66,9 +66,8 @@ class Hearing:
         if changes := self.reply.get("state"):
             raise NotRightError(Outcome.CONTRACT, f"changed global state: {'; '.join(map(str, changes))}")
         self._inputs_left_alone()
-        figures = self._results(self.reply["returned"], self.aten.result)
-        if "inputs" in self.reply:
-            figures |= self._inputs_after()
+        figures = self._inputs_after() if "inputs" in self.reply else {}
+        _merge(figures, self._results(self.reply["returned"], self.aten.result))
         return figures
 
     def _must_raise(self) -> dict[str, float]:
@@ -190,7 +189,7 @@ class Hearing:
     def _inputs_after(self) -> dict[str, float]:
         """Compare every input after the call: those that the operator writes by number, the others to the bit."""
         figures: dict[str, float] = {}
-        count = len(self.values)
+        count = len(tensors_of(self.aten.result))
         undefined = self.op.random or self.op.base in properties.UNDEFINED_CONTENTS
         for i, (row, aten) in enumerate(zip(self.reply["inputs"], self.aten.inputs, strict=True)):
             what = f"input tensor {i} after the call"

@@ -1,0 +1,116 @@
+"""The contract of an operator, judged through the real sandbox."""
+
+from __future__ import annotations
+
+import pytest
+
+from opforge.judge.contract import flat
+from tests.conftest import UNARY, verdicts
+
+MATRIX = ["((T([4, 6], f32), T([6, 3], f32)), {})"]
+
+
+@pytest.mark.parametrize(
+    ("op", "cases", "body", "verdict", "words"),
+    [
+        ("relu.default", UNARY, "return torch.where(self <= 0, 0.0, self)", "passed", ""),
+        ("relu.default", UNARY, "return torch.where(self <= 0, 0.0, self).unsqueeze(0)", "contract", "shape"),
+        ("relu.default", UNARY, "return torch.where(self <= 0, 0.0, self).half()", "contract", "dtype f16, ATen's has f32"),
+        ("relu.default", UNARY, "return self.clamp_(min=0)", "contract", "wrote to input tensor 0"),
+        ("relu.default", UNARY, "return None", "contract", "expected a tensor"),
+        ("relu.default", UNARY, "return [self]", "contract", "expected a tensor"),
+        ("relu.default", UNARY, "torch.manual_seed(3); return torch.where(self <= 0, 0.0, self)", "contract", "random number"),
+        ("relu.default", UNARY, "torch.set_num_threads(3); return torch.where(self <= 0, 0.0, self)", "contract", "threads: 1 became 3"),
+        ("relu.default", UNARY, "self.resize_(1); return torch.zeros(3, 4)", "contract", "shape"),
+        ("relu.default", UNARY, "class Lazy(torch.Tensor): pass\n    return torch.relu(self).as_subclass(Lazy)", "contract", "a Lazy"),
+        ("relu_.default", UNARY, "return torch.where(self <= 0, 0.0, self)", "passed", ""),
+        ("relu.out", ["((T([3], f32),), {'out': T([3], f32)})"], "return torch.where(self <= 0, 0.0, self)", "passed", ""),
+        ("relu.out", ["((T([3], f32),), {'out': T([0], f32)})"], "return torch.where(self <= 0, 0.0, self)", "passed", ""),
+        ("mm.default", MATRIX, "return torch.zeros(4, 3)", "wrong", "12 of 12 elements"),
+        ("mm.default", MATRIX, "return (self.double() @ mat2.double()).float()", "passed", ""),
+        ("mm.default", MATRIX, "return (mat2.t() @ self.t()).t()", "contract", "cannot be viewed flat"),
+        ("t.default", ["((T([2, 3], f32),), {})"], "return self.t().contiguous()", "contract", "is a view of input"),
+        ("t.default", ["((T([2, 3], f32),), {})"], "return self.permute(1, 0)", "passed", ""),
+        ("mm.default", ["((T([4, 6], f32), T([5, 3], f32)), {})"], "return torch.zeros(4, 3)", "error", "ATen itself raises"),
+        ("native_layer_norm.default", ["((T([2, 4], f32), [4], None, None, 1e-05), {})"], "return self", "contract", "expected 3"),
+    ],
+)
+def test_breaches_and_what_is_none(op, cases, body, verdict, words, kernel_directory, judge_tiny):
+    base = op.partition(".")[0].rstrip("_")
+    arguments = {"mm": "self, mat2", "native_layer_norm": "self, shape, weight, bias, eps"}.get(base, "self")
+    root = kernel_directory({base: f"import torch\ndef {base}_kernel_impl({arguments}):\n    {body}\n"})
+    found = verdicts(judge_tiny(root, {op: cases}))[op]
+    assert all(v == verdict and words in reason for v, reason in found), found
+
+
+@pytest.mark.parametrize(
+    ("op", "cases", "body", "words"),
+    [
+        ("relu_.default", UNARY, "return self", "did not write"),
+        ("relu_.default", UNARY, "return self.clamp_(min=0).clone()", "not the very tensor"),
+        ("relu.out", ["((T([3], f32),), {'out': T([3], f32)})"], "return out", "did not write"),
+    ],
+)
+def test_inplace_and_out_kernels_that_do_nothing_fail(op, cases, body, words, kernel_directory, judge_tiny):
+    """A folder named after the form itself: the kernel, not an adapter, must keep the contract."""
+    folder = op.replace(".", "__")
+    root = kernel_directory({folder: f"import torch\ndef {folder}_kernel_impl(self, out=None):\n    {body}\n"})
+    found = verdicts(judge_tiny(root, {op: cases}))[op]
+    assert all(v == "contract" and words in reason for v, reason in found), found
+
+
+def test_a_kernel_may_decline_overloads_beyond_its_family(kernel_directory, judge_tiny):
+    source = """
+        import torch
+        def sub_kernel_impl(self, other, *, alpha=1):
+            if not isinstance(other, torch.Tensor):
+                raise AttributeError("only tensors")
+            return torch.add(self, other, alpha=-alpha)
+    """
+    cases = {
+        "sub.Tensor": ["((T([3], f32), T([3], f32)), {})"],
+        "sub_.Tensor": ["((T([3], f32), T([3], f32)), {'alpha': 2})"],
+        "sub.Scalar": ["((T([3], f32), 2.0), {})"],
+    }
+    ended = judge_tiny(kernel_directory({"sub": source}), cases)
+    assert ended.summary.declined == ["sub.Scalar"]
+    assert {t.op for t in ended.summary.judged if t.right} == {"sub.Tensor", "sub_.Tensor"}
+    assert ended.summary.exit_code == 0
+    assert ended.summary.correctness == pytest.approx(2 / 3)
+
+
+def test_random_operators_are_judged_by_their_distribution(kernel_directory, judge_tiny):
+    sources = {
+        "bernoulli": "import torch\ndef bernoulli_kernel_impl(self, *, generator=None):\n    return (torch.rand_like(self) < self).to(self.dtype)\n",
+        "rand_like": "import torch\ndef rand_like_kernel_impl(self, **options):\n    return torch.full_like(self, 0.5)\n",
+    }
+    cases = {
+        "bernoulli.default": ["((T([20, 20], f32, low=0.0, high=1.0),), {})"],
+        "rand_like.default": ["((T([20, 20], f32),), {})"],
+    }
+    found = verdicts(judge_tiny(kernel_directory(sources), cases))
+    assert found["bernoulli.default"] == {("passed", "")}
+    ((verdict, reason),) = found["rand_like.default"]
+    assert verdict == "wrong"
+    assert "Kolmogorov" in reason
+
+
+def test_flat_is_what_view_can_do():
+    import torch
+
+    for tensor in (torch.zeros(3, 4), torch.zeros(4, 3).t(), torch.zeros(3, 1, 4), torch.zeros(2, 6)[:, ::2], torch.zeros(6)[::2]):
+        try:
+            tensor.view(-1)
+            viewable = True
+        except RuntimeError:
+            viewable = False
+        assert flat(tensor.shape, tensor.stride()) == viewable
+
+
+def test_times_come_with_an_interval(kernel_directory, judge_tiny):
+    ended = judge_tiny(None, {"relu.default": ["((T([64, 64], f32),), {})"]}, performance=True)
+    (row,) = [row for row in ended.store.rows() if row["phase"] == "performance"]
+    assert row["verdict"] == "passed"
+    assert row["speedup_low"] <= row["speedup"] <= row["speedup_high"]
+    assert row["kernel_us"] > 0
+    assert ended.summary.performance_interval is not None

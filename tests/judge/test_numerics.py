@@ -1,0 +1,146 @@
+"""The bound on errors: what it lets through, and what it does not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from opforge.cases.encoding import SHORT_DTYPES
+from opforge.judge.distribution import differs
+from opforge.judge.numerics import Comparison, same_bytes
+from opforge.judge.properties import tie_checker
+from opforge.judge.reference import Call, Exact
+from opforge.judge.verdict import NotRightError
+
+
+def call(op: str, *tensors: torch.Tensor, extra: tuple[object, ...] = (), **kwargs: object) -> Call:
+    """Return a call over a copy of some contiguous tensors, as the judge has it."""
+    buffer = bytearray()
+    rows = []
+    for tensor in tensors:
+        contents = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        rows.append([len(buffer), len(contents), SHORT_DTYPES[tensor.dtype], list(tensor.shape), list(tensor.stride()), 0, None])
+        buffer += contents + bytes(-len(contents) % 64)
+    args = [*({"T": row} for row in rows), *extra]
+    return Call(op, args, kwargs, bytearray(buffer), torch.device("cpu"), own=False)
+
+
+def check(made: Call, kernel: torch.Tensor, reduction: float = 1.0) -> dict[str, float]:
+    return Comparison(kernel, made.run().result, Exact(made), 0, "result", reduction).check()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.complex64])
+def test_other_ways_to_the_same_number_pass(dtype):
+    x = torch.randn(200, dtype=dtype)
+    wide = x.to(torch.complex64 if dtype.is_complex else torch.float32)
+    check(call("sigmoid.default", x), (1 / (1 + torch.exp(-wide))).to(dtype))
+
+
+@pytest.mark.parametrize("n", [10, 1000, 100_000])
+def test_sums_in_another_order_pass_even_where_they_cancel(n):
+    x = torch.randn(n) * 10
+    x = torch.cat([x, -x + 1e-3 * torch.randn(n)])
+    sequential = torch.tensor(float(torch.cumsum(x.flip(0), 0)[-1]))
+    check(call("sum.default", x), sequential, reduction=2.0 * n)
+
+
+def test_products_of_matrices_by_another_algorithm_pass():
+    a, b = torch.randn(64, 300), torch.randn(300, 48)
+    total = torch.zeros(64, 48)
+    for k in range(300):
+        total += a[:, k : k + 1] * b[k : k + 1]
+    check(call("mm.default", a, b), total, reduction=300.0)
+
+
+def test_accumulating_in_a_lower_precision_is_wrong():
+    a, b = torch.randn(32, 256).bfloat16(), torch.randn(256, 32).bfloat16()
+    total = torch.zeros(32, 32, dtype=torch.bfloat16)
+    for k in range(256):
+        total += a[:, k : k + 1] * b[k : k + 1]
+    with pytest.raises(NotRightError, match="allowed"):
+        check(call("mm.default", a, b), total, reduction=256.0)
+
+
+def test_lower_precision_than_the_dtype_promises_is_wrong():
+    x = torch.randn(100)
+    with pytest.raises(NotRightError):
+        check(call("exp.default", x), torch.exp(x.half()).float())
+
+
+@pytest.mark.parametrize("make", [torch.zeros_like, lambda r: torch.full_like(r, r.mean()), lambda r: r * 1.001])
+def test_zeros_constants_and_near_misses_are_wrong(make):
+    x = torch.randn(100) * 0.01 - 3
+    right = torch.exp(x)
+    with pytest.raises(NotRightError):
+        check(call("exp.default", x), make(right))
+
+
+def test_small_elements_beside_large_ones_must_be_right_too():
+    x = torch.tensor([50.0, -50.0])
+    with pytest.raises(NotRightError, match="1 of 2"):
+        check(call("exp.default", x), torch.exp(x) * torch.tensor([1.0, 0.0]))
+
+
+def test_a_jump_is_no_excuse():
+    x = torch.tensor([2.0, 3.0, 2.5])
+    with pytest.raises(NotRightError):
+        check(call("floor.default", x), torch.tensor([1.0, 3.0, 2.0]))
+
+
+def test_nan_and_inf_must_be_where_aten_has_them():
+    x = torch.tensor([1.0, float("nan"), float("inf"), -float("inf")])
+    right = torch.relu(x)
+    check(call("relu.default", x), right.clone())
+    for index, value in ((1, 0.0), (2, 3e38), (0, float("nan")), (2, -float("inf"))):
+        bad = right.clone()
+        bad[index] = value
+        with pytest.raises(NotRightError, match="NaN or inf"):
+            check(call("relu.default", x), bad)
+
+
+def test_integers_must_be_equal():
+    x = torch.arange(10)
+    with pytest.raises(NotRightError, match=r"1 of 10 .* first at \[3\]: got 99, ATen has 3"):
+        bad = x.clone()
+        bad[3] = 99
+        check(call("abs.default", x), bad)
+
+
+def test_the_figures_are_given():
+    x = torch.randn(100)
+    figures = check(call("exp.default", x), torch.exp(x.double()).float() * (1 + 2e-7))
+    assert 0 < figures["kernel_error"] <= figures["bound"]
+    assert figures["aten_error"] < figures["kernel_error"]
+
+
+def test_without_a_float64_form_tolerances_decide():
+    x = torch.randn(4, 4).to(torch.bfloat16)
+    made = call("_to_copy.default", x, dtype={"dtype": "bf16"})
+    check(made, x.clone())
+    assert same_bytes(x, x.clone())
+
+
+def test_draws_are_compared_by_distribution():
+    torch.manual_seed(0)
+    assert differs(torch.randn(4000), torch.randn(4000)) is None
+    assert differs(torch.rand(4000), torch.rand(4000) * 1.2) is not None
+    assert differs(torch.randn(4000), torch.full((4000,), 0.0)) is not None
+
+
+def test_false_alarms_of_the_distribution_test_are_rare():
+    torch.manual_seed(1)
+    assert [differs(torch.randn(500), torch.randn(500)) for _ in range(200)] == [None] * 200
+
+
+def test_ties_may_be_broken_either_way_but_not_wrongly():
+    x = torch.tensor([[3.0, 1.0, 3.0], [2.0, 2.0, 0.0]])
+    check_tie = tie_checker("argmax", "default", [x, 1], {})
+    assert check_tie is not None
+    assert check_tie(torch.tensor([2, 1]), torch.tensor([0, 0]))
+    assert not check_tie(torch.tensor([1, 1]), torch.tensor([0, 0]))
+    assert not check_tie(torch.tensor([7, 1]), torch.tensor([0, 0]))
+    sorted_tie = tie_checker("sort", "default", [x, 1, True], {})
+    assert sorted_tie is not None
+    assert sorted_tie(torch.tensor([[2, 0, 1], [0, 1, 2]]), torch.tensor([[0, 2, 1], [1, 0, 2]]))
+    assert not sorted_tie(torch.tensor([[2, 2, 1], [0, 1, 2]]), torch.tensor([[0, 2, 1], [1, 0, 2]]))
+    assert tie_checker("sort", "stable", [x], {"stable": True}) is None

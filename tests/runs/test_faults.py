@@ -1,0 +1,223 @@
+"""Kernels that misbehave: each gets a verdict of its own, and everything else is judged."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+import time
+
+import psutil
+
+from tests.conftest import UNARY, verdicts
+
+HONEST = """
+    import torch
+    def {op}_kernel_impl(self):
+        return torch.{op}(self)
+"""
+FAULTS = {
+    "relu": """
+        import os
+        def relu_kernel_impl(self):
+            os._exit(0)
+    """,
+    "abs": """
+        import sys
+        def abs_kernel_impl(self):
+            sys.exit(0)
+    """,
+    "neg": """
+        import ctypes
+        def neg_kernel_impl(self):
+            ctypes.string_at(0)
+    """,
+    "exp": """
+        def exp_kernel_impl(self):
+            while True:
+                pass
+    """,
+    "sin": """
+        def sin_kernel_impl(self):
+            raise ValueError("not today")
+    """,
+    "cos": """
+        def cos_kernel_impl(self):
+            return {"answer": self}
+    """,
+    "tan": """
+        def tan_kernel_impl(self):
+            hoard = []
+            while True:
+                hoard.append(bytearray(64 << 20))
+    """,
+    "sqrt": """
+        import sys, torch
+        def sqrt_kernel_impl(self):
+            for _ in range(2000):
+                sys.stdout.write("x" * 10000)
+                sys.stderr.write("y" * 10000)
+            sys.stdout.flush()
+            return torch.sqrt(self)
+    """,
+    "floor": """
+        import os, time, torch
+        def floor_kernel_impl(self):
+            if os.fork() == 0:
+                os.setsid()
+                if os.fork() == 0:
+                    open(os.environ["TMPDIR"] + "/daemon", "a").write(f"{os.getpid()} ")
+                    time.sleep(600)
+                os._exit(0)
+            os.wait()
+            return torch.floor(self)
+    """,
+    "ceil": HONEST.format(op="ceil"),
+    "sigmoid": """
+        def sigmoid_kernel_impl(self:
+            return self
+    """,
+    "log": """
+        def some_other_name(self):
+            return self
+    """,
+    "log2": """
+        def log2_kernel_impl():
+            return None
+    """,
+    "trunc": """
+        raise ImportError("a library that is not here")
+    """,
+    "round": """
+        import torch
+        def round_kernel_impl(self):
+            torch.set_default_dtype(torch.float64)
+            return torch.round(self)
+    """,
+    "erf": """
+        import torch
+        def erf_kernel_impl(self):
+            return torch.erf(self).double()
+    """,
+    "sign": """
+        def sign_kernel_impl(self):
+            return self
+    """,
+    "asin": """
+        import os
+        os._exit(0)
+    """,
+    "atan": """
+        import torch
+        def atan_kernel_impl(self):
+            raise NotImplementedError("only on Tuesdays")
+    """,
+    "sinh": """
+        import torch
+        calls = [0]
+        def sinh_kernel_impl(self):
+            calls[0] += 1
+            return torch.sinh(self) + (calls[0] % 2 == 0)
+    """,
+    "cosh": """
+        import os
+        def cosh_kernel_impl(self):
+            for fd in range(3, 64):
+                try:
+                    os.write(fd, b"\\x02\\x00\\x00\\x00{}")
+                except OSError:
+                    pass
+            return self
+    """,
+}  # fmt: skip
+EXPECTED = {
+    "relu": ("crashed", "exited with status 0"),
+    "abs": ("crashed", "SystemExit(0)"),
+    "neg": ("crashed", "SIGSEGV"),
+    "exp": ("timed_out", "no answer within 2 s"),
+    "sin": ("error", "ValueError: not today"),
+    "cos": ("contract", "builtins.dict"),
+    "tan": ("error", "MemoryError"),
+    "sqrt": ("passed", ""),
+    "floor": ("contract", "process(es) running"),
+    "ceil": ("passed", ""),
+    "sigmoid": ("error", "SyntaxError"),
+    "log": ("error", "does not define log_kernel_impl"),
+    "log2": ("error", "takes 0 positional arguments but 1 was given"),
+    "trunc": ("error", "a library that is not here"),
+    "round": ("contract", "default_dtype"),
+    "erf": ("contract", "dtype f64"),
+    "sign": ("contract", "input tensor 0 itself"),
+    "asin": ("crashed", "while loading"),
+    "atan": ("unsupported", "only on Tuesdays"),
+    "sinh": ("contract", "the second time"),
+    "cosh": ("contract", "not one that our harness writes"),
+}
+
+
+def test_each_fault_is_its_own_verdict(kernel_directory, judge_tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    root = kernel_directory(FAULTS)
+    broken = root / "log10"
+    broken.mkdir()
+    (broken / "log10_implementation_1.py").symlink_to(tmp_path / "nowhere.py")
+    ops = [*FAULTS, "log10"]
+    begun = time.monotonic()
+    ended = judge_tiny(root, {f"{op}.default": UNARY for op in ops}, timeout_s=2.0, memory_gib=1.0)
+    found = verdicts(ended)
+    for op, (verdict, words) in (EXPECTED | {"log10": ("error", "cannot be read")}).items():
+        assert any(v == verdict and words in reason for v, reason in found[f"{op}.default"]), (op, found[f"{op}.default"])
+        if verdict != "passed":
+            assert "passed" not in {v for v, _ in found[f"{op}.default"]} or op == "sinh"
+    rows = list(ended.store.rows())
+    assert len(rows) == len(ops) * len(UNARY)
+    assert time.monotonic() - begun < 120
+    assert ended.summary.exit_code == 1
+    daemons = [int(pid) for pid in (tmp_path / "daemon").read_text().split()]
+    assert daemons
+    assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in daemons)
+
+
+def test_nothing_is_left_running(judge_tiny, kernel_directory):
+    root = kernel_directory({"relu": FAULTS["exp"].replace("exp", "relu")})
+    judge_tiny(root, {"relu.default": UNARY[:1]}, timeout_s=1.0)
+    assert psutil.Process(os.getpid()).children(recursive=True) == []
+
+
+def test_a_crash_costs_one_case_and_not_its_neighbours(kernel_directory, judge_tiny):
+    source = textwrap.dedent("""
+        import os, torch
+        def relu_kernel_impl(self):
+            if self.dim() == 1:
+                os.abort()
+            return torch.where(self <= 0, 0, self)
+    """)
+    ended = judge_tiny(kernel_directory({"relu": source}), {"relu.default": UNARY})
+    by_case = {row["case"]: row["verdict"] for row in ended.store.rows()}
+    assert by_case == {UNARY[0]: "passed", UNARY[1]: "crashed", UNARY[2]: "passed"}
+
+
+POOL = "((T([1, 1, 2, 2], f32), T([1, 1, 4, 4], f32), [2, 2], [2, 2], [0, 0], [1, 1], False, T([1, 1, 2, 2], i64{})), {{}})"
+
+
+def test_atens_own_crash_is_laid_to_aten(judge_tiny):
+    """Indices far outside end PyTorch's own process: that case is lost, said to be ATen's, and the rest is judged."""
+    crash = POOL.format(f", low={1 << 40}, high={(1 << 40) + 1}")
+    cases = [POOL.format(""), crash, POOL.format(", high=4"), POOL.format(", low=4")]
+    ended = judge_tiny(None, {"max_pool2d_with_indices_backward.default": cases})
+    by_case = {row["case"]: (row["verdict"], row["reason"]) for row in ended.store.rows()}
+    assert by_case.pop(crash) == ("error", "ATen itself died of SIGSEGV (signal 11) on this case (the judge's process was lost, not the kernel's)")
+    assert {verdict for verdict, _ in by_case.values()} == {"passed"}
+    assert len(by_case) == 3
+
+
+def test_keys_do_not_reach_a_kernel(kernel_directory, judge_tiny, monkeypatch):
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "secret")
+    source = """
+        import os, torch
+        def relu_kernel_impl(self):
+            if "secret" in "".join(os.environ.values()):
+                raise RuntimeError("seen")
+            return torch.where(self <= 0, 0, self)
+    """
+    ended = judge_tiny(kernel_directory({"relu": source}), {"relu.default": UNARY})
+    assert {row["verdict"] for row in ended.store.rows()} == {"passed"}
