@@ -1,10 +1,11 @@
-"""Wrong: right numbers, but computed in the caller's own tensor."""
+"""Wrong: reads the storage in order and ignores strides. Right on contiguous input, wrong on everything else."""
 
 import torch
 
 
 def neg_kernel_impl(self):
-    return self.mul_(-1).clone()
+    flat = torch.as_strided(self, (self.numel(),), (1,))
+    return (0 - flat).reshape(self.shape)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
-"""Wrong: reads the storage in order and ignores strides. Right on contiguous input, wrong on everything else."""
+"""Wrong: right numbers, but computed in the caller's own tensor."""
 
 import torch
 
 
 def relu_kernel_impl(self):
-    flat = torch.as_strided(self, (self.numel(),), (1,))
-    return torch.where(flat <= 0, torch.zeros((), dtype=self.dtype), flat).reshape(self.shape)
+    return self.clamp_(min=0).clone()
 
 
 if __name__ == "__main__":

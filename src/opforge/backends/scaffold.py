@@ -16,25 +16,25 @@ def scaffold(root: Path, cases: Mapping[str, Sequence[Case]]) -> tuple[list[Path
     """Write a template for the kernel of each packet that the cases name; returns the files made and the folders kept."""
     made: list[Path] = []
     kept: list[Path] = []
-    for packet in dict.fromkeys(op.packet for name in cases if (op := table().get(name)) is not None):
-        folder = root / packet
+    for name in dict.fromkeys(table().folder_of(op) for name in cases if (op := table().get(name)) is not None):
+        folder = root / name
         if implementations(folder):
             kept.append(folder)
             continue
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{packet}_implementation_1.py"
-        path.write_text(render(packet, root, [c.args for name in cases if name.startswith(f"{packet}.") for c in cases[name][:1]]))
+        path = folder / f"{name}_implementation_1.py"
+        path.write_text(render(name, root, [c.args for op in cases if op.startswith(f"{name}.") for c in cases[op][:1]]))
         made.append(path)
     return made, kept
 
 
-def render(packet: str, root: Path, cases: Sequence[str]) -> str:
+def render(name: str, root: Path, cases: Sequence[str]) -> str:
     """Return the source of a kernel to fill in."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False  # noqa: S701  # Python source
     )
-    op = table().resolve(packet)
-    own, others = table().served_by(packet)
+    op = table().resolve(name)
+    own, others = table().served_by(name)
     return environment.get_template("kernel.py.j2").render(
         op=op,
         entry=f"{op.base}_kernel_impl",

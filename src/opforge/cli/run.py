@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from click.core import ParameterSource
 
 from opforge import registry
 from opforge.cases.values import dtype_from_user
@@ -106,7 +105,8 @@ def _resumed(context: typer.Context, folder: Path, workers: int) -> RunConfig:
 
     from opforge.runs.store import read_manifest  # noqa: PLC0415
 
-    given = [n for n in context.params if context.get_parameter_source(n) is ParameterSource.COMMANDLINE]
+    sources = {n: context.get_parameter_source(n) for n in context.params}
+    given = [n for n, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
     if clash := [n for n in given if n not in _GOES_WITH_RESUME]:
         raise OpforgeError(f"--{clash[0].strip('_').replace('_', '-')} does not go with --resume: the settings are those of the run's manifest")
     return replace(RunConfig.from_json(read_manifest(folder)["config"]), workers=workers)

@@ -25,6 +25,8 @@ STEPS = 2.0
 """Rounding steps of the dtype that are always allowed."""
 _RELATIVE_CAP = 8.0
 """ATen's relative error, as it is lent to other elements, counts up to so many steps."""
+_PERTURBATIONS = 8
+"""Random perturbations of the inputs: enough that their root mean square is nowhere small by luck."""
 
 TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
     torch.float64: (1e-7, 1e-7),
@@ -112,16 +114,18 @@ class Comparison:
     def _conditioning(self, exact: torch.Tensor, eps: float) -> torch.Tensor:
         """Return the error that a rounding of the inputs, in the precision that ATen computes in, may cause."""
         inner = min(eps, torch.finfo(torch.float32).eps)
-        largest = torch.zeros_like(exact.abs())
-        jumps = torch.zeros_like(largest, dtype=torch.bool)
-        for sign in (1, -1, 2):
+        squares = torch.zeros_like(exact.abs())
+        nearest = torch.zeros_like(squares)
+        for number in range(_PERTURBATIONS):
+            sign = (number // 2 + 1) * (-1 if number % 2 else 1)
             far, near = (self._exact(self.exact.perturbed(step, sign)) for step in (inner, inner / 16))
             if far is None or near is None:
-                return torch.zeros_like(largest)
-            change = (far - exact).abs()
-            jumps |= ~((near - exact).abs() <= change / 4)  # a smooth function moves less when its input does
-            largest = torch.maximum(largest, change)
-        return torch.where(jumps, 0, FACTOR * math.sqrt(self.reduction) * largest)
+                return torch.zeros_like(squares)
+            squares += (far - exact).abs().square()
+            nearest = torch.maximum(nearest, (near - exact).abs())
+        typical = torch.sqrt(squares / _PERTURBATIONS)
+        smooth = nearest <= typical / 4  # a smooth function moves less when its input does; one that jumps does not
+        return torch.where(~smooth, 0, FACTOR * math.sqrt(self.reduction) * typical)
 
     def _tolerated(self, finite: torch.Tensor) -> dict[str, float]:
         k, a = _wide(self.kernel)[finite], _wide(self.aten)[finite]

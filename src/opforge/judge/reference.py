@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -104,15 +105,15 @@ class Exact:
         return self.call.run(widen).tensors
 
     def perturbed(self, eps: float, sign: int) -> list[torch.Tensor] | None:
-        """Return the float64 answers after each input element moved by about ``eps`` of itself."""
+        """Return the float64 answers after each input element moved by about ``eps`` of itself; signs ±n are mirror images."""
         generator = torch.Generator().manual_seed(abs(sign))
 
         def change(tensor: torch.Tensor) -> torch.Tensor:
             wide = widen(tensor)
             if wide.dtype not in (torch.float64, torch.complex128) or 0 in wide.stride():
                 return wide
-            signs = torch.randint(0, 2, wide.shape, generator=generator).mul_(2).sub_(1).to(wide.device)
-            return wide * (1 + (eps if sign > 0 else -eps) * signs)
+            drawn = torch.rand(wide.shape, generator=generator, dtype=torch.float64).sub_(0.5).mul_(math.sqrt(12))
+            return wide * (1 + (eps if sign > 0 else -eps) * drawn.to(wide.device))
 
         return self.call.run(change).tensors
 

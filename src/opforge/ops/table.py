@@ -76,6 +76,10 @@ class OpTable:
         """Return the functional, in-place and out forms of one signature."""
         return [self._operator(name) for name in self._by_family[op.family]]
 
+    def folder_of(self, op: Operator) -> str:
+        """Return the name of the folder in which a kernel for an operator is looked for."""
+        return op.packet if op.packet in self._by_base else op.base
+
     def served_by(self, folder: str) -> tuple[list[Operator], list[Operator]]:
         """Return what a kernel of a directory serves: its own family, then the overloads with the same parameters."""
         primary = self.resolve(folder)

@@ -171,7 +171,8 @@ def main() -> None:
         roles[name] = getattr(importlib.import_module(module), function)
     table()  # once here instead of once in every child
     gc.freeze()
-    ForkServer(control, roles).serve()
+    with contextlib.suppress(ChannelClosedError):  # whoever started us gave up before we were ready
+        ForkServer(control, roles).serve()
 
 
 if __name__ == "__main__":

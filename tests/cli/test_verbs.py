@@ -1,0 +1,124 @@
+"""The verbs, as users type them."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT, opforge
+
+RELU = "import torch\ndef relu_kernel_impl(self):\n    return torch.where(self <= 0, 0, self)\n"
+
+
+def test_run_writes_everything(tmp_path):
+    out = tmp_path / "run"
+    done = opforge("run", "--suite", "smoke", "--backend", "aten", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert "correctness  1.0000" in done.stdout
+    assert "perf@1" in done.stdout
+    names = {p.name for p in out.iterdir()} - {".lock"}
+    assert names == {
+        "manifest.json", "results.jsonl", "OVERALL_SUMMARY.md", "operator_summary.csv", "failed_tests.json", "full_results.json",
+    }  # fmt: skip
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["versions"]["torch"]
+    assert manifest["config"]["suite"] == "smoke"
+    assert manifest["scores"]["correctness"] == 1.0
+    rows = json.loads((out / "full_results.json").read_text())
+    assert {row["phase"] for row in rows} == {"correctness", "performance"}
+    assert set(rows[0]) >= {"op", "kernel", "suite", "case", "phase", "verdict", "reason", "id"}
+    assert json.loads((out / "failed_tests.json").read_text()) == []
+    (line,) = csv.DictReader((out / "operator_summary.csv").read_text().splitlines())
+    assert (line["op"], line["passed"]) == ("relu.default", "2")
+
+
+def test_json_on_stdout(tmp_path):
+    done = opforge("run", "--suite", "smoke", "--backend", "aten", "--out", str(tmp_path / "run"), "--format", "json")
+    answer = json.loads(done.stdout)
+    assert answer["scores"]["correctness"] == 1.0
+    assert answer["operators"][0]["op"] == "relu.default"
+
+
+def test_the_default_folder_is_named_and_used(tmp_path):
+    done = opforge("run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "opforge-runs").iterdir()
+    assert f"opforge-runs/{folder.name}" in done.stdout
+
+
+def test_report_shows_a_run_again(tmp_path, kernel_directory):
+    root = kernel_directory({"relu": RELU.replace("<= 0", "<= 0.5")})
+    out = tmp_path / "run"
+    first = opforge("run", "--backend", "directory", "--ops-directory", str(root), "--out", str(out))
+    assert first.returncode == 1
+    again = opforge("report", str(out))
+    assert again.returncode == 1
+    assert again.stdout in first.stdout
+    assert "wrong" in again.stdout
+    markdown = opforge("report", str(out), "--format", "markdown").stdout
+    assert "## Not right, by operator" in markdown
+    assert json.loads(opforge("report", str(out), "--format", "json").stdout)["correctness"] == 0.0
+    assert opforge("report", str(tmp_path)).returncode == 2
+
+
+@pytest.mark.parametrize("command", [["-m", "BackendBench.scripts.main"], ["BackendBench/scripts/main.py"]])
+def test_the_known_names_do_the_same(command, tmp_path):
+    words = ["--suite", "smoke", "--backend", "aten", "--out", str(tmp_path / "run")]
+    done = subprocess.run([sys.executable, *command, *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "aten on smoke" in done.stdout
+
+
+def test_the_known_names_work_in_a_checkout_that_is_not_installed():
+    code = (
+        "import sys, importlib.metadata as m, importlib.util as u\n"
+        "sys.meta_path = [f for f in sys.meta_path if 'editable' not in repr(f)]\n"
+        "sys.path = [p for p in sys.path if not p.rstrip('/').endswith('/src')]\n"
+        "assert u.find_spec('opforge') is None\n"
+        "import BackendBench.suite.base\nprint(BackendBench.suite.base.Test)\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "opforge.cases.test.Test" in done.stdout
+
+
+def test_ls():
+    assert "smoke" in opforge("ls", "suites").stdout
+    assert "directory" in opforge("ls", "backends").stdout
+    assert "add.Tensor" in opforge("ls", "ops", "--ops", "add").stdout
+    assert len(opforge("ls", "ops").stdout.splitlines()) > 3000
+    kernels = opforge("ls", "kernels", "--ops-directory", "examples/generated_kernels").stdout
+    assert "relu_implementation_1" in kernels
+    assert "relu_.default" in kernels
+
+
+def test_setup_makes_templates_that_run_and_decline(tmp_path):
+    words = ("setup", "--suite", "smoke", "--ops-directory", "kernels")
+    made = opforge(*words, cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    source = tmp_path / "kernels" / "relu" / "relu_implementation_1.py"
+    assert subprocess.run([sys.executable, str(source)], check=False, capture_output=True).returncode == 0
+    judged = opforge("run", "--backend", "directory", "--ops-directory", "kernels", cwd=tmp_path)
+    assert judged.returncode == 1
+    assert "fill in relu" in judged.stdout
+    source.write_text(RELU)
+    assert "0 kernels to fill in" in opforge(*words, cwd=tmp_path).stdout
+    assert source.read_text() == RELU
+    assert opforge("run", "--backend", "directory", "--ops-directory", "kernels", cwd=tmp_path).returncode == 0
+
+
+def test_every_template_is_python():
+    from pathlib import Path
+
+    from opforge.backends.scaffold import render
+    from opforge.ops import table
+
+    for name in {table().folder_of(op) for op in table()}:
+        ast.parse(render(name, Path("kernels"), []))

@@ -1,0 +1,137 @@
+"""A run that is killed, taken up again, or started twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from opforge.errors import RunDirectoryError
+from opforge.runs.store import RunStore, read_rows
+from tests.conftest import ROOT, opforge
+
+WORDS = ["run", "--suite", "opinfo", "--backend", "aten", "--dtypes", "bool"]
+
+
+def start(out: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "opforge.cli", *WORDS, "--out", str(out)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def wait_for_lines(path: Path, count: int, process: subprocess.Popen[bytes]) -> None:
+    """Wait until a running process has written so many verdicts."""
+    while process.poll() is None:
+        try:
+            with path.open("rb") as handle:
+                if sum(1 for _ in handle) >= count:
+                    return
+        except FileNotFoundError:
+            continue
+    pytest.fail("the run ended before it was interrupted")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def recorded():
+    """Have the suite in the cache, so that the runs below judge from their first second."""
+    assert opforge("ls", "ops", "--suite", "opinfo", "--dtypes", "bool").returncode == 0
+
+
+def test_kill_halfway_then_resume_loses_nothing_and_judges_nothing_twice(tmp_path):
+    out = tmp_path / "run"
+    process = start(out)
+    wait_for_lines(out / "results.jsonl", 500, process)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    with (out / "results.jsonl").open("a") as handle:
+        handle.write('{"op": "add.Ten')  # what a process killed in the middle of a line leaves
+    before = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()[:-1]]
+    planned = json.loads((out / "manifest.json").read_text())["plan"]["cases"]
+    assert 0 < len(before) < planned
+
+    done = opforge("run", "--resume", str(out), "--format", "json")
+    assert done.returncode == 0, done.stderr
+    rows = list(read_rows(out))
+    assert rows[: len(before)] == before
+    keys = [(row["op"], row["id"], row["phase"]) for row in rows]
+    assert len(keys) == len(set(keys)) == planned
+    assert json.loads(done.stdout)["scores"]["cases"] == planned
+
+
+def test_two_runs_into_one_folder_the_second_refuses(tmp_path):
+    out = tmp_path / "run"
+    process = start(out)
+    try:
+        wait_for_lines(out / "results.jsonl", 10, process)
+        for words in ([*WORDS, "--out", str(out)], ["run", "--resume", str(out)]):
+            second = opforge(*words)
+            assert second.returncode == 2
+            assert "another run is writing to" in second.stderr
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_finished_folder_is_not_written_over(tmp_path):
+    out = tmp_path / "run"
+    words = ("run", "--suite", "smoke", "--backend", "aten", "--out", str(out))
+    assert opforge(*words).returncode == 0
+    kept = (out / "results.jsonl").read_bytes()
+    again = opforge(*words)
+    assert again.returncode == 2
+    assert "--resume" in again.stderr
+    assert (out / "results.jsonl").read_bytes() == kept
+    resumed = opforge("run", "--resume", str(out))
+    assert resumed.returncode == 0
+    assert (out / "results.jsonl").read_bytes() == kept
+
+
+@pytest.mark.parametrize("cut", [1, 7, 40])
+def test_a_truncated_results_file_is_mended(tmp_path, cut):
+    out = tmp_path / "run"
+    assert opforge("run", "--suite", "smoke", "--backend", "aten", "--out", str(out)).returncode == 0
+    contents = (out / "results.jsonl").read_bytes()
+    (out / "results.jsonl").write_bytes(contents[:-cut])
+    assert opforge("run", "--resume", str(out)).returncode == 0
+    rows = list(read_rows(out))
+    assert len({row["id"] for row in rows}) == len(rows) == 2
+
+
+def test_a_broken_line_in_the_middle_is_named(tmp_path):
+    store = RunStore.create(tmp_path / "run", {})
+    store.append([{"a": 1}, {"a": 2}])
+    store.close()
+    results = tmp_path / "run" / "results.jsonl"
+    results.write_text('{"a": 1}\n{"a"\n{"a": 3}\n')
+    with pytest.raises(RunDirectoryError, match="line 2"):
+        list(read_rows(tmp_path / "run"))
+
+
+def test_resume_refuses_other_settings_and_changed_kernels(tmp_path, kernel_directory):
+    root = kernel_directory({"relu": "import torch\ndef relu_kernel_impl(self):\n    return torch.where(self <= 0, 0, self)\n"})
+    out = tmp_path / "run"
+    words = ("run", "--suite", "smoke", "--backend", "directory", "--ops-directory", str(root), "--out", str(out))
+    assert opforge(*words).returncode == 0
+    other = opforge("run", "--resume", str(out), "--suite", "opinfo")
+    assert other.returncode == 2
+    assert "--suite does not go with --resume" in other.stderr
+    source = root / "relu" / "relu_implementation_1.py"
+    source.write_text(source.read_text() + "\n")
+    changed = opforge("run", "--resume", str(out))
+    assert changed.returncode == 2
+    assert "has changed since the run was begun" in changed.stderr
+
+
+def test_the_lock_goes_with_the_process(tmp_path):
+    code = (
+        "import os, sys; from pathlib import Path; from opforge.runs.store import RunStore;"
+        f"RunStore.create(Path({str(tmp_path / 'run')!r}), {{}}); os.kill(os.getpid(), 9)"
+    )
+    killed = subprocess.run([sys.executable, "-c", code], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    RunStore.reopen(tmp_path / "run").close()
+    assert os.listdir(tmp_path / "run")

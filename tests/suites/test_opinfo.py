@@ -1,0 +1,153 @@
+"""The OpInfo suite: recorded from scratch, judged whole against ATen itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from opforge.cases import Expect
+from opforge.cases.encoding import tree_of
+from opforge.cases.text import parse_arguments
+from opforge.suites import SuiteOptions
+from opforge.suites.opinfo.suite import OpInfoSuite
+from tests.conftest import opforge
+
+DTYPES = ("f32", "bf16", "b8")
+
+
+@pytest.fixture(scope="module")
+def suite():
+    return OpInfoSuite().load(SuiteOptions("cpu", DTYPES))
+
+
+def test_every_case_can_be_read_and_its_tree_is_its_text(suite):
+    checked = 0
+    for cases in suite.cases.values():
+        for case in cases[:3]:
+            parse_arguments(case.args)
+            assert json.loads(tree_of(case.args)) == json.loads(case.tree)
+            checked += 1
+    assert checked > 2000
+
+
+def test_reach(suite):
+    phases: dict[str, set[str]] = {}
+    for op, cases in suite.cases.items():
+        for case in cases:
+            phases.setdefault(case.source.rpartition(" ")[2], set()).add(op)
+    forward = phases["forward"]
+    assert len(forward) >= 500
+    assert len(forward | phases["backward"]) >= 600
+    assert len(forward | phases["backward"] | phases["variant"]) >= 950
+    assert {"matmul.default", "linear.default", "layer_norm.default"} <= phases["composite"]
+    assert {"add_.Tensor", "add.out", "relu_.default"} <= phases["variant"]
+    assert "_softmax_backward_data.default" in phases["backward"]
+
+
+def test_signatures_are_kept_once(suite):
+    import re
+
+    for op in ("mul.Tensor", "view.default", "add.out"):
+        plain = Counter((case.blob, case.expect, re.sub(r", at=\d+", "", case.args)) for case in suite.cases[op])
+        assert max(plain.values()) == 1
+
+
+def test_wrong_inputs_are_cases(suite):
+    raising = [case for cases in suite.cases.values() for case in cases if case.expect is Expect.RAISES]
+    assert len(raising) > 100
+
+
+def test_what_was_lost_is_said(suite):
+    assert any("sparse" in loss for loss in suite.losses)
+    assert any("Jiterator" in loss for loss in suite.losses)
+
+
+def test_a_selection_reads_only_its_operators():
+    loaded = OpInfoSuite().load(SuiteOptions("cpu", ("b8",), frozenset({"bitwise_and.Tensor"})))
+    assert set(loaded.cases) == {"bitwise_and.Tensor"}
+
+
+def test_aten_passes_all_of_it(tmp_path):
+    done = opforge("run", "--suite", "opinfo", "--backend", "aten", "--dtypes", "bool,bf16", "--out", str(tmp_path / "run"), "--format", "json")
+    failed = json.loads((tmp_path / "run" / "failed_tests.json").read_text())
+    assert failed == []
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["scores"]["operators"] > 1100
+
+
+def test_the_command_of_the_known_names_with_two_operators(tmp_path):
+    words = ["--suite", "opinfo", "--backend", "aten", "--ops", "add,sub", "--dtypes", "bool,bf16", "--out", str(tmp_path / "run")]
+    done = subprocess.run([sys.executable, "-m", "BackendBench.scripts.main", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for op in ("add.Tensor", "add_.Tensor", "add.out", "sub.Tensor"):
+        assert op in done.stdout
+
+
+def test_coverage_is_printed():
+    out = opforge("ls", "ops", "--suite", "opinfo", "--dtypes", "bool,bf16").stdout
+    assert "overloads forward" in out
+    assert "with in-place and out variants" in out
+    assert "lost:" in out
+
+
+CRASHING = """
+import ctypes, sys
+from pathlib import Path
+from opforge.suites.opinfo import entries, record
+
+class Entry:
+    def __init__(self, name): self.formatted_name = name
+
+def samples(entry, device, dtype, recorder):
+    import torch
+    from opforge.suites.opinfo.recorder import RecordingMode
+    with RecordingMode(recorder):
+        torch.relu(torch.ones(len(entry.formatted_name)))
+    if entry.formatted_name == "bad":
+        ctypes.string_at(0)
+    with RecordingMode(recorder):
+        torch.abs(torch.ones(len(entry.formatted_name)))
+
+entries.all_entries = lambda: [Entry(n) for n in ("one", "bad", "four")]
+entries.record_samples = samples
+record.record("cpu", "f32", Path(sys.argv[1]), lambda *a: None)
+"""
+
+
+def test_a_native_crash_while_recording_loses_one_entry_and_says_so(tmp_path):
+    done = subprocess.run([sys.executable, "-c", CRASHING, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    losses = json.loads((tmp_path / "losses.json").read_text())
+    assert losses == [["bad: recording died of SIGSEGV (signal 11); the rest of the entry is lost", 1]]
+    from opforge.cases.store import read_table
+
+    sources = Counter(case.source for case in read_table(tmp_path / "cases.parquet"))
+    assert sources["one forward"] >= 2
+    assert sources["four forward"] >= 2
+    assert sources["bad forward"] >= 1
+
+
+def test_two_processes_that_start_at_once_record_once(tmp_path):
+    """Both wait for one recording and read the same folder."""
+    code = (
+        "from opforge.suites import SuiteOptions; from opforge.suites.opinfo.suite import OpInfoSuite, slot_folder\n"
+        "import opforge.suites.opinfo.suite as s\n"
+        "made = []\n"
+        "real = s._record_in_process\n"
+        "def count(*a):\n    made.append(1)\n    yield from real(*a)\n"
+        "s._record_in_process = count\n"
+        "list(s._record_once('cpu', 'errors', slot_folder('cpu', 'errors')))\n"
+        "print(len(made))\n"
+    )
+    environment = {**os.environ, "OPFORGE_CACHE": str(tmp_path)}
+    both = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment) for _ in range(2)]
+    made = sorted(p.communicate()[0].strip() for p in both)
+    assert made == ["0", "1"]
+    (folder,) = Path(tmp_path).glob("opinfo/*/cpu/errors")
+    assert {p.name for p in folder.iterdir()} == {"cases.parquet", "tensors.safetensors", "losses.json"}
