@@ -92,7 +92,9 @@ def isolated(dtype: str, workers: int) -> dict[str, Any]:
             done.append(count)
 
     with tempfile.TemporaryDirectory() as folder:
-        ended = run(RunConfig("opinfo", "aten", dtypes=(dtype,), workers=workers), Path(folder) / "run", progress=progress)
+        ended = run(
+            RunConfig("opinfo", "aten", dtypes=(dtype,), workers=workers), Path(folder) / "run", progress=progress
+        )
     seconds = time.perf_counter() - start
     passed = ended.summary.case_counts["passed"]
     return {"cases": done[-1], "seconds": seconds, "first_verdict_s": first[0], "passed": passed}
@@ -101,7 +103,9 @@ def isolated(dtype: str, workers: int) -> dict[str, Any]:
 def in_process(what: str, *args: str, environment: dict[str, str] | None = None) -> dict[str, Any]:
     """Run one of the measurements in a fresh interpreter and return its figures and its peak memory."""
     command = [sys.executable, __file__, "--only", what, *args]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ, **(environment or {})})
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ, **(environment or {})}
+    )
     peak = [0]
 
     def watch() -> None:
@@ -130,7 +134,9 @@ def fresh_worker_ms(count: int = 50) -> list[float]:
         start = time.perf_counter()
         ours, theirs = Channel.pair()
         settings = {"device": "cpu", "arena_bytes": 1 << 20, "out_at": 1 << 19}
-        pid = spawner.spawn("worker", settings, [theirs.fileno(), arena], limits={"memory_bytes": 8 << 30}, output=False)
+        pid = spawner.spawn(
+            "worker", settings, [theirs.fileno(), arena], limits={"memory_bytes": 8 << 30}, output=False
+        )
         theirs.close()
         ours.send({"do": "load", "kernel": {"file": None, "primary": "relu.default", "entries": []}})
         ours.receive(10)
@@ -152,14 +158,22 @@ def main() -> None:
     options = parser.parse_args()
     words = ["--dtype", options.dtype, "--workers", str(options.workers)]
     if options.only:
-        print(json.dumps(plain_loop(options.dtype) if options.only == "plain" else isolated(options.dtype, options.workers)))
+        print(
+            json.dumps(
+                plain_loop(options.dtype) if options.only == "plain" else isolated(options.dtype, options.workers)
+            )
+        )
         return
     if options.cold:
         with tempfile.TemporaryDirectory() as cache:
             cold = in_process("isolated", *words, environment={"OPFORGE_CACHE": cache})
-        print(f"cold cache, recorded and judged: {cold['cases']} cases in {cold['seconds']:.1f} s, {cold['cases'] / cold['seconds']:.0f}/s")
+        print(
+            f"cold cache, recorded and judged: {cold['cases']} cases in {cold['seconds']:.1f} s, {cold['cases'] / cold['seconds']:.0f}/s"
+        )
     in_process("isolated", *words)  # fills the cache
-    print(f"{'':8}{'cases':>8}{'plain s':>10}{'isolated s':>12}{'plain/s':>10}{'isolated/s':>12}{'ratio':>8}{'first verdict s':>17}{'main MiB':>10}")
+    print(
+        f"{'':8}{'cases':>8}{'plain s':>10}{'isolated s':>12}{'plain/s':>10}{'isolated/s':>12}{'ratio':>8}{'first verdict s':>17}{'main MiB':>10}"
+    )
     ratios = []
     for number in range(1, options.repeats + 1):
         plain, ours = in_process("plain", *words), in_process("isolated", *words)
@@ -170,7 +184,9 @@ def main() -> None:
             f"{ratios[-1]:>8.2f}{ours['first_verdict_s']:>17.2f}{ours['main_mib']:>10.0f}",
             flush=True,
         )
-    print(f"isolated against plain: {statistics.median(ratios):.2f} (median of {len(ratios)}; above 1 is faster than the plain loop)")
+    print(
+        f"isolated against plain: {statistics.median(ratios):.2f} (median of {len(ratios)}; above 1 is faster than the plain loop)"
+    )
     times = sorted(fresh_worker_ms())
     print(f"fresh worker: median {statistics.median(times):.1f} ms, worst {times[-1]:.1f} ms of {len(times)}")
 

@@ -63,7 +63,9 @@ def judge_tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
     monkeypatch.setitem(registry.BUILTIN["suites"], "tiny", f"{__name__}:TinySuite")
     registry._entries.cache_clear()
 
-    def judge(directory: Path | None, cases: Mapping[str, list[str]], *, performance: bool = False, **fields: Any) -> Ended:
+    def judge(
+        directory: Path | None, cases: Mapping[str, list[str]], *, performance: bool = False, **fields: Any
+    ) -> Ended:
         monkeypatch.setattr(TinySuite, "cases", cases)
         monkeypatch.setattr(TinySuite, "performance", performance)
         backend = "aten" if directory is None else "directory"
@@ -82,9 +84,17 @@ def verdicts(ended: Ended) -> dict[str, set[tuple[str, str]]]:
     return found
 
 
-def opforge(*words: str, cwd: Path = ROOT, timeout: float = 600, **environment: str) -> subprocess.CompletedProcess[str]:
+def opforge(
+    *words: str, cwd: Path = ROOT, timeout: float = 600, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Run the command line in a process of its own."""
     command = [sys.executable, "-m", "opforge.cli", *words]
     return subprocess.run(
-        command, capture_output=True, text=True, cwd=cwd, timeout=timeout, env={**os.environ, **environment}, check=False
+        command,
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=timeout,
+        env={**os.environ, **environment},
+        check=False,
     )

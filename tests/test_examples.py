@@ -21,20 +21,37 @@ def test_a_kernel_file_runs_alone(file):
 
 
 def test_honest_kernels_are_right(tmp_path):
-    words = ("--ops-directory", str(EXAMPLES / "generated_kernels"), "--dtypes", "f32,bf16,bool", "--out", str(tmp_path / "run"))
+    words = (
+        "--ops-directory",
+        str(EXAMPLES / "generated_kernels"),
+        "--dtypes",
+        "f32,bf16,bool",
+        "--out",
+        str(tmp_path / "run"),
+    )
     done = opforge("run", "--suite", "opinfo", "--backend", "directory", *words, "--format", "json")
     answer = json.loads(done.stdout)
     assert [o for o in answer["operators"] if o["reasons"]] == []
     assert done.returncode == 0
     served = {o["op"] for o in answer["operators"] if o["kernel"]}
-    assert served >= {"relu_.default", "sigmoid.out", "sum.default", "_softmax.default", "native_layer_norm.default", "mm.out", "silu_.default"}
+    assert served >= {
+        "relu_.default",
+        "sigmoid.out",
+        "sum.default",
+        "_softmax.default",
+        "native_layer_norm.default",
+        "mm.out",
+        "silu_.default",
+    }
 
 
 def test_wrong_kernels_are_caught(tmp_path):
     words = ("--ops-directory", str(EXAMPLES / "wrong_kernels"), "--dtypes", "f32,bf16", "--out", str(tmp_path / "run"))
     done = opforge("run", "--suite", "opinfo", "--backend", "directory", *words, "--format", "json")
     assert done.returncode == 1
-    reasons = {o["op"]: {(r["verdict"]) for r in o["reasons"]} for o in json.loads(done.stdout)["operators"] if o["kernel"]}
+    reasons = {
+        o["op"]: {(r["verdict"]) for r in o["reasons"]} for o in json.loads(done.stdout)["operators"] if o["kernel"]
+    }
     assert "wrong" in reasons["neg.default"]
     assert "wrong" in reasons["sigmoid.default"]
     assert "contract" in reasons["relu.default"]

@@ -42,7 +42,16 @@ def test_folders_named_after_an_overload_win_over_the_packets(tmp_path):
     assert serving["sub.Scalar"] == "sub__Scalar_implementation_1"
 
 
-@pytest.mark.parametrize(("folder", "name"), [("add__Scalar", "add.Scalar"), ("__and__", "__and__"), ("add.Scalar", "add.Scalar"), ("_softmax", "_softmax"), ("add_", "add_")])
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("add__Scalar", "add.Scalar"),
+        ("__and__", "__and__"),
+        ("add.Scalar", "add.Scalar"),
+        ("_softmax", "_softmax"),
+        ("add_", "add_"),
+    ],
+)
 def test_names_of_folders(folder, name):
     assert operator_name(folder) == name
 

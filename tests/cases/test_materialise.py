@@ -28,7 +28,8 @@ print(h.hexdigest())
 
 def test_seeded_tensors_are_the_same_in_any_process():
     first, second = (
-        subprocess.run([sys.executable, "-c", DIGEST], capture_output=True, text=True, check=True).stdout for _ in range(2)
+        subprocess.run([sys.executable, "-c", DIGEST], capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
     )
     here = hashlib.sha256()
     for dtype in sorted(DTYPES):

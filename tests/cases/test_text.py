@@ -7,7 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opforge.cases.text import LogEntry, format_arguments, format_log, parse_arguments, parse_log
-from opforge.cases.values import DTYPES, LAYOUTS, MEMORY_FORMATS, Device, Dtype, Layout, MemoryFormat, TensorSpec, dtype_from_user
+from opforge.cases.values import (
+    DTYPES,
+    LAYOUTS,
+    MEMORY_FORMATS,
+    Device,
+    Dtype,
+    Layout,
+    MemoryFormat,
+    TensorSpec,
+    dtype_from_user,
+)
 from opforge.errors import CaseSyntaxError, UnknownNameError
 
 
@@ -20,7 +30,9 @@ def tensors(draw):
     at = draw(st.none() | st.integers(0, 10**9))
     nbytes = draw(st.none() | st.just(plain.storage_nbytes + 64))
     low = draw(st.none() | st.integers(-9, 9))
-    return TensorSpec(plain.shape, plain.dtype, stride, plain.offset, device, at, nbytes, low, None if low is None else low + 3.5)
+    return TensorSpec(
+        plain.shape, plain.dtype, stride, plain.offset, device, at, nbytes, low, None if low is None else low + 3.5
+    )
 
 
 scalars = (
@@ -36,7 +48,9 @@ scalars = (
     | st.sampled_from([Device("cpu"), Device("cuda:3")])
     | tensors()
 )
-values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple), max_leaves=8)
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple), max_leaves=8
+)
 
 
 def same(left, right):
@@ -133,6 +147,12 @@ def test_short_dtype_names_are_pytorchs_own():
 
 
 def test_dtypes_as_people_type_them():
-    assert [dtype_from_user(d) for d in ("bf16", "torch.bfloat16", "bool", "float", "int64")] == ["bf16", "bf16", "b8", "f32", "i64"]
+    assert [dtype_from_user(d) for d in ("bf16", "torch.bfloat16", "bool", "float", "int64")] == [
+        "bf16",
+        "bf16",
+        "b8",
+        "f32",
+        "i64",
+    ]
     with pytest.raises(UnknownNameError, match="bf16"):
         dtype_from_user("bf17")

@@ -84,7 +84,9 @@ def test_the_known_names_work_in_a_checkout_that_is_not_installed():
         "import BackendBench.suite.base\nprint(BackendBench.suite.base.Test)\n"
     )
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env=environment, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "opforge.cases.test.Test" in done.stdout
 

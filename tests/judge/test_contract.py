@@ -15,24 +15,72 @@ MATRIX = ["((T([4, 6], f32), T([6, 3], f32)), {})"]
     [
         ("relu.default", UNARY, "return torch.where(self <= 0, 0.0, self)", "passed", ""),
         ("relu.default", UNARY, "return torch.where(self <= 0, 0.0, self).unsqueeze(0)", "contract", "shape"),
-        ("relu.default", UNARY, "return torch.where(self <= 0, 0.0, self).half()", "contract", "dtype f16, ATen's has f32"),
-        ("relu.default", UNARY, "return self.clamp_(min=0)", "contract", "wrote to input tensor 0"),
+        (
+            "relu.default",
+            UNARY,
+            "return torch.where(self <= 0, 0.0, self).half()",
+            "contract",
+            "dtype f16, ATen's has f32",
+        ),
+        ("relu.default", UNARY, "return self.clamp_(min=0)", "contract", "wrote to `self`"),
         ("relu.default", UNARY, "return None", "contract", "expected a tensor"),
         ("relu.default", UNARY, "return [self]", "contract", "expected a tensor"),
-        ("relu.default", UNARY, "torch.manual_seed(3); return torch.where(self <= 0, 0.0, self)", "contract", "random number"),
-        ("relu.default", UNARY, "torch.set_num_threads(3); return torch.where(self <= 0, 0.0, self)", "contract", "threads: 1 became 3"),
+        (
+            "relu.default",
+            UNARY,
+            "torch.manual_seed(3); return torch.where(self <= 0, 0.0, self)",
+            "contract",
+            "random number",
+        ),
+        (
+            "relu.default",
+            UNARY,
+            "torch.set_num_threads(3); return torch.where(self <= 0, 0.0, self)",
+            "contract",
+            "threads: 1 became 3",
+        ),
         ("relu.default", UNARY, "self.resize_(1); return torch.zeros(3, 4)", "contract", "shape"),
-        ("relu.default", UNARY, "class Lazy(torch.Tensor): pass\n    return torch.relu(self).as_subclass(Lazy)", "contract", "a Lazy"),
+        (
+            "relu.default",
+            UNARY,
+            "class Lazy(torch.Tensor): pass\n    return torch.relu(self).as_subclass(Lazy)",
+            "contract",
+            "a Lazy",
+        ),
         ("relu_.default", UNARY, "return torch.where(self <= 0, 0.0, self)", "passed", ""),
-        ("relu.out", ["((T([3], f32),), {'out': T([3], f32)})"], "return torch.where(self <= 0, 0.0, self)", "passed", ""),
-        ("relu.out", ["((T([3], f32),), {'out': T([0], f32)})"], "return torch.where(self <= 0, 0.0, self)", "passed", ""),
+        (
+            "relu.out",
+            ["((T([3], f32),), {'out': T([3], f32)})"],
+            "return torch.where(self <= 0, 0.0, self)",
+            "passed",
+            "",
+        ),
+        (
+            "relu.out",
+            ["((T([3], f32),), {'out': T([0], f32)})"],
+            "return torch.where(self <= 0, 0.0, self)",
+            "passed",
+            "",
+        ),
         ("mm.default", MATRIX, "return torch.zeros(4, 3)", "wrong", "12 of 12 elements"),
         ("mm.default", MATRIX, "return (self.double() @ mat2.double()).float()", "passed", ""),
         ("mm.default", MATRIX, "return (mat2.t() @ self.t()).t()", "contract", "cannot be viewed flat"),
-        ("t.default", ["((T([2, 3], f32),), {})"], "return self.t().contiguous()", "contract", "is a view of input"),
+        ("t.default", ["((T([2, 3], f32),), {})"], "return self.t().contiguous()", "contract", "is a view of `self`"),
         ("t.default", ["((T([2, 3], f32),), {})"], "return self.permute(1, 0)", "passed", ""),
-        ("mm.default", ["((T([4, 6], f32), T([5, 3], f32)), {})"], "return torch.zeros(4, 3)", "error", "ATen itself raises"),
-        ("native_layer_norm.default", ["((T([2, 4], f32), [4], None, None, 1e-05), {})"], "return self", "contract", "expected 3"),
+        (
+            "mm.default",
+            ["((T([4, 6], f32), T([5, 3], f32)), {})"],
+            "return torch.zeros(4, 3)",
+            "error",
+            "ATen itself raises",
+        ),
+        (
+            "native_layer_norm.default",
+            ["((T([2, 4], f32), [4], None, None, 1e-05), {})"],
+            "return self",
+            "contract",
+            "expected 3",
+        ),
     ],
 )
 def test_breaches_and_what_is_none(op, cases, body, verdict, words, kernel_directory, judge_tiny):
@@ -98,7 +146,13 @@ def test_random_operators_are_judged_by_their_distribution(kernel_directory, jud
 def test_flat_is_what_view_can_do():
     import torch
 
-    for tensor in (torch.zeros(3, 4), torch.zeros(4, 3).t(), torch.zeros(3, 1, 4), torch.zeros(2, 6)[:, ::2], torch.zeros(6)[::2]):
+    for tensor in (
+        torch.zeros(3, 4),
+        torch.zeros(4, 3).t(),
+        torch.zeros(3, 1, 4),
+        torch.zeros(2, 6)[:, ::2],
+        torch.zeros(6)[::2],
+    ):
         try:
             tensor.view(-1)
             viewable = True

@@ -19,7 +19,9 @@ def call(op: str, *tensors: torch.Tensor, extra: tuple[object, ...] = (), **kwar
     rows = []
     for tensor in tensors:
         contents = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        rows.append([len(buffer), len(contents), SHORT_DTYPES[tensor.dtype], list(tensor.shape), list(tensor.stride()), 0, None])
+        rows.append(
+            [len(buffer), len(contents), SHORT_DTYPES[tensor.dtype], list(tensor.shape), list(tensor.stride()), 0, None]
+        )
         buffer += contents + bytes(-len(contents) % 64)
     args = [*({"T": row} for row in rows), *extra]
     return Call(op, args, kwargs, bytearray(buffer), torch.device("cpu"), own=False)

@@ -146,7 +146,7 @@ EXPECTED = {
     "trunc": ("error", "a library that is not here"),
     "round": ("contract", "default_dtype"),
     "erf": ("contract", "dtype f64"),
-    "sign": ("contract", "input tensor 0 itself"),
+    "sign": ("contract", "`self` itself"),
     "asin": ("crashed", "while loading"),
     "atan": ("unsupported", "only on Tuesdays"),
     "sinh": ("contract", "the second time"),
@@ -165,7 +165,10 @@ def test_each_fault_is_its_own_verdict(kernel_directory, judge_tiny, tmp_path, m
     ended = judge_tiny(root, {f"{op}.default": UNARY for op in ops}, timeout_s=2.0, memory_gib=1.0)
     found = verdicts(ended)
     for op, (verdict, words) in (EXPECTED | {"log10": ("error", "cannot be read")}).items():
-        assert any(v == verdict and words in reason for v, reason in found[f"{op}.default"]), (op, found[f"{op}.default"])
+        assert any(v == verdict and words in reason for v, reason in found[f"{op}.default"]), (
+            op,
+            found[f"{op}.default"],
+        )
         if verdict != "passed":
             assert "passed" not in {v for v, _ in found[f"{op}.default"]} or op == "sinh"
     rows = list(ended.store.rows())
@@ -205,7 +208,10 @@ def test_atens_own_crash_is_laid_to_aten(judge_tiny):
     cases = [POOL.format(""), crash, POOL.format(", high=4"), POOL.format(", low=4")]
     ended = judge_tiny(None, {"max_pool2d_with_indices_backward.default": cases})
     by_case = {row["case"]: (row["verdict"], row["reason"]) for row in ended.store.rows()}
-    assert by_case.pop(crash) == ("error", "ATen itself died of SIGSEGV (signal 11) on this case (the judge's process was lost, not the kernel's)")
+    assert by_case.pop(crash) == (
+        "error",
+        "ATen itself died of SIGSEGV (signal 11) on this case (the judge's process was lost, not the kernel's)",
+    )
     assert {verdict for verdict, _ in by_case.values()} == {"passed"}
     assert len(by_case) == 3
 

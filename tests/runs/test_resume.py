@@ -112,7 +112,9 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path):
 
 
 def test_resume_refuses_other_settings_and_changed_kernels(tmp_path, kernel_directory):
-    root = kernel_directory({"relu": "import torch\ndef relu_kernel_impl(self):\n    return torch.where(self <= 0, 0, self)\n"})
+    root = kernel_directory(
+        {"relu": "import torch\ndef relu_kernel_impl(self):\n    return torch.where(self <= 0, 0, self)\n"}
+    )
     out = tmp_path / "run"
     words = ("run", "--suite", "smoke", "--backend", "directory", "--ops-directory", str(root), "--out", str(out))
     assert opforge(*words).returncode == 0

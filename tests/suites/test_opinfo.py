@@ -74,7 +74,19 @@ def test_a_selection_reads_only_its_operators():
 
 
 def test_aten_passes_all_of_it(tmp_path):
-    done = opforge("run", "--suite", "opinfo", "--backend", "aten", "--dtypes", "bool,bf16", "--out", str(tmp_path / "run"), "--format", "json")
+    done = opforge(
+        "run",
+        "--suite",
+        "opinfo",
+        "--backend",
+        "aten",
+        "--dtypes",
+        "bool,bf16",
+        "--out",
+        str(tmp_path / "run"),
+        "--format",
+        "json",
+    )
     failed = json.loads((tmp_path / "run" / "failed_tests.json").read_text())
     assert failed == []
     assert done.returncode == 0, done.stderr
@@ -82,8 +94,21 @@ def test_aten_passes_all_of_it(tmp_path):
 
 
 def test_the_command_of_the_known_names_with_two_operators(tmp_path):
-    words = ["--suite", "opinfo", "--backend", "aten", "--ops", "add,sub", "--dtypes", "bool,bf16", "--out", str(tmp_path / "run")]
-    done = subprocess.run([sys.executable, "-m", "BackendBench.scripts.main", *words], capture_output=True, text=True, check=False)
+    words = [
+        "--suite",
+        "opinfo",
+        "--backend",
+        "aten",
+        "--ops",
+        "add,sub",
+        "--dtypes",
+        "bool,bf16",
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "BackendBench.scripts.main", *words], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     for op in ("add.Tensor", "add_.Tensor", "add.out", "sub.Tensor"):
         assert op in done.stdout
@@ -146,7 +171,10 @@ def test_two_processes_that_start_at_once_record_once(tmp_path):
         "print(len(made))\n"
     )
     environment = {**os.environ, "OPFORGE_CACHE": str(tmp_path)}
-    both = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment) for _ in range(2)]
+    both = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
+        for _ in range(2)
+    ]
     made = sorted(p.communicate()[0].strip() for p in both)
     assert made == ["0", "1"]
     (folder,) = Path(tmp_path).glob("opinfo/*/cpu/errors")

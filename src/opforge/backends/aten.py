@@ -26,5 +26,6 @@ class AtenBackend:
                 packets[op.packet].append(name)
         digest = f"torch-{torch_version()}"
         return [
-            Kernel("aten", names[0], tuple(Served(n) for n in names), digest=digest) for _packet, names in sorted(packets.items())
+            Kernel("aten", names[0], tuple(Served(n) for n in names), digest=digest)
+            for _packet, names in sorted(packets.items())
         ]

@@ -44,11 +44,9 @@ class DirectoryBackend:
                 f"there is no kernel directory {str(self._root)!r}; make one with `opforge setup --ops-directory {self._root}`, "
                 "or name another with --ops-directory"
             )
-        kernels = []
         folders = sorted(p for p in self._root.iterdir() if p.is_dir() and not p.name.startswith((".", "__")))
-        for folder in sorted(folders, key=lambda p: operator_name(p.name).count("."), reverse=True):
-            if (kernel := self._kernel(folder)) is not None:
-                kernels.append(kernel)
+        ordered = sorted(folders, key=lambda p: operator_name(p.name).count("."), reverse=True)
+        kernels = [kernel for folder in ordered if (kernel := self._kernel(folder)) is not None]
         if unused := set(self._chosen) - {folder.name for folder in folders}:
             raise UnknownNameError("kernel folder", min(unused), [folder.name for folder in folders])
         if not kernels:

@@ -23,7 +23,9 @@ def scaffold(root: Path, cases: Mapping[str, Sequence[Case]]) -> tuple[list[Path
             continue
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{name}_implementation_1.py"
-        path.write_text(render(name, root, [c.args for op in cases if op.startswith(f"{name}.") for c in cases[op][:1]]))
+        path.write_text(
+            render(name, root, [c.args for op in cases if op.startswith(f"{name}.") for c in cases[op][:1]])
+        )
         made.append(path)
     return made, kept
 
@@ -31,7 +33,10 @@ def scaffold(root: Path, cases: Mapping[str, Sequence[Case]]) -> tuple[list[Path
 def render(name: str, root: Path, cases: Sequence[str]) -> str:
     """Return the source of a kernel to fill in."""
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent), undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False  # noqa: S701  # Python source
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701  # Python source
     )
     op = table().resolve(name)
     own, others = table().served_by(name)

@@ -39,14 +39,19 @@ def seeded_bytes(spec: TensorSpec, seed: str) -> Bytes:
     elif dtype.is_complex:
         drawn = _floats(generator, spec, 2 * count)
         part = {torch.complex32: torch.float16, torch.complex64: torch.float32}.get(dtype, torch.float64)
-        return torch.from_numpy(drawn).to(part).view(torch.uint8).numpy()
+        return _bytes_of(drawn, part)
     elif dtype.is_floating_point:
         drawn = _floats(generator, spec, count)
     else:
         low = 0 if spec.low is None else int(spec.low)
         high = max(low + 1, _INT_HIGH if spec.high is None else int(spec.high))
         drawn = generator.integers(low, high, count, dtype=np.int64)
-    return torch.from_numpy(drawn).to(dtype).view(torch.uint8).numpy()
+    return _bytes_of(drawn, dtype)
+
+
+def _bytes_of(drawn: Any, dtype: torch.dtype) -> Bytes:
+    contents: Bytes = torch.from_numpy(drawn).to(dtype).view(torch.uint8).numpy()
+    return contents
 
 
 def _floats(generator: np.random.Generator, spec: TensorSpec, count: int) -> npt.NDArray[np.floating]:

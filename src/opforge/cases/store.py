@@ -43,7 +43,10 @@ def read_table(path: Path, ops: Iterable[str] | None = None, *, blob: str = "") 
         return []
     table = pq.read_table(path, filters=wanted, columns=list(_COLUMNS))
     rows = zip(*(table.column(name).to_pylist() for name in _COLUMNS), strict=True)
-    return [Case(op, args, _EXPECT[expect], _PHASE[phase], source, id_, tree, blob) for op, args, expect, phase, source, id_, tree in rows]
+    return [
+        Case(op, args, _EXPECT[expect], _PHASE[phase], source, id_, tree, blob)
+        for op, args, expect, phase, source, id_, tree in rows
+    ]
 
 
 class BlobWriter:

@@ -76,7 +76,9 @@ def parse_log(lines: Iterable[str]) -> Iterator[LogEntry | CaseSyntaxError]:
         head, _, text = line.partition(",")
         count = head.removeprefix("cnt:").strip()
         if not (op and head.startswith("cnt:") and count.isdigit()):
-            yield CaseSyntaxError(f"line {number}: expected 'Operator: NAME' or 'cnt: N, (…)', found {_shorten(line)!r}")
+            yield CaseSyntaxError(
+                f"line {number}: expected 'Operator: NAME' or 'cnt: N, (…)', found {_shorten(line)!r}"
+            )
             continue
         try:
             args, kwargs = parse_arguments(text)

@@ -33,7 +33,15 @@ DTYPES: dict[str, tuple[str, int]] = {
     "b8": ("bool", 1),
 }
 TORCH_NAMES = {torch_name: short for short, (torch_name, _) in DTYPES.items()}
-_ALIASES = {"float": "f32", "double": "f64", "half": "f16", "long": "i64", "int": "i32", "short": "i16", "cfloat": "c64"}
+_ALIASES = {
+    "float": "f32",
+    "double": "f64",
+    "half": "f16",
+    "long": "i64",
+    "int": "i32",
+    "short": "i16",
+    "cfloat": "c64",
+}
 LAYOUTS = ("strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc", "_mkldnn", "jagged")
 MEMORY_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
 
@@ -116,10 +124,8 @@ class TensorSpec:
         return (self.offset + last + 1) * self.itemsize
 
 
-Value: TypeAlias = (
-    "None | bool | int | float | complex | str | Dtype | Layout | MemoryFormat | Device | TensorSpec"
-    " | list[Value] | tuple[Value, ...]"
-)
+Scalar: TypeAlias = "bool | int | float | complex | str | Dtype | Layout | MemoryFormat | Device | TensorSpec | None"
+Value: TypeAlias = "Scalar | list[Value] | tuple[Value, ...]"
 Arguments: TypeAlias = "tuple[tuple[Value, ...], dict[str, Value]]"
 
 

@@ -38,7 +38,10 @@ def report(
         show(console, manifest, summary)
         judged, planned = summary.case_counts.total(), manifest["plan"]["cases"]
         if judged < planned:
-            console.print(f"[yellow]unfinished[/yellow]   {judged} of {planned} cases judged; go on with `opforge run --resume {run}`", soft_wrap=True)
+            console.print(
+                f"[yellow]unfinished[/yellow]   {judged} of {planned} cases judged; go on with `opforge run --resume {run}`",
+                soft_wrap=True,
+            )
     else:
         raise OpforgeError(f"unknown format {format_!r}; allowed: text, json, markdown")
     write_all(run, summary)

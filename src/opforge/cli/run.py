@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import json
 import sys
 from pathlib import Path
@@ -31,13 +31,19 @@ def run(
     ops: Annotated[str, typer.Option(help="Only these operators, for example 'add,sub' or 'add.Tensor'.")] = "",
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     dtypes: Annotated[str, typer.Option(help="Dtypes of the cases.")] = ",".join(DEFAULT_DTYPES),
-    ops_directory: Annotated[str, typer.Option(help="The folder of kernels of backend `directory`.")] = "generated_kernels",
-    implementation: Annotated[list[str] | None, typer.Option(help="FOLDER=NAME: not the newest one. May be repeated.")] = None,
+    ops_directory: Annotated[
+        str, typer.Option(help="The folder of kernels of backend `directory`.")
+    ] = "generated_kernels",
+    implementation: Annotated[
+        list[str] | None, typer.Option(help="FOLDER=NAME: not the newest one. May be repeated.")
+    ] = None,
     p: Annotated[float, typer.Option(help="The speedup that counts for perf@p.")] = 1.0,
     workers: Annotated[int, typer.Option(help="How many kernels are judged at once.")] = 2,
     timeout: Annotated[float, typer.Option(help="Seconds that one case may take.")] = 60.0,
     memory_gib: Annotated[float, typer.Option(help="Memory that a kernel's process may take (CPU).")] = 8.0,
-    out: Annotated[Path | None, typer.Option(help="A new folder for the results [default: opforge-runs/TIME-SUITE-BACKEND].")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A new folder for the results [default: opforge-runs/TIME-SUITE-BACKEND].")
+    ] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with a run that was broken off.")] = None,
     format_: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
 ) -> int:
@@ -94,9 +100,18 @@ def _operator_rows(summary: object) -> list[dict[str, object]]:
     for op, tally in sorted(summary.operators.items()):
         reasons = [{"verdict": v, "reason": r, "count": n} for (v, r), n in tally.reasons.most_common(10)]
         rows.append(
-            {"op": op, "kernel": tally.kernel, "cases": tally.total, "passed": tally.passed, "speedup": tally.speedup, "reasons": reasons}
+            {
+                "op": op,
+                "kernel": tally.kernel,
+                "cases": tally.total,
+                "passed": tally.passed,
+                "speedup": tally.speedup,
+                "reasons": reasons,
+            }
         )
-    return rows + [{"op": op, "kernel": None, "cases": 0, "passed": 0, "speedup": None, "reasons": []} for op in summary.missing]
+    return rows + [
+        {"op": op, "kernel": None, "cases": 0, "passed": 0, "speedup": None, "reasons": []} for op in summary.missing
+    ]
 
 
 def _resumed(context: typer.Context, folder: Path, workers: int) -> RunConfig:
@@ -108,7 +123,9 @@ def _resumed(context: typer.Context, folder: Path, workers: int) -> RunConfig:
     sources = {n: context.get_parameter_source(n) for n in context.params}
     given = [n for n, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
     if clash := [n for n in given if n not in _GOES_WITH_RESUME]:
-        raise OpforgeError(f"--{clash[0].strip('_').replace('_', '-')} does not go with --resume: the settings are those of the run's manifest")
+        raise OpforgeError(
+            f"--{clash[0].strip('_').replace('_', '-')} does not go with --resume: the settings are those of the run's manifest"
+        )
     return replace(RunConfig.from_json(read_manifest(folder)["config"]), workers=workers)
 
 
@@ -123,5 +140,5 @@ def _implementations(words: list[str]) -> dict[str, str]:
 
 
 def _default_folder(suite: str, backend: str) -> Path:
-    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S-%f")[:-3]
+    stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%d-%H%M%S-%f")[:-3]
     return Path("opforge-runs") / f"{stamp}-{suite}-{backend}"

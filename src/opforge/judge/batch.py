@@ -59,7 +59,9 @@ class Placed:
 class Batch:
     """The inputs of some cases, in memory that is the judge's own; ``buffer`` is lent from batch to batch."""
 
-    def __init__(self, op: Operator, device: torch.device, capacity: int, blobs: Mapping[str, Bytes], buffer: Bytes) -> None:
+    def __init__(
+        self, op: Operator, device: torch.device, capacity: int, blobs: Mapping[str, Bytes], buffer: Bytes
+    ) -> None:
         self._op = op
         self._device = device
         self._blobs = blobs
@@ -99,7 +101,11 @@ class Batch:
         if np.array_equal(arena[INPUTS_AT : self.used], self._buffer[INPUTS_AT : self.used]):
             return [[] for _ in self.placed]
         return [
-            [i for i, (at, n, *_) in enumerate(p.inputs) if not np.array_equal(arena[at : at + n], self._buffer[at : at + n])]
+            [
+                i
+                for i, (at, n, *_) in enumerate(p.inputs)
+                if not np.array_equal(arena[at : at + n], self._buffer[at : at + n])
+            ]
             for p in self.placed
         ]
 

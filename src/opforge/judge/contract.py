@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,7 +57,9 @@ class Hearing:
 
     def _judge(self) -> dict[str, float]:
         if "exited" in self.reply:
-            raise NotRightError(Outcome.CRASHED, f"the kernel tried to end its process: SystemExit({self.reply['exited']})")
+            raise NotRightError(
+                Outcome.CRASHED, f"the kernel tried to end its process: SystemExit({self.reply['exited']})"
+            )
         if self.expect is Expect.RAISES:
             return self._must_raise()
         if self.aten.raised is not None:
@@ -74,7 +77,9 @@ class Hearing:
         if self.aten.raised is None:
             raise NotRightError(Outcome.ERROR, "ATen was expected to raise on this case, and did not")
         if "raised" not in self.reply:
-            raise NotRightError(Outcome.CONTRACT, f"ATen raises {_one_line(self.aten.raised)}; the kernel returned a result")
+            raise NotRightError(
+                Outcome.CONTRACT, f"ATen raises {_one_line(self.aten.raised)}; the kernel returned a result"
+            )
         return {}
 
     def _raised(self, kind: str, text: str) -> NotRightError:
@@ -84,9 +89,11 @@ class Hearing:
 
     def _inputs_left_alone(self) -> None:
         if self.touched:
-            raise NotRightError(Outcome.CONTRACT, f"wrote to input tensor {self.touched[0]}, which {self.op.name} must not change")
+            raise NotRightError(
+                Outcome.CONTRACT, f"wrote to {self._name(self.touched[0])}, which {self.op.name} must not change"
+            )
         if changed := self.reply.get("reshaped"):
-            raise NotRightError(Outcome.CONTRACT, f"changed the shape or strides of input tensor {changed[0]}")
+            raise NotRightError(Outcome.CONTRACT, f"changed the shape or strides of {self._name(changed[0])}")
 
     def _results(self, described: Any, result: Any) -> dict[str, float]:
         pairs = _pair(described, result, "result")
@@ -109,7 +116,9 @@ class Hearing:
             kind = said["junk"] if isinstance(said, dict) and "junk" in said else type(said).__name__
             raise NotRightError(Outcome.CONTRACT, f"{what} is {kind}, expected a tensor")
         if "class" in said:
-            raise NotRightError(Outcome.CONTRACT, f"{what} is a {said['class']}, a subclass of Tensor that may compute later")
+            raise NotRightError(
+                Outcome.CONTRACT, f"{what} is a {said['class']}, a subclass of Tensor that may compute later"
+            )
         row = said["T"]
         if row[2] != SHORT_DTYPES[aten.dtype]:
             raise NotRightError(Outcome.CONTRACT, f"{what} has dtype {row[2]}, ATen's has {SHORT_DTYPES[aten.dtype]}")
@@ -125,7 +134,8 @@ class Hearing:
             return
         if flat(aten.shape, aten.stride()) and not flat(aten.shape, strides):
             raise NotRightError(
-                Outcome.CONTRACT, f"{what} has strides {tuple(strides)} and cannot be viewed flat; ATen's {aten.stride()} can"
+                Outcome.CONTRACT,
+                f"{what} has strides {tuple(strides)} and cannot be viewed flat; ATen's {aten.stride()} can",
             )
         self.notes.append(f"{what} has strides {tuple(strides)}, ATen's has {aten.stride()}")
 
@@ -133,7 +143,9 @@ class Hearing:
         at, nbytes, dtype, shape, _strides, _offset, _device = row
         if not (self.results_at <= at and at - self.results_at + nbytes <= len(self.results) and nbytes >= 0):
             raise ForgedReplyError(f"a result lies at {at}, outside its place")
-        tensor = tensor_over(self.results, [at - self.results_at, nbytes, dtype, shape, contiguous_strides(tuple(shape)), 0, None])
+        tensor = tensor_over(
+            self.results, [at - self.results_at, nbytes, dtype, shape, contiguous_strides(tuple(shape)), 0, None]
+        )
         if tensor.numel() * tensor.element_size() != nbytes:
             raise ForgedReplyError(f"{nbytes} bytes for shape {shape} of {dtype}")
         return tensor
@@ -142,14 +154,20 @@ class Hearing:
         expected_same = [i for i, t in enumerate(self.aten.inputs) if t is aten]
         if said.get("same", []) != expected_same:
             if expected_same:
-                raise NotRightError(Outcome.CONTRACT, f"{what} is not the very tensor that was given as input {expected_same[0]}")
-            raise NotRightError(Outcome.CONTRACT, f"{what} is input tensor {said['same'][0]} itself, not a new tensor")
+                raise NotRightError(
+                    Outcome.CONTRACT, f"{what} is not the very tensor that was given as {self._name(expected_same[0])}"
+                )
+            raise NotRightError(Outcome.CONTRACT, f"{what} is {self._name(said['same'][0])} itself, not a new tensor")
         expected = storage_aliases(aten, self.aten.inputs)
         got = said.get("alias", [])
         if got and not expected:
-            raise NotRightError(Outcome.CONTRACT, f"{what} shares memory with input tensor {got[0]}; ATen's is new memory")
+            raise NotRightError(
+                Outcome.CONTRACT, f"{what} shares memory with {self._name(got[0])}; ATen's is new memory"
+            )
         if expected and not got and aten.numel():
-            raise NotRightError(Outcome.CONTRACT, f"{what} is new memory; ATen's is a view of input tensor {expected[0]}")
+            raise NotRightError(
+                Outcome.CONTRACT, f"{what} is new memory; ATen's is a view of {self._name(expected[0])}"
+            )
 
     def _numbers(self, what: str, kernel: torch.Tensor, aten: torch.Tensor, index: int) -> dict[str, float]:
         aten = aten.detach().cpu().resolve_conj().resolve_neg()
@@ -173,7 +191,9 @@ class Hearing:
                 raise
             judged = torch.where(undefined, aten, kernel)
             figures = Comparison(judged, aten, Exact(self.call), index, what, self._reduction(aten)).check()
-            self.notes.append(f"{what}: {int(undefined.sum())} of {aten.numel()} elements are uninitialised in ATen, and not judged")
+            self.notes.append(
+                f"{what}: {int(undefined.sum())} of {aten.numel()} elements are uninitialised in ATen, and not judged"
+            )
             return figures
 
     def _undefined(self, aten: torch.Tensor, index: int) -> torch.Tensor | None:
@@ -192,18 +212,25 @@ class Hearing:
         count = len(tensors_of(self.aten.result))
         undefined = self.op.random or self.op.base in properties.UNDEFINED_CONTENTS
         for i, (row, aten) in enumerate(zip(self.reply["inputs"], self.aten.inputs, strict=True)):
-            what = f"input tensor {i} after the call"
+            what = f"{self._name(i)} after the call"
             kernel = self._tensor(what, {"T": row}, aten)
             before = self._before(i)
             aten_cpu = aten.detach().cpu().resolve_conj().resolve_neg()
             written = before.shape != aten_cpu.shape or not same_bytes(before, aten_cpu)
             if not written and not same_bytes(kernel, aten_cpu) and not (undefined and self._is_written(i)):
-                raise NotRightError(Outcome.CONTRACT, f"wrote to input tensor {i}, which ATen left alone")
+                raise NotRightError(Outcome.CONTRACT, f"wrote to {self._name(i)}, which ATen left alone")
             if written and not undefined:
                 if kernel.shape == before.shape and same_bytes(kernel, before) and kernel.numel():
-                    raise NotRightError(Outcome.CONTRACT, f"did not write to input tensor {i}, which {self.op.name} must change")
+                    raise NotRightError(
+                        Outcome.CONTRACT, f"did not write to {self._name(i)}, which {self.op.name} must change"
+                    )
                 _merge(figures, self._compare(what, kernel, aten_cpu, count + i))
         return figures
+
+    def _name(self, index: int) -> str:
+        """Return the schema's name of an input tensor, such as ``self`` or ``tensors[1]``."""
+        names = list(_tensor_names(self.op, self.call))
+        return f"`{names[index]}`" if 0 <= index < len(names) else f"input tensor {index}"
 
     def _before(self, index: int) -> torch.Tensor:
         original = self.call.build()[2][index]
@@ -218,13 +245,29 @@ class Hearing:
         if not sizes or not aten.numel():
             return 1.0
         product = math.sqrt(sizes[0] * sizes[1] / aten.numel()) if len(sizes) > 1 else 1.0
-        return max(1.0, sizes[0] / aten.numel(), product)
+        return max(1.0, float(sizes[0] / aten.numel()), product)
 
 
 def flat(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether a tensor can be viewed as one dimension without a copy."""
     kept = [(size, step) for size, step in zip(shape, strides, strict=True) if size != 1]
-    return all(step == inner_size * inner_step for (_, step), (inner_size, inner_step) in zip(kept, kept[1:], strict=False))
+    return all(step == inner_size * inner_step for (_, step), (inner_size, inner_step) in itertools.pairwise(kept))
+
+
+def _tensor_names(op: Operator, call: Call) -> Iterator[str]:
+    """Yield the names of a call's tensors in the order in which they are counted."""
+    for argument, value in zip(op.arguments, call.args, strict=False):
+        yield from _names_in(argument.name, value)
+    for name, value in call.kwargs.items():
+        yield from _names_in(name, value)
+
+
+def _names_in(name: str, value: Any) -> Iterator[str]:
+    if isinstance(value, dict) and "T" in value:
+        yield name
+    elif isinstance(value, list):
+        for position, item in enumerate(value):
+            yield from _names_in(f"{name}[{position}]", item)
 
 
 def _pair(described: Any, result: Any, what: str) -> list[tuple[str, Any, Any]]:
@@ -233,7 +276,9 @@ def _pair(described: Any, result: Any, what: str) -> list[tuple[str, Any, Any]]:
     if not isinstance(described, list) or len(described) != len(result):
         got = f"{len(described)} values" if isinstance(described, list) else "one value"
         raise NotRightError(Outcome.CONTRACT, f"{what} is {got}, expected {len(result)}")
-    return [pair for i, (d, r) in enumerate(zip(described, result, strict=True)) for pair in _pair(d, r, f"{what}[{i}]")]
+    return [
+        pair for i, (d, r) in enumerate(zip(described, result, strict=True)) for pair in _pair(d, r, f"{what}[{i}]")
+    ]
 
 
 def _same_plain(what: str, said: Any, aten: Any) -> None:
@@ -242,7 +287,9 @@ def _same_plain(what: str, said: Any, aten: Any) -> None:
         value, aten = (said or {}).get("dtype") if isinstance(said, dict) else said, SHORT_DTYPES.get(aten)
     if type(value) is not type(aten):
         raise NotRightError(Outcome.CONTRACT, f"{what} is {_kind(said)}, expected {type(aten).__name__}")
-    same = value == aten or (isinstance(aten, float) and math.isnan(aten) and math.isnan(value))
+    same = value == aten or (
+        isinstance(aten, float) and isinstance(value, float) and math.isnan(aten) and math.isnan(value)
+    )
     if isinstance(aten, float | complex) and not same:
         same = abs(value - aten) <= 1e-6 * abs(aten)
     if not same:

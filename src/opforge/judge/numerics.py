@@ -94,7 +94,9 @@ class Comparison:
         if self.aten.dtype in (torch.float64, torch.complex128):
             relative = torch.tensor(cap)  # nothing wider to see ATen's own error by
         else:
-            relative = torch.where(size > 0, aten_error / size, 0).amax().clamp(max=cap) if len(r) else torch.tensor(0.0)
+            relative = (
+                torch.where(size > 0, aten_error / size, 0).amax().clamp(max=cap) if len(r) else torch.tensor(0.0)
+            )
         allowed = FACTOR * torch.maximum(aten_error, relative * size) + STEPS * eps * size + tiny
         if (error > allowed).any():
             allowed = allowed + self._conditioning(exact, eps)[finite]
@@ -154,7 +156,7 @@ class Comparison:
 
 def same_bytes(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Whether two tensors of one shape and dtype hold the same bits."""
-    return torch.equal(flat_bytes(left), flat_bytes(right))
+    return bool(torch.equal(flat_bytes(left), flat_bytes(right)))
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:

@@ -25,7 +25,9 @@ _WHOLE_LINE = frozenset({"sort", "argsort", "topk"})
 """Those whose positions along ``dim`` must all differ."""
 
 
-def tie_checker(base: str, overload: str, args: Any, kwargs: dict[str, Any]) -> Callable[[torch.Tensor, torch.Tensor], bool] | None:
+def tie_checker(
+    base: str, overload: str, args: Any, kwargs: dict[str, Any]
+) -> Callable[[torch.Tensor, torch.Tensor], bool] | None:
     """Return a check that two index results point at equal elements, for operators where ties may be broken freely."""
     if base not in _DIM_AT or kwargs.get("stable") or "stable" in overload or not args:
         return None
@@ -41,17 +43,19 @@ def tie_checker(base: str, overload: str, args: Any, kwargs: dict[str, Any]) -> 
     return check
 
 
-def _same_elements(source: torch.Tensor, dim: int | None, kernel: torch.Tensor, aten: torch.Tensor, *, distinct: bool) -> bool:
+def _same_elements(
+    source: torch.Tensor, dim: int | None, kernel: torch.Tensor, aten: torch.Tensor, *, distinct: bool
+) -> bool:
     if dim is None:
         source, dim = source.reshape(-1), 0
         kernel, aten = kernel.reshape(-1), aten.reshape(-1)
     if source.dim() == 0 or kernel.shape != aten.shape:
-        return torch.equal(kernel, aten)
+        return bool(torch.equal(kernel, aten))
     if kernel.dim() < source.dim():
         kernel, aten = kernel.unsqueeze(dim), aten.unsqueeze(dim)
     size = source.shape[dim]
     if kernel.numel() == 0 or (kernel < 0).any() or (kernel >= size).any():
-        return torch.equal(kernel, aten)
+        return bool(torch.equal(kernel, aten))
     if distinct and kernel.shape[dim] > 1 and (kernel.sort(dim).values.diff(dim=dim) == 0).any():
         return False
     left, right = source.gather(dim, kernel), source.gather(dim, aten)

@@ -37,7 +37,9 @@ class Call:
     """Whether inputs need storage of their own: the operator writes to them, or they go to another device."""
     seed: int | None = None
 
-    def build(self, change: Callable[[torch.Tensor], torch.Tensor] | None = None) -> tuple[Any, dict[str, Any], list[torch.Tensor]]:
+    def build(
+        self, change: Callable[[torch.Tensor], torch.Tensor] | None = None
+    ) -> tuple[Any, dict[str, Any], list[torch.Tensor]]:
         """Return fresh arguments and, in order, the tensors among them."""
         inputs: list[torch.Tensor] = []
 
@@ -66,7 +68,6 @@ class Call:
         except Exception as error:  # noqa: BLE001  # ATen raises many types; that it raises is what we ask
             return Answer(inputs=inputs, raised=error)
         return Answer(inputs=inputs, result=result)
-
 
     def run_poisoned(self) -> Answer:
         """Call ATen with new memory filled with NaN or the largest integer, to see what it leaves uninitialised."""
@@ -116,7 +117,6 @@ class Exact:
             return wide * (1 + (eps if sign > 0 else -eps) * drawn.to(wide.device))
 
         return self.call.run(change).tensors
-
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:

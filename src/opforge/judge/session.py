@@ -110,7 +110,13 @@ class Judge:
             except (CaseSyntaxError, MemoryError, KeyError, ValueError, RuntimeError) as error:
                 refused.append((case, Finding(Outcome.UNSUPPORTED, f"the case cannot be made here: {error}")))
             waiting.popleft()
-            if twice and batch.placed and len(batch.placed) < 2 * _TWICE and not op.facts.random and batch.placed[-1].case is case:
+            if (
+                twice
+                and batch.placed
+                and len(batch.placed) < 2 * _TWICE
+                and not op.facts.random
+                and batch.placed[-1].case is case
+            ):
                 batch.add(case, again=True)
         return batch, refused
 
@@ -123,8 +129,8 @@ class Judge:
         except DeathError as death:
             self._death(op, batch, death, waiting)
             return
-        replies = reply.get("results") if isinstance(reply, dict) else None
-        if not _well_formed(replies, len(batch.placed)):
+        replies = _replies(reply, len(batch.placed))
+        if replies is None:
             self._end_worker()
             forged = Finding(Outcome.CONTRACT, "the worker's reply is not one that our harness writes")
             self._emit(op, [(p.case, forged) for p in batch.placed if not p.again])
@@ -157,23 +163,31 @@ class Judge:
         findings: list[tuple[CaseRow, Finding]] = []
         for placed, aten, reply, inputs in zip(batch.placed, answers, replies, touched, strict=True):
             hearing = Hearing(
-                op.facts, op.required, placed.case.expect, placed.call, aten, reply, results, self._config.in_bytes, inputs
+                op.facts,
+                op.required,
+                placed.case.expect,
+                placed.call,
+                aten,
+                reply,
+                results,
+                self._config.in_bytes,
+                inputs,
             )
             finding = hearing.finding()
             if finding.passed and op.facts.random and self._worker is not None:
-                finding = self._surviving(lambda p=placed, h=hearing: self._draw(op, worker, p, h)) or finding
+                finding = self._surviving(self._draw, op, worker, placed, hearing) or finding
             if placed.again:
                 findings[-1] = (placed.case, _twice(findings[-1][1], finding))
                 continue
             if finding.passed and placed.case.phase is Phase.PERFORMANCE and self._worker is not None:
-                finding = self._surviving(lambda p=placed, f=finding: self._race(op, worker, batch, p, f)) or finding
+                finding = self._surviving(self._race, op, worker, batch, placed, finding) or finding
             findings.append((placed.case, finding))
         return findings
 
-    def _surviving(self, ask: Callable[[], Finding | None]) -> Finding | None:
+    def _surviving(self, ask: Callable[..., Finding | None], *args: Any) -> Finding | None:
         """Ask more of a worker; when it dies of it, that is the verdict."""
         try:
-            return ask()
+            return ask(*args)
         except DeathError as death:
             self._worker = None
             return Finding(death.outcome, str(death))
@@ -201,7 +215,8 @@ class Judge:
                 pairs.append(pair)
         for index, pairs in enumerate(drawn):
             difference = distribution.differs(
-                torch.cat([k.reshape(-1) for k, _ in pairs]), torch.cat([a.detach().cpu().reshape(-1) for _, a in pairs])
+                torch.cat([k.reshape(-1) for k, _ in pairs]),
+                torch.cat([a.detach().cpu().reshape(-1) for _, a in pairs]),
             )
             if difference is not None:
                 return Finding(Outcome.WRONG, f"result[{index}]: {difference}")
@@ -244,16 +259,18 @@ class Judge:
             self._channel.send({"op": op.facts.name, "verdicts": rows})
 
 
-def _well_formed(replies: Any, count: int) -> bool:
-    return isinstance(replies, list) and len(replies) == count and all(isinstance(r, dict) for r in replies)
+def _replies(reply: Any, count: int) -> list[dict[str, Any]] | None:
+    """Return the worker's answers to the cases of a batch, or None when that is not what it sent."""
+    replies = reply.get("results") if isinstance(reply, dict) else None
+    if isinstance(replies, list) and len(replies) == count and all(isinstance(r, dict) for r in replies):
+        return replies
+    return None
 
 
 def _results_end(replies: list[dict[str, Any]], config: WorkerConfig) -> int:
     """Return where the results that the replies speak of end, within the arena."""
-    ends = [config.in_bytes]
-    for row in _result_rows(replies):
-        if isinstance(row[0], int) and isinstance(row[1], int):
-            ends.append(row[0] + row[1])
+    rows = (row for row in _result_rows(replies) if isinstance(row[0], int) and isinstance(row[1], int))
+    ends = [config.in_bytes, *(row[0] + row[1] for row in rows)]
     return min(max(ends), config.arena_bytes)
 
 
@@ -261,8 +278,7 @@ def _result_rows(tree: Any) -> Iterator[list[Any]]:
     if isinstance(tree, dict):
         if isinstance(tree.get("T"), list):
             yield tree["T"]
-        for row in tree.get("inputs", ()):
-            yield row
+        yield from tree.get("inputs", ())
         yield from _result_rows(tree.get("returned"))
     elif isinstance(tree, list):
         for value in tree:

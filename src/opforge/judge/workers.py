@@ -14,8 +14,8 @@ import numpy as np
 
 from opforge.cases.materialise import Bytes
 from opforge.judge.verdict import Outcome
+from opforge.processes import describe_status
 from opforge.sandbox.client import Spawner
-from opforge.sandbox.processes import describe_status
 from opforge.sandbox.wire import Channel, ChannelClosedError
 from opforge.sandbox.worker import COUNTER
 

@@ -49,9 +49,20 @@ def overall(manifest: dict[str, Any], summary: Summary) -> str:
         lines += ["## Not right, by operator", ""]
         lines += [line for tally in wrong for line in _reasons(tally)]
     if summary.declined:
-        lines += ["", "## Declined", "", "Overloads beyond a kernel's own family that it raises on: " + ", ".join(f"`{op}`" for op in summary.declined)]
+        lines += [
+            "",
+            "## Declined",
+            "",
+            "Overloads beyond a kernel's own family that it raises on: "
+            + ", ".join(f"`{op}`" for op in summary.declined),
+        ]
     if manifest["plan"]["losses"]:
-        lines += ["", "## Samples that could not become cases", "", *[f"- {loss}" for loss in manifest["plan"]["losses"]]]
+        lines += [
+            "",
+            "## Samples that could not become cases",
+            "",
+            *[f"- {loss}" for loss in manifest["plan"]["losses"]],
+        ]
     if manifest["plan"]["remarks"]:
         lines += ["", "## Remarks", "", *[f"- {remark}" for remark in manifest["plan"]["remarks"]]]
     return "\n".join(lines) + "\n"
@@ -79,7 +90,15 @@ def _reasons(tally: OperatorTally) -> Iterator[str]:
 
 
 def _write_table(path: Path, summary: Summary) -> None:
-    columns = ["op", "kernel", "cases", "passed", "pass_rate", "speedup", *[o.value for o in Outcome if o is not Outcome.PASSED]]
+    columns = [
+        "op",
+        "kernel",
+        "cases",
+        "passed",
+        "pass_rate",
+        "speedup",
+        *[o.value for o in Outcome if o is not Outcome.PASSED],
+    ]
     with path.open("w", newline="") as handle:
         writer = csv.writer(handle)
         writer.writerow(columns)

@@ -29,7 +29,9 @@ def show(console: Console, manifest: dict[str, Any], summary: Summary) -> None:
     console.print(_table(manifest, summary, tallies[:_MAX_ROWS]))
     if len(tallies) > _MAX_ROWS:
         hidden = tallies[_MAX_ROWS:]
-        console.print(f"… and {len(hidden)} more operators, {sum(1 for t in hidden if t.right)} of them right; all are in operator_summary.csv")
+        console.print(
+            f"… and {len(hidden)} more operators, {sum(1 for t in hidden if t.right)} of them right; all are in operator_summary.csv"
+        )
     _show_reasons(console, [t for t in tallies if not t.right])
     if summary.declined:
         console.print(f"declined (not counted as served): {', '.join(summary.declined)}")
@@ -42,7 +44,12 @@ def show(console: Console, manifest: dict[str, Any], summary: Summary) -> None:
 
 def _table(manifest: dict[str, Any], summary: Summary, tallies: list[OperatorTally]) -> Table:
     config = manifest["config"]
-    table = Table(title=f"{config['backend']} on {config['suite']} ({config['device']})", title_justify="left", box=None, pad_edge=False)
+    table = Table(
+        title=f"{config['backend']} on {config['suite']} ({config['device']})",
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+    )
     table.add_column("operator", no_wrap=True)
     table.add_column("kernel", overflow="fold")
     table.add_column("passed", justify="right")
@@ -89,7 +96,8 @@ def _show_scores(console: Console, summary: Summary) -> None:
     scores = summary.scores()
     console.print(
         f"correctness  {scores['correctness']:.4f} over {scores['operators']} operators; "
-        f"{scores['correctness_of_judged']:.4f} over the {scores['judged']} that the backend implements (coverage {scores['coverage']:.4f})"
-    , soft_wrap=True)
+        f"{scores['correctness_of_judged']:.4f} over the {scores['judged']} that the backend implements (coverage {scores['coverage']:.4f})",
+        soft_wrap=True,
+    )
     console.print(f"performance  {performance_text(summary)}", soft_wrap=True)
     console.print(f"cases        {scores['cases']}: {verdict_text(scores['verdicts'])}", soft_wrap=True)

@@ -31,7 +31,11 @@ class RunConfig:
 
     def checked(self) -> RunConfig:
         """Return the settings, or say which is out of its range."""
-        for name, value, least in (("--timeout", self.timeout_s, 0.1), ("--memory-gib", self.memory_gib, 0.25), ("--p", self.p, 0)):
+        for name, value, least in (
+            ("--timeout", self.timeout_s, 0.1),
+            ("--memory-gib", self.memory_gib, 0.25),
+            ("--p", self.p, 0),
+        ):
             if not value >= least:
                 raise OpforgeError(f"{name} {value} is too small; it must be at least {least}")
         if not 1 <= self.workers <= 256:

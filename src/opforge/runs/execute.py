@@ -11,10 +11,10 @@ from typing import Any
 
 from opforge.cases import Case
 from opforge.judge.verdict import Finding, Outcome
+from opforge.processes import describe_status
 from opforge.runs.config import RunConfig
 from opforge.runs.plan import Job, Key, Part, Plan
 from opforge.sandbox.client import ForkServerProcess, Spawner
-from opforge.sandbox.processes import describe_status
 from opforge.sandbox.wire import Channel, ChannelClosedError
 
 ROLES = {"worker": "opforge.sandbox.worker:serve", "judge": "opforge.judge.session:serve"}
@@ -42,7 +42,10 @@ class _Task:
         self.waiting = {(p.op, c.id, c.phase): c for p in self.job.parts for c in p.cases}
 
     def rest(self, batch: int) -> _Task | None:
-        parts = [Part(p.op, p.required, [c for c in p.cases if (p.op, c.id, c.phase) in self.waiting]) for p in self.job.parts]
+        parts = [
+            Part(p.op, p.required, [c for c in p.cases if (p.op, c.id, c.phase) in self.waiting])
+            for p in self.job.parts
+        ]
         job = Job(self.job.kernel, tuple(p for p in parts if p.cases))
         return _Task(job, batch) if job.parts else None
 
@@ -129,7 +132,9 @@ class LocalExecutor:
         for verdict in verdicts:
             case = task.waiting.pop((op, verdict["id"], verdict["phase"]), None)
             if case is not None:
-                rows.append({"op": op, "kernel": task.job.kernel.name, "case": case.args, "source": case.source, **verdict})
+                rows.append(
+                    {"op": op, "kernel": task.job.kernel.name, "case": case.args, "source": case.source, **verdict}
+                )
         self._emit(rows)
 
     def _end_hung(self) -> None:

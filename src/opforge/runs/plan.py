@@ -75,7 +75,11 @@ def load_suite(config: RunConfig, progress: Progress) -> LoadedSuite:
     suite = registry.load("suites", config.suite)()
     loaded: LoadedSuite = suite.load(SuiteOptions(config.device, config.dtypes, ops), progress)
     if not loaded.cases:
-        what = f"suite {config.suite!r} has no cases for {', '.join(config.ops)}" if config.ops else f"suite {config.suite!r} is empty"
+        what = (
+            f"suite {config.suite!r} has no cases for {', '.join(config.ops)}"
+            if config.ops
+            else f"suite {config.suite!r} is empty"
+        )
         raise NothingToJudgeError(f"{what} with dtypes {', '.join(config.dtypes)} on {config.device}")
     return loaded
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import platform
 import sys
 from collections.abc import Callable
@@ -97,7 +97,9 @@ def _same_kernels(manifest: dict[str, Any], plan: Plan) -> None:
     for job in plan.jobs:
         kernel = job.kernel
         if kernel.file is not None and before.get(kernel.name) != kernel.digest:
-            raise RunDirectoryError(f"kernel {kernel.name} ({kernel.file}) has changed since the run was begun; start a new run with --out")
+            raise RunDirectoryError(
+                f"kernel {kernel.name} ({kernel.file}) has changed since the run was begun; start a new run with --out"
+            )
 
 
 def _manifest(config: RunConfig, plan: Plan, command: list[str]) -> dict[str, Any]:
@@ -106,7 +108,8 @@ def _manifest(config: RunConfig, plan: Plan, command: list[str]) -> dict[str, An
         "opforge": 1,
         "command": command,
         "config": config.as_json(),
-        "versions": {name: _version(name) for name in ("opforge", "torch", "triton", "numpy")} | {"python": platform.python_version()},
+        "versions": {name: _version(name) for name in ("opforge", "torch", "triton", "numpy")}
+        | {"python": platform.python_version()},
         "machine": {"platform": platform.platform(), "processor": platform.machine(), "device": config.device},
         "started": _now(),
         "plan": {
@@ -123,7 +126,13 @@ def _manifest(config: RunConfig, plan: Plan, command: list[str]) -> dict[str, An
 
 def _kernel_row(job: Job) -> dict[str, Any]:
     kernel = job.kernel
-    return {"name": kernel.name, "primary": kernel.primary, "file": kernel.file, "digest": kernel.digest, "ops": [p.op for p in job.parts]}
+    return {
+        "name": kernel.name,
+        "primary": kernel.primary,
+        "file": kernel.file,
+        "digest": kernel.digest,
+        "ops": [p.op for p in job.parts],
+    }
 
 
 def _version(package: str) -> str | None:
@@ -134,4 +143,4 @@ def _version(package: str) -> str | None:
 
 
 def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")

@@ -37,7 +37,9 @@ class RunStore:
         store._acquire()
         if (path / RESULTS).exists() or (path / MANIFEST).exists():
             store.close()
-            raise RunDirectoryError(f"{str(path)!r} already holds a run; go on with `--resume {path}`, or give another --out")
+            raise RunDirectoryError(
+                f"{str(path)!r} already holds a run; go on with `--resume {path}`, or give another --out"
+            )
         write_atomically(path / MANIFEST, json.dumps(manifest, indent=2))
         store._open()
         return store
@@ -79,7 +81,9 @@ class RunStore:
         try:
             self._lock.acquire(timeout=0)
         except Timeout:
-            raise RunDirectoryError(f"another run is writing to {str(self.path)!r}; wait for it, or give another --out") from None
+            raise RunDirectoryError(
+                f"another run is writing to {str(self.path)!r}; wait for it, or give another --out"
+            ) from None
 
     def _open(self) -> None:
         self._results = (self.path / RESULTS).open("a", encoding="utf-8")

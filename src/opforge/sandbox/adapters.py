@@ -28,7 +28,9 @@ def _inplace(function: Function, op: Operator) -> Function:
         result = function(self, *args, **kwargs)
         for target, source in _pairs([self], result):
             if source.shape != target.shape:
-                raise RuntimeError(f"output with shape {list(target.shape)} doesn't match the broadcast shape {list(source.shape)}")
+                raise RuntimeError(
+                    f"output with shape {list(target.shape)} doesn't match the broadcast shape {list(source.shape)}"
+                )
             _copy(target, source)
         return self if op.returns else None
 

@@ -91,7 +91,9 @@ class ForkServerProcess:
                 self._channel.receive(_START_LIMIT_S)
             except (ChannelClosedError, TimeoutError) as error:
                 status = self._process.poll()
-                raise InternalError(f"the fork server did not start (status {status}); its errors stand above") from error
+                raise InternalError(
+                    f"the fork server did not start (status {status}); its errors stand above"
+                ) from error
             self._spawner = Spawner(self._channel)
         return self._spawner
 
@@ -109,7 +111,19 @@ class ForkServerProcess:
             self._process.wait()
 
 
-_KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "USER", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "CC", "CXX", "XDG_CACHE_HOME")
+_KEPT = (
+    "PATH",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "TMPDIR",
+    "USER",
+    "VIRTUAL_ENV",
+    "LD_LIBRARY_PATH",
+    "CC",
+    "CXX",
+    "XDG_CACHE_HOME",
+)
 _KEPT_PREFIXES = ("OPFORGE_", "CUDA_", "NVIDIA_", "TRITON_", "TORCH_", "PYTHON", "HELION_")
 
 

@@ -59,7 +59,9 @@ def _entry(path: Path, names: list[str]) -> Function:
             function: Function = found
             return function
     have = sorted(n for n, v in vars(module).items() if callable(v) and not n.startswith("_"))[:8]
-    raise KernelLoadError(f"{path.name} does not define {' or '.join(names)}; it defines {', '.join(have) or 'nothing callable'}")
+    raise KernelLoadError(
+        f"{path.name} does not define {' or '.join(names)}; it defines {', '.join(have) or 'nothing callable'}"
+    )
 
 
 def _import(path: Path) -> Any:

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from opforge import processes
 from opforge.ops import table
-from opforge.sandbox import processes
 from opforge.sandbox.wire import Channel, ChannelClosedError
 
 Role = Callable[[dict[str, Any], list[int]], None]
@@ -127,7 +127,9 @@ class ForkServer:
         """End every process that a worker left behind, and its children, and count them."""
         known = {pid for client in self._clients() for pid in client.workers}
         count = 0
-        while strays := [c for c in processes.children_of(os.getpid()) if c not in known and processes.mark_of(c) in (mark, None)]:
+        while strays := [
+            c for c in processes.children_of(os.getpid()) if c not in known and processes.mark_of(c) in (mark, None)
+        ]:
             for pid in strays:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

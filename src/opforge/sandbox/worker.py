@@ -148,7 +148,9 @@ class Worker:
         at = self._next
         nbytes = flat.numel()
         if at + nbytes > len(self._arena):
-            return {"junk": f"a tensor of {nbytes} bytes, more than the {len(self._arena) - at} that are left for results"}
+            return {
+                "junk": f"a tensor of {nbytes} bytes, more than the {len(self._arena) - at} that are left for results"
+            }
         if nbytes:
             torch.frombuffer(self._arena, dtype=torch.uint8, count=nbytes, offset=at).copy_(flat)
         self._next = at + nbytes + (-nbytes % ALIGN)
@@ -190,4 +192,6 @@ class Worker:
 
 def storage_aliases(tensor: torch.Tensor, inputs: list[torch.Tensor]) -> list[int]:
     pointer = tensor.untyped_storage().data_ptr()
-    return [i for i, t in enumerate(inputs) if t.untyped_storage().data_ptr() == pointer and t.untyped_storage().nbytes()]
+    return [
+        i for i, t in enumerate(inputs) if t.untyped_storage().data_ptr() == pointer and t.untyped_storage().nbytes()
+    ]

@@ -44,12 +44,12 @@ def record_samples(entry: Any, device: str, dtype: torch.dtype, recorder: Record
     seed(entry)
     recorder.begin_entry()
     for sample in _guarded(entry.sample_inputs(device, dtype, requires_grad=backward), recorder, entry):
-        _attempt(recorder, entry, "forward", lambda s=sample: _forward(entry, s, recorder))
-        _attempt(recorder, entry, "composite", lambda s=sample: _composite(entry, s, recorder))
+        _attempt(_forward, entry, sample, recorder)
+        _attempt(_composite, entry, sample, recorder)
         if entry.inplace_variant is not None:
-            _attempt(recorder, entry, "in-place", lambda s=sample: _inplace(entry, s, recorder))
+            _attempt(_inplace, entry, sample, recorder)
         if backward:
-            _attempt(recorder, entry, "backward", lambda s=sample: _backward(entry, s, recorder))
+            _attempt(_backward, entry, sample, recorder)
 
 
 def record_errors(entry: Any, device: str, recorder: Recorder) -> None:
@@ -81,12 +81,14 @@ def _guarded(samples: Iterator[Any], recorder: Recorder, entry: Any) -> Iterator
         yield sample
 
 
-def _attempt(recorder: Recorder, entry: Any, what: str, action: Callable[[], None]) -> None:
+def _attempt(action: Callable[[Any, Any, Recorder], None], entry: Any, sample: Any, recorder: Recorder) -> None:
     try:
-        action()
+        action(entry, sample, recorder)
     except Exception as error:  # noqa: BLE001  # ATen or OpInfo raises: the sample is lost, and said to be
         first = (str(error).splitlines() or [""])[0]
-        recorder.losses[f"{name_of(entry)}: {what} sample raised {type(error).__name__}: {first[:120]}"] += 1
+        recorder.losses[
+            f"{name_of(entry)}: {action.__name__.strip('_')} sample raised {type(error).__name__}: {first[:120]}"
+        ] += 1
 
 
 def _forward(entry: Any, sample: Any, recorder: Recorder) -> None:

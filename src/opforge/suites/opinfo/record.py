@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import select
@@ -19,11 +20,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from opforge.cases import Case, Expect
 from opforge.cases.store import BLOB, TABLE, BlobWriter, write_table
-from opforge.sandbox.processes import describe_status, die_with_parent
+from opforge.processes import describe_status, die_with_parent
 
 ERRORS = "errors"
 """The slot of wrong inputs, which belong to no dtype."""
@@ -43,7 +44,7 @@ class _Child:
             die_with_parent()
             _run_child(os.fdopen(write, "wb"), entries, first, work, known)
         os.close(write)
-        self._pipe = os.fdopen(read, "rb", buffering=1 << 20)
+        self._pipe = cast("io.BufferedReader", os.fdopen(read, "rb", buffering=1 << 20))
 
     def message(self) -> tuple[dict[str, Any], bytes] | None:
         """Return the next message, or None when the child has ended or takes too long."""
@@ -69,7 +70,9 @@ class _Child:
         return os.waitpid(self._pid, 0)[1]
 
 
-def _run_child(pipe: BinaryIO, entries: list[Any], first: int, work: Callable[[Any, Any], None], known: set[str]) -> None:
+def _run_child(
+    pipe: BinaryIO, entries: list[Any], first: int, work: Callable[[Any, Any], None], known: set[str]
+) -> None:
     """In the child: never returns."""
     from opforge.suites.opinfo.recorder import Recorder  # noqa: PLC0415
 
@@ -77,7 +80,9 @@ def _run_child(pipe: BinaryIO, entries: list[Any], first: int, work: Callable[[A
         body = json.dumps(message).encode()
         pipe.write(_LENGTHS.pack(len(body), len(contents)) + body + contents)
 
-    recorder = Recorder(lambda r: send({**asdict(replace(r, storages=[])), "sizes": [len(s) for s in r.storages]}, b"".join(r.storages)))
+    recorder = Recorder(
+        lambda r: send({**asdict(replace(r, storages=[])), "sizes": [len(s) for s in r.storages]}, b"".join(r.storages))
+    )
     recorder.seen.update(known)
     warnings.simplefilter("ignore")
     try:
@@ -123,7 +128,9 @@ class _Writer:
     def finish(self, losses: Counter[str]) -> None:
         self._blob.close()
         write_table(self._folder / TABLE, self.cases)
-        (self._folder / LOSSES).write_text(json.dumps([[what, count] for what, count in losses.most_common()], indent=0))
+        (self._folder / LOSSES).write_text(
+            json.dumps([[what, count] for what, count in losses.most_common()], indent=0)
+        )
 
 
 def record(device: str, slot: str, folder: Path, report: Callable[[int, int, str], None]) -> None:

@@ -53,7 +53,9 @@ class _Snapshot:
         if type(value) not in (torch.Tensor, torch.nn.Parameter):
             raise TypeError(f"a case cannot hold a {type(value).__name__}")
         if value.layout != torch.strided or value.is_quantized or value.is_meta:
-            raise TypeError(f"a case cannot hold a tensor of layout {value.layout}, dtype {value.dtype} on {value.device.type}")
+            raise TypeError(
+                f"a case cannot hold a tensor of layout {value.layout}, dtype {value.dtype} on {value.device.type}"
+            )
         if value.dtype not in SHORT_DTYPES:
             raise TypeError(f"a case cannot hold a tensor of dtype {value.dtype}")
         value = value.detach().resolve_conj().resolve_neg()
@@ -228,7 +230,12 @@ def _tree(data: Arguments) -> str:
 def _copied(tree: Any) -> Any:
     """Return arguments with tensors copied, geometry kept; tensors that a case cannot hold are passed as they are."""
     if isinstance(tree, torch.Tensor):
-        if type(tree) not in (torch.Tensor, torch.nn.Parameter) or tree.layout != torch.strided or tree.is_quantized or tree.is_meta:
+        if (
+            type(tree) not in (torch.Tensor, torch.nn.Parameter)
+            or tree.layout != torch.strided
+            or tree.is_quantized
+            or tree.is_meta
+        ):
             return tree
         plain = tree.detach().resolve_conj().resolve_neg()
         count = plain.untyped_storage().nbytes() // plain.element_size()

@@ -62,7 +62,7 @@ def _record_missing(device: str, folders: dict[str, Path], progress: Progress) -
         for at, of, name in _record_once(device, slot, missing[slot]):
             done[slot], total[slot] = at, of
             what = f"recording OpInfo, once per torch version ({device}, {slot}: {name})"
-            progress(what, sum(done.values()), sum(max(t, max(total.values())) for t in total.values()))
+            progress(what, sum(done.values()), sum(max(t, *total.values()) for t in total.values()))
 
     with ThreadPoolExecutor(max(1, min(len(missing), os.cpu_count() or 1))) as pool:
         for future in [pool.submit(record, slot) for slot in missing]:
@@ -96,11 +96,15 @@ def _record_once(device: str, slot: str, folder: Path) -> Iterator[tuple[int, in
 def _record_in_process(device: str, slot: str, draft: Path) -> Iterator[tuple[int, int, str]]:
     log = draft.with_suffix(".log")
     package = str(Path(__file__).resolve().parents[3])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")])),
+    }
     command = [sys.executable, "-P", "-m", "opforge.suites.opinfo.record", device, slot, str(draft)]
-    with log.open("w") as errors, subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
-    ) as process:
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment) as process,
+    ):
         try:
             for line in process.stdout or ():
                 done, total, name = json.loads(line)
