@@ -69,7 +69,9 @@ def virtual_bytes() -> int:
 
 def describe_status(status: int) -> str:
     """Say in words how a process ended, from the status that waitpid gave."""
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        return f"died of {signal.Signals(number).name} (signal {number})"
-    return f"exited with status {os.WEXITSTATUS(status)}"
+    return describe_returncode(os.waitstatus_to_exitcode(status))
+
+
+def describe_returncode(code: int) -> str:
+    """Say in words how a process ended, from its return code, which is the negative signal for one that was killed."""
+    return f"exited with status {code}" if code >= 0 else f"died of {signal.Signals(-code).name} (signal {-code})"

@@ -13,8 +13,10 @@ import pytest
 
 from opforge.cases import Expect
 from opforge.cases.encoding import tree_of
+from opforge.cases.store import read_table
 from opforge.cases.text import parse_arguments
 from opforge.suites import SuiteOptions
+from opforge.suites.opinfo.record import record
 from opforge.suites.opinfo.suite import OpInfoSuite
 from tests.conftest import opforge
 
@@ -122,40 +124,36 @@ def test_coverage_is_printed():
 
 
 CRASHING = """
-import ctypes, sys
-from pathlib import Path
-from opforge.suites.opinfo import entries, record
+import ctypes, sys, torch
+from opforge.suites.opinfo import child, entries
+from opforge.suites.opinfo.recorder import RecordingMode
 
 class Entry:
     def __init__(self, name): self.formatted_name = name
 
 def samples(entry, device, dtype, recorder):
-    import torch
-    from opforge.suites.opinfo.recorder import RecordingMode
     with RecordingMode(recorder):
         torch.relu(torch.ones(len(entry.formatted_name)))
-    if entry.formatted_name == "bad":
+    if entry.formatted_name == "crash":
         ctypes.string_at(0)
     with RecordingMode(recorder):
         torch.abs(torch.ones(len(entry.formatted_name)))
 
-entries.all_entries = lambda: [Entry(n) for n in ("one", "bad", "four")]
+entries.all_entries = lambda: [Entry(n) for n in ("one", "crash", "four")]
 entries.record_samples = samples
-record.record("cpu", "f32", Path(sys.argv[1]), lambda *a: None)
+child.run(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
 """
 
 
 def test_a_native_crash_while_recording_loses_one_entry_and_says_so(tmp_path):
-    done = subprocess.run([sys.executable, "-c", CRASHING, str(tmp_path)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    script = tmp_path / "child.py"
+    script.write_text(CRASHING)
+    record("cpu", "f32", tmp_path, lambda *_: None, command=(sys.executable, str(script)))
     losses = json.loads((tmp_path / "losses.json").read_text())
-    assert losses == [["bad: recording died of SIGSEGV (signal 11); the rest of the entry is lost", 1]]
-    from opforge.cases.store import read_table
-
-    sources = Counter(case.source for case in read_table(tmp_path / "cases.parquet"))
-    assert sources["one forward"] >= 2
-    assert sources["four forward"] >= 2
-    assert sources["bad forward"] >= 1
+    assert losses == [["crash: recording died of SIGSEGV (signal 11); cases of this entry are lost", 1]]
+    recorded = {(case.op, case.source) for case in read_table(tmp_path / "cases.parquet")}
+    for name in ("one", "four"):
+        assert {("relu.default", f"{name} forward"), ("abs.default", f"{name} forward")} <= recorded
 
 
 def test_two_processes_that_start_at_once_record_once(tmp_path):

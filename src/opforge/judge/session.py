@@ -270,7 +270,7 @@ def _replies(reply: Any, count: int) -> list[dict[str, Any]] | None:
 def _results_end(replies: list[dict[str, Any]], config: WorkerConfig) -> int:
     """Return where the results that the replies speak of end, within the arena."""
     rows = (row for row in _result_rows(replies) if isinstance(row[0], int) and isinstance(row[1], int))
-    ends = [config.in_bytes, *(row[0] + row[1] for row in rows)]
+    ends: list[int] = [config.in_bytes, *(row[0] + row[1] for row in rows)]
     return min(max(ends), config.arena_bytes)
 
 

@@ -15,9 +15,8 @@ from opforge.cases.encoding import SHORT_DTYPES, encode, from_torch, spec_row
 from opforge.cases.text import format_arguments
 from opforge.cases.values import TensorSpec, Value, contiguous_strides
 from opforge.ops import Form, Operator, table
+from opforge.suites.opinfo.record import PLACE
 
-PLACE = 10**15
-"""Stands for the place in the blob until the blob's writer gives one: ``PLACE + n`` is the n-th storage of a call."""
 _SEEDED_ABOVE = 4 << 20
 """Storages of floats larger than this are not kept; their cases get seeded contents."""
 _KEPT_PER_VARIANT = 64
@@ -46,6 +45,8 @@ class Recorded:
 class _Snapshot:
     """The arguments of a call, as data, taken before it."""
 
+    home: str
+    """The type of the device that is recorded for: tensors elsewhere say where."""
     keep: bool
     storages: list[bytes] = field(default_factory=list)
 
@@ -77,7 +78,8 @@ class _Snapshot:
         elif at is not None:
             self.storages.append(b"")
         extra = nbytes if at is not None and nbytes != plain.storage_nbytes else None
-        return TensorSpec(plain.shape, plain.dtype, plain.stride, plain.offset, None, at, extra)
+        device = None if value.device.type == self.home else str(value.device)
+        return TensorSpec(plain.shape, plain.dtype, plain.stride, plain.offset, device, at, extra)
 
 
 def _storage_bytes(value: torch.Tensor, nbytes: int) -> bytes:
@@ -90,8 +92,9 @@ def _storage_bytes(value: torch.Tensor, nbytes: int) -> bytes:
 class Recorder:
     """Keeps one case for each signature that it has not seen."""
 
-    def __init__(self, emit: Callable[[Recorded], None]) -> None:
+    def __init__(self, emit: Callable[[Recorded], None], device: str) -> None:
         self._emit = emit
+        self._home = torch.device(device).type
         self.seen: set[str] = set()
         self._variants: Counter[str] = Counter()
         self.losses: Counter[str] = Counter()
@@ -104,13 +107,13 @@ class Recorder:
     def take(self, op: str, args: Any, kwargs: dict[str, Any]) -> Finish | None:
         """Look at a call before it is made; returns what to call with whether it raised, or None when it is known."""
         try:
-            signature = f"{op}|{_text(_data(args, kwargs, _Snapshot(keep=False)))}"
+            signature = f"{op}|{_text(_data(args, kwargs, _Snapshot(self._home, keep=False)))}"
         except TypeError as error:
             self.losses[f"{op}: {error}"] += 1
             return None
         if signature in self.seen:
             return None
-        snapshot = _Snapshot(keep=True)
+        snapshot = _Snapshot(self._home, keep=True)
         data = _data(args, kwargs, snapshot)
 
         def finish(raised: bool, result: Any = None) -> None:

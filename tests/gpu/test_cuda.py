@@ -1,0 +1,69 @@
+"""The same road on a GPU: smoke, a slice of OpInfo, the example kernels. Run with `pytest -m gpu` on a machine that has one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.conftest import ROOT, opforge
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def _needs_a_gpu():
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device here")
+
+
+def test_smoke(tmp_path):
+    done = opforge(
+        "run",
+        "--suite",
+        "smoke",
+        "--backend",
+        "aten",
+        "--device",
+        "cuda",
+        "--out",
+        str(tmp_path / "run"),
+        "--format",
+        "json",
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["scores"]["performance"] > 0
+
+
+def test_example_kernels_are_right_and_triton_is_compiled(tmp_path):
+    words = ("--ops-directory", str(ROOT / "examples" / "generated_kernels"), "--device", "cuda", "--dtypes", "bf16")
+    done = opforge(
+        "run", "--suite", "opinfo", "--backend", "directory", *words, "--out", str(tmp_path / "run"), "--format", "json"
+    )
+    answer = json.loads(done.stdout)
+    assert [o for o in answer["operators"] if o["reasons"]] == []
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_kernel_that_writes_out_of_bounds_is_its_own_verdict(tmp_path, kernel_directory):
+    source = """
+        import torch, triton, triton.language as tl
+
+        @triton.jit
+        def wild(pointer):
+            tl.store(pointer + (1 << 40), 1.0)
+
+        def relu_kernel_impl(self):
+            wild[(1,)](self)
+            torch.cuda.synchronize()
+            return self.clone()
+    """
+    root = kernel_directory({"relu": source})
+    words = ("--ops-directory", str(root), "--device", "cuda", "--out", str(tmp_path / "run"))
+    done = opforge("run", "--suite", "smoke", "--backend", "directory", *words, "--format", "json")
+    assert done.returncode == 1, done.stderr
+    (row,) = json.loads(done.stdout)["operators"]
+    assert row["passed"] == 0
+    assert "illegal memory access" in row["reasons"][0]["reason"]
