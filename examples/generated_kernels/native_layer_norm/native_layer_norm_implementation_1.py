@@ -20,7 +20,8 @@ def native_layer_norm_kernel_impl(input, normalized_shape, weight, bias, eps):
         result = result * weight
     if bias is not None:
         result = result + bias
-    statistics = weight.dtype if weight is not None else (bias.dtype if bias is not None else input.dtype)
+    given = weight if weight is not None else bias
+    statistics = wide.dtype if input.is_cuda else (input if given is None else given).dtype
     return result.to(input.dtype), mean.to(statistics), rstd.to(statistics)
 
 

@@ -1,10 +1,10 @@
 """Whether numbers are right: by ATen's own error against float64, not by taste.
 
 A result that equals ATen's to the bit passes at once. Otherwise the operator is run in float64, and the kernel may be
-off by a few times ATen's own error (the largest of several runs, where ATen is not deterministic) plus two rounding steps of the dtype (float64 results, which have nothing wider to
-be held against, by thirty-four). Where that is not enough, the case may be
-ill-conditioned (a sum that cancels): then the error that one rounding step in the inputs would cause is allowed too,
-grown by the square root of the reduction's length, unless the operator jumps there (rounding, comparison).
+off by a few times ATen's own error (the largest of several runs, where ATen is not deterministic) plus two rounding
+steps of the dtype; float64 results, which have nothing wider to be held against, by thirty-four. Where that is not
+enough, the case may be ill-conditioned (a sum that cancels): then the error that one rounding step in the inputs would
+cause is allowed too, grown by the square root of the reduction's length, unless the operator jumps there.
 """
 
 from __future__ import annotations

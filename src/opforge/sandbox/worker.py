@@ -105,11 +105,11 @@ class Worker:
             inputs.append(made)
             return made
 
-        args, kwargs = decode(case["args"], tensor), {n: decode(v, tensor) for n, v in case["kwargs"].items()}
-        geometry = [(t.shape, t.stride(), t.storage_offset()) for t in inputs]
-        if "seed" in case:
-            torch.manual_seed(case["seed"])
-        try:
+        try:  # making the arguments too: on a GPU an earlier call may have ruined the context
+            args, kwargs = decode(case["args"], tensor), {n: decode(v, tensor) for n, v in case["kwargs"].items()}
+            geometry = [(t.shape, t.stride(), t.storage_offset()) for t in inputs]
+            if "seed" in case:
+                torch.manual_seed(case["seed"])
             result = function(*args, **kwargs)
             if self._device.type == "cuda":
                 torch.cuda.synchronize()
