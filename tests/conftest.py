@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ os.environ.setdefault("OPFORGE_CACHE", str(ROOT / ".cache" / "opforge"))
 from opforge import registry  # noqa: E402
 from opforge.cases import Case, Phase  # noqa: E402
 from opforge.runs import RunConfig, run  # noqa: E402
-from opforge.runs.run import Ended  # noqa: E402
+from opforge.runs.conduct import Ended  # noqa: E402
+from opforge.runs.execute import start_server  # noqa: E402
+from opforge.sandbox.client import ForkServerProcess  # noqa: E402
 from opforge.suites import LoadedSuite, SuiteOptions  # noqa: E402
 from opforge.suites.base import Progress, silent  # noqa: E402
 
@@ -57,9 +59,32 @@ def kernel_directory(tmp_path: Path) -> Callable[[dict[str, str]], Path]:
     return write
 
 
+@pytest.fixture(scope="session")
+def shared_server() -> Iterator[ForkServerProcess]:
+    """One fork server for the tests that do not care whose it is: starting one takes as long as importing torch."""
+    server = start_server("cpu")
+    yield server
+    server.close()
+
+
+class _Lent:
+    """A server that outlives the runs that use it."""
+
+    def __init__(self, server: ForkServerProcess) -> None:
+        self.spawner = server.spawner
+
+    def close(self) -> None:
+        pass
+
+
 @pytest.fixture
-def judge_tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ended]:
+def judge_tiny(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[Callable[..., Ended]]:
     """Return a function that judges a directory of kernels on given cases, in the real sandbox."""
+    if request.node.get_closest_marker("own_server") is None:
+        lent = _Lent(request.getfixturevalue("shared_server"))
+        monkeypatch.setattr("opforge.runs.conduct.start_server", lambda _device: lent)
     monkeypatch.setitem(registry.BUILTIN["suites"], "tiny", f"{__name__}:TinySuite")
     registry._entries.cache_clear()
 

@@ -7,6 +7,7 @@ import textwrap
 import time
 
 import psutil
+import pytest
 
 from tests.conftest import UNARY, verdicts
 
@@ -154,6 +155,7 @@ EXPECTED = {
 }
 
 
+@pytest.mark.own_server
 def test_each_fault_is_its_own_verdict(kernel_directory, judge_tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     root = kernel_directory(FAULTS)
@@ -180,10 +182,12 @@ def test_each_fault_is_its_own_verdict(kernel_directory, judge_tiny, tmp_path, m
     assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in daemons)
 
 
+@pytest.mark.own_server
 def test_nothing_is_left_running(judge_tiny, kernel_directory):
+    before = set(psutil.Process(os.getpid()).children(recursive=True))
     root = kernel_directory({"relu": FAULTS["exp"].replace("exp", "relu")})
     judge_tiny(root, {"relu.default": UNARY[:1]}, timeout_s=1.0)
-    assert psutil.Process(os.getpid()).children(recursive=True) == []
+    assert set(psutil.Process(os.getpid()).children(recursive=True)) <= before
 
 
 def test_a_crash_costs_one_case_and_not_its_neighbours(kernel_directory, judge_tiny):
@@ -216,6 +220,7 @@ def test_atens_own_crash_is_laid_to_aten(judge_tiny):
     assert len(by_case) == 3
 
 
+@pytest.mark.own_server
 def test_keys_do_not_reach_a_kernel(kernel_directory, judge_tiny, monkeypatch):
     monkeypatch.setenv("ANTHROPIC_API_KEY", "secret")
     source = """
