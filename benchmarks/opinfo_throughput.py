@@ -123,6 +123,13 @@ def in_process(what: str, *args: str, environment: dict[str, str] | None = None)
     return {**json.loads(output.strip().splitlines()[-1]), "main_mib": peak[0] / 2**20}
 
 
+def import_torch_s() -> float:
+    """Return how long importing torch takes, which no first verdict can do without."""
+    code = "import time; t = time.perf_counter(); import torch; print(time.perf_counter() - t)"
+    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(5)]
+    return statistics.median(float(done.stdout) for done in runs)
+
+
 def fresh_worker_ms(count: int = 50) -> list[float]:
     """Return how long it takes from asking for a worker until it answers its first request."""
     server = start_server("cpu")
@@ -186,6 +193,9 @@ def main() -> None:
         )
     print(
         f"isolated against plain: {statistics.median(ratios):.2f} (median of {len(ratios)}; above 1 is faster than the plain loop)"
+    )
+    print(
+        f"for scale, `import torch` in a fresh interpreter: {import_torch_s():.2f} s (median of 5); it is part of the first verdict"
     )
     times = sorted(fresh_worker_ms())
     print(f"fresh worker: median {statistics.median(times):.1f} ms, worst {times[-1]:.1f} ms of {len(times)}")

@@ -12,7 +12,7 @@ from opforge.ops import table
 
 
 class AtenBackend:
-    """One kernel for each packet of ATen."""
+    """PyTorch itself: what every other backend is held against."""
 
     name = "aten"
 

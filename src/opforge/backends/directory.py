@@ -16,7 +16,7 @@ _FILE = "{folder}_implementation_"
 
 
 class DirectoryBackend:
-    """The newest implementation of each folder, by natural order, unless one is named."""
+    """Kernels in a folder, {op}/{op}_implementation_1.py; the newest of each by natural order, unless one is named."""
 
     name = "directory"
 

@@ -98,7 +98,7 @@ def _operator_rows(summary: object) -> list[dict[str, object]]:
         raise TypeError("expected a summary")
     rows: list[dict[str, object]] = []
     for op, tally in sorted(summary.operators.items()):
-        reasons = [{"verdict": v, "reason": r, "count": n} for (v, r), n in tally.reasons.most_common(10)]
+        reasons = [{"verdict": v, "reason": r, "count": n} for v, r, n in tally.main_reasons(10)]
         rows.append(
             {
                 "op": op,

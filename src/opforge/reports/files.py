@@ -83,7 +83,7 @@ def verdict_text(verdicts: dict[str, int]) -> str:
 
 def _reasons(tally: OperatorTally) -> Iterator[str]:
     yield f"- **{tally.op}** ({tally.kernel}): {tally.passed} of {tally.total} passed"
-    for (verdict, reason), count in tally.reasons.most_common(_SHOWN_REASONS):
+    for verdict, reason, count in tally.main_reasons(_SHOWN_REASONS):
         yield f"  - {count}× {verdict}: {reason}"
     if len(tally.reasons) > _SHOWN_REASONS:
         yield f"  - and {len(tally.reasons) - _SHOWN_REASONS} other reasons, in {FAILED}"

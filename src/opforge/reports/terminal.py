@@ -84,7 +84,7 @@ def _speedup(tally: OperatorTally) -> str:
 def _show_reasons(console: Console, wrong: list[OperatorTally]) -> None:
     for tally in wrong[:_MAX_REASONS]:
         console.print(f"[bold]{tally.op}[/bold] ({escape(tally.kernel)})")
-        for (verdict, reason), count in tally.reasons.most_common(2):
+        for verdict, reason, count in tally.main_reasons(2):
             console.print(f"  {count}× [red]{verdict}[/red]: {escape(reason)}", soft_wrap=True)
         if len(tally.reasons) > 2:
             console.print(f"  and {len(tally.reasons) - 2} other reasons")

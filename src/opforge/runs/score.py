@@ -35,6 +35,11 @@ class OperatorTally:
     def pass_rate(self) -> float:
         return self.passed / self.total if self.total else 0.0
 
+    def main_reasons(self, most: int) -> list[tuple[str, str, int]]:
+        """Return the most frequent reasons; cases that were not run after others had crashed come last."""
+        ordered = sorted(self.reasons.items(), key=lambda item: (item[0][1].startswith("not run"), -item[1]))
+        return [(verdict, reason, count) for (verdict, reason), count in ordered[:most]]
+
     @property
     def right(self) -> bool:
         return self.total > 0 and self.passed == self.total

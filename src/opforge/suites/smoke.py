@@ -7,7 +7,7 @@ from opforge.suites.base import LoadedSuite, Progress, SuiteOptions, silent
 
 
 class SmokeSuite:
-    """Does the road work at all?"""
+    """relu: one small case for correctness, one for performance. Runs anywhere in seconds."""
 
     name = "smoke"
 
