@@ -38,7 +38,9 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("command", "code", "lines", "page"), commands(), ids=lambda v: v[:60] if isinstance(v, str) else None)
+@pytest.mark.parametrize(
+    ("command", "code", "lines", "page"), commands(), ids=lambda v: v[:60] if isinstance(v, str) else None
+)
 def test_a_command_answers_as_shown(command, code, lines, page, checkout):
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(
@@ -48,7 +50,11 @@ def test_a_command_answers_as_shown(command, code, lines, page, checkout):
     said = [" ".join(line.split()) for line in done.stdout.splitlines()]
     for line in lines:
         wanted = re.sub(r"[\d.]+(e-\d+)?", "#", " ".join(line.split()))
-        assert any(wanted.split(" opforge-runs/")[0] in re.sub(r"[\d.]+(e-\d+)?", "#", s) for s in said), (page, line, done.stdout)
+        assert any(wanted.split(" opforge-runs/")[0] in re.sub(r"[\d.]+(e-\d+)?", "#", s) for s in said), (
+            page,
+            line,
+            done.stdout,
+        )
 
 
 def test_there_are_commands_to_run():

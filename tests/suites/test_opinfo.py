@@ -118,7 +118,7 @@ def test_the_command_of_the_known_names_with_two_operators(tmp_path):
 
 def test_coverage_is_printed():
     out = opforge("ls", "ops", "--suite", "opinfo", "--dtypes", "bool,bf16").stdout
-    assert "overloads forward" in out
+    assert "overloads forward, as dispatched" in out
     assert "with in-place and out variants" in out
     assert "lost:" in out
 

@@ -93,10 +93,10 @@ def _coverage(loaded: LoadedSuite) -> None:
             by_phase.setdefault(phase, set()).add(op)
             counts[phase] += 1
     words = {
-        "forward": "forward",
+        "forward": "forward, as dispatched",
+        "composite": "forward, with composite operators called directly",
         "backward": "with backward",
         "variant": "with in-place and out variants",
-        "composite": "with composite operators called directly",
         "error": "with wrong inputs (ATen must raise)",
     }
     reached: set[str] = set()

@@ -40,15 +40,15 @@ def record_samples(entry: Any, device: str, dtype: torch.dtype, recorder: Record
     kind = torch.device(device).type
     if not entry.supports_dtype(dtype, kind):
         return
-    backward = entry.supports_autograd and dtype in entry.supported_backward_dtypes(kind)
     seed(entry)
     recorder.begin_entry()
-    for sample in _guarded(entry.sample_inputs(device, dtype, requires_grad=backward), recorder, entry):
+    for sample in _guarded(entry.sample_inputs(device, dtype, requires_grad=False), recorder, entry):
         _attempt(_forward, entry, sample, recorder)
         _attempt(_composite, entry, sample, recorder)
         if entry.inplace_variant is not None:
             _attempt(_inplace, entry, sample, recorder)
-        if backward:
+    if entry.supports_autograd and dtype in entry.supported_backward_dtypes(kind):
+        for sample in _guarded(entry.sample_inputs(device, dtype, requires_grad=True), recorder, entry):
             _attempt(_backward, entry, sample, recorder)
 
 
@@ -110,7 +110,7 @@ def _inplace(entry: Any, sample: Any, recorder: Recorder) -> None:
 
 
 def _backward(entry: Any, sample: Any, recorder: Recorder) -> None:
-    recorder.phase = "backward"
+    recorder.phase = "forward"  # with gradients the forward call may take another way
     mode = RecordingMode(recorder)
     with torch.enable_grad():
         with mode:
@@ -121,6 +121,7 @@ def _backward(entry: Any, sample: Any, recorder: Recorder) -> None:
         if not outputs or not inputs:
             return
         grads = [torch.randn_like(t) for t in outputs]
+        recorder.phase = "backward"
         with mode:
             torch.autograd.grad(outputs, inputs, grads, allow_unused=True)
 

@@ -82,13 +82,17 @@ class _Writer:
         self._folder = folder
         self._blob = BlobWriter(folder / BLOB)
         self._cases: list[Case] = []
-        self._known: set[str] = set()
+        self._known: dict[str, int] = {}
+        """Where the case of each signature stands."""
 
     def add(self, entry: str, row: dict[str, Any], contents: bytes) -> None:
-        """Keep a call, unless one with its signature is kept."""
-        if row["signature"] in self._known:
+        """Keep a call, unless one with its signature is kept; then a better source may be noted."""
+        source = f"{entry} {row['phase']}"
+        if (known := self._known.get(row["signature"])) is not None:
+            if not row["text"]:
+                self._cases[known] = replace(self._cases[known], source=source)
             return
-        self._known.add(row["signature"])
+        self._known[row["signature"]] = len(self._cases)
         text, tree, at = row["text"], row["tree"], 0
         whole = hashlib.blake2b(contents, digest_size=16).hexdigest()
         for index, size in enumerate(row["sizes"]):
@@ -99,7 +103,7 @@ class _Writer:
             tree = tree.replace(f"[{PLACE + index},", f"[{place},")
         expect = Expect.RAISES if row["raises"] else Expect.RETURNS
         made = Case.make(row["op"], row["signature"], contents=whole, expect=expect)
-        self._cases.append(replace(made, args=text, tree=tree, source=f"{entry} {row['phase']}"))
+        self._cases.append(replace(made, args=text, tree=tree, source=source))
 
     def finish(self, losses: Counter[str]) -> None:
         self._blob.close()

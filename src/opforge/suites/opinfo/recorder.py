@@ -17,6 +17,8 @@ from opforge.cases.values import TensorSpec, Value, contiguous_strides
 from opforge.ops import Form, Operator, table
 from opforge.suites.opinfo.record import PLACE
 
+PHASES = ("forward", "backward", "variant", "composite", "error")
+"""How a call came to be: in a forward call, in its backward, as another form of one, by itself, as a wrong input."""
 _SEEDED_ABOVE = 4 << 20
 """Storages of floats larger than this are not kept; their cases get seeded contents."""
 _KEPT_PER_VARIANT = 64
@@ -59,13 +61,15 @@ class _Snapshot:
             )
         if value.dtype not in SHORT_DTYPES:
             raise TypeError(f"a case cannot hold a tensor of dtype {value.dtype}")
+        if torch._is_zerotensor(value):  # noqa: SLF001  # torch has no public test for it
+            value = torch.zeros(value.shape, dtype=value.dtype, device=value.device)
         value = value.detach().resolve_conj().resolve_neg()
         shape, strides = tuple(value.shape), tuple(value.stride())
         plain = TensorSpec(
             shape,
             SHORT_DTYPES[value.dtype],
             None if strides == contiguous_strides(shape) else strides,
-            value.storage_offset(),
+            value.storage_offset() if value.numel() else 0,  # an empty view may point beyond its storage
         )
         nbytes = value.untyped_storage().nbytes()
         nbytes -= nbytes % value.element_size()
@@ -95,7 +99,8 @@ class Recorder:
     def __init__(self, emit: Callable[[Recorded], None], device: str) -> None:
         self._emit = emit
         self._home = torch.device(device).type
-        self.seen: set[str] = set()
+        self._seen: dict[str, int] = {}
+        """The best phase, as a place in PHASES, in which each signature was seen."""
         self._variants: Counter[str] = Counter()
         self.losses: Counter[str] = Counter()
         self.phase = "forward"
@@ -111,7 +116,8 @@ class Recorder:
         except TypeError as error:
             self.losses[f"{op}: {error}"] += 1
             return None
-        if signature in self.seen:
+        if signature in self._seen:
+            self._seen_again(op, signature)
             return None
         snapshot = _Snapshot(self._home, keep=True)
         data = _data(args, kwargs, snapshot)
@@ -122,10 +128,17 @@ class Recorder:
             if strange := _strange(result):
                 self.losses[f"{op}: its result is {strange}"] += 1
                 return
-            self.seen.add(signature)
+            self._seen[signature] = PHASES.index(self.phase)
             self._emit(Recorded(op, self.phase, raised, _text(data), signature, _tree(data), snapshot.storages))
 
         return finish
+
+    def _seen_again(self, op: str, signature: str) -> None:
+        """Say so when a call that is known is met in an earlier phase: one that was derived may be dispatched by itself too."""
+        rank = PHASES.index(self.phase)
+        if rank < self._seen[signature] and self.phase != "error":
+            self._seen[signature] = rank
+            self._emit(Recorded(op, self.phase, False, "", signature, "", []))
 
     def derive(self, op: str, args: Any, kwargs: dict[str, Any]) -> None:
         """Record the in-place and out forms of a functional call, where ATen takes them with these arguments."""
