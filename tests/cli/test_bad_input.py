@@ -19,6 +19,7 @@ from tests.conftest import opforge
         (["--ops", "add.Tensr"], 2, "did you mean 'add.Tensor'"),
         (["--suite", "opinfo", "--dtypes", "bf17"], 2, "unknown dtype 'bf17'; did you mean 'bf16'"),
         (["--device", "gpu"], 2, "unknown device 'gpu'; allowed: cpu, cuda"),
+        (["--device", "cuda:x"], 2, "unknown device 'cuda:x'"),
         (["--format", "xml"], 2, "unknown format 'xml'"),
         (["--workers", "0"], 2, "--workers 0 is out of range"),
         (["--timeout", "0"], 2, "--timeout 0.0 is too small"),
@@ -88,3 +89,13 @@ def test_help_needs_no_torch():
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert "Usage" in done.stdout
+
+
+def test_a_device_that_is_not_there(tmp_path):
+    import torch
+
+    missing = f"cuda:{torch.cuda.device_count()}"
+    done = opforge("run", "--device", missing, cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"device '{missing}' is not there" in done.stderr
+    assert list(tmp_path.iterdir()) == []

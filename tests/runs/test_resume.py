@@ -62,6 +62,19 @@ def test_kill_halfway_then_resume_loses_nothing_and_judges_nothing_twice(tmp_pat
     assert json.loads(done.stdout)["scores"]["cases"] == planned
 
 
+def test_an_interrupt_keeps_what_was_judged_and_says_how_to_go_on(tmp_path):
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "opforge.cli", *WORDS, "--out", str(out)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    wait_for_lines(out / "results.jsonl", 200, process)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"opforge run --resume {out}" in said
+    assert "Traceback" not in said
+    assert opforge("run", "--resume", str(out)).returncode == 0
+
+
 def test_two_runs_into_one_folder_the_second_refuses(tmp_path):
     out = tmp_path / "run"
     process = start(out)

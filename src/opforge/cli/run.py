@@ -76,8 +76,13 @@ def _judge(config: RunConfig, folder: Path, *, resume: bool, as_json: bool) -> i
     from opforge.reports.files import write_all  # noqa: PLC0415
     from opforge.runs import run as judge  # noqa: PLC0415
 
-    with ProgressLine() as progress:
-        ended = judge(config, folder, resume=resume, progress=progress)
+    try:
+        with ProgressLine() as progress:
+            ended = judge(config, folder, resume=resume, progress=progress)
+    except KeyboardInterrupt:
+        if (folder / "results.jsonl").exists():
+            sys.stderr.write(f"what was judged is kept; go on with `opforge run --resume {folder}`\n")
+        raise
     write_all(folder, ended.summary)
     if as_json:
         scores = {**ended.summary.scores(), "out": str(folder)}

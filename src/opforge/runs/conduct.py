@@ -21,6 +21,7 @@ from opforge.runs.execute import LocalExecutor, start_server
 from opforge.runs.plan import Job, Key, Plan, load_suite, make_plan
 from opforge.runs.score import Summary
 from opforge.runs.store import RunStore
+from opforge.sandbox.probe import check_device
 from opforge.suites.base import Progress, silent
 
 
@@ -49,6 +50,8 @@ def run(
     registry.load("suites", config.suite)
     server = start_server(config.device)
     try:
+        if config.device != "cpu":
+            check_device(server.spawner, config.device)
         plan = make_plan(config, backend, load_suite(config, progress))
         store = RunStore.reopen(out) if resume else RunStore.create(out, _manifest(config, plan, command or sys.argv))
         try:

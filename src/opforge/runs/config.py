@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,7 @@ class RunConfig:
                 raise OpforgeError(f"{name} {value} is too small; it must be at least {least}")
         if not 1 <= self.workers <= 256:
             raise OpforgeError(f"--workers {self.workers} is out of range; it must be 1 to 256")
-        kind = self.device.partition(":")[0]
-        if kind not in ("cpu", "cuda"):
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
             raise OpforgeError(f"unknown device {self.device!r}; allowed: cpu, cuda, cuda:N")
         return replace(self, ops_directory=str(Path(self.ops_directory).resolve()))
 

@@ -17,7 +17,11 @@ from opforge.runs.plan import Job, Key, Part, Plan
 from opforge.sandbox.client import ForkServerProcess, Spawner
 from opforge.sandbox.wire import Channel, ChannelClosedError
 
-ROLES = {"worker": "opforge.sandbox.worker:serve", "judge": "opforge.judge.session:serve"}
+ROLES = {
+    "worker": "opforge.sandbox.worker:serve",
+    "judge": "opforge.judge.session:serve",
+    "probe": "opforge.sandbox.probe:serve",
+}
 _BATCH = 96
 _SLACK_S = 180.0
 """What a judge may take beyond its kernel's own time limit before it is held to hang in ATen."""

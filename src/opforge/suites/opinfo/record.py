@@ -22,13 +22,9 @@ from typing import Any, cast
 from opforge.cases import Case, Expect
 from opforge.cases.store import BLOB, TABLE, BlobWriter, write_table
 from opforge.processes import describe_returncode
-from opforge.suites.opinfo.child import ERRORS, LENGTHS
-
-__all__ = ["ERRORS", "LOSSES", "record"]
+from opforge.suites.opinfo.stream import LENGTHS, PLACE
 
 LOSSES = "losses.json"
-PLACE = 10**15
-"""Stands for the place in the blob until this process gives one: ``PLACE + n`` is the n-th storage of a call."""
 _ENTRY_LIMIT_S = 300.0
 CHILD = (sys.executable, "-P", "-m", "opforge.suites.opinfo.child")
 

@@ -15,7 +15,7 @@ from opforge.cases.encoding import SHORT_DTYPES, encode, from_torch, spec_row
 from opforge.cases.text import format_arguments
 from opforge.cases.values import TensorSpec, Value, contiguous_strides
 from opforge.ops import Form, Operator, table
-from opforge.suites.opinfo.record import PLACE
+from opforge.suites.opinfo.stream import PLACE, Recorded
 
 PHASES = ("forward", "backward", "variant", "composite", "error")
 """How a call came to be: in a forward call, in its backward, as another form of one, by itself, as a wrong input."""
@@ -27,20 +27,6 @@ _KEPT_PER_VARIANT = 64
 Finish = Callable[..., None]
 """To be called with whether the call raised, and what it returned."""
 Arguments = tuple[tuple[Value, ...], dict[str, Value]]
-
-
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """One call, ready to be written."""
-
-    op: str
-    phase: str
-    raises: bool
-    text: str
-    """Text form with placeholders for the places of stored tensors."""
-    signature: str
-    tree: str
-    storages: list[bytes]
 
 
 @dataclass

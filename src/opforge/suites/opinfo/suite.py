@@ -21,7 +21,8 @@ from opforge.cases import Case
 from opforge.cases.store import BLOB, TABLE, read_table
 from opforge.errors import InternalError, OpforgeError
 from opforge.suites.base import LoadedSuite, Progress, SuiteOptions, silent
-from opforge.suites.opinfo.record import ERRORS, LOSSES
+from opforge.suites.opinfo.child import ERRORS
+from opforge.suites.opinfo.record import LOSSES
 
 _FORMAT = 1
 
