@@ -24,8 +24,8 @@ _PHASE = {p.value: p for p in Phase}
 
 def write_table(path: Path, cases: Iterable[Case]) -> None:
     """Write cases as Parquet: one row a case, text columns, zstd."""
-    import pyarrow as pa  # noqa: PLC0415
-    import pyarrow.parquet as pq  # noqa: PLC0415
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
     columns: dict[str, list[str]] = {name: [] for name in _COLUMNS}
     for case in cases:
@@ -36,7 +36,7 @@ def write_table(path: Path, cases: Iterable[Case]) -> None:
 
 def read_table(path: Path, ops: Iterable[str] | None = None, *, blob: str = "") -> list[Case]:
     """Return the cases of a table, all or those of the named operators; ``blob`` names where their tensors lie."""
-    import pyarrow.parquet as pq  # noqa: PLC0415
+    import pyarrow.parquet as pq
 
     wanted = None if ops is None else [("op", "in", sorted(ops))]
     if wanted is not None and not wanted[0][2]:

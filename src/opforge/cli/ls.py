@@ -50,7 +50,7 @@ def _line(text: str) -> None:
 
 
 def _operators(ops: str) -> None:
-    from opforge.ops import table  # noqa: PLC0415
+    from opforge.ops import table
 
     chosen = table().select(ops.split(",")) if ops else list(table())
     for op in chosen:
@@ -59,9 +59,9 @@ def _operators(ops: str) -> None:
 
 
 def _kernels(directory: Path) -> None:
-    from opforge.backends import BackendOptions  # noqa: PLC0415
-    from opforge.backends.directory import DirectoryBackend  # noqa: PLC0415
-    from opforge.ops import table  # noqa: PLC0415
+    from opforge.backends import BackendOptions
+    from opforge.backends.directory import DirectoryBackend
+    from opforge.ops import table
 
     backend = DirectoryBackend(BackendOptions(directory))
     for kernel in backend.kernels(op.name for op in table()):
@@ -73,7 +73,7 @@ def _kernels(directory: Path) -> None:
 
 
 def _suite(name: str, device: str, dtypes: tuple[str, ...], ops: str) -> None:
-    from opforge.ops import table  # noqa: PLC0415
+    from opforge.ops import table
 
     wanted = frozenset(op.name for op in table().select(ops.split(","))) if ops else None
     with ProgressLine() as progress:

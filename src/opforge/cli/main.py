@@ -26,7 +26,7 @@ def _root() -> None:
 
 
 def _register() -> None:
-    from opforge.cli import ls, report, run, setup  # noqa: PLC0415  # each verb adds itself
+    from opforge.cli import ls, report, run, setup  # each verb adds itself
 
     for verb in (run, ls, setup, report):
         verb.register(app)
@@ -57,7 +57,7 @@ def call(arguments: list[str] | None = None) -> int:
         return 141
     except Exception as error:  # noqa: BLE001  # the last line of defence: whatever it is, the exit code says whose fault
         if (show := getattr(error, "show", None)) is None:  # not a usage error of the parser's
-            import traceback  # noqa: PLC0415
+            import traceback
 
             traceback.print_exc()
             sys.stderr.write("opforge: this is a fault of opforge's own; please report it with the lines above\n")

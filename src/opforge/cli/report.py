@@ -21,9 +21,9 @@ def report(
     format_: Annotated[str, typer.Option("--format", help="text, json or markdown.")] = "text",
 ) -> int:
     """Show a finished or broken-off run, from what its folder holds."""
-    from opforge.reports.files import overall, write_all  # noqa: PLC0415
-    from opforge.runs.score import Summary  # noqa: PLC0415
-    from opforge.runs.store import read_manifest, read_rows  # noqa: PLC0415
+    from opforge.reports.files import overall, write_all
+    from opforge.runs.score import Summary
+    from opforge.runs.store import read_manifest, read_rows
 
     manifest = read_manifest(run)
     summary = Summary.of(manifest, read_rows(run))
@@ -32,7 +32,7 @@ def report(
     elif format_ == "markdown":
         sys.stdout.write(overall(manifest, summary))
     elif format_ == "text":
-        from opforge.reports.terminal import console_for_results, show  # noqa: PLC0415
+        from opforge.reports.terminal import console_for_results, show
 
         console = console_for_results()
         show(console, manifest, summary)

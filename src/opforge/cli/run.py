@@ -73,8 +73,8 @@ def run(
 
 
 def _judge(config: RunConfig, folder: Path, *, resume: bool, as_json: bool) -> int:
-    from opforge.reports.files import write_all  # noqa: PLC0415
-    from opforge.runs import run as judge  # noqa: PLC0415
+    from opforge.reports.files import write_all
+    from opforge.runs import run as judge
 
     try:
         with ProgressLine() as progress:
@@ -88,7 +88,7 @@ def _judge(config: RunConfig, folder: Path, *, resume: bool, as_json: bool) -> i
         scores = {**ended.summary.scores(), "out": str(folder)}
         sys.stdout.write(json.dumps({"scores": scores, "operators": _operator_rows(ended.summary)}, indent=2) + "\n")
     else:
-        from opforge.reports.terminal import console_for_results, show  # noqa: PLC0415
+        from opforge.reports.terminal import console_for_results, show
 
         console = console_for_results()
         show(console, ended.manifest, ended.summary)
@@ -97,7 +97,7 @@ def _judge(config: RunConfig, folder: Path, *, resume: bool, as_json: bool) -> i
 
 
 def _operator_rows(summary: object) -> list[dict[str, object]]:
-    from opforge.runs import Summary  # noqa: PLC0415
+    from opforge.runs import Summary
 
     if not isinstance(summary, Summary):
         raise TypeError("expected a summary")
@@ -121,9 +121,9 @@ def _operator_rows(summary: object) -> list[dict[str, object]]:
 
 def _resumed(context: typer.Context, folder: Path, workers: int) -> RunConfig:
     """Return the settings of a run that is taken up again; they come from its manifest."""
-    from dataclasses import replace  # noqa: PLC0415
+    from dataclasses import replace
 
-    from opforge.runs.store import read_manifest  # noqa: PLC0415
+    from opforge.runs.store import read_manifest
 
     sources = {n: context.get_parameter_source(n) for n in context.params}
     given = [n for n, source in sources.items() if source is not None and source.name == "COMMANDLINE"]

@@ -26,8 +26,8 @@ def setup(
     dtypes: Annotated[str, typer.Option(help="Dtypes of the suite's cases.")] = ",".join(DEFAULT_DTYPES),
 ) -> int:
     """Make a folder with a kernel to fill in for each operator; what is there already is left alone."""
-    from opforge.backends.scaffold import scaffold  # noqa: PLC0415
-    from opforge.ops import table  # noqa: PLC0415
+    from opforge.backends.scaffold import scaffold
+    from opforge.ops import table
 
     wanted = frozenset(op.name for op in table().select(ops.split(","))) if ops else None
     options = SuiteOptions(device, tuple(dtype_from_user(d) for d in dtypes.split(",")), wanted)

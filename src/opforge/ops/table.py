@@ -108,7 +108,7 @@ def table() -> OpTable:
     path = cache_folder.root() / f"ops-{cache_folder.torch_version()}-{_FORMAT}.json"
     rows = cache_folder.read_json(path)
     if rows is None:
-        from opforge.ops.torchgen_source import read_operators  # noqa: PLC0415
+        from opforge.ops.torchgen_source import read_operators
 
         rows = [op.as_json() for op in read_operators()]
         cache_folder.write_atomically(path, json.dumps(rows))

@@ -13,8 +13,8 @@ _ORDER = (Form.FUNCTIONAL, Form.INPLACE, Form.OUT, Form.MUTABLE)
 
 def read_operators() -> list[Operator]:
     """Return all overloads with their families, in the order of the file."""
-    import torchgen  # noqa: PLC0415
-    from torchgen.gen import parse_native_yaml, pre_group_native_functions  # noqa: PLC0415
+    import torchgen
+    from torchgen.gen import parse_native_yaml, pre_group_native_functions
 
     folder = Path(torchgen.__file__).parent / "packaged" / "ATen" / "native"
     functions = parse_native_yaml(str(folder / "native_functions.yaml"), str(folder / "tags.yaml")).native_functions

@@ -162,7 +162,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which hangs up
     processes.adopt_orphans()
     gc.disable()  # imports make no garbage worth looking for; children look for theirs
-    import torch  # noqa: PLC0415  # after the socket is open, so that a client sees a failed start as one
+    import torch  # after the socket is open, so that a client sees a failed start as one
 
     torch.set_num_threads(1)
     torch.set_num_interop_threads(1)

@@ -18,11 +18,11 @@ ERRORS = "errors"
 
 def run(device: str, slot: str, first: int, fd: int) -> None:
     """Record the entries from ``first`` on."""
-    import torch  # noqa: PLC0415
+    import torch
 
-    from opforge.cases.encoding import TORCH_DTYPES  # noqa: PLC0415
-    from opforge.suites.opinfo import entries  # noqa: PLC0415
-    from opforge.suites.opinfo.recorder import Recorder  # noqa: PLC0415
+    from opforge.cases.encoding import TORCH_DTYPES
+    from opforge.suites.opinfo import entries
+    from opforge.suites.opinfo.recorder import Recorder
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")

@@ -16,7 +16,7 @@ from opforge.suites.opinfo.recorder import Recorder, RecordingMode, call_aten
 
 def all_entries() -> list[Any]:
     """Return OpInfo's database. Slow to import; only the recording process does."""
-    from torch.testing._internal.common_methods_invocations import op_db  # noqa: PLC0415
+    from torch.testing._internal.common_methods_invocations import op_db
 
     return list(op_db)
 
