@@ -123,3 +123,15 @@ def test_what_is_not_json_is_refused():
         channel.receive(5)
     raw.close()
     channel.close()
+
+
+def test_neither_a_trickle_nor_a_deaf_reader_can_hold_a_channel_up():
+    raw, other = socket.socketpair()
+    channel = Channel(other)
+    raw.sendall(struct.pack("<I", 100) + b"[")
+    with pytest.raises(TimeoutError):
+        channel.receive(0.2)
+    with pytest.raises(TimeoutError):
+        channel.send("x" * (8 << 20), timeout_s=0.2)
+    raw.close()
+    channel.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import select
@@ -74,8 +73,14 @@ class KernelWorker:
     def begin(self, request: dict[str, Any]) -> None:
         """Send a request; a worker that has gone is noticed when its answer is awaited."""
         COUNTER.pack_into(self.arena, 0, 0)
-        with contextlib.suppress(ChannelClosedError):
-            self._channel.send(request)
+        try:
+            self._channel.send(request, timeout_s=self._config.timeout_s)
+        except ChannelClosedError:
+            return
+        except TimeoutError:
+            self.close()
+            reason = f"the kernel's process did not take its next cases within {self._config.timeout_s:g} s"
+            raise DeathError(Outcome.TIMED_OUT, 0, reason) from None
 
     def answer(self, *, timeout_s: float | None = None) -> Any:
         """Wait for the answer to the last request."""

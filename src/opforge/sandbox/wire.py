@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -38,47 +39,54 @@ class Channel:
     def close(self) -> None:
         self._socket.close()
 
-    def send(self, message: Any, fds: Iterable[int] = ()) -> None:
-        """Send a message, with file descriptors if any."""
+    def send(self, message: Any, fds: Iterable[int] = (), *, timeout_s: float | None = None) -> None:
+        """Send a message, with file descriptors if any; raises TimeoutError when the other side does not read in time."""
         payload = json.dumps(message, separators=(",", ":")).encode()
+        self._socket.settimeout(timeout_s)
         try:
             socket.send_fds(self._socket, [_LENGTH.pack(len(payload))], list(fds))
             self._socket.sendall(payload)
         except (BrokenPipeError, ConnectionResetError) as error:
             raise ChannelClosedError(str(error)) from None
+        finally:
+            self._socket.settimeout(None)
 
     def receive(self, timeout_s: float | None = None) -> Any:
-        """Return the next message; raises ChannelClosedError at the end, TimeoutError when nothing comes in time."""
+        """Return the next message; raises ChannelClosedError at the end, TimeoutError when it is not there in time."""
         return self.receive_with_fds(timeout_s)[0]
 
     def receive_with_fds(self, timeout_s: float | None = None) -> tuple[Any, list[int]]:
         """Return the next message and the file descriptors that came with it."""
-        self._socket.settimeout(timeout_s)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         try:
+            self._wait_until(deadline)
             head, fds, _flags, _address = socket.recv_fds(self._socket, _LENGTH.size, MAX_FDS)
-            while len(head) < _LENGTH.size:
-                head += self._some(_LENGTH.size - len(head))
+            if not head:
+                raise ChannelClosedError("the other side closed the channel")
+            head += bytes(self._exactly(_LENGTH.size - len(head), deadline))
             (length,) = _LENGTH.unpack(head)
             if length > MAX_MESSAGE:
                 raise ChannelClosedError(f"a message of {length} bytes is too long")
-            return json.loads(self._exactly(length)), fds
+            return json.loads(self._exactly(length, deadline)), fds
         except ConnectionResetError as error:
             raise ChannelClosedError(str(error)) from None
         finally:
             self._socket.settimeout(None)
 
-    def _exactly(self, length: int) -> bytearray:
+    def _exactly(self, length: int, deadline: float | None) -> bytearray:
         buffer = bytearray(length)
         view = memoryview(buffer)
         while view:
+            self._wait_until(deadline)
             received = self._socket.recv_into(view)
             if not received:
                 raise ChannelClosedError("the other side closed the channel in the middle of a message")
             view = view[received:]
         return buffer
 
-    def _some(self, limit: int) -> bytes:
-        data = self._socket.recv(limit)
-        if not data:
-            raise ChannelClosedError("the other side closed the channel")
-        return data
+    def _wait_until(self, deadline: float | None) -> None:
+        """Let the next read wait for what is left until the deadline: a trickle of bytes does not prolong it."""
+        left = None if deadline is None else deadline - time.monotonic()
+        if left is not None and left <= 0:
+            raise TimeoutError("the rest of the message did not come in time")
+        self._socket.settimeout(left)
