@@ -20,6 +20,7 @@ from tests.conftest import opforge
         (["--suite", "opinfo", "--dtypes", "bf17"], 2, "unknown dtype 'bf17'; did you mean 'bf16'"),
         (["--device", "gpu"], 2, "unknown device 'gpu'; allowed: cpu, cuda"),
         (["--device", "cuda:x"], 2, "unknown device 'cuda:x'"),
+        (["--ops", ""], 2, "--ops is empty"),
         (["--format", "xml"], 2, "unknown format 'xml'"),
         (["--workers", "0"], 2, "--workers 0 is out of range"),
         (["--timeout", "0"], 2, "--timeout 0.0 is too small"),

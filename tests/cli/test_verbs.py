@@ -65,6 +65,7 @@ def test_report_shows_a_run_again(tmp_path, kernel_directory):
     assert "## Not right, by operator" in markdown
     assert json.loads(opforge("report", str(out), "--format", "json").stdout)["correctness"] == 0.0
     assert opforge("report", str(tmp_path)).returncode == 2
+    assert "holds no run" in opforge("report", str(out / "results.jsonl")).stderr
 
 
 @pytest.mark.parametrize("command", [["-m", "BackendBench.scripts.main"], ["BackendBench/scripts/main.py"]])
@@ -114,6 +115,18 @@ def test_setup_makes_templates_that_run_and_decline(tmp_path):
     assert "0 kernels to fill in" in opforge(*words, cwd=tmp_path).stdout
     assert source.read_text() == RELU
     assert opforge("run", "--backend", "directory", "--ops-directory", "kernels", cwd=tmp_path).returncode == 0
+
+
+def test_setup_of_nothing_says_so(tmp_path):
+    done = opforge("setup", "--suite", "smoke", "--ops", "gelu", cwd=tmp_path)
+    assert done.returncode == 5
+    assert "no cases for gelu" in done.stderr
+    (tmp_path / "file").write_text("")
+    assert "cannot be made" in opforge("setup", "--ops-directory", "file", cwd=tmp_path).stderr
+
+
+def test_version():
+    assert opforge("--version").stdout.startswith("opforge ")
 
 
 def test_every_template_is_python():

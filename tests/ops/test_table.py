@@ -36,10 +36,11 @@ def test_family_is_functional_inplace_and_out():
     }
 
 
-def test_a_kernel_serves_its_family_and_overloads_with_the_same_parameters():
+def test_a_kernel_serves_its_family_and_may_serve_the_packets_other_overloads():
     own, others = table().served_by("sub")
     assert {op.name for op in own} == {"sub.Tensor", "sub_.Tensor", "sub.out"}
     assert {op.name for op in others} == {"sub.Scalar", "sub_.Scalar", "sub.Scalar_out"}
+    assert "where.self" in {op.name for op in table().served_by("where")[1]}
 
 
 def test_a_folder_named_after_an_overload_serves_that_family_alone():

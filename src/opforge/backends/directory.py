@@ -24,7 +24,9 @@ class DirectoryBackend:
         self._root = options.ops_directory
         self._chosen = dict(options.implementations or {})
         self.strangers: list[str] = []
-        """Folders that are no operator's, with the nearest names."""
+        """Folders that hold no kernel of an operator, in words."""
+        self.idle: list[Kernel] = []
+        """Kernels for which there is no case."""
 
     def kernels(self, ops: Iterable[str]) -> list[Kernel]:
         wanted = set(ops)
@@ -33,7 +35,9 @@ class DirectoryBackend:
         for kernel in self._all():
             serves = tuple(s for s in kernel.serves if s.op in wanted and s.op not in taken)
             taken.update(s.op for s in serves)
-            if serves:
+            if not serves:
+                self.idle.append(kernel)
+            else:
                 found.append(Kernel(kernel.name, kernel.primary, serves, kernel.file, kernel.entries, kernel.digest))
         return found
 
@@ -52,7 +56,7 @@ class DirectoryBackend:
         if not kernels:
             raise NothingToJudgeError(
                 f"no kernel in {str(self._root)!r}: expected {{op}}/{{op}}_implementation_1.py"
-                + (f"; not an operator: {', '.join(self.strangers)}" if self.strangers else "")
+                + "".join(f"; {stranger}" for stranger in self.strangers)
             )
         return kernels
 
@@ -60,6 +64,7 @@ class DirectoryBackend:
         name = operator_name(folder.name)
         files = implementations(folder)
         if not files:
+            self.strangers.append(f"{folder.name} holds no {_FILE.format(folder=folder.name)}*.py")
             return None
         try:
             primary = table().resolve(name)

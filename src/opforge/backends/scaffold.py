@@ -9,6 +9,7 @@ import jinja2
 
 from opforge.backends.directory import implementations
 from opforge.cases import Case
+from opforge.errors import OpforgeError
 from opforge.ops import Form, Operator, table
 
 
@@ -21,7 +22,10 @@ def scaffold(root: Path, cases: Mapping[str, Sequence[Case]]) -> tuple[list[Path
         if implementations(folder):
             kept.append(folder)
             continue
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OpforgeError(f"folder {str(folder)!r} cannot be made: {error.strerror}") from None
         path = folder / f"{name}_implementation_1.py"
         path.write_text(
             render(name, root, [c.args for op in cases if op.startswith(f"{name}.") for c in cases[op][:1]])

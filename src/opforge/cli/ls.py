@@ -80,10 +80,10 @@ def _suite(name: str, device: str, dtypes: tuple[str, ...], ops: str) -> None:
         loaded = registry.load("suites", name)().load(SuiteOptions(device, dtypes, wanted), progress)
     for op, cases in loaded.cases.items():
         _line(f"{op:45} {len(cases):6} cases")
-    _coverage(loaded)
+    _coverage(loaded, ops)
 
 
-def _coverage(loaded: LoadedSuite) -> None:
+def _coverage(loaded: LoadedSuite, ops: str) -> None:
     """Say how many overloads the suite reaches, adding one source of cases after another."""
     by_phase: dict[str, set[str]] = {}
     counts: Counter[str] = Counter()
@@ -105,5 +105,6 @@ def _coverage(loaded: LoadedSuite) -> None:
             reached |= by_phase[phase]
             _line(f"{len(reached):6} overloads {words.get(phase, phase)} ({counts[phase]} cases)")
     _line(f"{loaded.count:6} cases in all, {len(loaded.losses)} kinds of samples lost")
-    for loss in loaded.losses:
-        _line(f"       lost: {loss}")
+    if not ops:
+        for loss in loaded.losses:
+            _line(f"       lost: {loss}")

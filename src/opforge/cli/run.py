@@ -28,9 +28,13 @@ def run(
     context: typer.Context,
     suite: Annotated[str, typer.Option(help="Where cases come from: see `opforge ls suites`.")] = "smoke",
     backend: Annotated[str, typer.Option(help="Where kernels come from: see `opforge ls backends`.")] = "aten",
-    ops: Annotated[str, typer.Option(help="Only these operators, for example 'add,sub' or 'add.Tensor'.")] = "",
+    ops: Annotated[
+        str | None, typer.Option(help="Only these operators, for example 'add,sub' or 'add.Tensor'.")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
-    dtypes: Annotated[str, typer.Option(help="Dtypes of the cases.")] = ",".join(DEFAULT_DTYPES),
+    dtypes: Annotated[
+        str, typer.Option(help="Dtypes that OpInfo's samples are made in; operators inside them may use others.")
+    ] = ",".join(DEFAULT_DTYPES),
     ops_directory: Annotated[
         str, typer.Option(help="The folder of kernels of backend `directory`.")
     ] = "generated_kernels",
@@ -48,6 +52,9 @@ def run(
     format_: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
 ) -> int:
     """Judge every kernel of a backend on every case of a suite, each kernel in its own process."""
+    for name, value in (("--ops", ops), ("--dtypes", dtypes)):
+        if value is not None and not value.replace(",", "").strip():
+            raise OpforgeError(f"{name} is empty; leave it out to take all")
     if format_ not in ("text", "json"):
         raise OpforgeError(f"unknown format {format_!r}; allowed: text, json")
     if resume is not None:
@@ -56,7 +63,7 @@ def run(
         config = RunConfig(
             suite=suite,
             backend=backend,
-            ops=tuple(filter(None, (o.strip() for o in ops.split(",")))),
+            ops=tuple(filter(None, (o.strip() for o in (ops or "").split(",")))),
             device=device,
             dtypes=tuple(dict.fromkeys(dtype_from_user(d) for d in dtypes.split(",") if d.strip())),
             ops_directory=ops_directory,

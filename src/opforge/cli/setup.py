@@ -11,6 +11,7 @@ import typer
 from opforge import registry
 from opforge.cases.values import dtype_from_user
 from opforge.cli.progress import ProgressLine
+from opforge.errors import NothingToJudgeError
 from opforge.suites.base import DEFAULT_DTYPES, SuiteOptions
 
 
@@ -33,6 +34,10 @@ def setup(
     options = SuiteOptions(device, tuple(dtype_from_user(d) for d in dtypes.split(",")), wanted)
     with ProgressLine() as progress:
         loaded = registry.load("suites", suite)().load(options, progress)
+    if not loaded.cases:
+        raise NothingToJudgeError(
+            f"suite {suite!r} has no cases for {ops or 'anything'}; see `opforge ls suites` for others"
+        )
     made, kept = scaffold(ops_directory, loaded.cases)
     for path in made:
         sys.stdout.write(f"made {path}\n")

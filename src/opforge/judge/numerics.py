@@ -111,6 +111,11 @@ class Comparison:
             where = torch.zeros_like(finite)
             where[finite] = bad
             worst = int((error / allowed).argmax())
+            figures = {
+                "kernel_error": _largest(error[worst]),
+                "aten_error": _largest(aten_error[worst]),
+                "bound": _largest(allowed[worst]),
+            }
             reason = f"error {_largest(error[worst]):.3g}, allowed {_largest(allowed[worst]):.3g} (ATen's own {_largest(aten_error[worst]):.3g})"
             raise self._wrong(where, reason, **figures)
         return figures

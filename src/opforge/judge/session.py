@@ -214,6 +214,8 @@ class Judge:
             for pairs, pair in zip(drawn, again.values, strict=True):
                 pairs.append(pair)
         for index, pairs in enumerate(drawn):
+            if distribution.stuck([k for k, _ in pairs], [a for _, a in pairs]):
+                return Finding(Outcome.WRONG, f"result[{index}]: the same draw whatever the seed")
             difference = distribution.differs(
                 torch.cat([k.reshape(-1) for k, _ in pairs]),
                 torch.cat([a.detach().cpu().reshape(-1) for _, a in pairs]),

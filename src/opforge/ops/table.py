@@ -81,15 +81,14 @@ class OpTable:
         return op.packet if op.packet in self._by_base else op.base
 
     def served_by(self, folder: str) -> tuple[list[Operator], list[Operator]]:
-        """Return what a kernel of a directory serves: its own family, then the overloads with the same parameters."""
+        """Return what a kernel of a directory serves: its own family, then the packet's other overloads, which it may decline."""
         primary = self.resolve(folder)
         own = self.family(primary)
         if strip_namespace(folder) in self._rows:
             return own, []
         taken = {op.name for op in own}
-        parameters = primary.parameters
         packet = (self._operator(name) for name in self._by_packet[primary.packet] if name not in taken)
-        return own, [op for op in packet if op.parameters == parameters]
+        return own, [op for op in packet if op.form is not Form.MUTABLE]
 
     def _unknown(self, name: str) -> UnknownNameError:
         short = strip_namespace(name)

@@ -37,7 +37,7 @@ def show(console: Console, manifest: dict[str, Any], summary: Summary) -> None:
         console.print(f"declined (not counted as served): {', '.join(summary.declined)}")
     for remark in manifest["plan"]["remarks"]:
         console.print(f"[yellow]note[/yellow] {escape(remark)}")
-    if losses := manifest["plan"]["losses"]:
+    if (losses := manifest["plan"]["losses"]) and not manifest["config"]["ops"]:
         console.print(f"{len(losses)} kinds of samples could not become cases; they are listed in OVERALL_SUMMARY.md")
     _show_scores(console, summary)
 

@@ -94,8 +94,17 @@ def make_plan(config: RunConfig, backend: Backend, suite: LoadedSuite) -> Plan:
     jobs = tuple(Job(k, tuple(_parts(k, suite))) for k in kernels)
     served = {part.op for job in jobs for part in job.parts}
     missing = tuple(op for op in suite.cases if op not in served)
-    remarks = tuple(f"folder passed over: {s}" for s in getattr(backend, "strangers", ()))
-    return Plan(suite, jobs, missing, remarks)
+    return Plan(suite, jobs, missing, tuple(_remarks(config, backend)))
+
+
+def _remarks(config: RunConfig, backend: Backend) -> Iterable[str]:
+    """Say which folders and kernels of the selection are not judged, and why."""
+    for stranger in getattr(backend, "strangers", ()):
+        yield f"folder passed over: {stranger}"
+    wanted = {op.name for op in table().select(config.ops)} if config.ops else None
+    for kernel in getattr(backend, "idle", ()):
+        if wanted is None or any(s.op in wanted for s in kernel.serves):
+            yield f"{kernel.name} is not judged: suite {config.suite!r} has no case for {kernel.primary}"
 
 
 def _parts(kernel: Kernel, suite: LoadedSuite) -> Iterable[Part]:

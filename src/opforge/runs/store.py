@@ -33,9 +33,11 @@ class RunStore:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunDirectoryError(f"--out {str(path)!r} cannot be made: {error.strerror}") from None
+        if not (path / MANIFEST).exists() and any(p.name != _LOCK for p in path.iterdir()):
+            raise RunDirectoryError(f"{str(path)!r} is not empty; --out wants a new folder")
         store = cls(path)
-        store._acquire()
-        if (path / RESULTS).exists() or (path / MANIFEST).exists():
+        store._acquire()  # its own
+        if (path / MANIFEST).exists():
             store.close()
             raise RunDirectoryError(
                 f"{str(path)!r} already holds a run; go on with `--resume {path}`, or give another --out"
@@ -93,8 +95,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """Return the manifest of a run."""
     try:
         manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text())
-    except FileNotFoundError:
-        raise RunDirectoryError(f"{str(path)!r} holds no run (no {MANIFEST})") from None
+    except OSError as error:
+        raise RunDirectoryError(f"{str(path)!r} holds no run ({MANIFEST}: {error.strerror})") from None
     except ValueError as error:
         raise RunDirectoryError(f"{path / MANIFEST} is broken: {error}") from None
     return manifest

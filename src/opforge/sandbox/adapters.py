@@ -25,6 +25,7 @@ def adapt(function: Function, op: Operator, implements: Operator) -> Function:
 
 def _inplace(function: Function, op: Operator) -> Function:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _refuse_overlap(self)
         result = function(self, *args, **kwargs)
         for target, source in _pairs([self], result):
             if source.shape != target.shape:
@@ -42,6 +43,8 @@ def _out(function: Function, op: Operator) -> Function:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         outs = [kwargs.pop(name) for name in names]
+        for out in outs:
+            _refuse_overlap(out)
         result = function(*args, **kwargs)
         for target, source in _pairs(outs, result):
             if source.shape != target.shape:
@@ -52,6 +55,17 @@ def _out(function: Function, op: Operator) -> Function:
         return outs[0] if len(outs) == 1 else tuple(outs)
 
     return call
+
+
+def _refuse_overlap(target: Any) -> None:
+    """Raise, as ATen does, when something to be written holds several elements in one place."""
+    for tensor in target if isinstance(target, list | tuple) else [target]:
+        if tensor.numel() > 1 and any(
+            size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+        ):
+            raise RuntimeError(
+                "unsupported operation: more than one element of the written-to tensor refers to a single memory location"
+            )
 
 
 def _pairs(targets: Sequence[Any], result: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -102,6 +102,11 @@ class Recorder:
         except TypeError as error:
             self.losses[f"{op}: {error}"] += 1
             return None
+        if self.phase != "error" and _writes_to_overlap(op, args, kwargs):
+            self.losses[
+                f"{op}: writes to a tensor that overlaps itself, so its result depends on the order of writing"
+            ] += 1
+            return None
         if signature in self._seen:
             self._seen_again(op, signature)
             return None
@@ -176,7 +181,11 @@ class RecordingMode(TorchDispatchMode):
         try:
             result = func(*args, **kwargs)
         except Exception:
-            if _raises(op, *kept):
+            if _raises_for_its_out(op, *kept):
+                self._recorder.losses[
+                    f"{op}: raises only because of the tensor to write to, which a functional kernel never sees"
+                ] += 1
+            elif _raises(op, *kept):
                 finish(True)
             else:
                 self._recorder.losses[f"{op}: raises only because its arguments share memory"] += 1
@@ -200,6 +209,40 @@ def _raises(op: str, args: Any, kwargs: Any) -> bool:
         call_aten(op, args, kwargs)
     except Exception:  # noqa: BLE001  # any error is the answer
         return True
+    return False
+
+
+def _raises_for_its_out(op: str, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether the functional form of an out call takes the same inputs."""
+    facts = table().get(op)
+    if facts is None or facts.form is not Form.OUT:
+        return False
+    functional = next((o for o in table().family(facts) if o.form is Form.FUNCTIONAL), None)
+    if functional is None:
+        return False
+    written = {a.name for a in facts.arguments if a.writes}
+    return not _raises(functional.name, args, {n: v for n, v in kwargs.items() if n not in written})
+
+
+def _writes_to_overlap(op: str, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a call writes to a tensor in which several elements share a place."""
+    facts = table().get(op)
+    if facts is None or not facts.mutates:
+        return False
+    given = {a.name: v for a, v in zip(facts.arguments, args, strict=False)} | kwargs
+    return any(_overlaps(given.get(a.name)) for a in facts.arguments if a.writes)
+
+
+def _overlaps(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_overlaps, value))
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.numel() < 2:
+        return False
+    reach = 0
+    for step, size in sorted((s, n) for s, n in zip(value.stride(), value.shape, strict=True) if n > 1):
+        if step <= reach:
+            return True
+        reach += step * (size - 1)
     return False
 
 

@@ -24,7 +24,7 @@ from opforge.suites.base import LoadedSuite, Progress, SuiteOptions, silent
 from opforge.suites.opinfo.child import ERRORS
 from opforge.suites.opinfo.record import LOSSES
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 class OpInfoSuite:
