@@ -74,4 +74,7 @@ def describe_status(status: int) -> str:
 
 def describe_returncode(code: int) -> str:
     """Say in words how a process ended, from its return code, which is the negative signal for one that was killed."""
-    return f"exited with status {code}" if code >= 0 else f"died of {signal.Signals(-code).name} (signal {-code})"
+    if code >= 0:
+        return f"exited with status {code}"
+    names = {s.value: s.name for s in signal.Signals}
+    return f"died of {names.get(-code, 'a real-time signal')} (signal {-code})"

@@ -56,10 +56,15 @@ def test_names_of_folders(folder, name):
     assert operator_name(folder) == name
 
 
-def test_an_inplace_folder_serves_itself_alone(tmp_path):
+def test_an_inplace_folder_serves_itself_alone_and_wins_over_the_functional_one(tmp_path):
+    write(tmp_path, "relu", "relu_implementation_1.py")
     write(tmp_path, "relu_", "relu__implementation_1.py")
-    (kernel,) = kernels(tmp_path)
-    assert [s.op for s in kernel.serves] == ["relu_.default"]
+    serving = {s.op: k.name for k in kernels(tmp_path) for s in k.serves}
+    assert serving == {
+        "relu.default": "relu_implementation_1",
+        "relu.out": "relu_implementation_1",
+        "relu_.default": "relu__implementation_1",
+    }
 
 
 def test_digests_follow_the_source(tmp_path):

@@ -171,3 +171,64 @@ def test_times_come_with_an_interval(kernel_directory, judge_tiny):
     assert row["speedup_low"] <= row["speedup"] <= row["speedup_high"]
     assert row["kernel_us"] > 0
     assert ended.summary.performance_interval is not None
+
+
+def test_positions_may_differ_where_elements_tie_in_every_form_but_values_may_not(kernel_directory, judge_tiny):
+    """The last of equal elements wins here, the first in ATen; the values themselves must be equal."""
+    right = """
+        import torch
+        def max_kernel_impl(self, dim, keepdim=False):
+            flipped = self.flip(dim)
+            positions = self.shape[dim] - 1 - flipped.argmax(dim, keepdim=True)
+            values = self.gather(dim, positions)
+            return (values, positions) if keepdim else (values.squeeze(dim), positions.squeeze(dim))
+    """
+    ties = "T([40, 6], i64, low=0, high=3)"
+    cases = {
+        "max.dim": [f"(({ties}, 1), {{}})", f"(({ties}, 0, True), {{}})"],
+        "max.dim_max": [f"(({ties}, 1), {{'max': T([40], i64), 'max_values': T([40], i64)}})"],
+    }
+    ended = judge_tiny(kernel_directory({"max__dim": right.replace("max_kernel", "max__dim_kernel")}), cases)
+    assert {row["verdict"] for row in ended.store.rows()} == {"passed"}
+    assert any("ties are broken" in note for row in ended.store.rows() for note in row.get("notes", ()))
+
+
+def test_wrong_values_of_a_pair_are_wrong_though_they_look_like_positions(kernel_directory, judge_tiny):
+    source = """
+        import torch
+        def max__dim_kernel_impl(self, dim, keepdim=False):
+            values, positions = torch.sort(self, dim, descending=True)
+            return values.select(dim, 0) - 1, positions.select(dim, 0)
+    """
+    cases = {"max.dim": ["((T([40, 6], i64, low=1, high=4), 1), {})"]}
+    found = verdicts(judge_tiny(kernel_directory({"max__dim": source}), cases))
+    assert {verdict for verdict, _ in found["max.dim"]} == {"wrong"}
+
+
+def test_a_process_lost_while_drawn_from_passes_nothing_more(kernel_directory, judge_tiny):
+    source = """
+        import os, torch
+        calls = [0]
+        def rand_like_kernel_impl(self, **options):
+            calls[0] += 1
+            if calls[0] > 3:
+                os._exit(0)
+            return torch.full_like(self, 0.25)
+    """
+    cases = {"rand_like.default": [f"((T([{n}], f32),), {{}})" for n in (3, 4, 5)]}
+    found = verdicts(judge_tiny(kernel_directory({"rand_like": source}), cases))
+    assert {verdict for verdict, _ in found["rand_like.default"]} == {"crashed"}
+
+
+def test_forged_times_are_a_breach(kernel_directory, judge_tiny):
+    source = """
+        import torch
+        import opforge.sandbox.worker as worker
+        worker.Worker._time = lambda self, request: {"ns": [0] * request["blocks"]}
+        def relu_kernel_impl(self):
+            return torch.where(self <= 0, 0, self)
+    """
+    ended = judge_tiny(kernel_directory({"relu": source}), {"relu.default": UNARY[:1]}, performance=True)
+    by_phase = {row["phase"]: (row["verdict"], row["reason"]) for row in ended.store.rows()}
+    assert by_phase["correctness"] == ("passed", "")
+    assert by_phase["performance"] == ("contract", "the worker's times are not ones that our harness writes")

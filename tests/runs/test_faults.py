@@ -9,6 +9,7 @@ import time
 import psutil
 import pytest
 
+from opforge.reports.files import write_all
 from tests.conftest import UNARY, verdicts
 
 HONEST = """
@@ -129,6 +130,28 @@ FAULTS = {
                     pass
             return self
     """,
+    "tanh": """
+        def tanh_kernel_impl(self):
+            raise RuntimeError("\\ud800 and more")
+    """,
+    "log1p": """
+        import os
+        def log1p_kernel_impl(self):
+            os.kill(os.getpid(), 40)
+    """,
+    "expm1": """
+        import opforge.sandbox.worker as worker
+        worker.Worker._load = lambda self, description: 5
+        worker.Worker._call_all = lambda self, request: {"results": [{"returned": {"T": [1, 2]}, "inputs": 5} for _ in request["cases"]]}
+        def expm1_kernel_impl(self):
+            return self
+    """,
+    "sqrt_": """
+        import opforge.sandbox.worker as worker
+        worker.Worker._call_all = lambda self, request: {"results": [{"returned": 3, "inputs": [7, []]} for _ in request["cases"]]}
+        def sqrt__kernel_impl(self):
+            return self
+    """,
 }  # fmt: skip
 EXPECTED = {
     "relu": ("crashed", "exited with status 0"),
@@ -152,6 +175,10 @@ EXPECTED = {
     "atan": ("unsupported", "only on Tuesdays"),
     "sinh": ("contract", "the second time"),
     "cosh": ("contract", "not one that our harness writes"),
+    "tanh": ("error", "and more"),
+    "log1p": ("crashed", "a real-time signal (signal 40)"),
+    "expm1": ("contract", "not one that our harness writes"),
+    "sqrt_": ("contract", "not one that our harness writes"),
 }
 
 
@@ -175,6 +202,7 @@ def test_each_fault_is_its_own_verdict(kernel_directory, judge_tiny, tmp_path, m
             assert "passed" not in {v for v, _ in found[f"{op}.default"]} or op == "sinh"
     rows = list(ended.store.rows())
     assert len(rows) == len(ops) * len(UNARY)
+    write_all(ended.store.path, ended.summary)
     assert time.monotonic() - begun < 120
     assert ended.summary.exit_code == 1
     daemons = [int(pid) for pid in (tmp_path / "daemon").read_text().split()]
@@ -188,6 +216,22 @@ def test_nothing_is_left_running(judge_tiny, kernel_directory):
     root = kernel_directory({"relu": FAULTS["exp"].replace("exp", "relu")})
     judge_tiny(root, {"relu.default": UNARY[:1]}, timeout_s=1.0)
     assert set(psutil.Process(os.getpid()).children(recursive=True)) <= before
+
+
+@pytest.mark.own_server
+def test_what_a_kernel_started_ends_with_the_run(judge_tiny, kernel_directory, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    source = """
+        import os, subprocess, torch
+        def relu_kernel_impl(self):
+            child = subprocess.Popen(["sleep", "600"])
+            open(os.environ["TMPDIR"] + "/children", "a").write(f"{child.pid} ")
+            return torch.where(self <= 0, 0, self)
+    """
+    judge_tiny(kernel_directory({"relu": source}), {"relu.default": UNARY[:1]})
+    pids = [int(pid) for pid in (tmp_path / "children").read_text().split()]
+    assert pids
+    assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
 def test_a_crash_costs_one_case_and_not_its_neighbours(kernel_directory, judge_tiny):

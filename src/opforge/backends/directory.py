@@ -42,15 +42,14 @@ class DirectoryBackend:
         return found
 
     def _all(self) -> list[Kernel]:
-        """Return every kernel; folders named after one overload first, so that they win over the packet's."""
+        """Return every kernel, those that serve less first: a folder named after one overload or form wins over the packet's."""
         if not self._root.is_dir():
             raise OpforgeError(
                 f"there is no kernel directory {str(self._root)!r}; make one with `opforge setup --ops-directory {self._root}`, "
                 "or name another with --ops-directory"
             )
         folders = sorted(p for p in self._root.iterdir() if p.is_dir() and not p.name.startswith((".", "__")))
-        ordered = sorted(folders, key=lambda p: operator_name(p.name).count("."), reverse=True)
-        kernels = [kernel for folder in ordered if (kernel := self._kernel(folder)) is not None]
+        kernels = [kernel for folder in folders if (kernel := self._kernel(folder)) is not None]
         if unused := set(self._chosen) - {folder.name for folder in folders}:
             raise UnknownNameError("kernel folder", min(unused), [folder.name for folder in folders])
         if not kernels:
@@ -58,7 +57,7 @@ class DirectoryBackend:
                 f"no kernel in {str(self._root)!r}: expected {{op}}/{{op}}_implementation_1.py"
                 + "".join(f"; {stranger}" for stranger in self.strangers)
             )
-        return kernels
+        return sorted(kernels, key=lambda kernel: len(kernel.serves))
 
     def _kernel(self, folder: Path) -> Kernel | None:
         name = operator_name(folder.name)

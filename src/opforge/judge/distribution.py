@@ -28,6 +28,8 @@ def stuck(kernel: list[torch.Tensor], aten: list[torch.Tensor]) -> bool:
 
 def differs(kernel: torch.Tensor, aten: torch.Tensor) -> str | None:
     """Say how two samples differ, or None when they may come from one distribution."""
+    if kernel.isnan().any() and not aten.isnan().any():
+        return "NaN among the draws, where ATen has none"
     left, right = _sample(kernel), _sample(aten)
     if not len(left) or not len(right):
         return None if len(left) == len(right) else "one of them is empty"

@@ -25,6 +25,13 @@ _WHOLE_LINE = frozenset({"sort", "argsort", "topk"})
 """Those whose positions along ``dim`` must all differ."""
 
 
+def gives_positions(packet: str, result: int, count: int) -> bool:
+    """Whether a result of an operator holds positions: the only one of argmax and its like, the second of a pair."""
+    if packet in ("argmax", "argmin", "argsort"):
+        return count == 1
+    return packet in _DIM_AT and count == 2 and result == 1
+
+
 def tie_checker(
     base: str, overload: str, args: Any, kwargs: dict[str, Any]
 ) -> Callable[[torch.Tensor, torch.Tensor], bool] | None:
@@ -54,7 +61,8 @@ def _same_elements(
     if kernel.dim() < source.dim():
         kernel, aten = kernel.unsqueeze(dim), aten.unsqueeze(dim)
     size = source.shape[dim]
-    if kernel.numel() == 0 or (kernel < 0).any() or (kernel >= size).any():
+    outside = any(bool((t < 0).any() or (t >= size).any()) for t in (kernel, aten))
+    if kernel.numel() == 0 or kernel.dim() != source.dim() or outside:
         return bool(torch.equal(kernel, aten))
     if distinct and kernel.shape[dim] > 1 and (kernel.sort(dim).values.diff(dim=dim) == 0).any():
         return False

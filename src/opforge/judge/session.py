@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -117,7 +118,8 @@ class Judge:
                 and not op.facts.random
                 and batch.placed[-1].case is case
             ):
-                batch.add(case, again=True)
+                with contextlib.suppress(MemoryError):  # no room for a second copy
+                    batch.add(case, again=True)
         return batch, refused
 
     def _run(self, op: _Op, worker: KernelWorker, batch: Batch, waiting: deque[CaseRow]) -> None:
@@ -125,7 +127,7 @@ class Judge:
         try:
             worker.begin({"do": "call", "op": op.facts.name, "cases": [p.request() for p in batch.placed]})
             answers = [p.call.run() for p in batch.placed]
-            reply = worker.answer()
+            reply = worker.answer(cases=len(batch.placed))
         except DeathError as death:
             self._death(op, batch, death, waiting)
             return
@@ -174,12 +176,16 @@ class Judge:
                 inputs,
             )
             finding = hearing.finding()
-            if finding.passed and op.facts.random and self._worker is not None:
+            if finding.passed and self._worker is None and (op.facts.random or placed.case.phase is Phase.PERFORMANCE):
+                finding = Finding(
+                    Outcome.CRASHED, "not looked at further: the kernel's process was lost on a case before it"
+                )
+            if finding.passed and op.facts.random:
                 finding = self._surviving(self._draw, op, worker, placed, hearing) or finding
             if placed.again:
                 findings[-1] = (placed.case, _twice(findings[-1][1], finding))
                 continue
-            if finding.passed and placed.case.phase is Phase.PERFORMANCE and self._worker is not None:
+            if finding.passed and placed.case.phase is Phase.PERFORMANCE:
                 finding = self._surviving(self._race, op, worker, batch, placed, finding) or finding
             findings.append((placed.case, finding))
         return findings
@@ -189,7 +195,7 @@ class Judge:
         try:
             return ask(*args)
         except DeathError as death:
-            self._worker = None
+            self._end_worker()
             return Finding(death.outcome, str(death))
 
     def _draw(self, op: _Op, worker: KernelWorker, placed: Placed, hearing: Hearing) -> Finding | None:
@@ -202,7 +208,9 @@ class Judge:
                 break
             seed = number * 7919
             reply = worker.ask({"do": "call", "op": op.facts.name, "cases": [{**placed.request(), "seed": seed}]})
-            replies = reply["results"]
+            replies = _replies(reply, 1)
+            if replies is None:
+                return Finding(Outcome.CONTRACT, "the worker's reply is not one that our harness writes")
             results = bytearray(worker.bytes[self._config.in_bytes : _results_end(replies, self._config)])
             again = Hearing(
                 op.facts, op.required, placed.case.expect, placed.call, placed.call.run(seed=seed + 1), replies[0],
@@ -230,7 +238,14 @@ class Judge:
             self._baseline = KernelWorker(self._spawner, self._config)
             self._baseline.ask({"do": "load", "kernel": {"file": None, "primary": op.facts.name, "entries": []}})
         batch.copy_to(self._baseline.bytes)
-        times = timing.race(worker, self._baseline, op.facts.name, placed.request())
+        try:
+            times = timing.race(worker, self._baseline, op.facts.name, placed.request())
+        except timing.BaselineError as error:
+            self._baseline = None
+            note = f"not timed: ATen's own process was lost ({error})"
+            return Finding(finding.outcome, finding.reason, (*finding.notes, note), finding.figures)
+        except timing.ForgedTimesError:
+            return Finding(Outcome.CONTRACT, "the worker's times are not ones that our harness writes")
         return Finding(finding.outcome, finding.reason, finding.notes, {**finding.figures, **times})
 
     def _ready_worker(self, kernel: dict[str, Any]) -> KernelWorker | None:
@@ -242,6 +257,12 @@ class Judge:
             reply = worker.ask({"do": "load", "kernel": kernel}, timeout_s=max(_LOAD_LIMIT_S, self._config.timeout_s))
         except DeathError as death:
             self._broken = Finding(death.outcome, f"while loading: {death}")
+            return None
+        if not isinstance(reply, dict):
+            worker.close()
+            self._broken = Finding(
+                Outcome.CONTRACT, "while loading: the worker's reply is not one that our harness writes"
+            )
             return None
         if "error" in reply:
             worker.close()
@@ -277,10 +298,12 @@ def _results_end(replies: list[dict[str, Any]], config: WorkerConfig) -> int:
 
 
 def _result_rows(tree: Any) -> Iterator[list[Any]]:
+    """Yield the rows of all tensors that replies speak of; the replies may hold anything."""
     if isinstance(tree, dict):
-        if isinstance(tree.get("T"), list):
-            yield tree["T"]
-        yield from tree.get("inputs", ())
+        inputs = tree.get("inputs")
+        for row in [tree.get("T"), *(inputs if isinstance(inputs, list) else [])]:
+            if isinstance(row, list) and len(row) > 1:
+                yield row
         yield from _result_rows(tree.get("returned"))
     elif isinstance(tree, list):
         for value in tree:

@@ -36,10 +36,15 @@ class Finding:
 
     def row(self) -> dict[str, Any]:
         """Return the fields of a line of results.jsonl."""
-        row: dict[str, Any] = {"verdict": self.outcome.value, "reason": self.reason}
+        row: dict[str, Any] = {"verdict": self.outcome.value, "reason": _printable(self.reason)}
         if self.notes:
-            row["notes"] = list(self.notes)
+            row["notes"] = [_printable(note) for note in self.notes]
         return {**row, **self.figures}
+
+
+def _printable(text: str) -> str:
+    """Return a text of bounded length that any file can hold; parts of it may be a kernel's own words."""
+    return text[:4000].encode("utf-8", "replace").decode()
 
 
 PASSED = Finding(Outcome.PASSED)

@@ -65,10 +65,10 @@ class KernelWorker:
             os.close(fd)
         theirs.close()
 
-    def ask(self, request: dict[str, Any], *, timeout_s: float | None = None) -> Any:
-        """Send a request and wait for its answer; the time limit starts anew whenever a case is finished."""
+    def ask(self, request: dict[str, Any], *, timeout_s: float | None = None, cases: int = 1) -> Any:
+        """Send a request about so many cases and wait for its answer."""
         self.begin(request)
-        return self.answer(timeout_s=timeout_s)
+        return self.answer(timeout_s=timeout_s, cases=cases)
 
     def begin(self, request: dict[str, Any]) -> None:
         """Send a request; a worker that has gone is noticed when its answer is awaited."""
@@ -82,10 +82,11 @@ class KernelWorker:
             reason = f"the kernel's process did not take its next cases within {self._config.timeout_s:g} s"
             raise DeathError(Outcome.TIMED_OUT, 0, reason) from None
 
-    def answer(self, *, timeout_s: float | None = None) -> Any:
-        """Wait for the answer to the last request."""
+    def answer(self, *, timeout_s: float | None = None, cases: int = 1) -> Any:
+        """Wait for the answer to the last request; the time limit starts anew whenever a case is finished."""
         limit_s = timeout_s or self._config.timeout_s
         index, since = self._index(), time.monotonic()
+        deadline = since + limit_s * (cases + 1)  # whatever the counter says, which a kernel can write to
         poll = select.poll()
         for fd in (self._channel.fileno(), self._output, self._pidfd):
             poll.register(fd, select.POLLIN)
@@ -96,14 +97,14 @@ class KernelWorker:
             if self._channel.fileno() in ready:
                 try:
                     return self._channel.receive(limit_s)
-                except (ChannelClosedError, ValueError, TimeoutError):
+                except (ChannelClosedError, ValueError, TimeoutError, RecursionError):
                     raise self._death() from None
             if self._pidfd in ready:
                 raise self._death()
             now = time.monotonic()
             if self._index() != index:
                 index, since = self._index(), now
-            elif now - since > limit_s:
+            if now - since > limit_s or now > deadline:
                 reason = f"no answer within {limit_s:g} s"
                 self.close()
                 raise DeathError(Outcome.TIMED_OUT, index, reason)

@@ -97,6 +97,10 @@ def _same_kernels(manifest: dict[str, Any], plan: Plan) -> None:
             f"the run was begun with torch {manifest['versions']['torch']}, and this is {torch_version()}; start a new run with --out"
         )
     before = {k["name"]: k["digest"] for k in manifest["plan"]["kernels"]}
+    if gone := set(before) - {job.kernel.name for job in plan.jobs}:
+        raise RunDirectoryError(
+            f"kernel {min(gone)} was there when the run was begun and is gone; start a new run with --out"
+        )
     for job in plan.jobs:
         kernel = job.kernel
         if kernel.file is not None and before.get(kernel.name) != kernel.digest:

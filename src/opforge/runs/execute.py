@@ -114,7 +114,10 @@ class LocalExecutor:
         lane.task = self._tasks.popleft()
         lane.heard = time.monotonic()
         parts = [part.wire() for part in lane.task.job.parts]
-        lane.channel.send({"kernel": lane.task.job.kernel.wire(), "ops": parts, "batch": lane.task.batch})
+        try:
+            lane.channel.send({"kernel": lane.task.job.kernel.wire(), "ops": parts, "batch": lane.task.batch})
+        except ChannelClosedError:
+            self._lost(lane, "")
 
     def _hear(self, lane: _Lane) -> None:
         try:

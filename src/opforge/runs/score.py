@@ -20,6 +20,8 @@ class OperatorTally:
     verdicts: Counter[str] = field(default_factory=Counter)
     reasons: Counter[tuple[str, str]] = field(default_factory=Counter)
     """How often each verdict other than passed came with each reason; similar reasons are counted together."""
+    raised: int = 0
+    """Cases that passed because the kernel raised where ATen does."""
     speedups: list[tuple[float, float, float]] = field(default_factory=list)
     """Speedup with its interval, of each timed case."""
 
@@ -46,7 +48,9 @@ class OperatorTally:
 
     @property
     def declined(self) -> bool:
-        return self.total > 0 and self.verdicts[Outcome.UNSUPPORTED] == self.total
+        """Whether the kernel raised on every case; where ATen raises too, that is no sign of serving it."""
+        declined = self.verdicts[Outcome.UNSUPPORTED]
+        return declined > 0 and declined + self.raised == self.total
 
     @property
     def speedup(self) -> float | None:
@@ -61,13 +65,15 @@ class Summary:
     operators: dict[str, OperatorTally]
     missing: tuple[str, ...]
     optional: frozenset[str]
+    planned: int
+    """How many operators the run was to judge, with those that have no kernel."""
     p: float = 1.0
 
     @classmethod
     def start(cls, manifest: Mapping[str, Any]) -> Summary:
         """Return the summary of a run that has no verdicts yet."""
         config, plan = manifest["config"], manifest["plan"]
-        return cls({}, tuple(plan["missing"]), frozenset(plan["optional"]), config["p"])
+        return cls({}, tuple(plan["missing"]), frozenset(plan["optional"]), plan["operators"], config["p"])
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> Summary:
@@ -82,6 +88,7 @@ class Summary:
         tally.verdicts[row["verdict"]] += 1
         if row["verdict"] != Outcome.PASSED:
             tally.reasons[row["verdict"], row["reason"]] += 1
+        tally.raised += "raised" in row
         if "speedup" in row:
             tally.speedups.append((row["speedup"], row["speedup_low"], row["speedup_high"]))
 
@@ -96,7 +103,7 @@ class Summary:
 
     @property
     def operator_count(self) -> int:
-        return len(self.operators) + len(self.missing)
+        return self.planned
 
     @property
     def correctness(self) -> float:

@@ -47,7 +47,20 @@ class ForkServer:
         self._main.channel.send({"ready": os.getpid()})
         while self._main.channel.fileno() >= 0:
             for key, _events in self._selector.select():
-                self._answer(key.data)
+                if key.data.channel.fileno() >= 0:
+                    self._answer(key.data)
+        self._end_all()
+
+    def _end_all(self) -> None:
+        """End every process that was started here, and what those have left."""
+        for client in self._clients():
+            self._drop(client)
+        while strays := processes.children_of(os.getpid()):
+            for pid in strays:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, 0)
 
     def _add(self, channel: Channel) -> _Client:
         client = _Client(channel)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import struct
 import time
@@ -53,7 +54,10 @@ class Channel:
 
     def receive(self, timeout_s: float | None = None) -> Any:
         """Return the next message; raises ChannelClosedError at the end, TimeoutError when it is not there in time."""
-        return self.receive_with_fds(timeout_s)[0]
+        message, fds = self.receive_with_fds(timeout_s)
+        for fd in fds:
+            os.close(fd)  # nobody asked for any
+        return message
 
     def receive_with_fds(self, timeout_s: float | None = None) -> tuple[Any, list[int]]:
         """Return the next message and the file descriptors that came with it."""
