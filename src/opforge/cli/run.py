@@ -109,6 +109,7 @@ def _operator_rows(summary: object) -> list[dict[str, object]]:
     if not isinstance(summary, Summary):
         raise TypeError("expected a summary")
     rows: list[dict[str, object]] = []
+    declined = set(summary.declined)
     for op, tally in sorted(summary.operators.items()):
         reasons = [{"verdict": v, "reason": r, "count": n} for v, r, n in tally.main_reasons(10)]
         rows.append(
@@ -118,11 +119,13 @@ def _operator_rows(summary: object) -> list[dict[str, object]]:
                 "cases": tally.total,
                 "passed": tally.passed,
                 "speedup": tally.speedup,
+                "declined": op in declined,
                 "reasons": reasons,
             }
         )
     return rows + [
-        {"op": op, "kernel": None, "cases": 0, "passed": 0, "speedup": None, "reasons": []} for op in summary.missing
+        {"op": op, "kernel": None, "cases": 0, "passed": 0, "speedup": None, "declined": False, "reasons": []}
+        for op in summary.missing
     ]
 
 
