@@ -136,4 +136,7 @@ def test_every_template_is_python():
     from opforge.ops import table
 
     for name in {table().folder_of(op) for op in table()}:
-        ast.parse(render(name, Path("kernels"), []))
+        functions = [
+            n.name for n in ast.parse(render(name, Path("kernels"), [])).body if isinstance(n, ast.FunctionDef)
+        ]
+        assert functions == [f"{table().resolve(name).base}_kernel_impl"]

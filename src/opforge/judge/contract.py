@@ -51,8 +51,10 @@ class Hearing:
             figures = self._judge()
         except NotRightError as error:
             return error.finding
-        except Exception as error:  # noqa: BLE001  # the reply is untrusted data: whatever it breaks here, it is its sender's
+        except (ForgedReplyError, KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
             return Finding(Outcome.CONTRACT, f"the worker's reply is not one that our harness writes: {error}")
+        except Exception as error:  # noqa: BLE001  # ours or torch's: the case is not judged, and says so, and the rest goes on
+            return Finding(Outcome.ERROR, f"opforge could not judge this case: {_one_line(error)}")
         return Finding(Outcome.PASSED, "", tuple(self.notes), figures)
 
     def _judge(self) -> dict[str, float]:

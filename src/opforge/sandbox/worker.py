@@ -21,7 +21,6 @@ from opforge.sandbox.wire import Channel
 COUNTER = struct.Struct("<Q")
 """At the start of the arena: the index of the case being run, so that a death can be laid to the right one."""
 ALIGN = 64
-CALLS_PER_READING = 8
 
 
 def serve(config: dict[str, Any], fds: list[int]) -> None:
