@@ -47,9 +47,6 @@ def _printable(text: str) -> str:
     return text[:4000].encode("utf-8", "replace").decode()
 
 
-PASSED = Finding(Outcome.PASSED)
-
-
 class NotRightError(Exception):
     """Raised inside the judge where a check fails; carries the finding."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import platform
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -40,7 +39,6 @@ def run(
     *,
     resume: bool = False,
     progress: Progress = silent,
-    on_start: Callable[[Plan], None] | None = None,
     command: list[str] | None = None,
 ) -> Ended:
     """Judge a backend on a suite, and keep everything in ``out``."""
@@ -55,8 +53,6 @@ def run(
         plan = make_plan(config, backend, load_suite(config, progress))
         store = RunStore.reopen(out) if resume else RunStore.create(out, _manifest(config, plan, command or sys.argv))
         try:
-            if on_start is not None:
-                on_start(plan)
             return _judge(config, plan, store, server, progress)
         finally:
             store.close()
