@@ -86,3 +86,18 @@ def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Return the elements of a tensor, in order, as bytes."""
     dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return dense.as_strided((dense.numel(),), (1,), dense.storage_offset()).view(torch.uint8)
+
+
+def flat_storage(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's whole memory as bytes, sharing it."""
+    storage = tensor.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))
+
+
+def turned(tensor: torch.Tensor, turn: int) -> torch.Tensor:
+    """Move the floats in a tensor's memory on by some places, round and round; other dtypes stay. Returns the tensor."""
+    count = tensor.untyped_storage().nbytes() // tensor.element_size()
+    if turn and count > 1 and (tensor.is_floating_point() or tensor.is_complex()):
+        flat = tensor.as_strided((count,), (1,), 0)
+        flat.copy_(flat.roll(turn))
+    return tensor

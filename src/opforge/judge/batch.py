@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,14 @@ import torch
 
 from opforge.cases.case import Expect, Phase
 from opforge.cases.encoding import tree_of
-from opforge.cases.materialise import Bytes, write_storage
+from opforge.cases.materialise import Bytes, tensor_over, write_storage
+from opforge.cases.twists import TWISTS, Inputs, changed_contents
 from opforge.cases.values import TensorSpec
-from opforge.judge.reference import Call
-from opforge.ops import Operator
+from opforge.judge.reference import Answer, Call
+from opforge.ops import Form, Operator
 from opforge.sandbox.worker import ALIGN
 
-MAX_CASES = 96
+MAX_CASES = 192
 MAX_BYTES = 16 << 20
 INPUTS_AT = ALIGN
 """The first bytes of the arena are the worker's counter."""
@@ -42,18 +43,24 @@ class CaseRow:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A case whose inputs lie in the batch's memory."""
+    """A case, in one of the forms that it is run in, whose inputs lie in the batch's memory."""
 
     case: CaseRow
     call: Call
     inputs: list[list[Any]]
     """The rows of its tensors."""
-    again: bool = False
-    """A second run of the case before it."""
+    form: str = ""
+    """Empty for the case as it stands, ``again``, ``replay``, or the name of a twist."""
+    begin_at: tuple[int, ...] = ()
+    """Of a replay: where the contents lie that the worker puts into each tensor first."""
+    answer: Answer | None = None
+    """What ATen answers, where that had to be known before the kernel is asked."""
 
     def request(self) -> dict[str, Any]:
-        wire = {"args": self.call.args, "kwargs": self.call.kwargs}
-        return wire if self.call.seed is None else {**wire, "seed": self.call.seed}
+        wire: dict[str, Any] = {"args": self.call.args, "kwargs": self.call.kwargs}
+        if self.call.seed is not None:
+            wire["seed"] = self.call.seed
+        return {**wire, "begin_at": self.begin_at} if self.begin_at else wire
 
 
 class Batch:
@@ -74,8 +81,8 @@ class Batch:
     def full(self) -> bool:
         return len(self.placed) >= MAX_CASES or self.used >= MAX_BYTES
 
-    def add(self, case: CaseRow, *, again: bool = False) -> bool:
-        """Place a case; False when it must wait for the next batch because no room is left."""
+    def add(self, case: CaseRow) -> Placed | None:
+        """Place a case; None when it must wait for the next batch because no room is left."""
         args, kwargs = json.loads(case.tree or tree_of(case.args))
         rows = list(_rows([args, kwargs]))
         need = sum(_aligned(row[1]) for row in rows)
@@ -83,15 +90,75 @@ class Batch:
             raise MemoryError(f"its inputs take {need} bytes, more than the {self._capacity} that a worker's arena has")
         if self.used + need > len(self._buffer):
             if self.placed:
-                return False
+                return None
             self._buffer = np.zeros(self.used + need, np.uint8)
         for index, row in enumerate(rows):
             self._place(row, f"{case.id}:{index}", self._blobs.get(case.blob))
-        own = self._op.mutates or self._device.type != "cpu"
         seed = int(case.id, 16) % (1 << 62) if self._op.random else None
-        call = Call(self._op.name, args, kwargs, self._buffer, self._device, own, seed)
-        self.placed.append(Placed(case, call, rows, again))
+        placed = Placed(case, self._call(args, kwargs, seed), rows)
+        self.placed.append(placed)
+        return placed
+
+    def again(self, first: Placed) -> None:
+        """Run a case that was just placed a second time."""
+        self.placed.append(replace(first, form="again"))
+
+    def twist(self, first: Placed, name: str) -> bool:
+        """Place a hostile form of a case, unless there is none, ATen does not take it, or no room is left."""
+        tensors = TWISTS[name](self._inputs(first))
+        if tensors is None or (call := self._other(first, tensors)) is None:
+            return False
+        answer = call.run()
+        if answer.raised is not None:
+            return False
+        self.placed.append(Placed(first.case, call, list(_rows([call.args, call.kwargs])), name, (), answer))
         return True
+
+    def replay(self, first: Placed) -> bool:
+        """Place a case with other contents that the worker puts into the same tensors after a first call."""
+        tensors = changed_contents(self._inputs(first))
+        if tensors is None or (call := self._other(first, tensors)) is None:
+            return False
+        answer = call.run()
+        if answer.raised is not None:
+            return False
+        rows = list(_rows([call.args, call.kwargs]))
+        begin_at = tuple(row[0] for row in first.inputs)
+        self.placed.append(Placed(first.case, call, rows, "replay", begin_at, answer))
+        return True
+
+    def _inputs(self, first: Placed) -> Inputs:
+        tensors = tuple(tensor_over(self._buffer, row) for row in first.inputs)
+        written = frozenset(written_tensors(self._op, first.call))
+        pointwise = "pointwise" in self._op.tags
+        return Inputs(
+            tensors,
+            written,
+            written if self._op.form is Form.OUT else frozenset(),
+            pointwise,
+            indexes=not pointwise and len(tensors) > 1,
+            seed=first.case.id,
+        )
+
+    def _other(self, first: Placed, tensors: list[torch.Tensor]) -> Call | None:
+        """Return a call like another one with these tensors in place of its own; None when there is no room for them."""
+        need = sum(_aligned(t.untyped_storage().nbytes()) for t in tensors)
+        if self.used + need > min(len(self._buffer), self._capacity):
+            return None
+        args, kwargs = json.loads(json.dumps([first.call.args, first.call.kwargs]))
+        for row, tensor in zip(_rows([args, kwargs]), tensors, strict=True):
+            contents = _storage(tensor)
+            at = self.used
+            self._buffer[at : at + len(contents)] = contents
+            row[:] = [
+                at, len(contents), row[2], list(tensor.shape), list(tensor.stride()), tensor.storage_offset(), row[6],
+            ]  # fmt: skip
+            self.used = at + _aligned(len(contents))
+        return self._call(args, kwargs, first.call.seed)
+
+    def _call(self, args: Any, kwargs: dict[str, Any], seed: int | None) -> Call:
+        own = self._op.mutates or self._device.type != "cpu"
+        return Call(self._op.name, args, kwargs, self._buffer, self._device, own, seed)
 
     def copy_to(self, arena: Bytes) -> None:
         arena[INPUTS_AT : self.used] = self._buffer[INPUTS_AT : self.used]
@@ -119,8 +186,26 @@ class Batch:
         self.used = at + _aligned(nbytes)
 
 
+def written_tensors(op: Operator, call: Call) -> Iterator[int]:
+    """Yield the numbers of the tensors of a call that its operator writes to."""
+    writes = {a.name for a in op.arguments if a.writes}
+    names = [*(a.name for a in op.arguments)][: len(call.args)] + list(call.kwargs)
+    number = 0
+    for name, value in zip(names, [*call.args, *call.kwargs.values()], strict=True):
+        count = sum(1 for _ in _rows(value))
+        if name in writes:
+            yield from range(number, number + count)
+        number += count
+
+
 def _aligned(nbytes: int) -> int:
     return nbytes + (-nbytes % ALIGN)
+
+
+def _storage(tensor: torch.Tensor) -> Bytes:
+    nbytes = tensor.untyped_storage().nbytes()
+    contents: Bytes = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage(), 0, (nbytes,), (1,)).numpy()
+    return contents
 
 
 def _rows(tree: Any) -> Iterable[list[Any]]:

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from opforge.cases.case import Expect
 from opforge.cases.encoding import SHORT_DTYPES
 from opforge.cases.materialise import tensor_over
 from opforge.cases.values import contiguous_strides
-from opforge.judge import properties
+from opforge.judge import bypass, properties
 from opforge.judge.numerics import Comparison, same_bytes
 from opforge.judge.reference import Answer, Call, Exact, tensors_of
 from opforge.judge.verdict import Finding, NotRightError, Outcome
@@ -44,6 +45,12 @@ class Hearing:
     notes: list[str] = field(default_factory=list)
     values: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     """Kernel's and ATen's result tensors, for those who look at several draws."""
+    measure: bool = True
+    """Whether errors are wanted as figures even where the kernel's bits are ATen's."""
+
+    @cached_property
+    def exact(self) -> Exact:
+        return Exact(self.call)
 
     def finding(self) -> Finding:
         """Return the verdict on this case."""
@@ -64,6 +71,8 @@ class Hearing:
             )
         if self.expect is Expect.RAISES:
             return self._must_raise()
+        if called := self.reply.get("bypass"):
+            raise NotRightError(Outcome.CHEATED, bypass.reason(self.op, [str(name) for name in called]))
         if self.aten.raised is not None:
             raise NotRightError(Outcome.ERROR, f"ATen itself raises on this case: {_one_line(self.aten.raised)}")
         if "raised" in self.reply:
@@ -71,6 +80,11 @@ class Hearing:
         if changes := self.reply.get("state"):
             raise NotRightError(Outcome.CONTRACT, f"changed global state: {'; '.join(map(str, changes))}")
         self._inputs_left_alone()
+        if self.reply.get("changed_later"):
+            raise NotRightError(
+                Outcome.CONTRACT,
+                "its result changed after the call returned: a later call or a thread of its own writes to the same memory",
+            )
         figures = self._inputs_after() if self.call.own else {}
         _merge(figures, self._results(self.reply["returned"], self.aten.result))
         return figures
@@ -122,7 +136,7 @@ class Hearing:
             raise NotRightError(Outcome.CONTRACT, f"{what} is {kind}, expected a tensor")
         if "class" in said:
             raise NotRightError(
-                Outcome.CONTRACT, f"{what} is a {said['class']}, a subclass of Tensor that may compute later"
+                Outcome.CHEATED, f"{what} is a {said['class']}, a subclass of Tensor that may compute later"
             )
         row = said["T"]
         if row[2] != SHORT_DTYPES[aten.dtype]:
@@ -199,17 +213,20 @@ class Hearing:
     def _compare(self, what: str, kernel: torch.Tensor, aten: torch.Tensor, index: int) -> dict[str, float]:
         """Compare numbers; where ATen leaves elements uninitialised, the others alone decide."""
         try:
-            return Comparison(kernel, aten, Exact(self.call), index, what, self._reduction(aten)).check()
+            return self._comparison(what, kernel, aten, index).check(measure=self.measure)
         except NotRightError:
             undefined = self._undefined(aten, index)
             if undefined is None or not undefined.any():
                 raise
             judged = torch.where(undefined, aten, kernel)
-            figures = Comparison(judged, aten, Exact(self.call), index, what, self._reduction(aten)).check()
+            figures = self._comparison(what, judged, aten, index).check(measure=self.measure)
             self.notes.append(
                 f"{what}: {int(undefined.sum())} of {aten.numel()} elements are uninitialised in ATen, and not judged"
             )
             return figures
+
+    def _comparison(self, what: str, kernel: torch.Tensor, aten: torch.Tensor, index: int) -> Comparison:
+        return Comparison(kernel, aten, self.exact, index, what, self._reduction(aten))
 
     def _undefined(self, aten: torch.Tensor, index: int) -> torch.Tensor | None:
         """Return where ATen's result holds whatever the memory held before."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from opforge.cases.encoding import decode
-from opforge.cases.materialise import owned_copy, tensor_over
+from opforge.cases.materialise import owned_copy, tensor_over, turned
 from opforge.sandbox.loader import aten_function
 
 _WIDE = {
@@ -36,6 +36,8 @@ class Call:
     own: bool
     """Whether inputs need storage of their own: the operator writes to them, or they go to another device."""
     seed: int | None = None
+    turn: int = 0
+    """By how many places the contents of floating-point inputs are moved on, as those of timed calls are."""
 
     def build(
         self, change: Callable[[torch.Tensor], torch.Tensor] | None = None
@@ -45,8 +47,8 @@ class Call:
 
         def tensor(row: list[Any]) -> torch.Tensor:
             made = tensor_over(self.buffer, row)
-            if self.own or change is not None:
-                made = owned_copy(made, torch.device(row[6]) if row[6] else self.device)
+            if self.own or change is not None or self.turn:
+                made = turned(owned_copy(made, torch.device(row[6]) if row[6] else self.device), self.turn)
             if change is not None:
                 made = change(made)
             inputs.append(made)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,11 @@ from opforge.cases.case import Phase
 from opforge.cases.materialise import Bytes
 from opforge.cases.store import open_blob
 from opforge.errors import CaseSyntaxError
-from opforge.judge import distribution, timing
-from opforge.judge.batch import MAX_BYTES, MAX_CASES, Batch, CaseRow, Placed
+from opforge.judge import bypass, distribution, forms, timing
+from opforge.judge.batch import MAX_BYTES, Batch, CaseRow, Placed
 from opforge.judge.contract import Hearing
 from opforge.judge.reference import Answer
-from opforge.judge.verdict import Finding, Outcome
+from opforge.judge.verdict import Finding, NotRightError, Outcome
 from opforge.judge.workers import DeathError, KernelWorker, WorkerConfig
 from opforge.ops import Operator, table
 from opforge.sandbox.client import Spawner
@@ -28,9 +27,9 @@ from opforge.sandbox.wire import Channel
 
 _MAX_DEATHS = 3
 """After so many dead processes on one operator the rest of its cases are not run."""
-_TWICE = 2
-"""How many cases of an operator are run twice, to see the same answer."""
 _LOAD_LIMIT_S = 120.0
+_LINGER_S = 0.1
+_FORGED = Finding(Outcome.CONTRACT, "the worker's reply is not one that our harness writes")
 
 
 def serve(config: dict[str, Any], fds: list[int]) -> None:
@@ -49,7 +48,12 @@ class _Op:
     facts: Operator
     required: bool
     kernel: dict[str, Any]
+    cases: int = 1
+    """How many cases it has in this job."""
+    seen: int = 0
     deaths: int = 0
+    lingered: bool = False
+    """Whether it was seen that the kernel's results do not come late."""
 
 
 class Judge:
@@ -69,20 +73,28 @@ class Judge:
     def job(self, job: dict[str, Any]) -> None:
         """Judge one kernel on the cases of the operators that it serves."""
         self._broken = None
+        self._plain = frozenset(job.get("plain", ()))
+        kernel = {**job["kernel"], "forbidden": self._forbidden(job)}
         try:
             for part in job["ops"]:
                 facts = table().get(part["op"])
                 if facts is None:
                     raise ValueError(f"the job names an unknown operator {part['op']!r}")
-                op = _Op(facts, part["required"], job["kernel"])
                 cases = [CaseRow.from_wire(row) for row in part["cases"]]
+                op = _Op(facts, part["required"], kernel, len(cases))
                 self._judge(op, cases, job["batch"])
         finally:
             self._end_worker()
 
+    def _forbidden(self, job: dict[str, Any]) -> list[str]:
+        """Return the operators that the job's kernel may not call."""
+        if job["kernel"]["file"] is None or job.get("allow_fallback"):
+            return []
+        served = [table().get(part["op"]) for part in job["ops"]]
+        return bypass.forbidden(op for op in served if op is not None)
+
     def _judge(self, op: _Op, cases: list[CaseRow], batch_size: int) -> None:
         waiting = deque(cases)
-        fresh = batch_size > 1
         while waiting:
             if op.deaths >= _MAX_DEATHS and self._broken is None:
                 self._emit(op, [(case, _not_run(op)) for case in waiting])
@@ -91,42 +103,33 @@ class Judge:
             if worker is None or self._broken is not None:
                 self._emit(op, [(case, self._broken or _not_run(op)) for case in waiting])
                 return
-            batch, refused = self._fill(op, waiting, batch_size, twice=fresh)
-            fresh = False
+            batch, refused = self._fill(op, waiting, batch_size)
             self._emit(op, refused)
             if batch.placed:
                 self._run(op, worker, batch, waiting)
 
-    def _fill(
-        self, op: _Op, waiting: deque[CaseRow], batch_size: int, *, twice: bool
-    ) -> tuple[Batch, list[tuple[CaseRow, Finding]]]:
+    def _fill(self, op: _Op, waiting: deque[CaseRow], batch_size: int) -> tuple[Batch, list[tuple[CaseRow, Finding]]]:
         batch = Batch(op.facts, self._device, self._config.in_bytes, self._blobs, self._buffer)
         refused: list[tuple[CaseRow, Finding]] = []
-        limit = min(batch_size, MAX_CASES)
-        while waiting and len(batch.placed) < limit and not batch.full:
+        taken = 0
+        while waiting and taken < batch_size and not batch.full:
             case = waiting[0]
             try:
-                if not batch.add(case):
+                hostile = case.id not in self._plain
+                if not forms.place(batch, op.facts, case, op.seen, op.cases, hostile=hostile):
                     break
             except (CaseSyntaxError, MemoryError, KeyError, ValueError, RuntimeError) as error:
                 refused.append((case, Finding(Outcome.UNSUPPORTED, f"the case cannot be made here: {error}")))
             waiting.popleft()
-            if (
-                twice
-                and batch.placed
-                and len(batch.placed) < 2 * _TWICE
-                and not op.facts.random
-                and batch.placed[-1].case is case
-            ):
-                with contextlib.suppress(MemoryError):  # no room for a second copy
-                    batch.add(case, again=True)
+            taken += 1
+            op.seen += 1
         return batch, refused
 
     def _run(self, op: _Op, worker: KernelWorker, batch: Batch, waiting: deque[CaseRow]) -> None:
         batch.copy_to(worker.bytes)
         try:
-            worker.begin({"do": "call", "op": op.facts.name, "cases": [p.request() for p in batch.placed]})
-            answers = [p.call.run() for p in batch.placed]
+            worker.begin(self._request(op, batch))
+            answers = [p.answer or p.call.run() for p in batch.placed]
             reply = worker.answer(cases=len(batch.placed))
         except DeathError as death:
             self._death(op, batch, death, waiting)
@@ -134,61 +137,95 @@ class Judge:
         replies = _replies(reply, len(batch.placed))
         if replies is None:
             self._end_worker()
-            forged = Finding(Outcome.CONTRACT, "the worker's reply is not one that our harness writes")
-            self._emit(op, [(p.case, forged) for p in batch.placed if not p.again])
+            self._emit(op, [(p.case, _FORGED) for p in batch.placed if not p.form])
             return
         findings = self._hear(op, worker, batch, answers, replies)
-        if self._worker is None:  # lost while it was timed or drawn from
-            self._emit(op, findings)
-            return
-        if strays := worker.orphans():
-            breach = Finding(Outcome.CONTRACT, f"left {strays} process(es) running that it had started and cut loose")
+        if breach := self._breach(worker, reply):
             findings = [(case, breach if finding.passed else finding) for case, finding in findings]
-        worker.release(batch.used)
+        if self._worker is not None:  # else lost while it was timed or drawn from
+            worker.release(batch.used)
         self._emit(op, findings)
+
+    def _request(self, op: _Op, batch: Batch) -> dict[str, Any]:
+        cases = [p.request() for p in batch.placed]
+        request: dict[str, Any] = {"do": "call", "op": op.facts.name, "cases": cases}
+        if op.kernel["forbidden"]:
+            listed = next((i for i, p in enumerate(batch.placed) if p.form == "again"), None)
+            if listed is not None:
+                cases[listed]["list"] = True
+                request["forbidden"] = bypass.only_part(op.facts, batch.placed[listed].call)
+        return request
+
+    def _breach(self, worker: KernelWorker, reply: dict[str, Any]) -> Finding | None:
+        """Return what the kernel has done, beside its answers, that takes the worth from all of them."""
+        if tampered := reply.get("tampered"):
+            return Finding(Outcome.CHEATED, f"tampered with its process: {'; '.join(map(str, tampered))}")
+        if self._worker is not None and (strays := worker.orphans()):
+            return Finding(Outcome.CHEATED, f"left {strays} process(es) running that it had started and cut loose")
+        return None
 
     def _death(self, op: _Op, batch: Batch, death: DeathError, waiting: deque[CaseRow]) -> None:
         """Give the case that was running its verdict, and put the others of its batch back."""
         self._worker = None
         op.deaths += 1
-        index = min(death.index, len(batch.placed) - 1)
-        victim = batch.placed[index].case
-        back = [p.case for p in batch.placed if not p.again and p.case is not victim]
+        placed = batch.placed[min(death.index, len(batch.placed) - 1)]
+        victim = placed.case
+        back = [p.case for p in batch.placed if not p.form and p.case is not victim]
         waiting.extendleft(reversed(back))
-        self._emit(op, [(victim, Finding(death.outcome, str(death)))])
+        where = f"{forms.WORDS[placed.form]}: " if placed.form else ""
+        self._emit(op, [(victim, Finding(death.outcome, f"{where}{death}"))])
 
     def _hear(
         self, op: _Op, worker: KernelWorker, batch: Batch, answers: list[Answer], replies: list[dict[str, Any]]
     ) -> list[tuple[CaseRow, Finding]]:
         touched = batch.touched(worker.bytes)
         results = bytearray(worker.bytes[self._config.in_bytes : _results_end(replies, self._config)])
-        findings: list[tuple[CaseRow, Finding]] = []
+        groups: dict[int, list[tuple[Placed, Finding]]] = {}
+        first: Hearing | None = None
         for placed, aten, reply, inputs in zip(batch.placed, answers, replies, touched, strict=True):
             hearing = Hearing(
-                op.facts,
-                op.required,
-                placed.case.expect,
-                placed.call,
-                aten,
-                reply,
-                results,
-                self._config.in_bytes,
-                inputs,
-            )
+                op.facts, op.required, placed.case.expect, placed.call, aten, reply, results, self._config.in_bytes,
+                inputs, measure=not placed.form,
+            )  # fmt: skip
             finding = hearing.finding()
-            if finding.passed and self._worker is None and (op.facts.random or placed.case.phase is Phase.PERFORMANCE):
-                finding = Finding(
-                    Outcome.CRASHED, "not looked at further: the kernel's process was lost on a case before it"
-                )
-            if finding.passed and op.facts.random:
-                finding = self._surviving(self._draw, op, worker, placed, hearing) or finding
-            if placed.again:
-                findings[-1] = (placed.case, _twice(findings[-1][1], finding))
-                continue
-            if finding.passed and placed.case.phase is Phase.PERFORMANCE:
-                finding = self._surviving(self._race, op, worker, batch, placed, finding) or finding
-            findings.append((placed.case, finding))
-        return findings
+            if not placed.form:
+                first = hearing
+                finding = self._further(op, worker, batch, placed, hearing, finding)
+            elif placed.form == "replay" and finding.outcome is Outcome.WRONG and first is not None:
+                finding = _stale(first, hearing) or finding
+            elif placed.form == "again" and finding.passed and "calls" in reply:
+                finding = replace(finding, figures={"calls": _counted(reply["calls"])})
+            groups.setdefault(id(placed.case), []).append((placed, finding))
+        return [(group[0][0].case, forms.settle(group)) for group in groups.values()]
+
+    def _further(
+        self, op: _Op, worker: KernelWorker, batch: Batch, placed: Placed, hearing: Hearing, finding: Finding
+    ) -> Finding:
+        """Look further at a case that needs more than one call: random draws, times, results that come late."""
+        timed = placed.case.phase is Phase.PERFORMANCE
+        if finding.outcome is Outcome.WRONG and not op.lingered and self._worker is not None:
+            op.lingered = True
+            return self._surviving(self._linger, op, worker, placed, hearing) or finding
+        if not finding.passed or not (op.facts.random or timed):
+            return finding
+        if self._worker is None:
+            return Finding(Outcome.CRASHED, "not looked at further: the kernel's process was lost on a case before it")
+        if op.facts.random:
+            finding = self._surviving(self._draw, op, worker, placed, hearing) or finding
+        if finding.passed and timed:
+            finding = self._surviving(self._race, op, worker, batch, placed, finding) or finding
+        return finding
+
+    def _linger(self, op: _Op, worker: KernelWorker, placed: Placed, hearing: Hearing) -> Finding | None:
+        """Call a kernel whose answer was wrong once more, and wait before looking: is it right now, then it came late."""
+        request = {**placed.request(), "linger_s": _LINGER_S}
+        replies = _replies(worker.ask({"do": "call", "op": op.facts.name, "cases": [request]}), 1)
+        if replies is None:
+            return _FORGED
+        results = bytearray(worker.bytes[self._config.in_bytes : _results_end(replies, self._config)])
+        again = replace(hearing, reply=replies[0], results=results, notes=[], values=[])
+        late = f"the result was written after the call returned: right when looked at {_LINGER_S:g} s later"
+        return Finding(Outcome.CHEATED, late) if again.finding().passed else None
 
     def _surviving(self, ask: Callable[..., Finding | None], *args: Any) -> Finding | None:
         """Ask more of a worker; when it dies of it, that is the verdict."""
@@ -210,7 +247,7 @@ class Judge:
             reply = worker.ask({"do": "call", "op": op.facts.name, "cases": [{**placed.request(), "seed": seed}]})
             replies = _replies(reply, 1)
             if replies is None:
-                return Finding(Outcome.CONTRACT, "the worker's reply is not one that our harness writes")
+                return _FORGED
             results = bytearray(worker.bytes[self._config.in_bytes : _results_end(replies, self._config)])
             again = Hearing(
                 op.facts, op.required, placed.case.expect, placed.call, placed.call.run(seed=seed + 1), replies[0],
@@ -238,15 +275,26 @@ class Judge:
             self._baseline = KernelWorker(self._spawner, self._config)
             self._baseline.ask({"do": "load", "kernel": {"file": None, "primary": op.facts.name, "entries": []}})
         batch.copy_to(self._baseline.bytes)
+
+        def hear(reply: dict[str, Any], turn: int) -> Finding:
+            call = replace(placed.call, turn=turn)
+            results = bytearray(worker.bytes[self._config.in_bytes : _results_end([reply], self._config)])
+            return Hearing(
+                op.facts, op.required, placed.case.expect, call, call.run(), reply, results, self._config.in_bytes,
+                measure=False,
+            ).finding()  # fmt: skip
+
+        request = {"op": op.facts.name, "case": placed.request(), "own": placed.call.own}
+        race = timing.Race(worker, self._baseline, request, None if op.facts.random else hear)
         try:
-            times = timing.race(worker, self._baseline, op.facts.name, placed.request())
+            times = race.run(2 * sum(row[1] for row in placed.inputs))
         except timing.BaselineError as error:
             self._baseline = None
             note = f"not timed: ATen's own process was lost ({error})"
-            return Finding(finding.outcome, finding.reason, (*finding.notes, note), finding.figures)
-        except timing.ForgedTimesError:
-            return Finding(Outcome.CONTRACT, "the worker's times are not ones that our harness writes")
-        return Finding(finding.outcome, finding.reason, finding.notes, {**finding.figures, **times})
+            return replace(finding, notes=(*finding.notes, note))
+        except NotRightError as error:
+            return error.finding
+        return replace(finding, figures={**finding.figures, **times})
 
     def _ready_worker(self, kernel: dict[str, Any]) -> KernelWorker | None:
         """Return a worker with the kernel loaded; None, with the reason kept, when it cannot be loaded."""
@@ -264,9 +312,9 @@ class Judge:
                 Outcome.CONTRACT, "while loading: the worker's reply is not one that our harness writes"
             )
             return None
-        if "error" in reply:
+        if (refusal := _refusal(reply)) is not None:
             worker.close()
-            self._broken = Finding(Outcome.ERROR, f"cannot be loaded: {reply['error']}")
+            self._broken = refusal
             return None
         self._worker = worker
         return worker
@@ -310,10 +358,30 @@ def _result_rows(tree: Any) -> Iterator[list[Any]]:
             yield from _result_rows(value)
 
 
-def _twice(first: Finding, second: Finding) -> Finding:
-    if first.passed and not second.passed:
-        return Finding(Outcome.CONTRACT, f"another answer to the same inputs the second time: {second.reason}")
-    return first
+def _stale(first: Hearing, replayed: Hearing) -> Finding | None:
+    """Return the verdict on a kernel that answers with what was right for the contents that the memory had before."""
+    earlier = replace(replayed, call=first.call, aten=first.aten, notes=[], values=[], measure=False)
+    if not earlier.finding().passed:
+        return None
+    return Finding(Outcome.CHEATED, "gave the answer to earlier contents of the same memory: a replayed result")
+
+
+def _counted(calls: Any) -> dict[str, int]:
+    """Return the counts of a kernel's own calls, which are an untrusted process's words."""
+    if not isinstance(calls, dict):
+        return {}
+    return {str(name)[:80]: count for name, count in list(calls.items())[:100] if isinstance(count, int)}
+
+
+def _refusal(reply: dict[str, Any]) -> Finding | None:
+    """Return why a kernel that was loaded, or was not, is not asked anything."""
+    if "error" in reply:
+        return Finding(Outcome.ERROR, f"cannot be loaded: {reply['error']}")
+    if tampered := reply.get("tampered"):
+        return Finding(Outcome.CHEATED, f"while loading, tampered with its process: {'; '.join(map(str, tampered))}")
+    if changes := reply.get("state"):
+        return Finding(Outcome.CONTRACT, f"while loading, changed global state: {'; '.join(map(str, changes))}")
+    return None
 
 
 def _not_run(op: _Op) -> Finding:

@@ -76,6 +76,10 @@ class OpTable:
         """Return the functional, in-place and out forms of one signature."""
         return [self._operator(name) for name in self._by_family[op.family]]
 
+    def packet(self, name: str) -> list[str]:
+        """Return the names of all overloads, in all their forms, of a packet; none when there is no such packet."""
+        return self._by_packet.get(name) or self._by_base.get(name) or []
+
     def folder_of(self, op: Operator) -> str:
         """Return the name of the folder in which a kernel for an operator is looked for."""
         return op.packet if op.packet in self._by_base else op.base

@@ -31,10 +31,10 @@ def aten_function(op: str) -> Function:
 class LoadedKernel:
     """A kernel in this process: gives a callable for each operator that it serves."""
 
-    def __init__(self, description: dict[str, Any]) -> None:
+    def __init__(self, description: dict[str, Any], watched: Callable[[Function], Function]) -> None:
         self._primary = table().get(description["primary"])
         file = description["file"]
-        self._function = None if file is None else _entry(Path(file), description["entries"])
+        self._function = None if file is None else watched(_entry(Path(file), description["entries"]))
 
     def callable_for(self, op: str) -> Function:
         if self._function is None:

@@ -185,6 +185,8 @@ def main() -> None:
         module, _, function = target.partition(":")
         roles[name] = getattr(importlib.import_module(module), function)
     table()  # once here instead of once in every child
+    for word in sys.argv[2:]:
+        getattr(sys.modules[word.partition("=")[2].partition(":")[0]], "prepare", lambda: None)()
     gc.freeze()
     with contextlib.suppress(ChannelClosedError):  # whoever started us gave up before we were ready
         ForkServer(control, roles).serve()

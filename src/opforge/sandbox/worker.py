@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import mmap
 import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter_ns  # bound before any kernel is loaded
+from time import perf_counter_ns, sleep  # bound before any kernel is loaded
 from typing import Any
 
 import torch
+from torch.cuda import synchronize
 
 from opforge.cases.encoding import SHORT_DTYPES, decode
-from opforge.cases.materialise import flat_bytes, owned_copy, tensor_over
+from opforge.cases.materialise import flat_bytes, flat_storage, owned_copy, tensor_over, turned
 from opforge.sandbox.loader import KernelLoadError, LoadedKernel, describe_exception, operator
 from opforge.sandbox.state import GlobalState
+from opforge.sandbox.tampering import Seals
+from opforge.sandbox.traps import Listing, Traps
 from opforge.sandbox.wire import Channel
 
 COUNTER = struct.Struct("<Q")
 """At the start of the arena: the index of the case being run, so that a death can be laid to the right one."""
 ALIGN = 64
+_HELD = 8
+_HELD_BYTES = 4 << 20
+
+
+seals = functools.cache(Seals)
+"""The functions that no kernel may replace, as they were when this was first asked: by the server, before any kernel."""
+
+
+def prepare() -> None:
+    """Do in the server what need not be done anew in each worker."""
+    seals()
 
 
 def serve(config: dict[str, Any], fds: list[int]) -> None:
@@ -42,6 +58,9 @@ class Worker:
         self._next = out_at
         self._kernel: LoadedKernel | None = None
         self._path: Path | None = None
+        self._traps = Traps(device.type)
+        self._held: list[tuple[dict[str, Any], torch.Tensor, int]] = []
+        """Results that are looked at once more after other calls: reply, tensor, and where its bytes were put."""
 
     def run(self) -> None:
         torch.set_grad_enabled(False)
@@ -60,11 +79,20 @@ class Worker:
 
     def _load(self, description: dict[str, Any]) -> dict[str, Any]:
         self._path = Path(description["file"]) if description["file"] else None
+        state = GlobalState.now()
+        self._traps.set(description.get("forbidden", []))
         try:
-            self._kernel = LoadedKernel(description)
+            self._kernel = LoadedKernel(description, self._traps.watched)
         except KernelLoadError as error:
             return {"error": str(error)}
-        return {}
+        changes = GlobalState.now().changes_since(state, rng=False)
+        return {**self._tampering(), **({"state": changes} if changes else {})}
+
+    def _tampering(self) -> dict[str, Any]:
+        """Return what the kernel has done to the process that it runs in, if anything."""
+        done = [f"replaced {name}" for name in seals().broken()]
+        done += [f"re-registered aten::{name}" for name in self._traps.removed()]
+        return {"tampered": done} if done else {}
 
     def _function(self, op: str) -> Callable[..., Any]:
         if self._kernel is None:
@@ -76,7 +104,9 @@ class Worker:
         facts = operator(op)
         own = facts is None or facts.mutates or self._device.type != "cpu"
         self._next = self._out_at
+        self._held = []
         results = []
+        self._traps.set(request.get("forbidden", []))
         try:
             function = self._function(op)
         except NotImplementedError as error:
@@ -92,7 +122,8 @@ class Worker:
             elif facts is not None and facts.random:
                 state = after
             results.append(result)
-        return {"results": results}
+        self._look_again()
+        return {"results": results, **self._tampering()}
 
     def _call(self, function: Callable[..., Any], case: dict[str, Any], own: bool) -> dict[str, Any]:
         inputs: list[torch.Tensor] = []
@@ -104,19 +135,24 @@ class Worker:
             inputs.append(made)
             return made
 
+        listing = Listing() if case.get("list") else None
         try:  # making the arguments too: on a GPU an earlier call may have ruined the context
             args, kwargs = decode(case["args"], tensor), {n: decode(v, tensor) for n, v in case["kwargs"].items()}
             geometry = [(t.shape, t.stride(), t.storage_offset()) for t in inputs]
+            if "begin_at" in case:
+                self._begin(function, args, kwargs, inputs, case["begin_at"])
             if "seed" in case:
                 torch.manual_seed(case["seed"])
-            result = function(*args, **kwargs)
-            if self._device.type == "cuda":
-                torch.cuda.synchronize()
+            with listing or contextlib.nullcontext():
+                result = function(*args, **kwargs)
+            if "linger_s" in case:
+                sleep(case["linger_s"])
+            self._wait()
             reply: dict[str, Any] = {"returned": self._describe(result, inputs)}
         except SystemExit as error:
             return {"exited": repr(error.code)}
         except BaseException as error:  # noqa: BLE001  # the border: whatever a kernel raises is its verdict
-            return {"raised": [type(error).__name__, describe_exception(error, self._path)]}
+            return {"raised": [type(error).__name__, describe_exception(error, self._path)], **self._bypass(inputs)}
         if own:
             described = [self._tensor(t, inputs) for t in inputs]
             if junk := next((d["junk"] for d in described if "junk" in d), None):
@@ -124,7 +160,43 @@ class Worker:
             reply["inputs"] = [d["T"] for d in described]
         elif changed := [i for i, t in enumerate(inputs) if (t.shape, t.stride(), t.storage_offset()) != geometry[i]]:
             reply["reshaped"] = changed
-        return reply
+        if listing is not None:
+            reply["calls"] = dict(listing.calls)
+        self._hold(reply, result, inputs)
+        return {**reply, **self._bypass(inputs)}
+
+    def _bypass(self, inputs: list[torch.Tensor]) -> dict[str, Any]:
+        """Return the operators that the kernel called though it may not."""
+        found = self._traps.sprung(floats=any(t.is_floating_point() or t.is_complex() for t in inputs))
+        return {"bypass": found} if found else {}
+
+    def _begin(
+        self, function: Callable[..., Any], args: Any, kwargs: Any, inputs: list[torch.Tensor], places: list[int]
+    ) -> None:
+        """Call the kernel on other contents first, then put back the case's own into the very same tensors."""
+        flats = [flat_storage(t) for t in inputs]
+        own = [flat.clone() for flat in flats]
+        for flat, at in zip(flats, places, strict=True):
+            if flat.numel():
+                flat.copy_(torch.frombuffer(self._arena, dtype=torch.uint8, count=flat.numel(), offset=at))
+        function(*args, **kwargs)
+        for flat, contents in zip(flats, own, strict=True):
+            flat.copy_(contents)
+
+    def _hold(self, reply: dict[str, Any], result: Any, inputs: list[torch.Tensor]) -> None:
+        """Keep a few results, to see whether later calls or threads change them."""
+        fresh = isinstance(result, torch.Tensor) and not storage_aliases(result, inputs)
+        if fresh and len(self._held) < _HELD and result.nbytes <= _HELD_BYTES and "T" in reply["returned"]:
+            self._held.append((reply, result, reply["returned"]["T"][0]))
+
+    def _look_again(self) -> None:
+        """Mark the replies whose results are no longer what they were when the call returned."""
+        for reply, tensor, at in self._held:
+            flat = flat_bytes(tensor).cpu()
+            then = torch.frombuffer(self._arena, dtype=torch.uint8, count=max(1, len(flat)), offset=at)[: len(flat)]
+            if not torch.equal(flat, then):
+                reply["changed_later"] = True
+        self._held = []
 
     def _describe(self, value: Any, inputs: list[torch.Tensor]) -> Any:
         match value:
@@ -167,29 +239,37 @@ class Worker:
         return described
 
     def _time(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Time blocks of calls; inputs are taken anew from the arena before each block, outside the timed part."""
+        """Time one block of calls, each on contents of its own, and hand back the result of one of them."""
         function = self._function(request["op"])
-        case = request["case"]
-        readings = []
-        for _ in range(request["blocks"]):
-            made = [self._fresh(case) for _ in range(request["calls"])]
-            self._wait()
-            start = perf_counter_ns()
-            for args, kwargs in made:
-                function(*args, **kwargs)
-            self._wait()
-            readings.append((perf_counter_ns() - start) / len(made))
-        return {"ns": readings}
+        made = [self._fresh(request["case"], turn) for turn in request["turns"]]
+        self._wait()
+        start = perf_counter_ns()
+        kept = [function(*args, **kwargs) for args, kwargs, _ in made]
+        self._wait()
+        elapsed_ns = perf_counter_ns() - start
+        self._next = self._out_at
+        _args, _kwargs, inputs = made[request["show"]]
+        reply: dict[str, Any] = {"returned": self._describe(kept[request["show"]], inputs)}
+        if request["own"]:
+            reply["inputs"] = [self._tensor(t, inputs).get("T") for t in inputs]
+        bypass = self._bypass(inputs)
+        return {"ns": elapsed_ns / len(made), "result": {**reply, **bypass}, **self._tampering()}
 
-    def _fresh(self, case: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    def _fresh(self, case: dict[str, Any], turn: int) -> tuple[list[Any], dict[str, Any], list[torch.Tensor]]:
+        """Return arguments with memory of their own; what floats they hold is turned on by some places."""
+        inputs: list[torch.Tensor] = []
+
         def tensor(row: list[Any]) -> torch.Tensor:
-            return owned_copy(tensor_over(self._arena, row), torch.device(row[6]) if row[6] else self._device)
+            made = owned_copy(tensor_over(self._arena, row))
+            turned(made, turn)
+            inputs.append(made if row[6] or self._device.type == "cpu" else owned_copy(made, self._device))
+            return inputs[-1]
 
-        return decode(case["args"], tensor), {n: decode(v, tensor) for n, v in case["kwargs"].items()}
+        return decode(case["args"], tensor), {n: decode(v, tensor) for n, v in case["kwargs"].items()}, inputs
 
     def _wait(self) -> None:
         if self._device.type == "cuda":
-            torch.cuda.synchronize()
+            synchronize()
 
 
 def storage_aliases(tensor: torch.Tensor, inputs: list[torch.Tensor]) -> list[int]:

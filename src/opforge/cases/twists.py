@@ -1,0 +1,260 @@
+"""Hostile forms of a call's tensors: the same call in a layout, or with values, that careless kernels get wrong.
+
+A twist takes the tensors of a call and gives other ones; whether ATen takes the twisted call is for the judge to find
+out. What lies in memory between and around the elements of a twisted tensor is poison, so that a kernel that reads it shows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from opforge.cases.materialise import owned_copy
+
+_POISON = 77
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """The tensors of a call, and what the operator does with them."""
+
+    tensors: tuple[torch.Tensor, ...]
+    written: frozenset[int] = frozenset()
+    """Those that the operator writes to."""
+    blank: frozenset[int] = frozenset()
+    """Those of which only the memory counts, as ``out`` has it."""
+    pointwise: bool = False
+    indexes: bool = False
+    """Whether integers among them may be positions, which must stay in range."""
+    seed: str = ""
+
+    def chooser(self, what: str) -> torch.Generator:
+        """Return a generator that draws the same in every process."""
+        digest = hashlib.blake2b(f"{self.seed}:{what}".encode(), digest_size=7).digest()
+        return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
+
+
+Twist = Callable[[Inputs], "list[torch.Tensor] | None"]
+"""Returns the twisted tensors, or None when it would change nothing."""
+
+
+def _layout(change: Callable[[torch.Tensor], torch.Tensor | None]) -> Twist:
+    """Make a twist of a change of one tensor's geometry that keeps its elements."""
+
+    def twist(inputs: Inputs) -> list[torch.Tensor] | None:
+        made = [change(t) for t in inputs.tensors]
+        if all(m is None for m in made):
+            return None
+        return [t if m is None else m for t, m in zip(inputs.tensors, made, strict=True)]
+
+    return twist
+
+
+def _filled(base: torch.Tensor, view: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """Poison a block of memory, write a tensor's elements into a view of it, and return the view."""
+    poison: float = float("nan") if base.is_floating_point() or base.is_complex() else _POISON
+    base.fill_(poison if base.dtype != torch.bool else True)
+    view.copy_(source)
+    return view
+
+
+def _transposed(t: torch.Tensor) -> torch.Tensor | None:
+    if t.dim() < 2 or t.numel() < 2:
+        return None
+    base = torch.empty(t.shape[::-1], dtype=t.dtype)
+    return _filled(base, base.permute(*reversed(range(t.dim()))), t)
+
+
+def _strided(t: torch.Tensor) -> torch.Tensor | None:
+    if t.dim() < 1 or t.numel() < 2:
+        return None
+    base = torch.empty((*t.shape[:-1], 2 * t.shape[-1]), dtype=t.dtype)
+    return _filled(base, base[..., ::2], t)
+
+
+def _offset(t: torch.Tensor) -> torch.Tensor | None:
+    if t.numel() == 0:
+        return None
+    base = torch.empty(t.numel() + 8, dtype=t.dtype)
+    return _filled(base, base[5 : 5 + t.numel()].view(t.shape), t)
+
+
+def _channels_last(t: torch.Tensor) -> torch.Tensor | None:
+    if t.dim() not in (4, 5) or t.numel() < 2:
+        return None
+    made = t.contiguous(memory_format=torch.channels_last if t.dim() == 4 else torch.channels_last_3d)
+    return None if made.stride() == t.stride() else made.clone()
+
+
+def _expanded(inputs: Inputs) -> list[torch.Tensor] | None:
+    made, changed = list(inputs.tensors), False
+    for i, t in enumerate(inputs.tensors):
+        wide = [d for d, size in enumerate(t.shape) if size > 1]
+        if not wide or t.numel() < 2 or i in inputs.written or not (t.is_floating_point() or t.is_complex()):
+            continue
+        made[i] = t.narrow(wide[0], 0, 1).contiguous().expand(t.shape)
+        changed = True
+    return made if changed else None
+
+
+def _empty(inputs: Inputs) -> list[torch.Tensor] | None:
+    first = next((t for t in inputs.tensors if t.dim() and t.numel()), None)
+    if first is None:
+        return None
+    size = first.shape[0]
+    return [t.narrow(0, 0, 0).clone() if t.dim() and t.shape[0] == size else t for t in inputs.tensors]
+
+
+def _zero_dim(inputs: Inputs) -> list[torch.Tensor] | None:
+    if not any(t.dim() for t in inputs.tensors) or not all(t.numel() for t in inputs.tensors):
+        return None
+    return [t.reshape(-1)[0].clone() if t.dim() else t for t in inputs.tensors]
+
+
+def _values(choose: Callable[[torch.dtype], Sequence[float]], share: float = 0.25) -> Twist:
+    """Make a twist that puts some values into the memory of floating-point inputs."""
+
+    def twist(inputs: Inputs) -> list[torch.Tensor] | None:
+        made, changed = list(inputs.tensors), False
+        for i, t in enumerate(inputs.tensors):
+            if i in inputs.blank or not t.numel() or not (t.is_floating_point() or t.is_complex()):
+                continue
+            made[i] = _with_values(t, choose(t.dtype), share, inputs.chooser(f"{i}"))
+            changed = True
+        return made if changed else None
+
+    return twist
+
+
+def _with_values(t: torch.Tensor, values: Sequence[float], share: float, generator: torch.Generator) -> torch.Tensor:
+    """Return a copy in which a share of the elements, and at least one, hold the given values in turn."""
+    copy = owned_copy(t)
+    storage = copy.untyped_storage().nbytes() // copy.element_size()
+    flat = copy.as_strided((storage,), (1,), 0)
+    chosen = torch.rand(storage, generator=generator) < share
+    seen = torch.randint(t.numel(), (1,), generator=generator)
+    place = t.storage_offset() + sum(
+        int(seen // _steps(t.shape, d) % size) * step
+        for d, (size, step) in enumerate(zip(t.shape, t.stride(), strict=True))
+    )
+    chosen[place] = True
+    places = chosen.nonzero().squeeze(1)
+    flat[places] = torch.tensor(values, dtype=torch.float64)[torch.arange(len(places)) % len(values)].to(t.dtype)
+    return copy
+
+
+def _steps(shape: Sequence[int], dim: int) -> int:
+    steps = 1
+    for size in shape[dim + 1 :]:
+        steps *= size
+    return steps
+
+
+def _denormals(dtype: torch.dtype) -> Sequence[float]:
+    info = torch.finfo(dtype)
+    small = info.smallest_normal
+    return small / 2, -small / 4, small
+
+
+def _extremes(inputs: Inputs) -> list[torch.Tensor] | None:
+    """Put in values near the ends of the range; where many are added up, such that any order of adding stays inside it."""
+
+    def choose(dtype: torch.dtype) -> Sequence[float]:
+        info = torch.finfo(dtype)
+        if inputs.pointwise:
+            return info.max, -info.max / 2, info.smallest_normal, -info.max, info.max / 4
+        large = 2.0 ** int(math.log2(info.max) * 0.49 - 3)
+        return large, info.smallest_normal, -large / 2
+
+    return _values(choose)(inputs)
+
+
+def _duplicates(inputs: Inputs) -> list[torch.Tensor] | None:
+    floats = any(t.is_floating_point() or t.is_complex() for t in inputs.tensors)
+    made, changed = list(inputs.tensors), False
+    for i, t in enumerate(inputs.tensors):
+        movable = t.is_floating_point() or t.is_complex() or not (floats or inputs.indexes)
+        if i in inputs.blank or t.numel() < 3 or not movable or t.dtype == torch.bool:
+            continue
+        copy = owned_copy(t)
+        flat = copy.as_strided((copy.untyped_storage().nbytes() // copy.element_size(),), (1,), 0)
+        few = flat[:: max(1, len(flat) // 3)][:3].clone()
+        flat.copy_(few[torch.randint(len(few), (len(flat),), generator=inputs.chooser(f"{i}"))])
+        made[i], changed = copy, True
+    return made if changed else None
+
+
+def _integer_extremes(inputs: Inputs) -> list[torch.Tensor] | None:
+    if not inputs.pointwise or inputs.indexes:
+        return None
+    made, changed = list(inputs.tensors), False
+    for i, t in enumerate(inputs.tensors):
+        if i in inputs.blank or not t.numel() or t.dtype == torch.bool or t.is_floating_point() or t.is_complex():
+            continue
+        copy = owned_copy(t)
+        flat = copy.as_strided((copy.untyped_storage().nbytes() // copy.element_size(),), (1,), 0)
+        info = torch.iinfo(t.dtype)
+        for at, value in ((0, info.max), (len(flat) // 2, max(info.min, -info.max)), (len(flat) - 1, info.max - 1)):
+            flat[at] = value
+        made[i], changed = copy, True
+    return made if changed else None
+
+
+LAYOUTS: dict[str, Twist] = {
+    "transposed": _layout(_transposed),
+    "strided": _layout(_strided),
+    "offset": _layout(_offset),
+    "expanded": _expanded,
+    "channels_last": _layout(_channels_last),
+    "empty": _empty,
+    "zero_dim": _zero_dim,
+}
+VALUES: dict[str, Twist] = {
+    "nan": _values(lambda _: (float("nan"),)),
+    "inf": _values(lambda _: (float("inf"), float("-inf"))),
+    "negative_zero": _values(lambda _: (-0.0, 0.0), share=0.5),
+    "denormals": _values(_denormals),
+    "extremes": _extremes,
+    "duplicates": _duplicates,
+    "integer_extremes": _integer_extremes,
+}
+TWISTS = LAYOUTS | VALUES
+
+
+def changed_contents(inputs: Inputs) -> list[torch.Tensor] | None:
+    """Return the tensors with other contents of the same kind: geometry, first and last element are kept where three are there."""
+    made = [t if i in inputs.blank else _changed(t) for i, t in enumerate(inputs.tensors)]
+    return made if any(a is not b for a, b in zip(made, inputs.tensors, strict=True)) else None
+
+
+def _changed(t: torch.Tensor) -> torch.Tensor:
+    copy = owned_copy(t)
+    flat = copy.as_strided((copy.untyped_storage().nbytes() // copy.element_size(),), (1,), 0)
+    middle = flat[1:-1] if len(flat) > 2 else flat
+    other = middle.flip(0)
+    if t.is_floating_point() or t.is_complex():
+        other = (other.to(torch.complex128 if t.is_complex() else torch.float64) * 0.75).to(t.dtype)
+    middle.copy_(other)
+    return copy
+
+
+def choose(case_id: str, cases: int, *, values: bool) -> list[str]:
+    """Return the twists that a case is tried with: another pair for each, and all of them over the cases of an operator."""
+    layouts, hurting = _order(LAYOUTS, case_id), _order(VALUES, case_id) if values else []
+    return [*layouts[: _count(len(layouts), cases)], *hurting[: _count(len(hurting), cases)]]
+
+
+def _order(kinds: dict[str, Twist], case_id: str) -> list[str]:
+    return sorted(kinds, key=lambda kind: hashlib.blake2b(f"{case_id}:{kind}".encode(), digest_size=8).digest())
+
+
+_TIMES = 3
+"""How often each twist is tried over the cases of an operator, at least and on average."""
+
+
+def _count(kinds: int, cases: int) -> int:
+    return min(kinds, max(1, -(-_TIMES * kinds // max(cases, 1))))

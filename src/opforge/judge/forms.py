@@ -1,0 +1,86 @@
+"""The forms in which a case is run: as it stands, a second time, in hostile layouts and values, and with contents replayed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
+
+from opforge.cases.case import Expect, Phase
+from opforge.cases.twists import TWISTS, choose
+from opforge.judge.batch import Batch, CaseRow, Placed
+from opforge.judge.properties import UNDEFINED_CONTENTS
+from opforge.judge.verdict import Finding, Outcome
+from opforge.ops import Form, Operator
+
+_TWICE = 2
+"""How many cases of an operator are run twice, to see the same answer."""
+_REPLAYED = 4
+"""How many are replayed at once; of the others one in eight."""
+_MAX_TWISTED_BYTES = 4 << 20
+
+WORDS = {
+    "transposed": "with transposed inputs",
+    "strided": "with strided inputs",
+    "offset": "with inputs at a storage offset",
+    "expanded": "with expanded inputs",
+    "channels_last": "with channels-last inputs",
+    "empty": "with empty inputs",
+    "zero_dim": "with 0-dim inputs",
+    "nan": "with NaN among the inputs",
+    "inf": "with infinities among the inputs",
+    "negative_zero": "with negative zeros among the inputs",
+    "denormals": "with denormal numbers among the inputs",
+    "extremes": "with extreme values among the inputs",
+    "duplicates": "with equal values among the inputs",
+    "integer_extremes": "with extreme integers among the inputs",
+    "replay": "with new contents in the same memory",
+    "again": "the second time",
+}
+
+
+def place(batch: Batch, op: Operator, case: CaseRow, number: int, cases: int, *, hostile: bool) -> bool:
+    """Place a case in all its forms; False when it must wait for the next batch. ``number`` counts the operator's cases."""
+    first = batch.add(case)
+    if first is None:
+        return False
+    if case.expect is Expect.RAISES:
+        return True
+    with contextlib.suppress(MemoryError):  # no room for more of it
+        if number < _TWICE and not op.random:
+            batch.again(first)
+        if _replayable(op) and (number < _REPLAYED or case.phase is Phase.PERFORMANCE or int(case.id[-1], 16) % 8 == 0):
+            batch.replay(first)
+        if hostile and case.phase is Phase.CORRECTNESS and sum(row[1] for row in first.inputs) <= _MAX_TWISTED_BYTES:
+            values = not op.random and op.base not in UNDEFINED_CONTENTS
+            for name in choose(case.id, cases, values=values):
+                batch.twist(first, name)
+    return True
+
+
+def _replayable(op: Operator) -> bool:
+    return not op.random and op.form in (Form.FUNCTIONAL, Form.INPLACE) and op.base not in UNDEFINED_CONTENTS
+
+
+def settle(group: Sequence[tuple[Placed, Finding]]) -> Finding:
+    """Return the verdict on a case from the findings on its forms: the first that is not right, if any."""
+    (_, finding), *others = group
+    if not finding.passed:
+        return finding
+    tried: list[str] = []
+    for placed, other in others:
+        where = WORDS[placed.form]
+        if other.outcome is Outcome.UNSUPPORTED:
+            finding = replace(finding, notes=(*finding.notes, f"declines {where}"))
+        elif not other.passed:
+            return _because(placed, other, where)
+        else:
+            finding = replace(finding, figures={**other.figures, **finding.figures})
+            tried += [placed.form] if placed.form in TWISTS else []
+    return replace(finding, figures={**finding.figures, "forms": tried}) if tried else finding
+
+
+def _because(placed: Placed, other: Finding, where: str) -> Finding:
+    if placed.form == "again":
+        return Finding(Outcome.CONTRACT, f"another answer to the same inputs the second time: {other.reason}")
+    return replace(other, reason=f"{where}: {other.reason}")

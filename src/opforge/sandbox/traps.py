@@ -1,0 +1,112 @@
+"""Notice which of ATen's operators a kernel calls: the ones that it may not call are trapped in the dispatcher itself.
+
+A trap stands where ATen's kernel stood, so a call is seen on every thread, from native code, and through any composite
+operator that ends in it. It notes the call and passes it on to ATen.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._C import DispatchKey, DispatchKeySet
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from opforge.ops import Operator, table
+
+Function = Callable[..., Any]
+_NUMBERS = (bool, int, float, complex)
+
+
+class Traps:
+    """The trapped operators of this process, and the calls that were noted."""
+
+    def __init__(self, device: str) -> None:
+        self._keys = ["CPU"] if device == "cpu" else ["CPU", "CUDA"]
+        self._library = torch.library.Library("aten", "IMPL")
+        self._set: dict[str, str] = {}
+        """Each trapped operator's registrations, as they were when the trap was set."""
+        self._calls: set[tuple[str, bool]] = set()
+        self._main = threading.get_ident()
+        self._inside = False
+
+    def set(self, names: list[str]) -> None:
+        """Trap operators; those that have no kernel on this device cannot be called and need no trap."""
+        for name in names:
+            if name not in self._set and (facts := table().get(name)) is not None:
+                for key in self._keys:
+                    self._set_one(facts, key)
+                self._set[name] = _registrations(name)
+
+    def _set_one(self, facts: Operator, key: str) -> None:
+        qualified = facts.name.removesuffix(".default")
+        try:
+            original = torch.library.get_kernel(f"aten::{qualified}", key)
+        except RuntimeError:
+            return
+        keys = DispatchKeySet(getattr(DispatchKey, key))
+        tensors = frozenset(i for i, a in enumerate(facts.arguments) if a.type.startswith("Tensor"))
+
+        def trap(*args: Any, **kwargs: Any) -> Any:
+            self._note(qualified, [*args, *kwargs.values()])
+            return original.call_boxed(keys, *_with_tensors(args, tensors), **kwargs)
+
+        self._library.impl(qualified, trap, key)
+
+    def _note(self, name: str, values: list[Any]) -> None:
+        if self._inside or threading.get_ident() != self._main:
+            floats = any(t.is_floating_point() or t.is_complex() for t in values if isinstance(t, torch.Tensor))
+            self._calls.add((name, floats))
+
+    def watched(self, kernel: Function) -> Function:
+        """Return a kernel's function such that calls from within it are told from the harness's own."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._inside = True
+            try:
+                return kernel(*args, **kwargs)
+            finally:
+                self._inside = False
+
+        return call
+
+    def sprung(self, *, floats: bool) -> list[str]:
+        """Return and forget the noted calls; where a case has floats, those on integers alone are a kernel's own counting."""
+        found = sorted({name for name, on_floats in self._calls if on_floats or not floats})
+        self._calls.clear()
+        return found
+
+    def removed(self) -> list[str]:
+        """Return the trapped operators that something has registered anew."""
+        return [name.removesuffix(".default") for name, was in self._set.items() if _registrations(name) != was]
+
+
+def _registrations(name: str) -> str:
+    dump: str = torch._C._dispatch_dump(f"aten::{name.removesuffix('.default')}")  # noqa: SLF001  # torch has no public name for it
+    return dump
+
+
+def _with_tensors(args: tuple[Any, ...], tensors: frozenset[int]) -> list[Any]:
+    """Return arguments with plain numbers that stand for tensors turned into tensors, as the boxed call wants them."""
+    given = list(args)
+    like = next((a for a in given if isinstance(a, torch.Tensor)), None)
+    for i, value in enumerate(given):
+        if i in tensors and isinstance(value, _NUMBERS) and like is not None:
+            given[i] = torch.tensor(value, dtype=torch.result_type(like, value))
+    return given
+
+
+class Listing(TorchDispatchMode):
+    """Counts the ATen calls of this thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        self.calls[str(func).removeprefix("aten.").removesuffix(".default")] += 1
+        return func(*args, **(kwargs or {}))
