@@ -12,8 +12,6 @@ def _softmax_kernel_impl(self, dim, half_to_float):
     if self.numel() == 0:
         return torch.empty_like(self, dtype=dtype, memory_format=torch.contiguous_format)
     wide = self.to(torch.promote_types(self.dtype, torch.float32))
-    if self.dim() == 0:
-        return torch.ones_like(self, dtype=dtype)
     shifted = torch.exp(wide - wide.amax(dim, keepdim=True))
     return (shifted / shifted.sum(dim, keepdim=True)).to(dtype).contiguous()
 

@@ -223,11 +223,17 @@ VALUES: dict[str, Twist] = {
     "integer_extremes": _integer_extremes,
 }
 TWISTS = LAYOUTS | VALUES
+SAME_ELEMENTS = frozenset({"transposed", "strided", "offset", "channels_last"})
+"""Those that change how elements lie in memory, and nothing else."""
 
 
 def changed_contents(inputs: Inputs) -> list[torch.Tensor] | None:
     """Return the tensors with other contents of the same kind: geometry, first and last element are kept where three are there."""
-    made = [t if i in inputs.blank else _changed(t) for i, t in enumerate(inputs.tensors)]
+
+    def fixed(number: int, tensor: torch.Tensor) -> bool:
+        return number in inputs.blank or (inputs.indexes and not (tensor.is_floating_point() or tensor.is_complex()))
+
+    made = [t if fixed(i, t) else _changed(t) for i, t in enumerate(inputs.tensors)]
     return made if any(a is not b for a, b in zip(made, inputs.tensors, strict=True)) else None
 
 

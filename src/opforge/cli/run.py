@@ -45,6 +45,9 @@ def run(
     workers: Annotated[int, typer.Option(help="How many kernels are judged at once.")] = 2,
     timeout: Annotated[float, typer.Option(help="Seconds that one case may take.")] = 60.0,
     memory_gib: Annotated[float, typer.Option(help="Memory that a kernel's process may take (CPU).")] = 8.0,
+    allow_fallback: Annotated[
+        bool, typer.Option("--allow-fallback", help="Let a kernel call the operator that it replaces.")
+    ] = False,
     out: Annotated[
         Path | None, typer.Option(help="A new folder for the results [default: opforge-runs/TIME-SUITE-BACKEND].")
     ] = None,
@@ -72,6 +75,7 @@ def run(
             timeout_s=timeout,
             memory_gib=memory_gib,
             workers=workers,
+            allow_fallback=allow_fallback,
         )
         folder = out or _default_folder(suite, backend)
     registry.load("suites", config.suite)  # a misspelt name is answered before anything is imported

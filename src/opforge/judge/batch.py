@@ -13,9 +13,10 @@ import torch
 from opforge.cases.case import Expect, Phase
 from opforge.cases.encoding import tree_of
 from opforge.cases.materialise import Bytes, tensor_over, write_storage
-from opforge.cases.twists import TWISTS, Inputs, changed_contents
+from opforge.cases.twists import SAME_ELEMENTS, TWISTS, Inputs, changed_contents
 from opforge.cases.values import TensorSpec
-from opforge.judge.reference import Answer, Call
+from opforge.judge.properties import WRITES_UNSAID
+from opforge.judge.reference import Answer, Call, alike
 from opforge.ops import Form, Operator
 from opforge.sandbox.worker import ALIGN
 
@@ -49,15 +50,16 @@ class Placed:
     call: Call
     inputs: list[list[Any]]
     """The rows of its tensors."""
+    answer: Answer
+    """What ATen does with it."""
     form: str = ""
     """Empty for the case as it stands, ``again``, ``replay``, or the name of a twist."""
     begin_at: tuple[int, ...] = ()
     """Of a replay: where the contents lie that the worker puts into each tensor first."""
-    answer: Answer | None = None
-    """What ATen answers, where that had to be known before the kernel is asked."""
 
     def request(self) -> dict[str, Any]:
         wire: dict[str, Any] = {"args": self.call.args, "kwargs": self.call.kwargs}
+        wire["own"] = self.call.own
         if self.call.seed is not None:
             wire["seed"] = self.call.seed
         return {**wire, "begin_at": self.begin_at} if self.begin_at else wire
@@ -76,6 +78,8 @@ class Batch:
         self._buffer = buffer
         self.used = INPUTS_AT
         self.placed: list[Placed] = []
+        self.defects: dict[str, list[str]] = {}
+        """By case, the layouts in which ATen's own answer is another one."""
 
     @property
     def full(self) -> bool:
@@ -95,7 +99,8 @@ class Batch:
         for index, row in enumerate(rows):
             self._place(row, f"{case.id}:{index}", self._blobs.get(case.blob))
         seed = int(case.id, 16) % (1 << 62) if self._op.random else None
-        placed = Placed(case, self._call(args, kwargs, seed), rows)
+        call = self._call(args, kwargs, seed)
+        placed = Placed(case, call, rows, call.run())
         self.placed.append(placed)
         return placed
 
@@ -111,7 +116,10 @@ class Batch:
         answer = call.run()
         if answer.raised is not None:
             return False
-        self.placed.append(Placed(first.case, call, list(_rows([call.args, call.kwargs])), name, (), answer))
+        if name in SAME_ELEMENTS and not self._op.random and not alike(first.answer, answer):
+            self.defects.setdefault(first.case.id, []).append(name)
+            return False
+        self.placed.append(Placed(first.case, call, list(_rows([call.args, call.kwargs])), answer, name))
         return True
 
     def replay(self, first: Placed) -> bool:
@@ -124,7 +132,7 @@ class Batch:
             return False
         rows = list(_rows([call.args, call.kwargs]))
         begin_at = tuple(row[0] for row in first.inputs)
-        self.placed.append(Placed(first.case, call, rows, "replay", begin_at, answer))
+        self.placed.append(Placed(first.case, call, rows, answer, "replay", begin_at))
         return True
 
     def _inputs(self, first: Placed) -> Inputs:
@@ -157,7 +165,7 @@ class Batch:
         return self._call(args, kwargs, first.call.seed)
 
     def _call(self, args: Any, kwargs: dict[str, Any], seed: int | None) -> Call:
-        own = self._op.mutates or self._device.type != "cpu"
+        own = self._op.mutates or self._op.base in WRITES_UNSAID or self._device.type != "cpu"
         return Call(self._op.name, args, kwargs, self._buffer, self._device, own, seed)
 
     def copy_to(self, arena: Bytes) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from opforge.cases.case import Expect, Phase
 from opforge.cases.twists import TWISTS, choose
+from opforge.judge import defects
 from opforge.judge.batch import Batch, CaseRow, Placed
 from opforge.judge.properties import UNDEFINED_CONTENTS
 from opforge.judge.verdict import Finding, Outcome
@@ -52,9 +53,10 @@ def place(batch: Batch, op: Operator, case: CaseRow, number: int, cases: int, *,
         if _replayable(op) and (number < _REPLAYED or case.phase is Phase.PERFORMANCE or int(case.id[-1], 16) % 8 == 0):
             batch.replay(first)
         if hostile and case.phase is Phase.CORRECTNESS and sum(row[1] for row in first.inputs) <= _MAX_TWISTED_BYTES:
-            values = not op.random and op.base not in UNDEFINED_CONTENTS
+            values = not op.random and op.base not in UNDEFINED_CONTENTS and not defects.solves(op.packet)
             for name in choose(case.id, cases, values=values):
-                batch.twist(first, name)
+                if name not in defects.of(op):
+                    batch.twist(first, name)
     return True
 
 

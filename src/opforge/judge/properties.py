@@ -16,6 +16,11 @@ UNDEFINED_CONTENTS = frozenset({
 PARTLY_UNDEFINED = frozenset({"_ctc_loss"})
 """Bases that leave part of a result uninitialised and never give NaN elsewhere in it (``log_alpha`` beyond each target's length)."""
 
+WRITES_UNSAID = frozenset({
+    "native_batch_norm", "batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_impl_index", "instance_norm",
+})  # fmt: skip
+"""Bases that update running statistics among their inputs though their schema does not say so."""
+
 _DIM_AT = {
     "sort": 1, "argsort": 1, "topk": 2, "kthvalue": 2, "mode": 1, "median": 1, "nanmedian": 1,
     "max": 1, "min": 1, "argmax": 1, "argmin": 1,

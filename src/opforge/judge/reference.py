@@ -13,7 +13,7 @@ import torch
 
 from opforge.cases.encoding import decode
 from opforge.cases.materialise import owned_copy, tensor_over, turned
-from opforge.sandbox.loader import aten_function
+from opforge.sandbox.loader import aten_function, gradients
 
 _WIDE = {
     torch.float32: torch.float64,
@@ -71,6 +71,10 @@ class Call:
             return Answer(inputs=inputs, raised=error)
         return Answer(inputs=inputs, result=result)
 
+    def gradients(self) -> Gradients:
+        """Return the call whose answer is the gradients that flow back through this one."""
+        return Gradients(self.op, self.args, self.kwargs, self.buffer, self.device, own=True)
+
     def run_poisoned(self) -> Answer:
         """Call ATen with new memory filled with NaN or the largest integer, to see what it leaves uninitialised."""
         torch.use_deterministic_algorithms(True, warn_only=True)
@@ -80,6 +84,22 @@ class Call:
                 return self.run()
         finally:
             torch.use_deterministic_algorithms(False)
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients(Call):
+    """A call run for the gradients of its floating-point inputs: they are its answer."""
+
+    def run(self, change: Callable[[torch.Tensor], torch.Tensor] | None = None, *, seed: int | None = None) -> Answer:
+        """Call ATen forward and backward; an exception is part of the answer."""
+        del seed  # random operators are not asked for gradients
+        args, kwargs, inputs = self.build(change)
+        if change is not None:
+            args, kwargs = _widen(args), _widen(kwargs)
+        try:
+            return Answer(inputs=[], result=gradients(aten_function(self.op), args, kwargs, inputs))
+        except Exception as error:  # noqa: BLE001  # ATen raises many types; that it raises is what we ask
+            return Answer(inputs=[], raised=error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +114,25 @@ class Answer:
     def tensors(self) -> list[torch.Tensor] | None:
         """Return all result tensors, then all input tensors; None when the call raised."""
         return None if self.raised is not None else [*tensors_of(self.result), *self.inputs]
+
+
+def alike(one: Answer, other: Answer) -> bool:
+    """Whether two answers are the same up to rounding, taken generously: what differs more is not rounding."""
+    if one.tensors is None or other.tensors is None or len(one.tensors) != len(other.tensors):
+        return False
+    return all(_near(a.detach(), b.detach()) for a, b in zip(one.tensors, other.tensors, strict=True))
+
+
+def _near(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if not (a.is_floating_point() or a.is_complex()):
+        return bool(torch.equal(a, b))
+    a, b = (t.to(torch.complex128 if t.is_complex() else torch.float64) for t in (a, b))
+    size = a.abs().nan_to_num(0.0, 0.0, 0.0)
+    return bool(
+        torch.isclose(a, b, rtol=0.05, atol=0.01 * float(size.max() if size.numel() else 0), equal_nan=True).all()
+    )
 
 
 @dataclass

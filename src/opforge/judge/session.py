@@ -11,17 +11,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from opforge.cases.case import Phase
+from opforge.cases.case import Expect, Phase
 from opforge.cases.materialise import Bytes
 from opforge.cases.store import open_blob
 from opforge.errors import CaseSyntaxError
 from opforge.judge import bypass, distribution, forms, timing
 from opforge.judge.batch import MAX_BYTES, Batch, CaseRow, Placed
 from opforge.judge.contract import Hearing
-from opforge.judge.reference import Answer
 from opforge.judge.verdict import Finding, NotRightError, Outcome
 from opforge.judge.workers import DeathError, KernelWorker, WorkerConfig
-from opforge.ops import Operator, table
+from opforge.ops import Form, Operator, table
 from opforge.sandbox.client import Spawner
 from opforge.sandbox.wire import Channel
 
@@ -29,6 +28,8 @@ _MAX_DEATHS = 3
 """After so many dead processes on one operator the rest of its cases are not run."""
 _LOAD_LIMIT_S = 120.0
 _LINGER_S = 0.1
+_DERIVED = 3
+"""How many cases of an operator are run for their gradients."""
 _FORGED = Finding(Outcome.CONTRACT, "the worker's reply is not one that our harness writes")
 
 
@@ -52,6 +53,8 @@ class _Op:
     """How many cases it has in this job."""
     seen: int = 0
     deaths: int = 0
+    derived: int = 0
+    """How many of its cases had gradients, which were judged."""
     lingered: bool = False
     """Whether it was seen that the kernel's results do not come late."""
 
@@ -129,7 +132,6 @@ class Judge:
         batch.copy_to(worker.bytes)
         try:
             worker.begin(self._request(op, batch))
-            answers = [p.answer or p.call.run() for p in batch.placed]
             reply = worker.answer(cases=len(batch.placed))
         except DeathError as death:
             self._death(op, batch, death, waiting)
@@ -139,7 +141,7 @@ class Judge:
             self._end_worker()
             self._emit(op, [(p.case, _FORGED) for p in batch.placed if not p.form])
             return
-        findings = self._hear(op, worker, batch, answers, replies)
+        findings = self._hear(op, worker, batch, replies)
         if breach := self._breach(worker, reply):
             findings = [(case, breach if finding.passed else finding) for case, finding in findings]
         if self._worker is not None:  # else lost while it was timed or drawn from
@@ -176,15 +178,15 @@ class Judge:
         self._emit(op, [(victim, Finding(death.outcome, f"{where}{death}"))])
 
     def _hear(
-        self, op: _Op, worker: KernelWorker, batch: Batch, answers: list[Answer], replies: list[dict[str, Any]]
+        self, op: _Op, worker: KernelWorker, batch: Batch, replies: list[dict[str, Any]]
     ) -> list[tuple[CaseRow, Finding]]:
         touched = batch.touched(worker.bytes)
         results = bytearray(worker.bytes[self._config.in_bytes : _results_end(replies, self._config)])
         groups: dict[int, list[tuple[Placed, Finding]]] = {}
         first: Hearing | None = None
-        for placed, aten, reply, inputs in zip(batch.placed, answers, replies, touched, strict=True):
+        for placed, reply, inputs in zip(batch.placed, replies, touched, strict=True):
             hearing = Hearing(
-                op.facts, op.required, placed.case.expect, placed.call, aten, reply, results, self._config.in_bytes,
+                op.facts, op.required, placed.case.expect, placed.call, placed.answer, reply, results, self._config.in_bytes,
                 inputs, measure=not placed.form,
             )  # fmt: skip
             finding = hearing.finding()
@@ -196,7 +198,18 @@ class Judge:
             elif placed.form == "again" and finding.passed and "calls" in reply:
                 finding = replace(finding, figures={"calls": _counted(reply["calls"])})
             groups.setdefault(id(placed.case), []).append((placed, finding))
-        return [(group[0][0].case, forms.settle(group)) for group in groups.values()]
+        settled = [(group[0][0].case, forms.settle(group)) for group in groups.values()]
+        return [(case, self._noted(batch, case, finding)) for case, finding in settled]
+
+    def _noted(self, batch: Batch, case: CaseRow, finding: Finding) -> Finding:
+        """Add what was not looked at because ATen is at fault there."""
+        notes = [
+            f"not judged {forms.WORDS[name]}: ATen's own answer is another one there, a defect of PyTorch"
+            for name in batch.defects.get(case.id, ())
+        ]
+        if case.id in self._plain:
+            notes.append("judged as it stands only: ATen's own process dies on a hostile form of this case")
+        return replace(finding, notes=(*finding.notes, *notes)) if notes else finding
 
     def _further(
         self, op: _Op, worker: KernelWorker, batch: Batch, placed: Placed, hearing: Hearing, finding: Finding
@@ -206,6 +219,8 @@ class Judge:
         if finding.outcome is Outcome.WRONG and not op.lingered and self._worker is not None:
             op.lingered = True
             return self._surviving(self._linger, op, worker, placed, hearing) or finding
+        if finding.passed and op.derived < _DERIVED and self._worker is not None and _differentiable(op, placed):
+            finding = self._surviving(self._derive, op, worker, placed) or finding
         if not finding.passed or not (op.facts.random or timed):
             return finding
         if self._worker is None:
@@ -215,6 +230,23 @@ class Judge:
         if finding.passed and timed:
             finding = self._surviving(self._race, op, worker, batch, placed, finding) or finding
         return finding
+
+    def _derive(self, op: _Op, worker: KernelWorker, placed: Placed) -> Finding | None:
+        """Judge the gradients that flow through the operator while the kernel is installed in ATen's place."""
+        call = placed.call.gradients()
+        aten = call.run()
+        if aten.raised is not None:  # no derivative, or not of these inputs
+            return None
+        op.derived += 1
+        replies = _replies(worker.ask({"do": "gradient", "op": op.facts.name, "case": placed.request()}), 1)
+        if replies is None:
+            return _FORGED
+        results = bytearray(worker.bytes[self._config.in_bytes : _results_end(replies, self._config)])
+        finding = Hearing(
+            op.facts, True, placed.case.expect, replace(call, own=False), aten, replies[0], results,
+            self._config.in_bytes, measure=False,
+        ).finding()  # fmt: skip
+        return None if finding.passed else replace(finding, reason=f"gradients through the kernel: {finding.reason}")
 
     def _linger(self, op: _Op, worker: KernelWorker, placed: Placed, hearing: Hearing) -> Finding | None:
         """Call a kernel whose answer was wrong once more, and wait before looking: is it right now, then it came late."""
@@ -284,7 +316,7 @@ class Judge:
                 measure=False,
             ).finding()  # fmt: skip
 
-        request = {"op": op.facts.name, "case": placed.request(), "own": placed.call.own}
+        request = {"op": op.facts.name, "case": placed.request()}
         race = timing.Race(worker, self._baseline, request, None if op.facts.random else hear)
         try:
             times = race.run(2 * sum(row[1] for row in placed.inputs))
@@ -356,6 +388,16 @@ def _result_rows(tree: Any) -> Iterator[list[Any]]:
     elif isinstance(tree, list):
         for value in tree:
             yield from _result_rows(value)
+
+
+def _differentiable(judged: _Op, placed: Placed) -> bool:
+    """Whether a case is one whose gradients can be looked at: ATen knows in the end whether there are any."""
+    op = judged.facts
+    if judged.kernel["file"] is not None and not judged.kernel["forbidden"]:
+        return False  # one that may fall back on the operator would call itself when it is installed
+    plain = op.form is Form.FUNCTIONAL and not op.composite and not op.random and "_backward" not in op.base
+    floats = any(row[2][0] in "fbc" and row[2] != "b8" and row[6] is None for row in placed.inputs)
+    return plain and floats and placed.case.expect is Expect.RETURNS
 
 
 def _stale(first: Hearing, replayed: Hearing) -> Finding | None:

@@ -40,18 +40,20 @@ class _Task:
 
     job: Job
     batch: int = _BATCH
+    plain: frozenset[str] = frozenset()
+    """Cases that are judged as they stand only: ATen itself was lost on one of their hostile forms."""
     waiting: dict[Key, Case] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.waiting = {(p.op, c.id, c.phase): c for p in self.job.parts for c in p.cases}
 
-    def rest(self, batch: int) -> _Task | None:
+    def rest(self, batch: int, plain: frozenset[str]) -> _Task | None:
         parts = [
             Part(p.op, p.required, [c for c in p.cases if (p.op, c.id, c.phase) in self.waiting])
             for p in self.job.parts
         ]
         job = Job(self.job.kernel, tuple(p for p in parts if p.cases))
-        return _Task(job, batch) if job.parts else None
+        return _Task(job, batch, self.plain | plain) if job.parts else None
 
 
 @dataclass
@@ -115,7 +117,10 @@ class LocalExecutor:
         lane.heard = time.monotonic()
         parts = [part.wire() for part in lane.task.job.parts]
         try:
-            lane.channel.send({"kernel": lane.task.job.kernel.wire(), "ops": parts, "batch": lane.task.batch})
+            lane.channel.send({
+                "kernel": lane.task.job.kernel.wire(), "ops": parts, "batch": lane.task.batch,
+                "plain": sorted(lane.task.plain), "allow_fallback": self._config.allow_fallback,
+            })  # fmt: skip
         except ChannelClosedError:
             self._lost(lane, "")
 
@@ -157,11 +162,15 @@ class LocalExecutor:
         self._forget(lane)
         task = lane.task
         if task is not None and task.waiting:
+            plain: frozenset[str] = frozenset()
             if task.batch == 1:
                 op, case_id, phase = next(iter(task.waiting))
-                reason = f"ATen itself {how or describe_status(status)} on this case (the judge's process was lost, not the kernel's)"
-                self._record(lane, op, [{"id": case_id, "phase": phase, **Finding(Outcome.ERROR, reason).row()}])
-            if (rest := task.rest(batch=1)) is not None:
+                if case_id in task.plain:
+                    reason = f"ATen itself {how or describe_status(status)} on this case (the judge's process was lost, not the kernel's)"
+                    self._record(lane, op, [{"id": case_id, "phase": phase, **Finding(Outcome.ERROR, reason).row()}])
+                else:
+                    plain = frozenset({case_id})
+            if (rest := task.rest(1, plain)) is not None:
                 self._tasks.appendleft(rest)
         if self._tasks:
             self._next(self._lane())

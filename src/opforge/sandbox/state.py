@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch.utils import _device
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,10 @@ class GlobalState:
     inference_mode: bool
     deterministic: bool
     matmul_precision: str
+    autocast: bool
+    default_device: str
+    cudnn: tuple[bool, bool, bool]
+    """Whether cuDNN is on, benchmarks, and may use TF32."""
     rng: bytes
 
     @classmethod
@@ -28,6 +33,9 @@ class GlobalState:
             torch.is_inference_mode_enabled(),
             torch.are_deterministic_algorithms_enabled(),
             torch.get_float32_matmul_precision(),
+            torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"),
+            str(_device.CURRENT_DEVICE),
+            (torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32),
             torch.get_rng_state().numpy().tobytes(),
         )
 
@@ -46,4 +54,8 @@ class GlobalState:
         torch.set_grad_enabled(self.grad_mode)
         torch.use_deterministic_algorithms(self.deterministic)
         torch.set_float32_matmul_precision(self.matmul_precision)
+        torch.set_autocast_enabled("cpu", self.autocast)
+        torch.set_autocast_enabled("cuda", self.autocast)
+        torch.set_default_device(None if self.default_device == "None" else self.default_device)
+        torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = self.cudnn
         torch.set_rng_state(torch.frombuffer(bytearray(self.rng), dtype=torch.uint8))

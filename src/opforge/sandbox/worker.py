@@ -17,7 +17,15 @@ from torch.cuda import synchronize
 
 from opforge.cases.encoding import SHORT_DTYPES, decode
 from opforge.cases.materialise import flat_bytes, flat_storage, owned_copy, tensor_over, turned
-from opforge.sandbox.loader import KernelLoadError, LoadedKernel, describe_exception, operator
+from opforge.sandbox.loader import (
+    KernelLoadError,
+    LoadedKernel,
+    aten_function,
+    describe_exception,
+    gradients,
+    installed,
+    operator,
+)
 from opforge.sandbox.state import GlobalState
 from opforge.sandbox.tampering import Seals
 from opforge.sandbox.traps import Listing, Traps
@@ -71,6 +79,8 @@ class Worker:
                     reply = self._load(request["kernel"])
                 case "call":
                     reply = self._call_all(request)
+                case "gradient":
+                    reply = self._gradient(request)
                 case "time":
                     reply = self._time(request)
                 case unknown:
@@ -102,7 +112,6 @@ class Worker:
     def _call_all(self, request: dict[str, Any]) -> dict[str, Any]:
         op, cases = request["op"], request["cases"]
         facts = operator(op)
-        own = facts is None or facts.mutates or self._device.type != "cpu"
         self._next = self._out_at
         self._held = []
         results = []
@@ -114,7 +123,7 @@ class Worker:
         state = GlobalState.now()
         for index, case in enumerate(cases):
             COUNTER.pack_into(self._arena, 0, index)
-            result = self._call(function, case, own)
+            result = self._call(function, case)
             after = GlobalState.now()
             if changes := after.changes_since(state, rng=not (facts and facts.random)):
                 result["state"] = changes
@@ -125,7 +134,8 @@ class Worker:
         self._look_again()
         return {"results": results, **self._tampering()}
 
-    def _call(self, function: Callable[..., Any], case: dict[str, Any], own: bool) -> dict[str, Any]:
+    def _call(self, function: Callable[..., Any], case: dict[str, Any]) -> dict[str, Any]:
+        own = case["own"]
         inputs: list[torch.Tensor] = []
 
         def tensor(row: list[Any]) -> torch.Tensor:
@@ -176,12 +186,16 @@ class Worker:
         """Call the kernel on other contents first, then put back the case's own into the very same tensors."""
         flats = [flat_storage(t) for t in inputs]
         own = [flat.clone() for flat in flats]
+        geometry = [(t.storage_offset(), t.shape, t.stride()) for t in inputs]
         for flat, at in zip(flats, places, strict=True):
             if flat.numel():
                 flat.copy_(torch.frombuffer(self._arena, dtype=torch.uint8, count=flat.numel(), offset=at))
         function(*args, **kwargs)
-        for flat, contents in zip(flats, own, strict=True):
-            flat.copy_(contents)
+        for flat, contents, tensor, (offset, shape, strides) in zip(flats, own, inputs, geometry, strict=True):
+            if (tensor.storage_offset(), tensor.shape, tensor.stride()) != (offset, shape, strides):
+                tensor.set_(contents.untyped_storage(), offset, shape, strides)  # one that resizes what it writes to
+            else:
+                flat.copy_(contents)
 
     def _hold(self, reply: dict[str, Any], result: Any, inputs: list[torch.Tensor]) -> None:
         """Keep a few results, to see whether later calls or threads change them."""
@@ -238,6 +252,20 @@ class Worker:
             described["class"] = type(tensor).__name__
         return described
 
+    def _gradient(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the gradients that flow through the operator while the kernel stands in ATen's place."""
+        args, kwargs, inputs = self._fresh(request["case"], 0)
+        self._next = self._out_at
+        try:
+            function = self._function(request["op"])
+            key = "CPU" if self._device.type == "cpu" else "CUDA"
+            with installed(function, request["op"], key) if self._path else contextlib.nullcontext():
+                found = gradients(aten_function(request["op"]), args, kwargs, inputs)
+            self._wait()
+            return {"results": [{"returned": self._describe(found, [])}]}
+        except BaseException as error:  # noqa: BLE001  # the border: whatever a kernel raises is its verdict
+            return {"results": [{"raised": [type(error).__name__, describe_exception(error, self._path)]}]}
+
     def _time(self, request: dict[str, Any]) -> dict[str, Any]:
         """Time one block of calls, each on contents of its own, and hand back the result of one of them."""
         function = self._function(request["op"])
@@ -250,7 +278,7 @@ class Worker:
         self._next = self._out_at
         _args, _kwargs, inputs = made[request["show"]]
         reply: dict[str, Any] = {"returned": self._describe(kept[request["show"]], inputs)}
-        if request["own"]:
+        if request["case"]["own"]:
             reply["inputs"] = [self._tensor(t, inputs).get("T") for t in inputs]
         bypass = self._bypass(inputs)
         return {"ns": elapsed_ns / len(made), "result": {**reply, **bypass}, **self._tampering()}
