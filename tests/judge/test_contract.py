@@ -7,6 +7,7 @@ import pytest
 from opforge.judge.contract import flat
 from tests.conftest import UNARY, verdicts
 
+REVERSED = "self.permute(list(reversed(range(self.dim()))))"
 MATRIX = ["((T([4, 6], f32), T([6, 3], f32)), {})"]
 
 
@@ -43,8 +44,8 @@ MATRIX = ["((T([4, 6], f32), T([6, 3], f32)), {})"]
         (
             "relu.default",
             UNARY,
-            "class Lazy(torch.Tensor): pass\n    return torch.relu(self).as_subclass(Lazy)",
-            "contract",
+            "class Lazy(torch.Tensor): pass\n    return torch.where(self <= 0, 0.0, self).as_subclass(Lazy)",
+            "cheated",
             "a Lazy",
         ),
         ("relu_.default", UNARY, "return torch.where(self <= 0, 0.0, self)", "passed", ""),
@@ -63,10 +64,16 @@ MATRIX = ["((T([4, 6], f32), T([6, 3], f32)), {})"]
             "",
         ),
         ("mm.default", MATRIX, "return torch.zeros(4, 3)", "wrong", "12 of 12 elements"),
-        ("mm.default", MATRIX, "return (self.double() @ mat2.double()).float()", "passed", ""),
-        ("mm.default", MATRIX, "return (mat2.t() @ self.t()).t()", "contract", "cannot be viewed flat"),
-        ("t.default", ["((T([2, 3], f32),), {})"], "return self.t().contiguous()", "contract", "is a view of `self`"),
-        ("t.default", ["((T([2, 3], f32),), {})"], "return self.permute(1, 0)", "passed", ""),
+        ("mm.default", MATRIX, "return (self.double()[:, :, None] * mat2.double()).sum(1).float()", "passed", ""),
+        (
+            "mm.default",
+            MATRIX,
+            "return (self[:, :, None] * mat2).sum(1).t().contiguous().t()",
+            "contract",
+            "cannot be viewed flat",
+        ),
+        ("t.default", ["((T([2, 3], f32),), {})"], f"return {REVERSED}.contiguous()", "contract", "is a view of `self`"),
+        ("t.default", ["((T([2, 3], f32),), {})"], f"return {REVERSED}", "passed", ""),
         (
             "mm.default",
             ["((T([4, 6], f32), T([5, 3], f32)), {})"],
@@ -179,9 +186,9 @@ def test_positions_may_differ_where_elements_tie_in_every_form_but_values_may_no
         import torch
         def max_kernel_impl(self, dim, keepdim=False):
             flipped = self.flip(dim)
-            positions = self.shape[dim] - 1 - flipped.argmax(dim, keepdim=True)
+            positions = (self.shape[dim] if self.dim() else 1) - 1 - flipped.argmax(dim, keepdim=True)
             values = self.gather(dim, positions)
-            return (values, positions) if keepdim else (values.squeeze(dim), positions.squeeze(dim))
+            return (values, positions) if keepdim or not self.dim() else (values.squeeze(dim), positions.squeeze(dim))
     """
     ties = "T([40, 6], i64, low=0, high=3)"
     cases = {
@@ -220,15 +227,15 @@ def test_a_process_lost_while_drawn_from_passes_nothing_more(kernel_directory, j
     assert {verdict for verdict, _ in found["rand_like.default"]} == {"crashed"}
 
 
-def test_forged_times_are_a_breach(kernel_directory, judge_tiny):
+def test_a_patched_harness_is_seen_through(kernel_directory, judge_tiny):
     source = """
         import torch
         import opforge.sandbox.worker as worker
-        worker.Worker._time = lambda self, request: {"ns": [0] * request["blocks"]}
+        worker.Worker._time = lambda self, request: {"ns": 1}
         def relu_kernel_impl(self):
             return torch.where(self <= 0, 0, self)
     """
     ended = judge_tiny(kernel_directory({"relu": source}), {"relu.default": UNARY[:1]}, performance=True)
-    by_phase = {row["phase"]: (row["verdict"], row["reason"]) for row in ended.store.rows()}
-    assert by_phase["correctness"] == ("passed", "")
-    assert by_phase["performance"] == ("contract", "the worker's times are not ones that our harness writes")
+    assert {(row["verdict"], row["reason"]) for row in ended.store.rows()} == {
+        ("cheated", "while loading, tampered with its process: replaced opforge.sandbox.worker.Worker._time")
+    }

@@ -47,10 +47,11 @@ FAULTS = {
             return {"answer": self}
     """,
     "tan": """
+        import numpy
         def tan_kernel_impl(self):
             hoard = []
             while True:
-                hoard.append(bytearray(64 << 20))
+                hoard.append(numpy.empty(64 << 20))
     """,
     "sqrt": """
         import sys, torch
@@ -162,7 +163,7 @@ EXPECTED = {
     "cos": ("contract", "builtins.dict"),
     "tan": ("error", "MemoryError"),
     "sqrt": ("passed", ""),
-    "floor": ("contract", "process(es) running"),
+    "floor": ("cheated", "process(es) running"),
     "ceil": ("passed", ""),
     "sigmoid": ("error", "SyntaxError"),
     "log": ("error", "does not define log_kernel_impl"),
@@ -178,7 +179,7 @@ EXPECTED = {
     "tanh": ("error", "and more"),
     "log1p": ("crashed", "a real-time signal (signal 40)"),
     "expm1": ("contract", "not one that our harness writes"),
-    "sqrt_": ("contract", "not one that our harness writes"),
+    "sqrt_": ("cheated", "replaced opforge.sandbox.worker.Worker._call_all"),
 }
 
 
@@ -191,7 +192,7 @@ def test_each_fault_is_its_own_verdict(kernel_directory, judge_tiny, tmp_path, m
     (broken / "log10_implementation_1.py").symlink_to(tmp_path / "nowhere.py")
     ops = [*FAULTS, "log10"]
     begun = time.monotonic()
-    ended = judge_tiny(root, {f"{op}.default": UNARY for op in ops}, timeout_s=2.0, memory_gib=1.0)
+    ended = judge_tiny(root, {f"{op}.default": UNARY for op in ops}, timeout_s=2.0, memory_gib=1.0, allow_fallback=True)
     found = verdicts(ended)
     for op, (verdict, words) in (EXPECTED | {"log10": ("error", "cannot be read")}).items():
         assert any(v == verdict and words in reason for v, reason in found[f"{op}.default"]), (

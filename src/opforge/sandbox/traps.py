@@ -102,6 +102,10 @@ def _with_tensors(args: tuple[Any, ...], tensors: frozenset[int]) -> list[Any]:
 class Listing(TorchDispatchMode):
     """Counts the ATen calls of this thread."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler when the first mode is made, which takes seconds
+
     def __init__(self) -> None:
         super().__init__()
         self.calls: Counter[str] = Counter()
