@@ -72,7 +72,13 @@ MATRIX = ["((T([4, 6], f32), T([6, 3], f32)), {})"]
             "contract",
             "cannot be viewed flat",
         ),
-        ("t.default", ["((T([2, 3], f32),), {})"], f"return {REVERSED}.contiguous()", "contract", "is a view of `self`"),
+        (
+            "t.default",
+            ["((T([2, 3], f32),), {})"],
+            f"return {REVERSED}.contiguous()",
+            "contract",
+            "is a view of `self`",
+        ),
         ("t.default", ["((T([2, 3], f32),), {})"], f"return {REVERSED}", "passed", ""),
         (
             "mm.default",

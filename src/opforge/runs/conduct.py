@@ -14,6 +14,8 @@ from opforge import registry
 from opforge.backends import Backend
 from opforge.cache import torch_version
 from opforge.errors import RunDirectoryError
+from opforge.kernels import Kernel
+from opforge.kernels.hints import hints
 from opforge.ops import table
 from opforge.runs.config import RunConfig
 from opforge.runs.execute import LocalExecutor, start_server
@@ -135,7 +137,18 @@ def _kernel_row(job: Job) -> dict[str, Any]:
         "file": kernel.file,
         "digest": kernel.digest,
         "ops": [p.op for p in job.parts],
+        "hints": _hints(kernel),
     }
+
+
+def _hints(kernel: Kernel) -> list[str]:
+    """Return what is worth a look in a kernel's source; none when it cannot be read, which its verdicts will say."""
+    if kernel.file is None:
+        return []
+    try:
+        return hints(Path(kernel.file).read_text(errors="replace"))
+    except OSError:
+        return []
 
 
 def _version(package: str) -> str | None:

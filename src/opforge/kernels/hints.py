@@ -1,0 +1,86 @@
+"""What a kernel's source makes one wonder about. Hints go into the report and are never the verdict."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+_IMPORTS = {
+    "ctypes": "calls native code through ctypes",
+    "cffi": "calls native code through cffi",
+    "inspect": "looks at frames or source with inspect",
+    "gc": "walks objects with gc",
+    "threading": "starts threads",
+    "concurrent.futures": "starts threads or processes",
+    "multiprocessing": "starts processes",
+    "subprocess": "starts processes",
+    "socket": "opens sockets",
+    "urllib": "opens connections",
+    "requests": "opens connections",
+    "httpx": "opens connections",
+    "signal": "handles signals",
+    "opforge": "imports opforge",
+    "pickle": "reads or writes pickles",
+    "time": "reads clocks",
+}
+_ATTRIBUTES = {
+    "torch.cuda.Stream": "makes streams of its own",
+    "torch.cuda.stream": "switches streams",
+    "torch.cuda.CUDAGraph": "captures graphs",
+    "torch.cuda.graph": "captures graphs",
+    "torch.cuda.Event": "makes events",
+    "torch.library.Library": "registers operators",
+    "sys._getframe": "walks frames",
+    "sys.settrace": "traces calls",
+    "sys.setprofile": "traces calls",
+    "sys.modules": "looks at loaded modules",
+    "os.environ": "reads the environment",
+    "os.getenv": "reads the environment",
+    "os.fork": "forks",
+    "os._exit": "ends its process",
+    "sys.exit": "ends its process",
+}
+_NAMES = {"exec": "runs text as code", "eval": "runs text as code", "__import__": "imports by name at run time"}
+
+
+def hints(source: str) -> list[str]:
+    """Return what is worth a look in a kernel's source, each with the line where it was first seen."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return []
+    first: dict[str, int] = {}
+    for what, line in _found(tree):
+        first[what] = min(line, first.get(what, line))
+    return [f"{what} (line {line})" for what, line in sorted(first.items(), key=lambda item: item[1])]
+
+
+def _found(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                yield from ((what, node.lineno) for n in names for what in _of_module(n.name))
+            case ast.ImportFrom(module=str(module)):
+                yield from ((what, node.lineno) for what in _of_module(module))
+            case ast.Attribute():
+                if (what := _ATTRIBUTES.get(ast.unparse(node))) is not None:
+                    yield what, node.lineno
+            case ast.Call(func=ast.Name(id=name)) if name in _NAMES:
+                yield _NAMES[name], node.lineno
+            case ast.Assign(targets=targets) | ast.Delete(targets=targets):
+                yield from ((f"assigns to {ast.unparse(t)}", node.lineno) for t in targets if _foreign(t))
+            case ast.ExceptHandler(type=None | ast.Name(id="Exception" | "BaseException")):
+                yield "catches every exception", node.lineno
+
+
+def _of_module(name: str) -> Iterator[str]:
+    for known, what in _IMPORTS.items():
+        if name == known or name.startswith(known + "."):
+            yield what
+
+
+def _foreign(target: ast.expr) -> bool:
+    """Whether something is assigned to an attribute of torch, time or the like: a patch."""
+    return isinstance(target, ast.Attribute) and ast.unparse(target).split(".")[0] in {
+        "torch", "time", "numpy", "np", "triton", "builtins", "sys", "os", "opforge",
+    }  # fmt: skip
