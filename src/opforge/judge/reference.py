@@ -152,10 +152,12 @@ class Exact:
 
         def change(tensor: torch.Tensor) -> torch.Tensor:
             wide = widen(tensor)
-            if wide.dtype not in (torch.float64, torch.complex128) or 0 in wide.stride():
+            if wide.dtype not in (torch.float64, torch.complex128):
                 return wide
-            drawn = torch.rand(wide.shape, generator=generator, dtype=torch.float64).sub_(0.5).mul_(math.sqrt(12))
-            return wide * (1 + (eps if sign > 0 else -eps) * drawn.to(wide.device))
+            count = wide.untyped_storage().nbytes() // wide.element_size()
+            drawn = torch.rand(count, generator=generator, dtype=torch.float64).sub_(0.5).mul_(math.sqrt(12))
+            moved = wide.as_strided((count,), (1,), 0) * (1 + (eps if sign > 0 else -eps) * drawn.to(wide.device))
+            return moved.as_strided(wide.shape, wide.stride(), wide.storage_offset())  # what was one element still is
 
         return self.call.run(change).tensors
 

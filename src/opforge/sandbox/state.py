@@ -52,7 +52,8 @@ class GlobalState:
         torch.set_default_dtype(self.default_dtype)
         torch.set_num_threads(self.threads)
         torch.set_grad_enabled(self.grad_mode)
-        torch.use_deterministic_algorithms(self.deterministic)
+        if torch.are_deterministic_algorithms_enabled() != self.deterministic:  # what it imports at first takes seconds
+            torch.use_deterministic_algorithms(self.deterministic)
         torch.set_float32_matmul_precision(self.matmul_precision)
         torch.set_autocast_enabled("cpu", self.autocast)
         torch.set_autocast_enabled("cuda", self.autocast)
