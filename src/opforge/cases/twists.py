@@ -227,24 +227,28 @@ SAME_ELEMENTS = frozenset({"transposed", "strided", "offset", "channels_last"})
 """Those that change how elements lie in memory, and nothing else."""
 
 
-def changed_contents(inputs: Inputs) -> list[torch.Tensor] | None:
-    """Return the tensors with other contents of the same kind: geometry, first and last element are kept where three are there."""
+def changed_contents(inputs: Inputs, *, reordered: bool) -> list[torch.Tensor] | None:
+    """Return the tensors with other contents of the same kind, or the same in another order.
+
+    Geometry, first and last element are kept where there are three.
+    """
 
     def fixed(number: int, tensor: torch.Tensor) -> bool:
         return number in inputs.blank or (inputs.indexes and not (tensor.is_floating_point() or tensor.is_complex()))
 
-    made = [t if fixed(i, t) else _changed(t) for i, t in enumerate(inputs.tensors)]
+    made = [t if fixed(i, t) else _changed(t, 1.0 if reordered else 0.75) for i, t in enumerate(inputs.tensors)]
     return made if any(a is not b for a, b in zip(made, inputs.tensors, strict=True)) else None
 
 
-def _changed(t: torch.Tensor) -> torch.Tensor:
+def _changed(t: torch.Tensor, factor: float) -> torch.Tensor:
     copy = owned_copy(t)
     flat = copy.as_strided((copy.untyped_storage().nbytes() // copy.element_size(),), (1,), 0)
     middle = flat[1:-1] if len(flat) > 2 else flat
-    other = middle.flip(0)
     if t.is_floating_point() or t.is_complex():
-        other = (other.to(torch.complex128 if t.is_complex() else torch.float64) * 0.75).to(t.dtype)
-    middle.copy_(other)
+        wide = middle.to(torch.complex128 if t.is_complex() else torch.float64)
+        middle.copy_((wide.flip(0) * factor).to(t.dtype))
+    else:
+        middle.copy_(middle.flip(0))
     return copy
 
 

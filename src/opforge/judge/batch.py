@@ -53,7 +53,7 @@ class Placed:
     answer: Answer
     """What ATen does with it."""
     form: str = ""
-    """Empty for the case as it stands, ``again``, ``replay``, or the name of a twist."""
+    """Empty for the case as it stands, ``again``, ``replayed``, ``reordered``, or the name of a twist."""
     begin_at: tuple[int, ...] = ()
     """Of a replay: where the contents lie that the worker puts into each tensor first."""
 
@@ -122,9 +122,9 @@ class Batch:
         self.placed.append(Placed(first.case, call, list(_rows([call.args, call.kwargs])), answer, name))
         return True
 
-    def replay(self, first: Placed) -> bool:
-        """Place a case with other contents that the worker puts into the same tensors after a first call."""
-        tensors = changed_contents(self._inputs(first))
+    def replay(self, first: Placed, name: str) -> bool:
+        """Place a case with other contents, or in another order, that the worker puts into the same tensors after a first call."""
+        tensors = changed_contents(self._inputs(first), reordered=name == "reordered")
         if tensors is None or (call := self._other(first, tensors)) is None:
             return False
         answer = call.run()
@@ -132,7 +132,7 @@ class Batch:
             return False
         rows = list(_rows([call.args, call.kwargs]))
         begin_at = tuple(row[0] for row in first.inputs)
-        self.placed.append(Placed(first.case, call, rows, answer, "replay", begin_at))
+        self.placed.append(Placed(first.case, call, rows, answer, name, begin_at))
         return True
 
     def _inputs(self, first: Placed) -> Inputs:

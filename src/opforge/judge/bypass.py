@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
+
+import torch
 
 from opforge.judge.properties import UNDEFINED_CONTENTS
 from opforge.judge.reference import Call
 from opforge.ops import Operator, table
+from opforge.sandbox.loader import aten_function
 from opforge.sandbox.traps import Listing
 
 GROUPS: dict[str, frozenset[str]] = {
@@ -52,8 +56,9 @@ def only_part(op: Operator, call: Call) -> list[str]:
     """Return the operators that a composite one is in truth: those of its one part, when all else that it calls are helpers."""
     if not op.composite:
         return []
-    with Listing() as listing:
-        call.run()
+    args, kwargs, _inputs = call.build()
+    with contextlib.suppress(Exception), torch.no_grad(), Listing() as listing:  # what it did before it raised will do
+        aten_function(op.name)(*args, **kwargs)
     parts = {name.partition(".")[0] for name in listing.calls}
     named = [packet for packet in sorted(parts - _HELPERS) if not _is_view(packet)]
     return list(table().packet(named[0])) if len(named) == 1 else []

@@ -234,7 +234,7 @@ class Hearing:
         """Whether inputs hold infinities and no NaN, and the operator combines elements."""
         if "pointwise" in self.op.tags:
             return False
-        floats = [t for t in self.call.build()[2] if t.is_floating_point()]
+        floats = [t.to(torch.float64) for t in self.call.build()[2] if t.is_floating_point()]
         return any(bool(t.isinf().any()) for t in floats) and not any(bool(t.isnan().any()) for t in floats)
 
     def _undefined(self, aten: torch.Tensor, index: int) -> torch.Tensor | None:
@@ -244,6 +244,7 @@ class Hearing:
             return None
         poisoned = tensors[index].detach().cpu().resolve_conj().resolve_neg()
         if aten.is_floating_point() or aten.is_complex():
+            poisoned, aten = (t.to(torch.complex128 if t.is_complex() else torch.float64) for t in (poisoned, aten))
             return poisoned.isnan() if self.op.base in properties.PARTLY_UNDEFINED else poisoned.isnan() & ~aten.isnan()
         return (poisoned == torch.iinfo(aten.dtype).max) & (poisoned != aten) if aten.dtype != torch.bool else None
 

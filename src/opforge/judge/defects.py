@@ -10,8 +10,25 @@ _SOLVERS = frozenset({
 })  # fmt: skip
 """With those named ``linalg_``: LAPACK does not say what it does with NaN, infinities and extremes."""
 
-_CRASHES: dict[str, frozenset[str]] = {}
-"""By packet: ATen writes beyond its memory, or stops the process."""
+_CRASHES = {
+    "_chunk_cat": frozenset({"zero_dim"}),
+    "_ctc_loss_backward": frozenset({"empty"}),
+    "_embedding_bag_backward": frozenset({"empty"}),
+    "_embedding_bag_per_sample_weights_backward": frozenset({"empty"}),
+    "_pdist_backward": frozenset({"empty"}),
+    "_segment_reduce_backward": frozenset({"empty"}),
+    "adaptive_max_pool3d_backward": frozenset({"strided"}),
+    "batch_norm_backward": frozenset({"empty"}),
+    "grid_sampler_2d_backward": frozenset({"nan", "inf"}),
+    "linalg_lu.out": frozenset({"transposed"}),
+    "lu_unpack.out": frozenset({"transposed"}),
+    "native_batch_norm_backward": frozenset({"empty"}),
+    "segment_reduce": frozenset({"empty"}),
+    "tril.out": frozenset({"transposed"}),
+    "triu.out": frozenset({"transposed"}),
+    "unfold_backward": frozenset({"zero_dim"}),
+}
+"""By packet or operator: ATen writes beyond its memory, or stops the process."""
 
 
 def solves(packet: str) -> bool:
@@ -21,4 +38,4 @@ def solves(packet: str) -> bool:
 
 def of(op: Operator) -> frozenset[str]:
     """Return the twists that ATen does not survive on an operator."""
-    return _CRASHES.get(op.packet, frozenset())
+    return _CRASHES.get(op.name, _CRASHES.get(op.packet, frozenset()))

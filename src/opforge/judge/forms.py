@@ -20,6 +20,7 @@ _REPLAYED = 4
 """How many are replayed at once; of the others one in eight."""
 _MAX_TWISTED_BYTES = 4 << 20
 
+REPLAYS = ("replayed", "reordered")
 WORDS = {
     "transposed": "with transposed inputs",
     "strided": "with strided inputs",
@@ -35,7 +36,8 @@ WORDS = {
     "extremes": "with extreme values among the inputs",
     "duplicates": "with equal values among the inputs",
     "integer_extremes": "with extreme integers among the inputs",
-    "replay": "with new contents in the same memory",
+    "replayed": "with new contents in the same memory",
+    "reordered": "with its contents reordered in the same memory",
     "again": "the second time",
 }
 
@@ -51,7 +53,8 @@ def place(batch: Batch, op: Operator, case: CaseRow, number: int, cases: int, *,
         if number < _TWICE and not op.random:
             batch.again(first)
         if _replayable(op) and (number < _REPLAYED or case.phase is Phase.PERFORMANCE or int(case.id[-1], 16) % 8 == 0):
-            batch.replay(first)
+            for name in REPLAYS:
+                batch.replay(first, name)
         if hostile and case.phase is Phase.CORRECTNESS and sum(row[1] for row in first.inputs) <= _MAX_TWISTED_BYTES:
             values = not op.random and op.base not in UNDEFINED_CONTENTS and not defects.solves(op.packet)
             for name in choose(case.id, cases, values=values):

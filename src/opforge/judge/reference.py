@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from opforge.cases.encoding import decode
+from opforge.cases.encoding import TORCH_DTYPES, decode
 from opforge.cases.materialise import owned_copy, tensor_over, turned
 from opforge.sandbox.loader import aten_function, gradients
 
@@ -21,6 +21,7 @@ _WIDE = {
     torch.bfloat16: torch.float64,
     torch.complex64: torch.complex128,
     torch.complex32: torch.complex128,
+    **{d: torch.float64 for d in TORCH_DTYPES.values() if d.is_floating_point and d.itemsize == 1},
 }
 
 
@@ -154,10 +155,10 @@ class Exact:
             wide = widen(tensor)
             if wide.dtype not in (torch.float64, torch.complex128):
                 return wide
-            count = wide.untyped_storage().nbytes() // wide.element_size()
-            drawn = torch.rand(count, generator=generator, dtype=torch.float64).sub_(0.5).mul_(math.sqrt(12))
-            moved = wide.as_strided((count,), (1,), 0) * (1 + (eps if sign > 0 else -eps) * drawn.to(wide.device))
-            return moved.as_strided(wide.shape, wide.stride(), wide.storage_offset())  # what was one element still is
+            drawn = torch.rand(wide.shape, generator=generator, dtype=torch.float64).sub_(0.5).mul_(math.sqrt(12))
+            return wide * (
+                1 + (eps if sign > 0 else -eps) * drawn.to(wide.device)
+            )  # equal ones, expanded too, part ways
 
         return self.call.run(change).tensors
 

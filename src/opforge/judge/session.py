@@ -52,6 +52,8 @@ class _Op:
     cases: int = 1
     """How many cases it has in this job."""
     seen: int = 0
+    part: list[str] | None = None
+    """The operators that it is in truth, where it is a composite one; None before that was looked at."""
     deaths: int = 0
     derived: int = 0
     """How many of its cases had gradients, which were judged."""
@@ -152,10 +154,11 @@ class Judge:
         cases = [p.request() for p in batch.placed]
         request: dict[str, Any] = {"do": "call", "op": op.facts.name, "cases": cases}
         if op.kernel["forbidden"]:
-            listed = next((i for i, p in enumerate(batch.placed) if p.form == "again"), None)
-            if listed is not None:
+            first = batch.placed[0].call
+            op.part = bypass.only_part(op.facts, first) if op.part is None else op.part
+            request["forbidden"] = op.part
+            if (listed := next((i for i, p in enumerate(batch.placed) if p.form == "again"), None)) is not None:
                 cases[listed]["list"] = True
-                request["forbidden"] = bypass.only_part(op.facts, batch.placed[listed].call)
         return request
 
     def _breach(self, worker: KernelWorker, reply: dict[str, Any]) -> Finding | None:
@@ -193,7 +196,7 @@ class Judge:
             if not placed.form:
                 first = hearing
                 finding = self._further(op, worker, batch, placed, hearing, finding)
-            elif placed.form == "replay" and finding.outcome is Outcome.WRONG and first is not None:
+            elif placed.form in forms.REPLAYS and finding.outcome is Outcome.WRONG and first is not None:
                 finding = _stale(first, hearing) or finding
             elif placed.form == "again" and finding.passed and "calls" in reply:
                 finding = replace(finding, figures={"calls": _counted(reply["calls"])})
@@ -256,7 +259,10 @@ class Judge:
             return _FORGED
         results = bytearray(worker.bytes[self._config.in_bytes : _results_end(replies, self._config)])
         again = replace(hearing, reply=replies[0], results=results, notes=[], values=[])
-        late = f"the result was written after the call returned: right when looked at {_LINGER_S:g} s later"
+        late = (
+            f"wrong at once, right when called again and looked at {_LINGER_S:g} s later: "
+            "the result is written after the call returned, or depends on how calls follow each other"
+        )
         return Finding(Outcome.CHEATED, late) if again.finding().passed else None
 
     def _surviving(self, ask: Callable[..., Finding | None], *args: Any) -> Finding | None:

@@ -25,9 +25,9 @@ _MIN_ROUNDS = 12
 _NARROW = 0.02
 _HEARD = 3
 """Rounds, besides the last, in which a result is judged."""
-_CLOCK_SLACK_NS = 2_000_000
-_CLOCK_NOISE = 0.15
-"""How much of what a block takes beside the timed part may differ between the two sides."""
+_CLOCK_SLACK_NS = 300_000
+_CLOCK_SURE_Z = 3.3
+"""How sure the judge is that a block took longer than was said of it, before it says so: one in a thousand is wrong."""
 
 Hear = Callable[[dict[str, Any], int], Finding]
 """Judges the result of a timed call whose contents were turned by so many places."""
@@ -49,15 +49,17 @@ class _Side:
     def block(self, request: dict[str, Any]) -> dict[str, Any]:
         """Time one block and return the worker's reply."""
         began = time.perf_counter_ns()
-        reply = self.worker.ask(request, cases=len(request["turns"]))
+        stopped = self.worker.ask(request, cases=len(request["turns"]))
         outside_ns = time.perf_counter_ns() - began
-        said = reply.get("ns") if isinstance(reply, dict) else None
+        reply = self.worker.answer()
+        said = stopped.get("ns") if isinstance(stopped, dict) else None
+        if not isinstance(reply, dict):
+            raise NotRightError(Outcome.CONTRACT, "the worker's reply is not one that our harness writes")
         if not isinstance(said, int | float) or not math.isfinite(said) or said <= 0:
             raise NotRightError(Outcome.CHEATED, f"says that a timed call took {said!r} ns")
         self.times_ns.append(float(said))
         self.beside_ns.append(outside_ns - said * len(request["turns"]))
-        found: dict[str, Any] = reply
-        return found
+        return reply
 
 
 class Race:
@@ -129,17 +131,17 @@ class Race:
         if heard and self._hear is not None:
             finding = self._hear(reply.get("result") or {}, turns[show])
             if not finding.passed:
-                raise NotRightError(Outcome.CHEATED, f"an output of a timed call is not right: {finding.reason}")
+                raise NotRightError(Outcome.CHEATED, f"an output of a timed call is wrong: {finding.reason}")
 
     def _clocks_agree(self, calls: int) -> None:
-        """Refuse times that the judge's clock contradicts: a block cannot have taken much longer than was said of it."""
-        beside = statistics.median(self._aten.beside_ns)
-        unsaid = statistics.median(self._kernel.beside_ns) - beside
+        """Refuse times that the judge's clock contradicts: what a block takes beside the calls is the same on both sides."""
+        unsaid = sorted(k - a for k, a in zip(self._kernel.beside_ns, self._aten.beside_ns, strict=True))
         said = statistics.median(self._kernel.times_ns) * calls
-        if unsaid > said and unsaid > _CLOCK_SLACK_NS + _CLOCK_NOISE * beside:
+        surely, _ = median_interval(unsaid, _CLOCK_SURE_Z)
+        if surely > max(_CLOCK_SLACK_NS, said / 2):
             raise NotRightError(
                 Outcome.CHEATED,
-                f"says that {calls} calls took {said / 1e6:.3g} ms; by the judge's clock it was {(said + unsaid) / 1e6:.3g} ms",
+                f"says that {calls} calls took {said / 1e6:.3g} ms; by the judge's clock it was at least {(said + surely) / 1e6:.3g} ms",
             )
 
 

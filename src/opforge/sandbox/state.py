@@ -22,6 +22,8 @@ class GlobalState:
     default_device: str
     cudnn: tuple[bool, bool, bool]
     """Whether cuDNN is on, benchmarks, and may use TF32."""
+    modes: tuple[int, int]
+    """How many torch-function and torch-dispatch modes are switched on."""
     rng: bytes
 
     @classmethod
@@ -36,6 +38,7 @@ class GlobalState:
             torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"),
             str(_device.CURRENT_DEVICE),
             (torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32),
+            (torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()),  # noqa: SLF001
             torch.get_rng_state().numpy().tobytes(),
         )
 
@@ -49,6 +52,10 @@ class GlobalState:
 
     def restore(self) -> None:
         """Put the state back, so that the next case starts clean."""
+        while torch._C._len_torch_function_stack() > self.modes[0]:  # noqa: SLF001  # torch has no public way to do it
+            torch._C._pop_torch_function_stack()  # noqa: SLF001
+        while torch._C._len_torch_dispatch_stack() > self.modes[1]:  # noqa: SLF001
+            torch._C._pop_torch_dispatch_stack()  # noqa: SLF001
         torch.set_default_dtype(self.default_dtype)
         torch.set_num_threads(self.threads)
         torch.set_grad_enabled(self.grad_mode)

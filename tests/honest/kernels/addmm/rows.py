@@ -18,4 +18,4 @@ def addmm_kernel_impl(self, mat1, mat2, *, beta=1, alpha=1):
     product = product * alpha
     if beta != 0:
         product = self.to(inner).expand(product.shape) * beta + product
-    return product.to(self.dtype)
+    return product.to(self.dtype).contiguous()

@@ -57,5 +57,5 @@ def convolution_kernel_impl(input, weight, bias, stride, padding, dilation, tran
         product = np.zeros((len(columns), len(rows)), x.dtype)
         for k in range(rows.shape[1]):
             product += columns[:, k : k + 1] * rows[None, :, k]
-        parts.append(np.moveaxis(product.reshape(xs.shape[0], *xs.shape[2 : 2 + dims], -1), -1, 1))
+        parts.append(np.moveaxis(product.reshape(xs.shape[0], *xs.shape[2 : 2 + dims], len(rows)), -1, 1))
     return _finished(np.concatenate(parts, 1), bias, dims, input.dtype)

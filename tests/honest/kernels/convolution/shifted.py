@@ -19,7 +19,7 @@ def convolution_kernel_impl(input, weight, bias, stride, padding, dilation, tran
     wide = torch.complex128 if input.is_complex() else torch.float64 if input.is_floating_point() else input.dtype
     taps, batch = weight.shape[2:], input.shape[0]
     span = [d * (k - 1) + 1 for d, k in zip(dilation, taps, strict=True)]
-    x, w = input.to(wide).reshape(batch, groups, -1, *input.shape[2:]), weight.to(wide)
+    x, w = input.to(wide).reshape(batch, groups, input.shape[1] // groups, *input.shape[2:]), weight.to(wide)
     if transposed:
         extra = list(output_padding) * dims if len(output_padding) == 1 else list(output_padding)
         size = [(n - 1) * s + k + e for n, s, k, e in zip(input.shape[2:], stride, span, extra, strict=True)]
@@ -40,7 +40,7 @@ def convolution_kernel_impl(input, weight, bias, stride, padding, dilation, tran
         for tap in itertools.product(*map(range, taps)):
             shifted = room[(..., *_window(tap, padded, out, stride, dilation))]
             total += (shifted.unsqueeze(2) * w[(..., *tap)].reshape(1, groups, w.shape[1], -1, *[1] * dims)).sum(3)
-    result = total.reshape(batch, -1, *total.shape[3:])
+    result = total.reshape(batch, groups * total.shape[2], *total.shape[3:])
     if bias is not None:
         result = result + bias.to(wide).reshape(1, -1, *[1] * dims)
     return result.to(input.dtype).contiguous()
