@@ -18,7 +18,7 @@ from opforge.errors import CaseSyntaxError
 from opforge.judge import bypass, distribution, forms, timing
 from opforge.judge.batch import MAX_BYTES, Batch, CaseRow, Placed
 from opforge.judge.contract import Hearing
-from opforge.judge.verdict import Finding, NotRightError, Outcome
+from opforge.judge.verdict import FAULT, Finding, NotRightError, Outcome
 from opforge.judge.workers import DeathError, KernelWorker, WorkerConfig
 from opforge.ops import Form, Operator, table
 from opforge.sandbox.client import Spawner
@@ -207,11 +207,11 @@ class Judge:
     def _noted(self, batch: Batch, case: CaseRow, finding: Finding) -> Finding:
         """Add what was not looked at because ATen is at fault there."""
         notes = [
-            f"not judged {forms.WORDS[name]}: ATen's own answer is another one there, a defect of PyTorch"
+            f"not judged {forms.WORDS[name]}: ATen's own answer is another one there, {FAULT}"
             for name in batch.defects.get(case.id, ())
         ]
         if case.id in self._plain:
-            notes.append("judged as it stands only: ATen's own process dies on a hostile form of this case")
+            notes.append(f"judged as it stands only: ATen's own process dies on a hostile form of this case, {FAULT}")
         return replace(finding, notes=(*finding.notes, *notes)) if notes else finding
 
     def _further(

@@ -6,6 +6,9 @@ import enum
 from dataclasses import dataclass, field
 from typing import Any
 
+FAULT = "a defect of PyTorch"
+"""In a note: why something was not judged."""
+
 
 class Outcome(enum.StrEnum):
     """The kinds of verdict."""

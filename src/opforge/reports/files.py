@@ -56,6 +56,7 @@ def overall(manifest: dict[str, Any], summary: Summary) -> str:
             "Overloads beyond a kernel's own family that it raises on: "
             + ", ".join(f"`{op}`" for op in summary.declined),
         ]
+    lines += _asides(manifest, summary)
     if manifest["plan"]["losses"]:
         lines += [
             "",
@@ -66,6 +67,29 @@ def overall(manifest: dict[str, Any], summary: Summary) -> str:
     if manifest["plan"]["remarks"]:
         lines += ["", "## Remarks", "", *[f"- {remark}" for remark in manifest["plan"]["remarks"]]]
     return "\n".join(lines) + "\n"
+
+
+def _asides(manifest: dict[str, Any], summary: Summary) -> Iterator[str]:
+    """Yield the sections on what is worth knowing beside the verdicts."""
+    tallies = [t for _, t in sorted(summary.operators.items())]
+    hints = [(k["name"], k["hints"]) for k in manifest["plan"]["kernels"] if k.get("hints")]
+    sections = {
+        "Hints from the kernels' sources (never a verdict)": [f"`{name}`: {'; '.join(found)}" for name, found in hints],
+        "ATen operators that kernels call": [
+            f"`{t.op}`: {', '.join(f'{name} {count}×' for name, count in sorted(t.calls.items()))}"
+            for t in tallies
+            if t.calls
+        ],
+        "Judged by a tolerance of the dtype (no float64 form)": [
+            f"`{t.op}`: {t.tolerated} of {t.total} cases" for t in tallies if t.tolerated
+        ],
+        "Not judged because PyTorch is at fault": [
+            f"`{t.op}`: {note} ({count}×)" for t in tallies for note, count in sorted(t.defects.items())
+        ],
+    }
+    for title, lines in sections.items():
+        if lines:
+            yield from ("", f"## {title}", "", *[f"- {line}" for line in lines])
 
 
 def performance_text(summary: Summary) -> str:

@@ -35,6 +35,9 @@ def show(console: Console, manifest: dict[str, Any], summary: Summary) -> None:
     _show_reasons(console, [t for t in tallies if not t.right])
     if summary.declined:
         console.print(f"declined (not counted as served): {', '.join(summary.declined)}")
+    for kernel in manifest["plan"]["kernels"]:
+        if kernel.get("hints") and any(not t.right for t in tallies if t.op in kernel["ops"]):
+            console.print(f"[yellow]hint[/yellow] {escape(kernel['name'])} {escape('; '.join(kernel['hints']))}")
     for remark in manifest["plan"]["remarks"]:
         console.print(f"[yellow]note[/yellow] {escape(remark)}")
     if (losses := manifest["plan"]["losses"]) and not manifest["config"]["ops"]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from opforge.judge.verdict import Outcome
+from opforge.judge.verdict import FAULT, Outcome
 
 
 @dataclass
@@ -24,6 +24,12 @@ class OperatorTally:
     """Cases that passed because the kernel raised where ATen does."""
     speedups: list[tuple[float, float, float]] = field(default_factory=list)
     """Speedup with its interval, of each timed case."""
+    calls: dict[str, int] = field(default_factory=dict)
+    """The ATen calls that the kernel makes in one case."""
+    tolerated: int = 0
+    """Cases judged by a tolerance because the operator has no float64 form."""
+    defects: Counter[str] = field(default_factory=Counter)
+    """What was not judged because PyTorch is at fault, and how often."""
 
     @property
     def total(self) -> int:
@@ -89,6 +95,9 @@ class Summary:
         if row["verdict"] != Outcome.PASSED:
             tally.reasons[row["verdict"], row["reason"]] += 1
         tally.raised += "raised" in row
+        tally.tolerated += "rtol" in row
+        tally.calls = tally.calls or row.get("calls", {})
+        tally.defects.update(note for note in row.get("notes", ()) if FAULT in note)
         if "speedup" in row:
             tally.speedups.append((row["speedup"], row["speedup_low"], row["speedup_high"]))
 

@@ -61,6 +61,10 @@ class Traps:
             floats = any(t.is_floating_point() or t.is_complex() for t in values if isinstance(t, torch.Tensor))
             self._calls.add((name, floats))
 
+    def listing(self) -> Listing:
+        """Return a mode that counts what the kernel, and not the harness, calls."""
+        return Listing(lambda: self._inside)
+
     def watched(self, kernel: Function) -> Function:
         """Return a kernel's function such that calls from within it are told from the harness's own."""
 
@@ -100,17 +104,19 @@ def _with_tensors(args: tuple[Any, ...], tensors: frozenset[int]) -> list[Any]:
 
 
 class Listing(TorchDispatchMode):
-    """Counts the ATen calls of this thread."""
+    """Counts the ATen calls of this thread, while something holds."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # else torch imports its compiler when the first mode is made, which takes seconds
 
-    def __init__(self) -> None:
+    def __init__(self, counting: Callable[[], bool] = lambda: True) -> None:
         super().__init__()
+        self._counting = counting
         self.calls: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
-        self.calls[str(func).removeprefix("aten.").removesuffix(".default")] += 1
+        if self._counting():
+            self.calls[str(func).removeprefix("aten.").removesuffix(".default")] += 1
         return func(*args, **(kwargs or {}))

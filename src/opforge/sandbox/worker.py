@@ -28,7 +28,7 @@ from opforge.sandbox.loader import (
 )
 from opforge.sandbox.state import GlobalState
 from opforge.sandbox.tampering import Seals
-from opforge.sandbox.traps import Listing, Traps
+from opforge.sandbox.traps import Traps
 from opforge.sandbox.wire import Channel
 
 COUNTER = struct.Struct("<Q")
@@ -145,7 +145,7 @@ class Worker:
             inputs.append(made)
             return made
 
-        listing = Listing() if case.get("list") else None
+        listing = self._traps.listing() if case.get("list") else None
         try:  # making the arguments too: on a GPU an earlier call may have ruined the context
             args, kwargs = decode(case["args"], tensor), {n: decode(v, tensor) for n, v in case["kwargs"].items()}
             geometry = [(t.shape, t.stride(), t.storage_offset()) for t in inputs]
