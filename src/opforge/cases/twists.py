@@ -6,7 +6,6 @@ out. What lies in memory between and around the elements of a twisted tensor is 
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,12 +29,7 @@ class Inputs:
     pointwise: bool = False
     indexes: bool = False
     """Whether integers among them may be positions, which must stay in range."""
-    seed: str = ""
-
-    def chooser(self, what: str) -> torch.Generator:
-        """Return a generator that draws the same in every process."""
-        digest = hashlib.blake2b(f"{self.seed}:{what}".encode(), digest_size=7).digest()
-        return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
+    seed: int = 0
 
 
 Twist = Callable[[Inputs], "list[torch.Tensor] | None"]
@@ -115,7 +109,7 @@ def _zero_dim(inputs: Inputs) -> list[torch.Tensor] | None:
     return [t.reshape(-1)[0].clone() if t.dim() else t for t in inputs.tensors]
 
 
-def _values(choose: Callable[[torch.dtype], Sequence[float]], share: float = 0.25) -> Twist:
+def _values(choose: Callable[[torch.dtype], Sequence[float]], every: int = 4) -> Twist:
     """Make a twist that puts some values into the memory of floating-point inputs."""
 
     def twist(inputs: Inputs) -> list[torch.Tensor] | None:
@@ -123,35 +117,21 @@ def _values(choose: Callable[[torch.dtype], Sequence[float]], share: float = 0.2
         for i, t in enumerate(inputs.tensors):
             if i in inputs.blank or not t.numel() or not (t.is_floating_point() or t.is_complex()):
                 continue
-            made[i] = _with_values(t, choose(t.dtype), share, inputs.chooser(f"{i}"))
+            made[i] = _with_values(t, choose(t.dtype), every, inputs.seed + i)
             changed = True
         return made if changed else None
 
     return twist
 
 
-def _with_values(t: torch.Tensor, values: Sequence[float], share: float, generator: torch.Generator) -> torch.Tensor:
-    """Return a copy in which a share of the elements, and at least one, hold the given values in turn."""
+def _with_values(t: torch.Tensor, values: Sequence[float], every: int, start: int) -> torch.Tensor:
+    """Return a copy in which every so many elements of memory, and one that is surely looked at, hold the values in turn."""
     copy = owned_copy(t)
-    storage = copy.untyped_storage().nbytes() // copy.element_size()
-    flat = copy.as_strided((storage,), (1,), 0)
-    chosen = torch.rand(storage, generator=generator) < share
-    seen = torch.randint(t.numel(), (1,), generator=generator)
-    place = t.storage_offset() + sum(
-        int(seen // _steps(t.shape, d) % size) * step
-        for d, (size, step) in enumerate(zip(t.shape, t.stride(), strict=True))
-    )
-    chosen[place] = True
-    places = chosen.nonzero().squeeze(1)
-    flat[places] = torch.tensor(values, dtype=torch.float64)[torch.arange(len(places)) % len(values)].to(t.dtype)
+    flat = copy.as_strided((copy.untyped_storage().nbytes() // copy.element_size(),), (1,), 0)
+    for number, value in enumerate(values):
+        flat[start % every + number * every :: every * len(values)] = value
+    flat[t.storage_offset()] = values[start % len(values)]
     return copy
-
-
-def _steps(shape: Sequence[int], dim: int) -> int:
-    steps = 1
-    for size in shape[dim + 1 :]:
-        steps *= size
-    return steps
 
 
 def _denormals(dtype: torch.dtype) -> Sequence[float]:
@@ -183,7 +163,8 @@ def _duplicates(inputs: Inputs) -> list[torch.Tensor] | None:
         copy = owned_copy(t)
         flat = copy.as_strided((copy.untyped_storage().nbytes() // copy.element_size(),), (1,), 0)
         few = flat[:: max(1, len(flat) // 3)][:3].clone()
-        flat.copy_(few[torch.randint(len(few), (len(flat),), generator=inputs.chooser(f"{i}"))])
+        generator = torch.Generator().manual_seed(inputs.seed + i)
+        flat.copy_(few[torch.randint(len(few), (len(flat),), generator=generator)])
         made[i], changed = copy, True
     return made if changed else None
 
@@ -216,7 +197,7 @@ LAYOUTS: dict[str, Twist] = {
 VALUES: dict[str, Twist] = {
     "nan": _values(lambda _: (float("nan"),)),
     "inf": _values(lambda _: (float("inf"), float("-inf"))),
-    "negative_zero": _values(lambda _: (-0.0, 0.0), share=0.5),
+    "negative_zero": _values(lambda _: (-0.0, 0.0), every=2),
     "denormals": _values(_denormals),
     "extremes": _extremes,
     "duplicates": _duplicates,
@@ -252,19 +233,16 @@ def _changed(t: torch.Tensor, factor: float) -> torch.Tensor:
     return copy
 
 
-def choose(case_id: str, cases: int, *, values: bool) -> list[str]:
-    """Return the twists that a case is tried with: another pair for each, and all of them over the cases of an operator."""
-    layouts, hurting = _order(LAYOUTS, case_id), _order(VALUES, case_id) if values else []
-    return [*layouts[: _count(len(layouts), cases)], *hurting[: _count(len(hurting), cases)]]
+def choose(number: int, cases: int, *, values: bool) -> list[str]:
+    """Return the twists that a case is tried with, by a number of its own: over the cases of an operator all of them."""
+    chosen: list[str] = []
+    for kinds in (_LAYOUT_NAMES, _VALUE_NAMES if values else ()):
+        count = min(len(kinds), max(1, -(-_TIMES * len(kinds) // max(cases, 1))))
+        chosen += [kinds[(number + i) % len(kinds)] for i in range(count) if kinds]
+        number //= len(_LAYOUT_NAMES)
+    return chosen
 
 
-def _order(kinds: dict[str, Twist], case_id: str) -> list[str]:
-    return sorted(kinds, key=lambda kind: hashlib.blake2b(f"{case_id}:{kind}".encode(), digest_size=8).digest())
-
-
+_LAYOUT_NAMES, _VALUE_NAMES = tuple(LAYOUTS), tuple(VALUES)
 _TIMES = 3
-"""How often each twist is tried over the cases of an operator, at least and on average."""
-
-
-def _count(kinds: int, cases: int) -> int:
-    return min(kinds, max(1, -(-_TIMES * kinds // max(cases, 1))))
+"""How often each twist is tried over the cases of an operator, on average and where it has few."""

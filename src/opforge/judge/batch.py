@@ -108,9 +108,9 @@ class Batch:
         """Run a case that was just placed a second time."""
         self.placed.append(replace(first, form="again"))
 
-    def twist(self, first: Placed, name: str) -> bool:
+    def twist(self, first: Placed, inputs: Inputs, name: str) -> bool:
         """Place a hostile form of a case, unless there is none, ATen does not take it, or no room is left."""
-        tensors = TWISTS[name](self._inputs(first))
+        tensors = TWISTS[name](inputs)
         if tensors is None or (call := self._other(first, tensors)) is None:
             return False
         answer = call.run()
@@ -122,9 +122,9 @@ class Batch:
         self.placed.append(Placed(first.case, call, list(_rows([call.args, call.kwargs])), answer, name))
         return True
 
-    def replay(self, first: Placed, name: str) -> bool:
+    def replay(self, first: Placed, inputs: Inputs, name: str) -> bool:
         """Place a case with other contents, or in another order, that the worker puts into the same tensors after a first call."""
-        tensors = changed_contents(self._inputs(first), reordered=name == "reordered")
+        tensors = changed_contents(inputs, reordered=name == "reordered")
         if tensors is None or (call := self._other(first, tensors)) is None:
             return False
         answer = call.run()
@@ -135,7 +135,8 @@ class Batch:
         self.placed.append(Placed(first.case, call, rows, answer, name, begin_at))
         return True
 
-    def _inputs(self, first: Placed) -> Inputs:
+    def inputs(self, first: Placed) -> Inputs:
+        """Return the tensors of a case that was placed, to be twisted."""
         tensors = tuple(tensor_over(self._buffer, row) for row in first.inputs)
         written = frozenset(written_tensors(self._op, first.call))
         pointwise = "pointwise" in self._op.tags
@@ -145,7 +146,7 @@ class Batch:
             written if self._op.form is Form.OUT else frozenset(),
             pointwise,
             indexes=not pointwise and len(tensors) > 1,
-            seed=first.case.id,
+            seed=int(first.case.id[:12], 16),
         )
 
     def _other(self, first: Placed, tensors: list[torch.Tensor]) -> Call | None:
@@ -153,15 +154,15 @@ class Batch:
         need = sum(_aligned(t.untyped_storage().nbytes()) for t in tensors)
         if self.used + need > min(len(self._buffer), self._capacity):
             return None
-        args, kwargs = json.loads(json.dumps([first.call.args, first.call.kwargs]))
-        for row, tensor in zip(_rows([args, kwargs]), tensors, strict=True):
+        rows: list[list[Any]] = []
+        for row, tensor in zip(first.inputs, tensors, strict=True):
             contents = _storage(tensor)
             at = self.used
             self._buffer[at : at + len(contents)] = contents
-            row[:] = [
-                at, len(contents), row[2], list(tensor.shape), list(tensor.stride()), tensor.storage_offset(), row[6],
-            ]  # fmt: skip
+            geometry = [list(tensor.shape), list(tensor.stride()), tensor.storage_offset()]
+            rows.append([at, len(contents), row[2], *geometry, row[6]])
             self.used = at + _aligned(len(contents))
+        args, kwargs = _with_rows([first.call.args, first.call.kwargs], iter(rows))
         return self._call(args, kwargs, first.call.seed)
 
     def _call(self, args: Any, kwargs: dict[str, Any], seed: int | None) -> Call:
@@ -214,6 +215,17 @@ def _storage(tensor: torch.Tensor) -> Bytes:
     nbytes = tensor.untyped_storage().nbytes()
     contents: Bytes = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage(), 0, (nbytes,), (1,)).numpy()
     return contents
+
+
+def _with_rows(tree: Any, rows: Iterator[list[Any]]) -> Any:
+    """Return a copy of a JSON tree with other rows for its tensors, in the order in which ``decode`` meets them."""
+    if isinstance(tree, list):
+        return [_with_rows(value, rows) for value in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if "T" in tree and isinstance(tree["T"], list):
+        return {"T": next(rows)}
+    return {name: _with_rows(value, rows) for name, value in tree.items()}
 
 
 def _rows(tree: Any) -> Iterable[list[Any]]:

@@ -229,7 +229,6 @@ class Hearing:
     def _comparison(self, what: str, kernel: torch.Tensor, aten: torch.Tensor, index: int) -> Comparison:
         return Comparison(kernel, aten, self.exact, index, what, self._reduction(aten), self._infinite)
 
-    @cached_property
     def _infinite(self) -> bool:
         """Whether inputs hold infinities and no NaN, and the operator combines elements."""
         if "pointwise" in self.op.tags:
