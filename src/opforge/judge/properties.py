@@ -16,6 +16,11 @@ UNDEFINED_CONTENTS = frozenset({
 PARTLY_UNDEFINED = frozenset({"_ctc_loss"})
 """Bases that leave part of a result uninitialised and never give NaN elsewhere in it (``log_alpha`` beyond each target's length)."""
 
+LAYOUT_IS_INPUT = frozenset(
+    {"as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter", "_reshape_alias", "set_"}
+)
+"""Bases whose answer is about memory and not about elements, so that it is another one in another layout."""
+
 WRITES_UNSAID = frozenset({
     "native_batch_norm", "batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_impl_index", "instance_norm",
 })  # fmt: skip

@@ -7,6 +7,7 @@ operator that ends in it. It notes the call and passes it on to ATen.
 from __future__ import annotations
 
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -54,7 +55,9 @@ class Traps:
             self._note(qualified, [*args, *kwargs.values()])
             return original.call_boxed(keys, *_with_tensors(args, tensors), **kwargs)
 
-        self._library.impl(qualified, trap, key)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that something was there before is the point
+            self._library.impl(qualified, trap, key)
 
     def _note(self, name: str, values: list[Any]) -> None:
         if self._inside or threading.get_ident() != self._main:

@@ -1,0 +1,93 @@
+"""Hostile forms keep what they say they keep, change what they say they change, and are all tried."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from opforge.cases.twists import LAYOUTS, SAME_ELEMENTS, TWISTS, VALUES, Inputs, changed_contents, choose
+
+
+def inputs(*tensors: torch.Tensor, **facts: object) -> Inputs:
+    return Inputs(tensors, **facts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", sorted(SAME_ELEMENTS))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.int64, torch.bool])
+def test_a_layout_keeps_elements_and_changes_where_they_lie(name, dtype):
+    tensor = torch.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5).to(dtype)
+    (twisted,) = TWISTS[name](inputs(tensor))
+    assert torch.equal(twisted, tensor)
+    assert (twisted.stride(), twisted.storage_offset()) != (tensor.stride(), tensor.storage_offset())
+
+
+@pytest.mark.parametrize("name", ["strided", "offset"])
+def test_what_lies_around_the_elements_is_poison(name):
+    (twisted,) = TWISTS[name](inputs(torch.ones(6)))
+    whole = twisted.as_strided((twisted.untyped_storage().nbytes() // 4,), (1,), 0)
+    assert whole.isnan().sum() == len(whole) - 6
+
+
+def test_expanded_leaves_alone_what_is_written_and_what_may_be_a_position():
+    tensor, index = torch.randn(3, 4), torch.arange(4)
+    made = TWISTS["expanded"](inputs(tensor, index, tensor.clone(), written=frozenset({2})))
+    assert made[0].stride() == (0, 1)
+    assert made[1] is index
+    assert made[2].stride() == (4, 1)
+
+
+def test_empty_and_zero_dim():
+    left, right = torch.randn(3, 4), torch.randn(3, 2)
+    assert [t.shape for t in TWISTS["empty"](inputs(left, right))] == [(0, 4), (0, 2)]
+    assert [t.shape for t in TWISTS["zero_dim"](inputs(left, right))] == [(), ()]
+    assert TWISTS["zero_dim"](inputs(torch.empty(0))) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "hurts"),
+    [
+        ("nan", lambda t: t.isnan()),
+        ("inf", lambda t: t.isinf()),
+        ("negative_zero", lambda t: (t == 0) & t.signbit()),
+        ("denormals", lambda t: (t != 0) & (t.abs() < torch.finfo(t.dtype).smallest_normal)),
+        ("extremes", lambda t: t.abs() >= torch.finfo(t.dtype).max / 4),
+    ],
+)
+@pytest.mark.parametrize("layout", [lambda t: t, lambda t: t[1:, ::2], lambda t: t[:1, :1].expand(3, 5)])
+def test_values_that_hurt_are_where_they_are_seen(name, hurts, layout):
+    tensor = layout(torch.randn(6, 6))
+    (twisted,) = TWISTS[name](inputs(tensor, pointwise=True))
+    assert hurts(twisted).any()
+    assert (twisted.shape, twisted.stride()) == (tensor.shape, tensor.stride())
+    assert TWISTS[name](inputs(tensor, blank=frozenset({0}))) is None
+
+
+def test_extremes_of_sums_stay_in_range_in_any_order():
+    (twisted,) = TWISTS["extremes"](inputs(torch.randn(100)))
+    assert torch.isfinite(twisted.square().sum())
+
+
+def test_duplicates_are_values_that_were_there():
+    tensor = torch.randn(50)
+    (twisted,) = TWISTS["duplicates"](inputs(tensor))
+    assert len(twisted.unique()) <= 3
+    assert set(twisted.tolist()) <= set(tensor.tolist())
+
+
+@pytest.mark.parametrize("reordered", [False, True])
+def test_changed_contents_keep_first_and_last(reordered):
+    tensor, index = torch.randn(4, 5), torch.arange(4)
+    made, kept = changed_contents(inputs(tensor, index, indexes=True), reordered=reordered)
+    assert not torch.equal(made, tensor)
+    assert (made[0, 0], made[-1, -1]) == (tensor[0, 0], tensor[-1, -1])
+    assert kept is index
+    assert torch.equal(made.sum(), tensor.sum()) or torch.isclose(made.sum(), tensor.sum()) == reordered
+
+
+def test_over_some_cases_every_twist_is_tried():
+    assert set(choose(5, 1, values=True)) == set(TWISTS)
+    assert set(choose(5, 1, values=False)) == set(LAYOUTS)
+    pair = choose(123456789, 1000, values=True)
+    assert [pair[0] in LAYOUTS, pair[1] in VALUES, len(pair)] == [True, True, 2]
+    seen = {name for number in range(49) for name in choose(number, 49, values=True)}
+    assert seen == set(TWISTS)
