@@ -81,6 +81,11 @@ class Hearing:
         if changes := self.reply.get("state"):
             raise NotRightError(Outcome.CONTRACT, f"changed global state: {'; '.join(map(str, changes))}")
         self._inputs_left_alone()
+        if self.reply.get("late"):
+            raise NotRightError(
+                Outcome.CHEATED,
+                "its result was not there after the call returned: another stream was still at work on it",
+            )
         if self.reply.get("changed_later"):
             raise NotRightError(
                 Outcome.CONTRACT,

@@ -13,7 +13,7 @@ from time import perf_counter_ns, sleep  # bound before any kernel is loaded
 from typing import Any
 
 import torch
-from torch.cuda import synchronize
+from torch.cuda import _sleep, synchronize
 
 from opforge.cases.encoding import SHORT_DTYPES, decode
 from opforge.cases.materialise import flat_bytes, flat_storage, owned_copy, tensor_over, turned
@@ -34,6 +34,7 @@ from opforge.sandbox.wire import Channel
 COUNTER = struct.Struct("<Q")
 """At the start of the arena: the index of the case being run, so that a death can be laid to the right one."""
 ALIGN = 64
+_STREAM_PAUSE_CYCLES = 2_000_000
 _HELD = 8
 _HELD_BYTES = 4 << 20
 
@@ -155,10 +156,13 @@ class Worker:
                 torch.manual_seed(case["seed"])
             with listing or contextlib.nullcontext():
                 result = function(*args, **kwargs)
+            early = self._early(result) if "begin_at" in case else []
             if "linger_s" in case:
                 sleep(case["linger_s"])
             self._wait()
             reply: dict[str, Any] = {"returned": self._describe(result, inputs)}
+            if any(not torch.equal(flat_bytes(then), flat_bytes(now)) for now, then in early):
+                reply["late"] = True
         except SystemExit as error:
             return {"exited": repr(error.code)}
         except BaseException as error:  # noqa: BLE001  # the border: whatever a kernel raises is its verdict
@@ -191,11 +195,18 @@ class Worker:
             if flat.numel():
                 flat.copy_(torch.frombuffer(self._arena, dtype=torch.uint8, count=flat.numel(), offset=at))
         function(*args, **kwargs)
+        if self._device.type == "cuda":
+            _sleep(_STREAM_PAUSE_CYCLES)  # so that a stream which does not wait for this one reads the old contents
         for flat, contents, tensor, (offset, shape, strides) in zip(flats, own, inputs, geometry, strict=True):
             if (tensor.storage_offset(), tensor.shape, tensor.stride()) != (offset, shape, strides):
                 tensor.set_(contents.untyped_storage(), offset, shape, strides)  # one that resizes what it writes to
             else:
                 flat.copy_(contents)
+
+    def _early(self, result: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return results on a GPU beside copies as the current stream finds them: what another stream still does is not in those."""
+        found = result if isinstance(result, list | tuple) else [result]
+        return [(t, t.clone()) for t in found if isinstance(t, torch.Tensor) and t.is_cuda]
 
     def _hold(self, reply: dict[str, Any], result: Any, inputs: list[torch.Tensor]) -> None:
         """Keep a few results, to see whether later calls or threads change them."""
