@@ -45,7 +45,14 @@ def gradients(function: Function, args: Any, kwargs: dict[str, Any], inputs: lis
         if not outputs:
             raise NotImplementedError("no result wants a gradient")
         flowing = [_flowing(t) for t in outputs]
-        return list(torch.autograd.grad(outputs, wanted, flowing, allow_unused=True))
+        return [_with_memory(t) for t in torch.autograd.grad(outputs, wanted, flowing, allow_unused=True)]
+
+
+def _with_memory(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """Return a gradient as one that can be looked at: torch knows of zeros without memory."""
+    if gradient is None or not torch._is_zerotensor(gradient):  # noqa: SLF001  # torch has no public test for it
+        return gradient
+    return torch.zeros(gradient.shape, dtype=gradient.dtype, device=gradient.device)
 
 
 def _flowing(result: torch.Tensor) -> torch.Tensor:
