@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from opforge.judge import distribution, timing
 from opforge.judge.batch import MAX_BYTES, MAX_CASES, Batch, CaseRow, Placed
 from opforge.judge.contract import Hearing
 from opforge.judge.reference import Answer
-from opforge.judge.verdict import Finding, Outcome
+from opforge.judge.verdict import REJECTED, Finding, Outcome
 from opforge.judge.workers import DeathError, KernelWorker, WorkerConfig
 from opforge.ops import Operator, table
 from opforge.sandbox.client import Spawner
@@ -31,6 +31,8 @@ _MAX_DEATHS = 3
 _TWICE = 2
 """How many cases of an operator are run twice, to see the same answer."""
 _LOAD_LIMIT_S = 120.0
+_FIRST_BATCHES = (8, 32)
+"""Sizes of the first batches of a job that ends with its first rejection: most mutants fall in the first."""
 
 
 def serve(config: dict[str, Any], fds: list[int]) -> None:
@@ -49,7 +51,14 @@ class _Op:
     facts: Operator
     required: bool
     kernel: dict[str, Any]
+    until_rejected: bool = False
+    """Whether the first rejection is all that is asked for."""
+    rejected: bool = False
     deaths: int = 0
+
+    @property
+    def settled(self) -> bool:
+        return self.until_rejected and self.rejected
 
 
 class Judge:
@@ -63,6 +72,7 @@ class Judge:
         self._blobs = blobs
         self._buffer: Bytes = np.zeros(MAX_BYTES + (1 << 20), np.uint8)
         self._worker: KernelWorker | None = None
+        self._loaded: dict[str, Any] = {}
         self._baseline: KernelWorker | None = None
         self._broken: Finding | None = None
 
@@ -74,16 +84,18 @@ class Judge:
                 facts = table().get(part["op"])
                 if facts is None:
                     raise ValueError(f"the job names an unknown operator {part['op']!r}")
-                op = _Op(facts, part["required"], job["kernel"])
+                op = _Op(facts, part["required"], job["kernel"], job.get("until") == "rejected")
                 cases = [CaseRow.from_wire(row) for row in part["cases"]]
                 self._judge(op, cases, job["batch"])
         finally:
-            self._end_worker()
+            if "mutant" not in job["kernel"]:  # mutants are our own code, and may follow one another in a process
+                self._end_worker()
 
     def _judge(self, op: _Op, cases: list[CaseRow], batch_size: int) -> None:
         waiting = deque(cases)
-        fresh = batch_size > 1
-        while waiting:
+        fresh = batch_size > 1 and not op.until_rejected
+        sizes = iter(_FIRST_BATCHES if op.until_rejected else ())
+        while waiting and not op.settled:
             if op.deaths >= _MAX_DEATHS and self._broken is None:
                 self._emit(op, [(case, _not_run(op)) for case in waiting])
                 return
@@ -91,7 +103,7 @@ class Judge:
             if worker is None or self._broken is not None:
                 self._emit(op, [(case, self._broken or _not_run(op)) for case in waiting])
                 return
-            batch, refused = self._fill(op, waiting, batch_size, twice=fresh)
+            batch, refused = self._fill(op, waiting, min(batch_size, next(sizes, batch_size)), twice=fresh)
             fresh = False
             self._emit(op, refused)
             if batch.placed:
@@ -141,7 +153,7 @@ class Judge:
         if self._worker is None:  # lost while it was timed or drawn from
             self._emit(op, findings)
             return
-        if strays := worker.orphans():
+        if strays := 0 if "mutant" in op.kernel else worker.orphans():
             breach = Finding(Outcome.CONTRACT, f"left {strays} process(es) running that it had started and cut loose")
             findings = [(case, breach if finding.passed else finding) for case, finding in findings]
         worker.release(batch.used)
@@ -176,6 +188,8 @@ class Judge:
                 inputs,
             )
             finding = hearing.finding()
+            if "mutant" in op.kernel:
+                finding = replace(finding, figures={**finding.figures, "mutant": str(reply.get("mutant", ""))})
             if finding.passed and self._worker is None and (op.facts.random or placed.case.phase is Phase.PERFORMANCE):
                 finding = Finding(
                     Outcome.CRASHED, "not looked at further: the kernel's process was lost on a case before it"
@@ -250,9 +264,10 @@ class Judge:
 
     def _ready_worker(self, kernel: dict[str, Any]) -> KernelWorker | None:
         """Return a worker with the kernel loaded; None, with the reason kept, when it cannot be loaded."""
-        if self._worker is not None or self._broken is not None:
+        if self._broken is not None or (self._worker is not None and self._loaded == kernel):
             return self._worker
-        worker = KernelWorker(self._spawner, self._config)
+        worker = self._worker or KernelWorker(self._spawner, self._config)
+        self._worker = None
         try:
             reply = worker.ask({"do": "load", "kernel": kernel}, timeout_s=max(_LOAD_LIMIT_S, self._config.timeout_s))
         except DeathError as death:
@@ -268,7 +283,7 @@ class Judge:
             worker.close()
             self._broken = Finding(Outcome.ERROR, f"cannot be loaded: {reply['error']}")
             return None
-        self._worker = worker
+        self._worker, self._loaded = worker, kernel
         return worker
 
     def _end_worker(self) -> None:
@@ -277,6 +292,7 @@ class Judge:
             self._worker = None
 
     def _emit(self, op: _Op, findings: list[tuple[CaseRow, Finding]]) -> None:
+        op.rejected |= any(finding.outcome in REJECTED for _, finding in findings)
         if findings:
             rows = [{"id": case.id, "phase": case.phase.value, **finding.row()} for case, finding in findings]
             self._channel.send({"op": op.facts.name, "verdicts": rows})

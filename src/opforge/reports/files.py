@@ -23,7 +23,9 @@ def write_all(path: Path, summary: Summary) -> None:
     write_atomically(path / SUMMARY, overall(manifest, summary))
     _write_table(path / TABLE, summary)
     _write_json_rows(path / FAILED, (row for row in read_rows(path) if row["verdict"] != Outcome.PASSED))
-    _write_json_rows(path / FULL, read_rows(path))
+    weak = summary.weak
+    marked = (row | {"weak_to": weak[row["op"]]} if row["op"] in weak else row for row in read_rows(path))
+    _write_json_rows(path / FULL, marked)
 
 
 def overall(manifest: dict[str, Any], summary: Summary) -> str:
@@ -56,6 +58,9 @@ def overall(manifest: dict[str, Any], summary: Summary) -> str:
             "Overloads beyond a kernel's own family that it raises on: "
             + ", ".join(f"`{op}`" for op in summary.declined),
         ]
+    if weak := summary.weak_judged:
+        lines += ["", "## Weak cases", "", weak_text(summary), ""]
+        lines += [f"- `{op}`: {', '.join(mutants)}" for op, mutants in sorted(weak.items())]
     if manifest["plan"]["losses"]:
         lines += [
             "",
@@ -66,6 +71,14 @@ def overall(manifest: dict[str, Any], summary: Summary) -> str:
     if manifest["plan"]["remarks"]:
         lines += ["", "## Remarks", "", *[f"- {remark}" for remark in manifest["plan"]["remarks"]]]
     return "\n".join(lines) + "\n"
+
+
+def weak_text(summary: Summary) -> str:
+    """Say how many judged operators have cases that let mutants through."""
+    return (
+        f"{len(summary.weak_judged)} of {len(summary.judged)} judged operators have cases that let mutants of ATen through, "
+        "so that passing them says less; see `opforge strength`."
+    )
 
 
 def performance_text(summary: Summary) -> str:

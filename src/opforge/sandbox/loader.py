@@ -13,6 +13,7 @@ import torch
 
 from opforge.ops import Operator, table
 from opforge.sandbox.adapters import adapt
+from opforge.sandbox.mutants import Mutated
 
 Function = Callable[..., Any]
 
@@ -35,14 +36,27 @@ class LoadedKernel:
         self._primary = table().get(description["primary"])
         file = description["file"]
         self._function = None if file is None else _entry(Path(file), description["entries"])
+        self._mutant: str = description.get("mutant", "")
+        self._mutated: dict[str, Mutated] = {}
 
     def callable_for(self, op: str) -> Function:
+        if self._mutant:
+            return self._mutated_for(op)
         if self._function is None:
             return aten_function(op)
         wanted = table().get(op)
         if wanted is None or self._primary is None:
             return self._function
         return adapt(self._function, wanted, implements=self._primary)
+
+    def _mutated_for(self, op: str) -> Mutated:
+        """Return the mutant of an operator, one and the same for all batches: it remembers what it has shown."""
+        if op not in self._mutated:
+            facts = table().get(op)
+            if facts is None:
+                raise NotImplementedError(f"{op} has no schema to make a mutant by")
+            self._mutated[op] = Mutated(facts, aten_function(op), self._mutant)
+        return self._mutated[op]
 
 
 def operator(op: str) -> Operator | None:

@@ -85,6 +85,8 @@ class Worker:
         for index, case in enumerate(cases):
             COUNTER.pack_into(self._arena, 0, index)
             result = self._call(function, case, own)
+            if seen := getattr(function, "seen", ""):  # only our mutants have it
+                result["mutant"] = seen
             after = GlobalState.now()
             if changes := after.changes_since(state, rng=not (facts and facts.random)):
                 result["state"] = changes
