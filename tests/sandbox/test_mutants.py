@@ -78,7 +78,9 @@ def test_strides_and_offset_are_ignored():
 
 def test_first_row_and_swapped():
     rows = torch.arange(4.0).view(2, 2)
-    assert mutated("abs.default", "first_row")(rows).tolist() == [[0, 1], [0, 1]]
+    result = mutated("abs.default", "first_row")(rows)
+    assert result.tolist() == [[0, 1], [0, 1]]
+    assert result.stride() == (2, 1)
     assert mutated("sub.Tensor", "swapped")(vector(5.0), vector(3.0)).tolist() == [-2.0]
     target = vector(5.0)
     assert mutated("sub_.Tensor", "swapped")(target, vector(3.0)) is target

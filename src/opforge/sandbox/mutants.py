@@ -103,7 +103,7 @@ def _fresh(truth: Any, value: Any, inputs: list[torch.Tensor]) -> Any:
         return value if type(value) is type(truth) else truth
     if shares_storage(truth, inputs):  # a view, which only another view of the same memory can replace
         return value if shares_storage(value, [truth]) else truth
-    return value
+    return truth if value is truth else _placed(truth, value)
 
 
 def install(result: Any, truth: Answer, answer: Answer) -> Any:
@@ -111,13 +111,11 @@ def install(result: Any, truth: Answer, answer: Answer) -> Any:
     for target, value in zip(truth.written, answer.written, strict=True):
         if value is not target:
             target.copy_(value)
-    fresh = iter([_placed(t, v) for t, v in zip(truth.fresh, answer.fresh, strict=True)])
-    return _rebuilt(result, truth.written, fresh)
+    return _rebuilt(result, truth.written, iter(answer.fresh))
 
 
-def _placed(truth: Any, value: Any) -> Any:
-    if value is truth or not isinstance(value, torch.Tensor) or shares_storage(value, [truth]):
-        return value
+def _placed(truth: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Return a value in new memory, laid out as ATen's."""
     if value.shape != truth.shape or value.dtype != truth.dtype:
         return value.clone()
     return torch.empty_like(truth).copy_(value)
