@@ -31,7 +31,7 @@ _MAX_DEATHS = 3
 _TWICE = 2
 """How many cases of an operator are run twice, to see the same answer."""
 _LOAD_LIMIT_S = 120.0
-_FIRST_BATCHES = (8, 32)
+_FIRST_BATCHES = (4, 24)
 """Sizes of the first batches of a job that ends with its first rejection: most mutants fall in the first."""
 
 
@@ -202,6 +202,8 @@ class Judge:
             if finding.passed and placed.case.phase is Phase.PERFORMANCE:
                 finding = self._surviving(self._race, op, worker, batch, placed, finding) or finding
             findings.append((placed.case, finding))
+            if op.until_rejected and finding.outcome in REJECTED:
+                break
         return findings
 
     def _surviving(self, ask: Callable[..., Finding | None], *args: Any) -> Finding | None:

@@ -18,7 +18,7 @@ from opforge.sandbox.mutations import mutation, shares_storage
 from opforge.sandbox.trial import Answer, Function, Trial, answer_of, copy_arguments
 from opforge.sandbox.witnesses import witnesses
 
-_PROBES = 12
+_PROBES = 40
 """Cases on which witnesses are tried before a mutant is held to be right there."""
 _STEPS = 4
 """Rounding steps within which two numbers are the same: those of another order of summing, say."""
@@ -83,8 +83,8 @@ class Mutated:
     def _probe(self, trial: Trial) -> None:
         if self._probes <= 0:
             return
+        self._probes -= 1
         for witness in witnesses(trial, self._name):
-            self._probes -= 1
             if self._wrong(witness) is not None:
                 self.seen = Seen.SAME
                 return

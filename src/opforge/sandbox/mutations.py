@@ -147,17 +147,16 @@ def _without_inf(flat: torch.Tensor) -> torch.Tensor:
 
 def as_contiguous(tensor: torch.Tensor) -> torch.Tensor:
     """Return what a kernel reads that takes a tensor's memory for contiguous, from its own offset on."""
-    return _reread(tensor, contiguous_strides(tuple(tensor.shape)), tensor.storage_offset())
+    strides = contiguous_strides(tuple(tensor.shape))
+    return tensor if tensor.is_contiguous() else _reread(tensor, strides, tensor.storage_offset())
 
 
 def without_offset(tensor: torch.Tensor) -> torch.Tensor:
     """Return what a kernel reads that begins at the start of the storage."""
-    return _reread(tensor, tensor.stride(), 0)
+    return _reread(tensor, tensor.stride(), 0) if tensor.storage_offset() else tensor
 
 
 def _reread(tensor: torch.Tensor, strides: tuple[int, ...], offset: int) -> torch.Tensor:
-    if tensor.numel() <= 1 and offset == tensor.storage_offset():
-        return tensor
     count = tensor.untyped_storage().nbytes() // tensor.element_size()
     last = sum((size - 1) * step for size, step in zip(tensor.shape, strides, strict=True))
     if tensor.numel() == 0 or offset + last < count:
