@@ -77,6 +77,26 @@ def test_what_is_right_is_not_counted(measure_tiny):
     assert strength.traces["add.Tensor", "ignored:alpha"].survived
 
 
+def test_the_way_in_which_mutants_are_made_is_not_what_kills_them(measure_tiny, monkeypatch):
+    monkeypatch.setattr("opforge.runs.strength.mutants_of", lambda _op: ["control"])
+    cases = {
+        "relu.default": BETTER,
+        "relu_.default": BETTER,
+        "abs.out": ["((T([3, 4], f32),), {'out': T([0], f32)})", "((T([3], f32),), {'out': T([3], f32, stride=(2,))})"],
+        "transpose.int": ["((T([3, 4], f32), 0, 1), {})"],
+        "split.Tensor": ["((T([6, 2], f32), 2), {})"],
+        "topk.default": ["((T([6, 2], bf16), 1), {})"],
+        "equal.default": ["((T([2], f32), T([2], f32)), {})"],
+        "_foreach_add_.Scalar": ["(([T([3], f32), T([2, 2], f32)], 2), {})"],
+        "bernoulli.default": ["((T([64], f32, low=0.1, high=0.9),), {})"],
+        "dropout.default": ["((T([64], f32), 0.5, False), {})"],
+    }
+    strength = measure_tiny(cases)
+    assert {op: (t.killed, t.passed) for (op, _), t in strength.traces.items()} == {
+        op: ("", len(texts)) for op, texts in cases.items()
+    }
+
+
 def test_the_first_rejection_is_enough(measure_tiny):
     strength = measure_tiny({"relu.default": [f"((T([{n}, 3], f32),), {{}})" for n in range(2, 100)]})
     assert strength.traces["relu.default", "zeros"].passed == 0
