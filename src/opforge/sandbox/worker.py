@@ -15,6 +15,7 @@ import torch
 from opforge.cases.encoding import SHORT_DTYPES, decode
 from opforge.cases.materialise import flat_bytes, owned_copy, tensor_over
 from opforge.sandbox.loader import KernelLoadError, LoadedKernel, describe_exception, operator
+from opforge.sandbox.mutants import Mutated
 from opforge.sandbox.state import GlobalState
 from opforge.sandbox.wire import Channel
 
@@ -85,8 +86,8 @@ class Worker:
         for index, case in enumerate(cases):
             COUNTER.pack_into(self._arena, 0, index)
             result = self._call(function, case, own)
-            if seen := getattr(function, "seen", ""):  # only our mutants have it
-                result["mutant"] = seen
+            if isinstance(function, Mutated):
+                result["mutant"] = function.seen
             after = GlobalState.now()
             if changes := after.changes_since(state, rng=not (facts and facts.random)):
                 result["state"] = changes
