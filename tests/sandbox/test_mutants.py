@@ -177,3 +177,13 @@ def test_which_mutants_an_operator_has_by_its_schema():
     assert "low_precision" not in names["bernoulli"]
     kinds = {n if not n.startswith(IGNORED) else IGNORED for op in table() for n in mutants_of(op)}
     assert kinds == set(MUTANTS)
+
+
+def test_a_view_that_the_schema_does_not_tell_of_has_no_mutants_of_its_numbers():
+    for op, args in (("atleast_1d.default", (torch.randn(3),)), ("unsafe_chunk.default", (torch.randn(4), 2))):
+        function = mutated(op, "zeros")
+        function(*args)
+        assert function.seen is Seen.VOID
+    function = mutated("atleast_1d.default", "strides_ignored")
+    function(torch.randn(3))
+    assert function.seen is Seen.SAME

@@ -40,8 +40,16 @@ _OF_FACTORIES = frozenset({"zeros", "constant", "first_row", "edge", "tail", "lo
 _NOT_NUMBERS = frozenset({"layout", "device", "pin_memory", "generator", "memory_format", "non_blocking"})
 """Arguments that say where or how a result is kept, not what it is."""
 
-EQUIVALENT: dict[tuple[str, str], str] = {}
-"""Mutant and packet: why the mutant is right there. Only what the worker cannot tell by trying (see `docs/strength.md`)."""
+EQUIVALENT: dict[tuple[str, str], str] = {
+    (
+        "swapped",
+        "quantile",
+    ): "its tensors have one shape only where both are a number, and then the second is a quantile",
+    ("swapped", "nanquantile"): "as quantile",
+    ("nan_swallowed", "linalg_eigvals"): "on NaN and inf ATen's LAPACK crashes, so no case can hold one",
+    ("inf_swallowed", "linalg_eigvals"): "on NaN and inf ATen's LAPACK crashes, so no case can hold one",
+}
+"""Mutant and packet: why it cannot be told from ATen. Only what the worker does not find out by trying (see `docs/strength.md`)."""
 
 
 def kind_of(mutant: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -52,6 +53,8 @@ class Mutated:
         result = self._aten(*args, **kwargs)
         after = torch.get_rng_state() if self._op.random else None
         trial = Trial(self._op, self._aten, *before, answer_of(self._op, result, args, kwargs), rng)
+        if not self._op.mutates and any(shares_storage(t, trial.inputs) for t in trial.truth.tensors):
+            trial = replace(trial, view=True)
         answer = self._wrong(trial)
         if answer is not None:
             self.seen = Seen.CHANGED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -176,14 +177,12 @@ def _swapped(trial: Trial) -> Answer | None:
         return None
     args = list(trial.args)
     args[slots[0]], args[slots[1]] = second, first
-    return Trial(trial.op, trial.function, args, trial.kwargs, trial.truth, trial.rng).again()
+    return replace(trial, args=args).again()
 
 
 def _ignored(trial: Trial, argument: str) -> Answer | None:
     given = without_argument(trial, argument)
-    if given is None:
-        return None
-    return Trial(trial.op, trial.function, *given, trial.truth, trial.rng).again()
+    return None if given is None else replace(trial, args=given[0], kwargs=given[1]).again()
 
 
 def without_argument(trial: Trial, argument: str) -> tuple[list[Any], dict[str, Any]] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,6 +26,10 @@ class Answer:
     def values(self) -> list[Any]:
         return [*self.fresh, *self.written]
 
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        return [v for v in self.values if isinstance(v, torch.Tensor)]
+
     def map(self, change: Callable[[Any], Any]) -> Answer:
         return Answer([change(v) for v in self.fresh], [change(v) for v in self.written])
 
@@ -40,12 +44,14 @@ class Trial:
     kwargs: dict[str, Any]
     truth: Answer = field(default_factory=lambda: Answer([], []))
     rng: torch.Tensor | None = None
+    view: bool = False
+    """Whether the call gives back a view of an input, by its schema or in fact."""
 
     def again(self, change: Change | None = None) -> Answer | None:
         """Call once more, with every input tensor changed; None where ATen does not take that."""
         if change is not None and all(change(t) is t for t in self.inputs):
             return self.truth
-        copy = _copier(self.op)
+        copy = _same if self.view else owned_copy  # some operators write to inputs and do not say so
         inner = copy if change is None else lambda t: change(copy(t))
         out = set() if self.op.form is not Form.OUT else {a.name for a in self.op.arguments if a.writes}
         args = [map_tensors(v, inner) for v in self.args]
@@ -64,9 +70,9 @@ class Trial:
 
     def with_arguments(self, args: list[Any], kwargs: dict[str, Any]) -> Trial | None:
         """Return a trial of other arguments, with its true answer; None where ATen raises."""
-        blank = Trial(self.op, self.function, args, kwargs, rng=self.rng)
+        blank = replace(self, args=args, kwargs=kwargs)
         truth = blank.again()
-        return None if truth is None else Trial(self.op, self.function, args, kwargs, truth, self.rng)
+        return None if truth is None else replace(blank, truth=truth)
 
     def written_before(self) -> list[torch.Tensor]:
         """Return the tensors to be written, as they were before the call."""
@@ -111,11 +117,6 @@ def map_tensors(tree: Any, change: Change) -> Any:
     if isinstance(tree, list | tuple):
         return [map_tensors(v, change) for v in tree]
     return tree
-
-
-def _copier(op: Operator) -> Change:
-    """Return how arguments are kept from a call: some composite operators write to inputs and do not say so; views need the real ones."""
-    return _same if any(r.alias and not r.writes for r in op.returns) and not op.mutates else owned_copy
 
 
 def _same(tensor: torch.Tensor) -> torch.Tensor:
