@@ -100,3 +100,21 @@ def test_a_device_that_is_not_there(tmp_path):
     assert done.returncode == 2
     assert f"device '{missing}' is not there" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--suite", "opinf"], 2, "unknown suite 'opinf'; did you mean 'opinfo'?"),
+        (["--ops", "rellu"], 2, "unknown operator 'rellu'; did you mean 'relu'"),
+        (["--dtypes", ","], 2, "--dtypes is empty"),
+        (["--least", "2"], 2, "--least 2.0 is out of range"),
+        (["--format", "xml"], 2, "unknown format 'xml'"),
+        (["--suite", "smoke", "--ops", "mm"], 5, "suite 'smoke' has no cases for mm"),
+    ],
+)
+def test_strength(words, code, message, tmp_path):
+    done = opforge("strength", *words, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert message in " ".join(done.stderr.split())
+    assert done.stdout == ""

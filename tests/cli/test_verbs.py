@@ -140,3 +140,31 @@ def test_every_template_is_python():
             n.name for n in ast.parse(render(name, Path("kernels"), [])).body if isinstance(n, ast.FunctionDef)
         ]
         assert functions == [f"{table().resolve(name).base}_kernel_impl"]
+
+
+def test_strength_names_what_a_suite_lets_through(tmp_path):
+    table = tmp_path / "table.json"
+    words = ("strength", "--suite", "smoke", "--dtypes", "f32", "--save", str(table))
+    done = opforge(*words, OPFORGE_CACHE=str(tmp_path / "cache"))
+    assert done.returncode == 1, done.stderr
+    assert "mutants of ATen on smoke (cpu, f32)" in done.stdout
+    assert "relu.default" in done.stdout
+    assert "nan_swallowed" in done.stdout
+    saved = json.loads(table.read_text())
+    assert "nan_swallowed" in saved["weak"]["relu.default"]
+    assert saved["torch"]
+    run = ("run", "--suite", "smoke", "--dtypes", "f32", "--out", str(tmp_path / "run"), "--format", "json")
+    answer = json.loads(opforge(*run, OPFORGE_CACHE=str(tmp_path / "cache")).stdout)
+    assert answer["scores"]["weak"] == ["relu.default"]
+    assert "nan_swallowed" in answer["operators"][0]["weak_to"]
+
+
+def test_strength_as_json_and_its_threshold(tmp_path):
+    words = ("strength", "--suite", "smoke", "--ops", "relu", "--least", "0.1", "--format", "json")
+    done = opforge(*words, OPFORGE_CACHE=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert 0.1 < answer["kill_rate"] < 1
+    assert answer["by_mutant"]["zeros"] == {"killed": 1, "mutants": 1}
+    assert {"op": "relu.default", "mutant": "strides_ignored", "differed": False, "cases": 1} in answer["survivors"]
+    assert not (tmp_path / "strength").exists()  # a selection is not the suite

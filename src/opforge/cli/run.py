@@ -124,11 +124,21 @@ def _operator_rows(summary: object) -> list[dict[str, object]]:
                 "passed": tally.passed,
                 "speedup": tally.speedup,
                 "declined": op in declined,
+                "weak_to": summary.weak.get(op, []),
                 "reasons": reasons,
             }
         )
     return rows + [
-        {"op": op, "kernel": None, "cases": 0, "passed": 0, "speedup": None, "declined": False, "reasons": []}
+        {
+            "op": op,
+            "kernel": None,
+            "cases": 0,
+            "passed": 0,
+            "speedup": None,
+            "declined": False,
+            "weak_to": [],
+            "reasons": [],
+        }
         for op in summary.missing
     ]
 

@@ -7,11 +7,9 @@ from typing import Any
 
 import torch
 
-UNDEFINED_CONTENTS = frozenset({
-    "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided", "resize", "resize_",
-    "resize_as_", "_resize_output", "_resize_output_", "empty_quantized", "_empty_affine_quantized",
-})  # fmt: skip
-"""Bases whose contents PyTorch does not define: only their contract is judged."""
+from opforge.ops.undefined import UNDEFINED_CONTENTS
+
+__all__ = ["PARTLY_UNDEFINED", "UNDEFINED_CONTENTS", "gives_positions", "tie_checker"]
 
 PARTLY_UNDEFINED = frozenset({"_ctc_loss"})
 """Bases that leave part of a result uninitialised and never give NaN elsewhere in it (``log_alpha`` beyond each target's length)."""

@@ -18,7 +18,7 @@ from opforge.errors import CaseSyntaxError
 from opforge.judge import bypass, distribution, forms, timing
 from opforge.judge.batch import MAX_BYTES, Batch, CaseRow, Placed
 from opforge.judge.contract import Hearing
-from opforge.judge.verdict import FAULT, Finding, NotRightError, Outcome
+from opforge.judge.verdict import FAULT, REJECTED, Finding, NotRightError, Outcome
 from opforge.judge.workers import DeathError, KernelWorker, WorkerConfig
 from opforge.ops import Form, Operator, table
 from opforge.sandbox.client import Spawner
@@ -31,6 +31,8 @@ _LINGER_S = 0.1
 _DERIVED = 3
 """How many cases of an operator are run for their gradients."""
 _FORGED = Finding(Outcome.CONTRACT, "the worker's reply is not one that our harness writes")
+_FIRST_BATCHES = (4, 24)
+"""Sizes of the first batches of a job that ends with its first rejection: most mutants fall in the first."""
 
 
 def serve(config: dict[str, Any], fds: list[int]) -> None:
@@ -54,11 +56,18 @@ class _Op:
     seen: int = 0
     part: list[str] | None = None
     """The operators that it is in truth, where it is a composite one; None before that was looked at."""
+    until_rejected: bool = False
+    """Whether the first rejection is all that is asked for."""
+    rejected: bool = False
     deaths: int = 0
     derived: int = 0
     """How many of its cases had gradients, which were judged."""
     lingered: bool = False
     """Whether it was seen that the kernel's results do not come late."""
+
+    @property
+    def settled(self) -> bool:
+        return self.until_rejected and self.rejected
 
 
 class Judge:
@@ -72,6 +81,7 @@ class Judge:
         self._blobs = blobs
         self._buffer: Bytes = np.zeros(MAX_BYTES + (1 << 20), np.uint8)
         self._worker: KernelWorker | None = None
+        self._loaded: dict[str, Any] = {}
         self._baseline: KernelWorker | None = None
         self._broken: Finding | None = None
 
@@ -86,10 +96,11 @@ class Judge:
                 if facts is None:
                     raise ValueError(f"the job names an unknown operator {part['op']!r}")
                 cases = [CaseRow.from_wire(row) for row in part["cases"]]
-                op = _Op(facts, part["required"], kernel, len(cases))
+                op = _Op(facts, part["required"], kernel, len(cases), until_rejected=job.get("until") == "rejected")
                 self._judge(op, cases, job["batch"])
         finally:
-            self._end_worker()
+            if "mutant" not in job["kernel"]:  # mutants are our own code, and may follow one another in a process
+                self._end_worker()
 
     def _forbidden(self, job: dict[str, Any]) -> list[str]:
         """Return the operators that the job's kernel may not call."""
@@ -100,7 +111,8 @@ class Judge:
 
     def _judge(self, op: _Op, cases: list[CaseRow], batch_size: int) -> None:
         waiting = deque(cases)
-        while waiting:
+        sizes = iter(_FIRST_BATCHES if op.until_rejected else ())
+        while waiting and not op.settled:
             if op.deaths >= _MAX_DEATHS and self._broken is None:
                 self._emit(op, [(case, _not_run(op)) for case in waiting])
                 return
@@ -108,7 +120,7 @@ class Judge:
             if worker is None or self._broken is not None:
                 self._emit(op, [(case, self._broken or _not_run(op)) for case in waiting])
                 return
-            batch, refused = self._fill(op, waiting, batch_size)
+            batch, refused = self._fill(op, waiting, min(batch_size, next(sizes, batch_size)))
             self._emit(op, refused)
             if batch.placed:
                 self._run(op, worker, batch, waiting)
@@ -165,7 +177,7 @@ class Judge:
         """Return what the kernel has done, beside its answers, that takes the worth from all of them."""
         if tampered := reply.get("tampered"):
             return Finding(Outcome.CHEATED, f"tampered with its process: {'; '.join(map(str, tampered))}")
-        if self._worker is not None and (strays := worker.orphans()):
+        if self._worker is not None and self._loaded.get("mutant") is None and (strays := worker.orphans()):
             return Finding(Outcome.CHEATED, f"left {strays} process(es) running that it had started and cut loose")
         return None
 
@@ -187,10 +199,11 @@ class Judge:
         results = bytearray(worker.bytes[self._config.in_bytes : _results_end(replies, self._config)])
         groups: dict[int, list[tuple[Placed, Finding]]] = {}
         first: Hearing | None = None
+        shown: dict[str, str] = {}
         for placed, reply, inputs in zip(batch.placed, replies, touched, strict=True):
             hearing = Hearing(
                 op.facts, op.required, placed.case.expect, placed.call, placed.answer, reply, results, self._config.in_bytes,
-                inputs, measure=not placed.form,
+                inputs, measure=not placed.form and "mutant" not in op.kernel,
             )  # fmt: skip
             finding = hearing.finding()
             if not placed.form:
@@ -200,8 +213,14 @@ class Judge:
                 finding = _stale(first, hearing) or finding
             elif placed.form == "again" and finding.passed and "calls" in reply:
                 finding = replace(finding, figures={"calls": _counted(reply["calls"])})
+            if "mutant" in op.kernel:
+                shown[placed.case.id] = str(reply.get("mutant", ""))
             groups.setdefault(id(placed.case), []).append((placed, finding))
+            if op.until_rejected and finding.outcome in REJECTED:
+                break
         settled = [(group[0][0].case, forms.settle(group)) for group in groups.values()]
+        if "mutant" in op.kernel:
+            return [(c, replace(f, figures={**f.figures, "mutant": shown[c.id]})) for c, f in settled]
         return [(case, self._noted(batch, case, finding)) for case, finding in settled]
 
     def _noted(self, batch: Batch, case: CaseRow, finding: Finding) -> Finding:
@@ -218,11 +237,12 @@ class Judge:
         self, op: _Op, worker: KernelWorker, batch: Batch, placed: Placed, hearing: Hearing, finding: Finding
     ) -> Finding:
         """Look further at a case that needs more than one call: random draws, times, results that come late."""
-        timed = placed.case.phase is Phase.PERFORMANCE
-        if finding.outcome is Outcome.WRONG and not op.lingered and self._worker is not None:
+        foreign = "mutant" not in op.kernel
+        timed = foreign and placed.case.phase is Phase.PERFORMANCE
+        if foreign and finding.outcome is Outcome.WRONG and not op.lingered and self._worker is not None:
             op.lingered = True
             return self._surviving(self._linger, op, worker, placed, hearing) or finding
-        if finding.passed and op.derived < _DERIVED and self._worker is not None and _differentiable(op, placed):
+        if foreign and finding.passed and self._worker is not None and _differentiable(op, placed):
             finding = self._surviving(self._derive, op, worker, placed) or finding
         if not finding.passed or not (op.facts.random or timed):
             return finding
@@ -336,9 +356,10 @@ class Judge:
 
     def _ready_worker(self, kernel: dict[str, Any]) -> KernelWorker | None:
         """Return a worker with the kernel loaded; None, with the reason kept, when it cannot be loaded."""
-        if self._worker is not None or self._broken is not None:
+        if self._broken is not None or (self._worker is not None and self._loaded == kernel):
             return self._worker
-        worker = KernelWorker(self._spawner, self._config)
+        worker = self._worker or KernelWorker(self._spawner, self._config)
+        self._worker = None
         try:
             reply = worker.ask({"do": "load", "kernel": kernel}, timeout_s=max(_LOAD_LIMIT_S, self._config.timeout_s))
         except DeathError as death:
@@ -354,7 +375,7 @@ class Judge:
             worker.close()
             self._broken = refusal
             return None
-        self._worker = worker
+        self._worker, self._loaded = worker, kernel
         return worker
 
     def _end_worker(self) -> None:
@@ -363,6 +384,7 @@ class Judge:
             self._worker = None
 
     def _emit(self, op: _Op, findings: list[tuple[CaseRow, Finding]]) -> None:
+        op.rejected |= any(finding.outcome in REJECTED for _, finding in findings)
         if findings:
             rows = [{"id": case.id, "phase": case.phase.value, **finding.row()} for case, finding in findings]
             self._channel.send({"op": op.facts.name, "verdicts": rows})
@@ -399,6 +421,8 @@ def _result_rows(tree: Any) -> Iterator[list[Any]]:
 def _differentiable(judged: _Op, placed: Placed) -> bool:
     """Whether a case is one whose gradients can be looked at: ATen knows in the end whether there are any."""
     op = judged.facts
+    if judged.derived >= _DERIVED:
+        return False
     if judged.kernel["file"] is not None and not judged.kernel["forbidden"]:
         return False  # one that may fall back on the operator would call itself when it is installed
     plain = op.form is Form.FUNCTIONAL and not op.composite and not op.random and "_backward" not in op.base

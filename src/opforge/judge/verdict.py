@@ -23,6 +23,10 @@ class Outcome(enum.StrEnum):
     ERROR = "error"
 
 
+REJECTED = frozenset({Outcome.WRONG, Outcome.CONTRACT, Outcome.CHEATED, Outcome.CRASHED, Outcome.TIMED_OUT})
+"""Verdicts that turn a kernel down by what it did, not by what it declined or what could not be judged."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """A verdict with its reason and its figures."""

@@ -28,7 +28,10 @@ class Kernel:
     entries: tuple[str, ...] = ()
     """Names of the function in the file; the first that exists is taken."""
     digest: str = ""
+    mutant: str = ""
+    """For a mutant of ATen, the way in which it is wrong; see `opforge.kernels.mutants`."""
 
     def wire(self) -> dict[str, Any]:
         """Return what a worker needs to load it."""
-        return {"name": self.name, "primary": self.primary, "file": self.file, "entries": list(self.entries)}
+        wire = {"name": self.name, "primary": self.primary, "file": self.file, "entries": list(self.entries)}
+        return {**wire, "mutant": self.mutant} if self.mutant else wire

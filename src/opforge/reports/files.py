@@ -23,7 +23,9 @@ def write_all(path: Path, summary: Summary) -> None:
     write_atomically(path / SUMMARY, overall(manifest, summary))
     _write_table(path / TABLE, summary)
     _write_json_rows(path / FAILED, (row for row in read_rows(path) if row["verdict"] != Outcome.PASSED))
-    _write_json_rows(path / FULL, read_rows(path))
+    weak = summary.weak
+    marked = (row | {"weak_to": weak[row["op"]]} if row["op"] in weak else row for row in read_rows(path))
+    _write_json_rows(path / FULL, marked)
 
 
 def overall(manifest: dict[str, Any], summary: Summary) -> str:
@@ -57,6 +59,9 @@ def overall(manifest: dict[str, Any], summary: Summary) -> str:
             + ", ".join(f"`{op}`" for op in summary.declined),
         ]
     lines += _asides(manifest, summary)
+    if weak := summary.weak_judged:
+        lines += ["", "## Weak cases", "", weak_text(summary), ""]
+        lines += [f"- `{op}`: {', '.join(mutants)}" for op, mutants in sorted(weak.items())]
     if manifest["plan"]["losses"]:
         lines += [
             "",
@@ -90,6 +95,14 @@ def _asides(manifest: dict[str, Any], summary: Summary) -> Iterator[str]:
     for title, lines in sections.items():
         if lines:
             yield from ("", f"## {title}", "", *[f"- {line}" for line in lines])
+
+
+def weak_text(summary: Summary) -> str:
+    """Say how many judged operators have cases that let mutants through."""
+    return (
+        f"{len(summary.weak_judged)} of {len(summary.judged)} judged operators have cases that let mutants of ATen through, "
+        "so that passing them says less; see `opforge strength`."
+    )
 
 
 def performance_text(summary: Summary) -> str:

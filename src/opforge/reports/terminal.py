@@ -9,12 +9,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from opforge.judge.verdict import Outcome
-from opforge.reports.files import performance_text, verdict_text
+from opforge.reports.files import performance_text, verdict_text, weak_text
 from opforge.runs.score import OperatorTally, Summary
 
 _PLAIN_WIDTH = 140
 _MAX_ROWS = 40
 _MAX_REASONS = 25
+_MAX_WEAK = 5
 
 
 def console_for_results() -> Console:
@@ -42,7 +43,17 @@ def show(console: Console, manifest: dict[str, Any], summary: Summary) -> None:
         console.print(f"[yellow]note[/yellow] {escape(remark)}")
     if (losses := manifest["plan"]["losses"]) and not manifest["config"]["ops"]:
         console.print(f"{len(losses)} kinds of samples could not become cases; they are listed in OVERALL_SUMMARY.md")
+    _show_weak(console, summary)
     _show_scores(console, summary)
+
+
+def _show_weak(console: Console, summary: Summary) -> None:
+    weak = sorted(summary.weak_judged.items())
+    if not weak:
+        return
+    shown = "; ".join(f"{op} ({', '.join(mutants)})" for op, mutants in weak[:_MAX_WEAK])
+    more = f"; and {len(weak) - _MAX_WEAK} more in OVERALL_SUMMARY.md" if len(weak) > _MAX_WEAK else ""
+    console.print(f"[yellow]weak cases[/yellow]   {weak_text(summary)} {shown}{more}", soft_wrap=True)
 
 
 def _table(manifest: dict[str, Any], summary: Summary, tallies: list[OperatorTally]) -> Table:

@@ -24,6 +24,7 @@ from opforge.runs.score import Summary
 from opforge.runs.store import RunStore
 from opforge.sandbox.probe import check_device
 from opforge.suites.base import Progress, silent
+from opforge.suites.strength import known
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +126,17 @@ def _manifest(config: RunConfig, plan: Plan, command: list[str]) -> dict[str, An
             "kernels": kernels,
             "losses": list(plan.suite.losses),
             "remarks": list(plan.remarks),
+            "weak": _weak(config, plan),
         },
     }
+
+
+def _weak(config: RunConfig, plan: Plan) -> dict[str, Any]:
+    """Return which of the operators to be judged have cases that let mutants through, and how that is known."""
+    measured = known(config.suite, config.device, config.dtypes)
+    if measured is None:
+        return {"origin": "", "ops": {}}
+    return {"origin": measured.origin, "ops": measured.among(p.op for job in plan.jobs for p in job.parts)}
 
 
 def _kernel_row(job: Job) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import selectors
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from opforge.cases import Case
@@ -44,7 +44,8 @@ class _Task:
     """Cases that are judged as they stand only: ATen itself was lost on one of their hostile forms."""
     waiting: dict[Key, Case] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
+    def start(self) -> None:
+        """List what is waiting; not before it is needed, as there may be many tasks with the same cases."""
         self.waiting = {(p.op, c.id, c.phase): c for p in self.job.parts for c in p.cases}
 
     def rest(self, batch: int, plain: frozenset[str]) -> _Task | None:
@@ -52,7 +53,7 @@ class _Task:
             Part(p.op, p.required, [c for c in p.cases if (p.op, c.id, c.phase) in self.waiting])
             for p in self.job.parts
         ]
-        job = Job(self.job.kernel, tuple(p for p in parts if p.cases))
+        job = replace(self.job, parts=tuple(p for p in parts if p.cases))
         return _Task(job, batch, self.plain | plain) if job.parts else None
 
 
@@ -114,11 +115,13 @@ class LocalExecutor:
             self._close(lane)
             return
         lane.task = self._tasks.popleft()
+        lane.task.start()
         lane.heard = time.monotonic()
         parts = [part.wire() for part in lane.task.job.parts]
         try:
+            job = lane.task.job
             lane.channel.send({
-                "kernel": lane.task.job.kernel.wire(), "ops": parts, "batch": lane.task.batch,
+                "kernel": job.kernel.wire(), "ops": parts, "batch": lane.task.batch, "until": job.until,
                 "plain": sorted(lane.task.plain), "allow_fallback": self._config.allow_fallback,
             })  # fmt: skip
         except ChannelClosedError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from opforge import registry
@@ -39,6 +39,8 @@ class Job:
 
     kernel: Kernel
     parts: tuple[Part, ...]
+    until: str = ""
+    """``rejected``: the first case that turns the kernel down is all that is asked for."""
 
     @property
     def count(self) -> int:
@@ -47,7 +49,7 @@ class Job:
     def without(self, done: set[Key]) -> Job:
         """Return what is left of the job when some cases have their verdict."""
         parts = (Part(p.op, p.required, [c for c in p.cases if (p.op, c.id, c.phase) not in done]) for p in self.parts)
-        return Job(self.kernel, tuple(p for p in parts if p.cases))
+        return replace(self, parts=tuple(p for p in parts if p.cases))
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,12 +74,15 @@ class Summary:
     planned: int
     """How many operators the run was to judge, with those that have no kernel."""
     p: float = 1.0
+    weak: dict[str, list[str]] = field(default_factory=dict)
+    """Operators whose cases let mutants of ATen through, and which."""
 
     @classmethod
     def start(cls, manifest: Mapping[str, Any]) -> Summary:
         """Return the summary of a run that has no verdicts yet."""
         config, plan = manifest["config"], manifest["plan"]
-        return cls({}, tuple(plan["missing"]), frozenset(plan["optional"]), plan["operators"], config["p"])
+        weak = plan.get("weak", {}).get("ops", {})
+        return cls({}, tuple(plan["missing"]), frozenset(plan["optional"]), plan["operators"], config["p"], weak)
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> Summary:
@@ -109,6 +112,11 @@ class Summary:
     @property
     def declined(self) -> list[str]:
         return [t.op for t in self.operators.values() if t.op in self.optional and t.declined]
+
+    @property
+    def weak_judged(self) -> dict[str, list[str]]:
+        """Return the judged operators whose cases are known to let mutants through: a pass says less there."""
+        return {t.op: self.weak[t.op] for t in self.judged if t.op in self.weak}
 
     @property
     def operator_count(self) -> int:
@@ -183,6 +191,7 @@ class Summary:
             "performance_interval": self.performance_interval,
             "p": self.p,
             "perf_at_p": self.perf_at_p,
+            "weak": sorted(self.weak_judged),
         }
 
 

@@ -15,6 +15,7 @@ import torch
 
 from opforge.ops import Operator, table
 from opforge.sandbox.adapters import adapt
+from opforge.sandbox.mutants import Mutated
 
 Function = Callable[..., Any]
 
@@ -87,18 +88,33 @@ def _detached(value: Any) -> Any:
 class LoadedKernel:
     """A kernel in this process: gives a callable for each operator that it serves."""
 
-    def __init__(self, description: dict[str, Any], watched: Callable[[Function], Function]) -> None:
+    def __init__(
+        self, description: dict[str, Any], watched: Callable[[Function], Function] = lambda function: function
+    ) -> None:
         self._primary = table().get(description["primary"])
         file = description["file"]
         self._function = None if file is None else watched(_entry(Path(file), description["entries"]))
+        self._mutant: str = description.get("mutant", "")
+        self._mutated: dict[str, Mutated] = {}
 
     def callable_for(self, op: str) -> Function:
+        if self._mutant:
+            return self._mutated_for(op)
         if self._function is None:
             return aten_function(op)
         wanted = table().get(op)
         if wanted is None or self._primary is None:
             return self._function
         return adapt(self._function, wanted, implements=self._primary)
+
+    def _mutated_for(self, op: str) -> Mutated:
+        """Return the mutant of an operator, one and the same for all batches: it remembers what it has shown."""
+        if op not in self._mutated:
+            facts = table().get(op)
+            if facts is None:
+                raise NotImplementedError(f"{op} has no schema to make a mutant by")
+            self._mutated[op] = Mutated(facts, aten_function(op), self._mutant)
+        return self._mutated[op]
 
 
 def operator(op: str) -> Operator | None:

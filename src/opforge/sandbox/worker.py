@@ -26,6 +26,7 @@ from opforge.sandbox.loader import (
     installed,
     operator,
 )
+from opforge.sandbox.mutants import Mutated
 from opforge.sandbox.state import GlobalState
 from opforge.sandbox.tampering import Seals
 from opforge.sandbox.traps import Traps
@@ -125,6 +126,8 @@ class Worker:
         for index, case in enumerate(cases):
             COUNTER.pack_into(self._arena, 0, index)
             result = self._call(function, case)
+            if isinstance(function, Mutated):
+                result["mutant"] = function.seen
             after = GlobalState.now()
             if changes := after.changes_since(state, rng=not (facts and facts.random)):
                 result["state"] = changes

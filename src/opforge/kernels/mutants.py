@@ -1,0 +1,96 @@
+"""Mutants: ATen made wrong in one way, to see whether a suite notices. Their names, and which operators have them by schema.
+
+A mutant is a kernel without a file. What it does is in `opforge.sandbox.mutants`; this module needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from opforge.ops import Argument, Form, Operator
+from opforge.ops.undefined import UNDEFINED_CONTENTS
+
+IGNORED = "ignored:"
+"""The beginning of the names of mutants that leave one argument at its default, such as ``ignored:alpha``."""
+
+MUTANTS: dict[str, str] = {
+    "zeros": "every element of the result is zero",
+    "constant": "every element is the mean of the result (its first element, where it has no mean)",
+    "identity": "the result is a copy of the first input that has its shape and dtype",
+    "first_row": "every row is the first row",
+    "edge": "the last element is zero; a view begins one element too late",
+    "tail": "the last quarter of the elements is zero",
+    "low_precision": "inputs and results keep 10 bits of mantissa (float32), 23 (float64) or 4 (half types)",
+    "nan_swallowed": "NaN in inputs and results becomes zero",
+    "inf_swallowed": "inf in inputs and results becomes the largest finite number",
+    "strides_ignored": "inputs are read as if they were contiguous",
+    "offset_ignored": "inputs are read from the start of their storage",
+    "swapped": "the first two tensors are exchanged",
+    "nothing_written": "the tensor to be written is returned as it was",
+    IGNORED: "one argument with a default is left at its default",
+}
+"""What each does, in words."""
+
+_OF_VIEWS = frozenset({"identity", "edge", "strides_ignored", "offset_ignored"})
+"""What can be wrong with a view of an input; anything else would be new memory, and no test of the numbers."""
+_OF_DRAWS = frozenset({"zeros", "constant", "identity", "tail", "nothing_written"})
+"""What a distribution can show; one element or a few bits of a draw are nobody's to tell."""
+_OF_FACTORIES = frozenset({"zeros", "constant", "first_row", "edge", "tail", "low_precision", "nothing_written"})
+"""What can be wrong without an input tensor."""
+_NOT_NUMBERS = frozenset({"layout", "device", "pin_memory", "generator", "memory_format", "non_blocking"})
+"""Arguments that say where or how a result is kept, not what it is."""
+
+EQUIVALENT: dict[tuple[str, str], str] = {
+    (
+        "swapped",
+        "quantile",
+    ): "its tensors have one shape only where both are a number, and then the second is a quantile",
+    ("swapped", "nanquantile"): "as quantile",
+    ("nan_swallowed", "linalg_eigvals"): "on NaN and inf ATen's LAPACK crashes, so no case can hold one",
+    ("inf_swallowed", "linalg_eigvals"): "on NaN and inf ATen's LAPACK crashes, so no case can hold one",
+}
+"""Mutant and packet: why it cannot be told from ATen. Only what the worker does not find out by trying (see `docs/strength.md`)."""
+
+
+def kind_of(mutant: str) -> str:
+    """Return the key in `MUTANTS` of a mutant's name."""
+    return IGNORED if mutant.startswith(IGNORED) else mutant
+
+
+def mutants_of(op: Operator) -> list[str]:
+    """Return the mutants that have a meaning for an operator by its schema."""
+    if op.base in UNDEFINED_CONTENTS:
+        return []
+    return [name for name in _candidates(op) if (kind_of(name), op.packet) not in EQUIVALENT]
+
+
+def _candidates(op: Operator) -> Iterator[str]:
+    for name in MUTANTS:
+        if name == IGNORED:
+            yield from (f"{IGNORED}{a.name}" for a in op.arguments if _droppable(a))
+        elif _fits(name, op):
+            yield name
+
+
+def _fits(name: str, op: Operator) -> bool:
+    inputs = [a for a in op.arguments if a.type.startswith("Tensor") and not (op.form is Form.OUT and a.writes)]
+    if (_only_views(op) and name not in _OF_VIEWS) or (op.random and name not in _OF_DRAWS):
+        return False
+    if not inputs and name not in _OF_FACTORIES:
+        return False
+    match name:
+        case "identity":
+            return op.form is not Form.INPLACE  # there it is `nothing_written`
+        case "nothing_written":
+            return op.mutates
+        case "swapped":
+            return sum(a.type == "Tensor" for a in inputs) >= 2
+    return True
+
+
+def _only_views(op: Operator) -> bool:
+    return bool(op.returns) and not op.mutates and all(r.alias and not r.writes for r in op.returns)
+
+
+def _droppable(argument: Argument) -> bool:
+    return argument.default is not None and argument.name not in _NOT_NUMBERS and not argument.writes

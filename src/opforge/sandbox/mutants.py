@@ -1,0 +1,147 @@
+"""A mutant in a worker: ATen's function, made wrong in one way, with the right form of its result.
+
+Every call is first made as ATen makes it, so that dtype, shape, strides, identity and errors are right; then the numbers
+are exchanged for wrong ones: in new memory for new results, in place for written ones. So a mutant falls by its numbers.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from opforge.ops import Operator
+from opforge.sandbox.mutations import mutation, shares_storage
+from opforge.sandbox.trial import Answer, Function, Trial, answer_of, copy_arguments
+from opforge.sandbox.witnesses import witnesses
+
+_PROBES = 40
+"""Cases on which witnesses are tried before a mutant is held to be right there."""
+_STEPS = 4
+"""Rounding steps within which two numbers are the same: those of another order of summing, say."""
+
+
+class Seen(enum.StrEnum):
+    """What a mutant has shown so far."""
+
+    VOID = "void"
+    """It is right: neither the cases nor their witnesses tell it from ATen."""
+    SAME = "same"
+    """A witness tells it from ATen, and no case did."""
+    CHANGED = "changed"
+    """It answered a case otherwise than ATen."""
+
+
+class Mutated:
+    """An operator's mutant; ``seen`` says what it has shown over all its calls."""
+
+    def __init__(self, op: Operator, aten: Function, name: str) -> None:
+        self._op = op
+        self._aten = aten
+        self._name = name
+        self._mutate = mutation(name)
+        self._probes = _PROBES
+        self.seen = Seen.VOID
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        rng = torch.get_rng_state() if self._op.random else None
+        before = copy_arguments(self._op, args, kwargs)
+        result = self._aten(*args, **kwargs)
+        after = torch.get_rng_state() if self._op.random else None
+        trial = Trial(self._op, self._aten, *before, answer_of(self._op, result, args, kwargs), rng)
+        if not self._op.mutates and any(shares_storage(t, trial.inputs) for t in trial.truth.tensors):
+            trial = replace(trial, view=True)
+        answer = self._wrong(trial)
+        if answer is not None:
+            self.seen = Seen.CHANGED
+            result = install(result, trial.truth, answer)
+        elif self.seen is Seen.VOID:
+            self._probe(trial)
+        if after is not None:
+            torch.set_rng_state(after)
+        return result
+
+    def _wrong(self, trial: Trial) -> Answer | None:
+        """Return the mutant's answer; None when it is the true one."""
+        try:
+            answer = self._mutate(trial)
+        except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
+            return None  # a dtype that its arithmetic does not have, for one
+        if (
+            answer is None
+            or len(answer.fresh) != len(trial.truth.fresh)
+            or len(answer.written) != len(trial.truth.written)
+        ):
+            return None
+        fitted = _fitted(trial, answer)
+        pairs = zip(trial.truth.values, fitted.values, strict=True)
+        if self._name == "control":
+            return fitted
+        return fitted if any(differs(t, v) for t, v in pairs) else None
+
+    def _probe(self, trial: Trial) -> None:
+        if self._probes <= 0:
+            return
+        self._probes -= 1
+        for witness in witnesses(trial, self._name):
+            if self._wrong(witness) is not None:
+                self.seen = Seen.SAME
+                return
+
+
+def _fitted(trial: Trial, answer: Answer) -> Answer:
+    """Return an answer in which what cannot stand in the true one's place is left as it was."""
+    inputs = trial.inputs
+    fresh = [_fresh(t, v, inputs) for t, v in zip(trial.truth.fresh, answer.fresh, strict=True)]
+    written = [v if v.shape == t.shape else t for t, v in zip(trial.truth.written, answer.written, strict=True)]
+    return Answer(fresh, written)
+
+
+def _fresh(truth: Any, value: Any, inputs: list[torch.Tensor]) -> Any:
+    if not isinstance(truth, torch.Tensor) or not isinstance(value, torch.Tensor):
+        return value if type(value) is type(truth) else truth
+    if shares_storage(truth, inputs):  # a view, which only another view of the same memory can replace
+        return value if shares_storage(value, [truth]) else truth
+    return truth if value is truth else _placed(truth, value)
+
+
+def install(result: Any, truth: Answer, answer: Answer) -> Any:
+    """Put wrong values in the place of true ones and return the result, otherwise as ATen gave it."""
+    for target, value in zip(truth.written, answer.written, strict=True):
+        if value is not target:
+            target.copy_(value)
+    return _rebuilt(result, truth.written, iter(answer.fresh))
+
+
+def _placed(truth: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Return a value in new memory, laid out as ATen's."""
+    if value.shape != truth.shape or value.dtype != truth.dtype:
+        return value.clone()
+    return torch.empty_like(truth).copy_(value)
+
+
+def _rebuilt(tree: Any, written: list[torch.Tensor], fresh: Iterator[Any]) -> Any:
+    if isinstance(tree, list | tuple):
+        return type(tree)(_rebuilt(v, written, fresh) for v in tree)
+    return tree if any(tree is w for w in written) else next(fresh)
+
+
+def differs(truth: Any, value: Any) -> bool:
+    """Whether two values differ by more than rounding."""
+    if not isinstance(truth, torch.Tensor) or not isinstance(value, torch.Tensor):
+        return truth != value and not (_is_nan(truth) and _is_nan(value))
+    if truth.shape != value.shape or truth.dtype != value.dtype:
+        return True
+    if not (truth.is_floating_point() or truth.is_complex()):
+        return not torch.equal(truth, value)
+    wide = torch.complex128 if truth.is_complex() else torch.float64
+    info = torch.finfo(truth.dtype)
+    return not torch.allclose(truth.to(wide), value.to(wide), rtol=_STEPS * info.eps, atol=info.tiny, equal_nan=True)
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)

@@ -1,0 +1,123 @@
+"""One call of ATen's, which can be made again with something changed: what mutants are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from opforge.cases.materialise import owned_copy
+from opforge.ops import Form, Operator
+
+Function = Callable[..., Any]
+Change = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a call gave: new values in the order of the result, and the tensors that it wrote to."""
+
+    fresh: list[Any]
+    written: list[torch.Tensor]
+
+    @property
+    def values(self) -> list[Any]:
+        return [*self.fresh, *self.written]
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        return [v for v in self.values if isinstance(v, torch.Tensor)]
+
+    def map(self, change: Callable[[Any], Any]) -> Answer:
+        return Answer([change(v) for v in self.fresh], [change(v) for v in self.written])
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A function with arguments as they were before the call, and its true answer."""
+
+    op: Operator
+    function: Function
+    args: list[Any]
+    kwargs: dict[str, Any]
+    truth: Answer = field(default_factory=lambda: Answer([], []))
+    rng: torch.Tensor | None = None
+    view: bool = False
+    """Whether the call gives back a view of an input, by its schema or in fact."""
+
+    def again(self, change: Change | None = None) -> Answer | None:
+        """Call once more, with every input tensor changed; None where ATen does not take that."""
+        if change is not None and all(change(t) is t for t in self.inputs):
+            return self.truth
+        copy = _same if self.view else owned_copy  # some operators write to inputs and do not say so
+        inner = copy if change is None else lambda t: change(copy(t))
+        out = set() if self.op.form is not Form.OUT else {a.name for a in self.op.arguments if a.writes}
+        args = [map_tensors(v, inner) for v in self.args]
+        kwargs = {n: map_tensors(v, copy if n in out else inner) for n, v in self.kwargs.items()}
+        return self.answer(args, kwargs)
+
+    def answer(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Answer | None:
+        """Call with these very arguments, a random operator from the same state; None where ATen raises."""
+        if self.rng is not None:
+            torch.set_rng_state(self.rng)
+        try:
+            result = self.function(*args, **kwargs)
+        except Exception:  # noqa: BLE001  # ATen raises many types; that it raises is what we ask
+            return None
+        return answer_of(self.op, result, args, kwargs)
+
+    def with_arguments(self, args: list[Any], kwargs: dict[str, Any]) -> Trial | None:
+        """Return a trial of other arguments, with its true answer; None where ATen raises."""
+        blank = replace(self, args=args, kwargs=kwargs)
+        truth = blank.again()
+        return None if truth is None else replace(blank, truth=truth)
+
+    def written_before(self) -> list[torch.Tensor]:
+        """Return the tensors to be written, as they were before the call."""
+        return answer_of(self.op, None, self.args, self.kwargs).written
+
+    @property
+    def inputs(self) -> list[torch.Tensor]:
+        """The tensors among the arguments, without those of out forms that are only written."""
+        skipped = {a.name for a in self.op.arguments if a.writes} if self.op.form is Form.OUT else set()
+        named = (v for n, v in self.kwargs.items() if n not in skipped)
+        return [v for tree in (*self.args, *named) for v in leaves(tree) if isinstance(v, torch.Tensor)]
+
+
+def answer_of(op: Operator, result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Answer:
+    """Return what came out of a call: the written tensors apart from the new ones."""
+    given = {**dict(zip((a.name for a in op.arguments), args, strict=False)), **kwargs}
+    names = [a.name for a in op.arguments if a.writes and a.name in given]
+    written = [t for n in names for t in leaves(given[n]) if isinstance(t, torch.Tensor)]
+    fresh = [v for v in leaves(result) if not any(v is w for w in written)]
+    return Answer(fresh, written)
+
+
+def copy_arguments(op: Operator, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments as they are now, safe from what the call will write."""
+    copy = owned_copy if op.mutates else _same
+    return [map_tensors(v, copy) for v in args], {n: map_tensors(v, copy) for n, v in kwargs.items()}
+
+
+def leaves(tree: Any) -> Iterator[Any]:
+    """Yield the values of nested lists in order."""
+    if isinstance(tree, list | tuple):
+        for value in tree:
+            yield from leaves(value)
+    else:
+        yield tree
+
+
+def map_tensors(tree: Any, change: Change) -> Any:
+    """Return a tree with every tensor changed."""
+    if isinstance(tree, torch.Tensor):
+        return change(tree)
+    if isinstance(tree, list | tuple):
+        return [map_tensors(v, change) for v in tree]
+    return tree
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor

@@ -1,0 +1,127 @@
+"""Whether a mutant could be noticed at all: cases like a given one, made so that the mutant would show.
+
+A suite without a NaN must not be excused from noticing that NaN is swallowed. So a mutant that changed nothing on a case
+is tried on witnesses: the same call with other contents, layouts or arguments. Where they show it, the suite is weak;
+where none does, the mutant is right there (exchanging the operands of a sum, say) and does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from opforge.cases.values import contiguous_strides
+from opforge.kernels.mutants import IGNORED
+from opforge.sandbox.mutations import without_argument
+from opforge.sandbox.trial import Change, Trial, map_tensors
+
+Given = tuple[list[Any], dict[str, Any]]
+Draw = Callable[[torch.Size, torch.Generator], torch.Tensor]
+_LARGE = 1 << 20
+"""Elements beyond which a case is not tried with other contents: smaller cases of the operator will do."""
+
+
+def witnesses(trial: Trial, mutant: str) -> Iterator[Trial]:
+    """Yield trials on which a mutant would show, if it is wrong."""
+    if sum(t.numel() for t in trial.inputs) > _LARGE:
+        return
+    for args, kwargs in _given(trial, mutant):
+        if (made := trial.with_arguments(args, kwargs)) is not None:
+            yield made
+
+
+def _given(trial: Trial, mutant: str) -> Iterator[Given]:
+    if mutant.startswith(IGNORED):
+        yield from _other_values(trial, mutant.removeprefix(IGNORED))
+        return
+    special = _SPECIAL.get(mutant)
+    plain = [_drawn(draw) for draw in (_normal, _unit)]
+    changes: list[Change] = plain if special is None else [special, *(_both(change, special) for change in plain)]
+    for change in changes:
+        yield [map_tensors(v, change) for v in trial.args], {n: map_tensors(v, change) for n, v in trial.kwargs.items()}
+
+
+def _both(first: Change, second: Change) -> Change:
+    return lambda tensor: second(first(tensor))
+
+
+def _other_values(trial: Trial, name: str) -> Iterator[Given]:
+    """Yield the arguments with other values for one that has a default."""
+    argument = next(a for a in trial.op.arguments if a.name == name)
+    args, kwargs = without_argument(trial, name) or (trial.args, trial.kwargs)
+    for value in _values(argument.type, argument.default):
+        yield args, {**kwargs, name: value}
+
+
+def _values(type_: str, default: str | None) -> list[Any]:
+    plain = type_.removesuffix("?")
+    if plain == "bool":
+        return [default != "True", True, False]
+    if plain.startswith("ScalarType"):
+        return [torch.float64]
+    if "[" in plain:
+        count = int(plain.partition("[")[2].rstrip("]") or 1)
+        return [[n] * count for n in ((0.5, 2.0) if plain.startswith("float") else (0, 1, 2))]
+    return _OF_TYPE.get(plain, [])
+
+
+_OF_TYPE: dict[str, list[Any]] = {"int": [0, 1, 2], "SymInt": [0, 1, 2], "float": [0.5, 2.0], "Scalar": [2, 0.5]}
+
+
+def _drawn(draw: Draw) -> Change:
+    """Return what gives tensors of the same shape and dtype other numbers; integers stay, they may be positions."""
+    generator = torch.Generator().manual_seed(0)  # one for all tensors of a call: they must not be alike
+
+    def change(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dtype == torch.bool:
+            return torch.rand(tensor.shape, generator=generator).lt(0.5).to(tensor.device)
+        if tensor.is_complex():
+            return torch.complex(draw(tensor.shape, generator), draw(tensor.shape, generator)).to(tensor)
+        return draw(tensor.shape, generator).to(tensor) if tensor.is_floating_point() else tensor
+
+    return change
+
+
+def _normal(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
+    return 3 * torch.randn(shape, generator=generator)
+
+
+def _unit(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
+    """Draw between 0.1 and 0.9, for operators that take nothing else."""
+    return 0.1 + 0.8 * torch.rand(shape, generator=generator)
+
+
+def _filled(values: list[float]) -> Change:
+    def change(tensor: torch.Tensor) -> torch.Tensor:
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            return tensor
+        flat = tensor.clone(memory_format=torch.contiguous_format).view(-1)
+        for at, value in enumerate(values):
+            flat[at :: 2 * len(values)] = value
+        return flat.view(tensor.shape)
+
+    return change
+
+
+def _spread(tensor: torch.Tensor) -> torch.Tensor:
+    """Lay a tensor out with gaps, which hold its elements a second time."""
+    flat = tensor.reshape(-1)
+    pairs = torch.stack([flat, flat], 1).view(-1)
+    return pairs.as_strided(tensor.shape, [2 * step for step in contiguous_strides(tuple(tensor.shape))], 0)
+
+
+def _late(tensor: torch.Tensor) -> torch.Tensor:
+    """Lay a tensor out after some other elements of its own."""
+    flat = tensor.reshape(-1)
+    before = flat.flip(0)[:3]
+    return torch.cat([before, flat]).as_strided(tensor.shape, contiguous_strides(tuple(tensor.shape)), len(before))
+
+
+_SPECIAL: dict[str, Change] = {
+    "nan_swallowed": _filled([float("nan")]),
+    "inf_swallowed": _filled([float("inf"), float("-inf")]),
+    "strides_ignored": _spread,
+    "offset_ignored": _late,
+}

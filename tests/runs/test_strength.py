@@ -1,0 +1,171 @@
+"""A suite is tested before it tests: mutants that it lets through are named, and a better case kills them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from opforge import registry
+from opforge.errors import NothingToJudgeError
+from opforge.reports.files import write_all
+from opforge.reports.terminal import console_for_results, show
+from opforge.runs import RunConfig
+from opforge.runs.strength import Strength, Trace, measure
+from opforge.suites import strength as kept
+from tests.conftest import TinySuite, _Lent
+
+POSITIVE = "((T([4], f32, low=1.0, high=2.0),), {})"
+SUM = "((T([3], f32), T([3], f32)), {{{}}})"
+BETTER = [POSITIVE, "((T([3, 4], f32),), {})", "((T([4, 3], f32, stride=(1, 4), offset=2),), {})"]
+
+
+@pytest.fixture
+def measure_tiny(monkeypatch, shared_server):
+    """Return a function that runs the mutants of some operators against given cases."""
+    lent = _Lent(shared_server)
+    monkeypatch.setattr("opforge.runs.strength.start_server", lambda _device: lent)
+    monkeypatch.setitem(registry.BUILTIN["suites"], "tiny", "tests.conftest:TinySuite")
+    registry._entries.cache_clear()
+
+    def run(cases: dict[str, list[str]], **fields: object) -> Strength:
+        monkeypatch.setattr(TinySuite, "cases", cases)
+        monkeypatch.setattr(TinySuite, "performance", fields.pop("performance", False))
+        return measure(RunConfig("tiny", "aten", timeout_s=20.0, **fields))
+
+    yield run
+    registry._entries.cache_clear()
+
+
+def test_a_weak_suite_shows_its_survivors_and_a_better_one_kills_them(measure_tiny):
+    """Hostile layouts and values come with every case; other arguments do not."""
+    weak = measure_tiny({"add.Tensor": [SUM.format("")], "relu.default": [POSITIVE]})
+    assert weak.weak == {"add.Tensor": ["ignored:alpha"]}
+    assert not any(t.let_through for t in weak.survivors)
+    assert {"zeros", "identity", "edge", "strides_ignored", "offset_ignored", "nan_swallowed", "inf_swallowed"} <= {
+        m for (op, m), t in weak.traces.items() if op == "relu.default" and t.killed
+    }
+    assert 0.9 < weak.kill_rate < 1
+
+    better = measure_tiny({"add.Tensor": [SUM.format("'alpha': 2")]})
+    assert better.weak == {}
+
+
+def test_in_place_and_out_forms_fall_by_their_numbers(measure_tiny):
+    strength = measure_tiny({
+        "relu_.default": BETTER[1:],
+        "abs.out": ["((T([3, 4], f32),), {'out': T([3, 4], f32)})"],
+        "add_.Tensor": ["((T([3], f32), T([3], f32)), {'alpha': 2})"],
+    })  # fmt: skip
+    for op in ("relu_.default", "abs.out", "add_.Tensor"):
+        traces = {m: t for (o, m), t in strength.traces.items() if o == op}
+        assert {m: traces[m].killed for m in ("zeros", "edge", "low_precision")} == dict.fromkeys(
+            ("zeros", "edge", "low_precision"), "wrong"
+        )
+        assert traces["nothing_written"].killed == "contract"
+    assert strength.traces["add_.Tensor", "ignored:alpha"].killed == "wrong"
+    assert strength.traces["add_.Tensor", "swapped"].killed == "wrong"  # with alpha it is not the same
+
+
+def test_what_is_right_is_not_counted(measure_tiny):
+    strength = measure_tiny({
+        "add.Tensor": ["((T([3], f32), T([3], f32)), {})"],
+        "clone.default": ["((T([3], f32),), {})"],
+    })  # fmt: skip
+    assert not strength.traces["add.Tensor", "swapped"].counts
+    assert not strength.traces["clone.default", "identity"].counts
+    assert strength.traces["add.Tensor", "ignored:alpha"].survived
+
+
+def test_the_way_in_which_mutants_are_made_is_not_what_kills_them(measure_tiny, monkeypatch):
+    monkeypatch.setattr("opforge.runs.strength.mutants_of", lambda _op: ["control"])
+    cases = {
+        "relu.default": BETTER,
+        "relu_.default": BETTER,
+        "abs.out": ["((T([3, 4], f32),), {'out': T([0], f32)})", "((T([3], f32),), {'out': T([3], f32, stride=(2,))})"],
+        "transpose.int": ["((T([3, 4], f32), 0, 1), {})"],
+        "split.Tensor": ["((T([6, 2], f32), 2), {})"],
+        "topk.default": ["((T([6, 2], bf16), 1), {})"],
+        "equal.default": ["((T([2], f32), T([2], f32)), {})"],
+        "_foreach_add_.Scalar": ["(([T([3], f32), T([2, 2], f32)], 2), {})"],
+        "bernoulli.default": ["((T([64], f32, low=0.1, high=0.9),), {})"],
+    }
+    strength = measure_tiny(cases)
+    assert {op: (t.killed, t.reason, t.passed) for (op, _), t in strength.traces.items()} == {
+        op: ("", "", len(texts)) for op, texts in cases.items()
+    }
+
+
+def test_the_first_rejection_is_enough(measure_tiny):
+    cases = [f"((T([{n}, 3], f32), T([{n}, 3], f32)), {{}})" for n in range(2, 100)]
+    strength = measure_tiny({"add.Tensor": cases})
+    assert strength.traces["add.Tensor", "zeros"].passed == 0
+    assert strength.traces["add.Tensor", "ignored:alpha"].passed == 98
+
+
+def test_timed_cases_do_not_count(measure_tiny):
+    strength = measure_tiny({"add.Tensor": [SUM.format("")]}, performance=True)
+    assert strength.traces["add.Tensor", "ignored:alpha"].passed == 1
+
+
+def test_an_operator_without_mutants_is_nothing_to_measure(measure_tiny):
+    with pytest.raises(NothingToJudgeError, match="has a mutant"):
+        measure_tiny({"empty_like.default": ["((T([3], f32),), {})"]})
+
+
+def test_two_kinds_of_survivors():
+    strength = Strength("s", "cpu", ("f32",), "2", "today")
+    rows = [
+        {"op": "a.x", "kernel": "zeros", "verdict": "passed", "mutant": "changed"},
+        {"op": "a.x", "kernel": "edge", "verdict": "passed", "mutant": "same"},
+        {"op": "a.x", "kernel": "edge", "verdict": "error", "reason": "ATen itself raises", "case": "c"},
+        {"op": "a.x", "kernel": "tail", "verdict": "passed", "mutant": "void"},
+        {"op": "b.x", "kernel": "zeros", "verdict": "passed", "mutant": "same"},
+        {"op": "b.x", "kernel": "zeros", "verdict": "crashed", "reason": "r", "case": "c"},
+    ]
+    strength.add(rows)
+    assert [(t.mutant, t.let_through) for t in strength.survivors] == [("edge", False), ("zeros", True)]
+    assert strength.kill_rate == pytest.approx(1 / 3)
+    assert strength.kills == {"crashed": 1}
+    row = strength.as_json()
+    assert row["equivalent"] == 1
+    assert row["weak"] == {"a.x": ["edge", "zeros"]}
+    assert row["by_mutant"]["zeros"] == {"killed": 1, "mutants": 2}
+    assert Trace("a.x", "edge").survived is False
+
+
+def test_a_run_names_its_weak_operators(judge_tiny, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(kept, "SHIPPED", tmp_path)
+    row = {
+        "torch": "2",
+        "device": "cpu",
+        "dtypes": ["f32"],
+        "date": "today",
+        "weak": {"relu.default": ["edge"], "mm.out": ["zeros"]},
+    }
+    (tmp_path / "tiny.json").write_text(json.dumps(row))
+    ended = judge_tiny(None, {"relu.default": [POSITIVE], "abs.default": [POSITIVE]})
+    assert ended.summary.weak_judged == {"relu.default": ["edge"]}
+    assert ended.summary.scores()["weak"] == ["relu.default"]
+    write_all(ended.store.path, ended.summary)
+    text = (ended.store.path / "OVERALL_SUMMARY.md").read_text()
+    assert "## Weak cases" in text
+    assert "- `relu.default`: edge" in text
+    marked = {r["op"]: r.get("weak_to") for r in json.loads((ended.store.path / "full_results.json").read_text())}
+    assert marked == {"relu.default": ["edge"], "abs.default": None}
+    show(console_for_results(), ended.manifest, ended.summary)
+    assert "relu.default (edge)" in capsys.readouterr().out
+
+
+def test_what_was_measured_here_goes_before_what_is_shipped(monkeypatch, tmp_path):
+    monkeypatch.setenv("OPFORGE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(kept, "SHIPPED", tmp_path)
+    assert kept.known("tiny", "cpu", ("f32",)) is None
+    row = {"torch": "2", "device": "cpu", "dtypes": ["f32"], "date": "today", "weak": {"relu.default": ["edge"]}}
+    (tmp_path / "tiny.json").write_text(json.dumps(row))
+    assert kept.known("tiny", "cpu", ("f32",)).weak == {"relu.default": ["edge"]}
+    path = kept.kept_at("tiny", "cpu", ("f32",))
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({**row, "weak": {}}))
+    assert kept.known("tiny", "cpu", ("f32",)).weak == {}
+    assert kept.known("tiny", "cpu", ("bf16",)).weak == {"relu.default": ["edge"]}
