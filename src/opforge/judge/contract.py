@@ -176,7 +176,7 @@ class Hearing:
 
     def _numbers(self, what: str, kernel: torch.Tensor, aten: torch.Tensor, index: int) -> dict[str, float]:
         aten = aten.detach().cpu().resolve_conj().resolve_neg()
-        if self.op.random:
+        if self.aten.drew:
             return {}
         if self._only_ties_differ(what, kernel, aten, index):
             return {}
@@ -225,7 +225,7 @@ class Hearing:
         """Compare every input after the call: those that the operator writes by number, the others to the bit."""
         figures: dict[str, float] = {}
         count = len(tensors_of(self.aten.result))
-        undefined = self.op.random or self.op.base in properties.UNDEFINED_CONTENTS
+        undefined = self.aten.drew or self.op.base in properties.UNDEFINED_CONTENTS
         for i, (row, aten) in enumerate(zip(self.reply["inputs"], self.aten.inputs, strict=True)):
             what = f"{self._name(i)} after the call"
             kernel = self._tensor(what, {"T": row}, aten)
@@ -246,7 +246,7 @@ class Hearing:
 
     def _name(self, index: int) -> str:
         """Return the schema's name of an input tensor, such as ``self`` or ``tensors[1]``."""
-        names = list(_tensor_names(self.op, self.call))
+        names = list(tensor_names(self.op, self.call))
         return f"`{names[index]}`" if 0 <= index < len(names) else f"input tensor {index}"
 
     def _before(self, index: int) -> torch.Tensor:
@@ -271,7 +271,7 @@ def flat(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return all(step == inner_size * inner_step for (_, step), (inner_size, inner_step) in itertools.pairwise(kept))
 
 
-def _tensor_names(op: Operator, call: Call) -> Iterator[str]:
+def tensor_names(op: Operator, call: Call) -> Iterator[str]:
     """Yield the names of a call's tensors in the order in which they are counted."""
     for argument, value in zip(op.arguments, call.args, strict=False):
         yield from _names_in(argument.name, value)

@@ -14,6 +14,7 @@ import torch
 from opforge.cases.encoding import decode
 from opforge.cases.materialise import owned_copy, tensor_over
 from opforge.sandbox.loader import aten_function
+from opforge.sandbox.state import seed_generator
 
 _WIDE = {
     torch.float32: torch.float64,
@@ -54,20 +55,26 @@ class Call:
 
         return decode(self.args, tensor), {n: decode(v, tensor) for n, v in self.kwargs.items()}, inputs
 
-    def run(self, change: Callable[[torch.Tensor], torch.Tensor] | None = None, *, seed: int | None = None) -> Answer:
+    def run(self, change: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Answer:
         """Call ATen; an exception is part of the answer."""
         args, kwargs, inputs = self.build(change)
         if change is not None:
             args, kwargs = _widen(args), _widen(kwargs)
-        seed = self.seed if seed is None else seed
-        if seed is not None:
-            torch.manual_seed(seed)
+        if self.seed is not None:
+            seed_generator(self.seed, self.device)
+        before = None if self.seed is None else self._generator()
         try:
             with torch.no_grad():
                 result = aten_function(self.op)(*args, **kwargs)
         except Exception as error:  # noqa: BLE001  # ATen raises many types; that it raises is what we ask
             return Answer(inputs=inputs, raised=error)
-        return Answer(inputs=inputs, result=result)
+        return Answer(inputs=inputs, result=result, drew=before is not None and before != self._generator())
+
+    def _generator(self) -> bytes:
+        """Return the state of the random number generator that the operator draws from."""
+        cuda = self.device.type == "cuda"
+        state: torch.Tensor = torch.cuda.get_rng_state(self.device) if cuda else torch.get_rng_state()
+        return bytes(state.numpy().tobytes())
 
     def run_poisoned(self) -> Answer:
         """Call ATen with new memory filled with NaN or the largest integer, to see what it leaves uninitialised."""
@@ -87,6 +94,8 @@ class Answer:
     inputs: list[torch.Tensor]
     result: Any = None
     raised: Exception | None = None
+    drew: bool = False
+    """Whether a random operator took numbers from the generator; with dropout at zero, say, it does not."""
 
     @property
     def tensors(self) -> list[torch.Tensor] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,12 @@ from opforge.cases.case import Phase
 from opforge.cases.materialise import Bytes
 from opforge.cases.store import open_blob
 from opforge.errors import CaseSyntaxError
-from opforge.judge import distribution, timing
+from opforge.judge import timing
 from opforge.judge.batch import MAX_BYTES, MAX_CASES, Batch, CaseRow, Placed
 from opforge.judge.contract import Hearing
+from opforge.judge.draws import judge_draws
 from opforge.judge.reference import Answer
+from opforge.judge.replies import FORGED, replies_of, results_end
 from opforge.judge.verdict import Finding, Outcome
 from opforge.judge.workers import DeathError, KernelWorker, WorkerConfig
 from opforge.ops import Operator, table
@@ -131,10 +133,10 @@ class Judge:
         except DeathError as death:
             self._death(op, batch, death, waiting)
             return
-        replies = _replies(reply, len(batch.placed))
+        replies = replies_of(reply, len(batch.placed))
         if replies is None:
             self._end_worker()
-            forged = Finding(Outcome.CONTRACT, "the worker's reply is not one that our harness writes")
+            forged = Finding(Outcome.CONTRACT, FORGED)
             self._emit(op, [(p.case, forged) for p in batch.placed if not p.again])
             return
         findings = self._hear(op, worker, batch, answers, replies)
@@ -161,7 +163,7 @@ class Judge:
         self, op: _Op, worker: KernelWorker, batch: Batch, answers: list[Answer], replies: list[dict[str, Any]]
     ) -> list[tuple[CaseRow, Finding]]:
         touched = batch.touched(worker.bytes)
-        results = bytearray(worker.bytes[self._config.in_bytes : _results_end(replies, self._config)])
+        results = bytearray(worker.bytes[self._config.in_bytes : results_end(replies, self._config)])
         findings: list[tuple[CaseRow, Finding]] = []
         for placed, aten, reply, inputs in zip(batch.placed, answers, replies, touched, strict=True):
             hearing = Hearing(
@@ -176,12 +178,15 @@ class Judge:
                 inputs,
             )
             finding = hearing.finding()
-            if finding.passed and self._worker is None and (op.facts.random or placed.case.phase is Phase.PERFORMANCE):
+            if finding.passed and self._worker is None and (aten.drew or placed.case.phase is Phase.PERFORMANCE):
                 finding = Finding(
                     Outcome.CRASHED, "not looked at further: the kernel's process was lost on a case before it"
                 )
-            if finding.passed and op.facts.random:
-                finding = self._surviving(self._draw, op, worker, placed, hearing) or finding
+            if finding.passed and aten.drew:
+                finding = (
+                    self._surviving(judge_draws, worker, op.facts, placed, hearing, reply, self._config, finding)
+                    or finding
+                )
             if placed.again:
                 findings[-1] = (placed.case, _twice(findings[-1][1], finding))
                 continue
@@ -197,40 +202,6 @@ class Judge:
         except DeathError as death:
             self._end_worker()
             return Finding(death.outcome, str(death))
-
-    def _draw(self, op: _Op, worker: KernelWorker, placed: Placed, hearing: Hearing) -> Finding | None:
-        """Judge a random operator by many draws, unless its first draw is ATen's own to the bit."""
-        if all(distribution.identical(k, a) for k, a in hearing.values) and hearing.values:
-            return None
-        drawn = [[(k, a)] for k, a in hearing.values]
-        for number in range(1, distribution.DRAWS):
-            if all(sum(k.numel() for k, _ in pairs) >= distribution.ENOUGH for pairs in drawn):
-                break
-            seed = number * 7919
-            reply = worker.ask({"do": "call", "op": op.facts.name, "cases": [{**placed.request(), "seed": seed}]})
-            replies = _replies(reply, 1)
-            if replies is None:
-                return Finding(Outcome.CONTRACT, "the worker's reply is not one that our harness writes")
-            results = bytearray(worker.bytes[self._config.in_bytes : _results_end(replies, self._config)])
-            again = Hearing(
-                op.facts, op.required, placed.case.expect, placed.call, placed.call.run(seed=seed + 1), replies[0],
-                results, self._config.in_bytes,
-            )  # fmt: skip
-            finding = again.finding()
-            if not finding.passed:
-                return finding
-            for pairs, pair in zip(drawn, again.values, strict=True):
-                pairs.append(pair)
-        for index, pairs in enumerate(drawn):
-            if distribution.stuck([k for k, _ in pairs], [a for _, a in pairs]):
-                return Finding(Outcome.WRONG, f"result[{index}]: the same draw whatever the seed")
-            difference = distribution.differs(
-                torch.cat([k.reshape(-1) for k, _ in pairs]),
-                torch.cat([a.detach().cpu().reshape(-1) for _, a in pairs]),
-            )
-            if difference is not None:
-                return Finding(Outcome.WRONG, f"result[{index}]: {difference}")
-        return None
 
     def _race(self, op: _Op, worker: KernelWorker, batch: Batch, placed: Placed, finding: Finding) -> Finding:
         """Time a case that is right, against ATen in a clean worker of its own."""
@@ -280,34 +251,6 @@ class Judge:
         if findings:
             rows = [{"id": case.id, "phase": case.phase.value, **finding.row()} for case, finding in findings]
             self._channel.send({"op": op.facts.name, "verdicts": rows})
-
-
-def _replies(reply: Any, count: int) -> list[dict[str, Any]] | None:
-    """Return the worker's answers to the cases of a batch, or None when that is not what it sent."""
-    replies = reply.get("results") if isinstance(reply, dict) else None
-    if isinstance(replies, list) and len(replies) == count and all(isinstance(r, dict) for r in replies):
-        return replies
-    return None
-
-
-def _results_end(replies: list[dict[str, Any]], config: WorkerConfig) -> int:
-    """Return where the results that the replies speak of end, within the arena."""
-    rows = (row for row in _result_rows(replies) if isinstance(row[0], int) and isinstance(row[1], int))
-    ends: list[int] = [config.in_bytes, *(row[0] + row[1] for row in rows)]
-    return min(max(ends), config.arena_bytes)
-
-
-def _result_rows(tree: Any) -> Iterator[list[Any]]:
-    """Yield the rows of all tensors that replies speak of; the replies may hold anything."""
-    if isinstance(tree, dict):
-        inputs = tree.get("inputs")
-        for row in [tree.get("T"), *(inputs if isinstance(inputs, list) else [])]:
-            if isinstance(row, list) and len(row) > 1:
-                yield row
-        yield from _result_rows(tree.get("returned"))
-    elif isinstance(tree, list):
-        for value in tree:
-            yield from _result_rows(value)
 
 
 def _twice(first: Finding, second: Finding) -> Finding:

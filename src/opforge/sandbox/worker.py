@@ -15,7 +15,7 @@ import torch
 from opforge.cases.encoding import SHORT_DTYPES, decode
 from opforge.cases.materialise import flat_bytes, owned_copy, tensor_over
 from opforge.sandbox.loader import KernelLoadError, LoadedKernel, describe_exception, operator
-from opforge.sandbox.state import GlobalState
+from opforge.sandbox.state import GlobalState, seed_generator
 from opforge.sandbox.wire import Channel
 
 COUNTER = struct.Struct("<Q")
@@ -108,7 +108,7 @@ class Worker:
             args, kwargs = decode(case["args"], tensor), {n: decode(v, tensor) for n, v in case["kwargs"].items()}
             geometry = [(t.shape, t.stride(), t.storage_offset()) for t in inputs]
             if "seed" in case:
-                torch.manual_seed(case["seed"])
+                seed_generator(case["seed"], self._device)
             result = function(*args, **kwargs)
             if self._device.type == "cuda":
                 torch.cuda.synchronize()
