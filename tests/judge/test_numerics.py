@@ -7,7 +7,6 @@ import torch
 
 from opforge.cases.encoding import SHORT_DTYPES
 from opforge.judge.numerics import Comparison, same_bytes
-from opforge.judge.properties import tie_checker
 from opforge.judge.reference import Call, Exact
 from opforge.judge.verdict import NotRightError
 
@@ -119,17 +118,3 @@ def test_without_a_float64_form_tolerances_decide():
     made = call("_to_copy.default", x, dtype={"dtype": "bf16"})
     check(made, x.clone())
     assert same_bytes(x, x.clone())
-
-
-def test_ties_may_be_broken_either_way_but_not_wrongly():
-    x = torch.tensor([[3.0, 1.0, 3.0], [2.0, 2.0, 0.0]])
-    check_tie = tie_checker("argmax", "default", [x, 1], {})
-    assert check_tie is not None
-    assert check_tie(torch.tensor([2, 1]), torch.tensor([0, 0]))
-    assert not check_tie(torch.tensor([1, 1]), torch.tensor([0, 0]))
-    assert not check_tie(torch.tensor([7, 1]), torch.tensor([0, 0]))
-    sorted_tie = tie_checker("sort", "default", [x, 1, True], {})
-    assert sorted_tie is not None
-    assert sorted_tie(torch.tensor([[2, 0, 1], [0, 1, 2]]), torch.tensor([[0, 2, 1], [1, 0, 2]]))
-    assert not sorted_tie(torch.tensor([[2, 2, 1], [0, 1, 2]]), torch.tensor([[0, 2, 1], [1, 0, 2]]))
-    assert tie_checker("sort", "stable", [x], {"stable": True}) is None

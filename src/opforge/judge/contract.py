@@ -102,19 +102,36 @@ class Hearing:
 
     def _results(self, described: Any, result: Any) -> dict[str, float]:
         pairs = _pair(described, result, "result")
-        figures: dict[str, float] = {}
-        index = 0
+        found: list[str] = []
         for what, said, aten in pairs:
             if not isinstance(aten, torch.Tensor):
                 _same_plain(what, said, aten)
                 continue
             kernel = self._tensor(what, said, aten)
             self._aliasing(what, said, aten)
-            if self.op.base not in properties.UNDEFINED_CONTENTS:
-                _merge(figures, self._numbers(what, kernel, aten, index))
             self.values.append((kernel, aten))
-            index += 1
+            found.append(what)
+        if self.aten.drew or self.op.base in properties.UNDEFINED_CONTENTS:
+            return {}
+        ruling = self._ruling(found)
+        figures = dict(ruling.figures)
+        for index, (what, (kernel, aten)) in enumerate(zip(found, self.values, strict=True)):
+            if index not in ruling.covered:
+                _merge(figures, self._compare(what, kernel, aten.detach().cpu().resolve_conj().resolve_neg(), index))
         return figures
+
+    def _ruling(self, names: list[str]) -> properties.Ruling:
+        """Judge results that need not be ATen's own by the property that makes them right."""
+        judge = properties.BY_PACKET.get(self.op.packet)
+        kernel = [k for k, _ in self.values]
+        aten = [a.detach().cpu().resolve_conj().resolve_neg() for _, a in self.values]
+        if judge is None or all(map(same_bytes, kernel, aten)):
+            return properties.Ruling(frozenset())
+        args, kwargs, _inputs = self.call.build()
+        given = {n: v.cpu() if isinstance(v, torch.Tensor) else v for n, v in self.op.bind(args, kwargs).items()}
+        ruling = judge(properties.Sight(self.op.packet, given, kernel, aten, names)) or properties.Ruling(frozenset())
+        self.notes.extend([ruling.note] if ruling.note else [])
+        return ruling
 
     def _tensor(self, what: str, said: Any, aten: torch.Tensor) -> torch.Tensor:
         if not isinstance(said, dict) or "T" not in said:
@@ -174,28 +191,6 @@ class Hearing:
                 Outcome.CONTRACT, f"{what} is new memory; ATen's is a view of {self._name(expected[0])}"
             )
 
-    def _numbers(self, what: str, kernel: torch.Tensor, aten: torch.Tensor, index: int) -> dict[str, float]:
-        aten = aten.detach().cpu().resolve_conj().resolve_neg()
-        if self.aten.drew:
-            return {}
-        if self._only_ties_differ(what, kernel, aten, index):
-            return {}
-        return self._compare(what, kernel, aten, index)
-
-    def _only_ties_differ(self, what: str, kernel: torch.Tensor, aten: torch.Tensor, position: int) -> bool:
-        """Whether a result of positions points at other elements than ATen's, but equal ones."""
-        count = len(tensors_of(self.aten.result))
-        if aten.dtype != torch.int64 or not properties.gives_positions(self.op.packet, position, count):
-            return False
-        if same_bytes(kernel, aten):
-            return False
-        args, kwargs, _inputs = self.call.build()
-        check = properties.tie_checker(self.op.packet, self.op.overload, args, kwargs)
-        if check is None or not check(kernel.to(self.call.device), aten.to(self.call.device)):
-            return False
-        self.notes.append(f"{what}: ties are broken in another way than ATen breaks them")
-        return True
-
     def _compare(self, what: str, kernel: torch.Tensor, aten: torch.Tensor, index: int) -> dict[str, float]:
         """Compare numbers; where ATen leaves elements uninitialised, the others alone decide."""
         try:
@@ -239,8 +234,7 @@ class Hearing:
                     raise NotRightError(
                         Outcome.CONTRACT, f"did not write to {self._name(i)}, which {self.op.name} must change"
                     )
-                position = next((r for r, t in enumerate(tensors_of(self.aten.result)) if t is aten), -1)
-                if not self._only_ties_differ(what, kernel, aten_cpu, position):
+                if not (self._is_written(i) and self.op.packet in properties.BY_PACKET):  # judged among the results
                     _merge(figures, self._compare(what, kernel, aten_cpu, count + i))
         return figures
 

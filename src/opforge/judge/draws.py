@@ -190,7 +190,7 @@ class _Drawing:
             if draws.kernel.nan and not draws.aten.nan:
                 raise NotRightError(Outcome.WRONG, f"{name}: NaN among the draws, where ATen has none")
         args, kwargs, _inputs = self.placed.call.build()
-        look = support.Look(support.bind(self.op, args, kwargs), [torch.stack(k.whole) for k in kept])
+        look = support.Look(self.op.bind(args, kwargs), [torch.stack(k.whole) for k in kept])
         if reason := support.broken(self.op, look):
             raise NotRightError(Outcome.WRONG, reason)
 

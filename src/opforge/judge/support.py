@@ -31,11 +31,6 @@ class Look:
 Support = Callable[[Look], str | None]
 
 
-def bind(op: Operator, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call by their names in the schema; those left to their defaults are absent."""
-    return {**{a.name: v for a, v in zip(op.arguments, args, strict=False)}, **kwargs}
-
-
 def broken(op: Operator, look: Look) -> str | None:
     """Say which rule of the operator some draw breaks, or None."""
     check = _RULES.get(op.packet)
