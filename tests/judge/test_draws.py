@@ -29,7 +29,7 @@ HONEST: dict[str, tuple[str, dict[str, list[str]]]] = {
     "rand": (
         (
             "def rand_kernel_impl(size, *, dtype=None, layout=None, device=None, pin_memory=None):\n"
-            "    return (1 - torch.rand(size, dtype=torch.float64)).clamp(max=1 - 2**-24).to(dtype)"
+            "    return (torch.randint(2**53, size).double() / 2**53).clamp(max=1 - 2**-24).to(dtype)"
         ),
         {"rand.default": ["(([3, 7],), {'dtype': f32})", "(([40, 40],), {'dtype': bf16})", "(([40, 40],), {'dtype': f16})"]},
     ),
@@ -56,7 +56,7 @@ HONEST: dict[str, tuple[str, dict[str, list[str]]]] = {
     "uniform_": (
         (
             "def uniform__kernel_impl(self, low=0.0, high=1.0, *, generator=None, **bounds):\n"
-            "    return self.copy_(high - (high - low) * torch.rand(self.shape, dtype=torch.float64))"
+            "    return self.copy_(low + (high - low) * torch.randint(2**53, self.shape) / 2**53)"
         ),
         {"uniform_.default": ["((T([10], f32), -100.0, 100.0), {})", "((T([90], f64), 2.0, 3.0), {})"]},
     ),
@@ -229,17 +229,17 @@ def rand_like_kernel_impl(self, **options):
         (
             "normal.Tensor_float",
             "((T([20, 20], f32), 0.1), {})",
-            "(mean, std=1.0, *, generator=None): return torch.randn_like(mean) * std + mean.t()",
+            "(mean, std=1.0, *, generator=None): return torch.special.ndtri(torch.rand_like(mean)) * std + mean.t()",
             "levels",
         ),
         (
             "normal.float_Tensor",
             "((0.5, T([20, 20], f32, low=0.1, high=2.0)), {})",
-            "(mean, std, *, generator=None): return torch.randn_like(std) * std.t() + mean",
+            "(mean, std, *, generator=None): return torch.special.ndtri(torch.rand_like(std)) * std.t() + mean",
             "widths",
         ),
-        ("randint", "((10, [30]), {})", "(high, size, **options): return torch.randint(0, high + 1, size)", "outside of 0 to 9"),
-        ("randint", "((1000, [300]), {})", "(high, size, **options): return torch.randint(high, size) // 2 * 2 + (torch.rand(size) < 0.4)", "modulo 2"),
+        ("randint", "((10, [30]), {})", "(high, size, **options): return (torch.rand(size) * (high + 1)).long()", "outside of 0 to 9"),
+        ("randint", "((1000, [300]), {})", "(high, size, **options): return (torch.rand(size) * high).long() // 2 * 2 + (torch.rand(size) < 0.4)", "modulo 2"),
         ("randperm", "((20,), {})", "(n, **options): return torch.randint(0, n, (n,))", "no permutation"),
         ("randperm", "((20,), {})", "(n, **options): return (torch.arange(n) + int(torch.randint(0, n, ()))) % n", "the same draw"),
         (
@@ -309,7 +309,7 @@ def test_a_kernel_that_leaves_atens_path_after_its_first_draw_is_drawn_from(kern
         calls = [0]
         def rand_like_kernel_impl(self, **options):
             calls[0] += 1
-            return torch.rand_like(self) if calls[0] == 1 else torch.rand_like(self) ** 2
+            return torch.rand(self.shape) ** (1 if calls[0] == 1 else 2)
     """
     found = verdicts(judge_tiny(kernel_directory({"rand_like": source(body)}), {"rand_like.default": [LIKE]}))
     ((verdict, reason),) = found["rand_like.default"]
