@@ -17,7 +17,7 @@ from opforge.cases.materialise import Bytes, tensor_over, write_storage
 from opforge.cases.twists import SAME_ELEMENTS, TWISTS, Inputs, changed_contents
 from opforge.cases.values import TensorSpec
 from opforge.judge.properties import LAYOUT_IS_INPUT, UNDEFINED_CONTENTS, WRITES_UNSAID
-from opforge.judge.reference import Answer, Call, alike
+from opforge.judge.reference import Answer, Call, alike, same_dtypes
 from opforge.ops import Form, Operator
 from opforge.sandbox.worker import ALIGN
 
@@ -122,7 +122,12 @@ class Batch:
         answer = call.run()
         if answer.raised is not None:
             return False
-        if name in SAME_ELEMENTS and self._same_in_any_layout and not alike(first.answer, answer):
+        same = (
+            alike(first.answer, answer)
+            if name in SAME_ELEMENTS
+            else name != "empty" or same_dtypes(first.answer, answer)
+        )
+        if self._same_in_any_layout and not same:
             self.defects.setdefault(first.case.id, []).append(name)
             return False
         self.placed.append(Placed(first.case, call, list(_rows([call.args, call.kwargs])), answer, name))

@@ -18,7 +18,7 @@ from opforge.cases.materialise import tensor_over
 from opforge.cases.values import contiguous_strides
 from opforge.judge import bypass, properties
 from opforge.judge.numerics import Comparison, same_bytes
-from opforge.judge.reference import Answer, Call, Exact, tensors_of
+from opforge.judge.reference import Answer, Call, Exact, Gradients, tensors_of
 from opforge.judge.verdict import Finding, NotRightError, Outcome
 from opforge.ops import Operator
 from opforge.sandbox.worker import storage_aliases
@@ -122,19 +122,36 @@ class Hearing:
 
     def _results(self, described: Any, result: Any) -> dict[str, float]:
         pairs = _pair(described, result, "result")
-        figures: dict[str, float] = {}
-        index = 0
+        found: list[str] = []
         for what, said, aten in pairs:
             if not isinstance(aten, torch.Tensor):
                 _same_plain(what, said, aten)
                 continue
             kernel = self._tensor(what, said, aten)
             self._aliasing(what, said, aten)
-            if self.op.base not in properties.UNDEFINED_CONTENTS:
-                _merge(figures, self._numbers(what, kernel, aten, index))
             self.values.append((kernel, aten))
-            index += 1
+            found.append(what)
+        if self.aten.drew or self.op.base in properties.UNDEFINED_CONTENTS:
+            return {}
+        ruling = self._ruling(found)
+        figures = dict(ruling.figures)
+        for index, (what, (kernel, aten)) in enumerate(zip(found, self.values, strict=True)):
+            if index not in ruling.covered:
+                _merge(figures, self._compare(what, kernel, aten.detach().cpu().resolve_conj().resolve_neg(), index))
         return figures
+
+    def _ruling(self, names: list[str]) -> properties.Ruling:
+        """Judge results that need not be ATen's own by the property that makes them right."""
+        judge = properties.BY_PACKET.get(self.op.packet)
+        kernel = [k for k, _ in self.values]
+        aten = [a.detach().cpu().resolve_conj().resolve_neg() for _, a in self.values]
+        if judge is None or isinstance(self.call, Gradients) or all(map(same_bytes, kernel, aten)):
+            return properties.Ruling(frozenset())
+        args, kwargs, _inputs = self.call.build()
+        given = {n: v.cpu() if isinstance(v, torch.Tensor) else v for n, v in self.op.bind(args, kwargs).items()}
+        ruling = judge(properties.Sight(self.op.packet, given, kernel, aten, names)) or properties.Ruling(frozenset())
+        self.notes.extend([ruling.note] if ruling.note else [])
+        return ruling
 
     def _tensor(self, what: str, said: Any, aten: torch.Tensor) -> torch.Tensor:
         if not isinstance(said, dict) or "T" not in said:
@@ -176,6 +193,8 @@ class Hearing:
         return tensor
 
     def _aliasing(self, what: str, said: dict[str, Any], aten: torch.Tensor) -> None:
+        if not aten.numel() and not self.op.mutates:
+            return  # ATen gives an input back where there is nothing to compute; nobody can tell
         expected_same = [i for i, t in enumerate(self.aten.inputs) if t is aten]
         if said.get("same", []) != expected_same:
             if expected_same:
@@ -193,28 +212,6 @@ class Hearing:
             raise NotRightError(
                 Outcome.CONTRACT, f"{what} is new memory; ATen's is a view of {self._name(expected[0])}"
             )
-
-    def _numbers(self, what: str, kernel: torch.Tensor, aten: torch.Tensor, index: int) -> dict[str, float]:
-        aten = aten.detach().cpu().resolve_conj().resolve_neg()
-        if self.op.random:
-            return {}
-        if self._only_ties_differ(what, kernel, aten, index):
-            return {}
-        return self._compare(what, kernel, aten, index)
-
-    def _only_ties_differ(self, what: str, kernel: torch.Tensor, aten: torch.Tensor, position: int) -> bool:
-        """Whether a result of positions points at other elements than ATen's, but equal ones."""
-        count = len(tensors_of(self.aten.result))
-        if aten.dtype != torch.int64 or not properties.gives_positions(self.op.packet, position, count):
-            return False
-        if same_bytes(kernel, aten):
-            return False
-        args, kwargs, _inputs = self.call.build()
-        check = properties.tie_checker(self.op.packet, self.op.overload, args, kwargs)
-        if check is None or not check(kernel.to(self.call.device), aten.to(self.call.device)):
-            return False
-        self.notes.append(f"{what}: ties are broken in another way than ATen breaks them")
-        return True
 
     def _compare(self, what: str, kernel: torch.Tensor, aten: torch.Tensor, index: int) -> dict[str, float]:
         """Compare numbers; where ATen leaves elements uninitialised, the others alone decide."""
@@ -256,7 +253,7 @@ class Hearing:
         """Compare every input after the call: those that the operator writes by number, the others to the bit."""
         figures: dict[str, float] = {}
         count = len(tensors_of(self.aten.result))
-        undefined = self.op.random or self.op.base in properties.UNDEFINED_CONTENTS
+        undefined = self.aten.drew or self.op.base in properties.UNDEFINED_CONTENTS
         for i, (row, aten) in enumerate(zip(self.reply["inputs"], self.aten.inputs, strict=True)):
             what = f"{self._name(i)} after the call"
             kernel = self._tensor(what, {"T": row}, aten)
@@ -270,14 +267,13 @@ class Hearing:
                     raise NotRightError(
                         Outcome.CONTRACT, f"did not write to {self._name(i)}, which {self.op.name} must change"
                     )
-                position = next((r for r, t in enumerate(tensors_of(self.aten.result)) if t is aten), -1)
-                if not self._only_ties_differ(what, kernel, aten_cpu, position):
+                if not (self._is_written(i) and self.op.packet in properties.BY_PACKET):  # judged among the results
                     _merge(figures, self._compare(what, kernel, aten_cpu, count + i))
         return figures
 
     def _name(self, index: int) -> str:
         """Return the schema's name of an input tensor, such as ``self`` or ``tensors[1]``."""
-        names = list(_tensor_names(self.op, self.call))
+        names = list(tensor_names(self.op, self.call))
         return f"`{names[index]}`" if 0 <= index < len(names) else f"input tensor {index}"
 
     def _before(self, index: int) -> torch.Tensor:
@@ -302,7 +298,7 @@ def flat(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return all(step == inner_size * inner_step for (_, step), (inner_size, inner_step) in itertools.pairwise(kept))
 
 
-def _tensor_names(op: Operator, call: Call) -> Iterator[str]:
+def tensor_names(op: Operator, call: Call) -> Iterator[str]:
     """Yield the names of a call's tensors in the order in which they are counted."""
     for argument, value in zip(op.arguments, call.args, strict=False):
         yield from _names_in(argument.name, value)

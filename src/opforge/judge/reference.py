@@ -14,6 +14,7 @@ import torch
 from opforge.cases.encoding import TORCH_DTYPES, decode
 from opforge.cases.materialise import owned_copy, tensor_over, turned
 from opforge.sandbox.loader import aten_function, gradients
+from opforge.sandbox.state import seed_generator
 
 _WIDE = {
     torch.float32: torch.float64,
@@ -57,20 +58,26 @@ class Call:
 
         return decode(self.args, tensor), {n: decode(v, tensor) for n, v in self.kwargs.items()}, inputs
 
-    def run(self, change: Callable[[torch.Tensor], torch.Tensor] | None = None, *, seed: int | None = None) -> Answer:
+    def run(self, change: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Answer:
         """Call ATen; an exception is part of the answer."""
         args, kwargs, inputs = self.build(change)
         if change is not None:
             args, kwargs = _widen(args), _widen(kwargs)
-        seed = self.seed if seed is None else seed
-        if seed is not None:
-            torch.manual_seed(seed)
+        if self.seed is not None:
+            seed_generator(self.seed, self.device)
+        before = None if self.seed is None else self._generator()
         try:
             with torch.no_grad():
                 result = aten_function(self.op)(*args, **kwargs)
         except Exception as error:  # noqa: BLE001  # ATen raises many types; that it raises is what we ask
             return Answer(inputs=inputs, raised=error)
-        return Answer(inputs=inputs, result=result)
+        return Answer(inputs=inputs, result=result, drew=before is not None and before != self._generator())
+
+    def _generator(self) -> bytes:
+        """Return the state of the random number generator that the operator draws from."""
+        cuda = self.device.type == "cuda"
+        state: torch.Tensor = torch.cuda.get_rng_state(self.device) if cuda else torch.get_rng_state()
+        return bytes(state.numpy().tobytes())
 
     def gradients(self) -> Gradients:
         """Return the call whose answer is the gradients that flow back through this one."""
@@ -91,9 +98,8 @@ class Call:
 class Gradients(Call):
     """A call run for the gradients of its floating-point inputs: they are its answer."""
 
-    def run(self, change: Callable[[torch.Tensor], torch.Tensor] | None = None, *, seed: int | None = None) -> Answer:
+    def run(self, change: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Answer:
         """Call ATen forward and backward; an exception is part of the answer."""
-        del seed  # random operators are not asked for gradients
         args, kwargs, inputs = self.build(change)
         if change is not None:
             args, kwargs = _widen(args), _widen(kwargs)
@@ -110,6 +116,8 @@ class Answer:
     inputs: list[torch.Tensor]
     result: Any = None
     raised: Exception | None = None
+    drew: bool = False
+    """Whether a random operator took numbers from the generator; with dropout at zero, say, it does not."""
 
     @property
     def tensors(self) -> list[torch.Tensor] | None:
@@ -122,6 +130,11 @@ def alike(one: Answer, other: Answer) -> bool:
     if one.tensors is None or other.tensors is None or len(one.tensors) != len(other.tensors):
         return False
     return all(_near(a.detach(), b.detach()) for a, b in zip(one.tensors, other.tensors, strict=True))
+
+
+def same_dtypes(one: Answer, other: Answer) -> bool:
+    """Whether the results of two answers have the same dtypes."""
+    return [t.dtype for t in tensors_of(one.result)] == [t.dtype for t in tensors_of(other.result)]
 
 
 def _near(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,12 @@ from opforge.cases.case import Expect, Phase
 from opforge.cases.materialise import Bytes
 from opforge.cases.store import open_blob
 from opforge.errors import CaseSyntaxError
-from opforge.judge import bypass, distribution, forms, timing
+from opforge.judge import bypass, forms, timing
 from opforge.judge.batch import MAX_BYTES, Batch, CaseRow, Placed
 from opforge.judge.contract import Hearing
+from opforge.judge.draws import judge_draws
+from opforge.judge.properties import BY_PACKET
+from opforge.judge.replies import FORGED, replies_of, results_end
 from opforge.judge.verdict import FAULT, REJECTED, Finding, NotRightError, Outcome
 from opforge.judge.workers import DeathError, KernelWorker, WorkerConfig
 from opforge.ops import Form, Operator, table
@@ -30,7 +33,7 @@ _LOAD_LIMIT_S = 120.0
 _LINGER_S = 0.1
 _DERIVED = 3
 """How many cases of an operator are run for their gradients."""
-_FORGED = Finding(Outcome.CONTRACT, "the worker's reply is not one that our harness writes")
+_FORGED = Finding(Outcome.CONTRACT, FORGED)
 _FIRST_BATCHES = (4, 24)
 """Sizes of the first batches of a job that ends with its first rejection: most mutants fall in the first."""
 
@@ -150,7 +153,7 @@ class Judge:
         except DeathError as death:
             self._death(op, batch, death, waiting)
             return
-        replies = _replies(reply, len(batch.placed))
+        replies = replies_of(reply, len(batch.placed))
         if replies is None:
             self._end_worker()
             self._emit(op, [(p.case, _FORGED) for p in batch.placed if not p.form])
@@ -196,7 +199,7 @@ class Judge:
         self, op: _Op, worker: KernelWorker, batch: Batch, replies: list[dict[str, Any]]
     ) -> list[tuple[CaseRow, Finding]]:
         touched = batch.touched(worker.bytes)
-        results = bytearray(worker.bytes[self._config.in_bytes : _results_end(replies, self._config)])
+        results = bytearray(worker.bytes[self._config.in_bytes : results_end(replies, self._config)])
         groups: dict[int, list[tuple[Placed, Finding]]] = {}
         first: Hearing | None = None
         shown: dict[str, str] = {}
@@ -244,12 +247,14 @@ class Judge:
             return self._surviving(self._linger, op, worker, placed, hearing) or finding
         if foreign and finding.passed and self._worker is not None and _differentiable(op, placed):
             finding = self._surviving(self._derive, op, worker, placed) or finding
-        if not finding.passed or not (op.facts.random or timed):
+        drew = hearing.aten.drew
+        if not finding.passed or not (drew or timed):
             return finding
         if self._worker is None:
             return Finding(Outcome.CRASHED, "not looked at further: the kernel's process was lost on a case before it")
-        if op.facts.random:
-            finding = self._surviving(self._draw, op, worker, placed, hearing) or finding
+        if drew:
+            asked = (worker, op.facts, placed, hearing, hearing.reply, self._config, finding)
+            finding = self._surviving(judge_draws, *asked) or finding
         if finding.passed and timed:
             finding = self._surviving(self._race, op, worker, batch, placed, finding) or finding
         return finding
@@ -261,10 +266,10 @@ class Judge:
         if aten.raised is not None:  # no derivative, or not of these inputs
             return None
         op.derived += 1
-        replies = _replies(worker.ask({"do": "gradient", "op": op.facts.name, "case": placed.request()}), 1)
+        replies = replies_of(worker.ask({"do": "gradient", "op": op.facts.name, "case": placed.request()}), 1)
         if replies is None:
             return _FORGED
-        results = bytearray(worker.bytes[self._config.in_bytes : _results_end(replies, self._config)])
+        results = bytearray(worker.bytes[self._config.in_bytes : results_end(replies, self._config)])
         finding = Hearing(
             op.facts, True, placed.case.expect, replace(call, own=False), aten, replies[0], results,
             self._config.in_bytes, measure=False,
@@ -274,10 +279,10 @@ class Judge:
     def _linger(self, op: _Op, worker: KernelWorker, placed: Placed, hearing: Hearing) -> Finding | None:
         """Call a kernel whose answer was wrong once more, and wait before looking: is it right now, then it came late."""
         request = {**placed.request(), "linger_s": _LINGER_S}
-        replies = _replies(worker.ask({"do": "call", "op": op.facts.name, "cases": [request]}), 1)
+        replies = replies_of(worker.ask({"do": "call", "op": op.facts.name, "cases": [request]}), 1)
         if replies is None:
             return _FORGED
-        results = bytearray(worker.bytes[self._config.in_bytes : _results_end(replies, self._config)])
+        results = bytearray(worker.bytes[self._config.in_bytes : results_end(replies, self._config)])
         again = replace(hearing, reply=replies[0], results=results, notes=[], values=[])
         late = (
             f"wrong at once, right when called again and looked at {_LINGER_S:g} s later: "
@@ -293,40 +298,6 @@ class Judge:
             self._end_worker()
             return Finding(death.outcome, str(death))
 
-    def _draw(self, op: _Op, worker: KernelWorker, placed: Placed, hearing: Hearing) -> Finding | None:
-        """Judge a random operator by many draws, unless its first draw is ATen's own to the bit."""
-        if all(distribution.identical(k, a) for k, a in hearing.values) and hearing.values:
-            return None
-        drawn = [[(k, a)] for k, a in hearing.values]
-        for number in range(1, distribution.DRAWS):
-            if all(sum(k.numel() for k, _ in pairs) >= distribution.ENOUGH for pairs in drawn):
-                break
-            seed = number * 7919
-            reply = worker.ask({"do": "call", "op": op.facts.name, "cases": [{**placed.request(), "seed": seed}]})
-            replies = _replies(reply, 1)
-            if replies is None:
-                return _FORGED
-            results = bytearray(worker.bytes[self._config.in_bytes : _results_end(replies, self._config)])
-            again = Hearing(
-                op.facts, op.required, placed.case.expect, placed.call, placed.call.run(seed=seed + 1), replies[0],
-                results, self._config.in_bytes,
-            )  # fmt: skip
-            finding = again.finding()
-            if not finding.passed:
-                return finding
-            for pairs, pair in zip(drawn, again.values, strict=True):
-                pairs.append(pair)
-        for index, pairs in enumerate(drawn):
-            if distribution.stuck([k for k, _ in pairs], [a for _, a in pairs]):
-                return Finding(Outcome.WRONG, f"result[{index}]: the same draw whatever the seed")
-            difference = distribution.differs(
-                torch.cat([k.reshape(-1) for k, _ in pairs]),
-                torch.cat([a.detach().cpu().reshape(-1) for _, a in pairs]),
-            )
-            if difference is not None:
-                return Finding(Outcome.WRONG, f"result[{index}]: {difference}")
-        return None
-
     def _race(self, op: _Op, worker: KernelWorker, batch: Batch, placed: Placed, finding: Finding) -> Finding:
         """Time a case that is right, against ATen in a clean worker of its own."""
         if self._baseline is None:
@@ -336,7 +307,7 @@ class Judge:
 
         def hear(reply: dict[str, Any], turn: int) -> Finding:
             call = replace(placed.call, turn=turn)
-            results = bytearray(worker.bytes[self._config.in_bytes : _results_end([reply], self._config)])
+            results = bytearray(worker.bytes[self._config.in_bytes : results_end([reply], self._config)])
             return Hearing(
                 op.facts, op.required, placed.case.expect, call, call.run(), reply, results, self._config.in_bytes,
                 measure=False,
@@ -367,9 +338,7 @@ class Judge:
             return None
         if not isinstance(reply, dict):
             worker.close()
-            self._broken = Finding(
-                Outcome.CONTRACT, "while loading: the worker's reply is not one that our harness writes"
-            )
+            self._broken = Finding(Outcome.CONTRACT, f"while loading: {FORGED}")
             return None
         if (refusal := _refusal(reply)) is not None:
             worker.close()
@@ -390,34 +359,6 @@ class Judge:
             self._channel.send({"op": op.facts.name, "verdicts": rows})
 
 
-def _replies(reply: Any, count: int) -> list[dict[str, Any]] | None:
-    """Return the worker's answers to the cases of a batch, or None when that is not what it sent."""
-    replies = reply.get("results") if isinstance(reply, dict) else None
-    if isinstance(replies, list) and len(replies) == count and all(isinstance(r, dict) for r in replies):
-        return replies
-    return None
-
-
-def _results_end(replies: list[dict[str, Any]], config: WorkerConfig) -> int:
-    """Return where the results that the replies speak of end, within the arena."""
-    rows = (row for row in _result_rows(replies) if isinstance(row[0], int) and isinstance(row[1], int))
-    ends: list[int] = [config.in_bytes, *(row[0] + row[1] for row in rows)]
-    return min(max(ends), config.arena_bytes)
-
-
-def _result_rows(tree: Any) -> Iterator[list[Any]]:
-    """Yield the rows of all tensors that replies speak of; the replies may hold anything."""
-    if isinstance(tree, dict):
-        inputs = tree.get("inputs")
-        for row in [tree.get("T"), *(inputs if isinstance(inputs, list) else [])]:
-            if isinstance(row, list) and len(row) > 1:
-                yield row
-        yield from _result_rows(tree.get("returned"))
-    elif isinstance(tree, list):
-        for value in tree:
-            yield from _result_rows(value)
-
-
 def _differentiable(judged: _Op, placed: Placed) -> bool:
     """Whether a case is one whose gradients can be looked at: ATen knows in the end whether there are any."""
     op = judged.facts
@@ -425,6 +366,8 @@ def _differentiable(judged: _Op, placed: Placed) -> bool:
         return False
     if judged.kernel["file"] is not None and not judged.kernel["forbidden"]:
         return False  # one that may fall back on the operator would call itself when it is installed
+    if op.packet in BY_PACKET:
+        return False  # another right answer has other gradients
     plain = op.form is Form.FUNCTIONAL and not op.composite and not op.random and "_backward" not in op.base
     floats = any(row[2][0] in "fbc" and row[2] != "b8" and row[6] is None for row in placed.inputs)
     return plain and floats and placed.case.expect is Expect.RETURNS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +68,10 @@ class Operator:
     def parameters(self) -> tuple[str, ...]:
         """Return the names of the arguments that carry the operator's inputs: all but ``out`` ones."""
         return tuple(a.name for a in self.arguments if not (self.form is Form.OUT and a.writes))
+
+    def bind(self, args: Iterable[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a call by their names; those left to their defaults are absent."""
+        return {**{a.name: v for a, v in zip(self.arguments, args, strict=False)}, **kwargs}
 
     def as_json(self) -> dict[str, Any]:
         return {

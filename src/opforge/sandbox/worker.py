@@ -27,7 +27,7 @@ from opforge.sandbox.loader import (
     operator,
 )
 from opforge.sandbox.mutants import Mutated
-from opforge.sandbox.state import GlobalState
+from opforge.sandbox.state import GlobalState, seed_generator
 from opforge.sandbox.tampering import Seals
 from opforge.sandbox.traps import Traps
 from opforge.sandbox.wire import Channel
@@ -156,7 +156,7 @@ class Worker:
             if "begin_at" in case:
                 self._begin(function, args, kwargs, inputs, case["begin_at"])
             if "seed" in case:
-                torch.manual_seed(case["seed"])
+                seed_generator(case["seed"], self._device)
             with listing or contextlib.nullcontext():
                 result = function(*args, **kwargs)
             early = self._early(result) if "begin_at" in case else []

@@ -1,0 +1,280 @@
+"""The tests of a random operator's draws against ATen's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from opforge.judge.distribution import GROUP, Sample, Test, Weighed, paired
+
+_STEPS = 8.0
+"""Values so many rounding steps apart count as one: kernels may round in another order."""
+_QUANTILES = (0.0001, 0.001, 0.005, *(i / 40 for i in range(1, 40)), 0.995, 0.999, 0.9999)
+_LAGS = (1, 2, 3, 4, 8, 16, 32)
+_FINE = 1e-5
+"""Dtypes with a smaller step have room for values that do not repeat."""
+_MORE_REPEATS = 4.0
+"""Repeated values in a draw may be so many times ATen's: generators differ in how many bits they draw."""
+_HUGE = 1e300
+_FOR_QUANTILES = 50_000
+
+
+@dataclass
+class Battery:
+    """All tests of one result's draws."""
+
+    sample: Sample
+    what: str
+
+    def tests(self) -> Iterator[Test]:
+        """Yield the tests, those with the plainest words first; none for a result without elements."""
+        if not self.sample.kernel.numel():
+            return
+        yield from self._repeats()
+        yield self.distances
+        yield from self._profile()
+        yield from self._positions()
+        yield from self._neighbours()
+        yield from self._residues()
+        yield from self._totals()
+        yield from self._within_a_draw()
+        yield from self._between_draws()
+
+    def figures(self, weighed: Weighed) -> dict[str, Any]:
+        """Return how much was looked at, and the Kolmogorov-Smirnov distance with what was allowed there."""
+        seen = {"draws": self._draws, "elements": self.sample.kernel.numel()}
+        if not self.sample.kernel.numel():
+            return seen
+        test = self.distances
+        worst = int(test.excess.argmax())
+        limit = weighed.figures["z_limit"] * float(test.spread[worst]) / self._draws
+        return {**seen, "ks": round(float(test.excess[worst]) / self._draws, 6), "ks_limit": round(limit, 6)}
+
+    @cached_property
+    def _draws(self) -> int:
+        return len(self.sample.kernel)
+
+    @cached_property
+    def _pool(self) -> torch.Tensor:
+        """All draws as float64, the kernel's first; NaN is larger than anything."""
+        pool = torch.cat([self.sample.kernel, self.sample.aten]).double()
+        return torch.nan_to_num(pool, nan=2 * _HUGE, posinf=_HUGE, neginf=-_HUGE)
+
+    @cached_property
+    def _tolerance(self) -> torch.Tensor:
+        """How far apart values may be and still count as one."""
+        return self._near(self._pool)
+
+    def _near(self, values: torch.Tensor) -> torch.Tensor:
+        return _STEPS * self.sample.step * (values.abs() + self._size)
+
+    @cached_property
+    def _size(self) -> torch.Tensor:
+        return self._pool.abs().median()
+
+    @cached_property
+    def distances(self) -> Test:
+        """The distribution functions at quantiles of all draws: a Kolmogorov-Smirnov test that knows of rounding."""
+        at = self._quantiles(*_QUANTILES)
+        at = (at + 2 * self._near(at)).unique()  # above the value: at most what many elements equal, however rounded
+        left, right = self._split(self._pool)
+        lower, upper = left - self._split(self._tolerance)[0], left + self._split(self._tolerance)[0]
+        mid, low, high = (_below(values, at) for values in (left, lower, upper))
+        aten = _below(right, at)
+        excess = torch.maximum((high - aten).sum(0), (aten - low).sum(0)).clamp(min=0)
+        spread = torch.stack([(f - aten).square().sum(0) for f in (mid, low, high)]).amax(0).sqrt()
+
+        def say(index: int) -> str:
+            share, expected = float(mid.mean(0)[index]), float(aten.mean(0)[index])
+            distance = float(excess[index]) / self._draws
+            return (
+                f"{self.what}: Kolmogorov-Smirnov distance {distance:.3g} from ATen's draws:"
+                f" {share:.3%} of the elements are at most {float(at[index]):.4g}, ATen has {expected:.3%}"
+            )
+
+        return Test(excess, spread, say)
+
+    @cached_property
+    def _grades(self) -> torch.Tensor:
+        """Where each value stands among all draws of its element, from -1 to 1; values closer than the tolerance stand level."""
+        columns = self._pool.T.contiguous()
+        tolerance = self._tolerance.T
+        ordered = columns.sort(dim=1).values
+        below = torch.searchsorted(ordered, (columns - tolerance).contiguous())
+        upto = torch.searchsorted(ordered, (columns + tolerance).contiguous(), right=True)
+        return ((below + upto).double() / len(self._pool) - 1).T.contiguous()
+
+    def _positions(self) -> Iterator[Test]:
+        left, right = self._split(self._grades)
+        slack = 2 * _STEPS * self.sample.step
+
+        def level(index: int) -> str:
+            side = "larger" if float(left[:, index].mean()) > float(right[:, index].mean()) else "smaller"
+            return f"{self.what}: the element at flat position {self._at(index)} is {side} than ATen's on the whole"
+
+        def width(index: int) -> str:
+            side = "wider" if float(left[:, index].abs().mean()) > float(right[:, index].abs().mean()) else "narrower"
+            return f"{self.what}: the element at flat position {self._at(index)} is spread {side} than ATen's"
+
+        yield paired(left, right, level, slack)
+        yield paired(left.square(), right.square(), width, 2 * slack)
+
+    def _profile(self) -> Iterator[Test]:
+        """How draws follow the levels and widths that ATen has along the elements: parameters in another order show here."""
+        low, high = self._range
+        scale = 2 / (high - low)
+        slack = float((self._tolerance.clamp(max=high - low)).mean()) * scale
+
+        def scaled(values: torch.Tensor) -> torch.Tensor:
+            return (values.clamp(low, high) - low) * scale - 1
+
+        pilot = scaled(torch.nan_to_num(self.sample.pilot.double(), nan=2 * _HUGE, posinf=_HUGE, neginf=-_HUGE))
+        levels, values = pilot.mean(0), scaled(self._pool)
+        widths = (pilot - levels).square().mean(0)
+        levels_differ = f"{self.what}: elements do not follow the levels that ATen's have, one beside the other"
+        widths_differ = f"{self.what}: elements do not follow the widths that ATen's have, one beside the other"
+        yield paired(*self._split(values @ _weights(levels)), lambda _: levels_differ, slack)
+        squares = (values - levels).square()
+        yield paired(*self._split(squares @ _weights(widths)), lambda _: widths_differ, 4 * slack)
+
+    def _within_a_draw(self) -> Iterator[Test]:
+        """Whether a draw's elements lie too evenly or too unevenly: each of them right, and not independent."""
+        grades = self._grades
+        ends = torch.stack([grades.amin(1), grades.amax(1)], 1)
+        slack = 2 * _STEPS * self.sample.step
+        left, right = (float(part.mean()) for part in self._split(grades.mean(1).abs()))
+        even = f"{self.what}: the elements of a draw are not independent: its mean varies {left / max(right, 1e-9):.3g} times as much as ATen's"
+        yield paired(*self._split(grades.mean(1).abs()), lambda _: even, slack)
+        end = f"{self.what}: the {{}} element of a draw is distributed otherwise than ATen's"
+        yield paired(*self._split(ends), lambda index: end.format(("smallest", "largest")[index]), slack)
+
+    def _neighbours(self) -> Iterator[Test]:
+        grades, at = self._grades, self.sample.at
+        for lag in sorted({*_LAGS, self.sample.row}):
+            if lag >= len(at) or not (near := at[lag:] - at[:-lag] == lag).any():
+                continue
+            products = (grades[:, lag:] * grades[:, :-lag])[:, near].mean(1)
+            words = f"{self.what}: elements {lag} apart hang together otherwise than ATen's"
+            yield paired(*self._split(products), lambda _, words=words: words)  # type: ignore[misc]
+
+    def _totals(self) -> Iterator[Test]:
+        """The means of whole draws, elements that are not looked at included."""
+        totals = torch.nan_to_num(torch.cat([self.sample.kernel_totals, self.sample.aten_totals]).double())
+        off = (totals - totals.median()).abs()
+        mean = f"{self.what}: the mean of a whole draw is not ATen's"
+        left, right = (float(part.mean()) for part in self._split(off))
+        ratio = f"{left / right:.3g} times" if right else "more than"
+        words = f"{self.what}: the elements of a draw are not independent: its mean varies {ratio} as much as ATen's"
+        slack = float(self._tolerance.mean())
+        yield paired(*self._split(totals), lambda _: mean, slack)
+        yield paired(*self._split(off), lambda _: words, slack)
+
+    def _between_draws(self) -> Iterator[Test]:
+        """Whether draws of one group follow or foretell one another."""
+        for words, left, right in self._couples(self._grades):
+            related = f"{self.what}: {words} give draws that hang together otherwise than ATen's"
+            shifts = [(left * right).mean((-1, -2))]
+            if left.shape[-1] > 1:
+                shifts.append((left[..., 1:] * right[..., :-1]).mean((-1, -2)))
+                shifts.append((left[..., :-1] * right[..., 1:]).mean((-1, -2)))
+            links = torch.stack(shifts, -1)
+            yield paired(links[0], links[1], lambda _, text=related: text)  # type: ignore[misc]
+
+    def _couples(self, values: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+        """Yield the draws of each group that may have to do with one another: side, group, couple, element."""
+        groups = values.reshape(2, -1, GROUP, values.shape[1])
+        yield "two calls in a row under one seed", groups[:, :, (0, 2)], groups[:, :, (1, 3)]
+        yield "a seed and the next one", groups[:, :, (0, 1)], groups[:, :, (2, 3)]
+
+    def _repeats(self) -> Iterator[Test]:
+        """Whether values or whole draws come back too often."""
+        different = [len({row.tobytes() for row in side.view(torch.uint8).numpy()}) for side in self._raw]
+        # One draw more or less changes the count by one at most, so the difference is bounded by McDiarmid's inequality.
+        distance = torch.tensor([abs(float(different[0] - different[1]))])
+        whole = (
+            f"{self.what}: {different[0]} different draws from {self._draws} seeds and calls, ATen has {different[1]}"
+        )
+        stuck = f"{self.what}: the same draw whatever the seed"
+        count = Test(
+            distance, torch.tensor([math.sqrt(self._draws / 2)]), lambda _: stuck if different[0] == 1 else whole
+        )
+        if different[0] == 1:
+            yield count
+        for words, left, right in self._couples(torch.cat(self._raw)):
+            same = (left == right).all(-1).double().mean(-1)
+            often = [f"{float(side.mean()):.0%}" for side in same]
+            text = f"{self.what}: {words} give the same draw {often[0]} of the time, ATen's {often[1]}"
+            yield paired(same[0], same[1], lambda _, text=text: text)  # type: ignore[misc]
+        if different[0] > 1:
+            yield count
+        if self.sample.step > _FINE:
+            return
+        kernel, aten = (_repeated(side) for side in self._raw)
+        excess = (kernel.sum() - _MORE_REPEATS * aten.sum()).clamp(min=0).reshape(1)
+        within = f"{self.what}: a draw has {float(kernel.mean()):.3g} repeated values, ATen's {float(aten.mean()):.3g}"
+        yield Test(excess, (kernel - aten).square().sum().sqrt().reshape(1), lambda _: within)
+
+    def _residues(self) -> Iterator[Test]:
+        """Where all values are whole numbers: how often they are odd, and so on."""
+        whole = all(bool((side == side.round()).all()) for side in self._raw) if self.sample.step else True
+        if not whole or self.sample.step > _FINE or self.sample.kernel.dtype == torch.bool:
+            return
+        kernel, aten = (
+            torch.stack([(side.remainder(m) == m - 1).double().mean(1) for m in (2, 3, 4, 5, 8)], 1)
+            for side in self._raw
+        )
+        words = f"{self.what}: whole numbers with remainder {{0}} modulo {{1}} come up otherwise than ATen's"
+        yield paired(kernel, aten, lambda i: words.format((2, 3, 4, 5, 8)[i] - 1, (2, 3, 4, 5, 8)[i]))
+
+    @property
+    def _raw(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.sample.kernel.contiguous(), self.sample.aten.contiguous()
+
+    @cached_property
+    def _ordered(self) -> torch.Tensor:
+        """Values in order to take quantiles from: those of as many elements as it needs, so that no side weighs more."""
+        every = max(1, self._pool.numel() // _FOR_QUANTILES)
+        return self._pool[:, ::every].reshape(-1).sort().values
+
+    def _quantiles(self, *shares: float) -> torch.Tensor:
+        last = len(self._ordered) - 1
+        return self._ordered[[round(share * last) for share in shares]]
+
+    @cached_property
+    def _range(self) -> tuple[float, float]:
+        """The range that holds nearly all values."""
+        low, high = (float(v) for v in self._quantiles(0.01, 0.99))
+        if low == high:
+            low, high = float(self._pool.min()), float(self._pool.max())
+        return (low, high) if high > low else (low - 1, low + 1)
+
+    def _split(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return values[: self._draws], values[self._draws :]
+
+    def _at(self, index: int) -> int:
+        return int(self.sample.at[index])
+
+
+def _below(values: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """Return, for each row, the share of values at or below each threshold."""
+    slots = torch.searchsorted(at, values.contiguous())
+    counts = torch.zeros(len(values), len(at) + 1, dtype=torch.float64)
+    counts.scatter_add_(1, slots, torch.ones_like(values))
+    return counts.cumsum(1)[:, :-1] / max(1, values.shape[1])
+
+
+def _weights(profile: torch.Tensor) -> torch.Tensor:
+    centred = profile - profile.mean()
+    return centred / centred.abs().sum().clamp(min=1e-300)
+
+
+def _repeated(rows: torch.Tensor) -> torch.Tensor:
+    """Return how many values of each row are there more than once."""
+    if rows.shape[1] < 2:
+        return torch.zeros(len(rows), dtype=torch.float64)
+    return (rows.sort(dim=1).values.diff(dim=1) == 0).sum(1).double()

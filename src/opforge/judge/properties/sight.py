@@ -1,0 +1,104 @@
+"""What a property is given to look at, and what it rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from opforge.judge.numerics import same_bytes
+from opforge.judge.verdict import NotRightError, Outcome
+
+FACTOR = 4.0
+"""How many times ATen's residual a kernel's may be."""
+_STEPS = 8.0
+"""Rounding steps, times the size of the matrix and its norm, that are always allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """One call: what was given, and all results of the kernel and of ATen, on the CPU."""
+
+    packet: str
+    given: dict[str, Any]
+    """Arguments by their names in the schema; those left to their defaults are absent."""
+    kernel: list[torch.Tensor]
+    aten: list[torch.Tensor]
+    names: list[str]
+    """Words for each result."""
+
+    def tensor(self, *names: str) -> torch.Tensor:
+        """Return the first of these arguments that was given."""
+        found: torch.Tensor = next(self.given[name] for name in names if name in self.given)
+        return found
+
+    def same(self, *results: int) -> bool:
+        """Whether these results are ATen's to the bit."""
+        return all(same_bytes(self.kernel[i], self.aten[i]) for i in results)
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """Results that are right by a property, and need no comparison with ATen's numbers."""
+
+    covered: frozenset[int]
+    note: str = ""
+    figures: dict[str, float] = field(default_factory=dict)
+
+
+Property = Callable[[Sight], Ruling | None]
+"""Returns a ruling, or None where numbers decide; raises NotRightError where the property is broken."""
+
+
+def wrong(text: str, **figures: float) -> NotRightError:
+    return NotRightError(Outcome.WRONG, text, **figures)
+
+
+def equal(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Return where two tensors are equal, NaN to NaN."""
+    return (left == right) | ((left != left) & (right != right))  # noqa: PLR0124  # NaN alone differs from itself
+
+
+def wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def finite(tensors: Iterable[torch.Tensor]) -> bool:
+    return all(bool(torch.isfinite(t).all()) for t in tensors)
+
+
+def norm(matrix: torch.Tensor) -> torch.Tensor:
+    """Return the Frobenius norm of each matrix of a batch."""
+    return matrix.abs().square().sum((-1, -2)).sqrt()
+
+
+def bounded(
+    text: str, kernel: torch.Tensor, aten: torch.Tensor, scale: torch.Tensor | float, like: torch.Tensor, size: int
+) -> dict[str, float]:
+    """Check residuals, one for each matrix, against ATen's own; ``like`` has the dtype that was computed in."""
+    allowed = FACTOR * aten + _STEPS * size * torch.finfo(like.dtype).eps * torch.as_tensor(scale)
+    if not kernel.numel():
+        return {"kernel_residual": 0.0, "aten_residual": 0.0, "residual_bound": 0.0}
+    worst = int((kernel - allowed).argmax())
+    found, own, most = (float(t.expand(kernel.shape).reshape(-1)[worst]) for t in (kernel, aten, allowed))
+    if not found <= most:
+        raise wrong(
+            f"{text} is off by {found:.3g}, allowed {most:.3g} (ATen's own {own:.3g})",
+            kernel_residual=found,
+            aten_residual=own,
+            residual_bound=most,
+        )
+    return {"kernel_residual": found, "aten_residual": own, "residual_bound": most}
+
+
+def worst_of(*figures: dict[str, float]) -> dict[str, float]:
+    """Return the figures of the check that came closest to its bound."""
+    return max(figures, key=lambda f: f["kernel_residual"] / max(f["residual_bound"], 1e-300))
+
+
+def close(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two results differ by rounding only, as far as a note is concerned."""
+    size = float(right.abs().max()) if right.numel() else 0.0
+    return bool(((left - right).abs() <= 1e-2 * max(size, 1e-30)).all())
