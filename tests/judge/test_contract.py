@@ -142,7 +142,7 @@ def test_a_kernel_may_decline_overloads_beyond_its_family(kernel_directory, judg
 
 def test_random_operators_are_judged_by_their_distribution(kernel_directory, judge_tiny):
     sources = {
-        "bernoulli": "import torch\ndef bernoulli_kernel_impl(self, *, generator=None):\n    return (torch.rand(self.shape) < self).to(self.dtype).contiguous()\n",
+        "bernoulli": "import torch\ndef bernoulli_kernel_impl(self, **options):\n    return (torch.rand(self.shape) < self).to(self.dtype).contiguous()\n",
         "randn_like": "import torch\ndef randn_like_kernel_impl(self, **options):\n    return torch.rand_like(self)\n",
         "rand_like": "import torch\ndef rand_like_kernel_impl(self, **options):\n    return torch.full_like(self, 0.5)\n",
     }
