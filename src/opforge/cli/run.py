@@ -6,7 +6,7 @@ import datetime as dt
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -45,6 +45,9 @@ def run(
     workers: Annotated[int, typer.Option(help="How many kernels are judged at once.")] = 2,
     timeout: Annotated[float, typer.Option(help="Seconds that one case may take.")] = 60.0,
     memory_gib: Annotated[float, typer.Option(help="Memory that a kernel's process may take (CPU).")] = 8.0,
+    no_confine: Annotated[
+        bool, typer.Option("--no-confine", help="Let kernels reach files, network and processes as you do.")
+    ] = False,
     out: Annotated[
         Path | None, typer.Option(help="A new folder for the results [default: opforge-runs/TIME-SUITE-BACKEND].")
     ] = None,
@@ -72,6 +75,7 @@ def run(
             timeout_s=timeout,
             memory_gib=memory_gib,
             workers=workers,
+            confine=not no_confine,
         )
         folder = out or _default_folder(suite, backend)
     registry.load("suites", config.suite)  # a misspelt name is answered before anything is imported
@@ -90,6 +94,7 @@ def _judge(config: RunConfig, folder: Path, *, resume: bool, as_json: bool) -> i
         if (folder / "results.jsonl").exists():
             sys.stderr.write(f"what was judged is kept; go on with `opforge run --resume {folder}`\n")
         raise
+    _say_what_is_missing(ended.manifest)
     write_all(folder, ended.summary)
     if as_json:
         scores = {**ended.summary.scores(), "out": str(folder)}
@@ -101,6 +106,14 @@ def _judge(config: RunConfig, folder: Path, *, resume: bool, as_json: bool) -> i
         show(console, ended.manifest, ended.summary)
         console.print(f"results      {folder}", soft_wrap=True)
     return ended.summary.exit_code
+
+
+def _say_what_is_missing(manifest: dict[str, Any]) -> None:
+    """Say once, on stderr, when kernels were not kept from all that they should be kept from."""
+    if not manifest["config"].get("confine", True):
+        sys.stderr.write("kernels ran unconfined (--no-confine): they had your files, network and processes\n")
+    elif missing := manifest["confinement"]["missing"]:
+        sys.stderr.write(f"this system could not keep kernels from: {', '.join(missing)} (see docs/confinement.md)\n")
 
 
 def _operator_rows(summary: object) -> list[dict[str, object]]:

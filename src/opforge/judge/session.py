@@ -20,6 +20,7 @@ from opforge.judge import distribution, timing
 from opforge.judge.batch import MAX_BYTES, MAX_CASES, Batch, CaseRow, Placed
 from opforge.judge.contract import Hearing
 from opforge.judge.reference import Answer
+from opforge.judge.rooms import Rooms
 from opforge.judge.verdict import Finding, Outcome
 from opforge.judge.workers import DeathError, KernelWorker, WorkerConfig
 from opforge.ops import Operator, table
@@ -38,7 +39,8 @@ def serve(config: dict[str, Any], fds: list[int]) -> None:
     channel, spawner = Channel.from_fd(fds[0]), Spawner.from_fd(fds[1])
     blobs = {name: open_blob(Path(path)) for name, path in config["blobs"].items()}
     workers = WorkerConfig(config["device"], config["timeout_s"], config["memory_bytes"])
-    judge = Judge(channel, spawner, workers, blobs)
+    rooms = Rooms(spawner, **config["confine"]) if config.get("confine") else None
+    judge = Judge(channel, spawner, workers, blobs, rooms)
     while True:
         judge.job(channel.receive())
         channel.send({"done": True})
@@ -55,12 +57,20 @@ class _Op:
 class Judge:
     """Judges one job at a time; holds at most one worker for the kernel and one for the baseline."""
 
-    def __init__(self, channel: Channel, spawner: Spawner, workers: WorkerConfig, blobs: Mapping[str, Bytes]) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        spawner: Spawner,
+        workers: WorkerConfig,
+        blobs: Mapping[str, Bytes],
+        rooms: Rooms | None = None,
+    ) -> None:
         self._channel = channel
         self._spawner = spawner
         self._config = workers
         self._device = torch.device(workers.device)
         self._blobs = blobs
+        self._rooms = rooms
         self._buffer: Bytes = np.zeros(MAX_BYTES + (1 << 20), np.uint8)
         self._worker: KernelWorker | None = None
         self._baseline: KernelWorker | None = None
@@ -79,6 +89,8 @@ class Judge:
                 self._judge(op, cases, job["batch"])
         finally:
             self._end_worker()
+            if self._rooms is not None:
+                self._rooms.clear()
 
     def _judge(self, op: _Op, cases: list[CaseRow], batch_size: int) -> None:
         waiting = deque(cases)
@@ -235,7 +247,8 @@ class Judge:
     def _race(self, op: _Op, worker: KernelWorker, batch: Batch, placed: Placed, finding: Finding) -> Finding:
         """Time a case that is right, against ATen in a clean worker of its own."""
         if self._baseline is None:
-            self._baseline = KernelWorker(self._spawner, self._config)
+            room = self._rooms.baseline() if self._rooms is not None else None
+            self._baseline = KernelWorker(self._spawner, self._config, room)
             self._baseline.ask({"do": "load", "kernel": {"file": None, "primary": op.facts.name, "entries": []}})
         batch.copy_to(self._baseline.bytes)
         try:
@@ -252,7 +265,8 @@ class Judge:
         """Return a worker with the kernel loaded; None, with the reason kept, when it cannot be loaded."""
         if self._worker is not None or self._broken is not None:
             return self._worker
-        worker = KernelWorker(self._spawner, self._config)
+        room = self._rooms.for_kernel(kernel["file"]) if self._rooms is not None else None
+        worker = KernelWorker(self._spawner, self._config, room)
         try:
             reply = worker.ask({"do": "load", "kernel": kernel}, timeout_s=max(_LOAD_LIMIT_S, self._config.timeout_s))
         except DeathError as death:
@@ -263,6 +277,10 @@ class Judge:
             self._broken = Finding(
                 Outcome.CONTRACT, "while loading: the worker's reply is not one that our harness writes"
             )
+            return None
+        if "tried" in reply:
+            worker.close()
+            self._broken = Finding(Outcome.CHEATED, f"while loading: {reply['tried']}")
             return None
         if "error" in reply:
             worker.close()

@@ -29,6 +29,8 @@ class RunConfig:
     timeout_s: float = 60.0
     memory_gib: float = 8.0
     workers: int = 2
+    confine: bool = True
+    """Whether kernels are kept from network, files and other processes."""
 
     def checked(self) -> RunConfig:
         """Return the settings, or say which is out of its range."""

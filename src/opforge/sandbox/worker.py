@@ -14,8 +14,11 @@ import torch
 
 from opforge.cases.encoding import SHORT_DTYPES, decode
 from opforge.cases.materialise import flat_bytes, owned_copy, tensor_over
+from opforge.sandbox import reach
+from opforge.sandbox.confinement import room_from
 from opforge.sandbox.loader import KernelLoadError, LoadedKernel, describe_exception, operator
 from opforge.sandbox.state import GlobalState
+from opforge.sandbox.watch import Watch
 from opforge.sandbox.wire import Channel
 
 COUNTER = struct.Struct("<Q")
@@ -28,13 +31,16 @@ def serve(config: dict[str, Any], fds: list[int]) -> None:
     channel_fd, arena_fd = fds
     arena = mmap.mmap(arena_fd, config["arena_bytes"])
     os.close(arena_fd)
-    Worker(Channel.from_fd(channel_fd), arena, torch.device(config["device"]), config["out_at"]).run()
+    watch = Watch(room_from(config["room"]), reach.homes()) if config.get("room") else None
+    Worker(Channel.from_fd(channel_fd), arena, torch.device(config["device"]), config["out_at"], watch).run()
 
 
 class Worker:
     """The loop, and how one case is called."""
 
-    def __init__(self, channel: Channel, arena: mmap.mmap, device: torch.device, out_at: int) -> None:
+    def __init__(
+        self, channel: Channel, arena: mmap.mmap, device: torch.device, out_at: int, watch: Watch | None = None
+    ) -> None:
         self._channel = channel
         self._arena = arena
         self._device = device
@@ -42,9 +48,13 @@ class Worker:
         self._next = out_at
         self._kernel: LoadedKernel | None = None
         self._path: Path | None = None
+        self._watch = watch
 
     def run(self) -> None:
         torch.set_grad_enabled(False)
+        own = os.getpid()
+        if self._watch is not None:
+            self._watch.start()
         while True:
             request = self._channel.receive()
             match request["do"]:
@@ -56,15 +66,22 @@ class Worker:
                     reply = self._time(request)
                 case unknown:
                     raise ValueError(f"unknown request {unknown!r}")
+            if os.getpid() != own:
+                os._exit(0)  # a process that the kernel forked has come back here; it does not speak for us
             self._channel.send(reply)
+
+    def _with_tried(self, reply: dict[str, Any]) -> dict[str, Any]:
+        """Add what the kernel tried that its room does not allow, if anything."""
+        tried = self._watch.take() if self._watch is not None else None
+        return reply if tried is None else {**reply, "tried": tried}
 
     def _load(self, description: dict[str, Any]) -> dict[str, Any]:
         self._path = Path(description["file"]) if description["file"] else None
         try:
             self._kernel = LoadedKernel(description)
         except KernelLoadError as error:
-            return {"error": str(error)}
-        return {}
+            return self._with_tried({"error": str(error)})
+        return self._with_tried({})
 
     def _function(self, op: str) -> Callable[..., Any]:
         if self._kernel is None:
@@ -91,7 +108,7 @@ class Worker:
                 state.restore()
             elif facts is not None and facts.random:
                 state = after
-            results.append(result)
+            results.append(self._with_tried(result))
         return {"results": results}
 
     def _call(self, function: Callable[..., Any], case: dict[str, Any], own: bool) -> dict[str, Any]:
