@@ -432,6 +432,44 @@ def test_the_home_folder_on_the_path_does_not_open_it(tmp_path, monkeypatch):
     assert not any(path.startswith(str(home / "module")) for path in opened)
 
 
+OLDER = """
+    import os, signal, sys, tempfile
+    from opforge.sandbox import confinement, landlock, reach
+    version, as_user = int(sys.argv[1]), sys.argv[2] == "user"
+    can = confinement.abilities()
+    old = confinement.Abilities(version, can.seccomp, None if as_user else can.first_user, can.gpu_groups, can.search)
+    reach.common()
+    confinement.abilities = lambda: old
+    folder = tempfile.mkdtemp(dir=sys.argv[3])
+    confinement.enter(confinement.Room(folder), confinement.user_for(folder, 1), None)
+    os.makedirs("a/b")
+    open("a/b/file", "w").close()
+    os.rename("a/b/file", "file")
+    os.kill(os.getpid(), signal.SIGURG)
+    for action in (
+        lambda: os.listdir(sys.argv[3]),
+        lambda: open(sys.argv[3] + "/file", "w"),
+        lambda: os.kill(os.getppid(), signal.SIGURG),
+        lambda: __import__("socket").socket(),
+    ):
+        try:
+            action()
+        except PermissionError:
+            continue
+        sys.exit("got through")
+"""
+
+
+@pytest.mark.parametrize("who", ["user", "root"])
+@pytest.mark.parametrize("version", range(2, 7))
+def test_older_versions_of_landlock(version, who, tmp_path):
+    if version > abilities().landlock:
+        pytest.skip(f"this system's Landlock is version {abilities().landlock}")
+    command = [sys.executable, "-c", textwrap.dedent(OLDER), str(version), who, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_the_filter_is_one_the_kernel_could_take(machine):
     """Every jump lands inside the program, and the program ends in a verdict."""

@@ -104,9 +104,20 @@ def enter(room: Room, user: int | None, tasks: int | None) -> None:
     processes.forbid_new_privileges()
     _settle(room.folder)
     if can.landlock:
+        if reach.gpu_devices():
+            allowed[_threads()] = landlock.THREADS
         landlock.restrict(allowed, can.landlock)
     if can.seccomp:
         seccomp.install(own_user=user is not None, signals_scoped=can.signals_scoped)
+
+
+def _threads() -> str:
+    """Return the folder of this process's threads, whose names CUDA's driver writes, and gives up when it cannot."""
+    path = f"/proc/{os.getpid()}/task"
+    os.open(
+        path, os.O_PATH | os.O_CLOEXEC
+    )  # never closed: while it is open, the folder that the rule speaks of stays the same
+    return path
 
 
 def _limit(tasks: int | None) -> None:

@@ -44,6 +44,7 @@ class GlobalState:
         torch.set_default_dtype(self.default_dtype)
         torch.set_num_threads(self.threads)
         torch.set_grad_enabled(self.grad_mode)
-        torch.use_deterministic_algorithms(self.deterministic)
+        if torch.are_deterministic_algorithms_enabled() != self.deterministic:
+            torch.use_deterministic_algorithms(self.deterministic)  # loads a compiler, seconds of it
         torch.set_float32_matmul_precision(self.matmul_precision)
         torch.set_rng_state(torch.frombuffer(bytearray(self.rng), dtype=torch.uint8))
