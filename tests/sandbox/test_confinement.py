@@ -434,11 +434,10 @@ def test_the_home_folder_on_the_path_does_not_open_it(tmp_path, monkeypatch):
 
 OLDER = """
     import os, signal, sys, tempfile
-    from opforge.sandbox import confinement, landlock, reach
+    from opforge.sandbox import confinement
     version, as_user = int(sys.argv[1]), sys.argv[2] == "user"
     can = confinement.abilities()
     old = confinement.Abilities(version, can.seccomp, None if as_user else can.first_user, can.gpu_groups, can.search)
-    reach.common()
     confinement.abilities = lambda: old
     folder = tempfile.mkdtemp(dir=sys.argv[3])
     confinement.enter(confinement.Room(folder), confinement.user_for(folder, 1), None)

@@ -148,5 +148,12 @@ def worker_environment() -> dict[str, str]:
     }
     package = str(Path(__file__).resolve().parents[2])
     path = [package, *filter(None, kept.get("PYTHONPATH", "").split(os.pathsep))]
-    fixed = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    kept.setdefault("USER", "kernel")  # who runs as a user without a name is asked for one all the same
+    fixed = {
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "PYTHONHASHSEED": "0",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }
     return {**kept, **fixed, "PYTHONPATH": os.pathsep.join(path)}

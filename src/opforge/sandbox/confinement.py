@@ -27,6 +27,12 @@ _FIRST_USER, _USERS = 2_000_000_000, 100_000
 _FIRST_MAPPED_USER, _MAPPED_USERS = 61_184, 4_000
 """Where a container maps 65,536 users: a range in which systemd makes up users, and distributions have none."""
 
+_ELSEWHERE = frozenset({
+    "XDG_CACHE_HOME", "TRITON_HOME", "TRITON_CACHE_DIR", "TRITON_DUMP_DIR", "TRITON_OVERRIDE_DIR", "TORCH_HOME",
+    "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "CUDA_CACHE_PATH", "HELION_CACHE_DIR", "OPFORGE_CACHE",
+})  # fmt: skip
+"""Variables that would send files to other places; without them all go to the home or temporary folder."""
+
 
 @dataclass(frozen=True, slots=True)
 class Room:
@@ -79,6 +85,12 @@ def _first_user() -> int | None:
     return None
 
 
+@functools.cache
+def opened() -> landlock.Opened:
+    """Return the rules that all workers share, their files opened. Ask once before forking; a worker needs the handles."""
+    return landlock.open_all(reach.common() if abilities().landlock else {}, abilities().landlock)
+
+
 def user_for(folder: str, number: int) -> int | None:
     """Return the user whose folder it is; a new folder is given to one that nothing else runs as. None where we are not root."""
     first = abilities().first_user
@@ -94,19 +106,21 @@ def user_for(folder: str, number: int) -> int | None:
 def enter(room: Room, user: int | None, tasks: int | None) -> None:
     """Confine this process to a room, as a user of its own if there is one; ``tasks`` is how many the present user has already."""
     can = abilities()
-    allowed = {**reach.common(), **dict.fromkeys(room.reads, landlock.READ), room.folder: landlock.OWN}
+    own = {**dict.fromkeys(room.reads, landlock.READ), room.folder: landlock.OWN}
     _limit(tasks if user is None else 0)
     processes.offer_to_end_first()
     if user is not None:
         # What stays is the right to read in folders that only root may enter: Landlock says which.
-        processes.become(user, can.gpu_groups, can.search if can.landlock or _shut_off(allowed) else None)
+        processes.become(
+            user, can.gpu_groups, can.search if can.landlock or _shut_off([*reach.common(), *own]) else None
+        )
         processes.die_with_parent()  # which a change of user undoes
     processes.forbid_new_privileges()
     _settle(room.folder)
     if can.landlock:
         if reach.gpu_devices():
-            allowed[_threads()] = landlock.THREADS
-        landlock.restrict(allowed, can.landlock)
+            own[_threads()] = landlock.THREADS
+        landlock.restrict(opened(), own, can.landlock)
     if can.seccomp:
         seccomp.install(own_user=user is not None, signals_scoped=can.signals_scoped)
 
@@ -143,35 +157,14 @@ def _settle(folder: str) -> None:
     """Make the room the place where temporary files and caches go, and where we are."""
     os.umask(0o077)
     os.chdir(folder)
-    os.environ.update(environment(folder))
-    for name in ("home", "tmp", "cache", "config"):
+    for name in _ELSEWHERE.intersection(os.environ):
+        del os.environ[name]
+    for name, variable in (("home", "HOME"), ("tmp", "TMPDIR")):
+        os.environ[variable] = f"{folder}/{name}"
         with contextlib.suppress(FileExistsError):
             os.mkdir(name)
-    for name in ("OPFORGE_CACHE", "PWD", "OLDPWD"):
-        os.environ.pop(name, None)
     tempfile.tempdir = None  # it may remember the server's
     sys.dont_write_bytecode = True
-
-
-def environment(folder: str) -> dict[str, str]:
-    """Return the variables that send a worker's files into its folder."""
-    cache = f"{folder}/cache"
-    return {
-        "HOME": f"{folder}/home",
-        "USER": "kernel",
-        "LOGNAME": "kernel",
-        "TMPDIR": f"{folder}/tmp",  # noqa: S108
-        "XDG_CACHE_HOME": cache,
-        "XDG_CONFIG_HOME": f"{folder}/config",
-        "TRITON_HOME": f"{folder}/home",
-        "TRITON_CACHE_DIR": f"{cache}/triton",
-        "TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor",
-        "TORCHINDUCTOR_COMPILE_THREADS": "1",  # its pool of processes wants shared memory outside the folder
-        "TORCH_EXTENSIONS_DIR": f"{cache}/extensions",
-        "CUDA_CACHE_PATH": f"{cache}/cuda",
-        "NUMBA_CACHE_DIR": f"{cache}/numba",
-        "MPLCONFIGDIR": f"{cache}/matplotlib",
-    }
 
 
 def room_from(request: dict[str, Any]) -> Room:

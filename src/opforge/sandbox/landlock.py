@@ -7,6 +7,7 @@ import os
 import stat
 import struct
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _CREATE, _ADD, _RESTRICT = 444, 445, 446
@@ -37,16 +38,31 @@ def version() -> int:
     return found if found >= _LEAST else 0
 
 
-def restrict(allowed: Mapping[str, int], known: int) -> None:
-    """Allow the rights given by path, and nothing else of what this version can forbid. Paths that are not there are passed over."""
-    handled = _handled(known)
-    ruleset = _call(_CREATE, *_attributes(handled, known), 0)
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Rules whose files are open already, so that many processes can take them on quickly."""
+
+    rules: tuple[bytes, ...]
+    handles: frozenset[int]
+
+
+def open_all(allowed: Mapping[str, int], known: int) -> Opened:
+    """Open what is allowed by path. Paths that are not there are passed over."""
+    found = [opened for path, rights in allowed.items() if (opened := _open(path, rights & _handled(known)))]
+    return Opened(tuple(rule for _, rule in found), frozenset(handle for handle, _ in found))
+
+
+def restrict(shared: Opened, own: Mapping[str, int], known: int) -> None:
+    """Allow what the rules do, and nothing else of what this version can forbid; closes their files."""
+    more = open_all(own, known)
+    ruleset = _call(_CREATE, *_attributes(_handled(known), known), 0)
     try:
-        for path, rights in allowed.items():
-            _add(ruleset, path, rights & handled)
+        for rule in (*shared.rules, *more.rules):
+            _call(_ADD, ruleset, _PATH_BENEATH, rule, 0)
         _call(_RESTRICT, ruleset, 0)
     finally:
-        os.close(ruleset)
+        for handle in (ruleset, *shared.handles, *more.handles):
+            os.close(handle)
 
 
 def _handled(known: int) -> int:
@@ -64,19 +80,14 @@ def _attributes(handled: int, known: int) -> tuple[ctypes.Array[ctypes.c_char], 
     return ctypes.create_string_buffer(packed, len(packed)), ctypes.c_size_t(len(packed))
 
 
-def _add(ruleset: int, path: str, rights: int) -> None:
+def _open(path: str, rights: int) -> tuple[int, bytes] | None:
     try:
         handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
-        return  # not there: nothing to allow
-    try:
-        if not stat.S_ISDIR(os.fstat(handle).st_mode):
-            rights &= _OF_FILES
-        if rights:
-            rule = struct.pack("=Qi", rights, handle)
-            _call(_ADD, ruleset, _PATH_BENEATH, rule, 0)
-    finally:
-        os.close(handle)
+        return None  # not there: nothing to allow
+    if not stat.S_ISDIR(os.fstat(handle).st_mode):
+        rights &= _OF_FILES
+    return handle, struct.pack("=Qi", rights, handle)
 
 
 def _call(number: int, *args: object) -> int:

@@ -19,6 +19,7 @@ _LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _AND, _RETURN = 0x20, 0x15, 0x35, 0x54, 0x06
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
 _X32 = 0x40000000
+_CHUNK = 8
 
 _NEW_NAMESPACES = 0x7E020000
 _AF_UNIX, _SOCK_DGRAM, _SOCK_TYPE_MASK = 1, 2, 0xF
@@ -165,10 +166,17 @@ def assembled(chosen: Sequence[Rule], machine: str) -> bytes:
     ]
     if machine == "x86_64":
         code += [_instruction(_JUMP_AT_LEAST, _X32, 0, 1), refuse]
-    for rule in chosen:
-        if (number := _NUMBERS[rule.call][column]) is not None:
-            code += rule.code(number)
+    numbered = [(number, rule) for rule in chosen if (number := _NUMBERS[rule.call][column]) is not None]
+    for at in range(0, len(numbered), _CHUNK):
+        code += _chunk(sorted(numbered, key=lambda pair: pair[0])[at : at + _CHUNK])
     return b"".join([*code, _instruction(_RETURN, _ALLOW)])
+
+
+def _chunk(numbered: Sequence[tuple[int, Rule]]) -> list[bytes]:
+    """Return the rules for some system calls, which a call with a higher number jumps over: taking a filter is faster so."""
+    body = [piece for number, rule in numbered for piece in rule.code(number)]
+    body.append(_instruction(_RETURN, _ALLOW))
+    return [_instruction(_JUMP_AT_LEAST, numbered[-1][0] + 1, len(body), 0), *body]
 
 
 @functools.cache

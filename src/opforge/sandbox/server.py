@@ -22,7 +22,7 @@ from typing import Any
 
 from opforge import processes
 from opforge.ops import table
-from opforge.sandbox import confinement, folders, reach
+from opforge.sandbox import confinement, folders
 from opforge.sandbox.wire import Channel, ChannelClosedError
 
 Role = Callable[[dict[str, Any], list[int]], None]
@@ -136,7 +136,8 @@ class ForkServer:
         try:
             processes.die_with_parent()
             os.setsid()
-            _keep_only({0, 1, 2, *fds})
+            room = request["config"].get("room")
+            _keep_only({0, 1, 2, *fds, *(confinement.opened().handles if room else ())})
             if request.get("output"):
                 output = fds.pop()
                 os.dup2(output, 1)
@@ -145,7 +146,7 @@ class ForkServer:
             processes.set_mark(worker.mark)
             gc.enable()
             _limit(request.get("limits", {}))
-            if room := request["config"].get("room"):
+            if room:
                 confinement.enter(confinement.room_from(room), worker.user, tasks)
             self._roles[request["role"]](request["config"], fds)
         except ChannelClosedError:
@@ -277,8 +278,7 @@ def main() -> None:
         module, _, function = target.partition(":")
         roles[name] = getattr(importlib.import_module(module), function)
     table()  # once here instead of once in every child
-    reach.common()
-    confinement.abilities()
+    confinement.opened()
     gc.freeze()
     with contextlib.suppress(ChannelClosedError):  # whoever started us gave up before we were ready
         ForkServer(control, roles).serve()
