@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from opforge.judge import rooms
+from opforge.runs.execute import start_server
 from opforge.sandbox import landlock, reach, seccomp
 from opforge.sandbox.client import worker_environment
 from opforge.sandbox.confinement import abilities
@@ -327,6 +328,13 @@ def test_nothing_of_a_run_stays_in_the_temporary_folder(judge_tiny, kernel_direc
     """
     judge_tiny(kernel_directory({"relu": source}), {"relu.default": UNARY[:1]})
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith("opforge-")] == []
+
+
+def test_a_server_that_nobody_waited_for_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    server = start_server("cpu")
+    server.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.own_server

@@ -59,13 +59,15 @@ class ForkServer:
         self._rooms = folders.make_root()
 
     def serve(self) -> None:
-        self._main.channel.send({"ready": os.getpid(), "rooms": self._rooms})
-        while self._main.channel.fileno() >= 0:
-            for key, _events in self._selector.select():
-                if key.data.channel.fileno() >= 0:
-                    self._answer(key.data)
-        self._end_all()
-        folders.remove(self._rooms)
+        try:
+            self._main.channel.send({"ready": os.getpid(), "rooms": self._rooms})
+            while self._main.channel.fileno() >= 0:
+                for key, _events in self._selector.select():
+                    if key.data.channel.fileno() >= 0:
+                        self._answer(key.data)
+        finally:
+            self._end_all()
+            folders.remove(self._rooms)
 
     def _end_all(self) -> None:
         """End every process that was started here, and what those have left."""
