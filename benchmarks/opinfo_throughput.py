@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from opforge.cases import Case
 from opforge.cases.store import open_blob
 from opforge.runs import RunConfig, run
 from opforge.runs.execute import start_server
+from opforge.sandbox.confinement import Room
 from opforge.sandbox.wire import Channel
 from opforge.suites.base import SuiteOptions
 from opforge.suites.opinfo.suite import OpInfoSuite
@@ -130,17 +132,20 @@ def import_torch_s() -> float:
     return statistics.median(float(done.stdout) for done in runs)
 
 
-def fresh_worker_ms(count: int = 50) -> list[float]:
-    """Return how long it takes from asking for a worker until it answers its first request."""
+def fresh_worker_ms(count: int = 50, *, confined: bool = True) -> list[float]:
+    """Return how long it takes from asking for a worker, its folder included, until it answers its first request."""
     server = start_server("cpu")
     spawner = server.spawner
+    rooms = spawner.folder()
     times = []
     for _ in range(count):
         arena = os.memfd_create("bench")
         os.ftruncate(arena, 1 << 20)
         start = time.perf_counter()
         ours, theirs = Channel.pair()
-        settings = {"device": "cpu", "arena_bytes": 1 << 20, "out_at": 1 << 19}
+        settings: dict[str, Any] = {"device": "cpu", "arena_bytes": 1 << 20, "out_at": 1 << 19}
+        if confined:
+            settings["room"] = asdict(Room(tempfile.mkdtemp(dir=rooms)))
         pid = spawner.spawn(
             "worker", settings, [theirs.fileno(), arena], limits={"memory_bytes": 8 << 30}, output=False
         )
@@ -197,8 +202,12 @@ def main() -> None:
     print(
         f"for scale, `import torch` in a fresh interpreter: {import_torch_s():.2f} s (median of 5); it is part of the first verdict"
     )
-    times = sorted(fresh_worker_ms())
-    print(f"fresh worker: median {statistics.median(times):.1f} ms, worst {times[-1]:.1f} ms of {len(times)}")
+    for confined in (True, False):
+        times = sorted(fresh_worker_ms(confined=confined))
+        how = "confined" if confined else "unconfined"
+        print(
+            f"fresh worker, {how}: median {statistics.median(times):.1f} ms, worst {times[-1]:.1f} ms of {len(times)}"
+        )
 
 
 if __name__ == "__main__":

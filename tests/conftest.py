@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import textwrap
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -107,6 +110,23 @@ def verdicts(ended: Ended) -> dict[str, set[tuple[str, str]]]:
     for row in ended.store.rows():
         found.setdefault(row["op"], set()).add((row["verdict"], row["reason"]))
     return found
+
+
+@pytest.fixture
+def still_running(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
+    """Return a function that finds what runs on of the servers that this test started, and of all that came of them."""
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv("OPFORGE_TEST_MARK", mark)
+
+    def find() -> list[int]:
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.pid != os.getpid() and process.environ().get("OPFORGE_TEST_MARK") == mark:
+                    found.append(process.pid)
+        return found
+
+    return find
 
 
 def opforge(

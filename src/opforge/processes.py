@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import re
 import resource
 import signal
+import struct
+from collections.abc import Iterable
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+_PR_SET_KEEPCAPS = 8
+_PR_SET_SECUREBITS, _SECBIT_NO_SETUID_FIXUP = 28, 1 << 2
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_NO_NEW_PRIVS = 38
+_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE = 47, 2
 _PROC_STAT_PARENT = 1
+_CAPABILITY_VERSION = 0x20080522
+
+CAP_SETGID, CAP_SETUID = 6, 7
+SEARCH_CAPABILITIES = (2, 1)
+"""Those with which root reads in folders that are shut to it: to read and search only, and the one that allows writing too."""
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def _prctl(option: int, value: int) -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+def _prctl(option: int, value: int, third: int = 0) -> int:
+    return int(_LIBC.prctl(option, value, third, 0, 0))
 
 
 def die_with_parent() -> None:
@@ -32,7 +48,7 @@ def children_of(pid: int) -> list[int]:
     try:
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
         return [int(child) for task in tasks for child in (task / "children").read_text().split()]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return [child for child in _all_pids() if _parent(child) == pid] if Path(f"/proc/{pid}").exists() else []
 
 
@@ -47,6 +63,77 @@ def _parent(pid: int) -> int | None:
         return None
 
 
+def forbid_new_privileges() -> None:
+    """See to it that no program started from here gains rights, such as those of a set-user-id file."""
+    if _prctl(_PR_SET_NO_NEW_PRIVS, 1):
+        raise OSError(ctypes.get_errno(), "no_new_privs was refused")
+
+
+def offer_to_end_first() -> None:
+    """Ask the system to end this process before others when memory runs out."""
+    with contextlib.suppress(OSError):
+        handle = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+        os.write(handle, b"1000")
+        os.close(handle)
+
+
+def capabilities() -> int:
+    """Return the capabilities that this process may use, as bits."""
+    found = re.search(r"^CapPrm:\s*([0-9a-f]+)", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return int(found[1], 16) if found else 0
+
+
+def has_capabilities(*wanted: int) -> bool:
+    held = capabilities()
+    return all(held >> capability & 1 for capability in wanted)
+
+
+def become(user: int, groups: Iterable[int], kept: int | None) -> None:
+    """Become another user for good, without capabilities but perhaps one."""
+    _prctl(_PR_SET_KEEPCAPS, 1)
+    if kept is not None:
+        _prctl(_PR_SET_SECUREBITS, _SECBIT_NO_SETUID_FIXUP)  # else access(2), which compilers ask, leaves it out
+    with contextlib.suppress(PermissionError):  # a user namespace may forbid it; then there are no groups to drop
+        os.setgroups(sorted(groups))
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+    bits = 0 if kept is None else 1 << kept
+    header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
+    if _LIBC.capset(header, struct.pack("=6I", bits, bits, bits, 0, 0, 0)):
+        raise OSError(ctypes.get_errno(), "capabilities were not given up")
+    if kept is not None:
+        _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, kept)  # programs that it starts keep it too
+    _prctl(_PR_SET_DUMPABLE, 1)  # without it /proc/self is root's
+
+
+def tasks_of(user: int) -> int:
+    """Return how many processes and threads a user has, as far as this process can see."""
+    count = 0
+    for pid in _all_pids():
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}").stat().st_uid == user:
+                count += Path(f"/proc/{pid}/task").stat().st_nlink - 2
+    return count
+
+
+def limit_tasks(most: int) -> None:
+    """Limit how many processes and threads this process's user may have, for this process and its descendants."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+
+
+def descendants(pid: int, most: int) -> list[int]:
+    """Return the processes that a process has started, directly or not; looks no further when there are too many."""
+    found: list[int] = []
+    waiting = [pid]
+    while waiting and len(found) <= most:
+        children = children_of(waiting.pop())
+        found += children
+        waiting += children
+    return found
+
+
 # A worker's mark is a resource limit that nothing uses: every descendant inherits it, through fork and exec alike,
 # and it can be read from outside. So an orphan can be told whose it is, however it was started.
 def set_mark(mark: int) -> None:
@@ -58,8 +145,22 @@ def mark_of(pid: int) -> int | None:
     """Return the mark of a process, or None when it has gone."""
     try:
         return resource.prlimit(pid, resource.RLIMIT_MSGQUEUE)[0]
-    except (ProcessLookupError, PermissionError):
+    except ProcessLookupError:
         return None
+    except PermissionError:  # another user's, and root here has not all of root's rights, as in a container
+        return _mark_as_shown(pid)
+
+
+def _mark_as_shown(pid: int) -> int | None:
+    with contextlib.suppress(OSError):
+        found = re.search(r"^Max msgqueue size\s+(\d+)", Path(f"/proc/{pid}/limits").read_text(), re.MULTILINE)
+        return int(found[1]) if found else None
+    return None
+
+
+def marked(mark: int) -> list[int]:
+    """Return all processes that carry a mark."""
+    return [pid for pid in _all_pids() if mark_of(pid) == mark]
 
 
 def virtual_bytes() -> int:

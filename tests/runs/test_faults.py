@@ -68,7 +68,6 @@ FAULTS = {
             if os.fork() == 0:
                 os.setsid()
                 if os.fork() == 0:
-                    open(os.environ["TMPDIR"] + "/daemon", "a").write(f"{os.getpid()} ")
                     time.sleep(600)
                 os._exit(0)
             os.wait()
@@ -184,8 +183,7 @@ EXPECTED = {
 
 
 @pytest.mark.own_server
-def test_each_fault_is_its_own_verdict(kernel_directory, judge_tiny, tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+def test_each_fault_is_its_own_verdict(kernel_directory, judge_tiny, tmp_path, still_running):
     root = kernel_directory(FAULTS)
     broken = root / "log10"
     broken.mkdir()
@@ -206,9 +204,7 @@ def test_each_fault_is_its_own_verdict(kernel_directory, judge_tiny, tmp_path, m
     write_all(ended.store.path, ended.summary)
     assert time.monotonic() - begun < 120
     assert ended.summary.exit_code == 1
-    daemons = [int(pid) for pid in (tmp_path / "daemon").read_text().split()]
-    assert daemons
-    assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in daemons)
+    assert still_running() == []
 
 
 @pytest.mark.own_server
@@ -220,19 +216,17 @@ def test_nothing_is_left_running(judge_tiny, kernel_directory):
 
 
 @pytest.mark.own_server
-def test_what_a_kernel_started_ends_with_the_run(judge_tiny, kernel_directory, tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+def test_what_a_kernel_started_ends_with_the_run(judge_tiny, kernel_directory, still_running):
     source = """
         import os, subprocess, torch
         def relu_kernel_impl(self):
             child = subprocess.Popen(["sleep", "600"])
-            open(os.environ["TMPDIR"] + "/children", "a").write(f"{child.pid} ")
+            assert child.poll() is None
             return torch.where(self <= 0, 0, self)
     """
-    judge_tiny(kernel_directory({"relu": source}), {"relu.default": UNARY[:1]})
-    pids = [int(pid) for pid in (tmp_path / "children").read_text().split()]
-    assert pids
-    assert not any(psutil.pid_exists(pid) for pid in pids)
+    ended = judge_tiny(kernel_directory({"relu": source}), {"relu.default": UNARY[:1]})
+    assert verdicts(ended)["relu.default"] == {("passed", "")}
+    assert still_running() == []
 
 
 def test_a_crash_costs_one_case_and_not_its_neighbours(kernel_directory, judge_tiny):

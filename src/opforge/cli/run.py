@@ -6,7 +6,7 @@ import datetime as dt
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -48,6 +48,9 @@ def run(
     allow_fallback: Annotated[
         bool, typer.Option("--allow-fallback", help="Let a kernel call the operator that it replaces.")
     ] = False,
+    no_confine: Annotated[
+        bool, typer.Option("--no-confine", help="Let kernels reach files, network and processes as you do.")
+    ] = False,
     out: Annotated[
         Path | None, typer.Option(help="A new folder for the results [default: opforge-runs/TIME-SUITE-BACKEND].")
     ] = None,
@@ -76,6 +79,7 @@ def run(
             memory_gib=memory_gib,
             workers=workers,
             allow_fallback=allow_fallback,
+            confine=not no_confine,
         )
         folder = out or _default_folder(suite, backend)
     registry.load("suites", config.suite)  # a misspelt name is answered before anything is imported
@@ -94,6 +98,7 @@ def _judge(config: RunConfig, folder: Path, *, resume: bool, as_json: bool) -> i
         if (folder / "results.jsonl").exists():
             sys.stderr.write(f"what was judged is kept; go on with `opforge run --resume {folder}`\n")
         raise
+    _say_what_is_missing(ended.manifest)
     write_all(folder, ended.summary)
     if as_json:
         scores = {**ended.summary.scores(), "out": str(folder)}
@@ -105,6 +110,14 @@ def _judge(config: RunConfig, folder: Path, *, resume: bool, as_json: bool) -> i
         show(console, ended.manifest, ended.summary)
         console.print(f"results      {folder}", soft_wrap=True)
     return ended.summary.exit_code
+
+
+def _say_what_is_missing(manifest: dict[str, Any]) -> None:
+    """Say once, on stderr, when kernels were not kept from all that they should be kept from."""
+    if not manifest["config"].get("confine", True):
+        sys.stderr.write("kernels ran unconfined (--no-confine): they had your files, network and processes\n")
+    elif missing := manifest["confinement"]["missing"]:
+        sys.stderr.write(f"this system could not keep kernels from: {', '.join(missing)} (see docs/confinement.md)\n")
 
 
 def _operator_rows(summary: object) -> list[dict[str, object]]:

@@ -66,6 +66,8 @@ class Hearing:
         return Finding(Outcome.PASSED, "", tuple(self.notes), figures)
 
     def _judge(self) -> dict[str, float]:
+        if tried := self.reply.get("tried"):
+            raise NotRightError(Outcome.CHEATED, str(tried))
         if "exited" in self.reply:
             raise NotRightError(
                 Outcome.CRASHED, f"the kernel tried to end its process: SystemExit({self.reply['exited']})"

@@ -21,6 +21,7 @@ from opforge.judge.contract import Hearing
 from opforge.judge.draws import judge_draws
 from opforge.judge.properties import BY_PACKET
 from opforge.judge.replies import FORGED, replies_of, results_end
+from opforge.judge.rooms import Rooms
 from opforge.judge.verdict import FAULT, REJECTED, Finding, NotRightError, Outcome
 from opforge.judge.workers import DeathError, KernelWorker, WorkerConfig
 from opforge.ops import Form, Operator, table
@@ -43,7 +44,8 @@ def serve(config: dict[str, Any], fds: list[int]) -> None:
     channel, spawner = Channel.from_fd(fds[0]), Spawner.from_fd(fds[1])
     blobs = {name: open_blob(Path(path)) for name, path in config["blobs"].items()}
     workers = WorkerConfig(config["device"], config["timeout_s"], config["memory_bytes"])
-    judge = Judge(channel, spawner, workers, blobs)
+    rooms = Rooms(spawner, **config["confine"]) if config.get("confine") else None
+    judge = Judge(channel, spawner, workers, blobs, rooms)
     while True:
         judge.job(channel.receive())
         channel.send({"done": True})
@@ -76,12 +78,20 @@ class _Op:
 class Judge:
     """Judges one job at a time; holds at most one worker for the kernel and one for the baseline."""
 
-    def __init__(self, channel: Channel, spawner: Spawner, workers: WorkerConfig, blobs: Mapping[str, Bytes]) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        spawner: Spawner,
+        workers: WorkerConfig,
+        blobs: Mapping[str, Bytes],
+        rooms: Rooms | None = None,
+    ) -> None:
         self._channel = channel
         self._spawner = spawner
         self._config = workers
         self._device = torch.device(workers.device)
         self._blobs = blobs
+        self._rooms = rooms
         self._buffer: Bytes = np.zeros(MAX_BYTES + (1 << 20), np.uint8)
         self._worker: KernelWorker | None = None
         self._loaded: dict[str, Any] = {}
@@ -104,6 +114,8 @@ class Judge:
         finally:
             if "mutant" not in job["kernel"]:  # mutants are our own code, and may follow one another in a process
                 self._end_worker()
+                if self._rooms is not None:
+                    self._rooms.clear()
 
     def _forbidden(self, job: dict[str, Any]) -> list[str]:
         """Return the operators that the job's kernel may not call."""
@@ -301,7 +313,8 @@ class Judge:
     def _race(self, op: _Op, worker: KernelWorker, batch: Batch, placed: Placed, finding: Finding) -> Finding:
         """Time a case that is right, against ATen in a clean worker of its own."""
         if self._baseline is None:
-            self._baseline = KernelWorker(self._spawner, self._config)
+            room = self._rooms.baseline() if self._rooms is not None else None
+            self._baseline = KernelWorker(self._spawner, self._config, room)
             self._baseline.ask({"do": "load", "kernel": {"file": None, "primary": op.facts.name, "entries": []}})
         batch.copy_to(self._baseline.bytes)
 
@@ -329,7 +342,8 @@ class Judge:
         """Return a worker with the kernel loaded; None, with the reason kept, when it cannot be loaded."""
         if self._broken is not None or (self._worker is not None and self._loaded == kernel):
             return self._worker
-        worker = self._worker or KernelWorker(self._spawner, self._config)
+        room = self._rooms.for_kernel(kernel["file"]) if self._rooms is not None and self._worker is None else None
+        worker = self._worker or KernelWorker(self._spawner, self._config, room)
         self._worker = None
         try:
             reply = worker.ask({"do": "load", "kernel": kernel}, timeout_s=max(_LOAD_LIMIT_S, self._config.timeout_s))
@@ -390,6 +404,8 @@ def _counted(calls: Any) -> dict[str, int]:
 
 def _refusal(reply: dict[str, Any]) -> Finding | None:
     """Return why a kernel that was loaded, or was not, is not asked anything."""
+    if "tried" in reply:
+        return Finding(Outcome.CHEATED, f"while loading: {reply['tried']}")
     if "error" in reply:
         return Finding(Outcome.ERROR, f"cannot be loaded: {reply['error']}")
     if tampered := reply.get("tampered"):

@@ -6,15 +6,17 @@ import mmap
 import os
 import select
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from opforge.cases.materialise import Bytes
+from opforge.judge.rooms import Guard
 from opforge.judge.verdict import Outcome
 from opforge.processes import describe_status
 from opforge.sandbox.client import Spawner
+from opforge.sandbox.confinement import Room
 from opforge.sandbox.wire import Channel, ChannelClosedError
 from opforge.sandbox.worker import COUNTER
 
@@ -46,7 +48,7 @@ class DeathError(Exception):
 class KernelWorker:
     """One process that serves one kernel."""
 
-    def __init__(self, spawner: Spawner, config: WorkerConfig) -> None:
+    def __init__(self, spawner: Spawner, config: WorkerConfig, room: Room | None = None) -> None:
         self._spawner = spawner
         self._config = config
         arena_fd = os.memfd_create("opforge-arena")
@@ -58,9 +60,16 @@ class KernelWorker:
         os.set_blocking(self._output, False)
         self._tail = b""
         limits = {} if config.memory_bytes is None else {"memory_bytes": config.memory_bytes + config.arena_bytes}
-        settings = {"device": config.device, "arena_bytes": config.arena_bytes, "out_at": config.in_bytes}
-        self._pid = spawner.spawn("worker", settings, [theirs.fileno(), arena_fd, output], limits=limits, output=True)
+        settings = {
+            "device": config.device,
+            "arena_bytes": config.arena_bytes,
+            "out_at": config.in_bytes,
+            "room": None if room is None else asdict(room),
+        }
+        fds = [theirs.fileno(), arena_fd, output]
+        self._pid = spawner.spawn("worker", settings, fds, limits=limits, output=True)
         self._pidfd = os.pidfd_open(self._pid)
+        self._guard = None if room is None else Guard(self._pid, room.folder)
         for fd in (arena_fd, output):
             os.close(fd)
         theirs.close()
@@ -94,6 +103,7 @@ class KernelWorker:
             ready = {fd for fd, _ in poll.poll(_TICK_S * 1000)}
             if self._output in ready and not self._drain():
                 poll.unregister(self._output)
+            self._look_after(index)
             if self._channel.fileno() in ready:
                 try:
                     return self._channel.receive(limit_s)
@@ -108,6 +118,12 @@ class KernelWorker:
                 reason = f"no answer within {limit_s:g} s"
                 self.close()
                 raise DeathError(Outcome.TIMED_OUT, index, reason)
+
+    def _look_after(self, index: int) -> None:
+        """End a kernel that takes more of the machine than it may."""
+        if self._guard is not None and (excess := self._guard.excess()) is not None:
+            self.close()
+            raise DeathError(Outcome.CRASHED, index, f"the kernel's process was ended: {excess}")
 
     def orphans(self) -> int:
         """End and count the processes that the kernel has cut loose."""

@@ -22,7 +22,7 @@ from opforge.runs.execute import LocalExecutor, start_server
 from opforge.runs.plan import Job, Key, Plan, load_suite, make_plan
 from opforge.runs.score import Summary
 from opforge.runs.store import RunStore
-from opforge.sandbox.probe import check_device
+from opforge.sandbox import probe
 from opforge.suites.base import Progress, silent
 from opforge.suites.strength import known
 
@@ -52,10 +52,12 @@ def run(
     server = start_server(config.device)
     try:
         if config.device != "cpu":
-            check_device(server.spawner, config.device)
+            probe.check_device(server.spawner, config.device)
         plan = make_plan(config, backend, load_suite(config, progress))
         store = RunStore.reopen(out) if resume else RunStore.create(out, _manifest(config, plan, command or sys.argv))
         try:
+            confinement = probe.confinement(server.spawner) if config.confine else probe.off()
+            store.update_manifest(confinement=confinement)
             return _judge(config, plan, store, server, progress)
         finally:
             store.close()
@@ -84,7 +86,8 @@ def _judge(config: RunConfig, plan: Plan, store: RunStore, server: Any, progress
         if rows:
             progress(rows[-1]["op"], count, total)
 
-    LocalExecutor(config, server, emit).execute(plan, jobs)
+    confine = {"run": str(store.path.resolve()), "held": not manifest["confinement"]["missing"]}
+    LocalExecutor(config, server, emit, confine if config.confine else None).execute(plan, jobs)
     store.update_manifest(finished=_now(), scores=summary.scores())
     return Ended(store, store.manifest(), summary)
 

@@ -31,6 +31,8 @@ class RunConfig:
     workers: int = 2
     allow_fallback: bool = False
     """Whether a kernel may call the operator that it replaces."""
+    confine: bool = True
+    """Whether kernels are kept from network, files and other processes."""
 
     def checked(self) -> RunConfig:
         """Return the settings, or say which is out of its range."""

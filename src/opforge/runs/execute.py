@@ -70,8 +70,11 @@ class _Lane:
 class LocalExecutor:
     """Runs a plan's jobs on this machine."""
 
-    def __init__(self, config: RunConfig, server: ForkServerProcess, emit: Emit) -> None:
+    def __init__(
+        self, config: RunConfig, server: ForkServerProcess, emit: Emit, confine: dict[str, Any] | None = None
+    ) -> None:
         self._config = config
+        self._confine = confine
         self._server = server
         self._emit = emit
         self._selector = selectors.DefaultSelector()
@@ -102,6 +105,7 @@ class LocalExecutor:
             "timeout_s": self._config.timeout_s,
             "memory_bytes": memory,
             "blobs": self._blobs,
+            "confine": self._confine,
         }
         pid = self._spawner.spawn("judge", settings, [theirs.fileno(), line.fileno()], limits={}, output=False)
         theirs.close()

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from opforge.errors import InternalError
+from opforge.sandbox import folders
+from opforge.sandbox.secret_names import looks_secret
 from opforge.sandbox.wire import Channel, ChannelClosedError
 
 _START_LIMIT_S = 120.0
@@ -52,6 +54,10 @@ class Spawner:
         reply = self._ask({"do": "stop", "pid": pid})
         return Exit(reply["status"], reply["orphans"])
 
+    def folder(self) -> str:
+        """Return a new folder for this client's workers; the server removes it when the client goes."""
+        return str(self._ask({"do": "folder"})["folder"])
+
     def connect(self) -> socket.socket:
         """Return the other end of a new line to the server, to be handed to another process."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -64,7 +70,10 @@ class Spawner:
 
     def _ask(self, request: Mapping[str, Any], fds: Iterable[int] = ()) -> Any:
         self._channel.send(request, fds)
-        return self._channel.receive(_REPLY_LIMIT_S)
+        reply = self._channel.receive(_REPLY_LIMIT_S)
+        if "error" in reply:
+            raise InternalError(reply["error"])
+        return reply
 
 
 class ForkServerProcess:
@@ -82,13 +91,14 @@ class ForkServerProcess:
         theirs.close()
         self._channel = ours
         self._spawner: Spawner | None = None
+        self._rooms = ""
 
     @property
     def spawner(self) -> Spawner:
         """Return the line to the server, waiting until it has imported torch."""
         if self._spawner is None:
             try:
-                self._channel.receive(_START_LIMIT_S)
+                self._rooms = str(self._channel.receive(_START_LIMIT_S)["rooms"])
             except (ChannelClosedError, TimeoutError) as error:
                 status = self._process.poll()
                 raise InternalError(
@@ -109,6 +119,8 @@ class ForkServerProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        if self._rooms:
+            folders.remove(self._rooms)  # if the server was killed before it could
 
 
 _KEPT = (
@@ -129,8 +141,19 @@ _KEPT_PREFIXES = ("OPFORGE_", "CUDA_", "NVIDIA_", "TRITON_", "TORCH_", "PYTHON",
 
 def worker_environment() -> dict[str, str]:
     """Return the part of our environment that kernels may see: no keys, no tokens; one thread; our own package importable."""
-    kept = {k: v for k, v in os.environ.items() if k in _KEPT or k.startswith(_KEPT_PREFIXES)}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if (name in _KEPT or name.startswith(_KEPT_PREFIXES)) and not looks_secret(name)
+    }
     package = str(Path(__file__).resolve().parents[2])
     path = [package, *filter(None, kept.get("PYTHONPATH", "").split(os.pathsep))]
-    fixed = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    kept.setdefault("USER", "kernel")  # who runs as a user without a name is asked for one all the same
+    fixed = {
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "PYTHONHASHSEED": "0",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }
     return {**kept, **fixed, "PYTHONPATH": os.pathsep.join(path)}

@@ -1,11 +1,19 @@
-"""A child of the fork server that says what devices there are; asking in the server itself would spoil later forks."""
+"""Children of the fork server that say what devices there are, and what confinement holds; asking in the server itself would spoil later forks."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from opforge.errors import OpforgeError
+from opforge.sandbox import folders, reach
 from opforge.sandbox.client import Spawner
+from opforge.sandbox.confinement import Room, abilities
 from opforge.sandbox.wire import Channel
 
 _LIMIT_S = 60.0
@@ -13,9 +21,11 @@ _LIMIT_S = 60.0
 
 def serve(config: dict[str, Any], fds: list[int]) -> None:
     """Answer once."""
+    if "room" in config:
+        Channel.from_fd(fds[0]).send(_held(config["room"]["folder"]))
+        return
     import torch  # the process that checks has none
 
-    del config
     Channel.from_fd(fds[0]).send({"cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0})
 
 
@@ -24,12 +34,95 @@ def check_device(spawner: Spawner, device: str) -> None:
     kind, _, index = device.partition(":")
     if kind == "cpu":
         return
-    ours, theirs = Channel.pair()
-    pid = spawner.spawn("probe", {}, [theirs.fileno()], limits={}, output=False)
-    theirs.close()
-    count = ours.receive(_LIMIT_S)[kind]
-    ours.close()
-    spawner.stop(pid)
+    count = _ask(spawner, {})[kind]
     if count <= int(index or 0):
         found = f"it has {count}" if count else "torch sees none on this machine"
         raise OpforgeError(f"device {device!r} is not there: {found}; use --device cpu, or a torch built for your GPU")
+
+
+def confinement(spawner: Spawner) -> dict[str, Any]:
+    """Return what holds of a worker's confinement on this system, tried out by a process that is confined."""
+    folder = folders.make_in(spawner.folder())
+    try:
+        held: dict[str, Any] = _ask(spawner, {"room": asdict(Room(folder))})
+        return held
+    finally:
+        folders.remove(folder)
+
+
+def off() -> dict[str, Any]:
+    """Return what stands in the manifest when a run does without."""
+    return {"landlock": None, "seccomp": False, "own_user": False, "held": [], "missing": list(_TRIALS)}
+
+
+def _ask(spawner: Spawner, config: dict[str, Any]) -> Any:
+    ours, theirs = Channel.pair()
+    pid = spawner.spawn("probe", config, [theirs.fileno()], limits={}, output=False)
+    theirs.close()
+    reply = ours.receive(_LIMIT_S)
+    ours.close()
+    spawner.stop(pid)
+    return reply
+
+
+def _held(folder: str) -> dict[str, Any]:
+    can = abilities()
+    held = [what for what, trial in _TRIALS.items() if trial(folder)]
+    return {
+        "landlock": can.landlock or None,
+        "seccomp": can.seccomp,
+        "own_user": can.first_user is not None,
+        "held": held,
+        "missing": [what for what in _TRIALS if what not in held],
+    }
+
+
+def _refused(action: Callable[[], object]) -> bool:
+    try:
+        action()
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _files(folder: str) -> bool:
+    outside = f"{os.path.dirname(folder)}/written-by-a-probe"
+
+    def write() -> None:
+        os.close(os.open(outside, os.O_CREAT | os.O_WRONLY, 0o600))
+        os.remove(outside)
+
+    inside = f"{folder}/written"
+    with contextlib.suppress(OSError):
+        os.close(os.open(inside, os.O_CREAT | os.O_WRONLY, 0o600))
+    shut = all(_refused(lambda home=home: os.listdir(home)) for home in reach.homes() if os.path.isdir(home))  # type: ignore[misc]
+    return bool(abilities().landlock) and shut and _refused(write) and os.path.exists(inside)
+
+
+def _network(_folder: str) -> bool:
+    return all(_refused(lambda family=family: socket.socket(family)) for family in (socket.AF_INET, socket.AF_INET6))  # type: ignore[misc]
+
+
+def _other_processes(_folder: str) -> bool:
+    above = os.getppid()
+
+    def read() -> None:
+        os.close(os.open(f"/proc/{above}/environ", os.O_RDONLY))
+
+    return _refused(read) and _refused(
+        lambda: os.kill(above, signal.SIGURG)
+    )  # which does nothing to who does not wait for it
+
+
+def _system_calls(_folder: str) -> bool:
+    return abilities().seccomp
+
+
+_TRIALS: dict[str, Callable[[str], bool]] = {
+    "files outside its folder": _files,
+    "network": _network,
+    "other processes": _other_processes,
+    "system calls of administration": _system_calls,
+}

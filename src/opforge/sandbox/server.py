@@ -14,6 +14,7 @@ import resource
 import selectors
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,17 +22,29 @@ from typing import Any
 
 from opforge import processes
 from opforge.ops import table
+from opforge.sandbox import confinement, folders
 from opforge.sandbox.wire import Channel, ChannelClosedError
 
 Role = Callable[[dict[str, Any], list[int]], None]
 _FIRST_MARK = 700_001  # the default limit is 819,200: a mark is always a lowering
+_FORK_PATIENCE_S = 5.0
+_COUNT_AGAIN_S = 5.0
+_MANY_ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    mark: int
+    user: int | None
+    """Whom only this worker runs as, if there is such a user."""
 
 
 @dataclass
 class _Client:
     channel: Channel
-    workers: dict[int, int] = field(default_factory=dict)
-    """Mark by pid."""
+    workers: dict[int, _Worker] = field(default_factory=dict)
+    """By pid."""
+    folder: str | None = None
 
 
 class ForkServer:
@@ -42,14 +55,19 @@ class ForkServer:
         self._selector = selectors.DefaultSelector()
         self._main = self._add(control)
         self._next_mark = _FIRST_MARK
+        self._tasks = _Tasks()
+        self._rooms = folders.make_root()
 
     def serve(self) -> None:
-        self._main.channel.send({"ready": os.getpid()})
-        while self._main.channel.fileno() >= 0:
-            for key, _events in self._selector.select():
-                if key.data.channel.fileno() >= 0:
-                    self._answer(key.data)
-        self._end_all()
+        try:
+            self._main.channel.send({"ready": os.getpid(), "rooms": self._rooms})
+            while self._main.channel.fileno() >= 0:
+                for key, _events in self._selector.select():
+                    if key.data.channel.fileno() >= 0:
+                        self._answer(key.data)
+        finally:
+            self._end_all()
+            folders.remove(self._rooms)
 
     def _end_all(self) -> None:
         """End every process that was started here, and what those have left."""
@@ -75,7 +93,10 @@ class ForkServer:
                     self._add(Channel.from_fd(fds.pop()))
                     reply: dict[str, Any] = {}
                 case "spawn":
-                    reply = {"pid": self._spawn(client, request, fds)}
+                    reply = self._spawn(client, request, fds)
+                case "folder":
+                    client.folder = client.folder or folders.make_in(self._rooms)
+                    reply = {"folder": client.folder}
                 case "orphans":
                     reply = {"orphans": self._sweep(client.workers[request["pid"]])}
                 case "stop":
@@ -94,30 +115,41 @@ class ForkServer:
         client.channel.close()
         for pid in list(client.workers):
             self._stop(client, pid)
+        if client.folder is not None:
+            folders.remove(client.folder)
 
-    def _spawn(self, client: _Client, request: dict[str, Any], fds: list[int]) -> int:
+    def _spawn(self, client: _Client, request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         mark = self._next_mark
         self._next_mark = _FIRST_MARK + (mark + 1 - _FIRST_MARK) % 100_000
-        pid = os.fork()
+        room = request["config"].get("room")
+        tasks = self._tasks.count() if room else None
+        worker = _Worker(mark, confinement.user_for(room["folder"], mark - _FIRST_MARK) if room else None)
+        try:
+            pid = _fork()
+        except OSError as error:
+            return {"error": f"the machine has no room for another process ({error.strerror}); use fewer --workers"}
         if pid == 0:
-            self._become(request, fds, mark)
-        client.workers[pid] = mark
-        return pid
+            self._become(request, fds, worker, tasks)
+        client.workers[pid] = worker
+        return {"pid": pid}
 
-    def _become(self, request: dict[str, Any], fds: list[int], mark: int) -> None:
-        """In the child: drop all that is the server's, take on the limits, play the role, end."""
+    def _become(self, request: dict[str, Any], fds: list[int], worker: _Worker, tasks: int | None) -> None:
+        """In the child: drop all that is the server's, take on the limits, be confined, play the role, end."""
         try:
             processes.die_with_parent()
             os.setsid()
-            _keep_only({0, 1, 2, *fds})
+            room = request["config"].get("room")
+            _keep_only({0, 1, 2, *fds, *(confinement.opened().handles if room else ())})
             if request.get("output"):
                 output = fds.pop()
                 os.dup2(output, 1)
                 os.dup2(output, 2)
                 os.close(output)
-            processes.set_mark(mark)
+            processes.set_mark(worker.mark)
             gc.enable()
             _limit(request.get("limits", {}))
+            if room:
+                confinement.enter(confinement.room_from(room), worker.user, tasks)
             self._roles[request["role"]](request["config"], fds)
         except ChannelClosedError:
             os._exit(0)
@@ -128,20 +160,22 @@ class ForkServer:
         os._exit(0)
 
     def _stop(self, client: _Client, pid: int) -> dict[str, Any]:
-        mark = client.workers.pop(pid)
+        worker = client.workers.pop(pid)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)  # in the instant between fork and setsid it has no group of its own
         _pid, status = os.waitpid(pid, 0)
-        return {"status": status, "orphans": self._sweep(mark)}
+        return {"status": status, "orphans": self._sweep(worker)}
 
-    def _sweep(self, mark: int) -> int:
+    def _sweep(self, worker: _Worker) -> int:
         """End every process that a worker left behind, and its children, and count them."""
         known = {pid for client in self._clients() for pid in client.workers}
-        count = 0
+        count = rounds = 0
         while strays := [
-            c for c in processes.children_of(os.getpid()) if c not in known and processes.mark_of(c) in (mark, None)
+            c
+            for c in processes.children_of(os.getpid())
+            if c not in known and processes.mark_of(c) in (worker.mark, None)
         ]:
             for pid in strays:
                 with contextlib.suppress(ProcessLookupError):
@@ -149,10 +183,71 @@ class ForkServer:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, 0)
                 count += 1
+            rounds += 1
+            if rounds >= _MANY_ROUNDS and worker.user is not None and not self._is_alive(worker):
+                _end_user(worker.user)  # they fork faster than we end them
         return count
+
+    def _is_alive(self, worker: _Worker) -> bool:
+        return any(worker is known for client in self._clients() for known in client.workers.values())
 
     def _clients(self) -> list[_Client]:
         return [key.data for key in self._selector.get_map().values()]
+
+
+class _Tasks:
+    """How many processes and threads the user has, counted anew now and then; None where that sets no limit to workers."""
+
+    def __init__(self) -> None:
+        self._counted_at = -_COUNT_AGAIN_S
+        self._count: int | None = None
+        self._counts = True
+
+    def count(self) -> int | None:
+        now = time.monotonic()
+        if self._counts and os.getuid() != 0 and now - self._counted_at > _COUNT_AGAIN_S:
+            self._counted_at = now
+            self._count = processes.tasks_of(os.getuid())
+            if not _can_fork_with(self._count + confinement.MAX_PROCESSES):
+                self._counts, self._count = False, None  # the user has others, in containers that we do not see into
+        return self._count
+
+
+def _can_fork_with(most: int) -> bool:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            processes.limit_tasks(most)
+            if os.fork() == 0:
+                os._exit(0)
+            os.wait()
+        except OSError:
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+def _fork() -> int:
+    """Fork, and wait a little where there is no room for another process: workers come and go."""
+    until = time.monotonic() + _FORK_PATIENCE_S
+    while True:
+        try:
+            return os.fork()
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)
+
+
+def _end_user(user: int) -> None:
+    """End all processes of a user that only one worker has, at one stroke, so that none can fork meanwhile."""
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(OSError):
+            processes.become(user, (), None)
+            os.kill(-1, signal.SIGKILL)
+        os._exit(0)
+    os.waitpid(pid, 0)
 
 
 def _keep_only(fds: set[int]) -> None:
@@ -187,6 +282,7 @@ def main() -> None:
     table()  # once here instead of once in every child
     for word in sys.argv[2:]:
         getattr(sys.modules[word.partition("=")[2].partition(":")[0]], "prepare", lambda: None)()
+    confinement.opened()
     gc.freeze()
     with contextlib.suppress(ChannelClosedError):  # whoever started us gave up before we were ready
         ForkServer(control, roles).serve()

@@ -17,6 +17,8 @@ from torch.cuda import _sleep, synchronize
 
 from opforge.cases.encoding import SHORT_DTYPES, decode
 from opforge.cases.materialise import flat_bytes, flat_storage, owned_copy, tensor_over, turned
+from opforge.sandbox import reach
+from opforge.sandbox.confinement import room_from
 from opforge.sandbox.loader import (
     KernelLoadError,
     LoadedKernel,
@@ -30,6 +32,7 @@ from opforge.sandbox.mutants import Mutated
 from opforge.sandbox.state import GlobalState, seed_generator
 from opforge.sandbox.tampering import Seals
 from opforge.sandbox.traps import Traps
+from opforge.sandbox.watch import Watch
 from opforge.sandbox.wire import Channel
 
 COUNTER = struct.Struct("<Q")
@@ -54,13 +57,16 @@ def serve(config: dict[str, Any], fds: list[int]) -> None:
     channel_fd, arena_fd = fds
     arena = mmap.mmap(arena_fd, config["arena_bytes"])
     os.close(arena_fd)
-    Worker(Channel.from_fd(channel_fd), arena, torch.device(config["device"]), config["out_at"]).run()
+    watch = Watch(room_from(config["room"]), reach.homes()) if config.get("room") else None
+    Worker(Channel.from_fd(channel_fd), arena, torch.device(config["device"]), config["out_at"], watch).run()
 
 
 class Worker:
     """The loop, and how one case is called."""
 
-    def __init__(self, channel: Channel, arena: mmap.mmap, device: torch.device, out_at: int) -> None:
+    def __init__(
+        self, channel: Channel, arena: mmap.mmap, device: torch.device, out_at: int, watch: Watch | None = None
+    ) -> None:
         self._channel = channel
         self._arena = arena
         self._device = device
@@ -68,12 +74,16 @@ class Worker:
         self._next = out_at
         self._kernel: LoadedKernel | None = None
         self._path: Path | None = None
+        self._watch = watch
         self._traps = Traps(device.type)
-        self._held: list[tuple[dict[str, Any], torch.Tensor, int]] = []
-        """Results that are looked at once more after other calls: reply, tensor, and where its bytes were put."""
+        self._held: list[tuple[int, torch.Tensor, int]] = []
+        """Results that are looked at once more after other calls: number of the call, tensor, and where its bytes were put."""
 
     def run(self) -> None:
         torch.set_grad_enabled(False)
+        own = os.getpid()
+        if self._watch is not None:
+            self._watch.start()
         while True:
             request = self._channel.receive()
             match request["do"]:
@@ -87,7 +97,14 @@ class Worker:
                     reply = self._time(request)
                 case unknown:
                     raise ValueError(f"unknown request {unknown!r}")
+            if os.getpid() != own:
+                os._exit(0)  # a process that the kernel forked has come back here; it does not speak for us
             self._channel.send(reply)
+
+    def _with_tried(self, reply: dict[str, Any]) -> dict[str, Any]:
+        """Add what the kernel tried that its room does not allow, if anything."""
+        tried = self._watch.take() if self._watch is not None else None
+        return reply if tried is None else {**reply, "tried": tried}
 
     def _load(self, description: dict[str, Any]) -> dict[str, Any]:
         self._path = Path(description["file"]) if description["file"] else None
@@ -96,9 +113,9 @@ class Worker:
         try:
             self._kernel = LoadedKernel(description, self._traps.watched)
         except KernelLoadError as error:
-            return {"error": str(error)}
+            return self._with_tried({"error": str(error)})
         changes = GlobalState.now().changes_since(state, rng=False)
-        return {**self._tampering(), **({"state": changes} if changes else {})}
+        return self._with_tried({**self._tampering(), **({"state": changes} if changes else {})})
 
     def _tampering(self) -> dict[str, Any]:
         """Return what the kernel has done to the process that it runs in, if anything."""
@@ -125,7 +142,7 @@ class Worker:
         state = GlobalState.now()
         for index, case in enumerate(cases):
             COUNTER.pack_into(self._arena, 0, index)
-            result = self._call(function, case)
+            result = self._call(function, case, index)
             if isinstance(function, Mutated):
                 result["mutant"] = function.seen
             after = GlobalState.now()
@@ -134,11 +151,11 @@ class Worker:
                 state.restore()
             elif facts is not None and facts.random:
                 state = after
-            results.append(result)
-        self._look_again()
+            results.append(self._with_tried(result))
+        self._look_again(results)
         return {"results": results, **self._tampering()}
 
-    def _call(self, function: Callable[..., Any], case: dict[str, Any]) -> dict[str, Any]:
+    def _call(self, function: Callable[..., Any], case: dict[str, Any], index: int) -> dict[str, Any]:
         own = case["own"]
         inputs: list[torch.Tensor] = []
 
@@ -179,7 +196,7 @@ class Worker:
             reply["reshaped"] = changed
         if listing is not None:
             reply["calls"] = dict(listing.calls)
-        self._hold(reply, result, inputs)
+        self._hold(index, reply, result, inputs)
         return {**reply, **self._bypass(inputs)}
 
     def _bypass(self, inputs: list[torch.Tensor]) -> dict[str, Any]:
@@ -211,19 +228,19 @@ class Worker:
         found = result if isinstance(result, list | tuple) else [result]
         return [(t, t.clone()) for t in found if isinstance(t, torch.Tensor) and t.is_cuda]
 
-    def _hold(self, reply: dict[str, Any], result: Any, inputs: list[torch.Tensor]) -> None:
+    def _hold(self, index: int, reply: dict[str, Any], result: Any, inputs: list[torch.Tensor]) -> None:
         """Keep a few results, to see whether later calls or threads change them."""
         fresh = isinstance(result, torch.Tensor) and not storage_aliases(result, inputs)
         if fresh and len(self._held) < _HELD and result.nbytes <= _HELD_BYTES and "T" in reply["returned"]:
-            self._held.append((reply, result, reply["returned"]["T"][0]))
+            self._held.append((index, result, reply["returned"]["T"][0]))
 
-    def _look_again(self) -> None:
+    def _look_again(self, results: list[dict[str, Any]]) -> None:
         """Mark the replies whose results are no longer what they were when the call returned."""
-        for reply, tensor, at in self._held:
+        for index, tensor, at in self._held:
             flat = flat_bytes(tensor).cpu()
             then = torch.frombuffer(self._arena, dtype=torch.uint8, count=max(1, len(flat)), offset=at)[: len(flat)]
             if not torch.equal(flat, then):
-                reply["changed_later"] = True
+                results[index]["changed_later"] = True
         self._held = []
 
     def _describe(self, value: Any, inputs: list[torch.Tensor]) -> Any:
@@ -296,7 +313,7 @@ class Worker:
         if request["case"]["own"]:
             reply["inputs"] = [self._tensor(t, inputs).get("T") for t in inputs]
         bypass = self._bypass(inputs)
-        return {"result": {**reply, **bypass}, **self._tampering()}
+        return {"result": self._with_tried({**reply, **bypass}), **self._tampering()}
 
     def _fresh(self, case: dict[str, Any], turn: int) -> tuple[list[Any], dict[str, Any], list[torch.Tensor]]:
         """Return arguments with memory of their own; what floats they hold is turned on by some places."""

@@ -1,0 +1,110 @@
+"""Where the workers of a judge live: a folder for each job, and an eye on how much of the machine a worker takes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from opforge import processes
+from opforge.sandbox import folders, reach
+from opforge.sandbox.client import Spawner
+from opforge.sandbox.confinement import Room
+
+MAX_PROCESSES = 128
+MAX_BYTES = 4 << 30
+_MAX_ENTRIES = 200_000
+_PAUSE_S = 0.2
+
+
+class Rooms:
+    """The folders of one judge. A worker that takes a dead one's place finds what that one had compiled."""
+
+    def __init__(self, spawner: Spawner, *, run: str, held: bool) -> None:
+        self._root = spawner.folder()
+        self._run = run
+        self._held = held
+        self._job: str | None = None
+        self._baseline: str | None = None
+
+    def for_kernel(self, file: str | None) -> Room:
+        """Return the room of the present job's kernel."""
+        if self._job is None:
+            self._job = tempfile.mkdtemp(dir=self._root)
+        return Room(self._job, tuple(reach.kernel_reads(file)), self._run, self._held)
+
+    def baseline(self) -> Room:
+        """Return the room of ATen's process, which lives as long as the judge."""
+        if self._baseline is None:
+            self._baseline = tempfile.mkdtemp(dir=self._root)
+        return Room(self._baseline, (), self._run, self._held)
+
+    def clear(self) -> None:
+        """Remove the job's folder."""
+        if self._job is not None:
+            folders.remove(self._job)
+            self._job = None
+
+
+class Guard:
+    """Looks now and then at what limits of single processes do not bound: how many there are, and what they store."""
+
+    def __init__(self, pid: int, folder: str) -> None:
+        self._pid = pid
+        self._folder = folder
+        self._next = 0.0
+        self._used, self._files = self._storage()
+
+    def excess(self) -> str | None:
+        """Say what the worker has too much of; None when all is well."""
+        now = time.monotonic()
+        if now < self._next:
+            return None
+        self._next = now + _PAUSE_S
+        count = len(self._family())
+        if count > MAX_PROCESSES:
+            return f"it had started {count} processes; {MAX_PROCESSES} are allowed"
+        return self._stored_too_much()
+
+    def _family(self) -> list[int]:
+        """Return the worker's process and all that came of it, cut loose or not."""
+        mark = processes.mark_of(self._pid)
+        just_forked = mark == processes.mark_of(os.getpid()) or mark == processes.mark_of(os.getppid())
+        return [] if mark is None or just_forked else processes.marked(mark)
+
+    def _stored_too_much(self) -> str | None:
+        used, files = self._storage()
+        if used - self._used <= MAX_BYTES and files - self._files <= _MAX_ENTRIES:
+            return None
+        self._used, self._files = used, files  # if it was somebody else's, do not count the same again
+        held, entries = folders.size(self._folder, _MAX_ENTRIES)
+        held += sum(self._deleted().values())
+        if held > MAX_BYTES:
+            return f"it had stored {held / 2**30:.1f} GiB in its folder; {MAX_BYTES / 2**30:.0f} GiB are allowed"
+        if entries > _MAX_ENTRIES:
+            return f"it had made more than {_MAX_ENTRIES} files"
+        return None
+
+    def _storage(self) -> tuple[int, int]:
+        """Return the bytes and files in use where the folder lies, by whomever."""
+        there = os.statvfs(self._folder)
+        return (there.f_blocks - there.f_bfree) * there.f_frsize, there.f_files - there.f_ffree
+
+    def _deleted(self) -> dict[tuple[int, int], int]:
+        """Return the sizes of files that have no name any more, and are still open."""
+        sizes: dict[tuple[int, int], int] = {}
+        for path in self._open_files():
+            with contextlib.suppress(OSError):
+                facts = path.stat()
+                if stat.S_ISREG(facts.st_mode) and facts.st_nlink == 0:
+                    sizes[facts.st_dev, facts.st_ino] = facts.st_blocks * 512
+        return sizes
+
+    def _open_files(self) -> Iterator[Path]:
+        for pid in self._family():
+            with contextlib.suppress(OSError):
+                yield from Path(f"/proc/{pid}/fd").iterdir()

@@ -1,0 +1,61 @@
+"""The folders that workers have for their own: made under one folder of the run, and removed whatever lies in them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+PREFIX = "opforge-rooms-"
+"""What a killed run leaves behind in the folder for temporary files has this name, and its server's process id."""
+
+
+def make_root() -> str:
+    """Make the folder under which all workers of a server have theirs."""
+    folder = tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-")
+    os.chmod(folder, 0o711)  # noqa: S103  # workers of another user pass through, and cannot look around
+    return os.path.realpath(folder)
+
+
+def make_in(parent: str) -> str:
+    """Make a folder for one client."""
+    folder = tempfile.mkdtemp(dir=parent)
+    os.chmod(folder, 0o711)  # noqa: S103
+    return folder
+
+
+def remove(folder: str) -> None:
+    """Remove a folder of a worker; what it made may be deep, unreadable or hostile."""
+    with contextlib.suppress(RecursionError, OSError):
+        shutil.rmtree(folder, onerror=_open_and_retry)
+    if os.path.lexists(folder):
+        subprocess.run(["rm", "-rf", "--", folder], check=False, stderr=subprocess.DEVNULL)
+
+
+def _open_and_retry(function: Callable[..., Any], path: str, _error: Any) -> None:
+    with contextlib.suppress(OSError):
+        os.chmod(os.path.dirname(path), 0o700)
+        if os.path.isdir(path) and not os.path.islink(path):
+            os.chmod(path, 0o700)
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            function(path)
+
+
+def size(folder: str, most: int) -> tuple[int, int]:
+    """Return how many bytes and entries a folder holds; stops counting entries above ``most``."""
+    held = entries = 0
+    waiting = [folder]
+    while waiting and entries <= most:
+        with contextlib.suppress(OSError), os.scandir(waiting.pop()) as found:
+            for entry in found:
+                entries += 1
+                with contextlib.suppress(OSError):
+                    held += entry.stat(follow_symlinks=False).st_blocks * 512
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+    return held, entries

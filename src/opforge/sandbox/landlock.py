@@ -1,0 +1,98 @@
+"""Landlock: from here on, this process and all that it starts reach only the files that it names. Linux 5.13 and newer."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_CREATE, _ADD, _RESTRICT = 444, 445, 446
+_VERSION_FLAG, _PATH_BENEATH = 1, 1
+
+EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, REMOVE_DIR, REMOVE_FILE = (1 << bit for bit in range(6))
+MAKE_CHAR, MAKE_DIR, MAKE_REG, MAKE_SOCK, MAKE_FIFO, MAKE_BLOCK, MAKE_SYM = (1 << bit for bit in range(6, 13))
+REFER, TRUNCATE, IOCTL_DEV = (1 << bit for bit in range(13, 16))
+
+READ = READ_FILE | READ_DIR | EXECUTE
+LIST = READ_DIR
+DEVICE = READ_FILE | WRITE_FILE | READ_DIR | IOCTL_DEV | TRUNCATE
+THREADS = READ | WRITE_FILE | TRUNCATE
+OWN = (
+    READ | WRITE_FILE | TRUNCATE | REFER | REMOVE_DIR | REMOVE_FILE
+    | MAKE_DIR | MAKE_REG | MAKE_SOCK | MAKE_FIFO | MAKE_SYM
+)  # fmt: skip
+_OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
+
+_LEAST = 2
+"""Under the first version no file can be moved between folders, not even one's own: Triton's cache does."""
+TCP_FROM, DEVICES_FROM, SCOPES_FROM, TRUNCATE_FROM = 4, 5, 6, 3
+
+
+def version() -> int:
+    """Return which version of Landlock is there; 0 for none, or one too old to work in."""
+    found = int(_LIBC.syscall(_CREATE, None, ctypes.c_size_t(0), _VERSION_FLAG))
+    return found if found >= _LEAST else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Rules whose files are open already, so that many processes can take them on quickly."""
+
+    rules: tuple[bytes, ...]
+    handles: frozenset[int]
+
+
+def open_all(allowed: Mapping[str, int], known: int) -> Opened:
+    """Open what is allowed by path. Paths that are not there are passed over."""
+    found = [opened for path, rights in allowed.items() if (opened := _open(path, rights & _handled(known)))]
+    return Opened(tuple(rule for _, rule in found), frozenset(handle for handle, _ in found))
+
+
+def restrict(shared: Opened, own: Mapping[str, int], known: int) -> None:
+    """Allow what the rules do, and nothing else of what this version can forbid; closes their files."""
+    more = open_all(own, known)
+    ruleset = _call(_CREATE, *_attributes(_handled(known), known), 0)
+    try:
+        for rule in (*shared.rules, *more.rules):
+            _call(_ADD, ruleset, _PATH_BENEATH, rule, 0)
+        _call(_RESTRICT, ruleset, 0)
+    finally:
+        for handle in (ruleset, *shared.handles, *more.handles):
+            os.close(handle)
+
+
+def _handled(known: int) -> int:
+    bits = 13 + (known >= 2) + (known >= TRUNCATE_FROM) + (known >= DEVICES_FROM)
+    return (1 << bits) - 1
+
+
+def _attributes(handled: int, known: int) -> tuple[ctypes.Array[ctypes.c_char], ctypes.c_size_t]:
+    fields: Iterable[int] = [handled]
+    if known >= TCP_FROM:
+        fields = [handled, 0b11]  # TCP bind and connect, with no port allowed
+    if known >= SCOPES_FROM:
+        fields = [handled, 0b11, 0b11]  # abstract sockets and signals, within this process's own family only
+    packed = struct.pack(f"={len(list(fields))}Q", *fields)
+    return ctypes.create_string_buffer(packed, len(packed)), ctypes.c_size_t(len(packed))
+
+
+def _open(path: str, rights: int) -> tuple[int, bytes] | None:
+    try:
+        handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return None  # not there: nothing to allow
+    if not stat.S_ISDIR(os.fstat(handle).st_mode):
+        rights &= _OF_FILES
+    return handle, struct.pack("=Qi", rights, handle)
+
+
+def _call(number: int, *args: object) -> int:
+    result = int(_LIBC.syscall(number, *args))
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"Landlock refused (system call {number}): {os.strerror(code)}")
+    return result

@@ -1,0 +1,139 @@
+"""What every worker may read: the system, Python, the packages; not the user's home, the cache, or what lies in the working folder."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import glob
+import os
+import pwd
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from opforge import cache
+from opforge.sandbox import landlock
+
+_SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/libx32", "/bin", "/sbin", "/opt", "/nix/store", "/gnu/store",
+           "/run/opengl-driver", "/proc", "/sys/bus", "/sys/class", "/sys/dev", "/sys/devices", "/sys/fs/cgroup",
+           "/sys/kernel/mm", "/sys/module")  # fmt: skip
+_ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "ld.so.preload", "alternatives", "localtime", "timezone",
+        "nsswitch.conf", "passwd", "group", "os-release", "lsb-release", "debian_version", "locale.alias", "locale.conf",
+        "OpenCL", "vulkan", "nvidia", "python3*")  # fmt: skip
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+_GPU_DEVICES = ("/dev/nvidia*", "/dev/dri", "/dev/kfd")
+_SETTINGS = ("PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH")
+"""Variables that hold folders of tools and libraries."""
+
+
+@functools.cache
+def common() -> Mapping[str, int]:
+    """Return the rights by path that all workers have. Ask once before forking: it looks at every module loaded so far."""
+    allowed: dict[str, int] = {}
+    shut = _kept_shut()
+    for found, rights in ((_readable(shut), landlock.READ), (_listed(shut), landlock.LIST)):
+        for path in sorted({os.path.realpath(path) for path in found if os.path.exists(path)}):
+            if path not in allowed and not any(str(parent) in allowed for parent in Path(path).parents):
+                allowed[path] = rights
+    return allowed | dict.fromkeys((*_DEVICES, *gpu_devices()), landlock.DEVICE)
+
+
+def gpu_devices() -> list[str]:
+    """Return the device files of GPUs."""
+    return [path for pattern in _GPU_DEVICES for path in glob.glob(pattern)]
+
+
+@functools.cache
+def homes() -> tuple[str, ...]:
+    """Return the user's home folder, as the environment and as the system name it. Ask once before a worker's environment is made."""
+    named = {os.path.expanduser("~")}
+    with contextlib.suppress(KeyError):
+        named.add(pwd.getpwuid(os.getuid()).pw_dir)
+    return tuple(sorted(os.path.realpath(name) for name in named if name not in ("", "/", "~")))
+
+
+def kernel_reads(file: str | None) -> list[str]:
+    """Return what the kernel in a file may read besides: its folder, or just its modules where the folder holds more than kernels."""
+    if file is None:
+        return []
+    folder = os.path.dirname(os.path.realpath(file))
+    named = os.path.dirname(os.path.abspath(file))
+    shut = _kept_shut()
+    return [p for f in dict.fromkeys((folder, named)) for p in ([f] if not _holds(f, shut) else _modules(f))]
+
+
+def _kept_shut() -> tuple[str, ...]:
+    own = (*homes(), os.path.realpath(os.getcwd()), os.path.realpath(cache.root()))
+    return (*own, "/root", "/home", "/tmp", "/var", "/etc", "/run", "/dev", "/mnt", "/media", "/srv")  # noqa: S108
+
+
+def _holds(folder: str, shut: tuple[str, ...]) -> bool:
+    """Whether a folder is one of those that stay shut, or leads to one."""
+    inside = folder.rstrip("/") + "/"
+    return any((path + "/").startswith(inside) for path in shut)
+
+
+def _around(path: str, shut: tuple[str, ...]) -> Iterator[str]:
+    """Yield a folder; or where it leads to one that stays shut, what lies beside the way there."""
+    real = os.path.realpath(path)
+    if not _holds(real, shut):
+        yield real
+    elif real not in shut:
+        with contextlib.suppress(OSError), os.scandir(real) as entries:
+            for entry in entries:
+                yield from _around(entry.path, shut)
+
+
+def _readable(shut: tuple[str, ...]) -> Iterator[str]:
+    for path in _SYSTEM:
+        yield from _around(path, shut)
+    for name in _ETC:
+        yield from glob.glob(f"/etc/{name}")
+    for prefix in {sys.prefix, sys.base_prefix, sys.exec_prefix}:
+        yield from (f"{prefix}/{part}" for part in ("bin", "lib", "lib64", "include", "share", "pyvenv.cfg"))
+        yield from _around(prefix, shut)
+    for name in _SETTINGS:
+        for folder in filter(os.path.isabs, os.environ.get(name, "").split(os.pathsep)):
+            yield from _around(folder, shut)
+    for entry in sys.path:
+        yield from _importable(entry, shut)
+    yield from _loaded()
+
+
+def _importable(entry: str, shut: tuple[str, ...]) -> Iterator[str]:
+    """Yield an installation folder whole; of any other folder on sys.path only its modules, for it may be a project with keys in it."""
+    if not os.path.isabs(entry):
+        return
+    if os.path.basename(entry) in ("site-packages", "dist-packages") or os.path.isfile(entry):
+        yield from _around(entry, shut)
+    elif entry not in shut:
+        yield from _modules(entry)
+
+
+def _modules(folder: str) -> Iterator[str]:
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            is_package = entry.name.isidentifier() and os.path.isfile(f"{entry.path}/__init__.py")
+            if is_package or entry.name.endswith((".py", ".so", ".pyc")):
+                yield entry.path
+
+
+def _listed(shut: tuple[str, ...]) -> Iterator[str]:
+    """Yield the folders whose names alone are open: without them nothing can be imported from there."""
+    for entry in sys.path:
+        if os.path.isabs(entry) and os.path.isdir(entry):
+            real = os.path.realpath(entry)
+            if not any(_holds(real, (path,)) for path in shut if path != os.path.realpath(os.getcwd())):
+                yield real
+
+
+def _loaded() -> Iterator[str]:
+    """Yield where the packages come from that are loaded, or that an editable installation will load from elsewhere."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("__editable__"):
+            for package, place in getattr(module, "MAPPING", {}).items():
+                if package.isidentifier():
+                    yield place
+        file = getattr(module, "__file__", None)
+        if "." not in name and name != "__main__" and isinstance(file, str) and os.path.isabs(file):
+            yield os.path.dirname(file) if os.path.basename(file).startswith("__init__.") else file

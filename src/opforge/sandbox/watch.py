@@ -1,0 +1,243 @@
+"""Notice what a kernel tries that its room does not allow, so that its verdict can say so. The room holds without this.
+
+Libraries probe files and variables, and are not accused: an attempt counts only when the code nearest to it, outside the
+standard library, is the kernel's own. A kernel that goes round Python is stopped all the same, and not named.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any
+
+from opforge import processes
+from opforge.sandbox import reach
+from opforge.sandbox.confinement import Room
+from opforge.sandbox.secret_names import looks_secret
+
+_MOST = 8
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_SECRET_FILES = (
+    "/etc/shadow",
+    "/etc/gshadow",
+    "/etc/sudoers",
+    "/etc/ssh",
+    "/root",
+    "/home",
+    "/var/lib",
+    "/run/secrets",
+)
+_SECRET_AT_HOME = {".ssh", ".aws", ".gnupg", ".netrc", ".pypirc", ".git-credentials", ".docker", ".kube", ".azure",
+                   ".bashrc", ".bash_profile", ".bash_history", ".profile", ".zshrc", ".env", ".anthropic",
+                   ".openai", ".huggingface"}  # fmt: skip
+_OF_OTHERS = {"environ", "mem", "maps", "fd", "root", "cwd", "auxv", "stack"}
+_OWN_DEVICES = (
+    "/dev/null",
+    "/dev/zero",
+    "/dev/full",
+    "/dev/random",
+    "/dev/urandom",
+    "/dev/tty",
+    "/dev/nvidia",
+    "/dev/dri",
+)
+_STANDARD = sysconfig.get_path("stdlib") + os.sep
+_PACKAGES = tuple(f"{_STANDARD}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+
+Handler = Callable[["Watch", tuple[Any, ...]], None]
+
+
+class Watch:
+    """What the kernel of this process has tried since it was last asked."""
+
+    def __init__(self, room: Room, homes: tuple[str, ...]) -> None:
+        self._room = room
+        self._homes = homes
+        self._stand_in = f"{room.folder}/home"
+        self._kernel_folders = tuple(f"{path}{os.sep}" for path in room.reads if os.path.isdir(path))
+        self._kernel_files = frozenset(path for path in room.reads if not os.path.isdir(path))
+        self._readable = tuple(p.rstrip("/") for p in (*reach.common(), *room.reads))
+        self._tried: list[str] = []
+
+    def start(self) -> None:
+        """Begin; there is no end to it but the process's own."""
+        handlers = _HANDLERS
+        sys.addaudithook(lambda event, args: self._hear(handlers[event], args) if event in handlers else None)
+        for variables in (os.environ, os.environb):
+            variables.__class__ = _watched(type(variables), self)
+
+    def take(self) -> str | None:
+        """Say what was tried, once; None when nothing was."""
+        tried, self._tried = self._tried, []
+        if not tried:
+            return None
+        said = f"tried to {', to '.join(tried)}"
+        return f"{said}; nothing was let through" if self._room.held else said
+
+    def note(self, what: str) -> None:
+        if what not in self._tried and len(self._tried) < _MOST:
+            self._tried.append(what[:300])
+
+    def looked_up(self, name: Any) -> None:
+        """Hear of a variable that is not there."""
+        name = os.fsdecode(name) if isinstance(name, bytes) else name
+        if isinstance(name, str) and looks_secret(name) and self._from_kernel():
+            self.note(f"read the environment variable {name}")
+
+    def _hear(self, handler: Handler, args: tuple[Any, ...]) -> None:
+        try:
+            handler(self, args)
+        except Exception:  # noqa: BLE001  # what cannot be read is not an accusation, and must not disturb the call
+            return
+
+    def _from_kernel(self, *, nearest: bool = True) -> bool:
+        """Whether the code that does this is the kernel's: the nearest outside the standard library, or any on the stack."""
+        frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # there is no other way to ask
+        while frame is not None:
+            name = frame.f_code.co_filename
+            if name.startswith("<frozen importlib"):
+                return False
+            if self._is_kernel(name):
+                return True
+            if nearest and name != __file__ and not _is_standard(name):
+                return False
+            frame = frame.f_back
+        return False
+
+    def _is_kernel(self, name: str) -> bool:
+        if name.startswith("<"):
+            return not name.startswith("<frozen")  # code made from text
+        return name in self._kernel_files or name.startswith(self._kernel_folders)
+
+    def writes(self, path: Any) -> None:
+        """Hear of a file that is written, made, moved or deleted."""
+        if not self._from_kernel() or (where := _real(path)) is None or where.startswith(self._kernel_folders):
+            return  # beside its own source it is refused, and said by the error that it gets
+        if _lies_in(where, self._room.folder):
+            if self._is_of_home(where):
+                self.note(f"write {self._name(where)}")
+        elif not where.startswith((*_OWN_DEVICES, f"/proc/{os.getpid()}/")):
+            self.note(f"write {self._name(where)}")
+
+    def reads(self, path: Any) -> None:
+        """Hear of a file or folder that is read."""
+        if not self._from_kernel() or (where := _real(path)) is None:
+            return
+        if _is_of_other_process(where):
+            self.note(f"read {where}")
+        elif self._is_of_home(where):
+            if not os.path.lexists(where):
+                self.note(f"read {self._name(where)}")
+        elif _lies_in(where, self._room.run, *self._homes, *_SECRET_FILES) and not _lies_in(where, *self._readable):
+            self.note(f"read {self._name(where)}")
+
+    def signals(self, pid: Any, number: Any) -> None:
+        """Hear of a signal that is sent."""
+        if isinstance(pid, int) and pid != 0 and number and not _is_family(abs(pid)) and self._from_kernel():
+            what = "every process of the user" if pid == -1 else f"process {pid}"
+            names = {s.value: s.name for s in signal.Signals}
+            self.note(f"send {names.get(number, f'signal {number}')} to {what}")
+
+    def socket(self, family: int) -> None:
+        if family != socket.AF_UNIX and self._from_kernel():
+            self.note(f"open a socket ({socket.AddressFamily(family).name})")
+
+    def host(self, name: Any) -> None:
+        if name not in (None, "", b"", "localhost", "127.0.0.1", "::1") and self._from_kernel(nearest=False):
+            self.note(f"look up the host {os.fsdecode(name)}")
+
+    def _name(self, where: str) -> str:
+        if self._room.run and _lies_in(where, self._room.run):
+            return f"the run's own {os.path.relpath(where, self._room.run)}"
+        for home in (self._stand_in, *self._homes):
+            if _lies_in(where, home):
+                return f"~{where[len(home) :]} in the home folder"
+        return where
+
+    def _is_of_home(self, where: str) -> bool:
+        """Whether a path lies in the stand-in for the home folder, and is not one at which libraries keep their caches."""
+        if not where.startswith(f"{self._stand_in}/"):
+            return False
+        first = where[len(self._stand_in) + 1 :].split("/", 1)[0]
+        return first in _SECRET_AT_HOME or not first.startswith(".")
+
+
+def _real(path: Any) -> str | None:
+    """Return where a path leads; None for an open file's number, and for what is no path."""
+    if isinstance(path, int) or path is None:
+        return None
+    return os.path.realpath(os.fsdecode(path))
+
+
+def _lies_in(path: str, *folders: str) -> bool:
+    return any(path == folder or path.startswith(f"{folder}/") for folder in folders if folder)
+
+
+def _is_family(pid: int) -> bool:
+    """Whether a process is this one, or one that it has started, or gone."""
+    own = os.getpid()
+    return pid == own or not os.path.exists(f"/proc/{pid}") or pid in processes.descendants(own, 1000)
+
+
+def _is_of_other_process(where: str) -> bool:
+    parts = where.split("/")
+    is_secret = len(parts) > 3 and parts[1] == "proc" and parts[2].isdigit() and parts[3] in _OF_OTHERS
+    return is_secret and not _is_family(int(parts[2]))
+
+
+def _is_standard(name: str) -> bool:
+    return name.startswith("<frozen") or (name.startswith(_STANDARD) and not name.startswith(_PACKAGES))
+
+
+def _opened(watch: Watch, args: tuple[Any, ...]) -> None:
+    path, _mode, flags = args
+    if isinstance(flags, int) and flags & _WRITES:
+        watch.writes(path)
+    else:
+        watch.reads(path)
+
+
+def _writes_first(watch: Watch, args: tuple[Any, ...]) -> None:
+    watch.writes(args[0])
+
+
+def _writes_both(watch: Watch, args: tuple[Any, ...]) -> None:
+    watch.writes(args[0])
+    watch.writes(args[1])
+
+
+_HANDLERS: Mapping[str, Handler] = {
+    "open": _opened,
+    "os.listdir": lambda watch, args: watch.reads(args[0]),
+    "os.scandir": lambda watch, args: watch.reads(args[0]),
+    **dict.fromkeys(
+        ("os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.chmod", "os.chown", "os.utime"), _writes_first
+    ),
+    "os.rename": _writes_both,
+    "os.link": lambda watch, args: watch.writes(args[1]),
+    "os.symlink": lambda watch, args: watch.writes(args[1]),
+    "socket.__new__": lambda watch, args: watch.socket(args[1]),
+    "socket.getaddrinfo": lambda watch, args: watch.host(args[0]),
+    "socket.gethostbyname": lambda watch, args: watch.host(args[0]),
+    "os.kill": lambda watch, args: watch.signals(args[0], args[1]),
+    "os.killpg": lambda watch, args: watch.signals(-args[0], args[1]),
+}
+
+
+def _watched(kind: Any, watch: Watch) -> Any:
+    """Return a kind of environment that tells of names that are asked for and not there."""
+
+    class Environment(kind):  # type: ignore[misc]  # of the very class that os made it
+        def __getitem__(self, key: Any) -> Any:
+            try:
+                return super().__getitem__(key)
+            except KeyError:
+                watch.looked_up(key)
+                raise
+
+    return Environment
