@@ -174,7 +174,9 @@ def judge(judge_tiny, kernel_directory, bodies, tmp_path, **fields):
     places = {"home": home, "run": str(tmp_path / "run"), "secret": str(tmp_path / "secret")}
     places["socket"] = str(tmp_path / "socket")
     root = kernel_directory({op: kernel(op, body, **places) for op, body in bodies.items()})
-    return judge_tiny(root, {f"{op}.default": UNARY[:1] for op in bodies}, timeout_s=20.0, **fields)
+    return judge_tiny(
+        root, {f"{op}.default": UNARY[:1] for op in bodies}, timeout_s=20.0, allow_fallback=True, **fields
+    )
 
 
 @pytest.mark.own_server
@@ -307,7 +309,7 @@ def test_a_worker_finds_again_what_a_dead_one_made_and_the_folder_goes(judge_tin
                 os.abort()
             raise NotImplementedError(f"{os.path.getsize('count')} in {os.getcwd()}")
     """
-    ended = judge_tiny(kernel_directory({"relu": source}), {"relu.default": UNARY[:2]}, workers=1)
+    ended = judge_tiny(kernel_directory({"relu": source}), {"relu.default": UNARY[:2]}, workers=1, allow_fallback=True)
     reasons = " ".join(row["reason"] for row in ended.store.rows() if row["verdict"] == "unsupported")
     count, folder = re.search(r"(\d+) in (\S+)", reasons).groups()
     assert int(count) >= 2

@@ -6,6 +6,8 @@ operator that ends in it. It notes the call and passes it on to ATen.
 
 from __future__ import annotations
 
+import mmap
+import os
 import threading
 import warnings
 from collections import Counter
@@ -32,6 +34,9 @@ class Traps:
         """Each trapped operator's registrations, as they were when the trap was set."""
         self._calls: set[tuple[str, bool]] = set()
         self._main = threading.get_ident()
+        self._pid = os.getpid()
+        self._children = mmap.mmap(-1, mmap.PAGESIZE)
+        """What forked children noted: memory that they share with this process."""
         self._inside = False
 
     def set(self, names: list[str]) -> None:
@@ -63,6 +68,14 @@ class Traps:
         if self._inside or threading.get_ident() != self._main:
             floats = any(t.is_floating_point() or t.is_complex() for t in values if isinstance(t, torch.Tensor))
             self._calls.add((name, floats))
+            if os.getpid() != self._pid:
+                self._tell_parent(name, floats)
+
+    def _tell_parent(self, name: str, floats: bool) -> None:
+        entry = f"{name}:{int(floats)}\n".encode()
+        end = self._children.find(b"\0")
+        if entry not in self._children[:end] and end + len(entry) < len(self._children):
+            self._children[end : end + len(entry)] = entry
 
     def listing(self) -> Listing:
         """Return a mode that counts what the kernel, and not the harness, calls."""
@@ -81,9 +94,16 @@ class Traps:
         return call
 
     def sprung(self, *, floats: bool) -> list[str]:
-        """Return and forget the noted calls; where a case has floats, those on integers alone are a kernel's own counting."""
+        """Return and forget the calls that were noted here and in forked children.
+
+        Where a case has floats, those on integers alone are a kernel's own counting.
+        """
+        for entry in self._children[: self._children.find(b"\0")].decode().split():
+            name, _, number = entry.partition(":")
+            self._calls.add((name, number == "1"))
         found = sorted({name for name, on_floats in self._calls if on_floats or not floats})
         self._calls.clear()
+        self._children[:] = bytes(len(self._children))
         return found
 
     def removed(self) -> list[str]:

@@ -116,8 +116,10 @@ class Watch:
 
     def writes(self, path: Any) -> None:
         """Hear of a file that is written, made, moved or deleted."""
-        if not self._from_kernel() or (where := _real(path)) is None or where.startswith(self._kernel_folders):
-            return  # beside its own source it is refused, and said by the error that it gets
+        if not self._from_kernel() or (where := _real(path)) is None:
+            return
+        if where.startswith(self._kernel_folders) and not where.endswith(".py"):
+            return  # a cache beside its own source is refused, and said by the error that it gets
         if _lies_in(where, self._room.folder):
             if self._is_of_home(where):
                 self.note(f"write {self._name(where)}")

@@ -8,6 +8,7 @@ import mmap
 import os
 import struct
 from collections.abc import Callable
+from os import getpid
 from pathlib import Path
 from time import perf_counter_ns, sleep  # bound before any kernel is loaded
 from typing import Any
@@ -75,13 +76,13 @@ class Worker:
         self._kernel: LoadedKernel | None = None
         self._path: Path | None = None
         self._watch = watch
+        self._pid = getpid()
         self._traps = Traps(device.type)
         self._held: list[tuple[int, torch.Tensor, int]] = []
         """Results that are looked at once more after other calls: number of the call, tensor, and where its bytes were put."""
 
     def run(self) -> None:
         torch.set_grad_enabled(False)
-        own = os.getpid()
         if self._watch is not None:
             self._watch.start()
         while True:
@@ -97,9 +98,13 @@ class Worker:
                     reply = self._time(request)
                 case unknown:
                     raise ValueError(f"unknown request {unknown!r}")
-            if os.getpid() != own:
-                os._exit(0)  # a process that the kernel forked has come back here; it does not speak for us
+            self._stay_one()
             self._channel.send(reply)
+
+    def _stay_one(self) -> None:
+        """End a process that the kernel forked and that has come back to our code: it does not speak for this one."""
+        if getpid() != self._pid:
+            os._exit(0)
 
     def _with_tried(self, reply: dict[str, Any]) -> dict[str, Any]:
         """Add what the kernel tried that its room does not allow, if anything."""
@@ -184,9 +189,12 @@ class Worker:
             if any(not torch.equal(flat_bytes(then), flat_bytes(now)) for now, then in early):
                 reply["late"] = True
         except SystemExit as error:
+            self._stay_one()
             return {"exited": repr(error.code)}
         except BaseException as error:  # noqa: BLE001  # the border: whatever a kernel raises is its verdict
+            self._stay_one()
             return {"raised": [type(error).__name__, describe_exception(error, self._path)], **self._bypass(inputs)}
+        self._stay_one()
         if own:
             described = [self._tensor(t, inputs) for t in inputs]
             if junk := next((d["junk"] for d in described if "junk" in d), None):
