@@ -23,6 +23,8 @@ from opforge.judge.verdict import Finding, NotRightError, Outcome
 from opforge.ops import Operator
 from opforge.sandbox.worker import storage_aliases
 
+_GRADIENT_SLACK = 16.0
+
 
 class ForgedReplyError(Exception):
     """A worker's reply that our own code in the worker cannot have written."""
@@ -231,7 +233,8 @@ class Hearing:
             return figures
 
     def _comparison(self, what: str, kernel: torch.Tensor, aten: torch.Tensor, index: int) -> Comparison:
-        return Comparison(kernel, aten, self.exact, index, what, self._reduction(aten), self._infinite)
+        slack = _GRADIENT_SLACK if isinstance(self.call, Gradients) else 0.0
+        return Comparison(kernel, aten, self.exact, index, what, self._reduction(aten), self._infinite, slack)
 
     def _infinite(self) -> bool:
         """Whether inputs hold infinities and no NaN, and the operator combines elements."""

@@ -59,7 +59,7 @@ def place(batch: Batch, op: Operator, case: CaseRow, number: int, cases: int, *,
             for name in REPLAYS:
                 batch.replay(first, inputs, name)
         if hostile and case.phase is Phase.CORRECTNESS and sum(row[1] for row in first.inputs) <= _MAX_TWISTED_BYTES:
-            values = not op.random and op.base not in UNDEFINED_CONTENTS and not defects.solves(op.packet)
+            values = not op.random and op.base not in UNDEFINED_CONTENTS
             for name in choose(int(case.id[:12], 16), cases, values=values):
                 if name not in defects.of(op):
                     batch.twist(first, inputs, name)

@@ -59,6 +59,9 @@ class Comparison:
     infinite: Callable[[], bool] = lambda: False
     """Says whether inputs hold infinities and no NaN, and are combined: ATen may have NaN then where the answer is infinite."""
 
+    slack: float = 0.0
+    """Rounding steps of the largest element that are allowed everywhere: gradients are made of results that were rounded."""
+
     def check(self, *, measure: bool = True) -> dict[str, float]:
         """Return the figures of the errors; raises NotRightError when the result is wrong."""
         same = same_bytes(self.kernel, self.aten)
@@ -124,6 +127,8 @@ class Comparison:
                 torch.where(size > 0, aten_error / size, 0).amax().clamp(max=cap) if len(r) else torch.tensor(0.0)
             )
         allowed = FACTOR * torch.maximum(aten_error, relative * size) + STEPS * eps * size + tiny
+        if self.slack and len(r):
+            allowed = allowed + self.slack * eps * max(1.0, _largest(size))
         if (error > allowed).any():
             aten_error = torch.maximum(aten_error, self._spread(exact)[finite])
             allowed = torch.maximum(allowed, FACTOR * aten_error) + self._conditioning(exact, eps)[finite]

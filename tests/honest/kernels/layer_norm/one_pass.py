@@ -17,7 +17,6 @@ def native_layer_norm_kernel_impl(input, normalized_shape, weight, bias, eps):
     origin = x[..., :1] if size else x.new_zeros(*lead, 1)
     shifted = x - origin
     first = shifted.sum(-1, keepdim=True) / size
-    first = torch.where(torch.isfinite(first), first, torch.nan)  # ATen has no infinite means
     variance = (shifted.square().sum(-1, keepdim=True) / size - first.square()).clamp(min=0)
     rstd = torch.rsqrt(variance + eps)
     result = ((shifted - first) * rstd).reshape(input.shape)
@@ -29,6 +28,6 @@ def native_layer_norm_kernel_impl(input, normalized_shape, weight, bias, eps):
     shape = [*lead, *[1] * count]
     return (
         result.to(input.dtype).contiguous(),
-        (first + origin).reshape(shape).to(statistics),
+        (x.sum(-1, keepdim=True) / size).reshape(shape).to(statistics),
         rstd.reshape(shape).to(statistics),
     )
