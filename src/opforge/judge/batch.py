@@ -23,6 +23,8 @@ from opforge.sandbox.worker import ALIGN
 
 MAX_CASES = 192
 MAX_BYTES = 16 << 20
+ARGUMENT = "argument:"
+"""The beginning of the names of forms in which one argument has another value."""
 INPUTS_AT = ALIGN
 """The first bytes of the arena are the worker's counter."""
 
@@ -54,7 +56,7 @@ class Placed:
     answer: Answer
     """What ATen does with it."""
     form: str = ""
-    """Empty for the case as it stands, ``again``, ``replayed``, ``reordered``, or the name of a twist."""
+    """Empty for the case as it stands, ``again``, ``replayed``, ``reordered``, ``argument:NAME``, or the name of a twist."""
     begin_at: tuple[int, ...] = ()
     """Of a replay: where the contents lie that the worker puts into each tensor first."""
 
@@ -132,6 +134,16 @@ class Batch:
             self.defects.setdefault(first.case.id, []).append(name)
             return False
         self.placed.append(Placed(first.case, call, list(_rows([call.args, call.kwargs])), answer, name))
+        return True
+
+    def argument(self, first: Placed, name: str, value: Any) -> bool:
+        """Place a case with another value for one argument, unless ATen does not take it."""
+        call = replace(first.call, **_with_argument(self._op, first.call, name, value))
+        answer = call.run()
+        if answer.raised is not None:
+            return False
+        rows = list(_rows([call.args, call.kwargs]))
+        self.placed.append(Placed(first.case, call, rows, answer, f"{ARGUMENT}{name}"))
         return True
 
     def replay(self, first: Placed, inputs: Inputs, name: str) -> bool:
@@ -217,6 +229,16 @@ def written_tensors(op: Operator, call: Call) -> Iterator[int]:
         if name in writes:
             yield from range(number, number + count)
         number += count
+
+
+def _with_argument(op: Operator, call: Call, name: str, value: Any) -> dict[str, Any]:
+    """Return a call's arguments with another value for one of them, in its own place where it has one."""
+    position = [a.name for a in op.arguments].index(name)
+    if name not in call.kwargs and position < len(call.args):
+        return {"args": [*call.args[:position], value, *call.args[position + 1 :]], "kwargs": call.kwargs}
+    if name not in call.kwargs and position == len(call.args) and not op.arguments[position].kwarg_only:
+        return {"args": [*call.args, value], "kwargs": call.kwargs}
+    return {"args": call.args, "kwargs": {**call.kwargs, name: value}}
 
 
 def _aligned(nbytes: int) -> int:

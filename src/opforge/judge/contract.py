@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import cmath
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,7 @@ from opforge.cases.materialise import tensor_over
 from opforge.cases.values import contiguous_strides
 from opforge.judge import bypass, properties
 from opforge.judge.numerics import Comparison, same_bytes
-from opforge.judge.reference import Answer, Call, Exact, Gradients, tensors_of
+from opforge.judge.reference import Answer, Call, Exact, Gradients, tensors_of, without_nan
 from opforge.judge.verdict import Finding, NotRightError, Outcome
 from opforge.ops import Operator
 from opforge.sandbox.worker import storage_aliases
@@ -234,14 +235,15 @@ class Hearing:
 
     def _comparison(self, what: str, kernel: torch.Tensor, aten: torch.Tensor, index: int) -> Comparison:
         slack = _GRADIENT_SLACK if isinstance(self.call, Gradients) else 0.0
-        return Comparison(kernel, aten, self.exact, index, what, self._reduction(aten), self._infinite, slack)
+        undecided = functools.partial(self._undecided, index)
+        return Comparison(kernel, aten, self.exact, index, what, self._reduction(aten), undecided, slack)
 
-    def _infinite(self) -> bool:
-        """Whether inputs hold infinities and no NaN, and the operator combines elements."""
+    def _undecided(self, index: int) -> torch.Tensor | None:
+        """Return where a result is NaN though no input is, by infinities alone; None where elements are not combined."""
         if "pointwise" in self.op.tags:
-            return False
-        floats = [t.to(torch.float64) for t in self.call.build()[2] if t.is_floating_point()]
-        return any(bool(t.isinf().any()) for t in floats) and not any(bool(t.isnan().any()) for t in floats)
+            return None
+        tensors = self.call.run(without_nan).tensors
+        return None if tensors is None else tensors[index].detach().cpu().isnan()
 
     def _undefined(self, aten: torch.Tensor, index: int) -> torch.Tensor | None:
         """Return where ATen's result holds whatever the memory held before."""

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from opforge.cases.twists import ILL_CONDITIONED
 from opforge.ops import Operator
-
-_SOLVERS = frozenset({
-    "cholesky", "cholesky_inverse", "cholesky_solve", "geqrf", "lu_solve", "lu_unpack", "orgqr", "ormqr", "qr", "svd",
-    "triangular_solve", "_lu_with_info", "logdet", "slogdet", "det", "inverse", "pinverse", "matrix_exp",
-})  # fmt: skip
-"""With those named ``linalg_``: LAPACK does not say what it does with NaN, extremes and matrices without an inverse."""
+from opforge.ops.undefined import solves
 
 _CRASHES = {
     "_chunk_cat": frozenset({"zero_dim"}),
@@ -32,13 +27,8 @@ _CRASHES = {
 """By packet or operator: ATen writes beyond its memory, or stops the process."""
 
 
-def _solves(packet: str) -> bool:
-    """Whether an operator solves equations or finds eigenvalues."""
-    return packet in _SOLVERS or packet.lstrip("_").startswith("linalg_")
-
-
 def of(op: Operator) -> frozenset[str]:
     """Return the twists that ATen does not survive on an operator, or to which it has no defined answer."""
-    if _solves(op.packet):
+    if solves(op.packet):
         return ILL_CONDITIONED | _CRASHES.get(op.name, frozenset())
     return _CRASHES.get(op.name, _CRASHES.get(op.packet, frozenset()))

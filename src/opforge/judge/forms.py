@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from opforge.cases.case import Expect, Phase
 from opforge.cases.twists import TWISTS, choose
 from opforge.judge import defects
-from opforge.judge.batch import Batch, CaseRow, Placed
+from opforge.judge.batch import ARGUMENT, Batch, CaseRow, Placed
 from opforge.judge.properties import UNDEFINED_CONTENTS
 from opforge.judge.verdict import Finding, Outcome
 from opforge.ops import Form, Operator
+from opforge.ops.arguments import may_be_left_out, other_values
 
 _TWICE = 2
 """How many cases of an operator are run twice, to see the same answer."""
@@ -21,7 +23,7 @@ _REPLAYED = 4
 _MAX_TWISTED_BYTES = 4 << 20
 
 REPLAYS = ("replayed", "reordered")
-WORDS = {
+_WORDS = {
     "transposed": "with transposed inputs",
     "strided": "with strided inputs",
     "offset": "with inputs at a storage offset",
@@ -40,6 +42,13 @@ WORDS = {
     "reordered": "with its contents reordered in the same memory",
     "again": "the second time",
 }
+
+
+def words(form: str) -> str:
+    """Say in which form a case was run."""
+    if form.startswith(ARGUMENT):
+        return f"with another value for `{form.removeprefix(ARGUMENT)}`"
+    return _WORDS[form]
 
 
 def place(batch: Batch, op: Operator, case: CaseRow, number: int, cases: int, *, hostile: bool) -> bool:
@@ -63,7 +72,16 @@ def place(batch: Batch, op: Operator, case: CaseRow, number: int, cases: int, *,
             for name in choose(int(case.id[:12], 16), cases, values=values):
                 if name not in defects.of(op):
                     batch.twist(first, inputs, name)
+            for name, value in _arguments(op, int(case.id[-8:], 16), cases):
+                batch.argument(first, name, value)
     return True
+
+
+def _arguments(op: Operator, number: int, cases: int) -> Iterator[tuple[str, Any]]:
+    """Yield arguments and values other than their defaults: a few for each case, all of them over the cases of an operator."""
+    found = [(a.name, value) for a in op.arguments if may_be_left_out(a) for value in other_values(a)]
+    for i in range(min(len(found), -(-3 * len(found) // max(cases, 1)))):
+        yield found[(number + i) % len(found)]
 
 
 def _replayable(op: Operator) -> bool:
@@ -77,14 +95,14 @@ def settle(group: Sequence[tuple[Placed, Finding]]) -> Finding:
         return finding
     tried: list[str] = []
     for placed, other in others:
-        where = WORDS[placed.form]
+        where = words(placed.form)
         if other.outcome is Outcome.UNSUPPORTED:
             finding = replace(finding, notes=(*finding.notes, f"declines {where}"))
         elif not other.passed:
             return _because(placed, other, where)
         else:
             finding = replace(finding, figures={**other.figures, **finding.figures})
-            tried += [placed.form] if placed.form in TWISTS else []
+            tried += [placed.form] if placed.form in TWISTS or placed.form.startswith(ARGUMENT) else []
     return replace(finding, figures={**finding.figures, "forms": tried}) if tried else finding
 
 

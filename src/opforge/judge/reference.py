@@ -195,6 +195,14 @@ def widen(tensor: torch.Tensor) -> torch.Tensor:
     return flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
+def without_nan(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in float64 with zeros in the place of NaN; infinities stay."""
+    wide = widen(tensor)
+    if not wide.is_floating_point():
+        return wide
+    return wide.nan_to_num(0.0, math.inf, -math.inf)
+
+
 def _widen(tree: Any) -> Any:
     """Turn dtypes given as arguments into their wide ones."""
     if isinstance(tree, torch.dtype):

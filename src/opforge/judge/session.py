@@ -204,7 +204,7 @@ class Judge:
         victim = placed.case
         back = [p.case for p in batch.placed if not p.form and p.case is not victim]
         waiting.extendleft(reversed(back))
-        where = f"{forms.WORDS[placed.form]}: " if placed.form else ""
+        where = f"{forms.words(placed.form)}: " if placed.form else ""
         self._emit(op, [(victim, Finding(death.outcome, f"{where}{death}"))])
 
     def _hear(
@@ -241,7 +241,7 @@ class Judge:
     def _noted(self, batch: Batch, case: CaseRow, finding: Finding) -> Finding:
         """Add what was not looked at because ATen is at fault there."""
         notes = [
-            f"not judged {forms.WORDS[name]}: ATen's own answer is another one there, {FAULT}"
+            f"not judged {forms.words(name)}: ATen's own answer is another one there, {FAULT}"
             for name in batch.defects.get(case.id, ())
         ]
         if case.id in self._plain:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from opforge.ops import Argument, Form, Operator
-from opforge.ops.undefined import UNDEFINED_CONTENTS
+from opforge.ops import Form, Operator
+from opforge.ops.arguments import may_be_left_out
+from opforge.ops.undefined import UNDEFINED_CONTENTS, solves
 
 IGNORED = "ignored:"
 """The beginning of the names of mutants that leave one argument at its default, such as ``ignored:alpha``."""
@@ -37,17 +38,12 @@ _OF_DRAWS = frozenset({"zeros", "constant", "identity", "tail", "nothing_written
 """What a distribution can show; one element or a few bits of a draw are nobody's to tell."""
 _OF_FACTORIES = frozenset({"zeros", "constant", "first_row", "edge", "tail", "low_precision", "nothing_written"})
 """What can be wrong without an input tensor."""
-_NOT_NUMBERS = frozenset({"layout", "device", "pin_memory", "generator", "memory_format", "non_blocking"})
-"""Arguments that say where or how a result is kept, not what it is."""
-
 EQUIVALENT: dict[tuple[str, str], str] = {
     (
         "swapped",
         "quantile",
     ): "its tensors have one shape only where both are a number, and then the second is a quantile",
     ("swapped", "nanquantile"): "as quantile",
-    ("nan_swallowed", "linalg_eigvals"): "on NaN and inf ATen's LAPACK crashes, so no case can hold one",
-    ("inf_swallowed", "linalg_eigvals"): "on NaN and inf ATen's LAPACK crashes, so no case can hold one",
 }
 """Mutant and packet: why it cannot be told from ATen. Only what the worker does not find out by trying (see `docs/strength.md`)."""
 
@@ -67,7 +63,7 @@ def mutants_of(op: Operator) -> list[str]:
 def _candidates(op: Operator) -> Iterator[str]:
     for name in MUTANTS:
         if name == IGNORED:
-            yield from (f"{IGNORED}{a.name}" for a in op.arguments if _droppable(a))
+            yield from (f"{IGNORED}{a.name}" for a in op.arguments if may_be_left_out(a))
         elif _fits(name, op):
             yield name
 
@@ -79,6 +75,8 @@ def _fits(name: str, op: Operator) -> bool:
     if not inputs and name not in _OF_FACTORIES:
         return False
     match name:
+        case "nan_swallowed" | "inf_swallowed":
+            return not solves(op.packet)  # what it does with those is not defined, so no case can hold one
         case "identity":
             return op.form is not Form.INPLACE  # there it is `nothing_written`
         case "nothing_written":
@@ -90,7 +88,3 @@ def _fits(name: str, op: Operator) -> bool:
 
 def _only_views(op: Operator) -> bool:
     return bool(op.returns) and not op.mutates and all(r.alias and not r.writes for r in op.returns)
-
-
-def _droppable(argument: Argument) -> bool:
-    return argument.default is not None and argument.name not in _NOT_NUMBERS and not argument.writes

@@ -7,3 +7,14 @@ UNDEFINED_CONTENTS = frozenset({
     "resize_as_", "_resize_output", "_resize_output_", "empty_quantized", "_empty_affine_quantized",
 })  # fmt: skip
 """Bases whose contents PyTorch does not define: only their contract is judged."""
+
+_SOLVERS = frozenset({
+    "cholesky", "cholesky_inverse", "cholesky_solve", "geqrf", "lu_solve", "lu_unpack", "orgqr", "ormqr", "qr", "svd",
+    "triangular_solve", "_lu_with_info", "logdet", "slogdet", "det", "inverse", "pinverse", "matrix_exp",
+})  # fmt: skip
+"""With those named ``linalg_``: LAPACK does not say what it does with NaN, extremes and matrices without an inverse."""
+
+
+def solves(packet: str) -> bool:
+    """Whether an operator solves equations or finds eigenvalues."""
+    return packet in _SOLVERS or packet.lstrip("_").startswith("linalg_")

@@ -14,6 +14,7 @@ import torch
 
 from opforge.cases.values import contiguous_strides
 from opforge.kernels.mutants import IGNORED
+from opforge.ops.arguments import other_values
 from opforge.sandbox.mutations import without_argument
 from opforge.sandbox.trial import Change, Trial, map_tensors
 
@@ -51,23 +52,8 @@ def _other_values(trial: Trial, name: str) -> Iterator[Given]:
     """Yield the arguments with other values for one that has a default."""
     argument = next(a for a in trial.op.arguments if a.name == name)
     args, kwargs = without_argument(trial, name) or (trial.args, trial.kwargs)
-    for value in _values(argument.type, argument.default):
-        yield args, {**kwargs, name: value}
-
-
-def _values(type_: str, default: str | None) -> list[Any]:
-    plain = type_.removesuffix("?")
-    if plain == "bool":
-        return [default != "True", True, False]
-    if plain.startswith("ScalarType"):
-        return [torch.float64]
-    if "[" in plain:
-        count = int(plain.partition("[")[2].rstrip("]") or 1)
-        return [[n] * count for n in ((0.5, 2.0) if plain.startswith("float") else (0, 1, 2))]
-    return _OF_TYPE.get(plain, [])
-
-
-_OF_TYPE: dict[str, list[Any]] = {"int": [0, 1, 2], "SymInt": [0, 1, 2], "float": [0.5, 2.0], "Scalar": [2, 0.5]}
+    for value in other_values(argument):
+        yield args, {**kwargs, name: torch.float64 if isinstance(value, dict) else value}
 
 
 def _drawn(draw: Draw) -> Change:
