@@ -89,7 +89,7 @@ class Hearing:
         if self.reply.get("late"):
             raise NotRightError(
                 Outcome.CHEATED,
-                "its result was not there after the call returned: another stream was still at work on it",
+                "another stream was still at work after the call returned, and nothing waits for it",
             )
         if self.reply.get("changed_later"):
             raise NotRightError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +26,8 @@ class GlobalState:
     """Whether cuDNN is on, benchmarks, and may use TF32."""
     modes: tuple[int, int]
     """How many torch-function and torch-dispatch modes are switched on."""
+    persisting_L2_bytes: int  # noqa: N815  # as the reason names it
+    """How much of the GPU's second cache is set aside."""
     rng: bytes
 
     @classmethod
@@ -39,6 +43,7 @@ class GlobalState:
             str(_device.CURRENT_DEVICE),
             (torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32),
             (torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()),  # noqa: SLF001
+            _persisting_l2_bytes(),
             torch.get_rng_state().numpy().tobytes(),
         )
 
@@ -66,7 +71,29 @@ class GlobalState:
         torch.set_autocast_enabled("cuda", self.autocast)
         torch.set_default_device(None if self.default_device == "None" else self.default_device)
         torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = self.cudnn
+        if _persisting_l2_bytes() != self.persisting_L2_bytes and (runtime := _cuda_runtime()) is not None:
+            runtime.cudaDeviceSetLimit(_PERSISTING_L2_LIMIT, ctypes.c_size_t(self.persisting_L2_bytes))
         torch.set_rng_state(torch.frombuffer(bytearray(self.rng), dtype=torch.uint8))
+
+
+_PERSISTING_L2_LIMIT = 6
+
+
+@functools.cache
+def _cuda_runtime() -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL(f"libcudart.so.{str(torch.version.cuda).partition('.')[0]}")
+    except OSError:
+        return None
+
+
+def _persisting_l2_bytes() -> int:
+    """Return how much of the second cache of a GPU in use is set aside for data that persists; torch does not tell."""
+    if not torch.cuda.is_initialized() or (runtime := _cuda_runtime()) is None:
+        return 0
+    size = ctypes.c_size_t()
+    runtime.cudaDeviceGetLimit(ctypes.byref(size), _PERSISTING_L2_LIMIT)
+    return size.value
 
 
 def seed_generator(seed: int, device: torch.device) -> None:

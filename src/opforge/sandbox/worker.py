@@ -40,6 +40,7 @@ COUNTER = struct.Struct("<Q")
 """At the start of the arena: the index of the case being run, so that a death can be laid to the right one."""
 ALIGN = 64
 _STREAM_PAUSE_CYCLES = 2_000_000
+_BUSY_NS = 5_000_000
 _HELD = 8
 _HELD_BYTES = 4 << 20
 
@@ -182,11 +183,12 @@ class Worker:
             with listing or contextlib.nullcontext():
                 result = function(*args, **kwargs)
             early = self._early(result) if "begin_at" in case else []
+            busy = self._busy_elsewhere() if "begin_at" in case else False
             if "linger_s" in case:
                 sleep(case["linger_s"])
             self._wait()
             reply: dict[str, Any] = {"returned": self._describe(result, inputs)}
-            if any(not torch.equal(flat_bytes(then), flat_bytes(now)) for now, then in early):
+            if busy or any(not torch.equal(flat_bytes(then), flat_bytes(now)) for now, then in early):
                 reply["late"] = True
         except SystemExit as error:
             self._stay_one()
@@ -235,6 +237,15 @@ class Worker:
         """Return results on a GPU beside copies as the current stream finds them: what another stream still does is not in those."""
         found = result if isinstance(result, list | tuple) else [result]
         return [(t, t.clone()) for t in found if isinstance(t, torch.Tensor) and t.is_cuda]
+
+    def _busy_elsewhere(self) -> bool:
+        """Whether other streams of a GPU still work when the current one is done."""
+        if self._device.type != "cuda":
+            return False
+        torch.cuda.current_stream().synchronize()
+        start = perf_counter_ns()
+        synchronize()
+        return perf_counter_ns() - start > _BUSY_NS
 
     def _hold(self, index: int, reply: dict[str, Any], result: Any, inputs: list[torch.Tensor]) -> None:
         """Keep a few results, to see whether later calls or threads change them."""
