@@ -23,3 +23,12 @@ for op in relu sigmoid neg abs; do
     fi
     echo "caught: $here/wrong_kernels/$op ($(sed -n '1s/"""//gp' "$here/wrong_kernels/$op/${op}_implementation_1.py"))"
 done
+
+echo
+echo "== Cheating kernels: every one must be named"
+opforge run --suite opinfo --backend directory --ops-directory "$here/cheating_kernels" \
+    --ops abs,neg,exp --dtypes f32 --out "$out/cheating"
+if [ "$(grep -c '"verdict":"cheated"' "$out/cheating/results.jsonl")" -eq 0 ]; then
+    echo "no cheat was named" >&2
+    exit 1
+fi

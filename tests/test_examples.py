@@ -56,3 +56,12 @@ def test_wrong_kernels_are_caught(tmp_path):
     assert "wrong" in reasons["sigmoid.default"]
     assert "contract" in reasons["relu.default"]
     assert reasons["abs.default"] == {"crashed"}
+
+
+def test_cheating_kernels_are_named(tmp_path):
+    words = ("--ops-directory", str(EXAMPLES / "cheating_kernels"), "--dtypes", "f32", "--out", str(tmp_path / "run"))
+    done = opforge("run", "--suite", "opinfo", "--backend", "directory", *words, "--format", "json")
+    assert done.returncode == 1
+    operators = {o["op"]: o for o in json.loads(done.stdout)["operators"] if o["kernel"]}
+    for op in ("abs.default", "neg.default", "exp.default"):
+        assert operators[op]["reasons"][0]["verdict"] == "cheated"

@@ -118,3 +118,41 @@ def test_without_a_float64_form_tolerances_decide():
     made = call("_to_copy.default", x, dtype={"dtype": "bf16"})
     check(made, x.clone())
     assert same_bytes(x, x.clone())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.float8_e5m2])
+def test_figures_are_given_where_the_bits_are_atens_too(dtype):
+    x = torch.randn(50).to(dtype)
+    op = "clone.default" if dtype.itemsize == 1 else "exp.default"
+    made = call(op, x)
+    figures = check(made, made.run().result)
+    assert figures["kernel_error"] == figures["aten_error"] <= figures["bound"]
+    assert (figures["aten_error"] > 0) == (op == "exp.default")
+
+
+def test_integers_have_figures_too():
+    x = torch.randn(50)
+    assert check(call("argsort.default", x), x.argsort()) == {"kernel_error": 0.0, "aten_error": 0.0, "bound": 0.0}
+
+
+def test_a_kernel_that_does_not_overflow_where_aten_does_is_right():
+    x = torch.tensor([3e38, 3e38, -3e38, -3e38])
+    made = call("cumsum.default", x, extra=(0,))
+    aten = made.run().result
+    assert not torch.isfinite(aten).all()
+    check(made, x.double().cumsum(0).float(), reduction=4.0)
+    with pytest.raises(NotRightError, match="NaN or inf"):
+        check(made, torch.zeros(4), reduction=4.0)
+
+
+def test_where_aten_combines_infinities_to_nan_infinite_is_right_but_not_where_an_input_is_nan():
+    aten = torch.tensor([float("nan"), float("nan")])
+    kernel = torch.tensor([float("inf"), float("inf")])
+    made = call("clone.default", aten)
+
+    def compared(undecided: list[bool]) -> dict[str, float]:
+        return Comparison(kernel, aten, Exact(made), 0, "result", 1.0, lambda: torch.tensor(undecided)).check()
+
+    compared([True, True])
+    with pytest.raises(NotRightError, match="1 of 2 elements: NaN or inf"):
+        compared([True, False])
