@@ -7,6 +7,7 @@ import pytest
 from tests.conftest import verdicts
 
 ONE = ["((T([3, 4], f32),), {})"]
+ROWS = ["((T([3, 4], i64), [1]), {})"]
 PAIR = ["((T([3, 4], f32), T([3, 4], f32)), {})"]
 
 
@@ -20,7 +21,7 @@ PAIR = ["((T([3, 4], f32), T([3, 4], f32)), {})"]
         ("add.Tensor", PAIR, "(self, other, alpha=1): return self - (-other)", "with another value for `alpha`"),
         ("maximum", PAIR, "(self, other): return torch.where(self > other, self, other)", "with NaN among the inputs"),
         ("logaddexp", PAIR, "(self, other): return (self.exp() + other.exp()).log()", "with extreme values among the inputs"),
-        ("sum.dim_IntList", ["((T([3, 4], i64), [1]), {})"], "(self, dim, keepdim=False, **rest): return self.cumsum(1)[:, -1]", "with another value for `keepdim`"),
+        ("sum.dim_IntList", ROWS, "(self, dim, keepdim=False, **rest): return self.cumsum(1)[:, -1]", "with another value for `keepdim`"),
     ],
 )  # fmt: skip
 def test_a_kernel_that_is_right_as_it_stands_is_found_out(op, cases, source, words, kernel_directory, judge_tiny):
