@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from opforge.cases.twists import LAYOUTS, SAME_ELEMENTS, TWISTS, VALUES, Inputs, changed_contents, choose
+from opforge.cases.twists import LAYOUTS, SAME_ELEMENTS, TWISTS, VALUES, Inputs, changed_contents, turns
 
 
 def inputs(*tensors: torch.Tensor, **facts: object) -> Inputs:
@@ -23,9 +23,14 @@ def test_a_layout_keeps_elements_and_changes_where_they_lie(name, dtype):
 
 @pytest.mark.parametrize("name", ["strided", "offset"])
 def test_what_lies_around_the_elements_is_poison(name):
-    (twisted,) = TWISTS[name](inputs(torch.ones(6)))
-    whole = twisted.as_strided((twisted.untyped_storage().nbytes() // 4,), (1,), 0)
-    assert whole.isnan().sum() == len(whole) - 6
+    tensor = torch.arange(1.0, 7.0)
+    for seed in (0, 1):
+        (twisted,) = TWISTS[name](inputs(tensor, seed=seed))
+        whole = twisted.as_strided((twisted.untyped_storage().nbytes() // 4,), (1,), 0)
+        assert whole.isnan().sum() == (0 if seed else len(whole) - 6)
+        assert not torch.equal(whole[:6], tensor)
+    (index,) = TWISTS[name](inputs(torch.arange(6)))
+    assert index.as_strided((12,), (1,), 0).amax() < 6  # an index that is read in the wrong place is still one
 
 
 def test_expanded_leaves_alone_what_is_written_and_what_may_be_a_position():
@@ -84,10 +89,11 @@ def test_changed_contents_keep_first_and_last(reordered):
     assert torch.equal(made.sum(), tensor.sum()) or torch.isclose(made.sum(), tensor.sum()) == reordered
 
 
-def test_over_some_cases_every_twist_is_tried():
-    assert set(choose(5, 1, values=True)) == set(TWISTS)
-    assert set(choose(5, 1, values=False)) == set(LAYOUTS)
-    pair = choose(123456789, 1000, values=True)
-    assert [pair[0] in LAYOUTS, pair[1] in VALUES, len(pair)] == [True, True, 2]
-    seen = {name for number in range(49) for name in choose(number, 49, values=True)}
-    assert seen == set(TWISTS)
+def test_over_some_cases_every_twist_has_its_turn():
+    (count, layouts), (also, values) = turns(0, 1, values=True)
+    assert (count, set(layouts)) == (len(LAYOUTS), set(LAYOUTS))
+    assert (also, set(values)) == (len(VALUES), set(VALUES))
+    assert [set(names) for _, names in turns(0, 1, values=False)] == [set(LAYOUTS)]
+    for cases in (3, 10, 40):
+        seen = [name for n in range(cases) for count, names in turns(n, cases, values=True) for name in names[:count]]
+        assert min(map(seen.count, TWISTS)) >= 2

@@ -1,20 +1,19 @@
 """Hostile forms of a call's tensors: the same call in a layout, or with values, that careless kernels get wrong.
 
 A twist takes the tensors of a call and gives other ones; whether ATen takes the twisted call is for the judge to find
-out. What lies in memory between and around the elements of a twisted tensor is poison, so that a kernel that reads it shows.
+out. What lies in memory between and around the elements of a twisted tensor is poison, so that a kernel that reads it
+shows: NaN, or the tensor's own elements in another order, which no check for NaN or for the range of an index turns down.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from opforge.cases.materialise import owned_copy
-
-_POISON = 77
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +35,15 @@ Twist = Callable[[Inputs], "list[torch.Tensor] | None"]
 """Returns the twisted tensors, or None when it would change nothing."""
 
 
-def _layout(change: Callable[[torch.Tensor], torch.Tensor | None]) -> Twist:
+Relay = Callable[[torch.Tensor, bool], "torch.Tensor | None"]
+"""Lays a tensor's elements out anew, with NaN around them where that is wanted; None when it would change nothing."""
+
+
+def _layout(change: Relay) -> Twist:
     """Make a twist of a change of one tensor's geometry that keeps its elements."""
 
     def twist(inputs: Inputs) -> list[torch.Tensor] | None:
-        made = [change(t) for t in inputs.tensors]
+        made = [change(t, inputs.seed % 2 == 0) for t in inputs.tensors]
         if all(m is None for m in made):
             return None
         return [t if m is None else m for t, m in zip(inputs.tensors, made, strict=True)]
@@ -48,36 +51,41 @@ def _layout(change: Callable[[torch.Tensor], torch.Tensor | None]) -> Twist:
     return twist
 
 
-def _filled(base: torch.Tensor, view: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+def _filled(base: torch.Tensor, view: torch.Tensor, source: torch.Tensor, *, nan: bool) -> torch.Tensor:
     """Poison a block of memory, write a tensor's elements into a view of it, and return the view."""
-    poison: float = float("nan") if base.is_floating_point() or base.is_complex() else _POISON
-    base.fill_(poison if base.dtype != torch.bool else True)
+    if nan and (base.is_floating_point() or base.is_complex()):
+        base.fill_(float("nan"))
+    else:
+        flat, own = base.view(-1), source.reshape(-1)
+        places = torch.arange(len(flat), 0, -1) % len(own)
+        flat.copy_(own[places])
     view.copy_(source)
     return view
 
 
-def _transposed(t: torch.Tensor) -> torch.Tensor | None:
+def _transposed(t: torch.Tensor, nan: bool) -> torch.Tensor | None:
     if t.dim() < 2 or t.numel() < 2:
         return None
     base = torch.empty(t.shape[::-1], dtype=t.dtype)
-    return _filled(base, base.permute(*reversed(range(t.dim()))), t)
+    return _filled(base, base.permute(*reversed(range(t.dim()))), t, nan=nan)
 
 
-def _strided(t: torch.Tensor) -> torch.Tensor | None:
+def _strided(t: torch.Tensor, nan: bool) -> torch.Tensor | None:
     if t.dim() < 1 or t.numel() < 2:
         return None
     base = torch.empty((*t.shape[:-1], 2 * t.shape[-1]), dtype=t.dtype)
-    return _filled(base, base[..., ::2], t)
+    return _filled(base, base[..., ::2], t, nan=nan)
 
 
-def _offset(t: torch.Tensor) -> torch.Tensor | None:
+def _offset(t: torch.Tensor, nan: bool) -> torch.Tensor | None:
     if t.numel() == 0:
         return None
     base = torch.empty(t.numel() + 8, dtype=t.dtype)
-    return _filled(base, base[5 : 5 + t.numel()].view(t.shape), t)
+    return _filled(base, base[5 : 5 + t.numel()].view(t.shape), t, nan=nan)
 
 
-def _channels_last(t: torch.Tensor) -> torch.Tensor | None:
+def _channels_last(t: torch.Tensor, nan: bool) -> torch.Tensor | None:
+    del nan  # there is nothing around the elements
     if t.dim() not in (4, 5) or t.numel() < 2:
         return None
     made = t.contiguous(memory_format=torch.channels_last if t.dim() == 4 else torch.channels_last_3d)
@@ -245,16 +253,14 @@ def _changed(t: torch.Tensor, factor: float) -> torch.Tensor:
     return copy
 
 
-def choose(number: int, cases: int, *, values: bool) -> list[str]:
-    """Return the twists that a case is tried with, by a number of its own: over the cases of an operator all of them."""
-    chosen: list[str] = []
-    for kinds in (_LAYOUT_NAMES, _VALUE_NAMES if values else ()):
-        count = min(len(kinds), max(1, -(-_TIMES * len(kinds) // max(cases, 1))))
-        chosen += [kinds[(number + i) % len(kinds)] for i in range(count) if kinds]
-        number //= len(_LAYOUT_NAMES)
-    return chosen
+def turns(number: int, cases: int, *, values: bool) -> Iterator[tuple[int, list[str]]]:
+    """Yield how many twists of a kind an operator's case is tried with, and all of that kind, those first whose turn it is."""
+    for kinds in (tuple(LAYOUTS), tuple(VALUES) if values else ()):
+        if kinds:
+            count = min(len(kinds), max(1, -(-_TIMES * len(kinds) // max(cases, 1))))
+            start = number * count % len(kinds)
+            yield count, [*kinds[start:], *kinds[:start]]
 
 
-_LAYOUT_NAMES, _VALUE_NAMES = tuple(LAYOUTS), tuple(VALUES)
 _TIMES = 3
-"""How often each twist is tried over the cases of an operator, on average and where it has few."""
+"""How often each twist is tried over the cases of an operator, where it has few."""

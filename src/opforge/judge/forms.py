@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from opforge.cases.case import Expect, Phase
-from opforge.cases.twists import TWISTS, choose
+from opforge.cases.twists import TWISTS, turns
 from opforge.judge import defects
 from opforge.judge.batch import ARGUMENT, Batch, CaseRow, Placed
 from opforge.judge.properties import UNDEFINED_CONTENTS
@@ -69,10 +71,12 @@ def place(batch: Batch, op: Operator, case: CaseRow, number: int, cases: int, *,
                 batch.replay(first, inputs, name)
         if hostile and case.phase is Phase.CORRECTNESS and sum(row[1] for row in first.inputs) <= _MAX_TWISTED_BYTES:
             values = not op.random and op.base not in UNDEFINED_CONTENTS
-            for name in choose(int(case.id[:12], 16), cases, values=values):
-                if name not in defects.of(op):
-                    batch.twist(first, inputs, name)
-            for name, value in _arguments(op, int(case.id[-8:], 16), cases):
+            for count, names in turns(number, cases, values=values):
+                taken = (batch.twist(first, inputs, name) for name in names if name not in defects.of(op))
+                deque(
+                    itertools.islice(filter(None, taken), count), maxlen=0
+                )  # the next in turn, until enough are taken
+            for name, value in _arguments(op, number, cases):
                 batch.argument(first, name, value)
     return True
 
@@ -80,8 +84,9 @@ def place(batch: Batch, op: Operator, case: CaseRow, number: int, cases: int, *,
 def _arguments(op: Operator, number: int, cases: int) -> Iterator[tuple[str, Any]]:
     """Yield arguments and values other than their defaults: a few for each case, all of them over the cases of an operator."""
     found = [(a.name, value) for a in op.arguments if may_be_left_out(a) for value in other_values(a)]
-    for i in range(min(len(found), -(-3 * len(found) // max(cases, 1)))):
-        yield found[(number + i) % len(found)]
+    count = min(len(found), -(-3 * len(found) // max(cases, 1)))
+    for i in range(count):
+        yield found[(number * count + i) % len(found)]
 
 
 def _replayable(op: Operator) -> bool:
