@@ -13,9 +13,11 @@ _CRASHES = {
     "_embedding_bag_per_sample_weights_backward": frozenset({"empty"}),
     "_pdist_backward": frozenset({"empty"}),
     "_segment_reduce_backward": frozenset({"empty"}),
+    "_scaled_dot_product_flash_attention_for_cpu": frozenset({"transposed"}),
     "adaptive_max_pool3d_backward": frozenset({"strided"}),
     "batch_norm_backward": frozenset({"empty"}),
     "grid_sampler_2d_backward": frozenset({"nan", "inf"}),
+    "linalg_lstsq": frozenset({"argument:rcond"}),
     "linalg_lu.out": frozenset({"transposed"}),
     "lu_unpack.out": frozenset({"transposed"}),
     "native_batch_norm_backward": frozenset({"empty"}),
@@ -24,11 +26,10 @@ _CRASHES = {
     "triu.out": frozenset({"transposed"}),
     "unfold_backward": frozenset({"zero_dim"}),
 }
-"""By packet or operator: ATen writes beyond its memory, or stops the process."""
+"""By packet or operator: ATen writes beyond its memory, reads what it has not written, or stops the process."""
 
 
 def of(op: Operator) -> frozenset[str]:
     """Return the twists that ATen does not survive on an operator, or to which it has no defined answer."""
-    if solves(op.packet):
-        return ILL_CONDITIONED | _CRASHES.get(op.name, frozenset())
-    return _CRASHES.get(op.name, _CRASHES.get(op.packet, frozenset()))
+    own = _CRASHES.get(op.name, _CRASHES.get(op.packet, frozenset()))
+    return ILL_CONDITIONED | own if solves(op.packet) else own

@@ -77,7 +77,8 @@ def place(batch: Batch, op: Operator, case: CaseRow, number: int, cases: int, *,
                     itertools.islice(filter(None, taken), count), maxlen=0
                 )  # the next in turn, until enough are taken
             for name, value in _arguments(op, number, cases):
-                batch.argument(first, name, value)
+                if f"{ARGUMENT}{name}" not in defects.of(op):
+                    batch.argument(first, name, value)
     return True
 
 
