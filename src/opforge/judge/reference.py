@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -70,6 +71,7 @@ class Call:
             with torch.no_grad():
                 result = aten_function(self.op)(*args, **kwargs)
         except Exception as error:  # noqa: BLE001  # ATen raises many types; that it raises is what we ask
+            _end_without_device(error)
             return Answer(inputs=inputs, raised=error)
         return Answer(inputs=inputs, result=result, drew=before is not None and before != self._generator())
 
@@ -106,6 +108,7 @@ class Gradients(Call):
         try:
             return Answer(inputs=[], result=gradients(aten_function(self.op), args, kwargs, inputs))
         except Exception as error:  # noqa: BLE001  # ATen raises many types; that it raises is what we ask
+            _end_without_device(error)
             return Answer(inputs=[], raised=error)
 
 
@@ -174,6 +177,12 @@ class Exact:
             )  # equal ones, expanded too, part ways
 
         return self.call.run(change).tensors
+
+
+def _end_without_device(error: Exception) -> None:
+    """End this process when an error has cost it its GPU for good: whoever runs it starts another, as after any crash of ATen's."""
+    if "CUDA error" in str(error) and "out of memory" not in str(error):
+        os.abort()
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
