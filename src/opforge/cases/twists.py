@@ -2,7 +2,7 @@
 
 A twist takes the tensors of a call and gives other ones; whether ATen takes the twisted call is for the judge to find
 out. What lies in memory between and around the elements of a twisted tensor is poison, so that a kernel that reads it
-shows: NaN, or the tensor's own elements in another order, which no check for NaN or for the range of an index turns down.
+shows: NaN, infinity, or the tensor's own elements in another order, which no check for the range of an index turns down.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ Twist = Callable[[Inputs], "list[torch.Tensor] | None"]
 """Returns the twisted tensors, or None when it would change nothing."""
 
 
-Relay = Callable[[torch.Tensor, bool], "torch.Tensor | None"]
-"""Lays a tensor's elements out anew, with NaN around them where that is wanted; None when it would change nothing."""
+Relay = Callable[[torch.Tensor, "float | None"], "torch.Tensor | None"]
+"""Lays a tensor's elements out anew, with a poison or its own elements around them; None when it would change nothing."""
+_POISONS = (math.nan, None, math.inf)
 
 
 def _layout(change: Relay) -> Twist:
     """Make a twist of a change of one tensor's geometry that keeps its elements."""
 
     def twist(inputs: Inputs) -> list[torch.Tensor] | None:
-        made = [change(t, inputs.seed % 2 == 0) for t in inputs.tensors]
+        made = [change(t, _POISONS[inputs.seed % len(_POISONS)]) for t in inputs.tensors]
         if all(m is None for m in made):
             return None
         return [t if m is None else m for t, m in zip(inputs.tensors, made, strict=True)]
@@ -51,41 +52,42 @@ def _layout(change: Relay) -> Twist:
     return twist
 
 
-def _filled(base: torch.Tensor, view: torch.Tensor, source: torch.Tensor, *, nan: bool) -> torch.Tensor:
+def _filled(base: torch.Tensor, view: torch.Tensor, source: torch.Tensor, poison: float | None) -> torch.Tensor:
     """Poison a block of memory, write a tensor's elements into a view of it, and return the view."""
-    if nan and (base.is_floating_point() or base.is_complex()):
-        base.fill_(float("nan"))
+    if poison is not None and (base.is_floating_point() or base.is_complex()):
+        base.fill_(poison)
     else:
         flat, own = base.view(-1), source.reshape(-1)
-        places = torch.arange(len(flat), 0, -1) % len(own)
-        flat.copy_(own[places])
+        flat.copy_(own[torch.arange(len(flat), 0, -1) % len(own)])
+        if base.dtype == torch.bool:
+            flat.logical_not_()
     view.copy_(source)
     return view
 
 
-def _transposed(t: torch.Tensor, nan: bool) -> torch.Tensor | None:
+def _transposed(t: torch.Tensor, poison: float | None) -> torch.Tensor | None:
     if t.dim() < 2 or t.numel() < 2:
         return None
     base = torch.empty(t.shape[::-1], dtype=t.dtype)
-    return _filled(base, base.permute(*reversed(range(t.dim()))), t, nan=nan)
+    return _filled(base, base.permute(*reversed(range(t.dim()))), t, poison)
 
 
-def _strided(t: torch.Tensor, nan: bool) -> torch.Tensor | None:
+def _strided(t: torch.Tensor, poison: float | None) -> torch.Tensor | None:
     if t.dim() < 1 or t.numel() < 2:
         return None
     base = torch.empty((*t.shape[:-1], 2 * t.shape[-1]), dtype=t.dtype)
-    return _filled(base, base[..., ::2], t, nan=nan)
+    return _filled(base, base[..., ::2], t, poison)
 
 
-def _offset(t: torch.Tensor, nan: bool) -> torch.Tensor | None:
+def _offset(t: torch.Tensor, poison: float | None) -> torch.Tensor | None:
     if t.numel() == 0:
         return None
     base = torch.empty(t.numel() + 8, dtype=t.dtype)
-    return _filled(base, base[5 : 5 + t.numel()].view(t.shape), t, nan=nan)
+    return _filled(base, base[5 : 5 + t.numel()].view(t.shape), t, poison)
 
 
-def _channels_last(t: torch.Tensor, nan: bool) -> torch.Tensor | None:
-    del nan  # there is nothing around the elements
+def _channels_last(t: torch.Tensor, poison: float | None) -> torch.Tensor | None:
+    del poison  # there is nothing around the elements
     if t.dim() not in (4, 5) or t.numel() < 2:
         return None
     made = t.contiguous(memory_format=torch.channels_last if t.dim() == 4 else torch.channels_last_3d)
@@ -187,15 +189,20 @@ def _duplicates(inputs: Inputs) -> list[torch.Tensor] | None:
     return made if changed else None
 
 
-def _integer_extremes(inputs: Inputs) -> list[torch.Tensor] | None:
-    if not inputs.pointwise or inputs.indexes:
-        return None
+def _integers(inputs: Inputs) -> list[torch.Tensor] | None:
+    """Put the ends of the range into integers that are no positions, and turn every other boolean over."""
     made, changed = list(inputs.tensors), False
     for i, t in enumerate(inputs.tensors):
-        if i in inputs.blank or not t.numel() or t.dtype == torch.bool or t.is_floating_point() or t.is_complex():
+        if i in inputs.blank or not t.numel() or t.is_floating_point() or t.is_complex():
+            continue
+        if t.dtype != torch.bool and (inputs.indexes or not inputs.pointwise):
             continue
         copy = owned_copy(t)
         flat = copy.as_strided((copy.untyped_storage().nbytes() // copy.element_size(),), (1,), 0)
+        if t.dtype == torch.bool:
+            flat[inputs.seed % 2 :: 2].logical_not_()
+            made[i], changed = copy, True
+            continue
         info = torch.iinfo(t.dtype)
         for at, value in ((0, info.max), (len(flat) // 2, max(info.min, -info.max)), (len(flat) - 1, info.max - 1)):
             flat[at] = value
@@ -219,7 +226,7 @@ VALUES: dict[str, Twist] = {
     "denormals": _values(_denormals),
     "extremes": _extremes,
     "duplicates": _duplicates,
-    "integer_extremes": _integer_extremes,
+    "integers": _integers,
 }
 TWISTS = LAYOUTS | VALUES
 ILL_CONDITIONED = frozenset({"expanded", "zero_dim", *VALUES})

@@ -127,8 +127,7 @@ class Batch:
         tensors = TWISTS[name](inputs)
         if tensors is None or (call := self._other(first, tensors)) is None:
             return False
-        answer = call.run()
-        if answer.raised is not None:
+        if (answer := self._answer(call)) is None:
             return False
         if not self._consistent(name, first.answer, answer):
             self.defects.setdefault(first.case.id, []).append(name)
@@ -139,8 +138,7 @@ class Batch:
     def argument(self, first: Placed, name: str, value: Any) -> bool:
         """Place a case with another value for one argument, unless ATen does not take it."""
         call = replace(first.call, **_with_argument(self._op, first.call, name, value))
-        answer = call.run()
-        if answer.raised is not None:
+        if (answer := self._answer(call)) is None:
             return False
         rows = list(_rows([call.args, call.kwargs]))
         self.placed.append(Placed(first.case, call, rows, answer, f"{ARGUMENT}{name}"))
@@ -151,13 +149,22 @@ class Batch:
         tensors = changed_contents(inputs, reordered=name == "reordered")
         if tensors is None or (call := self._other(first, tensors)) is None:
             return False
-        answer = call.run()
-        if answer.raised is not None:
+        if (answer := self._answer(call)) is None:
             return False
         rows = list(_rows([call.args, call.kwargs]))
         begin_at = tuple(row[0] for row in first.inputs)
         self.placed.append(Placed(first.case, call, rows, answer, name, begin_at))
         return True
+
+    def _answer(self, call: Call) -> Answer | None:
+        """Return what ATen answers to a form that nobody has asked it before; None when it does not take it.
+
+        What would end a GPU's context (an index out of range, a probability above one) the CPU turns down with an error.
+        """
+        if self._device.type != "cpu" and replace(call, device=torch.device("cpu")).run().raised is not None:
+            return None
+        answer = call.run()
+        return None if answer.raised is not None else answer
 
     def inputs(self, first: Placed) -> Inputs:
         """Return the tensors of a case that was placed, to be twisted."""

@@ -19,7 +19,7 @@ from opforge.cases.materialise import tensor_over
 from opforge.cases.values import contiguous_strides
 from opforge.judge import bypass, properties
 from opforge.judge.numerics import Comparison, same_bytes
-from opforge.judge.reference import Answer, Call, Exact, Gradients, tensors_of, without_nan
+from opforge.judge.reference import Answer, Call, Exact, Gradients, end_without_device, tensors_of, without_nan
 from opforge.judge.verdict import Finding, NotRightError, Outcome
 from opforge.ops import Operator
 from opforge.sandbox.worker import storage_aliases
@@ -65,6 +65,7 @@ class Hearing:
         except (ForgedReplyError, KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
             return Finding(Outcome.CONTRACT, f"the worker's reply is not one that our harness writes: {error}")
         except Exception as error:  # noqa: BLE001  # ours or torch's: the case is not judged, and says so, and the rest goes on
+            end_without_device(error)
             return Finding(Outcome.ERROR, f"opforge could not judge this case: {_one_line(error)}")
         return Finding(Outcome.PASSED, "", tuple(self.notes), figures)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -39,7 +37,7 @@ _WORDS = {
     "denormals": "with denormal numbers among the inputs",
     "extremes": "with extreme values among the inputs",
     "duplicates": "with equal values among the inputs",
-    "integer_extremes": "with extreme integers among the inputs",
+    "integers": "with other integers and booleans among the inputs",
     "replayed": "with new contents in the same memory",
     "reordered": "with its contents reordered in the same memory",
     "again": "the second time",
@@ -72,13 +70,15 @@ def place(batch: Batch, op: Operator, case: CaseRow, number: int, cases: int, *,
         if hostile and case.phase is Phase.CORRECTNESS and sum(row[1] for row in first.inputs) <= _MAX_TWISTED_BYTES:
             values = not op.random and op.base not in UNDEFINED_CONTENTS
             for count, names in turns(number, cases, values=values):
-                taken = (batch.twist(first, inputs, name) for name in names if name not in defects.of(op))
-                deque(
-                    itertools.islice(filter(None, taken), count), maxlen=0
-                )  # the next in turn, until enough are taken
-            for name, value in _arguments(op, number, cases):
-                if f"{ARGUMENT}{name}" not in defects.of(op):
-                    batch.argument(first, name, value)
+                left = count
+                for name in names:
+                    if left and name not in defects.of(op):
+                        left -= batch.twist(first, inputs, name)
+            special = [p for p in batch.placed if p.case is case and p.form in ("nan", "inf")]
+            for basis in (first, *special):
+                for name, value in _arguments(op, number, cases):
+                    if f"{ARGUMENT}{name}" not in defects.of(op):
+                        batch.argument(basis, name, value)
     return True
 
 

@@ -70,8 +70,10 @@ class Call:
         try:
             with torch.no_grad():
                 result = aten_function(self.op)(*args, **kwargs)
+            if self.device.type == "cuda":
+                torch.cuda.synchronize()  # an error belongs to the call that made it
         except Exception as error:  # noqa: BLE001  # ATen raises many types; that it raises is what we ask
-            _end_without_device(error)
+            end_without_device(error)
             return Answer(inputs=inputs, raised=error)
         return Answer(inputs=inputs, result=result, drew=before is not None and before != self._generator())
 
@@ -108,7 +110,7 @@ class Gradients(Call):
         try:
             return Answer(inputs=[], result=gradients(aten_function(self.op), args, kwargs, inputs))
         except Exception as error:  # noqa: BLE001  # ATen raises many types; that it raises is what we ask
-            _end_without_device(error)
+            end_without_device(error)
             return Answer(inputs=[], raised=error)
 
 
@@ -179,7 +181,7 @@ class Exact:
         return self.call.run(change).tensors
 
 
-def _end_without_device(error: Exception) -> None:
+def end_without_device(error: Exception) -> None:
     """End this process when an error has cost it its GPU for good: whoever runs it starts another, as after any crash of ATen's."""
     if "CUDA error" in str(error) and "out of memory" not in str(error):
         os.abort()

@@ -20,6 +20,7 @@ from opforge.judge.batch import MAX_BYTES, Batch, CaseRow, Placed
 from opforge.judge.contract import Hearing
 from opforge.judge.draws import judge_draws
 from opforge.judge.properties import BY_PACKET
+from opforge.judge.reference import end_without_device
 from opforge.judge.replies import FORGED, replies_of, results_end
 from opforge.judge.rooms import Rooms
 from opforge.judge.verdict import FAULT, REJECTED, Finding, NotRightError, Outcome
@@ -151,6 +152,7 @@ class Judge:
                 if not forms.place(batch, op.facts, case, op.seen, op.cases, hostile=hostile):
                     break
             except (CaseSyntaxError, MemoryError, KeyError, ValueError, RuntimeError) as error:
+                end_without_device(error)
                 refused.append((case, Finding(Outcome.UNSUPPORTED, f"the case cannot be made here: {error}")))
             waiting.popleft()
             taken += 1
@@ -289,18 +291,21 @@ class Judge:
         return None if finding.passed else replace(finding, reason=f"gradients through the kernel: {finding.reason}")
 
     def _linger(self, op: _Op, worker: KernelWorker, placed: Placed, hearing: Hearing) -> Finding | None:
-        """Call a kernel whose answer was wrong once more, and wait before looking: is it right now, then it came late."""
-        request = {**placed.request(), "linger_s": _LINGER_S}
-        replies = replies_of(worker.ask({"do": "call", "op": op.facts.name, "cases": [request]}), 1)
+        """Call a kernel whose answer was wrong again, and wait before looking: is it right then and only then, it came late."""
+        plain = placed.request()
+        asked = [plain, plain, {**plain, "linger_s": _LINGER_S}]
+        replies = replies_of(
+            worker.ask({"do": "call", "op": op.facts.name, "cases": asked}, cases=len(asked)), len(asked)
+        )
         if replies is None:
             return _FORGED
         results = bytearray(worker.bytes[self._config.in_bytes : results_end(replies, self._config)])
-        again = replace(hearing, reply=replies[0], results=results, notes=[], values=[])
+        right = [replace(hearing, reply=r, results=results, notes=[], values=[]).finding().passed for r in replies]
         late = (
-            f"wrong at once, right when called again and looked at {_LINGER_S:g} s later: "
+            f"wrong at once, three times, and right when looked at {_LINGER_S:g} s later: "
             "the result is written after the call returned, or depends on how calls follow each other"
         )
-        return Finding(Outcome.CHEATED, late) if again.finding().passed else None
+        return Finding(Outcome.CHEATED, late) if right == [False, False, True] else None
 
     def _surviving(self, ask: Callable[..., Finding | None], *args: Any) -> Finding | None:
         """Ask more of a worker; when it dies of it, that is the verdict."""
