@@ -25,6 +25,8 @@ from opforge.ops import Operator
 from opforge.sandbox.worker import storage_aliases
 
 _GRADIENT_SLACK = 16.0
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+"""Unsigned integers, for which torch has few operators, and others of their size."""
 
 
 class ForgedReplyError(Exception):
@@ -227,7 +229,10 @@ class Hearing:
             undefined = self._undefined(aten, index)
             if undefined is None or not undefined.any():
                 raise
-            judged = torch.where(undefined, aten, kernel)
+            judged = kernel.clone()
+            judged.view(_SIGNED.get(aten.dtype, aten.dtype))[undefined] = aten.view(
+                _SIGNED.get(aten.dtype, aten.dtype)
+            )[undefined]
             figures = self._comparison(what, judged, aten, index).check(measure=self.measure)
             self.notes.append(
                 f"{what}: {int(undefined.sum())} of {aten.numel()} elements are uninitialised in ATen, and not judged"

@@ -26,8 +26,8 @@ class GlobalState:
     """Whether cuDNN is on, benchmarks, and may use TF32."""
     modes: tuple[int, int]
     """How many torch-function and torch-dispatch modes are switched on."""
-    persisting_L2_bytes: int  # noqa: N815  # as the reason names it
-    """How much of the GPU's second cache is set aside."""
+    pinned_L2_bytes: int  # noqa: N815  # as the reason names it
+    """How much memory the current stream holds in the GPU's second cache. (Its limit is no sign: the driver moves that itself.)"""
     rng: bytes
 
     @classmethod
@@ -43,7 +43,7 @@ class GlobalState:
             str(_device.CURRENT_DEVICE),
             (torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32),
             (torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()),  # noqa: SLF001
-            _persisting_l2_bytes(),
+            _pinned_l2_bytes(),
             torch.get_rng_state().numpy().tobytes(),
         )
 
@@ -71,12 +71,24 @@ class GlobalState:
         torch.set_autocast_enabled("cuda", self.autocast)
         torch.set_default_device(None if self.default_device == "None" else self.default_device)
         torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = self.cudnn
-        if _persisting_l2_bytes() != self.persisting_L2_bytes and (runtime := _cuda_runtime()) is not None:
-            runtime.cudaDeviceSetLimit(_PERSISTING_L2_LIMIT, ctypes.c_size_t(self.persisting_L2_bytes))
+        if _pinned_l2_bytes() != self.pinned_L2_bytes and (runtime := _cuda_runtime()) is not None:
+            stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+            runtime.cudaStreamSetAttribute(stream, _ACCESS_POLICY_WINDOW, ctypes.byref(_Window()))
         torch.set_rng_state(torch.frombuffer(bytearray(self.rng), dtype=torch.uint8))
 
 
-_PERSISTING_L2_LIMIT = 6
+_ACCESS_POLICY_WINDOW = 1
+
+
+class _Window(ctypes.Structure):
+    _fields_ = (
+        ("base", ctypes.c_void_p),
+        ("nbytes", ctypes.c_size_t),
+        ("ratio", ctypes.c_float),
+        ("hit", ctypes.c_int),
+        ("miss", ctypes.c_int),
+        ("rest", ctypes.c_char * 64),
+    )
 
 
 @functools.cache
@@ -87,13 +99,14 @@ def _cuda_runtime() -> ctypes.CDLL | None:
         return None
 
 
-def _persisting_l2_bytes() -> int:
-    """Return how much of the second cache of a GPU in use is set aside for data that persists; torch does not tell."""
+def _pinned_l2_bytes() -> int:
+    """Return the size of the window that the current stream holds in the second cache; torch neither tells nor sets it."""
     if not torch.cuda.is_initialized() or (runtime := _cuda_runtime()) is None:
         return 0
-    size = ctypes.c_size_t()
-    runtime.cudaDeviceGetLimit(ctypes.byref(size), _PERSISTING_L2_LIMIT)
-    return size.value
+    window = _Window()
+    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    failed = runtime.cudaStreamGetAttribute(stream, _ACCESS_POLICY_WINDOW, ctypes.byref(window))
+    return 0 if failed else int(window.nbytes)
 
 
 def seed_generator(seed: int, device: torch.device) -> None:
