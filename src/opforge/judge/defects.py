@@ -30,7 +30,12 @@ _CRASHES = {
 """By packet or operator: ATen writes beyond its memory, reads what it has not written, or stops the process."""
 
 
+_SCALES = frozenset(f"argument:{name}" for name in ("scales", "scales_d", "scales_h", "scales_w", "scale_factors"))
+
+
 def of(op: Operator) -> frozenset[str]:
     """Return the twists that ATen does not survive on an operator, or to which it has no defined answer."""
     own = _CRASHES.get(op.name, _CRASHES.get(op.packet, frozenset()))
+    if "upsample" in op.packet:
+        own |= _SCALES  # a scale that contradicts the size of the result makes ATen read beyond its input
     return ILL_CONDITIONED | own if solves(op.packet) else own
