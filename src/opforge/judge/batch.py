@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -14,10 +15,10 @@ import torch
 from opforge.cases.case import Expect, Phase
 from opforge.cases.encoding import tree_of
 from opforge.cases.materialise import Bytes, tensor_over, write_storage
-from opforge.cases.twists import SAME_ELEMENTS, TWISTS, Inputs, changed_contents
+from opforge.cases.twists import SAME_ELEMENTS, TWISTS, Inputs, Twist, changed_contents
 from opforge.cases.values import TensorSpec
 from opforge.judge.properties import LAYOUT_IS_INPUT, UNDEFINED_CONTENTS, WRITES_UNSAID
-from opforge.judge.reference import Answer, Call, alike, same_dtypes
+from opforge.judge.reference import Answer, Call, alike, end_without_device, same_dtypes
 from opforge.ops import Form, Operator
 from opforge.sandbox.worker import ALIGN
 
@@ -124,7 +125,7 @@ class Batch:
 
     def twist(self, first: Placed, inputs: Inputs, name: str) -> bool:
         """Place a hostile form of a case, unless there is none, ATen does not take it, or no room is left."""
-        tensors = TWISTS[name](inputs)
+        tensors = _made(TWISTS[name], inputs)
         if tensors is None or (call := self._other(first, tensors)) is None:
             return False
         if (answer := self._answer(call)) is None:
@@ -146,7 +147,7 @@ class Batch:
 
     def replay(self, first: Placed, inputs: Inputs, name: str) -> bool:
         """Place a case with other contents, or in another order, that the worker puts into the same tensors after a first call."""
-        tensors = changed_contents(inputs, reordered=name == "reordered")
+        tensors = _made(functools.partial(changed_contents, reordered=name == "reordered"), inputs)
         if tensors is None or (call := self._other(first, tensors)) is None:
             return False
         if (answer := self._answer(call)) is None:
@@ -236,6 +237,15 @@ def written_tensors(op: Operator, call: Call) -> Iterator[int]:
         if name in writes:
             yield from range(number, number + count)
         number += count
+
+
+def _made(twist: Twist, inputs: Inputs) -> list[torch.Tensor] | None:
+    """Return the tensors of a form; None where torch has not what it takes to make them in their dtype."""
+    try:
+        return twist(inputs)
+    except RuntimeError as error:
+        end_without_device(error)
+        return None
 
 
 def _with_argument(op: Operator, call: Call, name: str, value: Any) -> dict[str, Any]:
