@@ -35,13 +35,14 @@ HONEST: dict[str, tuple[str, dict[str, list[str]]]] = {
     ),
     "randn_like": (
         """
-        def randn_like_kernel_impl(self, **options):
-            n = self.numel() * (2 if self.is_complex() else 1)
-            u, v = 1 - torch.rand(n), torch.rand(n)
+        def randn_like_kernel_impl(self, *, dtype=None, **options):
+            dtype = dtype or self.dtype
+            n = self.numel() * (2 if dtype.is_complex else 1)
+            u, v = 1 - torch.rand(n, dtype=torch.float64), torch.rand(n, dtype=torch.float64)
             z = (-2 * u.log()).sqrt() * (2 * torch.pi * v).cos()
-            if self.is_complex():
-                return torch.view_as_complex((z / 2**0.5).reshape(*self.shape, 2)).to(self.dtype)
-            return z.reshape(self.shape).to(self.dtype)
+            if dtype.is_complex:
+                return torch.view_as_complex((z / 2**0.5).reshape(*self.shape, 2)).to(dtype)
+            return z.reshape(self.shape).to(dtype)
         """,
         {"randn_like.default": [LIKE, "((T([4], f32),), {})", "((T([9, 9], c64),), {})", "((T([90], bf16),), {})"]},
     ),
