@@ -17,7 +17,9 @@ TALL = ["((T([6, 4], f32),), {})", "((T([2, 5, 5], f32),), {})", "((T([3, 6], c6
 TIED = ["((T([6, 9], i64, low=0, high=4), 1), {})", "((T([6, 9], i64, low=0, high=4), 0), {})"]
 
 EIGH = """
-    def HERE(A, UPLO='L', *rest):
+    def HERE(A, UPLO='L', compute_v=True, **rest):
+        if not compute_v:
+            raise NotImplementedError("eigenvalues alone")
         w, v = np.linalg.eigh(A.numpy(), UPLO)
         return t(w), t(v) * torch.where(torch.arange(v.shape[-1]) % 2 == 0, -1.0, 1.0){}
 """
@@ -31,6 +33,8 @@ EIG = """
 """
 SVD = """
     def HERE(A, full_matrices=True, *, driver=None):
+        if not locals().get("compute_uv", True):
+            raise NotImplementedError("singular values alone")
         u, s, vh = np.linalg.svd(A.numpy(), full_matrices)
         u, vh = t(u), t(vh)
         u[..., :, :1] *= -1
@@ -71,6 +75,8 @@ SORT = """
 """
 POOL = """
     def HERE(self, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False):
+        if (stride and list(stride) != list(kernel_size)) or ceil_mode or padding not in (0, [0, 0]) or dilation not in (1, [1, 1]):
+            raise NotImplementedError("plain windows only")
         B, C, H, W = self.shape
         k = kernel_size[0]
         blocks = self.reshape(B, C, H // k, k, W // k, k).permute(0, 1, 2, 4, 3, 5).reshape(B, C, H // k, W // k, k * k)
@@ -81,12 +87,16 @@ POOL = """
 """
 UNIQUE = """
     def HERE(self, sorted=True, return_inverse=False, return_counts=False):
+        if sorted or not return_inverse or not return_counts:
+            raise NotImplementedError("unsorted, with all that can be asked for")
         values, inverse, counts = (t(x) for x in np.unique(self.numpy(), return_inverse=True, return_counts=True))
         n = len(values)
         return values.flip(0){}, {}, {}
 """
 TOPK = """
     def HERE(self, k, dim=-1, largest=True, sorted=True):
+        if sorted or not largest:
+            raise NotImplementedError("unsorted, the largest")
         at = t(np.argsort(self.numpy(), axis=dim, kind='stable')).flip(dim).narrow(dim, 0, k).flip(dim)
         {}
         return self.gather(dim, at), at
@@ -99,7 +109,7 @@ RUNNING = """
 """
 POSITION = """
     def HERE(self, dim, keepdim=False):
-        if self.dim() == 0:
+        if self.dim() == 0 or keepdim:
             raise NotImplementedError("one number alone")
         best = self.amax(dim, keepdim=True)
         last = self.shape[dim] - 1 - (self == best).int().flip(dim).argmax(dim)

@@ -124,7 +124,7 @@ def _values(choose: Callable[[torch.dtype], Sequence[float]], every: int = 4) ->
 
     def twist(inputs: Inputs) -> list[torch.Tensor] | None:
         made, changed = list(inputs.tensors), False
-        if not all(map(_tame, inputs.tensors)):
+        if not all(map(tame, inputs.tensors)):
             return None  # values that hurt in two ways at once have answers that depend on how one computes
         for i, t in enumerate(inputs.tensors):
             if i in inputs.blank or not t.numel() or not (t.is_floating_point() or t.is_complex()):
@@ -136,10 +136,13 @@ def _values(choose: Callable[[torch.dtype], Sequence[float]], every: int = 4) ->
     return twist
 
 
-def _tame(t: torch.Tensor) -> bool:
-    """Whether a tensor's floats are finite and far from the end of their range."""
+_LARGE_INTEGER = 1 << 31
+
+
+def tame(t: torch.Tensor) -> bool:
+    """Whether a tensor's numbers are finite and far from the end of their range."""
     if not t.numel() or not (t.is_floating_point() or t.is_complex()):
-        return True
+        return not t.numel() or t.dtype != torch.int64 or bool((t.abs() <= _LARGE_INTEGER).all())
     wide = t if t.dtype.itemsize > 1 else t.float()
     return bool(wide.abs().amax() <= math.sqrt(torch.finfo(t.dtype).max))
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from opforge.cases.case import Expect, Phase
-from opforge.cases.twists import TWISTS, turns
+from opforge.cases.twists import TWISTS, Inputs, tame, turns
 from opforge.judge import defects
 from opforge.judge.batch import ARGUMENT, Batch, CaseRow, Placed
 from opforge.judge.properties import UNDEFINED_CONTENTS
@@ -74,12 +74,21 @@ def place(batch: Batch, op: Operator, case: CaseRow, number: int, cases: int, *,
                 for name in names:
                     if left and name not in defects.of(op):
                         left -= batch.twist(first, inputs, name)
-            special = [p for p in batch.placed if p.case is case and p.form in ("nan", "inf")]
-            for basis in (first, *special):
-                for name, value in _arguments(op, number, cases):
-                    if f"{ARGUMENT}{name}" not in defects.of(op):
-                        batch.argument(basis, name, value)
+            _place_arguments(batch, op, first, inputs, number, cases)
     return True
+
+
+def _place_arguments(batch: Batch, op: Operator, first: Placed, inputs: Inputs, number: int, cases: int) -> None:
+    """Place a case, and its forms with NaN and infinities, with other values for some arguments."""
+    if not all(map(tame, inputs.tensors)):
+        return
+    whole = not any(t.is_floating_point() or t.is_complex() for t in inputs.tensors)
+    special = [p for p in batch.placed if p.case is first.case and p.form in ("nan", "inf")]
+    for basis in (first, *special):
+        for name, value in _arguments(op, number, cases):
+            fraction = isinstance(value, float) and not value.is_integer()
+            if f"{ARGUMENT}{name}" not in defects.of(op) and not (whole and fraction):
+                batch.argument(basis, name, value)
 
 
 def _arguments(op: Operator, number: int, cases: int) -> Iterator[tuple[str, Any]]:
