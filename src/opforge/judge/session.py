@@ -291,7 +291,7 @@ class Judge:
         return None if finding.passed else replace(finding, reason=f"gradients through the kernel: {finding.reason}")
 
     def _linger(self, op: _Op, worker: KernelWorker, placed: Placed, hearing: Hearing) -> Finding | None:
-        """Call a kernel whose answer was wrong again, and wait before looking: is it right then and only then, it came late."""
+        """Call a kernel whose answer was wrong by itself, and wait before looking: did it come late, or depend on other calls?"""
         plain = placed.request()
         asked = [plain, plain, {**plain, "linger_s": _LINGER_S}]
         replies = replies_of(
@@ -301,11 +301,13 @@ class Judge:
             return _FORGED
         results = bytearray(worker.bytes[self._config.in_bytes : results_end(replies, self._config)])
         right = [replace(hearing, reply=r, results=results, notes=[], values=[]).finding().passed for r in replies]
-        late = (
-            f"wrong at once, three times, and right when looked at {_LINGER_S:g} s later: "
-            "the result is written after the call returned, or depends on how calls follow each other"
-        )
-        return Finding(Outcome.CHEATED, late) if right == [False, False, True] else None
+        if right == [False, False, True]:
+            late = f"wrong at once, three times, and right when looked at {_LINGER_S:g} s later"
+            return Finding(Outcome.CHEATED, f"{late}: the result is written after the call returned")
+        if all(right):
+            alone = "wrong after other calls, and right three times when called by itself"
+            return Finding(Outcome.CONTRACT, f"{alone}: the answer depends on how calls follow each other")
+        return None
 
     def _surviving(self, ask: Callable[..., Finding | None], *args: Any) -> Finding | None:
         """Ask more of a worker; when it dies of it, that is the verdict."""
