@@ -88,6 +88,7 @@ def test_the_way_in_which_mutants_are_made_is_not_what_kills_them(measure_tiny, 
         "equal.default": ["((T([2], f32), T([2], f32)), {})"],
         "_foreach_add_.Scalar": ["(([T([3], f32), T([2, 2], f32)], 2), {})"],
         "bernoulli.default": ["((T([64], f32, low=0.1, high=0.9),), {})"],
+        "dropout.default": ["((T([64], f32), 0.5, False), {})"],
     }
     strength = measure_tiny(cases)
     assert {op: (t.killed, t.reason, t.passed) for (op, _), t in strength.traces.items()} == {
