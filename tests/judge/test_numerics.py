@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -156,3 +158,31 @@ def test_where_aten_combines_infinities_to_nan_infinite_is_right_but_not_where_a
     compared([True, True])
     with pytest.raises(NotRightError, match="1 of 2 elements: NaN or inf"):
         compared([True, False])
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_float64_sums_that_cancel_pass_in_any_order_and_not_when_they_are_off_by_more(seed):
+    x = torch.randn(24, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    x[-1] -= x.sum() - 1e-3 * x[0]
+    made = call("sum.default", x)
+    check(made, x.flip(0).cumsum(0)[-1], reduction=24.0)
+    with pytest.raises(NotRightError, match="allowed"):
+        check(made, x.sum() + 1e-12, reduction=24.0)
+
+
+def test_an_infinity_times_nearly_zero_may_have_any_sign_but_not_become_a_number():
+    x = torch.tensor([[-1.0, -1.0, 1.0, 0.0, -0.0, 1.0]])
+    weight, bias = torch.tensor([1.0, 1.0, 1.0, 1.0, -torch.inf, 1.0]), torch.zeros(6)
+    made = call("native_layer_norm.default", x, weight, bias)
+    made = replace(made, args=[made.args[0], [6], *made.args[1:], 1e-5])
+    aten = made.run().result[0]
+    assert aten[0, 4].isinf()
+    for there, right in ((torch.nan, True), (-torch.inf, True), (torch.inf, True), (0.0, False)):
+        kernel = aten.clone()
+        kernel[0, 4] = there
+        comparison = Comparison(kernel, aten, Exact(made), 0, "result", 1.0)
+        if right:
+            comparison.check()
+        else:
+            with pytest.raises(NotRightError, match="NaN or inf not where ATen has it"):
+                comparison.check()

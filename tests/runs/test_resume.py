@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -65,7 +66,10 @@ def test_kill_halfway_then_resume_loses_nothing_and_judges_nothing_twice(tmp_pat
 def test_an_interrupt_keeps_what_was_judged_and_says_how_to_go_on(tmp_path):
     out = tmp_path / "run"
     command = [sys.executable, "-m", "opforge.cli", *WORDS, "--out", str(out)]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    heeded = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, preexec_fn=heeded
+    )
     wait_for_lines(out / "results.jsonl", 200, process)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
