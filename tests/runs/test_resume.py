@@ -68,7 +68,12 @@ def test_an_interrupt_keeps_what_was_judged_and_says_how_to_go_on(tmp_path):
     command = [sys.executable, "-m", "opforge.cli", *WORDS, "--out", str(out)]
     heeded = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
     process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, preexec_fn=heeded
+        command,
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=heeded,  # noqa: PLW1509  # no threads here
     )
     wait_for_lines(out / "results.jsonl", 200, process)
     process.send_signal(signal.SIGINT)
