@@ -21,6 +21,7 @@ from opforge.judge.needs import (
     nothing,
     placed_over,
     pointwise,
+    read_names,
     reduction,
     scattered,
     triangle,
@@ -75,7 +76,7 @@ def cost(op: Operator, args: Iterable[Any], kwargs: dict[str, Any], result: Any)
     return Cost(
         bytes=need.read + written,
         read_bytes=need.read,
-        in_place=call.in_place,
+        in_place=call.in_place and any(a.writes and a.name in read_names(call) for a in op.arguments),
         flops=need.flops,
         kind=need.kind,
         counted="formula" if need.formula else "estimate",

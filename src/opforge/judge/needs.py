@@ -135,10 +135,11 @@ def pointwise(call: CostedCall) -> Need:
 
 def _factors_that_count(call: CostedCall, names: list[str]) -> list[str]:
     """Return the arguments that are read where others are numbers: what is raised to the power 0 is not."""
-    if call.op.packet in ("pow", "float_power"):
-        one = {"self": call.values.get("exponent"), "exponent": call.values.get("self")}
-        return [n for n in names if one.get(n) != {"self": 0, "exponent": 1}.get(n) or torch.is_tensor(one.get(n))]
-    return names
+    if call.op.packet not in ("pow", "float_power"):
+        return names
+    base, power = call.values.get("self"), call.values.get("exponent")
+    known = (not torch.is_tensor(power) and power == 0) or (not torch.is_tensor(base) and base == 1)
+    return [] if known else names
 
 
 def _known_without_looking(call: CostedCall) -> bool:
@@ -250,7 +251,8 @@ def _touched(call: CostedCall, target: torch.Tensor, sources: list[torch.Tensor]
         return sum(t.numel() for t in call.tensors("index"))
     if packet == "index_fill":
         rows = call.tensors("index")[0].numel()
-        return rows * (target.numel() // max(1, target.shape[call.values["dim"]] if target.dim() else 1))
+        length = target.shape[call.values["dim"]] if target.dim() else 1
+        return int(rows * (target.numel() // max(1, length)))
     most = max((s.numel() for s in sources), default=0)
     indices = call.tensors("indices")
     if indices and not any(i.dtype in (torch.bool, torch.uint8) for i in indices):
