@@ -15,14 +15,14 @@ from opforge.ops import table
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def _needs_a_gpu():
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device here")
 
 
 @pytest.fixture(scope="module")
-def peaks(tmp_path_factory, shared_server):
+def peaks(_needs_a_gpu, tmp_path_factory, shared_server):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OPFORGE_CACHE", str(tmp_path_factory.mktemp("cache")))
         return known_peaks(shared_server.spawner, "cuda")

@@ -162,6 +162,11 @@ def test_operators_without_a_formula_are_estimated():
     assert (found.counted, found.bytes, found.flops, found.sure_bytes) == ("estimate", 140 + 84 + 60, 35, 60)
 
 
+def test_tensors_without_strides_are_estimated():
+    found = called("mm.default", r(5, 7).to_sparse(), r(7, 3))
+    assert (found.counted, found.bytes, found.sure_bytes) == ("estimate", 84 + 60, 60)
+
+
 def test_overlapping_windows_count_each_place_once():
     windows = torch.arange(20.0).unfold(0, 5, 3)  # 6 windows over 20 elements
     assert called("sum.default", windows).bytes == 4 * 20 + 4

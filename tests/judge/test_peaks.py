@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -69,12 +70,33 @@ def test_they_are_measured_once_and_again_when_the_file_is_damaged(shared_server
     first = known_peaks(spawner, "cpu")
     (kept,) = (tmp_path / "peaks").rglob("*.json")
     assert kept == path_of(first.device)
+    kept.write_text(json.dumps({**first.as_json(), "busy": False}))
+    first = replace(first, busy=False)
     assert known_peaks(spawner, "cpu") == first  # times differ: a second measurement would give other numbers
     kept.write_text(kept.read_text()[:100])
     again = known_peaks(spawner, "cpu")
     assert again != first
     assert Peaks.from_json(json.loads(kept.read_text())) == again
     assert known_peaks(spawner, "cpu", anew=True) != again
+
+
+def test_those_of_a_busy_machine_are_measured_again_and_the_better_kept(shared_server, tmp_path, monkeypatch):
+    monkeypatch.setenv("OPFORGE_CACHE", str(tmp_path))
+    first = known_peaks(shared_server.spawner, "cpu")
+    slow = tuple((size, rate / 100) for size, rate in first.curve[:-1])
+    fast = replace(first, curve=(*slow, (first.curve[-1][0], 1e15)), busy=True)
+    path_of(first.device).write_text(json.dumps(fast.as_json()))
+    again = known_peaks(shared_server.spawner, "cpu")
+    assert again.curve[-1][1] == 1e15
+    assert all(dict(again.curve)[size] > poor for size, poor in slow)
+
+
+def test_the_better_of_two_is_taken_each_for_itself():
+    other = replace(PEAKS, curve=((1 << 20, 90.0), (1 << 30, 5.0)), rates={Kind.F64: 3.0}, launch_us=1.0, call_us=6.0)
+    best = PEAKS.with_better(other)
+    assert best.curve == ((1 << 10, 50.0), (1 << 20, 90.0), (1 << 26, 20.0), (1 << 28, 10.0), (1 << 30, 5.0))
+    assert best.rates == {Kind.F32_PRODUCT: 5.0, Kind.BF16_PRODUCT: 9.0, Kind.F64: 3.0}
+    assert (best.launch_us, best.call_us) == (1.0, 4.0)
 
 
 def test_what_is_measured_on_a_cpu_makes_sense(shared_server):

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import torch
+
 from opforge.judge.calls import CostedCall
 from opforge.judge.kinds import Kind
 from opforge.judge.needs import (
@@ -91,6 +93,8 @@ def _need(call: CostedCall) -> Need:
     empty = not any(t.numel() for t in call.outputs) and not (call.fresh and _DYNAMIC in call.op.tags)
     if packet not in _NUMBERS and (empty or call.op.base in UNDEFINED_CONTENTS):
         return nothing(call)
+    if any(t.layout is not torch.strided for t in [*call.outputs, *call.tensors(*call.values)]):
+        return estimate(call)
     formula = _FORMULAS.get(packet) or _by_tag(call.op)
     return formula(call) if formula is not None else of_matrices(call) or estimate(call)
 

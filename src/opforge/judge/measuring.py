@@ -6,6 +6,8 @@ the way into the operator. Runs where the fork server has set one thread.
 
 from __future__ import annotations
 
+import math
+import os
 import platform
 import re
 import time
@@ -16,7 +18,7 @@ from typing import Any
 import torch
 
 from opforge.judge.kinds import Kind
-from opforge.judge.peaks import Peaks
+from opforge.judge.peaks import Curve, Peaks
 
 _KIB, _MIB = 1 << 10, 1 << 20
 _SIZES = {
@@ -26,7 +28,10 @@ _SIZES = {
 _PRODUCT_SIZES = {"cpu": (256, 512, 1024), "cuda": (2048, 4096, 8192)}
 _PASSES = 2
 _SLICE_S = 0.008
-"""How long one way is tried at one size, each time; once and again in any case."""
+"""How long one way is tried at one size, each time; once in any case."""
+_NOTHING = 16
+"""A working set so small that a call takes what it takes to come and go."""
+_IN_PLACE = "in place"
 _BLOCK_NS = 100_000
 _LONG_S = 0.1
 """A product that would take longer is not tried: it would be no peak."""
@@ -43,9 +48,10 @@ Clock = Callable[[Action], float]
 def measure(device: str) -> Peaks:
     """Return the peaks of a device; takes a few seconds."""
     kind = torch.device(device).type
+    load = os.getloadavg()[0]
     with torch.no_grad():
         if kind == "cuda":
-            torch.cuda.set_device(torch.device(device))
+            torch.cuda.set_device(torch.device(device).index or 0)
             torch.set_float32_matmul_precision("highest")
             rates = _rates(device, kind, _graph_clock(1))  # before bandwidths: they bring the clocks up
             launch = 1e6 * _smallest(device, _graph_clock(200))
@@ -61,6 +67,7 @@ def measure(device: str) -> Peaks:
             rates=rates,
             launch_us=launch,
             call_us=1e6 * _smallest(device, _host_clock),
+            busy=kind == "cpu" and load > (os.cpu_count() or 1),
         )
 
 
@@ -76,20 +83,18 @@ def device_name(device: str) -> str:
 
 
 def _host_clock(action: Action) -> float:
-    """Time an action from Python, in blocks that a clock can see."""
+    """Time an action from Python by this thread's own time, which stands still while others have the core."""
     action()
-    began = time.perf_counter_ns()
+    began = time.thread_time_ns()
     action()
-    calls = max(1, min(1000, _BLOCK_NS // max(1, time.perf_counter_ns() - began)))
+    calls = max(1, min(1000, _BLOCK_NS // max(1, time.thread_time_ns() - began)))
     best = float("inf")
-    until = time.perf_counter() + _SLICE_S
-    for attempt in range(1 << 20):
-        if attempt >= 2 and time.perf_counter() > until:
-            break
-        began = time.perf_counter_ns()
+    until = time.thread_time() + _SLICE_S
+    while best == float("inf") or time.thread_time() < until:
+        began = time.thread_time_ns()
         for _ in range(calls):
             action()
-        best = min(best, (time.perf_counter_ns() - began) / calls)
+        best = min(best, (time.thread_time_ns() - began) / calls)
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()  # between blocks: calls alone are timed
     return best / 1e9
@@ -150,26 +155,28 @@ def _ways(kind: str, memory: torch.Tensor, nbytes: int) -> Iterator[tuple[str, A
     yield "copy", lambda: half.copy_(other), 8 * (count // 2)
     yield "zero", whole.zero_, 4 * count
     yield "triad", lambda: torch.add(a, b, alpha=2.0, out=c), 12 * third
-    yield "in place", whole.neg_, 8 * count
-
-
-Curve = tuple[tuple[int, float], ...]
+    yield _IN_PLACE, whole.neg_, 8 * count
 
 
 def _curves(device: str, kind: str, clock: Clock) -> tuple[Curve, Curve]:
     """Return bytes per second by size: of memory that is touched once, and of memory that is read and written back."""
     sizes = [size for size in _SIZES[kind] if size <= _room(device)]
     memory = torch.ones(sizes[-1] // 4, device=device)
-    none = {name: clock(action) for name, action, _ in _ways(kind, memory, 16)}
-    best: dict[bool, dict[int, float]] = {False: {}, True: {}}
+    seconds: dict[tuple[str, int], float] = {}
+    moves: dict[tuple[str, int], int] = {}
     for _ in range(_PASSES):
-        for size in sizes:
+        for size in (_NOTHING, *sizes):
             for name, action, moved in _ways(kind, memory, size):
-                seconds = clock(action)
-                if seconds > _CLEARLY_MORE * none[name]:
-                    found = best[name == "in place"]
-                    found[size] = max(found.get(size, 0.0), moved / (seconds - none[name]))
-    return tuple(sorted(best[False].items())), tuple(sorted(best[True].items()))
+                moves[name, size] = moved
+                seconds[name, size] = min(clock(action), seconds.get((name, size), math.inf))
+    once: dict[int, float] = {}
+    twice: dict[int, float] = {}
+    for (name, size), took in seconds.items():
+        least = seconds[name, _NOTHING]
+        if took > _CLEARLY_MORE * least:
+            found = twice if name == _IN_PLACE else once
+            found[size] = max(found.get(size, 0.0), moves[name, size] / (took - least))
+    return tuple(sorted(once.items())), tuple(sorted(twice.items()))
 
 
 def _room(device: str) -> int:

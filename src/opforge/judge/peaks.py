@@ -10,7 +10,7 @@ import math
 import platform
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ _NEIGHBOURS: dict[Kind, tuple[Kind, ...]] = {
 """Whose rate is taken for arithmetic that was not measured: a product without special units runs at the plain rate, and
 integers have as many lanes as f32. What has no neighbour sets no bound."""
 
+Curve = tuple[tuple[int, float], ...]
+
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
@@ -45,9 +47,9 @@ class Peaks:
     """Its name, as its maker has it."""
     kind: str
     """``cpu`` or ``cuda``."""
-    curve: tuple[tuple[int, float], ...]
+    curve: Curve
     """Bytes of the working set and bytes per second, from small to large; every byte is touched once."""
-    in_place_curve: tuple[tuple[int, float], ...]
+    in_place_curve: Curve
     """The same for memory that is read and written back: two bytes for each, which may cost less than two others."""
     rates: Mapping[Kind, float]
     """Operations per second."""
@@ -55,6 +57,8 @@ class Peaks:
     """Device time of the smallest kernel; None on a CPU."""
     call_us: float
     """What the smallest call of an ATen operator takes from Python."""
+    busy: bool = False
+    """Whether the machine had other work meanwhile: then they are measured again the next time, and the better ones kept."""
 
     def bandwidth(self, footprint_bytes: int, *, in_place: bool = False) -> float:
         """Return bytes per second for a working set: never less than it can have, so between two sizes the faster."""
@@ -70,6 +74,18 @@ class Peaks:
         """Operations per second in the fastest arithmetic there is, out of which any other can be made."""
         return max(self.rates.values(), default=None)
 
+    def with_better(self, earlier: Peaks) -> Peaks:
+        """Return the better of these and earlier ones, each for itself: what disturbs a measurement only makes it slower."""
+        launches = [us for us in (self.launch_us, earlier.launch_us) if us is not None]
+        return replace(
+            self,
+            curve=_better(self.curve, earlier.curve),
+            in_place_curve=_better(self.in_place_curve, earlier.in_place_curve),
+            rates={**earlier.rates, **{k: max(v, earlier.rates.get(k, 0.0)) for k, v in self.rates.items()}},
+            launch_us=min(launches, default=None),
+            call_us=min(self.call_us, earlier.call_us),
+        )
+
     def as_json(self) -> dict[str, Any]:
         return {
             "device": self.device,
@@ -79,6 +95,7 @@ class Peaks:
             "rates": {kind.value: rate for kind, rate in self.rates.items()},
             "launch_us": self.launch_us,
             "call_us": self.call_us,
+            "busy": self.busy,
         }
 
     @classmethod
@@ -91,7 +108,8 @@ class Peaks:
             )
             rates = {Kind(kind): float(rate) for kind, rate in row["rates"].items()}
             launch = None if row["launch_us"] is None else float(row["launch_us"])
-            made = cls(str(row["device"]), str(row["kind"]), curve, in_place, rates, launch, float(row["call_us"]))
+            call, busy = float(row["call_us"]), bool(row["busy"])
+            made = cls(str(row["device"]), str(row["kind"]), curve, in_place, rates, launch, call, busy)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"these are no peaks of a device: {error!r}") from error
         numbers = [*(rate for _, rate in (*curve, *in_place)), *rates.values(), made.call_us]
@@ -101,7 +119,12 @@ class Peaks:
         return made
 
 
-def _at(curve: tuple[tuple[int, float], ...], footprint_bytes: int) -> float:
+def _better(one: Curve, other: Curve) -> Curve:
+    rates = dict(one)
+    return tuple(sorted({**rates, **{size: max(rate, rates.get(size, 0.0)) for size, rate in other}}.items()))
+
+
+def _at(curve: Curve, footprint_bytes: int) -> float:
     """Return the fastest rate among the largest size that is not beyond a footprint, and all above: caches only help."""
     below = [at for at, (size, _) in enumerate(curve) if size <= footprint_bytes]
     return max(rate for _, rate in curve[below[-1] if below else 0 :])
@@ -127,10 +150,11 @@ def known_peaks(spawner: Spawner, device: str, *, anew: bool = False) -> Peaks:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_suffix(".lock")):
             kept = None if anew else _kept(path)
-            if kept is not None:
+            if kept is not None and not kept.busy:
                 return kept
             ours.send({"measure": True})
             peaks = Peaks.from_json(ours.receive(_LIMIT_S))
+            peaks = peaks if kept is None else peaks.with_better(kept)
             cache.write_atomically(path, json.dumps(peaks.as_json(), indent=1))
             return peaks
     except (ChannelClosedError, TimeoutError) as error:

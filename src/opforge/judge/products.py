@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import flop_registry
 
 from opforge.judge.calls import CostedCall, product_flops, product_kind
 from opforge.judge.needs import Need, estimate, read_names, whole, writes_all
@@ -81,6 +80,8 @@ def _summed(call: CostedCall, left: torch.Tensor) -> int:
 
 def _counted(call: CostedCall, packet: str = "") -> int:
     """Return the operations as torch's counter has them; 0 where it has no formula, or one that does not take the call."""
+    from torch.utils.flop_counter import flop_registry  # takes a while, and few judges time products
+
     formula = flop_registry.get(getattr(torch.ops.aten, packet or call.op.packet, None))
     if formula is None:
         return 0
