@@ -21,6 +21,7 @@ ROLES = {
     "worker": "opforge.sandbox.worker:serve",
     "judge": "opforge.judge.session:serve",
     "probe": "opforge.sandbox.probe:serve",
+    "peaks": "opforge.judge.peaks:serve",
 }
 _BATCH = 96
 _SLACK_S = 180.0

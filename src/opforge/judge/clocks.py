@@ -1,0 +1,191 @@
+"""The state of a device during a race: clocks, power, heat, and who else is busy. What cannot be found out is left out."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from opforge.judge import nvml
+from opforge.judge.nvml import Gpu, Identity
+
+_MOVED = 0.03
+"""By how much a clock may move during a race before it is said."""
+_STOLEN = 0.02
+"""What share of the time others may take from a virtual machine before it is said."""
+_MOST_CORES = 16
+"""Of how many cores the clock is asked, each time."""
+_STEAL = 7
+"""The place of stolen time among the numbers of /proc/stat; those after it are counted elsewhere already."""
+
+
+class _State(Protocol):
+    def sample(self) -> None: ...
+    def figures(self) -> dict[str, Any]: ...
+    def remarks(self) -> list[str]: ...
+
+
+class Watch:
+    """Watches a device: ``sample`` a few times during a race, then ask for figures and remarks."""
+
+    def __init__(
+        self,
+        device: str,
+        *,
+        library: ctypes.CDLL | None = None,
+        identify: Callable[[str], Identity] | None = None,
+        root: Path = Path("/"),
+    ) -> None:
+        """Watch ``cpu`` or ``cuda:N``. NVML and the folder in which /proc and /sys lie are the system's own unless given."""
+        self._states: list[_State] = [_Machine(root)]
+        if device.partition(":")[0] != "cpu":
+            found = library or nvml.load()
+            gpu = Gpu.find(found, (identify or identity)(device)) if found is not None else None
+            self._states.insert(0, _GpuState(gpu))
+
+    def sample(self) -> None:
+        """Look once; cheap enough to do between the rounds of a race."""
+        for state in self._states:
+            state.sample()
+
+    def figures(self) -> dict[str, Any]:
+        """Return the field ``clocks`` of a line of results; empty where nothing can be known."""
+        return {name: value for state in self._states for name, value in state.figures().items() if value is not None}
+
+    def remarks(self) -> list[str]:
+        """Return a sentence for everything that may have bent the times."""
+        return [remark for state in self._states for remark in state.remarks()]
+
+
+def identity(device: str) -> Identity:
+    """Return what tells a torch device from others: its number is not the system's where CUDA_VISIBLE_DEVICES is set."""
+    import torch  # of whoever races on a GPU; not needed for a CPU
+
+    found = torch.cuda.get_device_properties(torch.device(device))
+    uuid = str(getattr(found, "uuid", ""))
+    bus = f"{found.pci_domain_id:08x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
+    return Identity(uuid if not uuid or uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}", bus)
+
+
+@dataclass
+class _GpuState:
+    gpu: Gpu | None
+    clocks: list[int] = field(default_factory=list)
+    """SM clocks in MHz while the GPU was at work."""
+    idle: list[int] = field(default_factory=list)
+    """And while it was not."""
+    watts: list[float] = field(default_factory=list)
+    bits: int = 0
+
+    def sample(self) -> None:
+        if self.gpu is None:
+            return
+        bits = self.gpu.reasons() or 0
+        self.bits |= bits
+        if (mhz := self.gpu.sm_mhz()) is not None:
+            (self.idle if bits & nvml.IDLE else self.clocks).append(mhz)
+        if (watts := self.gpu.power_w()) is not None:
+            self.watts.append(watts)
+
+    def figures(self) -> dict[str, Any]:
+        if self.gpu is None:
+            return {}
+        seen = self.clocks or self.idle
+        state = self.gpu.performance_state()
+        return {
+            "sm_mhz_low": min(seen, default=None),
+            "sm_mhz_high": max(seen, default=None),
+            "sm_mhz_most": self.gpu.sm_max_mhz(),
+            "memory_mhz": self.gpu.memory_mhz(),
+            "power_w": max(self.watts, default=None),
+            "power_limit_w": self.gpu.power_limit_w(),
+            "temperature_c": self.gpu.temperature_c(),
+            "performance_state": None if state is None else f"P{state}",
+            "reasons": [word for bit, word in nvml.REASONS.items() if self.bits & bit] or None,
+        }
+
+    def remarks(self) -> list[str]:
+        if self.gpu is None:
+            return ["clocks and power of the GPU are not known: NVML is not there, or does not know the device"]
+        found = []
+        if held := [word for bit, word in nvml.REASONS.items() if self.bits & nvml.THROTTLED & bit]:
+            found.append(f"the GPU was throttled during the race: {', '.join(held)}")
+        return [*found, *_moved("the GPU's clock", self.clocks)]
+
+
+class _Machine:
+    """A CPU: its clock where the system says it, its load, and the time that others took."""
+
+    def __init__(self, root: Path) -> None:
+        self._proc = root / "proc"
+        self._cores = root / "sys/devices/system/cpu"
+        self._frequencies = sorted(self._cores.glob("cpu[0-9]*/cpufreq/scaling_cur_freq"))[:_MOST_CORES]
+        self._mhz: list[float] = []
+        self._loads: list[float] = []
+        self._times: list[tuple[int, int]] = []
+
+    def sample(self) -> None:
+        if (mhz := self._clock()) is not None:
+            self._mhz.append(mhz)
+        if found := _numbers(_text(self._proc / "loadavg").split()[:1]):
+            self._loads.append(found[0])
+        lines = _text(self._proc / "stat").splitlines()
+        if lines and len(ticks := _numbers(lines[0].split()[1:])) > _STEAL:
+            self._times.append((int(ticks[_STEAL]), int(sum(ticks[: _STEAL + 1]))))
+
+    def figures(self) -> dict[str, Any]:
+        mhz = self._mhz or _numbers(re.findall(r"^cpu MHz\s*:\s*(\S+)", _text(self._proc / "cpuinfo"), re.MULTILINE))
+        return {
+            "mhz_low": min(mhz, default=None),
+            "mhz_high": max(mhz, default=None),
+            "governor": _text(self._cores / "cpu0/cpufreq/scaling_governor").strip() or None,
+            "load": max(self._loads, default=None),
+            "stolen": self._stolen(),
+        }
+
+    def remarks(self) -> list[str]:
+        found = _moved("the CPU's clock", self._mhz)
+        cores = os.cpu_count() or 1
+        if self._loads and max(self._loads) > cores:
+            found.append(f"the machine was busy with other work: a load of {max(self._loads):g} on {cores} core(s)")
+        if (stolen := self._stolen()) is not None and stolen > _STOLEN:
+            found.append(f"other virtual machines took {stolen:.0%} of the time during the race")
+        return found
+
+    def _clock(self) -> float | None:
+        """Return the clock of the fastest core: the one that is at work, as the others rest."""
+        kilohertz = _numbers(_text(path) for path in self._frequencies)
+        return max(kilohertz) / 1000 if kilohertz else None
+
+    def _stolen(self) -> float | None:
+        """Return the share of time that others took between the first sample and the last."""
+        if len(self._times) < 2:
+            return None
+        (stolen, total), (later_stolen, later_total) = self._times[0], self._times[-1]
+        return (later_stolen - stolen) / (later_total - total) if later_total > total else None
+
+
+def _moved(what: str, mhz: list[int] | list[float]) -> list[str]:
+    if not mhz or max(mhz) - min(mhz) <= _MOVED * max(mhz):
+        return []
+    return [f"{what} moved during the race: between {min(mhz):g} and {max(mhz):g} MHz"]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _numbers(words: Iterable[str]) -> list[float]:
+    found = []
+    for word in words:
+        with contextlib.suppress(ValueError):
+            found.append(float(word))
+    return found

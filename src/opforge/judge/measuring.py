@@ -1,0 +1,259 @@
+"""Measure a device's peaks. Best of several ways and of repeats: what disturbs a measurement only makes it slower.
+
+Bandwidths are net of what the smallest call of the same operator takes, so that a small working set shows its cache and not
+the way into the operator. Runs where the fork server has set one thread.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from opforge.judge.kinds import Kind
+from opforge.judge.peaks import Curve, Peaks
+
+_KIB, _MIB = 1 << 10, 1 << 20
+_SIZES = {
+    "cpu": (16 * _KIB, 64 * _KIB, 256 * _KIB, _MIB, 4 * _MIB, 16 * _MIB, 64 * _MIB, 128 * _MIB),
+    "cuda": tuple(n * _MIB for n in (1, 4, 8, 16, 32, 64, 128, 256, 1024)),
+}
+_PRODUCT_SIZES = {"cpu": (256, 512, 1024), "cuda": (2048, 4096, 8192)}
+_PASSES = 2
+_SLICE_S = 0.008
+"""How long one way is tried at one size, each time; once in any case."""
+_NOTHING = 16
+"""A working set so small that a call takes what it takes to come and go."""
+_IN_PLACE = "in place"
+_BLOCK_NS = 100_000
+_LONG_S = 0.1
+"""A product that would take longer is not tried: it would be no peak."""
+_NOT_OF_A_CPU = frozenset({Kind.TF32_PRODUCT, Kind.F8_PRODUCT})
+"""Kinds that a CPU does not have, or whose product ATen does there one number after the other."""
+_CLEARLY_MORE = 1.15
+"""By what factor a call must exceed the smallest one for the difference to mean something."""
+
+Action = Callable[[], object]
+Clock = Callable[[Action], float]
+"""Returns the seconds that an action takes, at best."""
+
+
+def measure(device: str) -> Peaks:
+    """Return the peaks of a device; takes a few seconds."""
+    kind = torch.device(device).type
+    load = os.getloadavg()[0]
+    with torch.no_grad():
+        if kind == "cuda":
+            torch.cuda.set_device(torch.device(device).index or 0)
+            torch.set_float32_matmul_precision("highest")
+            rates = _rates(device, kind, _graph_clock(1))  # before bandwidths: they bring the clocks up
+            launch = 1e6 * _smallest(device, _graph_clock(200))
+            clock: Clock = _graph_clock(None)
+        else:
+            rates, launch, clock = _rates(device, kind, _host_clock), None, _host_clock
+        once, twice = _curves(device, kind, clock)
+        return Peaks(
+            device=device_name(device),
+            kind=kind,
+            curve=once,
+            in_place_curve=twice,
+            rates=rates,
+            launch_us=launch,
+            call_us=1e6 * _smallest(device, _host_clock),
+            busy=kind == "cpu" and load > (os.cpu_count() or 1),
+        )
+
+
+def device_name(device: str) -> str:
+    """Return the name that a device's maker gave it."""
+    if torch.device(device).type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def _host_clock(action: Action) -> float:
+    """Time an action from Python by this thread's own time, which stands still while others have the core."""
+    action()
+    began = time.thread_time_ns()
+    action()
+    calls = max(1, min(1000, _BLOCK_NS // max(1, time.thread_time_ns() - began)))
+    best = float("inf")
+    until = time.thread_time() + _SLICE_S
+    while best == float("inf") or time.thread_time() < until:
+        began = time.thread_time_ns()
+        for _ in range(calls):
+            action()
+        best = min(best, (time.thread_time_ns() - began) / calls)
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # between blocks: calls alone are timed
+    return best / 1e9
+
+
+def _graph_clock(calls: int | None) -> Clock:
+    """Time an action on a GPU by replaying a graph of so many of it, or of as many as take half a millisecond."""
+
+    def clock(action: Action) -> float:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            action()  # what an operator sets up at its first call cannot be captured
+            one = _elapsed(action)
+            count = calls or max(1, min(200, int(5e-4 / one)))
+            graph = torch.cuda.CUDAGraph()
+            graph.capture_begin()
+            for _ in range(count):
+                action()
+            graph.capture_end()
+            graph.replay()
+            return min(_elapsed(graph.replay) for _ in range(5)) / count
+
+    return clock
+
+
+def _elapsed(action: Action) -> float:
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    action()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3
+
+
+def _smallest(device: str, clock: Clock) -> float:
+    one = torch.ones(1, device=device)
+    out = torch.empty_like(one)
+    return min(clock(lambda: torch.neg(one, out=out)), clock(one.neg_))
+
+
+def _ways(kind: str, memory: torch.Tensor, nbytes: int) -> Iterator[tuple[str, Action, int]]:
+    """Yield ways to touch so many bytes: a name, what to call, and how many bytes that moves."""
+    count = nbytes // 4
+    whole = memory[:count]
+    half, other = memory[: count // 2], memory[count // 2 : count // 2 * 2]
+    third = count // 3
+    a, b, c = memory[:third], memory[third : 2 * third], memory[2 * third : 3 * third]
+    one = torch.empty((), device=memory.device)
+    yield "sum", lambda: torch.sum(whole, dim=0, out=one), 4 * count
+    if kind == "cpu":
+        yield "dot", lambda: torch.dot(half, other), 8 * (count // 2)
+    else:
+        columns = min(count, 4096)
+        rows = memory[: count // columns * columns].view(-1, columns)
+        vector, result = torch.ones(columns, device=memory.device), torch.empty(len(rows), device=memory.device)
+        yield "mv", lambda: torch.mv(rows, vector, out=result), 4 * rows.numel()
+    yield "copy", lambda: half.copy_(other), 8 * (count // 2)
+    yield "zero", whole.zero_, 4 * count
+    yield "triad", lambda: torch.add(a, b, alpha=2.0, out=c), 12 * third
+    yield _IN_PLACE, whole.neg_, 8 * count
+
+
+def _curves(device: str, kind: str, clock: Clock) -> tuple[Curve, Curve]:
+    """Return bytes per second by size: of memory that is touched once, and of memory that is read and written back."""
+    sizes = [size for size in _SIZES[kind] if size <= _room(device)]
+    memory = torch.ones(sizes[-1] // 4, device=device)
+    seconds: dict[tuple[str, int], float] = {}
+    moves: dict[tuple[str, int], int] = {}
+    for _ in range(_PASSES):
+        for size in (_NOTHING, *sizes):
+            for name, action, moved in _ways(kind, memory, size):
+                moves[name, size] = moved
+                seconds[name, size] = min(clock(action), seconds.get((name, size), math.inf))
+    once: dict[int, float] = {}
+    twice: dict[int, float] = {}
+    for (name, size), took in seconds.items():
+        least = seconds[name, _NOTHING]
+        if took > _CLEARLY_MORE * least:
+            found = twice if name == _IN_PLACE else once
+            found[size] = max(found.get(size, 0.0), moves[name, size] / (took - least))
+    return tuple(sorted(once.items())), tuple(sorted(twice.items()))
+
+
+def _room(device: str) -> int:
+    """Return how much memory may be taken."""
+    if torch.device(device).type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0]) // 4
+    try:
+        found = re.search(r"^MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return int(found[1]) * _KIB // 4 if found else 64 * _MIB
+
+
+def _rates(device: str, kind: str, clock: Clock) -> dict[Kind, float]:
+    """Return operations per second by kind of product; kinds that the device or its torch does not have are absent."""
+    found: dict[Kind, float] = {}
+    for of, make in _PRODUCTS.items():
+        if kind == "cpu" and of in _NOT_OF_A_CPU:
+            continue
+        try:
+            found[of] = max(_rate(make, device, _PRODUCT_SIZES[kind], clock))
+        except (RuntimeError, NotImplementedError, ValueError):
+            continue
+    return found
+
+
+def _rate(make: Callable[[int, str], Action], device: str, sizes: tuple[int, ...], clock: Clock) -> Iterator[float]:
+    expected = 0.0
+    for n in sizes:
+        if expected > _LONG_S:
+            return
+        seconds = clock(make(n, device))
+        yield 2 * n**3 / seconds
+        expected = 8 * seconds
+
+
+def _plain(dtype: torch.dtype) -> Callable[[int, str], Action]:
+    def make(n: int, device: str) -> Action:
+        left, right = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
+        out = torch.empty(n, n, dtype=dtype, device=device)
+        return lambda: torch.mm(left, right, out=out)
+
+    return make
+
+
+def _tf32(n: int, device: str) -> Action:
+    product = _plain(torch.float32)(n, device)
+
+    def call() -> None:
+        torch.set_float32_matmul_precision("high")
+        try:
+            product()
+        finally:
+            torch.set_float32_matmul_precision("highest")
+
+    return call
+
+
+def _f8(n: int, device: str) -> Action:
+    left, right = (torch.randn(n, n, device=device).to(torch.float8_e4m3fn) for _ in range(2))
+    one = torch.ones((), device=device)
+    columns: Any = right.t()
+    return lambda: torch._scaled_mm(left, columns, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)  # noqa: SLF001
+
+
+def _i8(n: int, device: str) -> Action:
+    left, right = (torch.randint(-8, 8, (n, n), dtype=torch.int8, device=device) for _ in range(2))
+    columns = right.t() if device != "cpu" else right
+    return lambda: torch._int_mm(left, columns)  # noqa: SLF001
+
+
+_PRODUCTS: dict[Kind, Callable[[int, str], Action]] = {
+    Kind.BF16_PRODUCT: _plain(torch.bfloat16),
+    Kind.F16_PRODUCT: _plain(torch.float16),
+    Kind.F32_PRODUCT: _plain(torch.float32),
+    Kind.TF32_PRODUCT: _tf32,
+    Kind.F64_PRODUCT: _plain(torch.float64),
+    Kind.F8_PRODUCT: _f8,
+    Kind.I8_PRODUCT: _i8,
+}

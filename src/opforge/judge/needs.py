@@ -1,0 +1,283 @@
+"""What an operator must read, write and compute, by families of operators."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+
+from opforge.judge.calls import CostedCall, has_nan, some_bytes
+from opforge.judge.kinds import Kind
+from opforge.judge.regions import distinct_bytes, distinct_elements
+from opforge.ops.undefined import UNDEFINED_CONTENTS
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a call must move and compute."""
+
+    read: int
+    """Bytes of inputs that are needed."""
+    flops: int
+    kind: Kind
+    write: int | None = None
+    """Bytes written; None for all of the results."""
+    sure: tuple[torch.Tensor, ...] = ()
+    """Inputs every element of which must be looked at, whatever the contents."""
+    sure_write: bool = True
+    """Whether every element of the results must be written, or at least looked at."""
+    sure_flops: int = 0
+    """Operations that no known way of computing it goes without."""
+    formula: bool = True
+
+
+Formula = Callable[[CostedCall], Need]
+
+_UNREAD_SELF = frozenset({
+    "fill", "zero", "copy", "normal", "uniform", "random", "exponential", "geometric", "cauchy", "log_normal",
+    "full_like", "zeros_like", "ones_like", "empty_like", "rand_like", "randn_like", "randint_like", "new_full",
+    "new_zeros", "new_ones", "new_empty", "new_empty_strided", "_foreach_zero", "_foreach_copy",
+})  # fmt: skip
+"""Packets for which the contents of ``self`` do not matter, only its shape or its place."""
+
+_CHOOSES: dict[str, tuple[str, ...]] = {
+    "where": ("self", "other"),
+    "masked_fill": ("self",),
+    "heaviside": ("values",),
+    "logical_and": ("self", "other"),
+    "logical_or": ("self", "other"),
+    "xlogy": ("other",),
+    "special_xlogy": ("other",),
+    "special_xlog1py": ("other",),
+    "equal": ("self", "other"),
+    "isclose": ("self", "other"),
+    "threshold_backward": ("grad_output",),
+    "hardtanh_backward": ("grad_output",),
+    "hardshrink_backward": ("grad_out",),
+    "softshrink_backward": ("grad_output",),
+    "hardsigmoid_backward": ("grad_output",),
+    "hardswish_backward": ("grad_output",),
+    "logit_backward": ("grad_output",),
+    "native_dropout_backward": ("grad_output",),
+    "_masked_scale": ("self",),
+    "prelu": ("weight",),
+    "_prelu_kernel": ("weight",),
+}
+"""Arguments of elementwise operators that are not needed where another one decides."""
+
+_SAID_BY_DTYPE = frozenset({"isnan", "isinf", "isfinite", "isposinf", "isneginf", "isreal", "signbit"})
+"""Packets whose answer for integers and booleans is known without looking."""
+
+_MOSTLY_ZERO = frozenset({
+    "zeros", "zeros_like", "new_zeros", "eye", "select_backward", "slice_backward", "diagonal_backward", "diag_embed",
+    "diagflat", "diag", "constant_pad_nd", "pad", "tril", "triu", "embedding_dense_backward", "embedding_backward",
+    "one_hot", "unfold_backward", "trace_backward", "index_select_backward", "value_selecting_reduction_backward",
+    "block_diag", "masked_select_backward", "max_unpool2d", "max_unpool3d", "nll_loss_backward", "nll_loss2d_backward",
+    "max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward", "gather_backward", "_efficientzerotensor",
+})  # fmt: skip
+"""Packets whose results hold zeros that need no writing: the system hands out memory that is zero already."""
+
+_PARTLY_WRITTEN = frozenset({
+    "_ctc_loss", "_cudnn_ctc_loss", "_cudnn_rnn", "_efficient_attention_forward", "native_batch_norm",
+    "_scaled_dot_product_efficient_attention", "cudnn_batch_norm", "miopen_batch_norm", "_fused_sdp_choice",
+})  # fmt: skip
+"""Packets some of whose results are left as they are."""
+
+_STOPS_EARLY = frozenset({"all", "any", "equal", "allclose", "is_nonzero", "_is_all_true", "_is_any_true"})
+_STOPS_EARLY_ON_INTEGERS = frozenset({"max", "min", "amax", "amin", "aminmax", "_aminmax", "argmax", "argmin", "prod"})
+
+
+def whole(call: CostedCall, names: Iterable[str]) -> int:
+    """Return the distinct bytes of some arguments."""
+    return distinct_bytes(call.tensors(*names))
+
+
+def read_names(call: CostedCall) -> list[str]:
+    """Return the arguments whose contents can matter."""
+    packet = call.op.packet
+    unread = packet in _UNREAD_SELF or (packet == "bernoulli" and "p" in call.values)
+    return [name for name in call.inputs if not (unread and name == "self")]
+
+
+def writes_all(call: CostedCall) -> bool:
+    """Whether every element of the results must be written."""
+    packet = call.op.packet
+    zeros = packet in _MOSTLY_ZERO and not call.written
+    return not zeros and packet not in _PARTLY_WRITTEN and call.op.base not in UNDEFINED_CONTENTS
+
+
+def nothing(call: CostedCall) -> Need:
+    """No memory is looked at: views, shapes, memory whose contents are not defined."""
+    return Need(0, 0, call.kind(), write=0, sure_write=False)
+
+
+def estimate(call: CostedCall) -> Need:
+    """All inputs once, all results once, one operation for each element of the largest."""
+    names = read_names(call)
+    sure_write = writes_all(call) and not call.in_place
+    return Need(whole(call, names), call.largest, call.kind(), sure_write=sure_write, formula=False)
+
+
+def pointwise(call: CostedCall) -> Need:
+    """Element by element, with broadcasting; what is expanded is read once."""
+    names = _factors_that_count(call, read_names(call))
+    maybe = _CHOOSES.get(call.op.packet, ())
+    read = whole(call, names)
+    if call.op.packet == "where":  # of the two that it chooses from, one element each
+        read = whole(call, ["condition"]) + max((whole(call, [n]) for n in maybe), default=0)
+    sure = [] if _known_without_looking(call) else call.tensors(*(n for n in names if n not in maybe))
+    flops = max((t.numel() for t in call.outputs), default=call.largest)
+    overwritten = call.op.packet not in _CHOOSES or not call.in_place
+    return Need(read, flops, call.kind(), sure=tuple(sure), sure_write=writes_all(call) and overwritten)
+
+
+def _factors_that_count(call: CostedCall, names: list[str]) -> list[str]:
+    """Return the arguments that are read where others are numbers: what is raised to the power 0 is not."""
+    if call.op.packet not in ("pow", "float_power"):
+        return names
+    base, power = call.values.get("self"), call.values.get("exponent")
+    known = (not torch.is_tensor(power) and power == 0) or (not torch.is_tensor(base) and base == 1)
+    return [] if known else names
+
+
+def _known_without_looking(call: CostedCall) -> bool:
+    """Whether dtypes or numbers among the arguments may say the answer."""
+    exact = not any(t.is_floating_point() or t.is_complex() for t in call.tensors(*call.inputs))
+    zero = call.values.get("alpha", 1) == 0 or (call.op.packet.startswith("addc") and call.values.get("value") == 0)
+    return zero or has_nan(call.values.values()) or (exact and call.op.packet in _SAID_BY_DTYPE)
+
+
+def moved(call: CostedCall) -> Need:
+    """Elements go elsewhere, perhaps in another dtype; some may stay behind, some come up often."""
+    names = read_names(call)
+    sources = call.tensors(*names)
+    room = max((t.numel() for t in call.outputs), default=0)
+    read = some_bytes(sources[0], room) if len(sources) == 1 else distinct_bytes(sources)
+    return Need(read, 0, call.kind(), sure_write=writes_all(call))
+
+
+def moved_whole(call: CostedCall) -> Need:
+    """All elements go elsewhere: copies, casts, concatenation, permutations."""
+    names = read_names(call)
+    sure = tuple(call.tensors(*names))
+    return Need(distinct_bytes(sure), 0, call.kind(), sure=sure, sure_write=writes_all(call))
+
+
+def reduction(call: CostedCall) -> Need:
+    """Every element is looked at once: reductions, scans, sorting."""
+    names = read_names(call)
+    found = call.tensors(*names)
+    sure = () if _stops_early(call) else tuple(found)
+    return Need(distinct_bytes(found), call.largest, call.kind(), sure=sure, sure_write=writes_all(call))
+
+
+def _stops_early(call: CostedCall) -> bool:
+    """Whether what is seen first may settle the answer."""
+    packet = call.op.packet
+    exact = not any(t.is_floating_point() for t in call.tensors(*call.inputs))
+    return packet in _STOPS_EARLY or (exact and packet in _STOPS_EARLY_ON_INTEGERS)
+
+
+def normalised(flops_per_element: int) -> Formula:
+    """Softmax and norms: some operations for each element, which is looked at in any case."""
+
+    def formula(call: CostedCall) -> Need:
+        names = read_names(call)
+        first = call.tensors(names[0])
+        flops = flops_per_element * first[0].numel()
+        return Need(whole(call, names), flops, call.kind(), sure=tuple(first), sure_write=writes_all(call))
+
+    return formula
+
+
+def norm_backward(call: CostedCall) -> Need:
+    """Gradients of a norm: the input matters for those of the input and of the weight, not for those of the bias."""
+    mask = list(call.number("output_mask", 0) or [True])
+    names = read_names(call) if any(mask[:2]) else ["grad_out"]
+    sure = tuple(call.tensors("grad_out", *(["input"] if any(mask[:2]) else [])))
+    return Need(whole(call, names), 8 * call.largest, call.kind(), sure=sure, sure_write=writes_all(call))
+
+
+def gathered(table: str, count: Callable[[CostedCall], int] | None = None) -> Formula:
+    """Rows or elements are fetched from a table by their numbers: what is fetched is read, not the table."""
+
+    def formula(call: CostedCall) -> Need:
+        names = [name for name in read_names(call) if name != table]
+        fetched = count(call) if count else call.outputs[0].numel()
+        read = whole(call, names) + some_bytes(call.tensors(table)[0], fetched)
+        sure = tuple(call.tensors(*names))
+        return Need(read, fetched, call.kind(), sure=sure, sure_write=writes_all(call))
+
+    return formula
+
+
+def scattered(source: str) -> Formula:
+    """Elements are put to numbered places: in place only those are written, and read only to be added to."""
+
+    def formula(call: CostedCall) -> Need:
+        (target,) = call.tensors("self")
+        sources = call.tensors(source)
+        index = [n for n in read_names(call) if n not in ("self", source)]
+        touched = _touched(call, target, sources)
+        adds = _adds(call)
+        all_of_it = distinct_bytes([target])
+        part = min(touched * target.element_size(), all_of_it)
+        if call.in_place:
+            kept, write = (part if adds else 0), part
+        else:
+            kept, write = all_of_it if adds else all_of_it - part, None
+        used = sum(some_bytes(s, touched) for s in sources)
+        sure = [*call.tensors(*index), *(s for s in sources if adds and distinct_elements(s) <= touched)]
+        return Need(
+            kept + used + whole(call, index), touched if adds else 0, call.kind(), write, tuple(sure),
+            sure_write=writes_all(call) and not call.in_place,
+        )  # fmt: skip
+
+    return formula
+
+
+def _adds(call: CostedCall) -> bool:
+    packet = call.op.packet
+    by_name = packet in ("scatter_add", "scatter_reduce", "index_add", "index_reduce")
+    return by_name or bool(call.values.get("accumulate")) or "reduce" in call.values
+
+
+def _touched(call: CostedCall, target: torch.Tensor, sources: list[torch.Tensor]) -> int:
+    """Return how many elements are put somewhere; of a boolean mask that is not known, and the sources are counted."""
+    packet = call.op.packet
+    if packet.startswith("scatter") or packet == "put":
+        return sum(t.numel() for t in call.tensors("index"))
+    if packet == "index_fill":
+        rows = call.tensors("index")[0].numel()
+        length = target.shape[call.values["dim"]] if target.dim() else 1
+        return int(rows * (target.numel() // max(1, length)))
+    most = max((s.numel() for s in sources), default=0)
+    indices = call.tensors("indices")
+    if indices and not any(i.dtype in (torch.bool, torch.uint8) for i in indices):
+        shape = torch.broadcast_shapes(*(i.shape for i in indices))
+        listed = call.values["indices"]
+        taken = [n for n, i in zip(target.shape, listed, strict=False) if i is not None]
+        most = max(most, math.prod(shape) * (target.numel() // max(1, math.prod(taken))))
+    return int(most)
+
+
+def placed_over(call: CostedCall) -> Need:
+    """Part of a tensor is replaced by another tensor, in a copy."""
+    (target,), sources = call.tensors("self"), call.tensors("src")
+    kept = max(0, distinct_bytes([target]) - sum(s.numel() * target.element_size() for s in sources))
+    return Need(kept + distinct_bytes(sources), 0, call.kind(), sure=tuple(sources), sure_write=writes_all(call))
+
+
+def triangle(call: CostedCall) -> Need:
+    """``tril`` and ``triu``: one triangle is read; in place, the other one is written."""
+    (source,) = call.tensors("self")
+    rows, columns = source.shape[-2:]
+    shift = int(call.number("diagonal", 0))
+    lower = sum(min(columns, max(0, row + shift + (call.op.packet == "tril"))) for row in range(rows))
+    kept = lower if call.op.packet == "tril" else rows * columns - lower
+    batch = source.numel() // max(1, rows * columns) * source.element_size()
+    if call.in_place:
+        return Need(0, 0, call.kind(), write=batch * (rows * columns - kept), sure_write=False)
+    return Need(min(batch * kept, distinct_bytes([source])), 0, call.kind(), sure_write=False)

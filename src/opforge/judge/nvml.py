@@ -1,0 +1,110 @@
+"""NVIDIA's management library, the few questions of it that a race asks, through ctypes. Needs no torch."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+LIBRARY = "libnvidia-ml.so.1"
+_SM, _MEMORY = 1, 2
+_GPU_SENSOR = 0
+
+REASONS: dict[int, str] = {
+    0x1: "idle",
+    0x2: "clocks set by the user",
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x10: "kept level with other GPUs",
+    0x20: "thermal limit (software)",
+    0x40: "thermal limit (hardware)",
+    0x80: "power brake",
+    0x100: "display clocks",
+}
+"""Why clocks are lower than they could be, by bit."""
+THROTTLED = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
+IDLE = 0x1
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What tells a GPU from others, whatever number it has in a process."""
+
+    uuid: str
+    """With its prefix, as in ``GPU-1234…``."""
+    bus: str
+    """Domain, bus and device, as in ``00000000:1a:00.0``."""
+
+
+class Gpu:
+    """One GPU; an answer is None where the library has not the question, or the GPU not the answer."""
+
+    def __init__(self, library: ctypes.CDLL, handle: ctypes.c_void_p) -> None:
+        self._library = library
+        self._handle = handle
+
+    @classmethod
+    def find(cls, library: ctypes.CDLL, identity: Identity) -> Gpu | None:
+        """Return the GPU of this identity; None where the library does not start or does not know it."""
+        if _call(library, "nvmlInit_v2") != 0:
+            return None
+        handle = ctypes.c_void_p()
+        for question, name in (
+            ("nvmlDeviceGetHandleByUUID", identity.uuid),
+            ("nvmlDeviceGetHandleByPciBusId_v2", identity.bus),
+        ):
+            if name and _call(library, question, ctypes.c_char_p(name.encode()), ctypes.byref(handle)) == 0:
+                return cls(library, handle)
+        return None
+
+    def sm_mhz(self) -> int | None:
+        return self._number("nvmlDeviceGetClockInfo", _SM)
+
+    def sm_max_mhz(self) -> int | None:
+        return self._number("nvmlDeviceGetMaxClockInfo", _SM)
+
+    def memory_mhz(self) -> int | None:
+        return self._number("nvmlDeviceGetClockInfo", _MEMORY)
+
+    def power_w(self) -> float | None:
+        milliwatts = self._number("nvmlDeviceGetPowerUsage")
+        return None if milliwatts is None else milliwatts / 1000
+
+    def power_limit_w(self) -> float | None:
+        milliwatts = self._number("nvmlDeviceGetEnforcedPowerLimit")
+        return None if milliwatts is None else milliwatts / 1000
+
+    def temperature_c(self) -> int | None:
+        return self._number("nvmlDeviceGetTemperature", _GPU_SENSOR)
+
+    def performance_state(self) -> int | None:
+        return self._number("nvmlDeviceGetPerformanceState")
+
+    def reasons(self) -> int | None:
+        """Return why clocks are low, as bits."""
+        names = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")  # new, old
+        found = (self._number(name, answer=ctypes.c_ulonglong()) for name in names)
+        return next((bits for bits in found if bits is not None), None)
+
+    def _number(
+        self, question: str, *which: int, answer: ctypes.c_uint | ctypes.c_ulonglong | None = None
+    ) -> int | None:
+        room = ctypes.c_uint() if answer is None else answer
+        status = _call(self._library, question, self._handle, *map(ctypes.c_uint, which), ctypes.byref(room))
+        return int(room.value) if status == 0 else None
+
+
+def load(name: str = LIBRARY) -> ctypes.CDLL | None:
+    """Return the library; None where the machine has none."""
+    try:
+        return ctypes.CDLL(name)
+    except OSError:
+        return None
+
+
+def _call(library: ctypes.CDLL, question: str, *args: object) -> int | None:
+    """Return the library's status, 0 for success; None where it has no such function."""
+    try:
+        function = getattr(library, question)
+    except AttributeError:
+        return None
+    return int(function(*args))

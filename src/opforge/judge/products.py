@@ -1,0 +1,167 @@
+"""What matrix products, convolutions and attention must read and compute; operations as torch's own counter has them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from opforge.judge.calls import CostedCall, product_flops, product_kind
+from opforge.judge.needs import Need, estimate, read_names, whole, writes_all
+from opforge.judge.regions import distinct_elements
+
+_FACTORS: dict[str, tuple[str, str]] = {
+    "mm": ("self", "mat2"), "bmm": ("self", "mat2"), "addmm": ("mat1", "mat2"), "baddbmm": ("batch1", "batch2"),
+    "addbmm": ("batch1", "batch2"), "addmv": ("mat", "vec"), "mv": ("self", "vec"), "dot": ("self", "tensor"),
+    "vdot": ("self", "other"), "matmul": ("self", "other"), "linalg_matmul": ("self", "other"), "inner": ("self", "other"),
+    "linear": ("input", "weight"), "_addmm_activation": ("mat1", "mat2"), "_int_mm": ("self", "mat2"),
+    "_scaled_mm": ("self", "mat2"), "linalg_vecdot": ("x", "y"), "mkldnn_linear": ("self", "weight"),
+}  # fmt: skip
+"""The two factors of a matrix product; the left one's last dimension is summed over."""
+
+_CONVOLUTIONS = frozenset({
+    "convolution", "_convolution", "convolution_overrideable", "conv1d", "conv2d", "conv3d", "conv_transpose1d",
+    "conv_transpose2d", "conv_transpose3d", "_convolution_mode", "cudnn_convolution", "cudnn_convolution_transpose",
+    "cudnn_convolution_relu", "mkldnn_convolution", "miopen_convolution", "mps_convolution", "thnn_conv2d",
+    "_slow_conv2d_forward", "slow_conv3d", "slow_conv3d_forward", "slow_conv_transpose2d", "slow_conv_transpose3d",
+    "slow_conv_dilated2d", "slow_conv_dilated3d", "conv_depthwise3d", "_conv_depthwise2d",
+})  # fmt: skip
+
+_ATTENTION_LIKE: dict[str, str] = {
+    "scaled_dot_product_attention": "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_attention_math": "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu": "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_fused_attention_overrideable": "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu_backward": "_scaled_dot_product_flash_attention_backward",
+}
+"""Attention that torch's counter does not know, and the one that it knows which takes the same tensors first."""
+
+_FASTER_BY = 2
+"""How many times fewer operations than are counted a clever product may take: Strassen's after five levels."""
+
+
+def of_matrices(call: CostedCall) -> Need | None:
+    """Return what a call needs that is a matrix product, a convolution or attention; None for any other."""
+    packet = call.op.packet
+    if packet in _FACTORS:
+        return _product(call, *_FACTORS[packet])
+    if packet in _CONVOLUTIONS:
+        return _convolution(call)
+    if packet == "convolution_backward":
+        return _convolution_backward(call)
+    if packet == "linear_backward":
+        return _linear_backward(call)
+    if "attention" in packet and call.tensors("query"):
+        return _attention(call)
+    return None
+
+
+def _product(call: CostedCall, left_name: str, right_name: str) -> Need:
+    left, right = call.tensors(left_name)[0], call.tensors(right_name)[0]
+    names = [n for n in read_names(call) if n != "self" or n == left_name or call.number("beta", 1) != 0]
+    if call.number("alpha", 1) == 0:
+        names = [n for n in names if n not in (left_name, right_name)]
+        return Need(whole(call, names), call.largest, product_kind(left), sure=tuple(call.tensors(*names)))
+    flops = product_flops(left, _counted(call) or _summed(call, left))
+    plain = all(distinct_elements(t) == t.numel() for t in (left, right))
+    sure = tuple(call.tensors(*names)) if left.numel() and right.numel() else ()
+    return Need(
+        whole(call, names), flops, product_kind(left), sure=sure, sure_flops=flops // _FASTER_BY if plain else 0
+    )
+
+
+def _summed(call: CostedCall, left: torch.Tensor) -> int:
+    """Return the operations of a product that sums over the left factor's last dimension, and over batches in ``addbmm``."""
+    length = left.shape[-1] if left.dim() else 1
+    batches = left.shape[0] if call.op.packet == "addbmm" else 1
+    return int(2 * call.outputs[0].numel() * length * batches)
+
+
+def _counted(call: CostedCall, packet: str = "") -> int:
+    """Return the operations as torch's counter has them; 0 where it has no formula, or one that does not take the call."""
+    from torch.utils.flop_counter import flop_registry  # takes a while, and few judges time products
+
+    formula = flop_registry.get(getattr(torch.ops.aten, packet or call.op.packet, None))
+    if formula is None:
+        return 0
+    places: list[Any] = []
+    for argument in call.op.arguments:
+        if argument.kwarg_only or argument.name not in call.values:
+            break
+        places.append(call.values[argument.name])
+    try:
+        return int(formula(*places, out_val=call.result))
+    except (AssertionError, TypeError, ValueError, IndexError):  # shapes that it does not foresee, such as batches of 0
+        return 0
+
+
+def _convolution(call: CostedCall) -> Need:
+    names = read_names(call)
+    source, weight = call.tensors("input", "self")[0], call.tensors("weight")[0]
+    transposed = call.op.packet.startswith("conv_transpose") or "transpose" in call.op.packet
+    over = source if call.values.get("transposed", transposed) else call.outputs[0]
+    counted = (
+        _counted(call) if call.op.packet in ("convolution", "_convolution") else 0
+    )  # others' arguments it misreads
+    flops = counted or 2 * over.numel() * math.prod(weight.shape[1:])
+    steps = [*_numbers(call.values.get("stride")), *_numbers(call.values.get("dilation"))]
+    sure = (source,) if over is not source and all(step == 1 for step in steps) else ()
+    return Need(whole(call, names), product_flops(source, flops), product_kind(source), sure=sure)
+
+
+def _numbers(value: Any) -> list[int]:
+    return list(value) if isinstance(value, list | tuple) else [value] if isinstance(value, int) else []
+
+
+def _convolution_backward(call: CostedCall) -> Need:
+    """Gradients of a convolution: each of the two costs what the convolution does (torch's counter forgets groups here)."""
+    grad, source, weight = (call.tensors(n)[0] for n in ("grad_output", "input", "weight"))
+    mask = call.values["output_mask"]
+    names = ["grad_output", *(["weight"] if mask[0] else []), *(["input"] if mask[1] else [])]
+    over = source if call.values["transposed"] else grad
+    flops = 2 * over.numel() * math.prod(weight.shape[1:]) * sum(mask[:2]) + grad.numel() * bool(mask[2])
+    sure = (grad,) if mask[2] else ()
+    return Need(whole(call, names), product_flops(source, flops), product_kind(source), sure=sure)
+
+
+def _linear_backward(call: CostedCall) -> Need:
+    source, grad, weight = (call.tensors(n)[0] for n in ("self", "grad_output", "weight"))
+    mask = call.values["output_mask"]
+    names = ["grad_output", *(["weight"] if mask[0] else []), *(["self"] if mask[1] else [])]
+    flops = 2 * grad.numel() * weight.shape[-1] * sum(mask[:2]) + grad.numel() * bool(mask[2])
+    return Need(
+        whole(call, names), product_flops(source, flops), product_kind(source), sure=tuple(call.tensors(*names))
+    )
+
+
+def _attention(call: CostedCall) -> Need:
+    """Attention, forward and backward. With a mask, dropout or a causal order not all of it is needed in any case."""
+    query = call.tensors("query")[0]
+    packet = call.op.packet
+    flops = _counted(call, _ATTENTION_LIKE.get(packet, packet)) or _attended(call)
+    if not flops:
+        return estimate(call)
+    names = read_names(call)
+    causal = bool(call.number("is_causal", 0))
+    if causal and "scaled_dot_product" in packet:
+        flops = int(flops * _causal_share(query.shape[-2], call.tensors("key")[0].shape[-2]))
+    masked = call.tensors("attn_mask", "attn_bias", "bias") or call.number("dropout_p", 0.0)
+    plain = not causal and not masked and "backward" not in packet
+    sure = tuple(call.tensors("query", "key", "value")) if plain else ()
+    return Need(whole(call, names), flops, product_kind(query), sure=sure, sure_write=writes_all(call))
+
+
+def _attended(call: CostedCall) -> int:
+    """Return the operations of attention over any number of batch dimensions; 0 for its gradients."""
+    if call.op.packet not in _ATTENTION_LIKE or "backward" in call.op.packet:
+        return 0
+    query, key, value = (call.tensors(n)[0] for n in ("query", "key", "value"))
+    rows = math.prod(query.shape[:-1])
+    return int(2 * rows * key.shape[-2] * (query.shape[-1] + value.shape[-1]))
+
+
+def _causal_share(queries: int, keys: int) -> float:
+    """Return which part of the pairs is needed where a query sees the keys up to its own place."""
+    seen = sum(min(row + 1, keys) for row in range(queries))
+    return seen / (queries * keys) if queries and keys else 0.0

@@ -1,0 +1,82 @@
+"""Which memory a tensor has: how many distinct bytes, and what several tensors have together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """The memory of a tensor's elements, from the first byte to the one after the last."""
+
+    space: int
+    """0 for real addresses; for a tensor without contents, whose addresses mean nothing, its storage."""
+    start: int
+    end: int
+    nbytes: int
+    """Distinct bytes; fewer than the elements would take where some share memory."""
+
+
+def region(tensor: torch.Tensor) -> Region | None:
+    """Return a tensor's region; None where it has no elements, or no strides."""
+    if tensor.layout is not torch.strided or tensor.numel() == 0:
+        return None
+    size = tensor.element_size()
+    if isinstance(tensor, FakeTensor) or tensor.device.type == "meta":
+        space, start = storage(tensor), tensor.storage_offset() * size
+    else:
+        space, start = 0, tensor.data_ptr()
+    reach = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return Region(space, start, start + (reach + 1) * size, distinct_elements(tensor) * size)
+
+
+def storage(tensor: torch.Tensor) -> int:
+    """Return what tells a tensor's storage from others: views have that of their base."""
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001  # torch's own way to ask
+
+
+def distinct_elements(tensor: torch.Tensor) -> int:
+    """Return how many places in memory a tensor's elements have; the fewest, where its dimensions overlap strangely."""
+    count, reach, step = 1, 0, 0
+    for stride, n in sorted((s, n) for n, s in zip(tensor.shape, tensor.stride(), strict=True)):
+        if n == 0:
+            return 0
+        if n == 1 or stride == 0:
+            continue
+        if stride > reach:  # beyond all places so far: as many again, each time
+            evenly = step == 0 or (reach + step == stride)
+            count, reach, step = count * n, reach + (n - 1) * stride, (step or stride) if evenly else -1
+        elif step > 0 and stride % step == 0:  # onto places that lie evenly: the row of them grows longer
+            reach += (n - 1) * stride
+            count = reach // step + 1
+        else:
+            reach, step = reach + (n - 1) * stride, -1
+            count = max(count, n)
+    return count
+
+
+def distinct_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Return how many bytes some tensors have together; where they overlap, those of the largest."""
+    found = sorted((r for t in tensors if (r := region(t)) is not None), key=lambda r: (r.space, r.start))
+    total, largest, space, end = 0, 0, -1, -1
+    for r in found:
+        if r.space != space or r.start >= end:
+            total += largest
+            largest, space, end = r.nbytes, r.space, r.end
+        else:
+            largest, end = max(largest, r.nbytes), max(end, r.end)
+    return total + largest
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of an argument or a result, those in lists too."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item)

@@ -1,0 +1,78 @@
+"""Peaks and clocks of a GPU, and ATen on it, which is not faster than light. Run with `pytest -m gpu` on a machine that has one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from opforge.judge.clocks import Watch
+from opforge.judge.kinds import Kind
+from opforge.judge.light import cost, shares
+from opforge.judge.measuring import _graph_clock
+from opforge.judge.peaks import known_peaks
+from opforge.ops import table
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _needs_a_gpu():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device here")
+
+
+@pytest.fixture(scope="module")
+def peaks(_needs_a_gpu, tmp_path_factory, shared_server):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPFORGE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        return known_peaks(shared_server.spawner, "cuda")
+
+
+def test_peaks_of_a_gpu_make_sense(peaks):
+    assert peaks.device == torch.cuda.get_device_name()
+    assert peaks.bandwidth(4 << 20) >= peaks.bandwidth(1 << 30) > 1e11
+    assert 0.1 < peaks.launch_us < 20
+    assert peaks.rate(Kind.BF16_PRODUCT) > peaks.rate(Kind.F32_PRODUCT)
+
+
+CALLS = [
+    (op, shapes, dtype)
+    for dtype in (torch.float32, torch.bfloat16)
+    for op, shapes in (
+        ("relu.default", [(1 << 24,)]),
+        ("relu_.default", [(1 << 24,)]),
+        ("relu.default", [(1 << 20,)]),
+        ("add.Tensor", [(1 << 24,), (1 << 24,)]),
+        ("sum.default", [(1 << 26,)]),
+        ("amax.default", [(1 << 26,)]),
+        ("clone.default", [(1 << 26,)]),
+        ("zero_.default", [(1 << 26,)]),
+        ("cat.default", [(1 << 24,)]),
+        ("mv.default", [(8192, 8192), (8192,)]),
+        ("mm.default", [(4096, 4096), (4096, 4096)]),
+        ("bmm.default", [(16, 1024, 1024), (16, 1024, 1024)]),
+    )
+]
+
+
+@pytest.mark.parametrize(("op", "shapes", "dtype"), CALLS)
+def test_aten_is_not_faster_than_light(op, shapes, dtype, peaks):
+    facts = table().get(op)
+    function = getattr(getattr(torch.ops.aten, facts.base), facts.overload)
+    args = [torch.randn(shape, device="cuda").to(dtype) for shape in shapes]
+    args = [args] if op == "cat.default" else args
+    made = cost(facts, args, {}, function(*args))
+    us = 1e6 * _graph_clock(20)(lambda: function(*args))
+    fields = shares(made, peaks, made.sure_bytes, us, aten_us=1e9)
+    assert "alarm" not in fields, fields
+    assert "alarm" in shares(made, peaks, made.sure_bytes, us / 1000, aten_us=1e9)
+
+
+def test_a_gpu_can_be_watched():
+    watch = Watch("cuda")
+    for _ in range(3):
+        torch.randn(4096, 4096, device="cuda") @ torch.randn(4096, 4096, device="cuda")
+        watch.sample()
+    figures = watch.figures()
+    assert 0 < figures["sm_mhz_low"] <= figures["sm_mhz_high"] <= figures["sm_mhz_most"]
+    assert figures["power_w"] > 0

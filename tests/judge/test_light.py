@@ -1,0 +1,305 @@
+"""What calls must cost, counted by hand; and nobody honest is faster than light."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from opforge.judge.kinds import Kind
+from opforge.judge.light import MARGIN, Cost, cost, light_us, shares, sure_us
+from opforge.judge.peaks import Peaks, known_peaks
+from opforge.ops import table
+
+F16, BF16, F64, I64 = torch.float16, torch.bfloat16, torch.float64, torch.int64
+
+
+def r(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape).to(dtype)
+
+
+def numbers(below: int, *shape: int) -> torch.Tensor:
+    return torch.randint(0, below, shape)
+
+
+def called(op: str, *args: Any, **kwargs: Any) -> Cost:
+    facts = table().get(op)
+    assert facts is not None, op
+    result = getattr(getattr(torch.ops.aten, facts.base), facts.overload)(*args, **kwargs)
+    return cost(facts, args, kwargs, result)
+
+
+X = torch.arange(35.0).view(5, 7)
+
+# operator, arguments, bytes, flops, bytes that no kernel goes without; all counted by hand, the way is in the remark
+BY_HAND: list[tuple[str, Callable[[], tuple[Any, ...]], int, int, int]] = [
+    ("relu.default", lambda: (r(5, 7),), 280, 35, 280),  # 35 in, 35 out, 4 bytes each
+    ("relu.default", lambda: (r(7, 5).t(),), 280, 35, 280),  # transposed: the same elements
+    ("relu.default", lambda: (r(10, 7)[::2],), 280, 35, 280),  # every second row: the others are not touched
+    ("relu.default", lambda: (r(5, 1).expand(5, 7),), 20 + 140, 35, 160),  # 5 elements in
+    ("relu_.default", lambda: (r(5, 7),), 280, 35, 140),  # the same memory read and written
+    ("add.Tensor", lambda: (r(5, 7), r(7)), 140 + 28 + 140, 35, 308),  # broadcast
+    ("add.Tensor", lambda: (X, X), 140 + 140, 35, 280),  # one tensor twice
+    ("add.Tensor", lambda: (X[:2], X[2:4]), 56 + 56 + 56, 14, 168),  # two parts of one
+    ("add_.Tensor", lambda: (r(5, 7), r(5, 7)), 420, 35, 280),
+    ("add.Tensor", lambda: (r(5, 7, dtype=F16), r(5, 7)), 70 + 140 + 140, 35, 350),  # result in f32
+    ("eq.Tensor", lambda: (r(5, 7), r(5, 7)), 280 + 35, 35, 315),  # booleans out
+    ("where.self", lambda: (r(5, 7) > 0, r(5, 7), r(5, 7)), 35 + 140 + 140, 35, 35 + 140),  # of two, one is needed
+    ("pow.Tensor_Scalar", lambda: (r(5, 7), 0), 140, 35, 140),  # ones, whatever comes in
+    ("pow.Tensor_Scalar", lambda: (r(5, 7), 3), 280, 35, 280),
+    ("isnan.default", lambda: (numbers(9, 5, 7),), 280 + 35, 35, 35),  # no integer is NaN
+    ("_foreach_add.List", lambda: ([r(3), r(5)], [r(3), r(5)]), 3 * 32, 5, 96),
+    ("sum.dim_IntList", lambda: (r(5, 7), [1]), 140 + 20, 35, 160),
+    ("sum.default", lambda: (r(5, 1).expand(5, 7),), 20 + 4, 35, 24),
+    ("amax.default", lambda: (r(5, 7), [0]), 140 + 28, 35, 168),
+    ("any.default", lambda: (r(5, 7) > 9,), 35 + 1, 35, 1),  # one that is true settles it
+    ("max.dim", lambda: (r(5, 7), 1), 140 + 20 + 40, 35, 200),  # values and positions
+    ("cumsum.default", lambda: (r(5, 7), 1), 280, 35, 280),
+    ("topk.default", lambda: (r(5, 7), 2), 140 + 40 + 80, 35, 260),
+    ("_softmax.default", lambda: (r(5, 7), 1, False), 280, 175, 280),
+    ("native_layer_norm.default", lambda: (r(5, 7), [7], r(7), r(7), 1e-5), 140 + 56 + 140 + 40, 245, 140 + 180),
+    ("native_layer_norm_backward.default", lambda: (r(5, 7), r(5, 7), [7], r(5, 1), r(5, 1), None, r(7), [False, False, True]),
+     140 + 28, 280, 168),  # the bias's: what flows back will do
+    ("mm.default", lambda: (r(5, 7), r(7, 3)), 140 + 84 + 60, 210, 284),
+    ("mm.default", lambda: (r(7, 5).t(), r(3, 7).t()), 284, 210, 284),
+    ("mm.default", lambda: (r(5, 7, dtype=BF16), r(7, 3, dtype=BF16)), 142, 210, 142),
+    ("mm.default", lambda: (torch.randn(5, 7, dtype=torch.complex64), torch.randn(7, 3, dtype=torch.complex64)), 568, 840, 568),
+    ("addmm.default", lambda: (r(3), r(5, 7), r(7, 3)), 12 + 284, 210, 296),
+    ("bmm.default", lambda: (r(2, 5, 7), r(2, 7, 3)), 568, 420, 568),
+    ("bmm.default", lambda: (r(1, 5, 7).expand(2, 5, 7), r(2, 7, 3)), 140 + 168 + 120, 420, 428),
+    ("linear.default", lambda: (r(2, 5, 7), r(3, 7), r(3)), 280 + 84 + 12 + 120, 420, 496),
+    ("matmul.default", lambda: (r(2, 5, 7), r(7)), 280 + 28 + 40, 140, 348),
+    ("addmv.default", lambda: (r(5), r(5, 7), r(7)), 20 + 140 + 28 + 20, 70, 208),
+    ("convolution.default", lambda: (r(2, 4, 9, 9), r(6, 4, 3, 3), None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1),
+     2592 + 864 + 2352, 2 * 588 * 36, 2592 + 2352),
+    ("convolution.default", lambda: (r(2, 4, 9, 9), r(6, 2, 3, 3), None, [2, 2], [0, 0], [1, 1], False, [0, 0], 2),
+     2592 + 432 + 768, 2 * 192 * 18, 768),  # what a step leaps over need not be read
+    ("conv2d.default", lambda: (r(4, 9, 9), r(6, 4, 3, 3)), 1296 + 864 + 1176, 2 * 294 * 36, 1296 + 1176),  # without a batch
+    ("convolution_backward.default", lambda: (r(2, 6, 7, 7), r(2, 4, 9, 9), r(6, 2, 3, 3), None, [1, 1], [0, 0], [1, 1], False, [0, 0], 2, [True, True, False]),
+     2352 + 2592 + 432 + 2592 + 432, 4 * 588 * 18, 3024),
+    ("scaled_dot_product_attention.default", lambda: (r(2, 3, 5, 8), r(2, 3, 7, 8), r(2, 3, 7, 8)), 960 + 1344 + 1344 + 960, 2 * 2 * 6 * 5 * 7 * 8, 4608),
+    ("_scaled_dot_product_flash_attention_for_cpu.default", lambda: (r(1, 1, 4, 8), r(1, 1, 4, 8), r(1, 1, 4, 8), 0.0, True),
+     4 * 128 + 16, 2 * 2 * 10 * 8, 144),  # causal: 10 of 16 pairs
+    ("embedding.default", lambda: (r(100, 6), numbers(100, 3, 5)), 120 + 360 + 360, 90, 120 + 360),  # 15 rows of 100
+    ("embedding.default", lambda: (r(4, 6), numbers(4, 3, 5)), 120 + 96 + 360, 90, 480),  # not more than there are
+    ("index_select.default", lambda: (r(50, 6), 0, numbers(50, 4)), 32 + 96 + 96, 24, 128),
+    ("gather.default", lambda: (r(50, 6), 0, numbers(50, 3, 6)), 144 + 72 + 72, 18, 216),
+    ("index.Tensor", lambda: (r(50, 6), [numbers(50, 4), None]), 32 + 96 + 96, 24, 128),
+    ("masked_select.default", lambda: (X, X < 10), 35 + 40 + 40, 10, 75),
+    ("nll_loss_forward.default", lambda: (r(5, 7), numbers(7, 5), None, 1, -100), 40 + 20 + 4 + 4, 5, 48),
+    ("scatter.src", lambda: (r(50), 0, numbers(50, 6), r(6)), 48 + 24 + 176 + 200, 0, 48 + 200),  # 44 stay as they are
+    ("scatter_.src", lambda: (r(50), 0, numbers(50, 6), r(6)), 48 + 24 + 24, 0, 48),
+    ("index_add_.default", lambda: (r(50, 3), 0, numbers(50, 4), r(4, 3)), 32 + 48 + 48 + 48, 12, 32 + 48),
+    ("index_put_.default", lambda: (r(50, 3), [numbers(50, 4)], r(4, 3), False), 32 + 48 + 48, 0, 32),
+    ("index_fill.int_Scalar", lambda: (r(50, 3), 0, numbers(50, 4), 1.5), 32 + 552 + 600, 0, 632),
+    ("clone.default", lambda: (r(5, 1).expand(5, 7),), 20 + 140, 0, 160),
+    ("contiguous.default", lambda: (r(7, 5).t(),), 280, 0, 280),
+    ("contiguous.default", lambda: (r(5, 7),), 0, 0, 0),  # it is already: a view
+    ("_to_copy.default", lambda: (r(5, 7),), 280, 0, 280),
+    ("copy_.default", lambda: (r(5, 7), r(7)), 28 + 140, 0, 168),
+    ("cat.default", lambda: ([r(2, 7), r(3, 7)],), 280, 0, 280),
+    ("cat.default", lambda: ([X[:2], X[2:]],), 280, 0, 280),
+    ("slice_copy.Tensor", lambda: (r(50, 7), 0, 3, 8), 280, 0, 140),
+    ("expand_copy.default", lambda: (r(5, 1), [5, 7]), 160, 0, 160),
+    ("flip.default", lambda: (r(5, 7), [0]), 280, 0, 280),
+    ("tril.default", lambda: (r(4, 3),), 9 * 4 + 48, 0, 0),  # 1 + 2 + 3 + 3 elements; zeros need no writing
+    ("triu_.default", lambda: (r(4, 3), 1), 9 * 4, 0, 0),
+    ("fill_.Scalar", lambda: (r(5, 7), 1.5), 140, 0, 140),
+    ("full.default", lambda: ([5, 7], 1.5), 140, 0, 140),
+    ("zeros.default", lambda: ([5, 7],), 140, 0, 0),  # fresh memory is zero already
+    ("arange.default", lambda: (9,), 72, 0, 72),
+    ("empty.memory_format", lambda: ([5, 7],), 0, 0, 0),
+    ("view.default", lambda: (r(5, 7), [35]), 0, 0, 0),
+    ("split.Tensor", lambda: (r(6, 7), 2), 0, 0, 0),
+    ("addmm.default", lambda: (r(5, 3), r(5, 7), r(7, 3)), 60 + 284, 210, 344),
+    ("relu.default", lambda: (r(0, 7),), 0, 0, 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments", "nbytes", "flops", "sure"), BY_HAND, ids=[f"{n}-{row[0]}" for n, row in enumerate(BY_HAND)]
+)
+def test_costs_are_those_counted_by_hand(op, arguments, nbytes, flops, sure):
+    found = called(op, *arguments())
+    assert (found.bytes, found.flops, found.sure_bytes) == (nbytes, flops, sure)
+    assert found.counted == "formula"
+
+
+def test_out_forms_write_what_they_are_given_and_do_not_read_it():
+    assert called("relu.out", r(5, 7), out=torch.empty(5, 7)) == called("relu.default", r(5, 7))
+    assert called("mm.out", r(5, 7), r(7, 3), out=torch.empty(5, 3)).bytes == 284
+
+
+def test_factors_of_zero_take_their_share_away():
+    assert called("addmm.default", r(5, 3), r(5, 7), r(7, 3), beta=0).bytes == 284
+    assert called("addmm.default", r(5, 3), r(5, 7), r(7, 3), alpha=0).bytes == 120
+    assert called("addmm.default", r(5, 3), r(5, 7), r(7, 3), alpha=0).sure_flops == 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "elementwise", "product"),
+    [
+        (F64, Kind.F64, Kind.F64_PRODUCT),
+        (torch.float32, Kind.F32, Kind.F32_PRODUCT),
+        (F16, Kind.F32, Kind.F16_PRODUCT),
+        (BF16, Kind.F32, Kind.BF16_PRODUCT),
+        (I64, Kind.INTEGER, Kind.INTEGER),
+    ],
+)
+def test_the_kind_of_arithmetic_follows_the_dtype(dtype, elementwise, product):
+    x = torch.ones(4, 4).to(dtype)
+    assert called("add.Tensor", x, x).kind is elementwise
+    assert called("mm.default", x, x).kind is product
+
+
+def test_operators_without_a_formula_are_estimated():
+    found = called("_cdist_forward.default", r(5, 7), r(3, 7), 2.0, None)
+    assert (found.counted, found.bytes, found.flops, found.sure_bytes) == ("estimate", 140 + 84 + 60, 35, 60)
+
+
+def test_tensors_without_strides_are_estimated():
+    found = called("mm.default", r(5, 7).to_sparse(), r(7, 3))
+    assert (found.counted, found.bytes, found.sure_bytes) == ("estimate", 84 + 60, 60)
+
+
+def test_overlapping_windows_count_each_place_once():
+    windows = torch.arange(20.0).unfold(0, 5, 3)  # 6 windows over 20 elements
+    assert called("sum.default", windows).bytes == 4 * 20 + 4
+    apart = torch.arange(20.0).unfold(0, 2, 3)  # 7 windows of 2: 14 places, which do not lie evenly
+    assert called("sum.default", apart).bytes == 4 * 14 + 4
+
+
+def test_tensors_without_contents_cost_the_same():
+    for mode in (torch.device("meta"), FakeTensorMode()):
+        with mode:
+            x, y = torch.empty(5, 7), torch.empty(7, 3)
+            assert called("mm.default", x, y).bytes == 284
+            assert called("relu.default", x.t()).sure_bytes == 280
+            assert called("add.Tensor", x, x).bytes == 280
+            assert called("view.default", x, [35]).bytes == 0
+
+
+PEAKS = Peaks(
+    device="a device",
+    kind="cuda",
+    curve=((1 << 20, 1e12), (1 << 26, 1e11)),
+    in_place_curve=((1 << 20, 1e12), (1 << 26, 2e11)),
+    rates={Kind.F32_PRODUCT: 1e13, Kind.TF32_PRODUCT: 8e13, Kind.BF16_PRODUCT: 1e14},
+    launch_us=1.0,
+    call_us=5.0,
+)
+
+
+def _cost(**fields: Any) -> Cost:
+    plain = {"bytes": 0, "read_bytes": 0, "in_place": False, "flops": 0, "kind": Kind.F32, "counted": "formula"}
+    return Cost(**{**plain, **fields})
+
+
+def test_inputs_come_from_as_far_as_the_footprint_and_results_may_stay_near():
+    made = _cost(bytes=2_000_000, read_bytes=1_000_000)
+    assert light_us(made, PEAKS, 1 << 20) == (pytest.approx(2.0), "memory")
+    assert light_us(made, PEAKS, 1 << 30) == (pytest.approx(10.0), "memory")  # read from afar, written near
+    back = _cost(bytes=2_000_000, read_bytes=1_000_000, in_place=True)
+    assert light_us(back, PEAKS, 1 << 30) == (pytest.approx(10.0), "memory")  # 1 MB at 0.1 TB/s, or 2 MB at 0.2
+
+
+def test_products_are_bound_by_arithmetic_and_tf32_only_where_it_is_allowed():
+    made = _cost(bytes=1000, read_bytes=1000, flops=10**9, kind=Kind.F32_PRODUCT)
+    assert light_us(made, PEAKS, 1000) == (pytest.approx(100.0), "compute")
+    assert light_us(made, PEAKS, 1000, tf32=True) == (pytest.approx(12.5), "compute")
+    assert light_us(_cost(flops=10**9, kind=Kind.F8_PRODUCT), PEAKS, 1000)[0] == 0  # nothing is known of it: no bound
+
+
+def test_shares_are_percent_of_light_and_the_alarm_is_for_what_cannot_be():
+    made = _cost(bytes=2_000_000, read_bytes=1_000_000, sure_bytes=2_000_000, sure_inputs=1_000_000)
+    fields = shares(made, PEAKS, 1 << 20, kernel_us=4.0, aten_us=8.0)
+    assert fields == {
+        "light": {
+            "bytes": 2_000_000, "flops": 0, "us": pytest.approx(2.0), "bound": "memory", "kernel": pytest.approx(50.0),
+            "aten": pytest.approx(25.0), "counted": "formula",
+        }
+    }  # fmt: skip
+    assert "alarm" not in shares(made, PEAKS, 1 << 20, kernel_us=1.8, aten_us=8.0)  # within what peaks are worth
+    assert "faster than light: 0.2 µs" in shares(made, PEAKS, 1 << 20, kernel_us=0.2, aten_us=8.0)["alarm"]
+    assert "alarm" not in shares(made, PEAKS, 1 << 20, kernel_us=0.2, aten_us=8.0, slow_us=1.8)  # not surely faster
+    assert "alarm" not in shares(made, PEAKS, 1 << 20, kernel_us=0.2, aten_us=0.3)  # then the peaks are wrong
+
+
+def test_a_product_made_of_faster_arithmetic_is_no_alarm_and_one_beyond_all_arithmetic_is():
+    n = 1024
+    made = called("mm.default", r(n, n), r(n, n))
+    f32_us = 2 * n**3 / 1e13 * 1e6
+    assert "alarm" not in shares(made, PEAKS, made.bytes, kernel_us=f32_us / 5, aten_us=f32_us)  # as three of bf16
+    assert "alarm" in shares(made, PEAKS, made.bytes, kernel_us=f32_us / 50, aten_us=f32_us)
+
+
+@pytest.fixture(scope="module")
+def here(shared_server) -> Peaks:
+    return known_peaks(shared_server.spawner, "cpu")
+
+
+def _slow_us(call: Callable[[], object]) -> tuple[float, float]:
+    """Return the median of some times and a high quantile."""
+    times = []
+    for _ in range(9):
+        began = time.perf_counter_ns()
+        call()
+        times.append((time.perf_counter_ns() - began) / 1000)
+    return statistics.median(times), sorted(times)[-2]
+
+
+LARGE: list[tuple[str, Callable[[], tuple[Any, ...]]]] = [
+    (op, make)
+    for n in (1 << 8, 1 << 14, 1 << 20)
+    for op, make in (
+        ("relu.default", lambda n=n: (r(n),)),
+        ("relu_.default", lambda n=n: (r(n),)),
+        ("add.Tensor", lambda n=n: (r(n), r(n))),
+        ("sum.default", lambda n=n: (r(n),)),
+        ("dot.default", lambda n=n: (r(n), r(n))),
+        ("clone.default", lambda n=n: (r(n),)),
+        ("zeros.default", lambda n=n: ([n],)),
+        ("fill_.Scalar", lambda n=n: (r(n), 1.5)),
+        ("zero_.default", lambda n=n: (r(n),)),
+        ("copy_.default", lambda n=n: (r(n), r(n))),
+        ("where.self", lambda n=n: (torch.ones(n) > 0, r(n), r(n))),
+        ("any.default", lambda n=n: (torch.ones(n) > 0,)),
+        ("pow.Tensor_Scalar", lambda n=n: (r(n), 0)),
+        ("isnan.default", lambda n=n: (numbers(9, n),)),
+        ("_to_copy.default", lambda n=n: (r(n), )),
+        ("gather.default", lambda n=n: (r(n), 0, torch.zeros(n, dtype=I64))),
+        ("_softmax.default", lambda n=n: (r(n), 0, False)),
+        ("mv.default", lambda n=n: (r(n // 16, 16), r(16))),
+        ("mm.default", lambda n=n: (r(n // 256, 256), r(256, 64))),
+        ("mm.default", lambda n=n: (r(n // 256, 256, dtype=BF16), r(256, 64, dtype=BF16))),
+        ("tril.default", lambda n=n: (r(n // 64, 64),)),
+        ("masked_fill_.Scalar", lambda n=n: (r(n), torch.zeros(n) > 0, 1.0)),
+        ("expand.default", lambda n=n: (r(1, 16), [n, 16])),
+        ("cat.default", lambda n=n: ([r(n), r(n)],)),
+    )
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("op", "make"), LARGE, ids=[f"{n}-{row[0]}" for n, row in enumerate(LARGE)])
+def test_aten_is_never_faster_than_light_here(op, make, here):
+    facts = table().get(op)
+    function = getattr(getattr(torch.ops.aten, facts.base), facts.overload)
+    args = make()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        made = cost(facts, args, {}, function(*args))
+        median, slow = _slow_us(lambda: function(*args))
+    finally:
+        torch.set_num_threads(threads)
+    fields = shares(made, here, max(1, made.sure_bytes), median, aten_us=1e9, slow_us=slow)
+    assert "alarm" not in fields, fields
+    bound = sure_us(made, here, max(1, made.sure_bytes))
+    if bound > 0:
+        pretended = bound * (1 - MARGIN["cpu"]) / 3
+        assert "alarm" in shares(made, here, max(1, made.sure_bytes), pretended, aten_us=1e9)
