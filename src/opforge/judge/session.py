@@ -20,7 +20,7 @@ from opforge.judge.batch import MAX_BYTES, Batch, CaseRow, Placed
 from opforge.judge.contract import Hearing
 from opforge.judge.draws import judge_draws
 from opforge.judge.properties import BY_PACKET
-from opforge.judge.reference import end_without_device
+from opforge.judge.reference import end_without_device, tensors_of
 from opforge.judge.replies import FORGED, replies_of, results_end
 from opforge.judge.rooms import Rooms
 from opforge.judge.verdict import FAULT, REJECTED, Finding, NotRightError, Outcome
@@ -226,6 +226,8 @@ class Judge:
             if not placed.form:
                 first = hearing
                 finding = self._further(op, worker, batch, placed, hearing, finding)
+            elif finding.outcome is Outcome.WRONG and first is not None and batch.at_fault(first.aten, placed):
+                continue
             elif placed.form in forms.REPLAYS and finding.outcome is Outcome.WRONG and first is not None:
                 finding = _stale(first, hearing) or finding
             elif placed.form == "again" and finding.passed and "calls" in reply:
@@ -334,16 +336,21 @@ class Judge:
             ).finding()  # fmt: skip
 
         request = {"op": op.facts.name, "case": placed.request()}
-        race = timing.Race(worker, self._baseline, request, None if op.facts.random else hear)
+        nbytes = sum(row[1] for row in placed.inputs) + sum(t.nbytes for t in tensors_of(placed.answer.result))
+        race = timing.Race(worker, self._baseline, request, None if op.facts.random else hear, self._device, nbytes)
         try:
-            times = race.run(2 * sum(row[1] for row in placed.inputs))
+            times = race.run()
         except timing.BaselineError as error:
-            self._baseline = None
-            note = f"not timed: ATen's own process was lost ({error})"
-            return replace(finding, notes=(*finding.notes, note))
+            self._end_baseline()
+            return replace(finding, notes=(*finding.notes, f"not timed: ATen's own process: {error}"))
         except NotRightError as error:
             return error.finding
-        return replace(finding, figures={**finding.figures, **times})
+        return replace(finding, notes=(*finding.notes, *race.notes), figures={**finding.figures, **times})
+
+    def _end_baseline(self) -> None:
+        if self._baseline is not None:
+            self._baseline.close()
+            self._baseline = None
 
     def _ready_worker(self, kernel: dict[str, Any]) -> KernelWorker | None:
         """Return a worker with the kernel loaded; None, with the reason kept, when it cannot be loaded."""

@@ -1,7 +1,9 @@
-"""Race a kernel against ATen: each in its own worker, short blocks in alternating order, a ratio with an interval.
+"""Race a kernel against ATen: each in its own worker, short blocks in changing order, ratios with their intervals.
 
-Every timed call has contents of its own, results of timed calls are judged like any other, and what the kernel's
-process says of its times must agree with the judge's own clock.
+Up to three figures are raced: device time (what the GPU does), call time (what a caller waits for, many calls in a row)
+and synchronous call time. Every timed call has contents of its own, results of timed calls are judged like any other,
+and what the kernel's process says of its times must agree with the judge's own clock. While one side runs, the other
+is stopped.
 """
 
 from __future__ import annotations
@@ -14,18 +16,34 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from opforge.judge.verdict import Finding, NotRightError, Outcome
 from opforge.judge.workers import DeathError, KernelWorker
 
-_BLOCK_NS = 2_000_000
-_MAX_CALLS = 64
-_MAX_BLOCK_BYTES = 256 << 20
 _BUDGET_S = 1.0
 _MIN_ROUNDS = 12
-_NARROW = 0.02
-_HEARD = 3
-"""Rounds, besides the last, in which a result is judged."""
+_HEARD = 2
+"""Rounds, besides the last, in which a result of each figure is judged."""
+_FIRST_CALLS = 8
+_MAX_BLOCK_BYTES = 256 << 20
+_MAX_DEVICE_BYTES = 4 << 30
+_BLOCK_NS = 2_000_000
+_MAX_CALLS = 64
+_SYNC_CALLS = 16
+_PASS_NS = 300_000
+"""The least that a pass of calls is to take on a GPU: shorter ones are not seen sharply from two processes."""
+_MAX_PASS_NS = 20_000_000
+_MAX_PASS_CALLS = 512
+_BLOCK_PASSES = 3
+_NARROW = {"device": 0.01, "call": 0.02, "sync": 0.02}
+"""How wide an interval may be, as a share of the ratio, for a race to end."""
+_ALL_TURNED = 64
+"""Up to so many calls, contents are new in every block; more are short ones, whose contents change places."""
+_WAITED = 0.03
+"""The share of a block that a side may have waited for a core; else the round is set aside."""
 _CLOCK_SLACK_NS = 300_000
+_CLOCK_SLACK = 0.2
 _CLOCK_SURE_Z = 3.3
 """How sure the judge is that a block took longer than was said of it, before it says so: one in a thousand is wrong."""
 
@@ -34,7 +52,7 @@ Hear = Callable[[dict[str, Any], int], Finding]
 
 
 class BaselineError(Exception):
-    """ATen's own worker was lost while it was timed."""
+    """ATen's own worker was lost while it was timed, or raised."""
 
 
 @dataclass
@@ -42,107 +60,274 @@ class _Side:
     """One of the two that are raced."""
 
     worker: KernelWorker
-    times_ns: list[float] = field(default_factory=list)
-    beside_ns: list[float] = field(default_factory=list)
-    """What the judge's clock saw of each block beyond the time that the worker says it took."""
+    is_kernel: bool
+    turns: list[int] = field(default_factory=list)
+    """How far the contents that it has are turned."""
 
-    def block(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Time one block and return the worker's reply."""
-        began = time.perf_counter_ns()
-        stopped = self.worker.ask(request, cases=len(request["turns"]))
-        outside_ns = time.perf_counter_ns() - began
-        reply = self.worker.answer()
-        said = stopped.get("ns") if isinstance(stopped, dict) else None
+    def ask(self, request: dict[str, Any], calls: int = 1) -> dict[str, Any]:
+        """Ask the worker; what ATen raises ends the race, what the kernel raises is its verdict."""
+        try:
+            reply = self.worker.ask(request, cases=calls)
+        except DeathError as death:
+            if self.is_kernel:
+                raise
+            raise BaselineError(f"it was lost: {death}") from None
         if not isinstance(reply, dict):
             raise NotRightError(Outcome.CONTRACT, "the worker's reply is not one that our harness writes")
-        if not isinstance(said, int | float) or not math.isfinite(said) or said <= 0:
-            raise NotRightError(Outcome.CHEATED, f"says that a timed call took {said!r} ns")
-        self.times_ns.append(float(said))
-        self.beside_ns.append(outside_ns - said * len(request["turns"]))
+        if "raised" in reply:
+            kind, text = (str(word) for word in reply["raised"])
+            if self.is_kernel:
+                raise NotRightError(Outcome.WRONG, f"raised {kind} in a timed call: {text}")
+            raise BaselineError(f"it raised {kind}: {text}")
         return reply
 
 
-class Race:
-    """A race over one case."""
+@dataclass
+class _Figure:
+    """What a call took on both sides, round by round."""
 
-    def __init__(
-        self, kernel: KernelWorker, baseline: KernelWorker, request: dict[str, Any], hear: Hear | None
-    ) -> None:
-        self._kernel, self._aten = _Side(kernel), _Side(baseline)
-        self._request = {"do": "time", **request}
-        self._hear = hear
-        self._chance = random.SystemRandom()
+    name: str
+    calls: int
+    passes: int = 1
+    ahead_ns: float = 0.0
+    kernel_ns: list[float] = field(default_factory=list)
+    aten_ns: list[float] = field(default_factory=list)
+    kernel_beside: list[float] = field(default_factory=list)
+    aten_beside: list[float] = field(default_factory=list)
+    """What the judge's clock saw of each block beyond the time that the worker says it took."""
+    waited: list[bool] = field(default_factory=list)
+    """Whether a side had to wait for a core in the round."""
+    done: bool = False
 
-    def run(self, nbytes: int) -> dict[str, Any]:
-        """Return call times in µs, the speedup over ATen and its 95 % interval, with the number of rounds."""
-        calls = self._calls(nbytes)
-        sides = [self._kernel, self._aten]
-        deadline = time.monotonic() + _BUDGET_S
-        done = False
-        while not done:
-            done = len(self._ratios) + 1 >= _MIN_ROUNDS and (time.monotonic() > deadline or self._narrow())
-            for side in sides:
-                self._round(side, calls, heard=done or len(side.times_ns) < _HEARD)
-            sides.reverse()
-        self._clocks_agree(calls)
-        ratios = self._ratios
+    @property
+    def rounds(self) -> int:
+        return len(self.aten_ns)
+
+    @property
+    def quiet(self) -> list[int]:
+        """Return the rounds that count: those in which nobody waited, if there are enough."""
+        quiet = [i for i, waited in enumerate(self.waited) if not waited]
+        return quiet if len(quiet) >= _MIN_ROUNDS // 2 else list(range(self.rounds))
+
+    @property
+    def ratios(self) -> list[float]:
+        return sorted(self.aten_ns[i] / self.kernel_ns[i] for i in self.quiet)
+
+    @property
+    def narrow(self) -> bool:
+        low, high = median_interval(self.ratios)
+        return high - low <= _NARROW[self.name] * statistics.median(self.ratios)
+
+    def ends(self, *, out_of_time: bool, secondary: bool) -> bool:
+        """Whether the round that comes is the last; of a secondary figure the interval may stay wide."""
+        if self.rounds + 1 < _MIN_ROUNDS:
+            return False
+        return out_of_time or ((secondary or self.narrow) and not self._doubtful)
+
+    def row(self) -> dict[str, Any]:
+        ratios, quiet = self.ratios, self.quiet
         low, high = median_interval(ratios)
         return {
-            "kernel_us": statistics.median(self._kernel.times_ns) / 1000,
-            "aten_us": statistics.median(self._aten.times_ns) / 1000,
+            "kernel_us": statistics.median(self.kernel_ns[i] for i in quiet) / 1000,
+            "aten_us": statistics.median(self.aten_ns[i] for i in quiet) / 1000,
             "speedup": statistics.median(ratios),
-            "speedup_low": low,
-            "speedup_high": high,
+            "low": low,
+            "high": high,
             "rounds": len(ratios),
-            "calls_per_round": calls,
+            "set_aside": self.rounds - len(ratios),
+            "calls": self.calls,
         }
 
     @property
-    def _ratios(self) -> list[float]:
-        return sorted(a / k for a, k in zip(self._aten.times_ns, self._kernel.times_ns, strict=True))
+    def _unsaid(self) -> list[float]:
+        """Return how much longer the kernel's blocks were than was said of them: what blocks take beside is the same on both sides."""
+        return sorted(k - a for k, a in zip(self.kernel_beside, self.aten_beside, strict=True))
 
-    def _narrow(self) -> bool:
-        low, high = median_interval(self._ratios)
-        return high - low <= _NARROW * statistics.median(self._ratios)
+    @property
+    def _said(self) -> float:
+        return statistics.median(self.kernel_ns) * self.calls * self.passes
 
-    def _calls(self, nbytes: int) -> int:
-        """Return how many calls make a block that is long enough to be timed, and forget the calls that this took."""
-        for side in (self._kernel, self._aten) * 3:
-            self._round(side, 1, heard=False)
-        longest = max(*self._kernel.times_ns[1:], *self._aten.times_ns[1:])
-        for side in (self._kernel, self._aten):
-            side.times_ns.clear()
-            side.beside_ns.clear()
-        return max(1, min(_MAX_CALLS, int(_BLOCK_NS / longest), _MAX_BLOCK_BYTES // max(1, nbytes)))
+    @property
+    def _doubtful(self) -> bool:
+        """Whether more rounds are needed to know that the clocks agree."""
+        return statistics.median(self._unsaid) > max(_CLOCK_SLACK_NS, _CLOCK_SLACK * self._said) / 2
 
-    def _round(self, side: _Side, calls: int, *, heard: bool) -> None:
-        turns = [self._chance.randrange(1, 1 << 30) for _ in range(calls)]
-        show = calls - 1 if len(side.times_ns) % 2 == 0 else self._chance.randrange(calls)
-        request = {**self._request, "turns": turns, "show": show}
-        if side is self._aten:
-            try:
-                side.block(request)
-            except DeathError as death:
-                raise BaselineError(str(death)) from None
-            return
-        reply = side.block(request)
-        if tampered := reply.get("tampered"):
-            raise NotRightError(Outcome.CHEATED, f"tampered with its process: {'; '.join(map(str, tampered))}")
-        if heard and self._hear is not None:
-            finding = self._hear(reply.get("result") or {}, turns[show])
-            if not finding.passed:
-                raise NotRightError(Outcome.CHEATED, f"an output of a timed call is wrong: {finding.reason}")
-
-    def _clocks_agree(self, calls: int) -> None:
-        """Refuse times that the judge's clock contradicts: what a block takes beside the calls is the same on both sides."""
-        unsaid = sorted(k - a for k, a in zip(self._kernel.beside_ns, self._aten.beside_ns, strict=True))
-        said = statistics.median(self._kernel.times_ns) * calls
-        surely, _ = median_interval(unsaid, _CLOCK_SURE_Z)
-        if surely > max(_CLOCK_SLACK_NS, said / 2):
+    def clocks_agree(self) -> None:
+        """Refuse times that the judge's clock contradicts."""
+        said, calls = self._said, self.calls * self.passes
+        surely, _ = median_interval(self._unsaid, _CLOCK_SURE_Z)
+        if surely > max(_CLOCK_SLACK_NS, _CLOCK_SLACK * said):
             raise NotRightError(
                 Outcome.CHEATED,
                 f"says that {calls} calls took {said / 1e6:.3g} ms; by the judge's clock it was at least {(said + surely) / 1e6:.3g} ms",
             )
+
+
+class Race:
+    """A race over one case, whose inputs and results take ``nbytes`` together."""
+
+    def __init__(
+        self,
+        kernel: KernelWorker,
+        baseline: KernelWorker,
+        request: dict[str, Any],
+        hear: Hear | None,
+        device: torch.device,
+        nbytes: int,
+    ) -> None:
+        self._kernel, self._aten = _Side(kernel, is_kernel=True), _Side(baseline, is_kernel=False)
+        self._sides = (self._kernel, self._aten)
+        self._request = request
+        self._hear = hear
+        self._device = device
+        self._nbytes = max(1, nbytes)
+        self._chance = random.SystemRandom()
+        self._method = "graph"
+        self.notes: list[str] = []
+
+    def run(self) -> dict[str, Any]:
+        """Return the figures of both sides, with the ratio of one to the other and its 95 % interval."""
+        try:
+            figures = self._lay()
+            deadline = time.monotonic() + _BUDGET_S
+            order = list(self._sides)
+            while active := [f for f in figures if not f.done]:
+                out_of_time = time.monotonic() > deadline
+                for figure in active:
+                    figure.done = figure.ends(out_of_time=out_of_time, secondary=figure is not figures[0])
+                if active[0].rounds % 2 == 0:
+                    self._chance.shuffle(order)
+                else:
+                    order.reverse()
+                self._round(order, active)
+        finally:
+            for side in self._sides:
+                side.worker.resume()
+        for figure in figures:
+            figure.clocks_agree()
+        return self._row(figures)
+
+    def _row(self, figures: list[_Figure]) -> dict[str, Any]:
+        rows = {figure.name: figure.row() for figure in figures}
+        if "device" in rows:
+            rows["device"] |= {
+                "method": self._method,
+                "cache": "cold" if self.footprint >= _cold(self._device) else "warm",
+            }
+        first = rows[figures[0].name]
+        headline = {"timed": figures[0].name, "kernel_us": first["kernel_us"], "aten_us": first["aten_us"]}
+        interval = {"speedup": first["speedup"], "speedup_low": first["low"], "speedup_high": first["high"]}
+        return {**headline, **interval, "rounds": first["rounds"], **rows}
+
+    @property
+    def footprint(self) -> int:
+        """Return the bytes that the calls of a pass touch."""
+        return self._nbytes * len(self._kernel.turns)
+
+    def _lay(self) -> list[_Figure]:
+        """Make the calls on both sides, as many as it takes to be timed sharply."""
+        cuda = self._device.type == "cuda"
+        most = max(1, (_MAX_DEVICE_BYTES if cuda else _MAX_BLOCK_BYTES) // self._nbytes)
+        guesses = self._laid(min(_FIRST_CALLS, most))
+        call_ns = max(g["call_ns"] for g in guesses)
+        if not cuda:
+            calls = _between(_BLOCK_NS / call_ns, 1, min(_MAX_CALLS, most))
+            self._laid(calls)
+            return [_Figure("call", calls)]
+        quickest, slowest = (f(g["device_ns"] for g in guesses) for f in (min, max))
+        calls = math.ceil(_PASS_NS / quickest)
+        if (cold := math.ceil(_cold(self._device) / self._nbytes)) <= _MAX_PASS_CALLS:
+            calls = max(calls, cold)
+        if self._method == "events":
+            calls = min(calls, _MAX_CALLS)
+        calls = _between(min(calls, _MAX_PASS_NS / slowest), 1, min(_MAX_PASS_CALLS, most))
+        self._laid(calls)
+        passes = _between(_BLOCK_PASSES * _PASS_NS / (calls * slowest), 1, _BLOCK_PASSES)
+        several = _between(_BLOCK_NS / 2 / call_ns, 1, min(_MAX_CALLS, calls))
+        return [
+            _Figure("device", calls, passes, call_ns * calls),
+            _Figure("call", several),
+            _Figure("sync", min(several, _SYNC_CALLS)),
+        ]
+
+    def _laid(self, calls: int) -> list[dict[str, float]]:
+        """Have so many calls on both sides, timed in the same way, and return what they guess that one takes."""
+        while True:
+            replies = []
+            for side in (self._aten, self._kernel):
+                request = {"do": "lay", "calls": calls, "graph": self._method == "graph"}
+                replies.append(side.ask(request if side.turns else {**request, **self._request}, calls))
+                side.turns = [0] * calls
+            if self._device.type != "cuda" or self._method == "events":
+                break
+            failure = next((r.get("failure", "") for r in replies if r.get("method") != "graph"), None)
+            if failure is None:
+                break
+            self._method = "events"
+            self.notes.append(f"timed by events, since it cannot be captured as a CUDA graph: {failure}"[:400])
+        names = ("call_ns", "device_ns") if self._device.type == "cuda" else ("call_ns",)
+        return [{name: _positive(reply.get(name)) for name in names} for reply in replies]
+
+    def _round(self, order: list[_Side], active: list[_Figure]) -> None:
+        for figure in active:
+            figure.waited.append(False)
+        for side in order:
+            self._other(side).worker.pause()
+            side.worker.resume()
+            for figure in active:
+                self._block(side, figure)
+
+    def _other(self, side: _Side) -> _Side:
+        return self._aten if side is self._kernel else self._kernel
+
+    def _block(self, side: _Side, figure: _Figure) -> None:
+        """Time a block of one side."""
+        heard = self._hear is not None and side.is_kernel and (figure.done or figure.rounds < _HEARD)
+        shift = self._turn(side, figure, heard=heard)
+        waited = side.worker.waited_ns()
+        began = time.perf_counter_ns()
+        said = side.ask({"do": "go"}, figure.calls * (figure.passes + 1)).get("ns")
+        outside = time.perf_counter_ns() - began
+        waited = side.worker.waited_ns() - waited
+        if not isinstance(said, int | float) or not math.isfinite(said) or said <= 0:
+            raise NotRightError(Outcome.CHEATED, f"says that a timed call took {said!r} ns")
+        figure.waited[-1] |= waited > _WAITED * said * figure.calls * figure.passes
+        passes = figure.passes + (figure.name == "device")
+        (figure.kernel_ns if side.is_kernel else figure.aten_ns).append(float(said))
+        beside = outside - said * figure.calls * passes
+        (figure.kernel_beside if side.is_kernel else figure.aten_beside).append(beside)
+        if heard:
+            last = shift + figure.passes if figure.name == "device" else 0
+            self._listen(side, figure, last)
+
+    def _turn(self, side: _Side, figure: _Figure, *, heard: bool) -> int:
+        """Give the calls of the next block other contents than those of the last, and return by how much they have moved."""
+        turns: list[int] = []
+        if heard or figure.name != "device" or figure.calls <= _ALL_TURNED:
+            turns = [self._chance.randrange(1, 1 << 30) for _ in range(figure.calls)]
+            side.turns[: len(turns)] = turns
+        shift = self._chance.randrange(figure.calls) if figure.name == "device" else 0
+        side.ask(
+            {
+                "do": "prepare", "figure": figure.name, "calls": figure.calls, "passes": figure.passes,
+                "ahead_ns": figure.ahead_ns, "turns": turns, "shift": shift,
+            },
+            figure.calls,
+        )  # fmt: skip
+        return shift
+
+    def _listen(self, side: _Side, figure: _Figure, shift: int) -> None:
+        """Judge the result of one of the calls that were just timed."""
+        last = figure.rounds % 2 == 0
+        call = figure.calls - 1 if last else self._chance.randrange(figure.calls)
+        reply = side.ask({"do": "show", "call": call, "own": self._request["case"]["own"]})
+        if tampered := reply.get("tampered"):
+            raise NotRightError(Outcome.CHEATED, f"tampered with its process: {'; '.join(map(str, tampered))}")
+        if self._hear is None:
+            return
+        finding = self._hear(reply.get("result") or {}, side.turns[(call + shift) % len(side.turns)])
+        if not finding.passed:
+            raise NotRightError(Outcome.CHEATED, f"an output of a timed call is wrong: {finding.reason}")
 
 
 def median_interval(ordered: list[float], confidence_z: float = 1.96) -> tuple[float, float]:
@@ -152,3 +337,18 @@ def median_interval(ordered: list[float], confidence_z: float = 1.96) -> tuple[f
     low = max(0, math.floor(count / 2 - reach))
     high = min(count - 1, math.ceil(count / 2 + reach))
     return ordered[low], ordered[high]
+
+
+def _cold(device: torch.device) -> int:
+    """Return how many bytes calls must touch before their inputs are touched again, for those to have left the cache."""
+    return 2 * int(torch.cuda.get_device_properties(device).L2_cache_size)
+
+
+def _between(value: float, low: int, high: int) -> int:
+    return max(low, min(high, int(value)))
+
+
+def _positive(said: Any) -> float:
+    """Return a time that a worker guessed, which is an untrusted word and sizes blocks only."""
+    usable = isinstance(said, int | float) and math.isfinite(said) and said > 0
+    return float(said) if usable else 1e6

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import select
+import signal
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -128,6 +131,26 @@ class KernelWorker:
     def orphans(self) -> int:
         """End and count the processes that the kernel has cut loose."""
         return self._spawner.orphans(self._pid)
+
+    def pause(self) -> None:
+        """Let nothing of the worker run until it is asked again, so that it cannot disturb who is timed meanwhile."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let the worker run again."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if self._pid:
+                os.killpg(self._pid, number)
+
+    def waited_ns(self) -> int:
+        """Return for how long in all the worker's first thread was ready to run and had no core; 0 where the system does not say."""
+        try:
+            return int(Path(f"/proc/{self._pid}/schedstat").read_text().split()[1])
+        except (OSError, IndexError, ValueError):
+            return 0
 
     def release(self, used: int) -> None:
         """Give back the arena's memory when a batch has used much of it."""

@@ -17,7 +17,7 @@ import torch
 from torch.cuda import _sleep, synchronize
 
 from opforge.cases.encoding import SHORT_DTYPES, decode
-from opforge.cases.materialise import flat_bytes, flat_storage, owned_copy, tensor_over, turned
+from opforge.cases.materialise import flat_bytes, flat_storage, owned_copy, tensor_over
 from opforge.sandbox import reach
 from opforge.sandbox.confinement import room_from
 from opforge.sandbox.loader import (
@@ -32,6 +32,7 @@ from opforge.sandbox.loader import (
 from opforge.sandbox.mutants import Mutated
 from opforge.sandbox.state import GlobalState, seed_generator
 from opforge.sandbox.tampering import Seals
+from opforge.sandbox.track import Track
 from opforge.sandbox.traps import Traps
 from opforge.sandbox.watch import Watch
 from opforge.sandbox.wire import Channel
@@ -76,6 +77,7 @@ class Worker:
         self._next = out_at
         self._kernel: LoadedKernel | None = None
         self._path: Path | None = None
+        self._track: Track | None = None
         self._watch = watch
         self._pid = getpid()
         self._traps = Traps(device.type)
@@ -95,8 +97,14 @@ class Worker:
                     reply = self._call_all(request)
                 case "gradient":
                     reply = self._gradient(request)
-                case "time":
-                    reply = self._time(request)
+                case "lay":
+                    reply = self._lay(request)
+                case "prepare":
+                    reply = self._prepare(request)
+                case "go":
+                    reply = self._go()
+                case "show":
+                    reply = self._show(request)
                 case unknown:
                     raise ValueError(f"unknown request {unknown!r}")
             self._stay_one()
@@ -304,7 +312,7 @@ class Worker:
 
     def _gradient(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the gradients that flow through the operator while the kernel stands in ATen's place."""
-        args, kwargs, inputs = self._fresh(request["case"], 0)
+        args, kwargs, inputs = self._fresh(request["case"])
         self._next = self._out_at
         try:
             function = self._function(request["op"])
@@ -316,32 +324,63 @@ class Worker:
         except BaseException as error:  # noqa: BLE001  # the border: whatever a kernel raises is its verdict
             return {"results": [{"raised": [type(error).__name__, describe_exception(error, self._path)]}]}
 
-    def _time(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Time one block of calls, each on contents of its own, and hand back the result of one of them."""
-        function = self._function(request["op"])
-        made = [self._fresh(request["case"], turn) for turn in request["turns"]]
-        self._wait()
-        start = perf_counter_ns()
-        kept = [function(*args, **kwargs) for args, kwargs, _ in made]
-        self._wait()
-        elapsed_ns = perf_counter_ns() - start
-        self._channel.send({"ns": elapsed_ns / len(made)})  # at once, for the judge's own clock to be held against
+    def _lay(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Make the calls that are to be timed."""
+        if "case" in request:
+            self._track = None  # its memory first
+            self._track = Track(self._function(request["op"]), request["case"], self._arena, self._device)
+        track = self._present_track()
+
+        def laid() -> dict[str, Any]:
+            how = track.lay(request["calls"], request["sets"], graph=request["graph"], cold=request["cold"])
+            return {**how, **track.guess()} if request["guess"] else how
+
+        return self._bordered(laid)
+
+    def _prepare(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Give the calls of a block their contents."""
+        track = self._present_track()
+
+        def prepared() -> dict[str, Any]:
+            track.prepare(request)
+            return {}
+
+        return self._bordered(prepared)
+
+    def _go(self) -> dict[str, Any]:
+        """Time a block. The answer goes out at once, for the judge's own clock to be held against."""
+        track = self._present_track()
+        return self._bordered(lambda: {"ns": track.go()})
+
+    def _show(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Hand back the result of one of the calls that were timed last."""
         self._next = self._out_at
-        _args, _kwargs, inputs = made[request["show"]]
-        reply: dict[str, Any] = {"returned": self._describe(kept[request["show"]], inputs)}
-        if request["case"]["own"]:
+        result, inputs = self._present_track().shown(request["call"])
+        reply: dict[str, Any] = {"returned": self._describe(result, inputs)}
+        if request["own"]:
             reply["inputs"] = [self._tensor(t, inputs).get("T") for t in inputs]
         bypass = self._bypass(inputs)
         return {"result": self._with_tried({**reply, **bypass}), **self._tampering()}
 
-    def _fresh(self, case: dict[str, Any], turn: int) -> tuple[list[Any], dict[str, Any], list[torch.Tensor]]:
-        """Return arguments with memory of their own; what floats they hold is turned on by some places."""
+    def _present_track(self) -> Track:
+        if self._track is None:
+            raise RuntimeError("no calls are laid out to be timed")
+        return self._track
+
+    def _bordered(self, timed: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return what is timed, or what the kernel raised there."""
+        try:
+            return timed()
+        except BaseException as error:  # noqa: BLE001  # the border: whatever a kernel raises is its verdict
+            self._stay_one()
+            return {"raised": [type(error).__name__, describe_exception(error, self._path)]}
+
+    def _fresh(self, case: dict[str, Any]) -> tuple[list[Any], dict[str, Any], list[torch.Tensor]]:
+        """Return arguments with memory of their own."""
         inputs: list[torch.Tensor] = []
 
         def tensor(row: list[Any]) -> torch.Tensor:
-            made = owned_copy(tensor_over(self._arena, row))
-            turned(made, turn)
-            inputs.append(made if row[6] or self._device.type == "cpu" else owned_copy(made, self._device))
+            inputs.append(owned_copy(tensor_over(self._arena, row), torch.device(row[6]) if row[6] else self._device))
             return inputs[-1]
 
         return decode(case["args"], tensor), {n: decode(v, tensor) for n, v in case["kwargs"].items()}, inputs

@@ -1,0 +1,256 @@
+"""The timed calls of one case. Each has memory and contents of its own; the judge says what they hold, when to go, and what to show.
+
+On a GPU the calls of a pass are one CUDA graph, so that a pass is made of what the device does and nothing else; where a
+kernel cannot be captured, they are queued behind a pause and timed by events. Call times are taken by the clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter_ns  # bound before any kernel is loaded
+from typing import Any
+
+import torch
+from torch.cuda import CUDAGraph, Event, Stream, _sleep, synchronize
+from torch.cuda import stream as on_stream
+
+from opforge.cases.encoding import decode
+from opforge.cases.materialise import flat_storage, owned_copy, tensor_over
+
+_WARM_UP = 3
+_GUESSED_CALLS = 8
+_AHEAD_NS = 30_000
+"""How long the device is kept busy while the host queues a graph."""
+_GATHERED = 4096
+"""Inputs of up to so many elements are turned all at once by an index."""
+_CYCLES_PER_NS = 1.7
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+
+Arguments = tuple[list[Any], dict[str, Any], list[torch.Tensor]]
+
+
+class Track:
+    """Calls of a function on inputs of the same shapes, ready to be timed."""
+
+    def __init__(self, function: Callable[..., Any], case: dict[str, Any], arena: Any, device: torch.device) -> None:
+        self._function = function
+        self._case = case
+        self._device = device
+        rows = _rows([case["args"], *case["kwargs"].values()])
+        self._inputs = [_Input(row, arena, device) for row in rows]
+        self._sets: list[Arguments] = []
+        self._count = 0
+        self._kept: list[Any] = []
+        self._captured: list[Any] = []
+        self._graph: CUDAGraph | None = None
+        self._stream = Stream(device) if device.type == "cuda" else None
+        self._flush: torch.Tensor | None = None
+        self._block: dict[str, Any] = {}
+
+    def lay(self, calls: int, sets: int, *, graph: bool, cold: int) -> dict[str, Any]:
+        """Have so many calls over so many sets of inputs, in new memory, and say how the device's time will be taken.
+
+        With ``cold``, so many bytes are read before each pass on a GPU, so that its cache holds neither inputs nor results.
+        """
+        self._kept, self._captured, self._graph = [], [], None
+        for given in self._inputs:
+            given.forget()
+        self._sets, old = [self._set() for _ in range(sets)], self._sets
+        del old  # not before: the new ones are to lie elsewhere
+        self._count = calls
+        for given in self._inputs:
+            given.turn([0] * sets)
+        if self._stream is None:
+            return {}
+        if self._flush is None or self._flush.numel() != cold // 4:
+            self._flush = torch.zeros(cold // 4, device=self._device) if cold else None
+        failure = self._capture() if graph else None
+        return {"method": "events" if self._graph is None else "graph", "failure": failure}
+
+    def guess(self) -> dict[str, Any]:
+        """Warm up, and return first guesses at what a call takes."""
+        self._put(self._count, 0)
+        for _ in range(_WARM_UP):
+            self._pipelined(min(self._count, 2))
+        guessed = {"call_ns": self._pipelined(min(self._count, _GUESSED_CALLS))}
+        return guessed if self._stream is None else {**guessed, "device_ns": self._device_pass(1, 0, 0)}
+
+    def prepare(self, block: dict[str, Any]) -> None:
+        """Put contents into the inputs of a block of calls, and wait until they are there."""
+        self._block = block
+        for given in self._inputs if block["turns"] else ():
+            given.turn(block["turns"])
+        if block["figure"] != "device":
+            self._put(block["calls"], 0)
+            self._kept = []
+        self._wait()
+
+    def go(self) -> float:
+        """Run the block and return what a call took in ns."""
+        block = self._block
+        match block["figure"]:
+            case "device":
+                return self._device_pass(block["passes"], block["shift"], block["ahead_ns"])
+            case "call":
+                return self._pipelined(block["calls"])
+            case "sync":
+                return self._synchronous(block["calls"])
+            case unknown:
+                raise ValueError(f"unknown figure {unknown!r}")
+
+    def shown(self, call: int) -> tuple[Any, list[torch.Tensor]]:
+        """Return the result of one of the calls that were timed last, and its inputs as they are now."""
+        kept = self._captured if self._graph is not None and self._block["figure"] == "device" else self._kept
+        return kept[call], self._sets[call % len(self._sets)][2]
+
+    def _set(self) -> Arguments:
+        """Return arguments with memory of their own."""
+        made = [given.another() for given in self._inputs]
+        waiting = iter(made)
+
+        def tensor(_row: list[Any]) -> torch.Tensor:
+            return next(waiting)
+
+        args = decode(self._case["args"], tensor)
+        return args, {n: decode(v, tensor) for n, v in self._case["kwargs"].items()}, made
+
+    def _put(self, calls: int, shift: int) -> None:
+        for given in self._inputs:
+            given.put(min(calls, len(self._sets)), shift)
+
+    def _pass(self, calls: int) -> list[Any]:
+        function, sets = self._function, self._sets
+        rounds = [*sets * (calls // len(sets)), *sets[: calls % len(sets)]]
+        return [function(*args, **kwargs) for args, kwargs, _ in rounds]
+
+    def _pipelined(self, calls: int) -> float:
+        start = perf_counter_ns()
+        self._kept = self._pass(calls)
+        self._wait()
+        return (perf_counter_ns() - start) / calls
+
+    def _synchronous(self, calls: int) -> float:
+        function, kept = self._function, []
+        start = perf_counter_ns()
+        for args, kwargs, _ in self._sets[:calls]:
+            kept.append(function(*args, **kwargs))
+            synchronize()
+        spent = perf_counter_ns() - start
+        self._kept = kept
+        return spent / calls
+
+    def _device_pass(self, passes: int, shift: int, ahead_ns: float) -> float:
+        """Run one pass that is not timed and some that are, each on other contents, and return what a call of those took."""
+        marks = []
+        for number in range(passes + 1):
+            self._put(self._count, shift + number)
+            before, after = Event(enable_timing=True), Event(enable_timing=True)
+            if self._flush is not None:
+                self._flush.sum()
+            _sleep(int((_AHEAD_NS if self._graph is not None else ahead_ns) * _CYCLES_PER_NS))  # the pass is queued meanwhile
+            before.record()
+            if self._graph is None:
+                self._kept = self._pass(self._count)
+            else:
+                self._graph.replay()
+            after.record()
+            marks.append((before, after))
+        synchronize()
+        spent_ms = sum(float(before.elapsed_time(after)) for before, after in marks[1:])
+        return spent_ms * 1e6 / (passes * self._count)
+
+    def _capture(self) -> str | None:
+        """Capture a pass as a graph; what stands in the way is returned in words."""
+        graph = CUDAGraph()
+        self._put(self._count, 0)
+        self._wait()
+        failure = None
+        with on_stream(self._stream):
+            self._pass(2)  # what a first call on a stream sets up is not to be part of the graph
+            self._wait()
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                kept = self._pass(self._count)
+            except Exception as error:  # noqa: BLE001  # whatever a kernel says to being captured
+                failure, kept = f"{type(error).__name__}: {error}"[:300], []
+            try:
+                graph.capture_end()
+            except RuntimeError as error:
+                failure = failure or f"{type(error).__name__}: {error}"[:300]
+        if failure is not None:
+            _new_generator_state(self._device)
+            self._wait()
+            return failure
+        self._graph, self._captured = graph, kept
+        return None
+
+    def _wait(self) -> None:
+        if self._stream is not None:
+            synchronize()
+
+
+class _Input:
+    """One input of the case: its memory in each call, and what that is to hold."""
+
+    def __init__(self, row: list[Any], arena: Any, device: torch.device) -> None:
+        made = tensor_over(arena, row)
+        self._first = owned_copy(made, torch.device(row[6]) if row[6] else device)
+        size = self._first.element_size()
+        self._count = self._first.untyped_storage().nbytes() // size
+        self._size = size
+        self._turns = self._count > 1 and (made.is_floating_point() or made.is_complex())
+        self._base = _words(self._first, self._count, size)
+        self._memory: list[torch.Tensor] = []
+        self._rows: list[torch.Tensor] = []
+
+    def another(self) -> torch.Tensor:
+        """Return a tensor like the first, with memory of its own, which is filled from now on."""
+        made = owned_copy(self._first)
+        if self._count:
+            self._memory.append(_words(made, self._count, self._size))
+        return made
+
+    def forget(self) -> None:
+        """Forget the memory of the calls so far."""
+        self._memory, self._rows = [], []
+
+    def turn(self, turns: list[int]) -> None:
+        """Have contents for as many sets as there are turns: the floats moved on by so many places, round and round."""
+        if not self._count:
+            return
+        if not self._turns or not any(turns):
+            rows = [self._base] * len(turns)
+        elif self._count <= _GATHERED:
+            places = torch.arange(self._count, device=self._base.device)
+            steps = torch.tensor(turns, device=self._base.device) % self._count
+            rows = list(self._base[(places - steps[:, None]) % self._count].unbind())
+        else:
+            rows = [self._base.roll(turn, 0) for turn in turns]
+        self._rows[: len(rows)] = rows
+
+    def put(self, calls: int, shift: int) -> None:
+        """Fill the memory of the first calls; call ``i`` gets contents ``i + shift``, round and round."""
+        if not self._count:
+            return
+        total = len(self._memory)
+        rows = [self._rows[(call + shift) % total] for call in range(calls)]
+        torch._foreach_copy_(self._memory[:calls], rows)
+
+
+def _words(tensor: torch.Tensor, count: int, size: int) -> torch.Tensor:
+    """Return a tensor's memory as integers, so many rows of as many bytes as an element has."""
+    flat = flat_storage(tensor)[: count * size]
+    return flat.view(_WORDS.get(size, torch.int64)).view(count, -1) if count else flat
+
+
+def _rows(tree: Any) -> list[list[Any]]:
+    """Return the rows of the tensors in a case, in the order in which ``decode`` meets them."""
+    found: list[list[Any]] = []
+    decode(tree, found.append)
+    return found
+
+
+def _new_generator_state(device: torch.device) -> None:
+    """Give the device's generator a state that does not wait for the end of a capture which has failed."""
+    generator = torch.cuda.default_generators[device.index or 0]
+    generator.graphsafe_set_state(torch.Generator(device).graphsafe_get_state())
