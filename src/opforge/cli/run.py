@@ -121,6 +121,7 @@ def _say_what_is_missing(manifest: dict[str, Any]) -> None:
 
 
 def _operator_rows(summary: object) -> list[dict[str, object]]:
+    from opforge.reports.speed import operator_fields
     from opforge.runs import Summary
 
     if not isinstance(summary, Summary):
@@ -136,6 +137,7 @@ def _operator_rows(summary: object) -> list[dict[str, object]]:
                 "cases": tally.total,
                 "passed": tally.passed,
                 "speedup": tally.speedup,
+                **operator_fields(tally),
                 "declined": op in declined,
                 "weak_to": summary.weak.get(op, []),
                 "reasons": reasons,
@@ -148,6 +150,7 @@ def _operator_rows(summary: object) -> list[dict[str, object]]:
             "cases": 0,
             "passed": 0,
             "speedup": None,
+            **operator_fields(None),
             "declined": False,
             "weak_to": [],
             "reasons": [],
