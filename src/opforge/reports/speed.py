@@ -10,9 +10,9 @@ from opforge.runs.speed import Ratio, Share
 Cell = str | int | float | None
 
 
-def ratio_text(ratio: Ratio) -> str:
+def ratio_text(ratio: Ratio, digits: int = 3) -> str:
     """Say a speedup with its interval."""
-    return f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
+    return f"{ratio.value:.{digits}f} [{ratio.low:.{digits}f}, {ratio.high:.{digits}f}]"
 
 
 def share_text(share: Share) -> str:
@@ -82,7 +82,7 @@ def speed_cell(tally: OperatorTally) -> str:
 
 
 def call_cell(tally: OperatorTally) -> str:
-    return "" if tally.call_speed is None else ratio_text(tally.call_speed)
+    return "" if tally.call_speed is None else ratio_text(tally.call_speed, 2)
 
 
 def light_cell(tally: OperatorTally) -> str:

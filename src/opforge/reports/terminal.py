@@ -22,10 +22,10 @@ _MAX_ALARMS = 25
 _SPEED_COLUMNS: dict[str, Callable[[OperatorTally], str]] = {
     "× ATen": speed.speed_cell,
     "call × ATen": speed.call_cell,
-    "% light (ATen)": speed.light_cell,
+    "% light": speed.light_cell,
     "": speed.marks,
 }
-"""What is said of times, by the column's title; a column in which nothing stands is left out."""
+"""What is said of times, by the column's title; a column in which nothing stands is left out. Light is the kernel's, then ATen's."""
 
 
 def console_for_results() -> Console:
@@ -87,7 +87,8 @@ def _table(manifest: dict[str, Any], tallies: list[OperatorTally]) -> Table:
     for tally in tallies:
         colour = "green" if tally.right else "red"
         cells = [tally.op, tally.kernel, f"{tally.passed}/{tally.total}", f"[{colour}]{_verdicts(tally)}[/{colour}]"]
-        table.add_row(*cells, *[escape(cell(tally)) for cell in speeds.values()])
+        loud = "bold red" if tally.alarms else None
+        table.add_row(*cells, *[escape(cell(tally)) for cell in speeds.values()], style=loud)
     return table
 
 
