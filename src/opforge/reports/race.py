@@ -59,8 +59,7 @@ def _figures(row: Mapping[str, Any]) -> Iterator[str]:
 def _line(title: str, figure: Mapping[str, Any]) -> str:
     ratio = ratio_text(Ratio(figure["speedup"], figure["low"], figure["high"]))
     times = f"kernel {_us(figure['kernel_us'])}   ATen {_us(figure['aten_us'])}   × ATen {ratio}"
-    calls = figure.get("calls")
-    said = [f"{figure['rounds']} rounds" + (f" of {calls} call{'s' * (calls > 1)}" if calls else "")]
+    said = [f"{figure['rounds']} rounds" + (f" of {figure['calls']} calls" if figure.get("calls") else "")]
     said += [_WORDS[figure[name]] for name in ("method", "cache") if figure.get(name) in _WORDS]
     return f"{title:7} {times}   {', '.join(said)}"
 
