@@ -15,7 +15,7 @@ from opforge.runs.speed import Ratio, Share, Timed, geomean
 
 CURVE = (0.8, 1.0, 1.2, 1.5, 2.0)
 """The speedups at which perf@p is always told, besides the one asked for."""
-_OF_THE_MACHINE = re.compile(r"clock|throttl|power|temperature", re.IGNORECASE)
+_OF_THE_MACHINE = re.compile(r"\bclock|throttl|\bpower\b|temperature", re.IGNORECASE)
 """What a note on clocks and power speaks of: it is about the machine, and said once."""
 
 
