@@ -65,17 +65,12 @@ class DirectoryBackend:
         if not files:
             self.strangers.append(f"{folder.name} holds no {_FILE.format(folder=folder.name)}*.py")
             return None
+        file = self._pick(folder, files)
         try:
-            primary = table().resolve(name)
+            return kernel_in(file, name)
         except UnknownNameError as error:
             self.strangers.append(str(error))
             return None
-        own, others = table().served_by(name)
-        file = self._pick(folder, files)
-        functional = [op for op in own if op.form is not Form.MUTABLE] if primary.form is Form.FUNCTIONAL else [primary]
-        serves = [Served(op.name) for op in functional] + [Served(op.name, required=False) for op in others]
-        entries = dict.fromkeys([f"{name.replace('.', '__')}_kernel_impl", f"{primary.base}_kernel_impl"])
-        return Kernel(file.stem, primary.name, tuple(serves), str(file.resolve()), tuple(entries), _digest(file))
 
     def _pick(self, folder: Path, files: list[Path]) -> Path:
         wanted = self._chosen.get(folder.name)
@@ -85,6 +80,16 @@ class DirectoryBackend:
         if wanted not in by_name:
             raise UnknownNameError(f"implementation of {folder.name}", wanted, by_name)
         return by_name[wanted]
+
+
+def kernel_in(file: Path, name: str) -> Kernel:
+    """Return the kernel in a file, written for the operator that a name means, with all that it serves."""
+    primary = table().resolve(name)
+    own, others = table().served_by(name)
+    functional = [op for op in own if op.form is not Form.MUTABLE] if primary.form is Form.FUNCTIONAL else [primary]
+    serves = [Served(op.name) for op in functional] + [Served(op.name, required=False) for op in others]
+    entries = dict.fromkeys([f"{name.replace('.', '__')}_kernel_impl", f"{primary.base}_kernel_impl"])
+    return Kernel(file.stem, primary.name, tuple(serves), str(file.resolve()), tuple(entries), _digest(file))
 
 
 def operator_name(folder: str) -> str:

@@ -98,7 +98,7 @@ def _judge(config: RunConfig, folder: Path, *, resume: bool, as_json: bool) -> i
         if (folder / "results.jsonl").exists():
             sys.stderr.write(f"what was judged is kept; go on with `opforge run --resume {folder}`\n")
         raise
-    _say_what_is_missing(ended.manifest)
+    say_what_is_missing(ended.manifest)
     write_all(folder, ended.summary)
     if as_json:
         scores = {**ended.summary.scores(), "out": str(folder)}
@@ -112,7 +112,7 @@ def _judge(config: RunConfig, folder: Path, *, resume: bool, as_json: bool) -> i
     return ended.summary.exit_code
 
 
-def _say_what_is_missing(manifest: dict[str, Any]) -> None:
+def say_what_is_missing(manifest: dict[str, Any]) -> None:
     """Say once, on stderr, when kernels were not kept from all that they should be kept from."""
     if not manifest["config"].get("confine", True):
         sys.stderr.write("kernels ran unconfined (--no-confine): they had your files, network and processes\n")
@@ -121,6 +121,7 @@ def _say_what_is_missing(manifest: dict[str, Any]) -> None:
 
 
 def _operator_rows(summary: object) -> list[dict[str, object]]:
+    from opforge.reports.speed import operator_fields
     from opforge.runs import Summary
 
     if not isinstance(summary, Summary):
@@ -136,6 +137,7 @@ def _operator_rows(summary: object) -> list[dict[str, object]]:
                 "cases": tally.total,
                 "passed": tally.passed,
                 "speedup": tally.speedup,
+                **operator_fields(tally),
                 "declined": op in declined,
                 "weak_to": summary.weak.get(op, []),
                 "reasons": reasons,
@@ -148,6 +150,7 @@ def _operator_rows(summary: object) -> list[dict[str, object]]:
             "cases": 0,
             "passed": 0,
             "speedup": None,
+            **operator_fields(None),
             "declined": False,
             "weak_to": [],
             "reasons": [],

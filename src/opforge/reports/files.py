@@ -10,7 +10,8 @@ from typing import Any
 
 from opforge.cache import write_atomically
 from opforge.judge.verdict import Outcome
-from opforge.runs.score import OperatorTally, Summary
+from opforge.reports import speed
+from opforge.runs.score import CURVE, OperatorTally, Summary
 from opforge.runs.store import read_manifest, read_rows
 
 SUMMARY, TABLE, FAILED, FULL = "OVERALL_SUMMARY.md", "operator_summary.csv", "failed_tests.json", "full_results.json"
@@ -41,10 +42,12 @@ def overall(manifest: dict[str, Any], summary: Summary) -> str:
         f"| correctness | {scores['correctness']:.4f} over {scores['operators']} operators (without a kernel: {scores['missing'] + scores['declined']}) |",
         f"| correctness of what the backend implements | {scores['correctness_of_judged']:.4f} over {scores['judged']} operators |",
         f"| coverage | {scores['coverage']:.4f} |",
-        f"| performance | {performance_text(summary)} |",
+        *[f"| {title} | {text} |" for title, text in speed.score_lines(summary)],
+        *_curve(summary),
         f"| cases | {scores['cases']}: {verdict_text(scores['verdicts'])} |",
         f"| torch | {manifest['versions']['torch']} on {manifest['machine']['device']}, {manifest['machine']['platform']} |",
         "",
+        *_alarms(summary),
     ]
     wrong = [t for t in summary.judged if not t.right]
     if wrong:
@@ -58,6 +61,7 @@ def overall(manifest: dict[str, Any], summary: Summary) -> str:
             "Overloads beyond a kernel's own family that it raises on: "
             + ", ".join(f"`{op}`" for op in summary.declined),
         ]
+    lines += _times(summary)
     lines += _asides(manifest, summary)
     if weak := summary.weak_judged:
         lines += ["", "## Weak cases", "", weak_text(summary), ""]
@@ -72,6 +76,37 @@ def overall(manifest: dict[str, Any], summary: Summary) -> str:
     if manifest["plan"]["remarks"]:
         lines += ["", "## Remarks", "", *[f"- {remark}" for remark in manifest["plan"]["remarks"]]]
     return "\n".join(lines) + "\n"
+
+
+def _curve(summary: Summary) -> Iterator[str]:
+    """Yield the row of perf@p at other speedups."""
+    shares = [share for p in CURVE if (share := summary.share_at(p)) is not None]
+    if shares:
+        yield f"| perf@p | {', '.join(speed.share_text(share) for share in shares)} |"
+
+
+def _alarms(summary: Summary) -> Iterator[str]:
+    """Yield the section on what was faster than light: it stands first, for it is a fault of somebody's."""
+    found = list(speed.alarm_lines(summary))
+    if found:
+        yield from ("## ALARM: faster than light", "")
+        yield "These cases are no records and count in no score of speed. A kernel, a formula or the timing is wrong."
+        yield from ("", *[f"- **{who}**: {alarm}: `{case}`" for who, alarm, case in found], "")
+
+
+def _times(summary: Summary) -> Iterator[str]:
+    """Yield the table of speeds, and what is to be known of the machine that they were measured on."""
+    timed = [t for _, t in sorted(summary.operators.items()) if t.times]
+    if not timed:
+        return
+    yield from ("", "## Times", "", "Speedups over ATen with their 95 % intervals; only right kernels have one.", "")
+    yield "| operator | kernel | timed | × ATen | call × ATen | % of light (ATen) | |"
+    yield "|---|---|---|---|---|---|---|"
+    for t in timed:
+        cells = [f"`{t.op}`", t.kernel, str(len(t.times)), speed.speed_cell(t), speed.call_cell(t), speed.light_cell(t)]
+        yield f"| {' | '.join([*cells, speed.marks(t)])} |"
+    if remarks := list(speed.machine_lines(summary)):
+        yield from ("", "## The machine while it was timed", "", *[f"- {remark}" for remark in remarks])
 
 
 def _asides(manifest: dict[str, Any], summary: Summary) -> Iterator[str]:
@@ -105,14 +140,6 @@ def weak_text(summary: Summary) -> str:
     )
 
 
-def performance_text(summary: Summary) -> str:
-    """Say the performance score and perf@p, or that nothing was timed."""
-    if summary.performance is None or summary.performance_interval is None or summary.perf_at_p is None:
-        return "nothing timed (no performance cases of right kernels)"
-    low, high = summary.performance_interval
-    return f"{summary.performance:.3f}× ATen [{low:.3f}, {high:.3f}], perf@{summary.p:g} {summary.perf_at_p:.2f}"
-
-
 def verdict_text(verdicts: dict[str, int]) -> str:
     """Say how many cases got which verdict, in the order of the verdicts' list."""
     return ", ".join(f"{verdicts[o.value]} {o.value}" for o in Outcome if verdicts.get(o.value)) or "none"
@@ -135,16 +162,23 @@ def _write_table(path: Path, summary: Summary) -> None:
         "pass_rate",
         "speedup",
         *[o.value for o in Outcome if o is not Outcome.PASSED],
+        *speed.operator_fields(None),
     ]
     with path.open("w", newline="") as handle:
         writer = csv.writer(handle)
         writer.writerow(columns)
         for op, tally in sorted(summary.operators.items()):
-            speedup = "" if tally.speedup is None else f"{tally.speedup:.4f}"
-            counts = [tally.verdicts[o.value] for o in Outcome if o is not Outcome.PASSED]
+            speedup = _cell(tally.speedup)
+            counts = [str(tally.verdicts[o.value]) for o in Outcome if o is not Outcome.PASSED]
+            counts += [_cell(value) for value in speed.operator_fields(tally).values()]
             writer.writerow([op, tally.kernel, tally.total, tally.passed, f"{tally.pass_rate:.4f}", speedup, *counts])
         for op in summary.missing:
-            writer.writerow([op, "", 0, 0, "0.0000", "", *[0] * (len(Outcome) - 1)])
+            nothing = [_cell(value) for value in speed.operator_fields(None).values()]
+            writer.writerow([op, "", 0, 0, "0.0000", "", *[0] * (len(Outcome) - 1), *nothing])
+
+
+def _cell(value: speed.Cell) -> str:
+    return "" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
 def _write_json_rows(path: Path, rows: Iterator[dict[str, Any]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
@@ -9,13 +10,22 @@ from rich.markup import escape
 from rich.table import Table
 
 from opforge.judge.verdict import Outcome
-from opforge.reports.files import performance_text, verdict_text, weak_text
+from opforge.reports import speed
+from opforge.reports.files import verdict_text, weak_text
 from opforge.runs.score import OperatorTally, Summary
 
 _PLAIN_WIDTH = 140
 _MAX_ROWS = 40
 _MAX_REASONS = 25
 _MAX_WEAK = 5
+_MAX_ALARMS = 25
+_SPEED_COLUMNS: dict[str, Callable[[OperatorTally], str]] = {
+    "× ATen": speed.speed_cell,
+    "call × ATen": speed.call_cell,
+    "% light": speed.light_cell,
+    "": speed.marks,
+}
+"""What is said of times, by the column's title; a column in which nothing stands is left out. Light is the kernel's, then ATen's."""
 
 
 def console_for_results() -> Console:
@@ -27,7 +37,7 @@ def console_for_results() -> Console:
 def show(console: Console, manifest: dict[str, Any], summary: Summary) -> None:
     """Print a run."""
     tallies = sorted(summary.judged, key=lambda t: (t.right, t.op))
-    console.print(_table(manifest, summary, tallies[:_MAX_ROWS]))
+    console.print(_table(manifest, tallies[:_MAX_ROWS]))
     if len(tallies) > _MAX_ROWS:
         hidden = tallies[_MAX_ROWS:]
         console.print(
@@ -43,7 +53,10 @@ def show(console: Console, manifest: dict[str, Any], summary: Summary) -> None:
         console.print(f"[yellow]note[/yellow] {escape(remark)}")
     if (losses := manifest["plan"]["losses"]) and not manifest["config"]["ops"]:
         console.print(f"{len(losses)} kinds of samples could not become cases; they are listed in OVERALL_SUMMARY.md")
+    for remark in speed.machine_lines(summary):
+        console.print(f"[yellow]machine[/yellow] {escape(remark)}", soft_wrap=True)
     _show_weak(console, summary)
+    _show_alarms(console, summary)
     _show_scores(console, summary)
 
 
@@ -56,7 +69,7 @@ def _show_weak(console: Console, summary: Summary) -> None:
     console.print(f"[yellow]weak cases[/yellow]   {weak_text(summary)} {shown}{more}", soft_wrap=True)
 
 
-def _table(manifest: dict[str, Any], summary: Summary, tallies: list[OperatorTally]) -> Table:
+def _table(manifest: dict[str, Any], tallies: list[OperatorTally]) -> Table:
     config = manifest["config"]
     table = Table(
         title=f"{config['backend']} on {config['suite']} ({config['device']})",
@@ -68,15 +81,14 @@ def _table(manifest: dict[str, Any], summary: Summary, tallies: list[OperatorTal
     table.add_column("kernel", overflow="fold")
     table.add_column("passed", justify="right")
     table.add_column("verdict")
-    timed = any(t.speedups for t in summary.judged)
-    if timed:
-        table.add_column("× ATen", justify="right")
+    speeds = {title: cell for title, cell in _SPEED_COLUMNS.items() if any(cell(t) for t in tallies)}
+    for title in speeds:
+        table.add_column(title, justify="right" if title else "left")
     for tally in tallies:
         colour = "green" if tally.right else "red"
         cells = [tally.op, tally.kernel, f"{tally.passed}/{tally.total}", f"[{colour}]{_verdicts(tally)}[/{colour}]"]
-        if timed:
-            cells.append(_speedup(tally))
-        table.add_row(*cells)
+        loud = "bold red" if tally.alarms else None
+        table.add_row(*cells, *[escape(cell(tally)) for cell in speeds.values()], style=loud)
     return table
 
 
@@ -86,13 +98,13 @@ def _verdicts(tally: OperatorTally) -> str:
     return ", ".join(f"{tally.verdicts[o]} {o}" for o in Outcome if o is not Outcome.PASSED and tally.verdicts[o])
 
 
-def _speedup(tally: OperatorTally) -> str:
-    if not tally.right or not tally.speedups:
-        return ""
-    if len(tally.speedups) == 1:
-        centre, low, high = tally.speedups[0]
-        return f"{centre:.3f} [{low:.3f}, {high:.3f}]"
-    return f"{tally.speedup:.3f} (n={len(tally.speedups)})"
+def _show_alarms(console: Console, summary: Summary) -> None:
+    found = list(speed.alarm_lines(summary))
+    for who, alarm, case in found[:_MAX_ALARMS]:
+        console.print(f"[bold red]ALARM[/bold red] {escape(who)}: {escape(alarm)}", soft_wrap=True)
+        console.print(f"  {escape(case)}", soft_wrap=True)
+    if len(found) > _MAX_ALARMS:
+        console.print(f"[bold red]… and {len(found) - _MAX_ALARMS} more alarms[/bold red]; see OVERALL_SUMMARY.md")
 
 
 def _show_reasons(console: Console, wrong: list[OperatorTally]) -> None:
@@ -113,5 +125,6 @@ def _show_scores(console: Console, summary: Summary) -> None:
         f"{scores['correctness_of_judged']:.4f} over the {scores['judged']} that the backend implements (coverage {scores['coverage']:.4f})",
         soft_wrap=True,
     )
-    console.print(f"performance  {performance_text(summary)}", soft_wrap=True)
+    for title, text in speed.score_lines(summary):
+        console.print(f"{title:12} {escape(text)}", soft_wrap=True)
     console.print(f"cases        {scores['cases']}: {verdict_text(scores['verdicts'])}", soft_wrap=True)

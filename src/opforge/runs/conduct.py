@@ -23,6 +23,7 @@ from opforge.runs.plan import Job, Key, Plan, load_suite, make_plan
 from opforge.runs.score import Summary
 from opforge.runs.store import RunStore
 from opforge.sandbox import probe
+from opforge.suites import Suite
 from opforge.suites.base import Progress, silent
 from opforge.suites.strength import known
 
@@ -43,17 +44,19 @@ def run(
     resume: bool = False,
     progress: Progress = silent,
     command: list[str] | None = None,
+    suite: Suite | None = None,
+    backend: Backend | None = None,
 ) -> Ended:
-    """Judge a backend on a suite, and keep everything in ``out``."""
+    """Judge a backend on a suite, and keep everything in ``out``; both are the registered ones unless they are given."""
     config = config.checked()
     table().select(config.ops)  # a misspelt operator is answered before anything is started
-    backend: Backend = registry.load("backends", config.backend)(config.backend_options)
-    registry.load("suites", config.suite)
+    backend = backend or registry.load("backends", config.backend)(config.backend_options)
+    suite = suite or registry.load("suites", config.suite)()
     server = start_server(config.device)
     try:
         if config.device != "cpu":
             probe.check_device(server.spawner, config.device)
-        plan = make_plan(config, backend, load_suite(config, progress))
+        plan = make_plan(config, backend, load_suite(config, progress, suite))
         store = RunStore.reopen(out) if resume else RunStore.create(out, _manifest(config, plan, command or sys.argv))
         try:
             confinement = probe.confinement(server.spawner) if config.confine else probe.off()
@@ -126,6 +129,7 @@ def _manifest(config: RunConfig, plan: Plan, command: list[str]) -> dict[str, An
             "operators": len(plan.suite.cases),
             "missing": list(plan.missing),
             "optional": sorted(plan.optional),
+            "performance": list(plan.performance),
             "kernels": kernels,
             "losses": list(plan.suite.losses),
             "remarks": list(plan.remarks),

@@ -8,12 +8,12 @@ from typing import Any
 
 from opforge import registry
 from opforge.backends import Backend
-from opforge.cases import Case
+from opforge.cases import Case, Phase
 from opforge.errors import NothingToJudgeError
 from opforge.kernels import Kernel
 from opforge.ops import table
 from opforge.runs.config import RunConfig
-from opforge.suites import LoadedSuite, SuiteOptions
+from opforge.suites import LoadedSuite, Suite, SuiteOptions
 from opforge.suites.base import Progress
 
 Key = tuple[str, str, str]
@@ -70,11 +70,17 @@ class Plan:
         """Return the operators that a kernel may decline."""
         return frozenset(p.op for job in self.jobs for p in job.parts if not p.required)
 
+    @property
+    def performance(self) -> tuple[str, ...]:
+        """Return the operators that are to be timed, those without a kernel too."""
+        cases = self.suite.cases.items()
+        return tuple(op for op, those in cases if any(c.phase is Phase.PERFORMANCE for c in those))
 
-def load_suite(config: RunConfig, progress: Progress) -> LoadedSuite:
-    """Return the suite's cases for a configuration."""
+
+def load_suite(config: RunConfig, progress: Progress, suite: Suite | None = None) -> LoadedSuite:
+    """Return the suite's cases for a configuration; the suite is the registered one unless one is given."""
     ops = frozenset(op.name for op in table().select(config.ops)) if config.ops else None
-    suite = registry.load("suites", config.suite)()
+    suite = suite or registry.load("suites", config.suite)()
     loaded: LoadedSuite = suite.load(SuiteOptions(config.device, config.dtypes, ops), progress)
     if not loaded.cases:
         what = (

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import math
+import re
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from opforge.cases import Phase
 from opforge.judge.verdict import FAULT, Outcome
+from opforge.runs.speed import Ratio, Share, Timed, geomean
+
+CURVE = (0.8, 1.0, 1.2, 1.5, 2.0)
+"""The speedups at which perf@p is always told, besides the one asked for."""
+_OF_THE_MACHINE = re.compile(r"\bclock|throttl|\bpower\b|temperature", re.IGNORECASE)
+"""What a note on clocks and power speaks of: it is about the machine, and said once."""
 
 
 @dataclass
@@ -22,8 +30,9 @@ class OperatorTally:
     """How often each verdict other than passed came with each reason; similar reasons are counted together."""
     raised: int = 0
     """Cases that passed because the kernel raised where ATen does."""
-    speedups: list[tuple[float, float, float]] = field(default_factory=list)
-    """Speedup with its interval, of each timed case."""
+    performance_cases: int = 0
+    """Cases that were to be timed, whatever became of them."""
+    times: list[Timed] = field(default_factory=list)
     calls: dict[str, int] = field(default_factory=dict)
     """The ATen calls that the kernel makes in one case."""
     tolerated: int = 0
@@ -59,9 +68,51 @@ class OperatorTally:
         return declined > 0 and declined + self.raised == self.total
 
     @property
+    def counted(self) -> list[Timed]:
+        """Return the times that count: of a right kernel, neither alarmed nor launch-bound."""
+        return [t for t in self.times if t.counts] if self.right else []
+
+    @property
+    def launch_bound(self) -> list[Timed]:
+        """Return the times of a right kernel that measure launching alone, which are scored apart."""
+        return [t for t in self.times if t.launch_bound and not t.alarm] if self.right else []
+
+    @property
+    def stands_apart(self) -> bool:
+        """Whether all that was to be timed is launch-bound, so that nothing of it is in the scores of speed."""
+        return 0 < self.performance_cases == len(self.launch_bound)
+
+    @property
+    def alarms(self) -> list[Timed]:
+        return [t for t in self.times if t.alarm]
+
+    @property
+    def speed(self) -> Ratio | None:
+        """Return the geometric mean over the timed cases that count."""
+        return geomean(t.speed for t in self.counted)
+
+    @property
     def speedup(self) -> float | None:
-        """Return the geometric mean over the timed cases of a right kernel."""
-        return _geomean([s for s, _, _ in self.speedups]) if self.right and self.speedups else None
+        return None if self.speed is None else self.speed.value
+
+    @property
+    def launch_speed(self) -> Ratio | None:
+        """Return the geometric mean over the launch-bound cases."""
+        return geomean(t.speed for t in self.launch_bound)
+
+    @property
+    def call_speed(self) -> Ratio | None:
+        """Return the geometric mean of call times over the cases that count, where their headline is device time."""
+        return geomean(t.call for t in self.counted if t.call is not None)
+
+    @property
+    def light(self) -> float | None:
+        """Return the percent of the speed of light that the kernel reaches, the median over the cases that count."""
+        return _median(t.light for t in self.counted)
+
+    @property
+    def aten_light(self) -> float | None:
+        return _median(t.aten_light for t in self.counted)
 
 
 @dataclass
@@ -76,13 +127,18 @@ class Summary:
     p: float = 1.0
     weak: dict[str, list[str]] = field(default_factory=dict)
     """Operators whose cases let mutants of ATen through, and which."""
+    planned_races: frozenset[str] | None = None
+    """The operators of the selection that have performance cases; None in manifests of older runs."""
+    machine: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """What was noted of clocks and power: the first such note of each kind, and in how many cases."""
 
     @classmethod
     def start(cls, manifest: Mapping[str, Any]) -> Summary:
         """Return the summary of a run that has no verdicts yet."""
         config, plan = manifest["config"], manifest["plan"]
         weak = plan.get("weak", {}).get("ops", {})
-        return cls({}, tuple(plan["missing"]), frozenset(plan["optional"]), plan["operators"], config["p"], weak)
+        races = frozenset(plan["performance"]) if "performance" in plan else None
+        return cls({}, tuple(plan["missing"]), frozenset(plan["optional"]), plan["operators"], config["p"], weak, races)
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> Summary:
@@ -101,8 +157,18 @@ class Summary:
         tally.tolerated += "rtol" in row
         tally.calls = tally.calls or row.get("calls", {})
         tally.defects.update(note for note in row.get("notes", ()) if FAULT in note)
-        if "speedup" in row:
-            tally.speedups.append((row["speedup"], row["speedup_low"], row["speedup_high"]))
+        timed = Timed.of(row)
+        tally.performance_cases += timed is not None or row.get("phase") == Phase.PERFORMANCE
+        if timed is not None:
+            tally.times.append(timed)
+            self._note_machine(row.get("notes", ()))
+
+    def _note_machine(self, notes: Iterable[str]) -> None:
+        """Keep what is said of the machine once: notes that differ in their numbers only are one."""
+        for note in filter(_OF_THE_MACHINE.search, notes):
+            kind = re.sub(r"[\d.,]+", "#", note)
+            first, count = self.machine.get(kind, (note, 0))
+            self.machine[kind] = first, count + 1
 
     @property
     def judged(self) -> list[OperatorTally]:
@@ -140,32 +206,56 @@ class Summary:
         return sum((t.verdicts for t in self.operators.values()), Counter())
 
     @property
+    def speed(self) -> Ratio | None:
+        """Geometric mean of the speedups over operators whose kernel is right; None when nothing was timed that counts."""
+        return geomean(t.speed for t in self.judged if t.speed is not None)
+
+    @property
     def performance(self) -> float | None:
-        """Geometric mean of the speedups over ATen, over operators whose kernel is right; None when nothing was timed."""
-        return _geomean([t.speedup for t in self.judged if t.speedup is not None])
+        return None if self.speed is None else self.speed.value
 
     @property
     def performance_interval(self) -> tuple[float, float] | None:
-        """Return the mean's interval, taking the timed cases' intervals as independent."""
-        logs = [
-            (math.log(s), (math.log(high) - math.log(low)) / 2 / len(t.speedups))
-            for t in self.judged if t.speedup is not None
-            for s, low, high in t.speedups
-        ]  # fmt: skip
-        centre = self.performance
-        if centre is None:
+        return None if self.speed is None else self.speed.interval
+
+    @property
+    def call_speed(self) -> Ratio | None:
+        """Return the same of call times, where the headline is device time."""
+        return geomean(t.call_speed for t in self.judged if t.call_speed is not None)
+
+    @property
+    def launch_speed(self) -> Ratio | None:
+        """Return the same over the launch-bound cases, which count nowhere else."""
+        return geomean(t.launch_speed for t in self.judged if t.launch_speed is not None)
+
+    @property
+    def racing(self) -> frozenset[str]:
+        """Return the operators that perf@p is over: all with performance cases, but those whose cases are all launch-bound."""
+        races = self._with_races() if self.planned_races is None else self.planned_races
+        return races - frozenset(t.op for t in self.judged if t.stands_apart)
+
+    def _with_races(self) -> frozenset[str]:
+        """Return the operators with performance cases as far as the results tell: of a missing one they do not, so it counts."""
+        seen = frozenset(t.op for t in self.operators.values() if t.performance_cases)
+        return seen | frozenset(self.missing) if seen else seen
+
+    def share_at(self, p: float) -> Share | None:
+        """Return perf@p: wrong, crashed, missing and alarmed operators are failures; None when there is nothing to race."""
+        racing = self.racing
+        if not racing:
             return None
-        operators = sum(1 for t in self.judged if t.speedup is not None)
-        reach = math.sqrt(sum(half * half for _, half in logs)) / operators
-        return centre * math.exp(-reach), centre * math.exp(reach)
+        speeds = (t.speed for t in self.judged if t.op in racing and not t.alarms)
+        return Share.of(p, (s for s in speeds if s is not None), len(racing))
 
     @property
     def perf_at_p(self) -> float | None:
-        """Share of the timed operators that are right and at least ``p`` times as fast as ATen."""
-        timed = [t for t in self.judged if t.speedups or not t.right]
-        if self.performance is None:
-            return None
-        return sum(1 for t in timed if t.speedup is not None and t.speedup >= self.p) / (len(timed) + len(self.missing))
+        share = self.share_at(self.p)
+        return None if share is None else share.value
+
+    @property
+    def alarms(self) -> list[tuple[OperatorTally, Timed]]:
+        """Return the cases that were faster than light, of right kernels or not."""
+        return [(tally, timed) for _, tally in sorted(self.operators.items()) for timed in tally.alarms]
 
     @property
     def exit_code(self) -> int:
@@ -187,14 +277,48 @@ class Summary:
             "declined": len(self.declined),
             "cases": self.case_counts.total(),
             "verdicts": dict(self.case_counts),
-            "performance": self.performance,
-            "performance_interval": self.performance_interval,
-            "p": self.p,
-            "perf_at_p": self.perf_at_p,
+            **self._speed_scores(),
             "weak": sorted(self.weak_judged),
         }
 
+    def _speed_scores(self) -> dict[str, Any]:
+        speed, call, launch, share = self.speed, self.call_speed, self.launch_speed, self.share_at(self.p)
+        times = [t for tally in self.operators.values() for t in tally.times]
+        curve = (self.share_at(p) for p in CURVE)
+        return {
+            "performance": _value(speed),
+            "performance_interval": _interval(speed),
+            "performance_operators": sum(1 for t in self.judged if t.speed is not None),
+            "performance_call": _value(call),
+            "performance_call_interval": _interval(call),
+            "performance_launch_bound": _value(launch),
+            "performance_launch_bound_interval": _interval(launch),
+            "performance_launch_bound_operators": sum(1 for t in self.judged if t.launch_bound),
+            "p": self.p,
+            "perf_at_p": None if share is None else share.value,
+            "perf_at_p_interval": None if share is None else (share.low, share.high),
+            "perf_at_p_operators": len(self.racing),
+            "perf_curve": [point.as_json() for point in curve if point is not None],
+            "performance_cases": sum(t.performance_cases for t in self.operators.values()),
+            "timed_cases": len(times),
+            "launch_bound_cases": sum(1 for t in times if t.launch_bound),
+            "alarmed_cases": sum(1 for t in times if t.alarm),
+            "alarms": [
+                {"op": tally.op, "kernel": tally.kernel, "case": timed.case, "alarm": timed.alarm}
+                for tally, timed in self.alarms
+            ],
+            "machine": [{"note": note, "cases": count} for note, count in self.machine.values()],
+        }
 
-def _geomean(values: Iterable[float]) -> float | None:
-    logs = [math.log(v) for v in values]
-    return math.exp(sum(logs) / len(logs)) if logs else None
+
+def _interval(ratio: Ratio | None) -> tuple[float, float] | None:
+    return None if ratio is None else ratio.interval
+
+
+def _value(ratio: Ratio | None) -> float | None:
+    return None if ratio is None else ratio.value
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return statistics.median(known) if known else None

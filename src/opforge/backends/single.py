@@ -1,0 +1,97 @@
+"""One kernel as a backend: that of a file, of a folder that holds one, or ATen's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from opforge.backends.aten import AtenBackend
+from opforge.backends.base import BackendOptions
+from opforge.backends.directory import implementations, kernel_in, operator_name
+from opforge.errors import NothingToJudgeError, OpforgeError
+from opforge.kernels import Kernel, Served
+from opforge.ops import table
+from opforge.ops.table import strip_namespace
+
+_ATEN = "aten:"
+_BETWEEN = "_implementation_"
+
+
+class SingleBackend:
+    """One kernel that serves one operator."""
+
+    name = "kernel"
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.op = kernel.serves[0].op
+
+    def kernels(self, ops: Iterable[str]) -> list[Kernel]:
+        return [self.kernel] if self.op in set(ops) else []
+
+    @classmethod
+    def named(cls, word: str, op: str | None = None) -> SingleBackend:
+        """Return the kernel that a word means (a file, a folder with one, ``aten:OP``), to serve one operator.
+
+        The operator is that of the kernel's name unless ``op`` says another overload or form that the kernel serves.
+        """
+        if word.startswith(_ATEN):
+            return cls(_of_aten(word.removeprefix(_ATEN), op))
+        file = _file(word)
+        name = _name(file, op)
+        kernel = kernel_in(file, name)
+        wanted = table().resolve(op or name).name
+        if all(served.op != wanted for served in kernel.serves):
+            known = ", ".join(served.op for served in kernel.serves)
+            raise OpforgeError(
+                f"--op {op} ({wanted}) is not among the operators that {file.name} serves by its name: {known}"
+            )
+        return cls(replace(kernel, serves=(Served(wanted),)))
+
+
+def _of_aten(name: str, op: str | None) -> Kernel:
+    if op is not None:
+        raise OpforgeError(f"--op does not go with {_ATEN}{name}, which names the operator itself")
+    (kernel,) = AtenBackend(BackendOptions()).kernels([table().resolve(name).name])
+    return kernel
+
+
+def _file(word: str) -> Path:
+    """Return the kernel's file; a folder must leave no choice."""
+    path = Path(word)
+    if path.is_file():
+        if path.suffix != ".py":
+            raise OpforgeError(f"{word!r} is not a kernel: a kernel is a Python file")
+        return path
+    if not path.is_dir():
+        raise OpforgeError(
+            f"there is no kernel {word!r}; give a file such as kernels/relu/relu_implementation_1.py, "
+            f"its folder, or {_ATEN}relu for ATen's own"
+        )
+    files = implementations(path.resolve())
+    if len(files) > 1:
+        raise OpforgeError(f"several kernels in {word!r}: {', '.join(f.name for f in files)}; name the file of one")
+    if not files:
+        raise NothingToJudgeError(_no_kernel(path))
+    return files[0]
+
+
+def _no_kernel(folder: Path) -> str:
+    inside = sorted(p.name for p in folder.resolve().iterdir() if p.is_dir() and implementations(p))
+    if inside:
+        return f"{str(folder)!r} is a folder of kernel folders: {', '.join(inside)}; name one of them"
+    name = folder.resolve().name
+    return f"no kernel in {str(folder)!r}: expected {name}{_BETWEEN}1.py, or name the file"
+
+
+def _name(file: Path, op: str | None) -> str:
+    """Return the operator for which a kernel is written: its file's name says it, else ``--op`` must."""
+    name, between, _ = file.stem.partition(_BETWEEN)
+    if between:
+        return operator_name(name)
+    if op is None:
+        raise OpforgeError(
+            f"{file.name!r} does not say its operator; name it OP{_BETWEEN}1.py, or give the operator with --op"
+        )
+    return strip_namespace(op)

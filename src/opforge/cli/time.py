@@ -1,0 +1,97 @@
+"""`opforge time`: race one kernel against ATen on given cases."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from opforge.cli.progress import ProgressLine
+from opforge.errors import OpforgeError
+from opforge.runs.config import RunConfig
+
+if TYPE_CHECKING:
+    from opforge.backends.single import SingleBackend
+    from opforge.cases import Case
+
+
+def register(app: typer.Typer) -> None:
+    app.command("time")(time)
+
+
+def time(
+    kernel: Annotated[str, typer.Argument(help="A kernel's file, a folder with one, or aten:OP for ATen itself.")],
+    case: Annotated[
+        list[str] | None,
+        typer.Option(help="A call such as '((T([1024, 1024], f32),), {})'. May be repeated."),
+    ] = None,
+    op: Annotated[
+        str | None, typer.Option(help="The overload or form, where it is not the one that the kernel is named after.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    timeout: Annotated[float, typer.Option(help="Seconds that one case may take.")] = 60.0,
+    allow_fallback: Annotated[
+        bool, typer.Option("--allow-fallback", help="Let the kernel call the operator that it replaces.")
+    ] = False,
+    no_confine: Annotated[
+        bool, typer.Option("--no-confine", help="Let the kernel reach files, network and processes as you do.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Keep the run in this new folder.")] = None,
+    format_: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
+) -> int:
+    """Race one kernel against ATen on given cases; it is judged first, and a wrong one is not timed."""
+    if format_ not in ("text", "json"):
+        raise OpforgeError(f"unknown format {format_!r}; allowed: text, json")
+    if not case:
+        raise OpforgeError("no case to time; give one or more with --case, for example '((T([1024, 1024], f32),), {})'")
+    from opforge.backends.single import SingleBackend
+    from opforge.suites.given import performance_case
+
+    backend = SingleBackend.named(kernel, op)
+    cases = [performance_case(backend.op, text) for text in case]
+    config = RunConfig(
+        suite="given",
+        backend=backend.name,
+        device=device,
+        timeout_s=timeout,
+        workers=1,
+        allow_fallback=allow_fallback,
+        confine=not no_confine,
+    )
+    if out is not None:
+        return _race(config, backend, cases, out, as_json=format_ == "json")
+    with tempfile.TemporaryDirectory(prefix="opforge-time-") as folder:
+        return _race(config, backend, cases, Path(folder), as_json=format_ == "json")
+
+
+def _race(config: RunConfig, backend: SingleBackend, cases: list[Case], folder: Path, *, as_json: bool) -> int:
+    from opforge.cli.run import say_what_is_missing
+    from opforge.reports.files import write_all
+    from opforge.runs import run
+    from opforge.suites.given import GivenSuite
+
+    with ProgressLine() as progress:
+        ended = run(config, folder, progress=progress, suite=GivenSuite(cases), backend=backend)
+    say_what_is_missing(ended.manifest)
+    write_all(folder, ended.summary)
+    order = {case.id: number for number, case in enumerate(cases)}
+    rows = sorted(ended.store.rows(), key=lambda row: order[row["id"]])
+    _show(config, backend, rows, as_json=as_json)
+    return 0 if rows and all(row["verdict"] == "passed" and row.get("speedup") is not None for row in rows) else 1
+
+
+def _show(config: RunConfig, backend: SingleBackend, rows: list[dict[str, Any]], *, as_json: bool) -> None:
+    if as_json:
+        head = {"op": backend.op, "kernel": backend.kernel.name, "file": backend.kernel.file, "device": config.device}
+        sys.stdout.write(json.dumps({**head, "cases": rows}, indent=2) + "\n")
+        return
+    from opforge.reports.race import show
+    from opforge.reports.terminal import console_for_results
+
+    console = console_for_results()
+    console.print(f"{backend.kernel.name} against ATen: {backend.op} on {config.device}", soft_wrap=True)
+    show(console, rows)

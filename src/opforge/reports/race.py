@@ -1,0 +1,77 @@
+"""The races of one kernel on the terminal: a block for each case."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from opforge.judge.verdict import Outcome
+from opforge.reports.speed import percent, ratio_text
+from opforge.runs.speed import Ratio
+
+_KINDS = ("device", "call", "sync")
+_WORDS = {
+    "graph": "as a CUDA graph",
+    "events": "by events (could not be captured as a graph)",
+    "cold": "cold cache",
+    "warm": "warm cache",
+}
+_LAUNCH_BOUND = "ATen's own time here is no more than the overhead of a launch, so the figures say little of the kernel"
+
+
+def show(console: Console, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Print what the judge and the clock said of each case."""
+    for row in rows:
+        console.print(f"[bold]{escape(row['case'])}[/bold]", soft_wrap=True)
+        for line in _block(row):
+            console.print(f"  {line}", soft_wrap=True)
+
+
+def _block(row: Mapping[str, Any]) -> Iterator[str]:
+    if row["verdict"] != Outcome.PASSED:
+        yield f"[red]{row['verdict']}[/red], so there is no time: {escape(row['reason'])}"
+    elif row.get("speedup") is None:
+        yield "[red]not timed[/red]"
+    else:
+        yield from (escape(line) for line in _figures(row))
+    if row.get("launch_bound"):
+        yield f"[yellow]launch-bound[/yellow] {_LAUNCH_BOUND}"
+    if row.get("alarm"):
+        yield f"[bold red]ALARM[/bold red] {escape(row['alarm'])}; this is no record"
+    for note in row.get("notes", ()):
+        yield f"[yellow]note[/yellow] {escape(note)}"
+
+
+def _figures(row: Mapping[str, Any]) -> Iterator[str]:
+    figures = {kind: row[kind] for kind in _KINDS if row.get(kind)}
+    if not figures:  # of an older run
+        old = {"low": row["speedup_low"], "high": row["speedup_high"], "calls": row.get("calls_per_round")}
+        figures = {row.get("timed", "call"): {**row, **old}}
+    for kind, figure in figures.items():
+        yield _line(kind, figure)
+    if light := row.get("light"):
+        yield _light(light)
+
+
+def _line(title: str, figure: Mapping[str, Any]) -> str:
+    ratio = ratio_text(Ratio(figure["speedup"], figure["low"], figure["high"]))
+    times = f"kernel {_us(figure['kernel_us'])}   ATen {_us(figure['aten_us'])}   × ATen {ratio}"
+    said = [f"{figure['rounds']} rounds" + (f" of {figure['calls']} calls" if figure.get("calls") else "")]
+    said += [_WORDS[figure[name]] for name in ("method", "cache") if figure.get(name) in _WORDS]
+    return f"{title:7} {times}   {', '.join(said)}"
+
+
+def _light(light: Mapping[str, Any]) -> str:
+    sides = "   ".join(
+        f"{who} {percent(light[side])} %" for who, side in (("kernel", "kernel"), ("ATen", "aten")) if side in light
+    )
+    counted = {"formula": "by formula", "estimate": "an estimate"}.get(light["counted"], light["counted"])
+    work = f"{light['bytes']:,.0f} bytes, {light['flops']:,.0f} flops, {counted}"
+    return f"light   {sides}   of {_us(light['us'])}, {light['bound']}-bound ({work})"
+
+
+def _us(value: float) -> str:
+    return f"{value:.2f} µs" if value < 10 else f"{value:.1f} µs"

@@ -1,0 +1,132 @@
+"""Speeds in words and columns: what the terminal, the summary and the tables say of times, the same in all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from opforge.runs.score import OperatorTally, Summary
+from opforge.runs.speed import Ratio, Share
+
+Cell = str | int | float | None
+
+
+def ratio_text(ratio: Ratio, digits: int = 3) -> str:
+    """Say a speedup with its interval."""
+    return f"{ratio.value:.{digits}f} [{ratio.low:.{digits}f}, {ratio.high:.{digits}f}]"
+
+
+def share_text(share: Share) -> str:
+    """Say perf@p with its interval."""
+    return f"perf@{share.p:g} {share.value:.2f} [{share.low:.2f}, {share.high:.2f}]"
+
+
+def performance_text(summary: Summary) -> str:
+    """Say the performance score and perf@p, or that nothing was timed."""
+    speed, share = summary.speed, summary.share_at(summary.p)
+    scored = "nothing timed (no performance cases of right kernels)" if speed is None else _times_aten(speed)
+    if speed is None and any(t.times for t in summary.operators.values()):
+        scored = "nothing timed that counts"
+    return scored if share is None else f"{scored}, {share_text(share)} of {len(summary.racing)} operators"
+
+
+def score_lines(summary: Summary) -> Iterator[tuple[str, str]]:
+    """Yield the scores of speed, each with its title; what there is nothing of is left out, but for the first."""
+    yield "performance", performance_text(summary)
+    if summary.call_speed is not None:
+        yield "call times", _times_aten(summary.call_speed)
+    if summary.launch_speed is not None:
+        operators = [t for t in summary.judged if t.launch_bound]
+        cases = sum(len(t.launch_bound) for t in operators)
+        yield (
+            "launch-bound",
+            f"{_times_aten(summary.launch_speed)} over {cases} cases of {len(operators)} operators, scored apart",
+        )
+    if remark := _counts_text(summary):
+        yield "timed", remark
+
+
+def _counts_text(summary: Summary) -> str:
+    """Say how many performance cases count, where that is not all of them."""
+    scores = summary.scores()
+    lost = scores["performance_cases"] - scores["timed_cases"]
+    parts = {
+        "launch-bound": scores["launch_bound_cases"],
+        "alarmed (no record)": scores["alarmed_cases"],
+        "not timed": lost,
+    }
+    said = ", ".join(f"{count} {what}" for what, count in parts.items() if count)
+    return f"{scores['timed_cases']} of {scores['performance_cases']} performance cases: {said}" if said else ""
+
+
+def alarm_lines(summary: Summary) -> Iterator[tuple[str, str, str]]:
+    """Yield operator with kernel, alarm and case, of everything that was faster than light."""
+    for tally, timed in summary.alarms:
+        yield f"{tally.op} ({tally.kernel})", timed.alarm, timed.case
+
+
+def machine_lines(summary: Summary) -> Iterator[str]:
+    """Yield what was noted of clocks and power, each once."""
+    timed = sum(len(t.times) for t in summary.operators.values())
+    for note, count in summary.machine.values():
+        yield f"{note} (in {count} of {timed} timed cases)"
+
+
+def speed_cell(tally: OperatorTally) -> str:
+    """Say an operator's speedup; that of its launch-bound cases where it has no others, which `marks` then says."""
+    speed, count = tally.speed, len(tally.counted)
+    if speed is None:
+        speed, count = tally.launch_speed, len(tally.launch_bound)
+    if speed is None:
+        return ""
+    return ratio_text(speed) + (f" (n={count})" if count > 1 else "")
+
+
+def call_cell(tally: OperatorTally) -> str:
+    return "" if tally.call_speed is None else ratio_text(tally.call_speed, 2)
+
+
+def light_cell(tally: OperatorTally) -> str:
+    """Say how much of the speed of light the kernel reaches, and in brackets ATen."""
+    if tally.light is None:
+        return ""
+    return percent(tally.light) + ("" if tally.aten_light is None else f" ({percent(tally.aten_light)})")
+
+
+def percent(value: float) -> str:
+    """Say a percentage in two digits or more."""
+    return f"{value:.2g}" if value < 10 else f"{value:.0f}"
+
+
+def marks(tally: OperatorTally) -> str:
+    """Say what sets an operator's times apart."""
+    apart, alarms = len(tally.launch_bound), len(tally.alarms)
+    events = sum(1 for t in tally.times if t.events) if tally.right else 0
+    said = []
+    if alarms:
+        said.append(f"{alarms} ALARMED" if len(tally.times) > 1 else "ALARM")
+    if apart:
+        said.append("launch-bound" if tally.stands_apart else f"{apart} launch-bound")
+    if events:
+        said.append("events" if events == len(tally.times) else f"{events} by events")
+    return ", ".join(said)
+
+
+def operator_fields(tally: OperatorTally | None) -> dict[str, Cell]:
+    """Return an operator's speeds for tables and JSON; of one without a kernel, all empty."""
+    tally = tally or OperatorTally("")
+    speed, launch, call = tally.speed, tally.launch_speed, tally.call_speed
+    return {
+        "speedup_low": None if speed is None else speed.low,
+        "speedup_high": None if speed is None else speed.high,
+        "call_speedup": None if call is None else call.value,
+        "light": tally.light,
+        "aten_light": tally.aten_light,
+        "timed": len(tally.times),
+        "launch_bound": sum(1 for t in tally.times if t.launch_bound),
+        "launch_bound_speedup": None if launch is None else launch.value,
+        "alarmed": len(tally.alarms),
+    }
+
+
+def _times_aten(ratio: Ratio) -> str:
+    return f"{ratio.value:.3f}× ATen [{ratio.low:.3f}, {ratio.high:.3f}]"

@@ -1,0 +1,114 @@
+"""Speeds of timed cases, and how they are combined: geometric means whose intervals come from those of their parts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """ATen's time over the kernel's, with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return self.low, self.high
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One timed case, as its line of the results has it. Lines of older runs have the speedup alone."""
+
+    speed: Ratio
+    """The headline: of device times on a GPU, of call times on the CPU."""
+    of_device: bool = False
+    call: Ratio | None = None
+    """Of call times, where the headline is of device times."""
+    light: float | None = None
+    """Percent of the speed of light that the kernel reaches."""
+    aten_light: float | None = None
+    launch_bound: bool = False
+    alarm: str = ""
+    """Why it is no record; empty for one that is."""
+    events: bool = False
+    """Whether device time was taken by events around the calls, because they could not be captured as a graph."""
+    case: str = ""
+    """The call's text, of an alarmed case."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is part of the speed scores: neither alarmed nor a measurement of launching alone."""
+        return not self.alarm and not self.launch_bound
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Timed | None:
+        """Return what a line says of times; None where nothing was timed."""
+        if row.get("speedup") is None:
+            return None
+        device, light = row.get("device") or {}, row.get("light") or {}
+        of_device = row.get("timed") == "device"
+        return cls(
+            Ratio(row["speedup"], row["speedup_low"], row["speedup_high"]),
+            of_device=of_device,
+            call=_ratio(row.get("call")) if of_device else None,
+            light=light.get("kernel"),
+            aten_light=light.get("aten"),
+            launch_bound=bool(row.get("launch_bound")),
+            alarm=row.get("alarm") or "",
+            events=device.get("method") == "events",
+            case=row.get("case", "") if row.get("alarm") else "",
+        )
+
+
+def geomean(ratios: Iterable[Ratio]) -> Ratio | None:
+    """Return the geometric mean with its 95 % interval; None of nothing.
+
+    On the logarithmic scale this is a plain mean of independent estimates. Each has its own interval, which need not be
+    symmetric, so the distance from the mean to its low end is the root of the summed squares of the parts' distances to
+    their low ends, over their number; and so for the high end (Zou and Donner's recovery of variances from intervals).
+    A mean of means comes out the same as all parts with their weights at once. The interval is that of the measurement:
+    it says how well the mean over these very cases is known, not how other cases would fare.
+    """
+    parts = [(math.log(r.value), math.log(r.low), math.log(r.high)) for r in ratios]
+    if not parts:
+        return None
+    centre = sum(v for v, _, _ in parts) / len(parts)
+    below = math.hypot(*(v - low for v, low, _ in parts)) / len(parts)
+    above = math.hypot(*(high - v for v, _, high in parts)) / len(parts)
+    return Ratio(math.exp(centre), math.exp(centre - below), math.exp(centre + above))
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The share of operators that are right and at least ``p`` times as fast as ATen, out of all that were to be raced."""
+
+    p: float
+    value: float
+    low: float
+    """The share of those whose interval lies at ``p`` or above."""
+    high: float
+    """The share of those whose interval reaches ``p``."""
+
+    @classmethod
+    def of(cls, p: float, speeds: Iterable[Ratio], total: int) -> Share:
+        """Return the share among ``total`` operators; those that have no speed are failures."""
+        known = list(speeds)
+        value = sum(1 for s in known if s.value >= p)
+        low = sum(1 for s in known if s.low >= p)
+        high = sum(1 for s in known if s.high >= p)
+        return cls(p, value / total, low / total, high / total)
+
+    def as_json(self) -> dict[str, float]:
+        return {"p": self.p, "share": self.value, "low": self.low, "high": self.high}
+
+
+def _ratio(figure: Mapping[str, Any] | None) -> Ratio | None:
+    if not figure or figure.get("speedup") is None:
+        return None
+    return Ratio(figure["speedup"], figure["low"], figure["high"])

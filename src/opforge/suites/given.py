@@ -1,0 +1,46 @@
+"""Cases that the caller gives, as a suite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from opforge.cases import Case, Phase
+from opforge.cases.text import format_arguments, parse_arguments
+from opforge.cases.values import TensorSpec, Value
+from opforge.errors import CaseSyntaxError
+from opforge.suites.base import LoadedSuite, Progress, SuiteOptions, silent
+
+
+class GivenSuite:
+    """Cases that the caller gives."""
+
+    name = "given"
+
+    def __init__(self, cases: Iterable[Case]) -> None:
+        self._cases: dict[str, dict[str, Case]] = {}
+        for case in cases:
+            self._cases.setdefault(case.op, {})[case.id] = case
+
+    def load(self, options: SuiteOptions, progress: Progress = silent) -> LoadedSuite:
+        progress(self.name, 1, 1)
+        chosen = {op: list(cases.values()) for op, cases in self._cases.items()}
+        return LoadedSuite(self.name, {op: c for op, c in chosen.items() if options.ops is None or op in options.ops})
+
+
+def performance_case(op: str, text: str) -> Case:
+    """Return a case to be timed from its text form; its contents are drawn from a seed."""
+    args, kwargs = parse_arguments(text)
+    if any(spec.at is not None for spec in _tensors((*args, *kwargs.values()))):
+        raise CaseSyntaxError(
+            f"{text!r} points with at= into a suite's stored contents, which are not here; leave at= out, "
+            "and say with low= and high= where values must lie"
+        )
+    return Case.make(op, format_arguments(args, kwargs), phase=Phase.PERFORMANCE, source="given")
+
+
+def _tensors(value: Value) -> Iterable[TensorSpec]:
+    if isinstance(value, TensorSpec):
+        yield value
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _tensors(inner)
