@@ -6,7 +6,11 @@ MODEL_CASES: tuple[tuple[str, str, str], ...] = (
     # GPT-2 small, one token with a cache, then a prompt of 512 and of 1024
     ("gpt2 decode", "add.Tensor", "((T([1, 1, 768], f16), T([1, 1, 768], f16)), {})"),
     ("gpt2 decode", "addmm.default", "((T([2304], f16), T([1, 768], f16), T([768, 2304], f16)), {})"),
-    ("gpt2 decode", "native_layer_norm.default", "((T([1, 1, 768], f16), [768], T([768], f16), T([768], f16), 1e-05), {})"),
+    (
+        "gpt2 decode",
+        "native_layer_norm.default",
+        "((T([1, 1, 768], f16), [768], T([768], f16), T([768], f16), 1e-05), {})",
+    ),
     ("gpt2 decode", "gelu.default", "((T([1, 1, 3072], f16),), {'approximate': 'tanh'})"),
     ("gpt2 decode", "_softmax.default", "((T([1, 12, 1, 512], f16), -1, False), {})"),
     ("gpt2 decode", "cat.default", "(([T([1, 12, 511, 64], f16), T([1, 12, 1, 64], f16)], 2), {})"),
@@ -17,7 +21,11 @@ MODEL_CASES: tuple[tuple[str, str, str], ...] = (
     ("gpt2 1024", "_log_softmax.default", "((T([1024, 50257], f32), -1, False), {})"),
     ("gpt2 1024", "embedding.default", "((T([50257, 768], f16), T([1, 1024], i64, low=0, high=50257)), {})"),
     # BERT base, batch 8 of 128 and batch 32 of 512
-    ("bert 8x128", "native_layer_norm.default", "((T([8, 128, 768], f16), [768], T([768], f16), T([768], f16), 1e-12), {})"),
+    (
+        "bert 8x128",
+        "native_layer_norm.default",
+        "((T([8, 128, 768], f16), [768], T([768], f16), T([768], f16), 1e-12), {})",
+    ),
     ("bert 8x128", "gelu.default", "((T([8, 128, 3072], f16),), {})"),
     ("bert 8x128", "addmm.default", "((T([768], f16), T([1024, 768], f16), T([768, 768], f16)), {})"),
     ("bert 8x128", "bmm.default", "((T([96, 128, 64], f16), T([96, 64, 128], f16)), {})"),
@@ -27,7 +35,11 @@ MODEL_CASES: tuple[tuple[str, str, str], ...] = (
     ("bert 32x512", "add.Tensor", "((T([32, 512, 768], f16), T([32, 512, 768], f16)), {})"),
     ("bert 32x512", "mm.default", "((T([16384, 768], f16), T([768, 3072], f16)), {})"),
     ("bert training", "gelu_backward.default", "((T([8, 128, 3072], f16), T([8, 128, 3072], f16)), {})"),
-    ("bert training", "_softmax_backward_data.default", "((T([8, 12, 128, 128], f16), T([8, 12, 128, 128], f16), -1, 5), {})"),
+    (
+        "bert training",
+        "_softmax_backward_data.default",
+        "((T([8, 12, 128, 128], f16), T([8, 12, 128, 128], f16), -1, 5), {})",
+    ),
     ("bert training", "sum.dim_IntList", "((T([1024, 3072], f16), [0], True), {})"),
     # Llama 3 8B, one token and 2048
     ("llama decode", "mm.default", "((T([1, 4096], bf16), T([4096, 14336], bf16)), {})"),
@@ -44,14 +56,26 @@ MODEL_CASES: tuple[tuple[str, str, str], ...] = (
     ("llama 2048", "cat.default", "(([T([1, 32, 2048, 64], bf16), T([1, 32, 2048, 64], bf16)], -1), {})"),
     # ResNet-50, batch 1 and 32, 224 pixels
     ("resnet 1", "relu.default", "((T([1, 64, 112, 112], f32),), {})"),
-    ("resnet 1", "convolution.default", "((T([1, 256, 14, 14], f32), T([256, 256, 3, 3], f32), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1), {})"),
+    (
+        "resnet 1",
+        "convolution.default",
+        "((T([1, 256, 14, 14], f32), T([256, 256, 3, 3], f32), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1), {})",
+    ),
     ("resnet 32", "relu.default", "((T([32, 256, 56, 56], f16),), {})"),
     ("resnet 32", "add.Tensor", "((T([32, 256, 56, 56], f16), T([32, 256, 56, 56], f16)), {})"),
-    ("resnet 32", "convolution.default", "((T([32, 64, 56, 56], f16), T([64, 64, 3, 3], f16), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1), {})"),
+    (
+        "resnet 32",
+        "convolution.default",
+        "((T([32, 64, 56, 56], f16), T([64, 64, 3, 3], f16), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1), {})",
+    ),
     ("resnet 32", "max_pool2d_with_indices.default", "((T([32, 64, 112, 112], f16), [3, 3], [2, 2], [1, 1]), {})"),
     ("resnet 32", "mean.dim", "((T([32, 2048, 7, 7], f16), [-1, -2], True), {})"),
     # ViT base, T5, Whisper, Mixtral, Stable Diffusion's UNet
-    ("vit 16", "native_layer_norm.default", "((T([16, 197, 768], f16), [768], T([768], f16), T([768], f16), 1e-06), {})"),
+    (
+        "vit 16",
+        "native_layer_norm.default",
+        "((T([16, 197, 768], f16), [768], T([768], f16), T([768], f16), 1e-06), {})",
+    ),
     ("vit 16", "addmm.default", "((T([3072], f16), T([3152, 768], f16), T([768, 3072], f16)), {})"),
     ("vit 16", "gelu.default", "((T([16, 197, 3072], f16),), {})"),
     ("t5", "abs.default", "((T([1, 8, 128, 128], f32),), {})"),
@@ -62,10 +86,18 @@ MODEL_CASES: tuple[tuple[str, str, str], ...] = (
     ("mixtral", "sigmoid.default", "((T([64, 8], f32),), {})"),
     ("mixtral", "topk.default", "((T([64, 8], f32), 2), {})"),
     ("mixtral", "index_select.default", "((T([64, 4096], bf16), 0, T([16], i64, low=0, high=64)), {})"),
-    ("sd unet", "native_group_norm.default", "((T([2, 320, 64, 64], f16), T([320], f16), T([320], f16), 2, 320, 4096, 32, 1e-05), {})"),
+    (
+        "sd unet",
+        "native_group_norm.default",
+        "((T([2, 320, 64, 64], f16), T([320], f16), T([320], f16), 2, 320, 4096, 32, 1e-05), {})",
+    ),
     ("sd unet", "silu.default", "((T([2, 320, 64, 64], f16),), {})"),
     ("sd unet", "upsample_nearest2d.default", "((T([2, 640, 32, 32], f16), [64, 64], None, None), {})"),
-    ("adam", "addcdiv.default", "((T([768, 3072], f32), T([768, 3072], f32), T([768, 3072], f32, low=0.5, high=2.0)), {'value': -0.001})"),
+    (
+        "adam",
+        "addcdiv.default",
+        "((T([768, 3072], f32), T([768, 3072], f32), T([768, 3072], f32, low=0.5, high=2.0)), {'value': -0.001})",
+    ),
     ("adam", "lerp.Scalar", "((T([768, 3072], f32), T([768, 3072], f32), 0.1), {})"),
     ("adam", "sqrt.default", "((T([768, 3072], f32, low=0.0, high=1.0),), {})"),
 )

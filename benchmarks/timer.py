@@ -17,6 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,8 +26,8 @@ from typing import Any
 
 import numpy as np
 import torch
-
 from model_cases import MODEL_CASES
+
 from opforge.cases import Case
 from opforge.cases.case import Expect, Phase
 from opforge.judge.batch import Batch, CaseRow
@@ -37,7 +38,7 @@ from opforge.ops import table
 from opforge.runs.execute import start_server
 
 CPU_BYTES = 64 << 20
-SPIN = '''
+SPIN = """
 import torch, triton, triton.language as tl
 
 @triton.jit
@@ -52,8 +53,8 @@ def neg_kernel_impl(self):
     for _ in range({times}):
         spin[(1,)](result, {ns}, num_warps=1)
     return result
-'''
-TOUCH = '''
+"""
+TOUCH = """
 import torch, triton, triton.language as tl
 
 @triton.jit
@@ -66,8 +67,8 @@ def add_kernel_impl(self, other, *, alpha=1):
     for x, result in list(zip((self, other), results))[:{times}]:
         n = x.numel()
         negate[(triton.cdiv(n, 1024),)](x, result, n, BLOCK=1024)
-    return results[0]
-'''
+    return results
+"""
 
 
 class Ring:
@@ -79,6 +80,22 @@ class Ring:
         self._config = WorkerConfig(device, 60.0, None)
         self._workers = [KernelWorker(self._server.spawner, self._config) for _ in range(2)]
         self._loaded: list[str | None] = ["", ""]
+        self.spent: Counter[str] = Counter()
+        for worker in self._workers:
+            worker.ask = self._counted(worker.ask)  # type: ignore[method-assign]
+
+    def _counted(self, ask: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a way to ask a worker that also counts where the time goes."""
+
+        def asking(request: dict[str, Any], **words: Any) -> Any:
+            begun = time.perf_counter()
+            reply = ask(request, **words)
+            self._step = request.get("figure", self._step) if request["do"] != "lay" else ""
+            self.spent[f"{request['do']} {self._step}"] += time.perf_counter() - begun
+            return reply
+
+        self._step = ""
+        return asking
 
     def close(self) -> None:
         for worker in self._workers:
@@ -91,20 +108,26 @@ class Ring:
         assert facts is not None, op
         for number, file in enumerate(files):
             if self._loaded[number] != file:
-                kernel = {"file": file, "primary": op, "entries": [f"{op.split('.')[0]}_kernel_impl"], "name": "timed"}
+                kernel = {
+                    "file": file,
+                    "primary": op,
+                    "entries": [f"{op.split('.', maxsplit=1)[0]}_kernel_impl"],
+                    "name": "timed",
+                }
                 reply = self._workers[number].ask({"do": "load", "kernel": kernel})
                 assert "error" not in reply, reply
                 self._loaded[number] = file
         case = Case.make(op, text, phase=Phase.PERFORMANCE)
         batch = Batch(facts, self.device, self._config.in_bytes, {}, np.zeros(1 << 20, np.uint8))
         placed = batch.add(CaseRow(case.id, text, "", Expect.RETURNS, Phase.PERFORMANCE, ""))
-        assert placed is not None and placed.answer.raised is None, placed and placed.answer.raised
+        assert placed is not None
+        assert placed.answer.raised is None, placed.answer.raised
         for worker in self._workers:
             batch.copy_to(worker.bytes)
         nbytes = sum(row[1] for row in placed.inputs) + sum(t.nbytes for t in tensors_of(placed.answer.result))
         request = {"op": op, "case": replace(placed).request()}
         begun = time.perf_counter()
-        race = Race(self._workers[0], self._workers[1], request, None, self.device, nbytes)
+        race = Race(self._workers[0], self._workers[1], request, None, self.device, nbytes, writes=facts.mutates)
         row = race.run()
         return {**row, "seconds": time.perf_counter() - begun, "nbytes": nbytes, "notes": race.notes}
 
@@ -140,7 +163,10 @@ def against_itself(ring: Ring, repeats: int, only: str) -> dict[str, Any]:
     """Race ATen against ATen on each case, and print a table."""
     cuda = ring.device.type == "cuda"
     rows = []
-    print(f"{'model':14}{'operator':34}{'µs':>9}{'ratio−1 %':>11}{'interval %':>18}{'rounds':>7}{'s':>7}" + ("   do_bench µs  A/A %      s" if cuda else ""))
+    print(
+        f"{'model':14}{'operator':34}{'µs':>9}{'ratio−1 %':>11}{'interval %':>18}{'rounds':>7}{'s':>7}"
+        + ("   do_bench µs  A/A %      s" if cuda else "")
+    )
     for model, op, text in MODEL_CASES:
         if only not in f"{model} {op}":
             continue
@@ -153,7 +179,14 @@ def against_itself(ring: Ring, repeats: int, only: str) -> dict[str, Any]:
             if not cuda and row["nbytes"] > CPU_BYTES:
                 break
             low, high = row["speedup_low"], row["speedup_high"]
-            found = {"model": model, "op": op, "us": row["aten_us"], "error": row["speedup"] - 1, "low": low, "high": high}
+            found = {
+                "model": model,
+                "op": op,
+                "us": row["aten_us"],
+                "error": row["speedup"] - 1,
+                "low": low,
+                "high": high,
+            }
             found |= {"rounds": row["rounds"], "seconds": row["seconds"], "notes": row["notes"], "row": row}
             beside = ""
             if cuda and repeat == 0:
@@ -162,7 +195,10 @@ def against_itself(ring: Ring, repeats: int, only: str) -> dict[str, Any]:
                 beside = f"{first:14.2f}{100 * found['do_bench_error']:7.2f}{spent:7.2f}"
             rows.append(found)
             extra = "" if not cuda else f" {row['device']['method']} {row['device']['cache']} {row['device']['calls']}"
-            print(f"{model:14}{op:34}{row['aten_us']:9.2f}{100 * found['error']:11.3f}{f'[{100 * (low - 1):.2f}, {100 * (high - 1):.2f}]':>18}{row['rounds']:7}{row['seconds']:7.3f}{beside}{extra}", flush=True)
+            print(
+                f"{model:14}{op:34}{row['aten_us']:9.2f}{100 * found['error']:11.3f}{f'[{100 * (low - 1):.2f}, {100 * (high - 1):.2f}]':>18}{row['rounds']:7}{row['seconds']:7.3f}{beside}{extra}",
+                flush=True,
+            )
     errors = [abs(r["error"]) for r in rows]
     covered = [r["low"] <= 1 <= r["high"] for r in rows]
     summary = {
@@ -175,8 +211,17 @@ def against_itself(ring: Ring, repeats: int, only: str) -> dict[str, Any]:
     beside = [abs(r["do_bench_error"]) for r in rows if "do_bench_error" in r]
     if beside:
         spent = [r["do_bench_seconds"] for r in rows if "do_bench_seconds" in r]
-        summary["do_bench"] = {"p50": quantile(beside, 0.5), "p90": quantile(beside, 0.9), "p99": quantile(beside, 0.99), "worst": max(beside), "seconds_p50": quantile(spent, 0.5)}
+        summary["do_bench"] = {
+            "p50": quantile(beside, 0.5),
+            "p90": quantile(beside, 0.9),
+            "p99": quantile(beside, 0.99),
+            "worst": max(beside),
+            "seconds_p50": quantile(spent, 0.5),
+        }
     print(json.dumps(summary, indent=1))
+    print(
+        "ms a race in:", ", ".join(f"{step} {1000 * spent / len(rows):.1f}" for step, spent in ring.spent.most_common())
+    )
     return {"summary": summary, "rows": rows}
 
 
@@ -185,8 +230,14 @@ def known_ratios(ring: Ring, repeats: int) -> list[dict[str, Any]]:
     rows = []
     print(f"\n{'kernel':30}{'once µs':>10}{'twice µs':>10}{'ratio':>9}{'interval':>20}{'do_bench':>10}")
     with tempfile.TemporaryDirectory() as folder:
-        plans = [("spin", SPIN, "neg.default", f"((T([{64 + n}], f32),), {{}})", {"ns": ns}) for n, ns in enumerate((0, 1000, 3000, 10_000, 100_000, 1_000_000))]
-        plans += [("touch", TOUCH, "add.Tensor", f"((T([{n}], f32), T([{n}], f32)), {{}})", {}) for n in (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)]
+        plans = [
+            ("spin", SPIN, "neg.default", f"((T([{64 + n}], f32),), {{}})", {"ns": ns})
+            for n, ns in enumerate((0, 1000, 3000, 10_000, 100_000, 1_000_000))
+        ]
+        plans += [
+            ("touch", TOUCH, "add.Tensor", f"((T([{n}], f32), T([{n}], f32)), {{}})", {})
+            for n in (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
+        ]
         for name, source, op, text, words in plans:
             files = []
             for times in (1, 2):
@@ -199,8 +250,22 @@ def known_ratios(ring: Ring, repeats: int) -> list[dict[str, Any]]:
                 row = ring.race(op, text, (files[0], files[1]))
                 interval = f"[{row['speedup_low']:.4f}, {row['speedup_high']:.4f}]"
                 what = f"{name} {words.get('ns', '')}{'' if words else text.split('[')[1].split(']')[0]}"
-                rows.append({"kernel": what, "ratio": row["speedup"], "low": row["speedup_low"], "high": row["speedup_high"], "us": row["kernel_us"], "do_bench": beside, "device": row["device"], "seconds": row["seconds"]})
-                print(f"{what:30}{row['kernel_us']:10.3f}{row['aten_us']:10.3f}{row['speedup']:9.4f}{interval:>20}{beside:10.3f}  {row['device']['cache']} {row['device']['calls']} {row['seconds']:.3f}s", flush=True)
+                rows.append(
+                    {
+                        "kernel": what,
+                        "ratio": row["speedup"],
+                        "low": row["speedup_low"],
+                        "high": row["speedup_high"],
+                        "us": row["kernel_us"],
+                        "do_bench": beside,
+                        "device": row["device"],
+                        "seconds": row["seconds"],
+                    }
+                )
+                print(
+                    f"{what:30}{row['kernel_us']:10.3f}{row['aten_us']:10.3f}{row['speedup']:9.4f}{interval:>20}{beside:10.3f}  {row['device']['cache']} {row['device']['calls']} {row['seconds']:.3f}s",
+                    flush=True,
+                )
     return rows
 
 
@@ -213,11 +278,12 @@ def bench_files(op: str, text: str, files: list[str], device: torch.device) -> f
     times = []
     for file in files:
         spec = importlib.util.spec_from_file_location("timed", file)
-        assert spec and spec.loader
+        assert spec is not None
+        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         _, args, kwargs = arguments(op, text, device)
-        function = getattr(module, f"{op.split('.')[0]}_kernel_impl")
+        function = getattr(module, f"{op.split('.', maxsplit=1)[0]}_kernel_impl")
         times.append(float(bench(lambda f=function, a=args, k=kwargs: f(*a, **k), return_mode="median")))
     return times[1] / times[0]
 
@@ -226,45 +292,69 @@ def known_time(ring: Ring) -> list[dict[str, Any]]:
     """Hold the device time of small kernels against the slope of graphs of two lengths, and against CUPTI's durations."""
     rows = []
     print(f"\n{'operator':26}{'opforge µs':>12}{'slope µs':>10}{'off %':>8}{'CUPTI µs':>10}{'do_bench µs':>13}")
-    for op, text in (("neg.default", "((T([1024], f32),), {})"), ("add.Tensor", "((T([1, 1, 768], f16), T([1, 1, 768], f16)), {})"), ("relu.default", "((T([64, 64], f32),), {})"), ("mul.Tensor", "((T([1, 1, 4096], bf16), T([4096], bf16)), {})"), ("silu.default", "((T([1, 1, 14336], bf16),), {})")):
+    for op, text in (
+        ("neg.default", "((T([1024], f32),), {})"),
+        ("add.Tensor", "((T([1, 1, 768], f16), T([1, 1, 768], f16)), {})"),
+        ("relu.default", "((T([64, 64], f32),), {})"),
+        ("mul.Tensor", "((T([1, 1, 4096], bf16), T([4096], bf16)), {})"),
+        ("silu.default", "((T([1, 1, 14336], bf16),), {})"),
+    ):
         row = ring.race(op, text)
-        true_us, cupti_us = slope(op, text, ring.device)
+        with multiprocessing.get_context("forkserver").Pool(1) as apart:  # a process that has captured nothing yet
+            true_us, cupti_us = apart.apply(slope, (op, text, str(ring.device)))
         beside = do_bench(op, text, ring.device)[0]
-        rows.append({"op": op, "us": row["aten_us"], "slope_us": true_us, "cupti_us": cupti_us, "do_bench_us": beside, "device": row["device"]})
-        print(f"{op:26}{row['aten_us']:12.3f}{true_us:10.3f}{100 * (row['aten_us'] / true_us - 1):8.2f}{cupti_us:10.3f}{beside:13.3f}", flush=True)
+        rows.append(
+            {
+                "op": op,
+                "us": row["aten_us"],
+                "slope_us": true_us,
+                "cupti_us": cupti_us,
+                "do_bench_us": beside,
+                "device": row["device"],
+            }
+        )
+        print(
+            f"{op:26}{row['aten_us']:12.3f}{true_us:10.3f}{100 * (row['aten_us'] / true_us - 1):8.2f}{cupti_us:10.3f}{beside:13.3f}",
+            flush=True,
+        )
     return rows
 
 
-def slope(op: str, text: str, device: torch.device) -> tuple[float, float]:
-    """Return µs per call from graphs of 2000 and 6000 calls over inputs of their own, and the kernel's duration by CUPTI."""
-    made = [arguments(op, text, device) for _ in range(200)]
-    spent = []
-    for count in (2000, 6000):
+def slope(op: str, text: str, device: str) -> tuple[float, float]:
+    """Return µs per call from graphs of 32 and 96 calls over inputs of their own, and the kernel's duration by CUPTI."""
+    made = [arguments(op, text, torch.device(device)) for _ in range(96)]
+    graphs = []
+    for count in (32, 96):
         stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
         with torch.cuda.stream(stream):
             made[0][0](*made[0][1], **made[0][2])
             torch.cuda.synchronize()
             graph.capture_begin()
-            kept = [f(*a, **k) for f, a, k in (made[i % len(made)] for i in range(count))]
+            kept = [f(*a, **k) for f, a, k in made[:count]]
             graph.capture_end()
-        found = []
-        for _ in range(15):
+        graphs.append((graph, kept))
+    found: list[list[float]] = [[], []]
+    given = [t for _, args, _ in made for t in args if isinstance(t, torch.Tensor)]
+    spare = [t.clone() for t in given]
+    for _ in range(300):
+        for (graph, _kept), times in zip(graphs, found, strict=True):
             before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch._foreach_copy_(given, spare)  # inputs that were just written, as in a race
+            torch.cuda._sleep(100_000)
             before.record()
             graph.replay()
             after.record()
             torch.cuda.synchronize()
-            found.append(before.elapsed_time(after))
-        spent.append(statistics.median(found[3:]))
-        del kept
+            times.append(before.elapsed_time(after))
+    short, long = (statistics.median(times[20:]) for times in found)
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        for f, a, k in made[:100]:
+        for f, a, k in made:
             f(*a, **k)
         torch.cuda.synchronize()
     durations = [e.device_time for e in seen.events() if e.device_time > 0]
-    return 1000 * (spent[1] - spent[0]) / 4000, statistics.median(durations) if durations else float("nan")
+    return 1000 * (long - short) / 64, statistics.median(durations) if durations else float("nan")
 
 
 @contextmanager

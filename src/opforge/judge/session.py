@@ -19,7 +19,7 @@ from opforge.judge import bypass, forms, timing
 from opforge.judge.batch import MAX_BYTES, Batch, CaseRow, Placed
 from opforge.judge.contract import Hearing
 from opforge.judge.draws import judge_draws
-from opforge.judge.properties import BY_PACKET
+from opforge.judge.properties import BY_PACKET, WRITES_UNSAID
 from opforge.judge.reference import end_without_device, tensors_of
 from opforge.judge.replies import FORGED, replies_of, results_end
 from opforge.judge.rooms import Rooms
@@ -337,7 +337,10 @@ class Judge:
 
         request = {"op": op.facts.name, "case": placed.request()}
         nbytes = sum(row[1] for row in placed.inputs) + sum(t.nbytes for t in tensors_of(placed.answer.result))
-        race = timing.Race(worker, self._baseline, request, None if op.facts.random else hear, self._device, nbytes)
+        writes = op.facts.mutates or op.facts.base in WRITES_UNSAID
+        race = timing.Race(
+            worker, self._baseline, request, None if op.facts.random else hear, self._device, nbytes, writes=writes
+        )
         try:
             times = race.run()
         except timing.BaselineError as error:

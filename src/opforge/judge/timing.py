@@ -20,24 +20,31 @@ import torch
 
 from opforge.judge.verdict import Finding, NotRightError, Outcome
 from opforge.judge.workers import DeathError, KernelWorker
+from opforge.sandbox.track import short_calls
 
 _BUDGET_S = 1.0
-_MIN_ROUNDS = 12
+_MIN_ROUNDS = 10
 _HEARD = 2
 """Rounds, besides the last, in which a result of each figure is judged."""
 _FIRST_CALLS = 8
 _MAX_BLOCK_BYTES = 256 << 20
-_MAX_DEVICE_BYTES = 4 << 30
+_MAX_DEVICE_BYTES = 1 << 30
 _BLOCK_NS = 2_000_000
 _MAX_CALLS = 64
-_SYNC_CALLS = 16
+_SYNC_CALLS = 8
 _PASS_NS = 300_000
 """The least that a pass of calls is to take on a GPU: shorter ones are not seen sharply from two processes."""
 _MAX_PASS_NS = 20_000_000
-_MAX_PASS_CALLS = 512
-_BLOCK_PASSES = 3
-_NARROW = {"device": 0.01, "call": 0.02, "sync": 0.02}
+_MAX_PASS_CALLS = 96
+"""Graphs of more launches than some hundred and fifty take longer for each of them, by 0.15 µs on an H200."""
+_BLOCK_PASSES = 2
+_SECONDARY_ROUNDS = 5
+_NARROW = {"device": 0.015, "call": 0.02, "sync": 0.02}
 """How wide an interval may be, as a share of the ratio, for a race to end."""
+_PLACES = 0.002
+"""By how much two processes may differ that do the very same: where in memory things lie. It is part of every interval."""
+_RESOLUTION_NS = 5.0
+"""By how much a device time of few µs may be off in the same way all through a race; part of the interval likewise."""
 _ALL_TURNED = 64
 """Up to so many calls, contents are new in every block; more are short ones, whose contents change places."""
 _WAITED = 0.03
@@ -90,6 +97,9 @@ class _Figure:
     calls: int
     passes: int = 1
     ahead_ns: float = 0.0
+    method: str = ""
+    secondary: bool = False
+    """Whether it is of interest beside another one: its interval may stay wide."""
     kernel_ns: list[float] = field(default_factory=list)
     aten_ns: list[float] = field(default_factory=list)
     kernel_beside: list[float] = field(default_factory=list)
@@ -104,6 +114,14 @@ class _Figure:
         return len(self.aten_ns)
 
     @property
+    def work(self) -> int:
+        """Return how many calls are made in a block, timed or not."""
+        if self.name != "device":
+            return self.calls
+        short = short_calls(self.calls) if self.method == "graph" else 0
+        return (self.passes + 1) * self.calls + self.passes * short
+
+    @property
     def quiet(self) -> list[int]:
         """Return the rounds that count: those in which nobody waited, if there are enough."""
         quiet = [i for i, waited in enumerate(self.waited) if not waited]
@@ -114,19 +132,26 @@ class _Figure:
         return sorted(self.aten_ns[i] / self.kernel_ns[i] for i in self.quiet)
 
     @property
+    def interval(self) -> tuple[float, float]:
+        low, high = median_interval(self.ratios)
+        shortest = min(statistics.median(self.kernel_ns), statistics.median(self.aten_ns))
+        unsure = _PLACES + (_RESOLUTION_NS / shortest if self.name == "device" else 0.0)
+        return low * (1 - unsure), high * (1 + unsure)
+
+    @property
     def narrow(self) -> bool:
         low, high = median_interval(self.ratios)
         return high - low <= _NARROW[self.name] * statistics.median(self.ratios)
 
-    def ends(self, *, out_of_time: bool, secondary: bool) -> bool:
-        """Whether the round that comes is the last; of a secondary figure the interval may stay wide."""
-        if self.rounds + 1 < _MIN_ROUNDS:
+    def ends(self, *, out_of_time: bool) -> bool:
+        """Whether the round that comes is the last."""
+        if self.rounds + 1 < (_SECONDARY_ROUNDS if self.secondary else _MIN_ROUNDS):
             return False
-        return out_of_time or ((secondary or self.narrow) and not self._doubtful)
+        return out_of_time or ((self.secondary or self.narrow) and not self._doubtful)
 
     def row(self) -> dict[str, Any]:
         ratios, quiet = self.ratios, self.quiet
-        low, high = median_interval(ratios)
+        low, high = self.interval
         return {
             "kernel_us": statistics.median(self.kernel_ns[i] for i in quiet) / 1000,
             "aten_us": statistics.median(self.aten_ns[i] for i in quiet) / 1000,
@@ -145,7 +170,7 @@ class _Figure:
 
     @property
     def _said(self) -> float:
-        return statistics.median(self.kernel_ns) * self.calls * self.passes
+        return statistics.median(self.kernel_ns) * self.work
 
     @property
     def _doubtful(self) -> bool:
@@ -154,7 +179,7 @@ class _Figure:
 
     def clocks_agree(self) -> None:
         """Refuse times that the judge's clock contradicts."""
-        said, calls = self._said, self.calls * self.passes
+        said, calls = self._said, self.work
         surely, _ = median_interval(self._unsaid, _CLOCK_SURE_Z)
         if surely > max(_CLOCK_SLACK_NS, _CLOCK_SLACK * said):
             raise NotRightError(
@@ -164,7 +189,7 @@ class _Figure:
 
 
 class Race:
-    """A race over one case, whose inputs and results take ``nbytes`` together."""
+    """A race over one case, whose inputs and results take ``nbytes`` together, and whose operator may write to inputs."""
 
     def __init__(
         self,
@@ -174,13 +199,17 @@ class Race:
         hear: Hear | None,
         device: torch.device,
         nbytes: int,
+        *,
+        writes: bool,
     ) -> None:
         self._kernel, self._aten = _Side(kernel, is_kernel=True), _Side(baseline, is_kernel=False)
-        self._sides = (self._kernel, self._aten)
+        self._sides = (self._aten, self._kernel)
         self._request = request
         self._hear = hear
         self._device = device
         self._nbytes = max(1, nbytes)
+        self._writes = writes
+        self._sets = 1
         self._chance = random.SystemRandom()
         self._method = "graph"
         self.notes: list[str] = []
@@ -194,7 +223,7 @@ class Race:
             while active := [f for f in figures if not f.done]:
                 out_of_time = time.monotonic() > deadline
                 for figure in active:
-                    figure.done = figure.ends(out_of_time=out_of_time, secondary=figure is not figures[0])
+                    figure.done = figure.ends(out_of_time=out_of_time)
                 if active[0].rounds % 2 == 0:
                     self._chance.shuffle(order)
                 else:
@@ -222,51 +251,52 @@ class Race:
     @property
     def footprint(self) -> int:
         """Return the bytes that the calls of a pass touch."""
-        return self._nbytes * len(self._kernel.turns)
+        return self._nbytes * self._sets
 
     def _lay(self) -> list[_Figure]:
         """Make the calls on both sides, as many as it takes to be timed sharply."""
         cuda = self._device.type == "cuda"
         most = max(1, (_MAX_DEVICE_BYTES if cuda else _MAX_BLOCK_BYTES) // self._nbytes)
-        guesses = self._laid(min(_FIRST_CALLS, most))
+        guesses = self._laid(_FIRST_CALLS, most, guess=True)
         call_ns = max(g["call_ns"] for g in guesses)
         if not cuda:
             calls = _between(_BLOCK_NS / call_ns, 1, min(_MAX_CALLS, most))
-            self._laid(calls)
+            self._laid(calls, most)
             return [_Figure("call", calls)]
         quickest, slowest = (f(g["device_ns"] for g in guesses) for f in (min, max))
-        calls = math.ceil(_PASS_NS / quickest)
-        if (cold := math.ceil(_cold(self._device) / self._nbytes)) <= _MAX_PASS_CALLS:
-            calls = max(calls, cold)
-        if self._method == "events":
-            calls = min(calls, _MAX_CALLS)
-        calls = _between(min(calls, _MAX_PASS_NS / slowest), 1, min(_MAX_PASS_CALLS, most))
-        self._laid(calls)
+        calls = _between(min(_PASS_NS / quickest, _MAX_PASS_NS / slowest) + 1, 1, _MAX_PASS_CALLS)
+        self._laid(calls, most)
         passes = _between(_BLOCK_PASSES * _PASS_NS / (calls * slowest), 1, _BLOCK_PASSES)
-        several = _between(_BLOCK_NS / 2 / call_ns, 1, min(_MAX_CALLS, calls))
+        several = _between(_BLOCK_NS / 4 / call_ns, 1, min(_MAX_CALLS, self._sets))
         return [
-            _Figure("device", calls, passes, call_ns * calls),
-            _Figure("call", several),
-            _Figure("sync", min(several, _SYNC_CALLS)),
+            _Figure("device", calls, passes, call_ns * calls, self._method),
+            _Figure("call", several, secondary=True),
+            _Figure("sync", min(several, _SYNC_CALLS), secondary=True),
         ]
 
-    def _laid(self, calls: int) -> list[dict[str, float]]:
-        """Have so many calls on both sides, timed in the same way, and return what they guess that one takes."""
+    def _laid(self, calls: int, most: int, *, guess: bool = False) -> list[dict[str, float]]:
+        """Have so many calls over at most so many sets of inputs on both sides, timed in the same way, with guesses if asked for."""
+        cuda = self._device.type == "cuda"
+        self._sets = min(calls, most)
+        if self._writes:
+            calls = self._sets  # else a call would find what another one wrote
+        cold = _cold(self._device) if cuda and self._nbytes * self._sets >= _cold(self._device) else 0
+        request = {"do": "lay", "calls": calls, "sets": self._sets, "cold": cold, "guess": guess}
+        replies = []
         while True:
-            replies = []
-            for side in (self._aten, self._kernel):
-                request = {"do": "lay", "calls": calls, "graph": self._method == "graph"}
-                replies.append(side.ask(request if side.turns else {**request, **self._request}, calls))
-                side.turns = [0] * calls
-            if self._device.type != "cuda" or self._method == "events":
-                break
-            failure = next((r.get("failure", "") for r in replies if r.get("method") != "graph"), None)
-            if failure is None:
+            replies = [self._lay_side(side, {**request, "graph": self._method == "graph"}) for side in self._sides]
+            failure = next((r.get("failure") for r in replies if r.get("method") == "events"), None)
+            if failure is None or self._method == "events":
                 break
             self._method = "events"
             self.notes.append(f"timed by events, since it cannot be captured as a CUDA graph: {failure}"[:400])
-        names = ("call_ns", "device_ns") if self._device.type == "cuda" else ("call_ns",)
+        names = ("call_ns", "device_ns") if cuda else ("call_ns",)
         return [{name: _positive(reply.get(name)) for name in names} for reply in replies]
+
+    def _lay_side(self, side: _Side, request: dict[str, Any]) -> dict[str, Any]:
+        reply = side.ask(request if side.turns else {**request, **self._request}, request["calls"])
+        side.turns = [0] * request["sets"]
+        return reply
 
     def _round(self, order: list[_Side], active: list[_Figure]) -> None:
         for figure in active:
@@ -286,15 +316,14 @@ class Race:
         shift = self._turn(side, figure, heard=heard)
         waited = side.worker.waited_ns()
         began = time.perf_counter_ns()
-        said = side.ask({"do": "go"}, figure.calls * (figure.passes + 1)).get("ns")
+        said = side.ask({"do": "go"}, figure.work).get("ns")
         outside = time.perf_counter_ns() - began
         waited = side.worker.waited_ns() - waited
         if not isinstance(said, int | float) or not math.isfinite(said) or said <= 0:
             raise NotRightError(Outcome.CHEATED, f"says that a timed call took {said!r} ns")
-        figure.waited[-1] |= waited > _WAITED * said * figure.calls * figure.passes
-        passes = figure.passes + (figure.name == "device")
+        figure.waited[-1] |= waited > _WAITED * said * figure.work
         (figure.kernel_ns if side.is_kernel else figure.aten_ns).append(float(said))
-        beside = outside - said * figure.calls * passes
+        beside = outside - said * figure.work
         (figure.kernel_beside if side.is_kernel else figure.aten_beside).append(beside)
         if heard:
             last = shift + figure.passes if figure.name == "device" else 0
@@ -304,9 +333,9 @@ class Race:
         """Give the calls of the next block other contents than those of the last, and return by how much they have moved."""
         turns: list[int] = []
         if heard or figure.name != "device" or figure.calls <= _ALL_TURNED:
-            turns = [self._chance.randrange(1, 1 << 30) for _ in range(figure.calls)]
+            turns = [self._chance.randrange(1, 1 << 30) for _ in range(min(figure.calls, self._sets))]
             side.turns[: len(turns)] = turns
-        shift = self._chance.randrange(figure.calls) if figure.name == "device" else 0
+        shift = self._chance.randrange(self._sets) if figure.name == "device" else 0
         side.ask(
             {
                 "do": "prepare", "figure": figure.name, "calls": figure.calls, "passes": figure.passes,
@@ -325,7 +354,7 @@ class Race:
             raise NotRightError(Outcome.CHEATED, f"tampered with its process: {'; '.join(map(str, tampered))}")
         if self._hear is None:
             return
-        finding = self._hear(reply.get("result") or {}, side.turns[(call + shift) % len(side.turns)])
+        finding = self._hear(reply.get("result") or {}, side.turns[(call + shift) % self._sets])
         if not finding.passed:
             raise NotRightError(Outcome.CHEATED, f"an output of a timed call is wrong: {finding.reason}")
 

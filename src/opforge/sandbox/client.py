@@ -155,5 +155,7 @@ def worker_environment() -> dict[str, str]:
         "MKL_NUM_THREADS": "1",
         "PYTHONHASHSEED": "0",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # fixed: what a process has freed before is not to decide
+        "MALLOC_TRIM_THRESHOLD_": str(16 << 30),  # whether the results of a timed call are pages that it must fault in
     }
     return {**kept, **fixed, "PYTHONPATH": os.pathsep.join(path)}

@@ -23,10 +23,20 @@ _AHEAD_NS = 30_000
 """How long the device is kept busy while the host queues a graph."""
 _GATHERED = 4096
 """Inputs of up to so many elements are turned all at once by an index."""
+_MANY_CALLS = 64
 _CYCLES_PER_NS = 1.7
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 Arguments = tuple[list[Any], dict[str, Any], list[torch.Tensor]]
+
+
+class _CaptureError(Exception):
+    """A kernel cannot be captured."""
+
+
+def short_calls(calls: int) -> int:
+    """Return how many calls the short pass has that is timed beside a pass of so many; 0 for none."""
+    return calls // 4 if calls >= _MANY_CALLS else 0
 
 
 class Track:
@@ -43,6 +53,7 @@ class Track:
         self._kept: list[Any] = []
         self._captured: list[Any] = []
         self._graph: CUDAGraph | None = None
+        self._short: CUDAGraph | None = None
         self._stream = Stream(device) if device.type == "cuda" else None
         self._flush: torch.Tensor | None = None
         self._block: dict[str, Any] = {}
@@ -52,7 +63,8 @@ class Track:
 
         With ``cold``, so many bytes are read before each pass on a GPU, so that its cache holds neither inputs nor results.
         """
-        self._kept, self._captured, self._graph = [], [], None
+        self._kept, self._captured = [], []
+        self._graph = self._short = None
         for given in self._inputs:
             given.forget()
         self._sets, old = [self._set() for _ in range(sets)], self._sets
@@ -140,49 +152,72 @@ class Track:
         return spent / calls
 
     def _device_pass(self, passes: int, shift: int, ahead_ns: float) -> float:
-        """Run one pass that is not timed and some that are, each on other contents, and return what a call of those took."""
+        """Run one pass that is not timed and some that are, each on other contents, and return what a call of those took.
+
+        Where a short pass is timed beside each, the difference counts: what a pass costs beside its calls drops out.
+        """
+        short_ms = long_ms = 0.0
         marks = []
         for number in range(passes + 1):
-            self._put(self._count, shift + number)
-            before, after = Event(enable_timing=True), Event(enable_timing=True)
-            if self._flush is not None:
-                self._flush.sum()
-            _sleep(int((_AHEAD_NS if self._graph is not None else ahead_ns) * _CYCLES_PER_NS))  # the pass is queued meanwhile
-            before.record()
-            if self._graph is None:
-                self._kept = self._pass(self._count)
-            else:
-                self._graph.replay()
-            after.record()
-            marks.append((before, after))
+            short = [self._marked(self._short, shift + number, ahead_ns)] if self._short is not None and number else []
+            marks.append((short, self._marked(self._graph, shift + number, ahead_ns)))
         synchronize()
-        spent_ms = sum(float(before.elapsed_time(after)) for before, after in marks[1:])
-        return spent_ms * 1e6 / (passes * self._count)
+        for short, (before, after) in marks[1:]:
+            long_ms += float(before.elapsed_time(after))
+            short_ms += sum(float(b.elapsed_time(a)) for b, a in short)
+        calls = self._count - (short_calls(self._count) if self._short is not None else 0)
+        if long_ms <= short_ms:
+            calls, short_ms = self._count, 0.0
+        return (long_ms - short_ms) * 1e6 / (passes * calls)
+
+    def _marked(self, graph: CUDAGraph | None, shift: int, ahead_ns: float) -> tuple[Event, Event]:
+        """Queue a pass between two events."""
+        self._put(self._count, shift)
+        if self._flush is not None:
+            self._flush.sum()
+        before, after = Event(enable_timing=True), Event(enable_timing=True)
+        _sleep(int((ahead_ns if graph is None else _AHEAD_NS) * _CYCLES_PER_NS))  # the pass is queued meanwhile
+        before.record()
+        if graph is None:
+            self._kept = self._pass(self._count)
+        else:
+            graph.replay()
+        after.record()
+        return before, after
 
     def _capture(self) -> str | None:
-        """Capture a pass as a graph; what stands in the way is returned in words."""
-        graph = CUDAGraph()
+        """Capture a pass as a graph, and a short one if there are many calls; what stands in the way is returned in words."""
         self._put(self._count, 0)
         self._wait()
-        failure = None
         with on_stream(self._stream):
             self._pass(2)  # what a first call on a stream sets up is not to be part of the graph
+        self._wait()
+        try:
+            if short := short_calls(self._count):
+                self._short, _ = self._recorded(short)
+            self._graph, self._captured = self._recorded(self._count)
+        except _CaptureError as error:
+            self._short = self._graph = None
+            _new_generator_state(self._device)
             self._wait()
+            return str(error)
+        return None
+
+    def _recorded(self, calls: int) -> tuple[CUDAGraph, list[Any]]:
+        graph, failure, kept = CUDAGraph(), None, []
+        with on_stream(self._stream):
             graph.capture_begin(capture_error_mode="thread_local")
             try:
-                kept = self._pass(self._count)
+                kept = self._pass(calls)
             except Exception as error:  # noqa: BLE001  # whatever a kernel says to being captured
-                failure, kept = f"{type(error).__name__}: {error}"[:300], []
+                failure = error
             try:
                 graph.capture_end()
             except RuntimeError as error:
-                failure = failure or f"{type(error).__name__}: {error}"[:300]
+                failure = failure or error
         if failure is not None:
-            _new_generator_state(self._device)
-            self._wait()
-            return failure
-        self._graph, self._captured = graph, kept
-        return None
+            raise _CaptureError(f"{type(failure).__name__}: {failure}"[:300])
+        return graph, kept
 
     def _wait(self) -> None:
         if self._stream is not None:
@@ -199,16 +234,20 @@ class _Input:
         self._count = self._first.untyped_storage().nbytes() // size
         self._size = size
         self._turns = self._count > 1 and (made.is_floating_point() or made.is_complex())
-        self._base = _words(self._first, self._count, size)
+        self._words = _WORDS.get(size, torch.int64)
+        """As what the memory is copied: so many rows of as many bytes as an element has."""
+        self._base = flat_storage(self._first)[: self._count * size].view(self._words).view(self._count, -1)
         self._memory: list[torch.Tensor] = []
         self._rows: list[torch.Tensor] = []
 
     def another(self) -> torch.Tensor:
         """Return a tensor like the first, with memory of its own, which is filled from now on."""
-        made = owned_copy(self._first)
+        first = self._first
+        memory = torch.empty(first.untyped_storage().nbytes(), dtype=torch.uint8, device=first.device)
         if self._count:
-            self._memory.append(_words(made, self._count, self._size))
-        return made
+            self._memory.append(memory[: self._count * self._size].view(self._words).view(self._count, -1))
+        empty = torch.empty(0, dtype=first.dtype, device=first.device)
+        return empty.set_(memory.untyped_storage(), first.storage_offset(), first.shape, first.stride())
 
     def forget(self) -> None:
         """Forget the memory of the calls so far."""
@@ -235,12 +274,6 @@ class _Input:
         total = len(self._memory)
         rows = [self._rows[(call + shift) % total] for call in range(calls)]
         torch._foreach_copy_(self._memory[:calls], rows)
-
-
-def _words(tensor: torch.Tensor, count: int, size: int) -> torch.Tensor:
-    """Return a tensor's memory as integers, so many rows of as many bytes as an element has."""
-    flat = flat_storage(tensor)[: count * size]
-    return flat.view(_WORDS.get(size, torch.int64)).view(count, -1) if count else flat
 
 
 def _rows(tree: Any) -> list[list[Any]]:
