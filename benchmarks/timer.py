@@ -195,10 +195,11 @@ def against_itself(ring: Ring, repeats: int, only: str) -> dict[str, Any]:
                 beside = f"{first:14.2f}{100 * found['do_bench_error']:7.2f}{spent:7.2f}"
             rows.append(found)
             extra = "" if not cuda else f" {row['device']['method']} {row['device']['cache']} {row['device']['calls']}"
-            print(
-                f"{model:14}{op:34}{row['aten_us']:9.2f}{100 * found['error']:11.3f}{f'[{100 * (low - 1):.2f}, {100 * (high - 1):.2f}]':>18}{row['rounds']:7}{row['seconds']:7.3f}{beside}{extra}",
-                flush=True,
+            interval = f"[{100 * (low - 1):.2f}, {100 * (high - 1):.2f}]"
+            figures = (
+                f"{row['aten_us']:9.2f}{100 * found['error']:11.3f}{interval:>18}{row['rounds']:7}{row['seconds']:7.3f}"
             )
+            print(f"{model:14}{op:34}{figures}{beside}{extra}", flush=True)
     errors = [abs(r["error"]) for r in rows]
     covered = [r["low"] <= 1 <= r["high"] for r in rows]
     summary = {
@@ -262,10 +263,11 @@ def known_ratios(ring: Ring, repeats: int) -> list[dict[str, Any]]:
                         "seconds": row["seconds"],
                     }
                 )
-                print(
-                    f"{what:30}{row['kernel_us']:10.3f}{row['aten_us']:10.3f}{row['speedup']:9.4f}{interval:>20}{beside:10.3f}  {row['device']['cache']} {row['device']['calls']} {row['seconds']:.3f}s",
-                    flush=True,
+                figures = (
+                    f"{row['kernel_us']:10.3f}{row['aten_us']:10.3f}{row['speedup']:9.4f}{interval:>20}{beside:10.3f}"
                 )
+                laid = f"{row['device']['cache']} {row['device']['calls']} {row['seconds']:.3f}s"
+                print(f"{what:30}{figures}  {laid}", flush=True)
     return rows
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -15,15 +16,17 @@ from opforge.cases.case import Expect, Phase
 from opforge.cases.materialise import Bytes
 from opforge.cases.store import open_blob
 from opforge.errors import CaseSyntaxError
-from opforge.judge import bypass, forms, timing
+from opforge.judge import bypass, forms
 from opforge.judge.batch import MAX_BYTES, Batch, CaseRow, Placed
 from opforge.judge.contract import Hearing
 from opforge.judge.draws import judge_draws
-from opforge.judge.properties import BY_PACKET, WRITES_UNSAID
-from opforge.judge.reference import end_without_device, tensors_of
+from opforge.judge.peaks import Peaks
+from opforge.judge.properties import BY_PACKET
+from opforge.judge.racing import Racing
+from opforge.judge.reference import end_without_device
 from opforge.judge.replies import FORGED, replies_of, results_end
 from opforge.judge.rooms import Rooms
-from opforge.judge.verdict import FAULT, REJECTED, Finding, NotRightError, Outcome
+from opforge.judge.verdict import FAULT, REJECTED, Finding, Outcome
 from opforge.judge.workers import DeathError, KernelWorker, WorkerConfig
 from opforge.ops import Form, Operator, table
 from opforge.sandbox.client import Spawner
@@ -46,7 +49,8 @@ def serve(config: dict[str, Any], fds: list[int]) -> None:
     blobs = {name: open_blob(Path(path)) for name, path in config["blobs"].items()}
     workers = WorkerConfig(config["device"], config["timeout_s"], config["memory_bytes"])
     rooms = Rooms(spawner, **config["confine"]) if config.get("confine") else None
-    judge = Judge(channel, spawner, workers, blobs, rooms)
+    peaks = Peaks.from_json(config["peaks"]) if config.get("peaks") else None
+    judge = Judge(channel, spawner, workers, blobs, rooms, peaks)
     while True:
         judge.job(channel.receive())
         channel.send({"done": True})
@@ -77,7 +81,7 @@ class _Op:
 
 
 class Judge:
-    """Judges one job at a time; holds at most one worker for the kernel and one for the baseline."""
+    """Judges one job at a time; holds at most one worker for the kernel, and one for ATen where it races."""
 
     def __init__(
         self,
@@ -86,6 +90,7 @@ class Judge:
         workers: WorkerConfig,
         blobs: Mapping[str, Bytes],
         rooms: Rooms | None = None,
+        peaks: Peaks | None = None,
     ) -> None:
         self._channel = channel
         self._spawner = spawner
@@ -93,10 +98,10 @@ class Judge:
         self._device = torch.device(workers.device)
         self._blobs = blobs
         self._rooms = rooms
+        self._racing = Racing(spawner, workers, rooms, peaks)
         self._buffer: Bytes = np.zeros(MAX_BYTES + (1 << 20), np.uint8)
         self._worker: KernelWorker | None = None
         self._loaded: dict[str, Any] = {}
-        self._baseline: KernelWorker | None = None
         self._broken: Finding | None = None
 
     def job(self, job: dict[str, Any]) -> None:
@@ -272,7 +277,8 @@ class Judge:
             asked = (worker, op.facts, placed, hearing, hearing.reply, self._config, finding)
             finding = self._surviving(judge_draws, *asked) or finding
         if finding.passed and timed:
-            finding = self._surviving(self._race, op, worker, batch, placed, finding) or finding
+            race = functools.partial(self._racing.race, required=op.required)
+            finding = self._surviving(race, op.facts, worker, batch, placed, finding) or finding
         return finding
 
     def _derive(self, op: _Op, worker: KernelWorker, placed: Placed) -> Finding | None:
@@ -318,42 +324,6 @@ class Judge:
         except DeathError as death:
             self._end_worker()
             return Finding(death.outcome, str(death))
-
-    def _race(self, op: _Op, worker: KernelWorker, batch: Batch, placed: Placed, finding: Finding) -> Finding:
-        """Time a case that is right, against ATen in a clean worker of its own."""
-        if self._baseline is None:
-            room = self._rooms.baseline() if self._rooms is not None else None
-            self._baseline = KernelWorker(self._spawner, self._config, room)
-            self._baseline.ask({"do": "load", "kernel": {"file": None, "primary": op.facts.name, "entries": []}})
-        batch.copy_to(self._baseline.bytes)
-
-        def hear(reply: dict[str, Any], turn: int) -> Finding:
-            call = replace(placed.call, turn=turn)
-            results = bytearray(worker.bytes[self._config.in_bytes : results_end([reply], self._config)])
-            return Hearing(
-                op.facts, op.required, placed.case.expect, call, call.run(), reply, results, self._config.in_bytes,
-                measure=False,
-            ).finding()  # fmt: skip
-
-        request = {"op": op.facts.name, "case": placed.request()}
-        nbytes = sum(row[1] for row in placed.inputs) + sum(t.nbytes for t in tensors_of(placed.answer.result))
-        writes = op.facts.mutates or op.facts.base in WRITES_UNSAID
-        race = timing.Race(
-            worker, self._baseline, request, None if op.facts.random else hear, self._device, nbytes, writes=writes
-        )
-        try:
-            times = race.run()
-        except timing.BaselineError as error:
-            self._end_baseline()
-            return replace(finding, notes=(*finding.notes, f"not timed: ATen's own process: {error}"))
-        except NotRightError as error:
-            return error.finding
-        return replace(finding, notes=(*finding.notes, *race.notes), figures={**finding.figures, **times})
-
-    def _end_baseline(self) -> None:
-        if self._baseline is not None:
-            self._baseline.close()
-            self._baseline = None
 
     def _ready_worker(self, kernel: dict[str, Any]) -> KernelWorker | None:
         """Return a worker with the kernel loaded; None, with the reason kept, when it cannot be loaded."""

@@ -24,6 +24,8 @@ from opforge.sandbox.track import short_calls
 
 _BUDGET_S = 1.0
 _MIN_ROUNDS = 10
+_WATCHED = 4
+"""In every so many rounds the device's clocks are looked at."""
 _HEARD = 2
 """Rounds, besides the last, in which a result of each figure is judged."""
 _FIRST_CALLS = 8
@@ -72,9 +74,14 @@ class _Side:
     """How far the contents that it has are turned."""
 
     def ask(self, request: dict[str, Any], calls: int = 1) -> dict[str, Any]:
-        """Ask the worker; what ATen raises ends the race, what the kernel raises is its verdict."""
+        """Ask the worker about so many calls."""
+        self.worker.begin(request)
+        return self.answer(calls)
+
+    def answer(self, calls: int = 1) -> dict[str, Any]:
+        """Return the worker's answer; what ATen raises ends the race, what the kernel raises is its verdict."""
         try:
-            reply = self.worker.ask(request, cases=calls)
+            reply = self.worker.answer(cases=calls)
         except DeathError as death:
             if self.is_kernel:
                 raise
@@ -201,6 +208,7 @@ class Race:
         nbytes: int,
         *,
         writes: bool,
+        watch: Callable[[], None] | None = None,
     ) -> None:
         self._kernel, self._aten = _Side(kernel, is_kernel=True), _Side(baseline, is_kernel=False)
         self._sides = (self._aten, self._kernel)
@@ -209,6 +217,7 @@ class Race:
         self._device = device
         self._nbytes = max(1, nbytes)
         self._writes = writes
+        self._watch = watch
         self._sets = 1
         self._chance = random.SystemRandom()
         self._method = "graph"
@@ -316,7 +325,10 @@ class Race:
         shift = self._turn(side, figure, heard=heard)
         waited = side.worker.waited_ns()
         began = time.perf_counter_ns()
-        said = side.ask({"do": "go"}, figure.work).get("ns")
+        side.worker.begin({"do": "go"})
+        if self._watch is not None and figure.rounds % _WATCHED == 0:
+            self._watch()  # while the block runs
+        said = side.answer(figure.work).get("ns")
         outside = time.perf_counter_ns() - began
         waited = side.worker.waited_ns() - waited
         if not isinstance(said, int | float) or not math.isfinite(said) or said <= 0:

@@ -14,6 +14,7 @@ from opforge import registry
 from opforge.backends import Backend
 from opforge.cache import torch_version
 from opforge.errors import RunDirectoryError
+from opforge.judge.peaks import known_peaks
 from opforge.kernels import Kernel
 from opforge.kernels.hints import hints
 from opforge.ops import table
@@ -23,6 +24,7 @@ from opforge.runs.plan import Job, Key, Plan, load_suite, make_plan
 from opforge.runs.score import Summary
 from opforge.runs.store import RunStore
 from opforge.sandbox import probe
+from opforge.sandbox.client import ForkServerProcess
 from opforge.suites import Suite
 from opforge.suites.base import Progress, silent
 from opforge.suites.strength import known
@@ -60,7 +62,7 @@ def run(
         store = RunStore.reopen(out) if resume else RunStore.create(out, _manifest(config, plan, command or sys.argv))
         try:
             confinement = probe.confinement(server.spawner) if config.confine else probe.off()
-            store.update_manifest(confinement=confinement)
+            store.update_manifest(confinement=confinement, peaks=_peaks(config, plan, server, progress))
             return _judge(config, plan, store, server, progress)
         finally:
             store.close()
@@ -90,9 +92,18 @@ def _judge(config: RunConfig, plan: Plan, store: RunStore, server: Any, progress
             progress(rows[-1]["op"], count, total)
 
     confine = {"run": str(store.path.resolve()), "held": not manifest["confinement"]["missing"]}
-    LocalExecutor(config, server, emit, confine if config.confine else None).execute(plan, jobs)
+    executor = LocalExecutor(config, server, emit, confine if config.confine else None, manifest.get("peaks"))
+    executor.execute(plan, jobs)
     store.update_manifest(finished=_now(), scores=summary.scores())
     return Ended(store, store.manifest(), summary)
+
+
+def _peaks(config: RunConfig, plan: Plan, server: ForkServerProcess, progress: Progress) -> dict[str, Any] | None:
+    """Return the device's measured peaks if anything is to be timed; measuring them takes seconds, once."""
+    if not plan.performance:
+        return None
+    progress(f"peaks of {config.device}", 0, 1)
+    return known_peaks(server.spawner, config.device).as_json()
 
 
 def _same_kernels(manifest: dict[str, Any], plan: Plan) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from opforge.cases import Case
+from opforge.cases import Case, Phase
 from opforge.judge.verdict import Finding, Outcome
 from opforge.processes import describe_status
 from opforge.runs.config import RunConfig
@@ -72,9 +72,15 @@ class LocalExecutor:
     """Runs a plan's jobs on this machine."""
 
     def __init__(
-        self, config: RunConfig, server: ForkServerProcess, emit: Emit, confine: dict[str, Any] | None = None
+        self,
+        config: RunConfig,
+        server: ForkServerProcess,
+        emit: Emit,
+        confine: dict[str, Any] | None = None,
+        peaks: dict[str, Any] | None = None,
     ) -> None:
         self._config = config
+        self._peaks = peaks
         self._confine = confine
         self._server = server
         self._emit = emit
@@ -87,10 +93,15 @@ class LocalExecutor:
         return self._server.spawner
 
     def execute(self, plan: Plan, jobs: list[Job]) -> None:
-        """Judge all jobs; every case gets its verdict through ``emit``."""
+        """Judge all jobs; every case gets its verdict through ``emit``. What is timed comes last, and by itself."""
         self._blobs = {name: str(path) for name, path in plan.suite.blobs.items()}
-        self._tasks = deque(_Task(job) for job in jobs)
-        for _ in range(min(self._config.workers, len(jobs))):
+        for phase, lanes in ((Phase.CORRECTNESS, self._config.workers), (Phase.PERFORMANCE, 1)):
+            of_phase = (job.of(phase) for job in jobs)
+            self._run([_Task(job) for job in of_phase if job.parts], lanes)
+
+    def _run(self, tasks: list[_Task], lanes: int) -> None:
+        self._tasks = deque(tasks)
+        for _ in range(min(lanes, len(tasks))):
             self._next(self._lane())
         while len(self._selector.get_map()):
             for key, _events in self._selector.select(timeout=1.0):
@@ -107,6 +118,7 @@ class LocalExecutor:
             "memory_bytes": memory,
             "blobs": self._blobs,
             "confine": self._confine,
+            "peaks": self._peaks,
         }
         pid = self._spawner.spawn("judge", settings, [theirs.fileno(), line.fileno()], limits={}, output=False)
         theirs.close()

@@ -46,6 +46,11 @@ class Job:
     def count(self) -> int:
         return sum(len(part.cases) for part in self.parts)
 
+    def of(self, phase: Phase) -> Job:
+        """Return the part of the job that is of one phase."""
+        parts = (replace(p, cases=[c for c in p.cases if c.phase is phase]) for p in self.parts)
+        return replace(self, parts=tuple(p for p in parts if p.cases))
+
     def without(self, done: set[Key]) -> Job:
         """Return what is left of the job when some cases have their verdict."""
         parts = (Part(p.op, p.required, [c for c in p.cases if (p.op, c.id, c.phase) not in done]) for p in self.parts)

@@ -1,0 +1,97 @@
+"""Times of a case that a kernel answers rightly: against ATen in a clean worker of its own, with the speed of light and the clocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from opforge.cases.encoding import decode
+from opforge.judge import clocks, light, timing
+from opforge.judge.batch import Batch, Placed
+from opforge.judge.contract import Hearing
+from opforge.judge.peaks import Peaks
+from opforge.judge.properties import WRITES_UNSAID
+from opforge.judge.reference import tensors_of
+from opforge.judge.replies import results_end
+from opforge.judge.rooms import Rooms
+from opforge.judge.verdict import Finding, NotRightError
+from opforge.judge.workers import KernelWorker, WorkerConfig
+from opforge.ops import Operator
+from opforge.sandbox.client import Spawner
+
+_LAUNCHES = 2.0
+"""Where ATen takes no more than so many times the least that anything takes, there is nothing to see but launching."""
+
+
+@dataclass
+class Racing:
+    """ATen's worker, which lives as long as the judge, and what is known of the device."""
+
+    spawner: Spawner
+    config: WorkerConfig
+    rooms: Rooms | None
+    peaks: Peaks | None
+    _baseline: KernelWorker | None = None
+
+    def race(
+        self, op: Operator, worker: KernelWorker, batch: Batch, placed: Placed, finding: Finding, *, required: bool
+    ) -> Finding:
+        """Return the finding with times, or what was found out while it was timed."""
+        device = torch.device(self.config.device)
+        watch = clocks.Watch(self.config.device)
+
+        def hear(reply: dict[str, Any], turn: int) -> Finding:
+            call = replace(placed.call, turn=turn)
+            results = bytearray(worker.bytes[self.config.in_bytes : results_end([reply], self.config)])
+            return Hearing(
+                op, required, placed.case.expect, call, call.run(), reply, results, self.config.in_bytes, measure=False
+            ).finding()
+
+        race = timing.Race(
+            worker,
+            self._ready_baseline(op, batch),
+            {"op": op.name, "case": placed.request()},
+            None if op.random else hear,
+            device,
+            sum(row[1] for row in placed.inputs) + sum(t.nbytes for t in tensors_of(placed.answer.result)),
+            writes=op.mutates or op.base in WRITES_UNSAID,
+            watch=watch.sample,
+        )
+        try:
+            times = race.run()
+        except timing.BaselineError as error:
+            self._end_baseline()
+            return replace(finding, notes=(*finding.notes, f"not timed: ATen's own process: {error}"))
+        except NotRightError as error:
+            return error.finding
+        figures = {**finding.figures, **times, **self._light(op, placed, race.footprint, times)}
+        figures |= {"clocks": seen} if (seen := watch.figures()) else {}
+        return replace(finding, notes=(*finding.notes, *race.notes, *watch.remarks()), figures=figures)
+
+    def _ready_baseline(self, op: Operator, batch: Batch) -> KernelWorker:
+        if self._baseline is None:
+            room = self.rooms.baseline() if self.rooms is not None else None
+            self._baseline = KernelWorker(self.spawner, self.config, room)
+            self._baseline.ask({"do": "load", "kernel": {"file": None, "primary": op.name, "entries": []}})
+        batch.copy_to(self._baseline.bytes)
+        return self._baseline
+
+    def _end_baseline(self) -> None:
+        if self._baseline is not None:
+            self._baseline.close()
+            self._baseline = None
+
+    def _light(self, op: Operator, placed: Placed, footprint: int, times: dict[str, Any]) -> dict[str, Any]:
+        """Return what the case costs at the speed of light, and whether there is anything to see but launching."""
+        if self.peaks is None:
+            return {}
+        inputs = iter(placed.answer.inputs)
+        args, *kwargs = decode([placed.call.args, *placed.call.kwargs.values()], lambda _row: next(inputs))
+        cost = light.cost(op, args, dict(zip(placed.call.kwargs, kwargs, strict=True)), placed.answer.result)
+        kernel_us, aten_us = times["kernel_us"], times["aten_us"]
+        slow_us = kernel_us * times["speedup"] / times["speedup_low"]
+        found = light.shares(cost, self.peaks, footprint, kernel_us, aten_us, slow_us=slow_us)
+        least = self.peaks.call_us if times["timed"] == "call" else self.peaks.launch_us
+        return {**found, "launch_bound": True} if least is not None and aten_us <= _LAUNCHES * least else found
