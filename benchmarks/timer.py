@@ -81,21 +81,27 @@ class Ring:
         self._workers = [KernelWorker(self._server.spawner, self._config) for _ in range(2)]
         self._loaded: list[str | None] = ["", ""]
         self.spent: Counter[str] = Counter()
+        self._step = ""
         for worker in self._workers:
-            worker.ask = self._counted(worker.ask)  # type: ignore[method-assign]
+            self._count(worker)
 
-    def _counted(self, ask: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a way to ask a worker that also counts where the time goes."""
+    def _count(self, worker: KernelWorker) -> None:
+        """Count where the time goes: from a question's sending to its answer, by its kind."""
+        begin, answer = worker.begin, worker.answer
+        asked: list[tuple[str, float]] = []
 
-        def asking(request: dict[str, Any], **words: Any) -> Any:
-            begun = time.perf_counter()
-            reply = ask(request, **words)
-            self._step = request.get("figure", self._step) if request["do"] != "lay" else ""
-            self.spent[f"{request['do']} {self._step}"] += time.perf_counter() - begun
+        def beginning(request: dict[str, Any]) -> None:
+            self._step = request.get("figure", self._step if request["do"] == "go" else "")
+            asked.append((f"{request['do']} {self._step}", time.perf_counter()))
+            begin(request)
+
+        def answering(**words: Any) -> Any:
+            reply = answer(**words)
+            what, since = asked.pop()
+            self.spent[what] += time.perf_counter() - since
             return reply
 
-        self._step = ""
-        return asking
+        worker.begin, worker.answer = beginning, answering  # type: ignore[method-assign]
 
     def close(self) -> None:
         for worker in self._workers:

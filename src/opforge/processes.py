@@ -29,6 +29,11 @@ SEARCH_CAPABILITIES = (2, 1)
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
+def present_core() -> int:
+    """Return the number of the core that this thread runs on."""
+    return int(_LIBC.sched_getcpu())
+
+
 def _prctl(option: int, value: int, third: int = 0) -> int:
     return int(_LIBC.prctl(option, value, third, 0, 0))
 

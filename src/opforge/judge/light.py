@@ -50,8 +50,6 @@ class Cost:
 
     bytes: int
     """The fewest that must move: what is needed of the inputs once, the results once."""
-    read_bytes: int
-    """Those of them that are read; the rest is written."""
     in_place: bool
     """Whether it is written where it was read."""
     flops: int
@@ -77,7 +75,6 @@ def cost(op: Operator, args: Iterable[Any], kwargs: dict[str, Any], result: Any)
     coming_in = [*need.sure, *(call.written if need.sure_write and call.in_place else [])]
     return Cost(
         bytes=need.read + written,
-        read_bytes=need.read,
         in_place=call.in_place and any(a.writes and a.name in read_names(call) for a in op.arguments),
         flops=need.flops,
         kind=need.kind,
@@ -186,14 +183,9 @@ _FORMULAS: dict[str, Formula] = {
 def light_us(cost: Cost, peaks: Peaks, footprint_bytes: int, *, tf32: bool = False) -> tuple[float, str]:
     """Return the least time that a call can take, and what sets it: ``memory`` or ``compute``.
 
-    Inputs come from as far away as ``footprint_bytes`` says: what is touched before the same memory is used again.
-    Results may stay in a cache that holds this one call.
+    Inputs and results lie as far away as ``footprint_bytes`` says: what is touched before the same memory is used again.
     """
-    near = footprint_bytes if cost.in_place else min(footprint_bytes, cost.bytes)
-    moving = max(
-        _us(cost.read_bytes, peaks.bandwidth(footprint_bytes)),
-        _us(cost.bytes, peaks.bandwidth(near, in_place=cost.in_place)),
-    )
+    moving = _us(cost.bytes, peaks.bandwidth(footprint_bytes, in_place=cost.in_place))
     kind = Kind.TF32_PRODUCT if tf32 and cost.kind is Kind.F32_PRODUCT else cost.kind
     rate = peaks.rate(kind)
     computing = _us(cost.flops, rate) if rate else 0.0

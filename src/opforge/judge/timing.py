@@ -9,6 +9,7 @@ is stopped.
 from __future__ import annotations
 
 import math
+import os
 import random
 import statistics
 import time
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 
+from opforge import processes
 from opforge.judge.verdict import Finding, NotRightError, Outcome
 from opforge.judge.workers import DeathError, KernelWorker
 from opforge.sandbox.track import short_calls
@@ -34,6 +36,8 @@ _MAX_DEVICE_BYTES = 1 << 30
 _BLOCK_NS = 2_000_000
 _MAX_CALLS = 64
 _SYNC_CALLS = 8
+_SPARE = 8
+"""Sets of inputs for calls that are not timed."""
 _PASS_NS = 300_000
 """The least that a pass of calls is to take on a GPU: shorter ones are not seen sharply from two processes."""
 _MAX_PASS_NS = 20_000_000
@@ -225,7 +229,9 @@ class Race:
 
     def run(self) -> dict[str, Any]:
         """Return the figures of both sides, with the ratio of one to the other and its 95 % interval."""
+        cores = os.sched_getaffinity(0)
         try:
+            self._share(self._core(cores))
             figures = self._lay()
             deadline = time.monotonic() + _BUDGET_S
             order = list(self._sides)
@@ -239,11 +245,20 @@ class Race:
                     order.reverse()
                 self._round(order, active)
         finally:
+            self._share(cores)
             for side in self._sides:
                 side.worker.resume()
         for figure in figures:
             figure.clocks_agree()
         return self._row(figures)
+
+    def _core(self, cores: set[int]) -> set[int]:
+        """Return one core that the judge is not on: both sides run there by turns, since cores are not alike."""
+        return {self._chance.choice(sorted(cores - {processes.present_core()}) or sorted(cores))}
+
+    def _share(self, cores: set[int]) -> None:
+        for side in self._sides:
+            side.worker.stay_on(cores)
 
     def _row(self, figures: list[_Figure]) -> dict[str, Any]:
         rows = {figure.name: figure.row() for figure in figures}
@@ -276,7 +291,7 @@ class Race:
         calls = _between(min(_PASS_NS / quickest, _MAX_PASS_NS / slowest) + 1, 1, _MAX_PASS_CALLS)
         self._laid(calls, most)
         passes = _between(_BLOCK_PASSES * _PASS_NS / (calls * slowest), 1, _BLOCK_PASSES)
-        several = _between(_BLOCK_NS / 4 / call_ns, 1, min(_MAX_CALLS, self._sets))
+        several = _between(_BLOCK_NS / 4 / call_ns, 1, max(1, min(_MAX_CALLS, self._sets - _SPARE)))
         return [
             _Figure("device", calls, passes, call_ns * calls, self._method),
             _Figure("call", several, secondary=True),

@@ -8,6 +8,7 @@ import os
 import select
 import signal
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,11 @@ class KernelWorker:
         with contextlib.suppress(ProcessLookupError):
             if self._pid:
                 os.killpg(self._pid, number)
+
+    def stay_on(self, cores: Iterable[int]) -> None:
+        """Let the worker's first thread, and those that it starts, run on these cores only."""
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(self._pid, cores)
 
     def waited_ns(self) -> int:
         """Return for how long in all the worker's first thread was ready to run and had no core; 0 where the system does not say."""

@@ -19,6 +19,7 @@ from opforge.cases.materialise import flat_storage, owned_copy, tensor_over
 
 _WARM_UP = 3
 _GUESSED_CALLS = 8
+_REHEARSED = 8
 _AHEAD_NS = 30_000
 """How long the device is kept busy while the host queues a graph."""
 _GATHERED = 4096
@@ -84,7 +85,8 @@ class Track:
         self._put(self._count, 0)
         for _ in range(_WARM_UP):
             self._pipelined(min(self._count, 2))
-        guessed = {"call_ns": self._pipelined(min(self._count, _GUESSED_CALLS))}
+        call_ns = min(self._pipelined(min(self._count, _GUESSED_CALLS)) for _ in range(2))
+        guessed = {"call_ns": call_ns}
         return guessed if self._stream is None else {**guessed, "device_ns": self._device_pass(1, 0, 0)}
 
     def prepare(self, block: dict[str, Any]) -> None:
@@ -136,13 +138,21 @@ class Track:
         return [function(*args, **kwargs) for args, kwargs, _ in rounds]
 
     def _pipelined(self, calls: int) -> float:
+        self._rehearse(calls)
         start = perf_counter_ns()
         self._kept = self._pass(calls)
         self._wait()
         return (perf_counter_ns() - start) / calls
 
+    def _rehearse(self, calls: int) -> None:
+        """Call on spare sets, if there are any, so that the first of the timed calls finds the processor as the others do."""
+        for args, kwargs, _ in self._sets[calls:][:_REHEARSED]:
+            self._function(*args, **kwargs)
+        self._wait()
+
     def _synchronous(self, calls: int) -> float:
         function, kept = self._function, []
+        self._rehearse(calls)
         start = perf_counter_ns()
         for args, kwargs, _ in self._sets[:calls]:
             kept.append(function(*args, **kwargs))
