@@ -25,7 +25,7 @@ from opforge.judge.workers import DeathError, KernelWorker
 from opforge.sandbox.track import short_calls
 
 _BUDGET_S = 1.0
-_MIN_ROUNDS = 10
+_MIN_ROUNDS = 8
 _WATCHED = 4
 """In every so many rounds the device's clocks are looked at."""
 _HEARD = 2
