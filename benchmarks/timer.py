@@ -212,6 +212,7 @@ def against_itself(ring: Ring, repeats: int, only: str) -> dict[str, Any]:
         "p50": quantile(errors, 0.5), "p90": quantile(errors, 0.9), "p99": quantile(errors, 0.99), "worst": max(errors),
         "covered": sum(covered) / len(covered), "seconds_p50": quantile([r["seconds"] for r in rows], 0.5),
         "seconds_p90": quantile([r["seconds"] for r in rows], 0.9),
+        "seconds_p50_below_5us": quantile([r["seconds"] for r in rows if r["us"] < 5], 0.5),
         "half_width_p50": quantile([(r["high"] - r["low"]) / 2 for r in rows], 0.5),
     }  # fmt: skip
     beside = [abs(r["do_bench_error"]) for r in rows if "do_bench_error" in r]
