@@ -236,16 +236,21 @@ class _Input:
         self._turns = self._count > 1 and (made.is_floating_point() or made.is_complex())
         self._words = _WORDS.get(size, torch.int64)
         """As what the memory is copied: so many rows of as many bytes as an element has."""
-        self._base = flat_storage(self._first)[: self._count * size].view(self._words).view(self._count, -1)
+        self._base = self._as_rows(flat_storage(self._first))
         self._memory: list[torch.Tensor] = []
         self._rows: list[torch.Tensor] = []
+
+    def _as_rows(self, memory: torch.Tensor) -> torch.Tensor:
+        return (
+            memory[: self._count * self._size].view(self._words).view(self._count, self._size // self._words.itemsize)
+        )
 
     def another(self) -> torch.Tensor:
         """Return a tensor like the first, with memory of its own, which is filled from now on."""
         first = self._first
         memory = torch.empty(first.untyped_storage().nbytes(), dtype=torch.uint8, device=first.device)
         if self._count:
-            self._memory.append(memory[: self._count * self._size].view(self._words).view(self._count, -1))
+            self._memory.append(self._as_rows(memory))
         empty = torch.empty(0, dtype=first.dtype, device=first.device)
         return empty.set_(memory.untyped_storage(), first.storage_offset(), first.shape, first.stride())
 
