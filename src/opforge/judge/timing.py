@@ -372,12 +372,10 @@ class Race:
 
 
 def median_interval(ordered: list[float], confidence_z: float = 1.96) -> tuple[float, float]:
-    """Return an interval for the median of a sorted sample from its order statistics, at 95 % by default."""
-    count = len(ordered)
-    reach = confidence_z * math.sqrt(count) / 2
-    low = max(0, math.floor(count / 2 - reach))
-    high = min(count - 1, math.ceil(count / 2 + reach))
-    return ordered[low], ordered[high]
+    """Return an interval for the median of a sorted sample, at 95 % by default: order statistics, as many from either end."""
+    last = len(ordered) - 1
+    rank = max(0, math.floor((last - confidence_z * math.sqrt(len(ordered))) / 2))
+    return ordered[rank], ordered[last - rank]
 
 
 def _cold(device: torch.device) -> int:
