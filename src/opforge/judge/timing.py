@@ -346,8 +346,9 @@ class Race:
         beside = outside - said * figure.work
         (figure.kernel_beside if side.is_kernel else figure.aten_beside).append(beside)
         if heard:
-            last = shift + figure.passes if figure.name == "device" else 0
-            self._listen(side, figure, last)
+            moved = shift + figure.passes if figure.name == "device" else 0
+            for call in self._looked_at(figure):
+                self._listen(side, call, moved)
 
     def _turns(self, side: _Side, figure: _Figure, *, heard: bool) -> list[int]:
         """Return by how much the contents of the next block's calls are turned; none where they only change places."""
@@ -375,10 +376,13 @@ class Race:
         self._turn(self._aten, figure, self._kernel.turns)
         self._aten.ask({"do": "go"}, figure.work)
 
-    def _listen(self, side: _Side, figure: _Figure, shift: int) -> None:
+    def _looked_at(self, figure: _Figure) -> list[int]:
+        """Return the calls of a block whose results are judged: another than the last, then the last; when a race ends, both."""
+        last, other = figure.calls - 1, self._chance.randrange(max(1, figure.calls - 1))
+        return [last, other] if figure.done else [other if len(figure.kernel_ns) % 2 else last]
+
+    def _listen(self, side: _Side, call: int, shift: int) -> None:
         """Judge the result of one of the calls that were just timed."""
-        last = figure.rounds % 2 == 0
-        call = figure.calls - 1 if last else self._chance.randrange(figure.calls)
         reply = side.ask({"do": "show", "call": call, "own": self._request["case"]["own"]})
         if tampered := reply.get("tampered"):
             raise NotRightError(Outcome.CHEATED, f"tampered with its process: {'; '.join(map(str, tampered))}")
