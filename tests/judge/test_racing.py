@@ -258,6 +258,20 @@ def test_results_of_timed_calls_are_judged_those_of_random_operators_by_their_co
     assert finding.reason.startswith("an output of a timed call is wrong: ")
 
 
+def test_both_the_last_of_the_timed_calls_and_an_earlier_one_are_looked_at(ring):
+    shared = """
+        import torch
+        calls, kept = [0], {}
+        def neg_kernel_impl(self):
+            calls[0] += 1
+            result = kept.setdefault(self.shape, torch.empty_like(self)) if calls[0] > 50 else torch.empty_like(self)
+            return torch.sub(0, self, out=result)
+    """
+    for _ in range(6):  # whichever side comes first in each
+        finding = ring.race("neg.default", UNARY, shared)
+        assert finding.outcome is Outcome.CHEATED
+
+
 def test_what_is_no_reply_of_ours_is_refused(ring):
     source = """
         import torch
