@@ -180,7 +180,7 @@ def test_flat_is_what_view_can_do():
 
 
 def test_times_come_with_an_interval(kernel_directory, judge_tiny):
-    ended = judge_tiny(None, {"relu.default": ["((T([64, 64], f32),), {})"]}, performance=True)
+    ended = judge_tiny(None, {"relu.default": ["((T([512, 512], f32),), {})"]}, performance=True)
     (row,) = [row for row in ended.store.rows() if row["phase"] == "performance"]
     assert row["verdict"] == "passed"
     assert row["speedup_low"] <= row["speedup"] <= row["speedup_high"]
@@ -239,11 +239,11 @@ def test_a_patched_harness_is_seen_through(kernel_directory, judge_tiny):
     source = """
         import torch
         import opforge.sandbox.worker as worker
-        worker.Worker._time = lambda self, request: {"ns": 1}
+        worker.Worker._go = lambda self: {"ns": 1}
         def relu_kernel_impl(self):
             return torch.where(self <= 0, 0, self)
     """
     ended = judge_tiny(kernel_directory({"relu": source}), {"relu.default": UNARY[:1]}, performance=True)
     assert {(row["verdict"], row["reason"]) for row in ended.store.rows()} == {
-        ("cheated", "while loading, tampered with its process: replaced opforge.sandbox.worker.Worker._time")
+        ("cheated", "while loading, tampered with its process: replaced opforge.sandbox.worker.Worker._go")
     }

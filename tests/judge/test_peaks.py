@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from dataclasses import replace
 
 import pytest
@@ -80,15 +82,37 @@ def test_they_are_measured_once_and_again_when_the_file_is_damaged(shared_server
     assert known_peaks(spawner, "cpu", anew=True) != again
 
 
-def test_those_of_a_busy_machine_are_measured_again_and_the_better_kept(shared_server, tmp_path, monkeypatch):
+def test_those_of_a_busy_machine_are_measured_again_after_an_hour_and_the_better_kept(
+    shared_server, tmp_path, monkeypatch
+):
     monkeypatch.setenv("OPFORGE_CACHE", str(tmp_path))
     first = known_peaks(shared_server.spawner, "cpu")
     slow = tuple((size, rate / 100) for size, rate in first.curve[:-1])
-    fast = replace(first, curve=(*slow, (first.curve[-1][0], 1e15)), busy=True)
-    path_of(first.device).write_text(json.dumps(fast.as_json()))
+    busy = replace(first, curve=(*slow, (first.curve[-1][0], 1e15)), busy=True)
+    path = path_of(first.device)
+    path.write_text(json.dumps(busy.as_json()))
+    _aged(path, 50 * 60)
+    assert known_peaks(shared_server.spawner, "cpu") == busy
+    _aged(path, 61 * 60)
     again = known_peaks(shared_server.spawner, "cpu")
     assert again.curve[-1][1] == 1e15
     assert all(dict(again.curve)[size] > poor for size, poor in slow)
+    assert Peaks.from_json(json.loads(path.read_text())) == again
+
+
+def test_those_of_a_quiet_machine_are_kept_however_old(shared_server, tmp_path, monkeypatch):
+    monkeypatch.setenv("OPFORGE_CACHE", str(tmp_path))
+    quiet = replace(known_peaks(shared_server.spawner, "cpu"), busy=False)
+    path = path_of(quiet.device)
+    path.write_text(json.dumps(quiet.as_json()))
+    _aged(path, 400 * 24 * 3600)
+    assert known_peaks(shared_server.spawner, "cpu") == quiet
+
+
+def _aged(path, seconds):
+    """Let a file be that old."""
+    then = time.time() - seconds
+    os.utime(path, (then, then))
 
 
 def test_the_better_of_two_is_taken_each_for_itself():

@@ -23,7 +23,7 @@ from opforge.judge.kinds import Kind
 from opforge.sandbox.client import Spawner
 from opforge.sandbox.wire import Channel, ChannelClosedError
 
-_FORMAT = 1
+_FORMAT = 2
 _BUSY_FOR_S = 3600.0
 """After so long, peaks that were measured on a busy machine are measured again."""
 _LIMIT_S = 120.0
@@ -59,7 +59,7 @@ class Peaks:
     launch_us: float | None
     """Device time of the smallest kernel; None on a CPU."""
     call_us: float
-    """What the smallest call of an ATen operator takes from Python."""
+    """What the smallest call of an ATen operator takes from Python, made as in a race."""
     busy: bool = False
     """Whether the machine had other work meanwhile: then they are measured again an hour later, and the better ones kept."""
 

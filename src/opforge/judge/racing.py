@@ -44,16 +44,19 @@ class Racing:
 
         def hear(reply: dict[str, Any], turn: int) -> Finding:
             call = replace(placed.call, turn=turn)
+            aten = call.run()
+            if aten.raised is not None:
+                raise timing.BaselineError(f"it raised {type(aten.raised).__name__}: {aten.raised}")
             results = bytearray(worker.bytes[self.config.in_bytes : results_end([reply], self.config)])
             return Hearing(
-                op, required, placed.case.expect, call, call.run(), reply, results, self.config.in_bytes, measure=False
+                op, required, placed.case.expect, call, aten, reply, results, self.config.in_bytes, measure=False
             ).finding()
 
         race = timing.Race(
             worker,
             self._ready_baseline(op, batch),
             {"op": op.name, "case": placed.request()},
-            None if op.random else hear,
+            hear,
             device,
             sum(row[1] for row in placed.inputs) + sum(t.nbytes for t in tensors_of(placed.answer.result)),
             writes=op.mutates or op.base in WRITES_UNSAID,

@@ -20,12 +20,15 @@ from typing import Any
 import torch
 
 from opforge import processes
+from opforge.judge.replies import FORGED
 from opforge.judge.verdict import Finding, NotRightError, Outcome
 from opforge.judge.workers import DeathError, KernelWorker
 from opforge.sandbox.track import short_calls
 
 _BUDGET_S = 1.0
 _MIN_ROUNDS = 8
+_MIN_QUIET = 6
+"""From so many values on, an interval from their ranks can hold the median 95 times in a hundred."""
 _WATCHED = 4
 """In every so many rounds the device's clocks are looked at."""
 _HEARD = 2
@@ -65,7 +68,11 @@ Hear = Callable[[dict[str, Any], int], Finding]
 
 
 class BaselineError(Exception):
-    """ATen's own worker was lost while it was timed, or raised."""
+    """ATen's own worker was lost while it was timed, or ATen raised on the contents of timed calls."""
+
+
+class _KernelRaisedError(NotRightError):
+    """The kernel raised in a timed call."""
 
 
 @dataclass
@@ -91,12 +98,12 @@ class _Side:
                 raise
             raise BaselineError(f"it was lost: {death}") from None
         if not isinstance(reply, dict):
-            raise NotRightError(Outcome.CONTRACT, "the worker's reply is not one that our harness writes")
+            raise NotRightError(Outcome.CONTRACT, FORGED)
         if "raised" in reply:
-            kind, text = (str(word) for word in reply["raised"])
+            *_, said = reply["raised"] if isinstance(reply["raised"], list) and reply["raised"] else [reply["raised"]]
             if self.is_kernel:
-                raise NotRightError(Outcome.WRONG, f"raised {kind} in a timed call: {text}")
-            raise BaselineError(f"it raised {kind}: {text}")
+                raise _KernelRaisedError(Outcome.WRONG, f"raised in a timed call: {said}")
+            raise BaselineError(f"it raised {said}")
         return reply
 
 
@@ -136,7 +143,7 @@ class _Figure:
     def quiet(self) -> list[int]:
         """Return the rounds that count: those in which nobody waited, if there are enough."""
         quiet = [i for i, waited in enumerate(self.waited) if not waited]
-        return quiet if len(quiet) >= _MIN_ROUNDS // 2 else list(range(self.rounds))
+        return quiet if len(quiet) >= _MIN_QUIET else list(range(self.rounds))
 
     @property
     def ratios(self) -> list[float]:
@@ -281,14 +288,15 @@ class Race:
         """Make the calls on both sides, as many as it takes to be timed sharply."""
         cuda = self._device.type == "cuda"
         most = max(1, (_MAX_DEVICE_BYTES if cuda else _MAX_BLOCK_BYTES) // self._nbytes)
-        guesses = self._laid(_FIRST_CALLS, most, guess=True)
+        limit = most if self._writes else _MAX_PASS_CALLS  # where sets are used again, a call finds what another wrote
+        guesses = self._laid(min(_FIRST_CALLS, limit), most, guess=True)
         call_ns = max(g["call_ns"] for g in guesses)
         if not cuda:
             calls = _between(_BLOCK_NS / call_ns, 1, min(_MAX_CALLS, most))
             self._laid(calls, most)
             return [_Figure("call", calls)]
         quickest, slowest = (f(g["device_ns"] for g in guesses) for f in (min, max))
-        calls = _between(min(_PASS_NS / quickest, _MAX_PASS_NS / slowest) + 1, 1, _MAX_PASS_CALLS)
+        calls = _between(min(_PASS_NS / quickest, _MAX_PASS_NS / slowest) + 1, 1, min(_MAX_PASS_CALLS, limit))
         self._laid(calls, most)
         passes = _between(_BLOCK_PASSES * _PASS_NS / (calls * slowest), 1, _BLOCK_PASSES)
         several = _between(_BLOCK_NS / 4 / call_ns, 1, max(1, min(_MAX_CALLS, self._sets - _SPARE)))
@@ -302,8 +310,6 @@ class Race:
         """Have so many calls over at most so many sets of inputs on both sides, timed in the same way, with guesses if asked for."""
         cuda = self._device.type == "cuda"
         self._sets = min(calls, most)
-        if self._writes:
-            calls = self._sets  # else a call would find what another one wrote
         cold = _cold(self._device) if cuda and self._nbytes * self._sets >= _cold(self._device) else 0
         request = {"do": "lay", "calls": calls, "sets": self._sets, "cold": cold, "guess": guess}
         replies = []
@@ -336,14 +342,18 @@ class Race:
 
     def _block(self, side: _Side, figure: _Figure) -> None:
         """Time a block of one side."""
-        heard = self._hear is not None and side.is_kernel and (figure.done or figure.rounds < _HEARD)
-        shift = self._turn(side, figure, heard=heard)
+        heard = side.is_kernel and (figure.done or figure.rounds < _HEARD)
+        shift = self._turn(side, figure, self._turns(side, figure, heard=heard))
         waited = side.worker.waited_ns()
         began = time.perf_counter_ns()
         side.worker.begin({"do": "go"})
         if self._watch is not None and figure.rounds % _WATCHED == 0:
             self._watch()  # while the block runs
-        said = side.answer(figure.work).get("ns")
+        try:
+            said = side.answer(figure.work).get("ns")
+        except _KernelRaisedError:
+            self._ask_aten(figure)
+            raise
         outside = time.perf_counter_ns() - began
         waited = side.worker.waited_ns() - waited
         if not isinstance(said, int | float) or not math.isfinite(said) or said <= 0:
@@ -353,15 +363,20 @@ class Race:
         beside = outside - said * figure.work
         (figure.kernel_beside if side.is_kernel else figure.aten_beside).append(beside)
         if heard:
-            last = shift + figure.passes if figure.name == "device" else 0
-            self._listen(side, figure, last)
+            moved = shift + figure.passes if figure.name == "device" else 0
+            for call in self._looked_at(figure):
+                self._listen(side, call, moved)
 
-    def _turn(self, side: _Side, figure: _Figure, *, heard: bool) -> int:
+    def _turns(self, side: _Side, figure: _Figure, *, heard: bool) -> list[int]:
+        """Return by how much the contents of the next block's calls are turned; none where they only change places."""
+        if not heard and figure.name == "device" and figure.calls > _ALL_TURNED:
+            return []
+        turns = [self._chance.randrange(1, 1 << 30) for _ in range(min(figure.calls, self._sets))]
+        side.turns[: len(turns)] = turns
+        return turns
+
+    def _turn(self, side: _Side, figure: _Figure, turns: list[int]) -> int:
         """Give the calls of the next block other contents than those of the last, and return by how much they have moved."""
-        turns: list[int] = []
-        if heard or figure.name != "device" or figure.calls <= _ALL_TURNED:
-            turns = [self._chance.randrange(1, 1 << 30) for _ in range(min(figure.calls, self._sets))]
-            side.turns[: len(turns)] = turns
         shift = self._chance.randrange(self._sets) if figure.name == "device" else 0
         side.ask(
             {
@@ -372,27 +387,35 @@ class Race:
         )  # fmt: skip
         return shift
 
-    def _listen(self, side: _Side, figure: _Figure, shift: int) -> None:
+    def _ask_aten(self, figure: _Figure) -> None:
+        """Give ATen the contents on which the kernel has raised: where it raises too, that is no fault of the kernel's."""
+        self._aten.worker.resume()
+        self._turn(self._aten, figure, self._kernel.turns)
+        self._aten.ask({"do": "go"}, figure.work)
+
+    def _looked_at(self, figure: _Figure) -> list[int]:
+        """Return the calls of a block whose results are judged: another than the last, then the last; when a race ends, both."""
+        last, other = figure.calls - 1, self._chance.randrange(max(1, figure.calls - 1))
+        return [last, other] if figure.done else [other if len(figure.kernel_ns) % 2 else last]
+
+    def _listen(self, side: _Side, call: int, shift: int) -> None:
         """Judge the result of one of the calls that were just timed."""
-        last = figure.rounds % 2 == 0
-        call = figure.calls - 1 if last else self._chance.randrange(figure.calls)
         reply = side.ask({"do": "show", "call": call, "own": self._request["case"]["own"]})
         if tampered := reply.get("tampered"):
             raise NotRightError(Outcome.CHEATED, f"tampered with its process: {'; '.join(map(str, tampered))}")
-        if self._hear is None:
-            return
-        finding = self._hear(reply.get("result") or {}, side.turns[(call + shift) % self._sets])
-        if not finding.passed:
+        result = reply.get("result")
+        if not isinstance(result, dict):
+            raise NotRightError(Outcome.CONTRACT, FORGED)
+        finding = None if self._hear is None else self._hear(result, side.turns[(call + shift) % self._sets])
+        if finding is not None and not finding.passed:
             raise NotRightError(Outcome.CHEATED, f"an output of a timed call is wrong: {finding.reason}")
 
 
 def median_interval(ordered: list[float], confidence_z: float = 1.96) -> tuple[float, float]:
-    """Return an interval for the median of a sorted sample from its order statistics, at 95 % by default."""
-    count = len(ordered)
-    reach = confidence_z * math.sqrt(count) / 2
-    low = max(0, math.floor(count / 2 - reach))
-    high = min(count - 1, math.ceil(count / 2 + reach))
-    return ordered[low], ordered[high]
+    """Return an interval for the median of a sorted sample, at 95 % by default: order statistics, as many from either end."""
+    last = len(ordered) - 1
+    rank = max(0, math.floor((last - confidence_z * math.sqrt(len(ordered))) / 2))
+    return ordered[rank], ordered[last - rank]
 
 
 def _cold(device: torch.device) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.autograd.graph import _engine_run_backward
 
 from opforge.ops import Operator, table
 from opforge.sandbox.adapters import adapt
@@ -45,8 +46,19 @@ def gradients(function: Function, args: Any, kwargs: dict[str, Any], inputs: lis
         outputs = [t for t in results if isinstance(t, torch.Tensor) and t.requires_grad]
         if not outputs:
             raise NotImplementedError("no result wants a gradient")
-        flowing = [_flowing(t) for t in outputs]
-        return [_with_memory(t) for t in torch.autograd.grad(outputs, wanted, flowing, allow_unused=True)]
+        return [_with_memory(t) for t in _backward(outputs, [_flowing(t) for t in outputs], wanted)]
+
+
+def _backward(outputs: list[Any], flowing: list[Any], wanted: list[Any]) -> tuple[torch.Tensor | None, ...]:
+    """Return gradients as ``torch.autograd.grad`` does, with None for an input that has no part in the outputs.
+
+    That one would load sympy to compare two shapes: half a second in each worker, whose calls are all a little slower from
+    then on, and so slower than those of ATen's worker in a race.
+    """
+    retain_graph, create_graph, allow_unused = False, False, True
+    asked = (tuple(outputs), tuple(flowing), retain_graph, create_graph, tuple(wanted), allow_unused)
+    found: tuple[torch.Tensor | None, ...] = _engine_run_backward(*asked, accumulate_grad=False)
+    return found
 
 
 def _with_memory(gradient: torch.Tensor | None) -> torch.Tensor | None:

@@ -1,0 +1,141 @@
+"""Races on a GPU: graphs and events, all figures, and kernels that do less when they are captured. Run with `pytest -m gpu`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.conftest import opforge
+
+pytestmark = pytest.mark.gpu
+
+WIDE = "((T([1024, 1024], f32),), {})"
+TIMES = {"kernel_us", "aten_us", "speedup", "low", "high", "rounds", "set_aside", "calls"}
+RELU = """
+    import torch
+    def relu_kernel_impl(self):
+        {first}
+        return torch.where(self <= 0, 0, self)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _needs_a_gpu():
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device here")
+
+
+def timed(kernel, text=WIDE, *words, code=0):
+    """Return the row of one case, judged and timed by the command line."""
+    done = opforge("time", str(kernel), "--device", "cuda", "--case", text, "--format", "json", *words)
+    assert done.returncode == code, done.stderr + done.stdout
+    (row,) = json.loads(done.stdout)["cases"]
+    return row
+
+
+def check_figures(row):
+    """See that all figures of a race on a GPU are there, and agree with each other."""
+    assert row["verdict"] == "passed"
+    assert row["timed"] == "device"
+    assert set(row["device"]) == TIMES | {"method", "cache"}
+    assert set(row["call"]) == set(row["sync"]) == TIMES
+    for figure in (row["device"], row["call"], row["sync"]):
+        assert 0 < figure["low"] <= figure["speedup"] <= figure["high"]
+        assert min(figure["kernel_us"], figure["aten_us"]) > 0
+    assert row["device"]["rounds"] + row["device"]["set_aside"] >= 10
+    assert (row["speedup"], row["speedup_low"], row["speedup_high"]) == tuple(
+        row["device"][name] for name in ("speedup", "low", "high")
+    )
+
+
+def test_smoke_has_every_figure(tmp_path):
+    out = tmp_path / "run"
+    done = opforge("run", "--suite", "smoke", "--backend", "aten", "--device", "cuda", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    (row,) = [row for row in rows if row["phase"] == "performance"]
+    check_figures(row)
+    assert row["device"]["method"] == "graph"
+    assert row["device"]["cache"] in ("cold", "warm")
+    assert row["sync"]["aten_us"] > row["device"]["aten_us"]
+    assert set(row["light"]) == {"bytes", "flops", "us", "bound", "kernel", "aten", "counted"}
+    assert (row["light"]["bytes"], row["light"]["bound"]) == (8 << 20, "memory")
+    assert 0 < row["light"]["kernel"] < 130
+    assert 0 < row["clocks"]["sm_mhz_low"] <= row["clocks"]["sm_mhz_high"]
+    assert row["clocks"]["power_w"] > 0
+    assert json.loads((out / "manifest.json").read_text())["peaks"]["launch_us"] > 0
+
+
+def test_inputs_that_do_not_fit_the_cache_are_cold_and_one_element_is_launch_bound():
+    large = timed("aten:relu", "((T([16, 1024, 1024], f32),), {})")
+    check_figures(large)
+    assert large["device"]["cache"] == "cold"
+    assert "launch_bound" not in large
+    small = timed("aten:relu", "((T([1], f32),), {})")
+    check_figures(small)
+    assert small["device"]["cache"] == "warm"
+    assert small["launch_bound"] is True
+
+
+def test_a_kernel_that_cannot_be_captured_is_timed_by_events(kernel_directory):
+    waits = RELU.replace("{first}", "assert self.numel() == 0 or self.flatten()[0].item() is not None")
+    row = timed(kernel_directory({"relu": waits}) / "relu")
+    check_figures(row)
+    assert row["device"]["method"] == "events"
+    assert any(note.startswith("timed by events, since it cannot be captured") for note in row["notes"])
+
+
+def test_a_kernel_that_does_less_when_it_is_captured_is_a_cheat(kernel_directory):
+    lazy = RELU.replace("{first}", "if torch.cuda.is_current_stream_capturing(): return torch.empty_like(self)")
+    row = timed(kernel_directory({"relu": lazy}) / "relu", code=1)
+    assert row["verdict"] == "cheated"
+    assert row["reason"].startswith("an output of a timed call is wrong: ")
+    assert "speedup" not in row
+
+
+def test_a_kernel_that_gives_one_buffer_to_all_captured_calls_does_not_pass(kernel_directory):
+    shared = """
+        import torch
+        kept = {}
+        def relu_kernel_impl(self):
+            right = torch.where(self <= 0, 0, self)
+            if not torch.cuda.is_current_stream_capturing():
+                return right
+            return kept.setdefault(self.shape, torch.empty_like(self)).copy_(right)
+    """
+    row = timed(kernel_directory({"relu": shared}) / "relu", code=1)
+    assert row["verdict"] == "cheated"
+    assert "speedup" not in row
+
+
+def test_a_kernel_that_does_its_work_twice_takes_twice_as_long(kernel_directory):
+    twice = """
+        import torch
+        def mm_kernel_impl(self, mat2):
+            torch.mm(mat2, self)
+            return torch.mm(self, mat2)
+    """
+    text = "((T([1024, 1024], f32), T([1024, 1024], f32)), {})"
+    row = timed(kernel_directory({"mm": twice}) / "mm", text, "--allow-fallback")
+    check_figures(row)
+    assert 1 / 3 < row["speedup"] < 1 / 1.5
+
+
+@pytest.mark.parametrize(
+    ("op", "text"),
+    [
+        ("native_dropout", "((T([256, 256], f32), 0.5, True), {})"),
+        ("bernoulli", "((T([256, 256], f32, low=0, high=1),), {})"),
+        ("rand_like", "((T([256, 256], f32),), {})"),
+        ("relu_", WIDE),
+        ("add.out", "((T([256, 256], f32), T([256, 256], f32)), {'out': T([256, 256], f32)})"),
+        ("bitwise_and.Tensor", "((T([256, 256], i64), T([256, 256], i64)), {})"),
+        ("relu_", "((T([75000000], f32),), {})"),
+    ],
+    ids=["dropout", "bernoulli", "rand_like", "in place", "out", "integers", "in place, one call at a time"],
+)
+def test_operators_of_every_kind_are_timed(op, text):
+    check_figures(timed(f"aten:{op}", text, "--timeout", "120"))

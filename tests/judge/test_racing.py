@@ -1,0 +1,315 @@
+"""Real races on the CPU: two workers of the fork server, ATen in one and a kernel, or ATen too, in the other."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from opforge.cases import Case, Phase
+from opforge.cases.case import Expect
+from opforge.judge.batch import Batch, CaseRow
+from opforge.judge.peaks import known_peaks
+from opforge.judge.racing import Racing
+from opforge.judge.timing import Race
+from opforge.judge.verdict import Finding, Outcome
+from opforge.judge.workers import DeathError, KernelWorker, WorkerConfig
+from opforge.ops import table
+
+CPU = torch.device("cpu")
+UNARY = "((T([64, 64], f32),), {})"
+PRODUCT = "((T([256, 256], f32), T([256, 256], f32)), {})"
+TIMES = {"kernel_us", "aten_us", "speedup", "low", "high", "rounds", "set_aside", "calls"}
+CHOLESKY = """
+    import torch
+    def linalg_cholesky_kernel_impl(self, *, upper=False):
+        factor = torch.zeros_like(self)
+        for i in range(len(self)):
+            rest = self[i, i] - factor[i, :i].square().sum()
+            {check}
+            factor[i, i] = rest.sqrt()
+            below = self[i + 1 :, i] - factor[i + 1 :, :i] @ factor[i, :i]
+            factor[i + 1 :, i] = below / factor[i, i]
+        return factor
+"""
+
+
+class Ring:
+    """Kernels in a worker of their own each, and ATen's worker beside them."""
+
+    def __init__(self, spawner, folder: Path) -> None:
+        self._folder = folder
+        self._spawner = spawner
+        self.config = WorkerConfig("cpu", 30.0, None, arena_bytes=512 << 20, in_bytes=256 << 20)
+        self.racing = Racing(spawner, self.config, None, known_peaks(spawner, "cpu"))
+        self._workers: list[KernelWorker] = []
+
+    def worker(self, op: str, source: str | None = None) -> KernelWorker:
+        """Return a worker that serves a kernel, or ATen."""
+        name = op.split(".", maxsplit=1)[0]
+        file = None
+        if source is not None:
+            file = self._folder / f"{name}_{len(self._workers)}.py"
+            file.write_text(textwrap.dedent(source))
+        worker = KernelWorker(self._spawner, self.config)
+        self._workers.append(worker)
+        kernel = {"file": file and str(file), "primary": op, "entries": [f"{name}_kernel_impl"], "name": name}
+        assert "error" not in worker.ask({"do": "load", "kernel": kernel}, timeout_s=60)
+        return worker
+
+    def placed(self, op: str, text: str, contents=None):
+        """Return a batch with one case; with contents for its first tensor, if they are given."""
+        batch = Batch(table().get(op), CPU, self.config.in_bytes, {}, np.zeros(64 << 20, np.uint8))
+        case = Case.make(op, text, phase=Phase.PERFORMANCE)
+        row = CaseRow(case.id, text, "", Expect.RETURNS, Phase.PERFORMANCE, "")
+        placed = batch.add(row)
+        if contents is not None:
+            at, nbytes = placed.inputs[0][:2]
+            batch._buffer[at : at + nbytes] = contents.numpy().view(np.uint8).ravel()
+        return batch, placed
+
+    def race(self, op: str, text: str, source: str | None = None, contents=None) -> Finding:
+        """Race a kernel, or ATen, that is known to be right on a case."""
+        batch, placed = self.placed(op, text, contents)
+        worker = self.worker(op, source)
+        batch.copy_to(worker.bytes)
+        return self.racing.race(table().get(op), worker, batch, placed, Finding(Outcome.PASSED), required=True)
+
+    def close(self) -> None:
+        self.racing._end_baseline()
+        for worker in self._workers:
+            worker.close()
+
+
+@pytest.fixture(scope="module")
+def ring(shared_server, tmp_path_factory):
+    ring = Ring(shared_server.spawner, tmp_path_factory.mktemp("kernels"))
+    yield ring
+    ring.close()
+
+
+def near(figures, ratio=1.0):
+    """Whether a speedup is the ratio, as far as that can be asked on a machine that others use too."""
+    low, high = figures["speedup_low"], figures["speedup_high"]
+    return low <= ratio <= high or ratio / 1.5 < figures["speedup"] < ratio * 1.5
+
+
+def test_aten_against_itself_and_every_field(ring):
+    finding = ring.race("mm.default", PRODUCT)
+    row = finding.figures
+    assert finding.passed
+    assert near(row)
+    assert row["timed"] == "call"
+    assert row["speedup_low"] <= row["speedup"] <= row["speedup_high"]
+    assert set(row["call"]) == TIMES
+    assert {name: row[name] for name in ("kernel_us", "aten_us", "speedup", "rounds")} == {
+        name: row["call"][name] for name in ("kernel_us", "aten_us", "speedup", "rounds")
+    }
+    assert (row["speedup_low"], row["speedup_high"]) == (row["call"]["low"], row["call"]["high"])
+    assert row["rounds"] >= 5
+    assert row["rounds"] + row["call"]["set_aside"] >= 10
+    assert not {"device", "sync"} & set(row)
+    assert set(row["light"]) == {"bytes", "flops", "us", "bound", "kernel", "aten", "counted"}
+    assert (row["light"]["bytes"], row["light"]["flops"]) == (3 * 4 * 256**2, 2 * 256**3)
+    assert isinstance(row["clocks"], dict)
+    assert row["clocks"]["load"] >= 0
+    assert not {"alarm", "launch_bound"} & set(row)
+
+
+@pytest.mark.parametrize(("call_us", "marked"), [(1000.0, True), (1e-6, False)])
+def test_where_aten_takes_no_more_than_the_smallest_call_the_case_is_launch_bound(ring, monkeypatch, call_us, marked):
+    monkeypatch.setattr(ring.racing, "peaks", replace(ring.racing.peaks, call_us=call_us))
+    figures = ring.race("neg.default", "((T([1], f32),), {})").figures
+    assert figures.get("launch_bound", False) is marked
+
+
+def test_the_gradients_that_the_judge_asks_for_load_nothing_that_slows_later_calls(ring):
+    source = """
+        import sys
+        def neg_kernel_impl(self):
+            if "sympy" in sys.modules:
+                raise RuntimeError("sympy is here")
+            return 0 - self
+    """
+    batch, placed = ring.placed("neg.default", UNARY)
+    worker = ring.worker("neg.default", source)
+    batch.copy_to(worker.bytes)
+    (answer,) = worker.ask({"do": "gradient", "op": "neg.default", "case": placed.request()})["results"]
+    assert "T" in answer["returned"][0], answer
+    (answer,) = worker.ask({"do": "call", "op": "neg.default", "cases": [placed.request()]})["results"]
+    assert "raised" not in answer, answer
+
+
+def test_a_kernel_that_does_its_work_twice_is_half_as_fast(ring):
+    source = """
+        import torch
+        def mm_kernel_impl(self, mat2):
+            torch.mm(mat2, self)
+            return torch.mm(self, mat2)
+    """
+    finding = ring.race("mm.default", PRODUCT, source)
+    assert finding.passed
+    assert 1 / 3 < finding.figures["speedup"] < 1 / 1.5
+
+
+@pytest.mark.parametrize(
+    ("op", "text"),
+    [
+        ("relu_.default", UNARY),
+        ("sqrt_.default", UNARY),
+        ("index_add_.default", "((T([9, 7], f64), 0, T([4], i64, low=0, high=9), T([4, 7], f64)), {})"),
+        ("add.out", "((T([64], f32), T([64], f32)), {'out': T([64], f32)})"),
+        ("neg.out", "((T([64], f32),), {'out': T([0], f32)})"),
+        ("sort.values", "((T([64], f32),), {'values': T([64], f32), 'indices': T([64], i64)})"),
+        ("bernoulli.default", "((T([64, 64], f32, low=0, high=1),), {})"),
+        ("rand_like.default", UNARY),
+        ("add.Tensor", "((T([64, 64], i64), T([64, 64], i64)), {})"),
+        ("bitwise_not.default", "((T([64], b8),), {})"),
+        ("arange.default", "((100,), {})"),
+        ("cat.default", "(([T([8, 4], bf16), T([3, 4], bf16)],), {})"),
+        ("mul.Tensor", "((T([40, 30], c64, stride=(1, 40)), T([40, 1], c64)), {})"),
+        ("sum.default", "((T([0, 3], f32),), {})"),
+        ("embedding.default", "((T([10, 16], f32), T([5], i64, low=0, high=10)), {})"),
+    ],
+)
+def test_operators_of_every_kind_are_timed(ring, op, text):
+    finding = ring.race(op, text)
+    assert finding.passed, finding.reason
+    assert set(finding.figures.get("call", ())) == TIMES, finding.notes
+    assert finding.figures["kernel_us"] > 0
+
+
+def positive(size: int) -> torch.Tensor:
+    """Return a positive matrix that is no longer one when its elements have moved on."""
+    spread = torch.eye(size, dtype=torch.float64)
+    return spread + 0.01 * torch.ones(size, size, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        None,
+        "if rest <= 0: raise torch.linalg.LinAlgError('not positive')",
+        "if rest <= 0: raise ArithmeticError('not positive')",
+        "rest = rest.abs()",
+    ],
+    ids=["aten", "raises the same", "raises another", "does not raise"],
+)
+def test_where_aten_raises_on_turned_contents_a_right_kernel_passes_and_is_not_timed(ring, check):
+    source = None if check is None else CHOLESKY.replace("{check}", check)
+    for _ in range(4):  # either side may come first
+        finding = ring.race("linalg_cholesky.default", "((T([6, 6], f64),), {})", source, positive(6))
+        assert finding.passed, finding.reason
+        assert "speedup" not in finding.figures
+        (note,) = finding.notes
+        assert note.startswith("not timed: ATen's own process: it raised "), note
+        assert "positive-definite" in note
+
+
+def test_a_kernel_that_raises_after_many_calls_is_wrong(ring):
+    source = """
+        import torch
+        calls = [0]
+        def neg_kernel_impl(self):
+            calls[0] += 1
+            if calls[0] > 100:
+                raise ValueError("enough is enough")
+            return -self
+    """
+    finding = ring.race("neg.default", UNARY, source)
+    assert finding.outcome is Outcome.WRONG
+    assert finding.reason.startswith("raised in a timed call: ValueError: enough is enough")
+    assert near(ring.race("neg.default", UNARY).figures)  # ATen's worker goes on
+
+
+def test_a_kernel_whose_process_ends_after_many_calls_crashed_and_atens_worker_goes_on(ring):
+    source = """
+        import os
+        calls = [0]
+        def neg_kernel_impl(self):
+            calls[0] += 1
+            if calls[0] > 100:
+                os._exit(0)
+            return -self
+    """
+    with pytest.raises(DeathError) as death:
+        ring.race("neg.default", UNARY, source)
+    assert death.value.outcome is Outcome.CRASHED
+    assert near(ring.race("neg.default", UNARY).figures)
+
+
+@pytest.mark.parametrize(("op", "late"), [("neg.default", "torch.empty_like(self)"), ("bernoulli.default", "self[:1]")])
+def test_results_of_timed_calls_are_judged_those_of_random_operators_by_their_contract(ring, op, late):
+    base = op.removesuffix(".default")
+    source = f"""
+        import torch
+        calls = [0]
+        def {base}_kernel_impl(self, *, generator=None):
+            calls[0] += 1
+            return torch.{base}(self) if calls[0] < 100 else {late}
+    """
+    finding = ring.race(op, "((T([64, 64], f32, low=0, high=1),), {})", source)
+    assert finding.outcome is Outcome.CHEATED
+    assert finding.reason.startswith("an output of a timed call is wrong: ")
+
+
+def test_both_the_last_of_the_timed_calls_and_an_earlier_one_are_looked_at(ring):
+    shared = """
+        import torch
+        calls, kept = [0], {}
+        def neg_kernel_impl(self):
+            calls[0] += 1
+            result = kept.setdefault(self.shape, torch.empty_like(self)) if calls[0] > 50 else torch.empty_like(self)
+            return torch.sub(0, self, out=result)
+    """
+    for _ in range(6):  # whichever side comes first in each
+        finding = ring.race("neg.default", UNARY, shared)
+        assert finding.outcome is Outcome.CHEATED
+
+
+def test_what_is_no_reply_of_ours_is_refused(ring):
+    source = """
+        import torch
+        import opforge.sandbox.worker as worker
+        worker.Worker._show = lambda self, request: {"result": 5}
+        def neg_kernel_impl(self):
+            return -self
+    """
+    finding = ring.race("neg.default", UNARY, source)
+    assert finding.outcome is Outcome.CONTRACT
+    assert "not one that our harness writes" in finding.reason
+    finding = ring.race(
+        "neg.default", UNARY, source.replace("_show", "_go").replace("request", "*_").replace("result", "raised")
+    )
+    assert (finding.outcome, finding.reason) == (Outcome.WRONG, "raised in a timed call: 5")
+
+
+def state(worker: KernelWorker) -> str:
+    """Return the letter that the system has for what a process does; T is stopped."""
+    return Path(f"/proc/{worker._pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_while_one_side_runs_the_other_is_stopped_and_both_run_afterwards(ring):
+    batch, placed = ring.placed("mm.default", PRODUCT)
+    sides = [ring.worker("mm.default") for _ in range(2)]
+    for worker in sides:
+        batch.copy_to(worker.bytes)
+    stopped = []
+
+    def watch() -> None:
+        until = time.monotonic() + 10  # a signal is heeded when the process is next given a core
+        while (states := [state(worker) for worker in sides]).count("T") != 1 and time.monotonic() < until:
+            time.sleep(0.001)
+        stopped.append(tuple(letter == "T" for letter in states))
+
+    request = {"op": "mm.default", "case": placed.request()}
+    row = Race(*sides, request, None, CPU, 3 * 4 * 256**2, writes=False, watch=watch).run()
+    assert row["rounds"] >= 5
+    assert set(stopped) == {(True, False), (False, True)}
+    assert "T" not in [state(worker) for worker in sides]
+    assert all("results" in w.ask({"do": "call", "op": "mm.default", "cases": [placed.request()]}) for w in sides)

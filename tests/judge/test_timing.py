@@ -1,0 +1,153 @@
+"""What a race makes of its rounds: the interval, when it ends, what is set aside, and whether the clocks agree."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from opforge.judge.timing import _Figure, median_interval
+from opforge.judge.verdict import NotRightError, Outcome
+
+MS = 1e6
+
+
+def figure(ratios, *, name="call", calls=10, aten_ns=1 * MS, waited=(), **words):
+    """Return a figure after as many rounds as there are ratios; in those numbered in ``waited`` a side had no core."""
+    count = len(ratios)
+    return _Figure(
+        name,
+        calls,
+        kernel_ns=[aten_ns / ratio for ratio in ratios],
+        aten_ns=[aten_ns] * count,
+        waited=[number in waited for number in range(count)],
+        **{"kernel_beside": [0.1 * MS] * count, "aten_beside": [0.1 * MS] * count, **words},
+    )
+
+
+@pytest.mark.parametrize("count", [10, 11, 16, 21, 26, 30, 75, 104, 200])
+@pytest.mark.parametrize("shape", ["exponential", "normal", "uniform"])
+def test_the_interval_holds_the_median_in_95_of_100_and_neither_end_misses_more_than_the_other(count, shape):
+    draws = 20_000
+    generator = np.random.default_rng(count)
+    sample = {
+        "exponential": lambda size: generator.exponential(1 / np.log(2), size),
+        "normal": lambda size: generator.normal(1.0, 0.1, size),
+        "uniform": lambda size: generator.uniform(0.5, 1.5, size),
+    }[shape]((draws, count))
+    low, high = np.array([median_interval(row) for row in np.sort(sample, axis=1).tolist()]).T
+    slack = 4 * np.sqrt(0.025 / draws)
+    assert np.mean(low > 1) < 0.025 + slack
+    assert np.mean(high < 1) < 0.025 + slack
+    assert np.mean((low <= 1) & (high >= 1)) < 0.995  # nor is it wider than it need be
+
+
+def test_the_interval_of_the_inverse_is_the_inverse_of_the_interval():
+    sample = sorted(np.random.default_rng(1).lognormal(0, 0.1, 37).tolist())
+    low, high = median_interval(sample)
+    assert median_interval(sorted(1 / x for x in sample)) == (1 / high, 1 / low)
+
+
+def test_surer_intervals_are_wider_and_those_of_few_are_all_there_is():
+    sample = [float(n) for n in range(100)]
+    (low, high), (surely_low, surely_high) = median_interval(sample), median_interval(sample, 3.3)
+    assert surely_low < low < high < surely_high
+    assert median_interval([1.0, 2.0, 3.0]) == (1.0, 3.0)
+
+
+def test_a_row_has_the_medians_and_every_field():
+    row = figure([2.0] * 8 + [1.9, 2.1, 2.0]).row()
+    assert set(row) == {"kernel_us", "aten_us", "speedup", "low", "high", "rounds", "set_aside", "calls"}
+    assert (row["kernel_us"], row["aten_us"], row["speedup"]) == (500.0, 1000.0, 2.0)
+    assert (row["rounds"], row["set_aside"], row["calls"]) == (11, 0, 10)
+
+
+def test_an_interval_is_wider_by_what_places_in_memory_do():
+    low, high = figure([2.0] * 12).interval
+    assert (low, high) == pytest.approx((2.0 * 0.998, 2.0 * 1.002))
+
+
+def test_an_interval_of_device_times_is_wider_by_their_resolution_too():
+    low, high = figure([2.0] * 12, name="device", aten_ns=2000.0).interval  # 5 ns of the shorter one, 1000
+    assert (low, high) == pytest.approx((2.0 * 0.993, 2.0 * 1.007))
+
+
+def test_a_race_has_eight_rounds_at_least_and_ends_when_the_interval_is_narrow():
+    assert not figure([1.0] * 6).ends(out_of_time=False)
+    assert not figure([1.0] * 6).ends(out_of_time=True)
+    assert figure([1.0] * 7).ends(out_of_time=False)
+
+
+def test_a_race_goes_on_while_the_interval_is_wide_and_there_is_time():
+    wide = [1.0, 1.1] * 20
+    assert not figure(wide).narrow
+    assert not figure(wide).ends(out_of_time=False)
+    assert figure(wide).ends(out_of_time=True)
+
+
+@pytest.mark.parametrize(("name", "most"), [("device", 0.015), ("call", 0.02), ("sync", 0.02)])
+def test_how_narrow_is_narrow(name, most):
+    assert figure([1.0, 1.0 + 0.9 * most] * 10, name=name).narrow
+    assert not figure([1.0, 1.0 + 1.2 * most] * 10, name=name).narrow
+
+
+def test_a_figure_beside_another_one_ends_after_five_rounds_however_wide():
+    wide = [1.0, 1.5, 0.7, 1.2]
+    assert not figure(wide[:3], secondary=True).ends(out_of_time=True)
+    assert figure(wide, secondary=True).ends(out_of_time=False)
+
+
+def test_rounds_in_which_a_side_waited_for_a_core_are_set_aside():
+    found = figure([1.0, 9.0, 1.0, 0.1, 1.0, 1.0, 1.0, 1.0, 9.0, 1.0], waited=(1, 3, 8))
+    row = found.row()
+    assert found.ratios == [1.0] * 7
+    assert found.narrow
+    assert (row["rounds"], row["set_aside"], row["speedup"]) == (7, 3, 1.0)
+    assert (row["kernel_us"], row["aten_us"]) == (1000.0, 1000.0)
+
+
+def test_where_hardly_a_round_was_quiet_all_of_them_count():
+    row = figure([1.0, 2.0] * 5, waited=range(5, 10)).row()
+    assert (row["rounds"], row["set_aside"], row["speedup"]) == (10, 0, 1.5)
+    row = figure([1.0, 2.0] * 5, waited=range(6, 10)).row()
+    assert (row["rounds"], row["set_aside"]) == (6, 4)
+
+
+@pytest.mark.parametrize("method", ["graph", "events"])
+@pytest.mark.parametrize("calls", [16, 64])
+def test_the_work_of_a_block_is_all_that_is_called_in_it(method, calls):
+    short = 16 if method == "graph" and calls == 64 else 0
+    assert _Figure("device", calls, passes=2, method=method).work == 3 * calls + 2 * short
+    assert _Figure("call", calls).work == calls
+
+
+def test_a_kernel_whose_blocks_take_much_longer_than_it_says_is_a_cheat():
+    found = figure([10.0] * 12, kernel_beside=[9.1 * MS] * 12)
+    with pytest.raises(NotRightError) as raised:
+        found.clocks_agree()
+    assert raised.value.finding.outcome is Outcome.CHEATED
+    assert raised.value.finding.reason == ("says that 10 calls took 1 ms; by the judge's clock it was at least 10 ms")
+
+
+def test_what_blocks_cost_beside_on_both_sides_is_no_contradiction():
+    figure([1.0] * 12, kernel_beside=[50 * MS] * 12, aten_beside=[50 * MS] * 12).clocks_agree()
+
+
+def test_a_kernel_that_is_slower_beside_by_little_is_not_accused():
+    figure([1.0] * 12, kernel_beside=[1.5 * MS] * 12).clocks_agree()  # of 10 ms that it says
+    short = {"aten_ns": 1000.0, "kernel_beside": [0.35 * MS] * 12}
+    figure([1.0] * 12, **short).clocks_agree()  # within what a message may take
+
+
+def test_a_few_blocks_that_were_disturbed_do_not_make_a_cheat():
+    beside = [0.1 * MS] * 12
+    beside[3] = beside[7] = beside[8] = 400 * MS
+    figure([1.0] * 12, kernel_beside=beside).clocks_agree()
+
+
+def test_where_the_clocks_seem_to_differ_more_rounds_are_asked_for():
+    narrow = figure([1.0] * 12)
+    assert narrow.ends(out_of_time=False)
+    odd = figure([1.0] * 12, kernel_beside=[1.5 * MS] * 12)
+    assert odd.narrow
+    assert not odd.ends(out_of_time=False)
+    assert odd.ends(out_of_time=True)

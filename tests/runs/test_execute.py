@@ -1,0 +1,54 @@
+"""What is timed runs last, and by itself: seen by kernels that write down when they are called."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from opforge.backends.directory import DirectoryBackend
+from opforge.cases import Case, Phase
+from opforge.runs import RunConfig, run
+from opforge.suites.given import GivenSuite
+from tests.conftest import verdicts
+
+OPS = ("abs", "neg", "relu", "square")
+TO_CHECK, TO_TIME = (5, 7), (32, 33)
+SOURCE = """
+    import os, time, torch
+    said = os.open({diary!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    def {op}_kernel_impl(self):
+        if tuple(self.shape) in ({to_check}, {to_time}):
+            os.write(said, f"{{time.monotonic_ns()}} {{os.getpid()}} {{self.shape[0]}}\\n".encode())
+        return {body}
+"""
+BODIES = {
+    "abs": "torch.where(self < 0, -self, self + 0)",
+    "neg": "0 - self",
+    "relu": "torch.where(self <= 0, 0, self)",
+    "square": "self * self",
+}
+
+
+def cases(phase: Phase, shape: tuple[int, ...]) -> list[Case]:
+    return [Case.make(f"{op}.default", f"((T({list(shape)}, f32),), {{}})", phase=phase) for op in OPS]
+
+
+def test_what_is_timed_comes_after_all_else_one_kernel_at_a_time(kernel_directory, tmp_path):
+    diary = tmp_path / "diary"
+    words = {"diary": str(diary), "to_check": TO_CHECK, "to_time": TO_TIME}
+    root = kernel_directory({op: SOURCE.format(op=op, body=BODIES[op], **words) for op in OPS})
+    config = RunConfig("given", "directory", ops_directory=str(root), workers=2, timeout_s=30.0, confine=False)
+    suite = GivenSuite([*cases(Phase.PERFORMANCE, TO_TIME), *cases(Phase.CORRECTNESS, TO_CHECK)])
+    ended = run(config, tmp_path / "run", suite=suite, backend=DirectoryBackend(config.backend_options))
+
+    assert verdicts(ended) == {f"{op}.default": {("passed", "")} for op in OPS}
+    rows = list(ended.store.rows())
+    assert [phase for phase, _ in groupby(row["phase"] for row in rows)] == ["correctness", "performance"]
+    assert all("speedup" in row for row in rows if row["phase"] == "performance")
+
+    calls = sorted(tuple(map(int, line.split())) for line in diary.read_text().splitlines())
+    shapes = [first for first, _ in groupby(first for _, _, first in calls)]
+    assert shapes == [TO_CHECK[0], TO_TIME[0]]
+    timed = [pid for _, pid, first in calls if first == TO_TIME[0]]
+    assert len(timed) > 100 * len(OPS)
+    turns = [pid for pid, _ in groupby(timed)]
+    assert len(turns) == len(set(turns)) == len(OPS)  # each has its turn, and none comes in between
