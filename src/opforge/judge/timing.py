@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import os
 import random
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,15 +19,12 @@ from typing import Any
 import torch
 
 from opforge import processes
+from opforge.judge.figures import Figure
 from opforge.judge.replies import FORGED
 from opforge.judge.verdict import Finding, NotRightError, Outcome
 from opforge.judge.workers import DeathError, KernelWorker
-from opforge.sandbox.track import short_calls
 
 _BUDGET_S = 1.0
-_MIN_ROUNDS = 8
-_MIN_QUIET = 6
-"""From so many values on, an interval from their ranks can hold the median 95 times in a hundred."""
 _WATCHED = 4
 """In every so many rounds the device's clocks are looked at."""
 _HEARD = 2
@@ -39,6 +35,8 @@ _MAX_DEVICE_BYTES = 1 << 30
 _BLOCK_NS = 2_000_000
 _MAX_CALLS = 64
 _SYNC_CALLS = 8
+_LEG = 3
+"""Rounds on a CPU before everything is laid anew."""
 _SPARE = 8
 """Sets of inputs for calls that are not timed."""
 _PASS_NS = 300_000
@@ -47,21 +45,10 @@ _MAX_PASS_NS = 20_000_000
 _MAX_PASS_CALLS = 96
 """Graphs of more launches than some hundred and fifty take longer for each of them, by 0.15 µs on an H200."""
 _BLOCK_PASSES = 2
-_SECONDARY_ROUNDS = 5
-_NARROW = {"device": 0.015, "call": 0.02, "sync": 0.02}
-"""How wide an interval may be, as a share of the ratio, for a race to end."""
-_PLACES = 0.002
-"""By how much two processes may differ that do the very same: where in memory things lie. It is part of every interval."""
-_RESOLUTION_NS = 5.0
-"""By how much a device time of few µs may be off in the same way all through a race; part of the interval likewise."""
 _ALL_TURNED = 64
 """Up to so many calls, contents are new in every block; more are short ones, whose contents change places."""
 _WAITED = 0.03
 """The share of a block that a side may have waited for a core; else the round is set aside."""
-_CLOCK_SLACK_NS = 300_000
-_CLOCK_SLACK = 0.2
-_CLOCK_SURE_Z = 3.3
-"""How sure the judge is that a block took longer than was said of it, before it says so: one in a thousand is wrong."""
 
 Hear = Callable[[dict[str, Any], int], Finding]
 """Judges the result of a timed call whose contents were turned by so many places."""
@@ -107,105 +94,6 @@ class _Side:
         return reply
 
 
-@dataclass
-class _Figure:
-    """What a call took on both sides, round by round."""
-
-    name: str
-    calls: int
-    passes: int = 1
-    ahead_ns: float = 0.0
-    method: str = ""
-    secondary: bool = False
-    """Whether it is of interest beside another one: its interval may stay wide."""
-    kernel_ns: list[float] = field(default_factory=list)
-    aten_ns: list[float] = field(default_factory=list)
-    kernel_beside: list[float] = field(default_factory=list)
-    aten_beside: list[float] = field(default_factory=list)
-    """What the judge's clock saw of each block beyond the time that the worker says it took."""
-    waited: list[bool] = field(default_factory=list)
-    """Whether a side had to wait for a core in the round."""
-    done: bool = False
-
-    @property
-    def rounds(self) -> int:
-        return len(self.aten_ns)
-
-    @property
-    def work(self) -> int:
-        """Return how many calls are made in a block, timed or not."""
-        if self.name != "device":
-            return self.calls
-        short = short_calls(self.calls) if self.method == "graph" else 0
-        return (self.passes + 1) * self.calls + self.passes * short
-
-    @property
-    def quiet(self) -> list[int]:
-        """Return the rounds that count: those in which nobody waited, if there are enough."""
-        quiet = [i for i, waited in enumerate(self.waited) if not waited]
-        return quiet if len(quiet) >= _MIN_QUIET else list(range(self.rounds))
-
-    @property
-    def ratios(self) -> list[float]:
-        return sorted(self.aten_ns[i] / self.kernel_ns[i] for i in self.quiet)
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        low, high = median_interval(self.ratios)
-        shortest = min(statistics.median(self.kernel_ns), statistics.median(self.aten_ns))
-        unsure = _PLACES + (_RESOLUTION_NS / shortest if self.name == "device" else 0.0)
-        return low * (1 - unsure), high * (1 + unsure)
-
-    @property
-    def narrow(self) -> bool:
-        low, high = median_interval(self.ratios)
-        return high - low <= _NARROW[self.name] * statistics.median(self.ratios)
-
-    def ends(self, *, out_of_time: bool) -> bool:
-        """Whether the round that comes is the last."""
-        if self.rounds + 1 < (_SECONDARY_ROUNDS if self.secondary else _MIN_ROUNDS):
-            return False
-        return out_of_time or ((self.secondary or self.narrow) and not self._doubtful)
-
-    def row(self) -> dict[str, Any]:
-        ratios, quiet = self.ratios, self.quiet
-        low, high = self.interval
-        return {
-            "kernel_us": statistics.median(self.kernel_ns[i] for i in quiet) / 1000,
-            "aten_us": statistics.median(self.aten_ns[i] for i in quiet) / 1000,
-            "speedup": statistics.median(ratios),
-            "low": low,
-            "high": high,
-            "rounds": len(ratios),
-            "set_aside": self.rounds - len(ratios),
-            "calls": self.calls,
-        }
-
-    @property
-    def _unsaid(self) -> list[float]:
-        """Return how much longer the kernel's blocks were than was said of them: what blocks take beside is the same on both sides."""
-        return sorted(k - a for k, a in zip(self.kernel_beside, self.aten_beside, strict=True))
-
-    @property
-    def _said(self) -> float:
-        return statistics.median(self.kernel_ns) * self.work
-
-    @property
-    def _doubtful(self) -> bool:
-        """Whether more rounds are needed to know that the clocks agree."""
-        return statistics.median(self._unsaid) > max(_CLOCK_SLACK_NS, _CLOCK_SLACK * self._said) / 2
-
-    def clocks_agree(self) -> None:
-        """Refuse times that the judge's clock contradicts."""
-        said, calls = self._said, self.work
-        surely, _ = median_interval(self._unsaid, _CLOCK_SURE_Z)
-        if surely > max(_CLOCK_SLACK_NS, _CLOCK_SLACK * said):
-            raise NotRightError(
-                Outcome.CHEATED,
-                f"says that {calls} calls took {said / 1e6:.3g} ms; by the judge's clock it was at least {(said + surely) / 1e6:.3g} ms",
-            )
-
-
 class Race:
     """A race over one case, whose inputs and results take ``nbytes`` together, and whose operator may write to inputs."""
 
@@ -244,6 +132,7 @@ class Race:
             order = list(self._sides)
             while active := [f for f in figures if not f.done]:
                 out_of_time = time.monotonic() > deadline
+                self._move(figures[0])
                 for figure in active:
                     figure.done = figure.ends(out_of_time=out_of_time)
                 if active[0].rounds % 2 == 0:
@@ -259,6 +148,13 @@ class Race:
             figure.clocks_agree()
         return self._row(figures)
 
+    def _move(self, figure: Figure) -> None:
+        """At the end of a leg, lay everything anew: where things lie in memory makes some percent on a CPU."""
+        if figure.leg > 1 and figure.rounds and figure.rounds % figure.leg == 0:
+            for side in self._sides:
+                side.worker.resume()
+            self._laid(figure.calls, self._sets)
+
     def _core(self, cores: set[int]) -> set[int]:
         """Return one core that the judge is not on: both sides run there by turns, since cores are not alike."""
         return {self._chance.choice(sorted(cores - {processes.present_core()}) or sorted(cores))}
@@ -267,7 +163,7 @@ class Race:
         for side in self._sides:
             side.worker.stay_on(cores)
 
-    def _row(self, figures: list[_Figure]) -> dict[str, Any]:
+    def _row(self, figures: list[Figure]) -> dict[str, Any]:
         rows = {figure.name: figure.row() for figure in figures}
         if "device" in rows:
             rows["device"] |= {
@@ -284,7 +180,7 @@ class Race:
         """Return the bytes that the calls of a pass touch."""
         return self._nbytes * self._sets
 
-    def _lay(self) -> list[_Figure]:
+    def _lay(self) -> list[Figure]:
         """Make the calls on both sides, as many as it takes to be timed sharply."""
         cuda = self._device.type == "cuda"
         most = max(1, (_MAX_DEVICE_BYTES if cuda else _MAX_BLOCK_BYTES) // self._nbytes)
@@ -294,16 +190,16 @@ class Race:
         if not cuda:
             calls = _between(_BLOCK_NS / call_ns, 1, min(_MAX_CALLS, most))
             self._laid(calls, most)
-            return [_Figure("call", calls)]
+            return [Figure("call", calls, leg=_LEG)]
         quickest, slowest = (f(g["device_ns"] for g in guesses) for f in (min, max))
         calls = _between(min(_PASS_NS / quickest, _MAX_PASS_NS / slowest) + 1, 1, min(_MAX_PASS_CALLS, limit))
         self._laid(calls, most)
         passes = _between(_BLOCK_PASSES * _PASS_NS / (calls * slowest), 1, _BLOCK_PASSES)
         several = _between(_BLOCK_NS / 4 / call_ns, 1, max(1, min(_MAX_CALLS, self._sets - _SPARE)))
         return [
-            _Figure("device", calls, passes, call_ns * calls, self._method),
-            _Figure("call", several, secondary=True),
-            _Figure("sync", min(several, _SYNC_CALLS), secondary=True),
+            Figure("device", calls, passes, call_ns * calls, self._method),
+            Figure("call", several, secondary=True),
+            Figure("sync", min(several, _SYNC_CALLS), secondary=True),
         ]
 
     def _laid(self, calls: int, most: int, *, guess: bool = False) -> list[dict[str, float]]:
@@ -328,7 +224,7 @@ class Race:
         side.turns = [0] * request["sets"]
         return reply
 
-    def _round(self, order: list[_Side], active: list[_Figure]) -> None:
+    def _round(self, order: list[_Side], active: list[Figure]) -> None:
         for figure in active:
             figure.waited.append(False)
         for side in order:
@@ -340,7 +236,7 @@ class Race:
     def _other(self, side: _Side) -> _Side:
         return self._aten if side is self._kernel else self._kernel
 
-    def _block(self, side: _Side, figure: _Figure) -> None:
+    def _block(self, side: _Side, figure: Figure) -> None:
         """Time a block of one side."""
         heard = side.is_kernel and (figure.done or figure.rounds < _HEARD)
         shift = self._turn(side, figure, self._turns(side, figure, heard=heard))
@@ -367,7 +263,7 @@ class Race:
             for call in self._looked_at(figure):
                 self._listen(side, call, moved)
 
-    def _turns(self, side: _Side, figure: _Figure, *, heard: bool) -> list[int]:
+    def _turns(self, side: _Side, figure: Figure, *, heard: bool) -> list[int]:
         """Return by how much the contents of the next block's calls are turned; none where they only change places."""
         if not heard and figure.name == "device" and figure.calls > _ALL_TURNED:
             return []
@@ -375,7 +271,7 @@ class Race:
         side.turns[: len(turns)] = turns
         return turns
 
-    def _turn(self, side: _Side, figure: _Figure, turns: list[int]) -> int:
+    def _turn(self, side: _Side, figure: Figure, turns: list[int]) -> int:
         """Give the calls of the next block other contents than those of the last, and return by how much they have moved."""
         shift = self._chance.randrange(self._sets) if figure.name == "device" else 0
         side.ask(
@@ -387,13 +283,13 @@ class Race:
         )  # fmt: skip
         return shift
 
-    def _ask_aten(self, figure: _Figure) -> None:
+    def _ask_aten(self, figure: Figure) -> None:
         """Give ATen the contents on which the kernel has raised: where it raises too, that is no fault of the kernel's."""
         self._aten.worker.resume()
         self._turn(self._aten, figure, self._kernel.turns)
         self._aten.ask({"do": "go"}, figure.work)
 
-    def _looked_at(self, figure: _Figure) -> list[int]:
+    def _looked_at(self, figure: Figure) -> list[int]:
         """Return the calls of a block whose results are judged: another than the last, then the last; when a race ends, both."""
         last, other = figure.calls - 1, self._chance.randrange(max(1, figure.calls - 1))
         return [last, other] if figure.done else [other if len(figure.kernel_ns) % 2 else last]
@@ -409,13 +305,6 @@ class Race:
         finding = None if self._hear is None else self._hear(result, side.turns[(call + shift) % self._sets])
         if finding is not None and not finding.passed:
             raise NotRightError(Outcome.CHEATED, f"an output of a timed call is wrong: {finding.reason}")
-
-
-def median_interval(ordered: list[float], confidence_z: float = 1.96) -> tuple[float, float]:
-    """Return an interval for the median of a sorted sample, at 95 % by default: order statistics, as many from either end."""
-    last = len(ordered) - 1
-    rank = max(0, math.floor((last - confidence_z * math.sqrt(len(ordered))) / 2))
-    return ordered[rank], ordered[last - rank]
 
 
 def _cold(device: torch.device) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from opforge.judge.timing import _Figure, median_interval
+from opforge.judge.figures import Figure, median_interval
 from opforge.judge.verdict import NotRightError, Outcome
 
 MS = 1e6
@@ -14,7 +14,7 @@ MS = 1e6
 def figure(ratios, *, name="call", calls=10, aten_ns=1 * MS, waited=(), **words):
     """Return a figure after as many rounds as there are ratios; in those numbered in ``waited`` a side had no core."""
     count = len(ratios)
-    return _Figure(
+    return Figure(
         name,
         calls,
         kernel_ns=[aten_ns / ratio for ratio in ratios],
@@ -116,8 +116,8 @@ def test_where_hardly_a_round_was_quiet_all_of_them_count():
 @pytest.mark.parametrize("calls", [16, 64])
 def test_the_work_of_a_block_is_all_that_is_called_in_it(method, calls):
     short = 16 if method == "graph" and calls == 64 else 0
-    assert _Figure("device", calls, passes=2, method=method).work == 3 * calls + 2 * short
-    assert _Figure("call", calls).work == calls
+    assert Figure("device", calls, passes=2, method=method).work == 3 * calls + 2 * short
+    assert Figure("call", calls).work == calls
 
 
 def test_a_kernel_whose_blocks_take_much_longer_than_it_says_is_a_cheat():
@@ -151,3 +151,23 @@ def test_where_the_clocks_seem_to_differ_more_rounds_are_asked_for():
     assert odd.narrow
     assert not odd.ends(out_of_time=False)
     assert odd.ends(out_of_time=True)
+
+
+def test_the_rounds_of_a_leg_count_as_one():
+    legs = [[1.0, 1.2, 1.1], [2.0, 2.1, 9.0], *([[1.5, 1.5, 1.5]] * 4)]
+    made = figure([ratio for leg in legs for ratio in leg])
+    made.leg = 3
+    assert made.ratios == pytest.approx([1.1, 1.5, 1.5, 1.5, 1.5, 2.1])
+    assert made.row()["rounds"] == 18
+    short = figure([1.0] * 16)
+    short.leg = 3
+    assert not short.ends(out_of_time=True)  # six legs are needed for an interval
+
+
+def test_what_differs_between_legs_is_in_the_interval():
+    offsets = [0.95, 1.05, 0.97, 1.03, 0.96, 1.04]
+    made = figure([offset for offset in offsets for _ in range(3)])
+    made.leg = 3
+    low, high = made.interval
+    assert low < 0.96
+    assert high > 1.04

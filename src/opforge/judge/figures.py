@@ -1,0 +1,139 @@
+"""What is made of the rounds of a race: ratios, their interval, whether more rounds are needed, whether the clocks agree."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass, field
+from typing import Any
+
+from opforge.judge.verdict import NotRightError, Outcome
+from opforge.sandbox.track import short_calls
+
+_MIN_ROUNDS = 8
+_MIN_QUIET = 6
+"""From so many values on, an interval from their ranks can hold the median 95 times in a hundred."""
+_SECONDARY_ROUNDS = 5
+_NARROW = {"device": 0.015, "call": 0.02, "sync": 0.02}
+"""How wide an interval may be, as a share of the ratio, for a race to end."""
+_PLACES = 0.002
+"""By how much two processes may differ that do the very same: where in memory things lie. It is part of every interval."""
+_RESOLUTION_NS = 5.0
+"""By how much a device time of few µs may be off in the same way all through a race; part of the interval likewise."""
+_CLOCK_SLACK_NS = 300_000
+_CLOCK_SLACK = 0.2
+_CLOCK_SURE_Z = 3.3
+"""How sure the judge is that a block took longer than was said of it, before it says so: one in a thousand is wrong."""
+
+
+@dataclass
+class Figure:
+    """What a call took on both sides, round by round."""
+
+    name: str
+    calls: int
+    passes: int = 1
+    ahead_ns: float = 0.0
+    method: str = ""
+    secondary: bool = False
+    """Whether it is of interest beside another one: its interval may stay wide."""
+    leg: int = 1
+    """After so many rounds everything is laid anew in other memory; the rounds of a leg count as one."""
+    kernel_ns: list[float] = field(default_factory=list)
+    aten_ns: list[float] = field(default_factory=list)
+    kernel_beside: list[float] = field(default_factory=list)
+    aten_beside: list[float] = field(default_factory=list)
+    """What the judge's clock saw of each block beyond the time that the worker says it took."""
+    waited: list[bool] = field(default_factory=list)
+    """Whether a side had to wait for a core in the round."""
+    done: bool = False
+
+    @property
+    def rounds(self) -> int:
+        return len(self.aten_ns)
+
+    @property
+    def work(self) -> int:
+        """Return how many calls are made in a block, timed or not."""
+        if self.name != "device":
+            return self.calls
+        short = short_calls(self.calls) if self.method == "graph" else 0
+        return (self.passes + 1) * self.calls + self.passes * short
+
+    @property
+    def quiet(self) -> list[int]:
+        """Return the rounds that count: those in which nobody waited, if there are enough."""
+        quiet = [i for i, waited in enumerate(self.waited) if not waited]
+        return quiet if len({i // self.leg for i in quiet}) >= _MIN_QUIET else list(range(self.rounds))
+
+    @property
+    def ratios(self) -> list[float]:
+        """Return ATen's time over the kernel's, of each leg the median, in order."""
+        legs: dict[int, list[float]] = {}
+        for i in self.quiet:
+            legs.setdefault(i // self.leg, []).append(self.aten_ns[i] / self.kernel_ns[i])
+        return sorted(statistics.median(rounds) for rounds in legs.values())
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        low, high = median_interval(self.ratios)
+        shortest = min(statistics.median(self.kernel_ns), statistics.median(self.aten_ns))
+        unsure = _PLACES + (_RESOLUTION_NS / shortest if self.name == "device" else 0.0)
+        return low * (1 - unsure), high * (1 + unsure)
+
+    @property
+    def narrow(self) -> bool:
+        low, high = median_interval(self.ratios)
+        return high - low <= _NARROW[self.name] * statistics.median(self.ratios)
+
+    def ends(self, *, out_of_time: bool) -> bool:
+        """Whether the round that comes is the last."""
+        least = _SECONDARY_ROUNDS if self.secondary else max(_MIN_ROUNDS, _MIN_QUIET * self.leg)
+        if self.rounds + 1 < least:
+            return False
+        return out_of_time or ((self.secondary or self.narrow) and not self._doubtful)
+
+    def row(self) -> dict[str, Any]:
+        ratios, quiet = self.ratios, self.quiet
+        low, high = self.interval
+        return {
+            "kernel_us": statistics.median(self.kernel_ns[i] for i in quiet) / 1000,
+            "aten_us": statistics.median(self.aten_ns[i] for i in quiet) / 1000,
+            "speedup": statistics.median(ratios),
+            "low": low,
+            "high": high,
+            "rounds": len(quiet),
+            "set_aside": self.rounds - len(quiet),
+            "calls": self.calls,
+        }
+
+    @property
+    def _unsaid(self) -> list[float]:
+        """Return how much longer the kernel's blocks were than was said of them: what blocks take beside is the same on both sides."""
+        return sorted(k - a for k, a in zip(self.kernel_beside, self.aten_beside, strict=True))
+
+    @property
+    def _said(self) -> float:
+        return statistics.median(self.kernel_ns) * self.work
+
+    @property
+    def _doubtful(self) -> bool:
+        """Whether more rounds are needed to know that the clocks agree."""
+        return statistics.median(self._unsaid) > max(_CLOCK_SLACK_NS, _CLOCK_SLACK * self._said) / 2
+
+    def clocks_agree(self) -> None:
+        """Refuse times that the judge's clock contradicts."""
+        said, calls = self._said, self.work
+        surely, _ = median_interval(self._unsaid, _CLOCK_SURE_Z)
+        if surely > max(_CLOCK_SLACK_NS, _CLOCK_SLACK * said):
+            raise NotRightError(
+                Outcome.CHEATED,
+                f"says that {calls} calls took {said / 1e6:.3g} ms; by the judge's clock it was at least {(said + surely) / 1e6:.3g} ms",
+            )
+
+
+def median_interval(ordered: list[float], confidence_z: float = 1.96) -> tuple[float, float]:
+    """Return an interval for the median of a sorted sample, at 95 % by default: order statistics, as many from either end."""
+    last = len(ordered) - 1
+    rank = max(0, math.floor((last - confidence_z * math.sqrt(len(ordered))) / 2))
+    return ordered[rank], ordered[last - rank]
