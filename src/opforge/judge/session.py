@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -13,10 +15,12 @@ import numpy as np
 import torch
 
 from opforge.cases.case import Expect, Phase
+from opforge.cases.encoding import tree_of
 from opforge.cases.materialise import Bytes
 from opforge.cases.store import open_blob
 from opforge.errors import CaseSyntaxError
 from opforge.judge import bypass, forms
+from opforge.judge.asked import LOAD_LIMIT_S, Reference
 from opforge.judge.batch import MAX_BYTES, Batch, CaseRow, Placed
 from opforge.judge.contract import Hearing
 from opforge.judge.draws import judge_draws
@@ -28,16 +32,17 @@ from opforge.judge.replies import FORGED, replies_of, results_end
 from opforge.judge.rooms import Rooms
 from opforge.judge.verdict import FAULT, REJECTED, Finding, Outcome
 from opforge.judge.workers import DeathError, KernelWorker, WorkerConfig
-from opforge.ops import Form, Operator, table
+from opforge.ops import CustomOperator, Form, Operator, table
 from opforge.sandbox.client import Spawner
 from opforge.sandbox.wire import Channel
 
 _MAX_DEATHS = 3
 """After so many dead processes on one operator the rest of its cases are not run."""
-_LOAD_LIMIT_S = 120.0
 _LINGER_S = 0.1
 _DERIVED = 3
 """How many cases of an operator are run for their gradients."""
+_LOOKED_FOR_DRAWS = 4
+"""On how many cases a user's reference is watched for random numbers that it draws."""
 _FORGED = Finding(Outcome.CONTRACT, FORGED)
 _FIRST_BATCHES = (4, 24)
 """Sizes of the first batches of a job that ends with its first rejection: most mutants fall in the first."""
@@ -64,6 +69,8 @@ class _Op:
     cases: int = 1
     """How many cases it has in this job."""
     seen: int = 0
+    reference: Reference | None = None
+    """What answers in ATen's place, for an operator of the user's own."""
     part: list[str] | None = None
     """The operators that it is in truth, where it is a composite one; None before that was looked at."""
     until_rejected: bool = False
@@ -101,6 +108,7 @@ class Judge:
         self._racing = Racing(spawner, workers, rooms, peaks)
         self._buffer: Bytes = np.zeros(MAX_BYTES + (1 << 20), np.uint8)
         self._worker: KernelWorker | None = None
+        self._reference: Reference | None = None
         self._loaded: dict[str, Any] = {}
         self._broken: Finding | None = None
 
@@ -111,17 +119,43 @@ class Judge:
         kernel = {**job["kernel"], "forbidden": self._forbidden(job)}
         try:
             for part in job["ops"]:
-                facts = table().get(part["op"])
-                if facts is None:
-                    raise ValueError(f"the job names an unknown operator {part['op']!r}")
                 cases = [CaseRow.from_wire(row) for row in part["cases"]]
-                op = _Op(facts, part["required"], kernel, len(cases), until_rejected=job.get("until") == "rejected")
+                facts, reference = self._facts(job, part["op"], cases)
+                until = job.get("until") == "rejected"
+                op = _Op(facts, part["required"], kernel, len(cases), reference=reference, until_rejected=until)
                 self._judge(op, cases, job["batch"])
         finally:
             if "mutant" not in job["kernel"]:  # mutants are our own code, and may follow one another in a process
                 self._end_worker()
                 if self._rooms is not None:
                     self._rooms.clear()
+
+    def _facts(self, job: dict[str, Any], name: str, cases: list[CaseRow]) -> tuple[Operator, Reference | None]:
+        """Return what is known of an operator and, where it is not ATen's, what answers for it."""
+        described = job["kernel"].get("reference")
+        if described is None:
+            facts = table().get(name)
+            if facts is None:
+                raise ValueError(f"the job names an unknown operator {name!r}")
+            return facts, None
+        if self._reference is None or self._reference.described != described:
+            if self._reference is not None:
+                self._reference.close()
+            self._reference = Reference(self._spawner, self._config, self._rooms, described)
+        custom = custom_operator(name, cases)
+        if self._reference.draws is None:
+            self._reference.draws = self._draws(custom, cases[:_LOOKED_FOR_DRAWS])
+        return custom.drawing() if self._reference.draws else custom, self._reference
+
+    def _draws(self, op: Operator, cases: list[CaseRow]) -> bool:
+        """Whether a user's reference draws random numbers on some of its first cases."""
+        for case in cases:
+            batch = Batch(op, self._device, self._config.in_bytes, self._blobs, self._buffer, self._reference)
+            with contextlib.suppress(CaseSyntaxError, MemoryError, KeyError, ValueError, RuntimeError):
+                placed = batch.add(case)
+                if placed is not None and replace(placed.call, seed=0).run().drew:
+                    return True
+        return False
 
     def _forbidden(self, job: dict[str, Any]) -> list[str]:
         """Return the operators that the job's kernel may not call."""
@@ -147,7 +181,7 @@ class Judge:
                 self._run(op, worker, batch, waiting)
 
     def _fill(self, op: _Op, waiting: deque[CaseRow], batch_size: int) -> tuple[Batch, list[tuple[CaseRow, Finding]]]:
-        batch = Batch(op.facts, self._device, self._config.in_bytes, self._blobs, self._buffer)
+        batch = Batch(op.facts, self._device, self._config.in_bytes, self._blobs, self._buffer, op.reference)
         refused: list[tuple[CaseRow, Finding]] = []
         taken = 0
         while waiting and taken < batch_size and not batch.full:
@@ -186,7 +220,7 @@ class Judge:
 
     def _request(self, op: _Op, batch: Batch) -> dict[str, Any]:
         cases = [p.request() for p in batch.placed]
-        request: dict[str, Any] = {"do": "call", "op": op.facts.name, "cases": cases}
+        request: dict[str, Any] = {"do": "call", "op": op.facts.name, "random": op.facts.random, "cases": cases}
         if op.kernel["forbidden"]:
             first = batch.placed[0].call
             op.part = bypass.only_part(op.facts, first) if op.part is None else op.part
@@ -250,7 +284,7 @@ class Judge:
     def _noted(self, batch: Batch, case: CaseRow, finding: Finding) -> Finding:
         """Add what was not looked at because ATen is at fault there."""
         notes = [
-            f"not judged {forms.words(name)}: ATen's own answer is another one there, {FAULT}"
+            f"not judged {forms.words(name)}: {batch.authority}'s own answer is another one there, {batch.fault}"
             for name in batch.defects.get(case.id, ())
         ]
         if case.id in self._plain:
@@ -277,7 +311,7 @@ class Judge:
             asked = (worker, op.facts, placed, hearing, hearing.reply, self._config, finding)
             finding = self._surviving(judge_draws, *asked) or finding
         if finding.passed and timed:
-            race = functools.partial(self._racing.race, required=op.required)
+            race = functools.partial(self._racing.race, required=op.required, reference=op.reference)
             finding = self._surviving(race, op.facts, worker, batch, placed, finding) or finding
         return finding
 
@@ -303,7 +337,7 @@ class Judge:
         plain = placed.request()
         asked = [plain, plain, {**plain, "linger_s": _LINGER_S}]
         replies = replies_of(
-            worker.ask({"do": "call", "op": op.facts.name, "cases": asked}, cases=len(asked)), len(asked)
+            worker.ask({"do": "call", "op": op.facts.name, "random": op.facts.random, "cases": asked}, cases=len(asked)), len(asked)
         )
         if replies is None:
             return _FORGED
@@ -333,7 +367,7 @@ class Judge:
         worker = self._worker or KernelWorker(self._spawner, self._config, room)
         self._worker = None
         try:
-            reply = worker.ask({"do": "load", "kernel": kernel}, timeout_s=max(_LOAD_LIMIT_S, self._config.timeout_s))
+            reply = worker.ask({"do": "load", "kernel": kernel}, timeout_s=max(LOAD_LIMIT_S, self._config.timeout_s))
         except DeathError as death:
             self._broken = Finding(death.outcome, f"while loading: {death}")
             return None
@@ -358,6 +392,17 @@ class Judge:
         if findings:
             rows = [{"id": case.id, "phase": case.phase.value, **finding.row()} for case, finding in findings]
             self._channel.send({"op": op.facts.name, "verdicts": rows})
+
+
+def custom_operator(name: str, cases: list[CaseRow]) -> CustomOperator:
+    """Return what cases show of a user's own operator: how many arguments it takes by position, and which by name."""
+    positional = 0
+    named: dict[str, None] = {}
+    for case in cases:
+        args, kwargs = json.loads(case.tree or tree_of(case.args))
+        positional = max(positional, len(args))
+        named.update(dict.fromkeys(kwargs))
+    return CustomOperator.of(name, positional, named)
 
 
 def _differentiable(judged: _Op, placed: Placed) -> bool:
