@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-
 _PLAIN = (bool, int, float, complex, str, list, tuple, type(None))
 _PLAIN_OF_TORCH = frozenset({"dtype", "device", "layout", "memory_format"})
 

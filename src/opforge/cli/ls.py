@@ -26,7 +26,10 @@ def register(app: typer.Typer) -> None:
 def ls(
     kind: Annotated[str, typer.Argument(help="suites, backends, ops or kernels.")],
     suite: Annotated[
-        str, typer.Option(help="With `ops`: the operators of a suite, and how far it reaches; `custom_ops` has kernels too.")
+        str,
+        typer.Option(
+            help="With `ops`: the operators of a suite, and how far it reaches; `custom_ops` has kernels too."
+        ),
     ] = "",
     ops: Annotated[str, typer.Option(help="With `ops`: only these.")] = "",
     device: Annotated[str, typer.Option(help="With `--suite`: cpu or cuda.")] = "cpu",

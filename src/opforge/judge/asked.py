@@ -88,7 +88,9 @@ class Reference:
         self._worker = None
         self._deaths += 1
         if self._deaths >= _MAX_DEATHS:
-            self._broken = ReferenceFaultError(f"is not asked any more: its process was lost {self._deaths} times ({_its(death)})")
+            self._broken = ReferenceFaultError(
+                f"is not asked any more: its process was lost {self._deaths} times ({_its(death)})"
+            )
 
     def _ask(self, worker: KernelWorker, call: AskedCall, inputs: list[torch.Tensor], *, wide: bool) -> dict[str, Any]:
         """Lay the inputs into the reference's arena, and return its reply."""
@@ -192,7 +194,10 @@ class AskedCall(Call):
     def writes(self, answer: Answer) -> bool:
         """Whether the reference changed an input."""
         before = replace(self, device=torch.device("cpu"), own=False).build()[2]
-        return any(b.shape != a.shape or not torch.equal(flat_bytes(b), flat_bytes(a.cpu())) for b, a in zip(before, answer.inputs, strict=True))
+        return any(
+            b.shape != a.shape or not torch.equal(flat_bytes(b), flat_bytes(a.cpu()))
+            for b, a in zip(before, answer.inputs, strict=True)
+        )
 
 
 def load(worker: KernelWorker, described: dict[str, Any], timeout_s: float) -> KernelWorker:

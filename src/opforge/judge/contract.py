@@ -125,7 +125,9 @@ class Hearing:
             raise NotRightError(Outcome.ERROR, f"ATen itself raises on this case: {_one_line(raised)}")
         if "raised" in self.reply:
             return self._must_raise()
-        raise NotRightError(Outcome.ERROR, f"the reference raised {raised}; there is no answer to hold the kernel's against")
+        raise NotRightError(
+            Outcome.ERROR, f"the reference raised {raised}; there is no answer to hold the kernel's against"
+        )
 
     def _must_raise(self) -> dict[str, float]:
         if self.aten.raised is None:
@@ -195,7 +197,9 @@ class Hearing:
             )
         row = said["T"]
         if row[2] != SHORT_DTYPES[aten.dtype]:
-            raise NotRightError(Outcome.CONTRACT, f"{what} has dtype {row[2]}, {self._by}'s has {SHORT_DTYPES[aten.dtype]}")
+            raise NotRightError(
+                Outcome.CONTRACT, f"{what} has dtype {row[2]}, {self._by}'s has {SHORT_DTYPES[aten.dtype]}"
+            )
         if row[3] != list(aten.shape):
             raise NotRightError(Outcome.CONTRACT, f"{what} has shape {row[3]}, {self._by}'s has {list(aten.shape)}")
         if torch.device(row[6]) != aten.device:

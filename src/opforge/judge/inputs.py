@@ -44,7 +44,14 @@ class _Making:
     """The cases of one operator."""
 
     def __init__(
-        self, spawner: Spawner, config: WorkerConfig, rooms: Rooms | None, blob: BlobWriter, name: str, op: str, file: str
+        self,
+        spawner: Spawner,
+        config: WorkerConfig,
+        rooms: Rooms | None,
+        blob: BlobWriter,
+        name: str,
+        op: str,
+        file: str,
     ) -> None:
         self._spawner = spawner
         self._config = config

@@ -113,7 +113,9 @@ class Racing:
         inputs = iter(placed.answer.inputs)
         args, *kwargs = decode([placed.call.args, *placed.call.kwargs.values()], lambda _row: next(inputs))
         shared = placed.answer.shared or {}
-        result = placed.answer.result if not shared else [t for t in tensors_of(placed.answer.result) if not shared[id(t)]]
+        result = (
+            placed.answer.result if not shared else [t for t in tensors_of(placed.answer.result) if not shared[id(t)]]
+        )
         cost = light.cost(op, args, dict(zip(placed.call.kwargs, kwargs, strict=True)), result)
         kernel_us, aten_us = times["kernel_us"], times["aten_us"]
         slow_us = kernel_us * times["speedup"] / times["speedup_low"]

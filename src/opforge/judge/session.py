@@ -337,7 +337,10 @@ class Judge:
         plain = placed.request()
         asked = [plain, plain, {**plain, "linger_s": _LINGER_S}]
         replies = replies_of(
-            worker.ask({"do": "call", "op": op.facts.name, "random": op.facts.random, "cases": asked}, cases=len(asked)), len(asked)
+            worker.ask(
+                {"do": "call", "op": op.facts.name, "random": op.facts.random, "cases": asked}, cases=len(asked)
+            ),
+            len(asked),
         )
         if replies is None:
             return _FORGED

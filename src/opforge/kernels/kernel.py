@@ -57,7 +57,12 @@ class Kernel:
 
     def wire(self) -> dict[str, Any]:
         """Return what a worker needs to load it."""
-        wire: dict[str, Any] = {"name": self.name, "primary": self.primary, "file": self.file, "entries": list(self.entries)}
+        wire: dict[str, Any] = {
+            "name": self.name,
+            "primary": self.primary,
+            "file": self.file,
+            "entries": list(self.entries),
+        }
         if self.reference is not None:
             wire["reference"] = self.reference.wire()
         return {**wire, "mutant": self.mutant} if self.mutant else wire

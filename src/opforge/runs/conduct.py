@@ -23,8 +23,8 @@ from opforge.kernels import Kernel
 from opforge.kernels.hints import hints
 from opforge.runs.config import RunConfig
 from opforge.runs.execute import LocalExecutor, start_server
-from opforge.runs.plan import Job, Key, Plan, load_suite, make_plan, selected
 from opforge.runs.inputs import maker
+from opforge.runs.plan import Job, Key, Plan, load_suite, make_plan, selected
 from opforge.runs.score import Summary
 from opforge.runs.store import RunStore
 from opforge.sandbox import probe
@@ -32,7 +32,6 @@ from opforge.sandbox.client import ForkServerProcess
 from opforge.suites import LoadedSuite, Suite
 from opforge.suites.base import Make, Progress, silent
 from opforge.suites.strength import known
-
 
 INPUTS = "inputs"
 """The part of a run's folder with cases that were made for this run."""

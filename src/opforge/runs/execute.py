@@ -110,7 +110,9 @@ class LocalExecutor:
     def execute(self, plan: Plan, jobs: list[Job]) -> None:
         """Judge all jobs; every case gets its verdict through ``emit``. What is timed comes last, and by itself."""
         self._blobs = {name: str(path) for name, path in plan.suite.blobs.items()}
-        self._emit([_without_inputs(job, case) for job in jobs for part in job.parts for case in part.cases if case.lost])
+        self._emit(
+            [_without_inputs(job, case) for job in jobs for part in job.parts for case in part.cases if case.lost]
+        )
         for phase, lanes in ((Phase.CORRECTNESS, self._config.workers), (Phase.PERFORMANCE, 1)):
             of_phase = (job.of(phase) for job in jobs)
             self._run([_Task(job) for job in of_phase if job.parts], lanes)

@@ -54,7 +54,10 @@ class Job:
 
     def without(self, done: set[Key]) -> Job:
         """Return what is left of the job when some cases have their verdict."""
-        parts = (Part(p.op, p.required, [c for c in p.cases if (self.kernel.name, p.op, c.id, c.phase) not in done]) for p in self.parts)
+        parts = (
+            Part(p.op, p.required, [c for c in p.cases if (self.kernel.name, p.op, c.id, c.phase) not in done])
+            for p in self.parts
+        )
         return replace(self, parts=tuple(p for p in parts if p.cases))
 
 

@@ -189,6 +189,16 @@ class Summary:
         return "reference" if self.apart else "ATen"
 
     @property
+    def authority(self) -> str:
+        """Return the same as verdicts name it."""
+        return "the reference" if self.apart else "ATen"
+
+    @property
+    def things(self) -> str:
+        """Return what the scores are over."""
+        return "implementations" if self.apart else "operators"
+
+    @property
     def judged(self) -> list[OperatorTally]:
         """Return the operators that kernels serve; an overload that a kernel may decline, and declined whole, is not."""
         return [t for t in self.operators.values() if not (t.op in self.optional and t.declined)]

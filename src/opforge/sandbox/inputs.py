@@ -118,7 +118,9 @@ def _described(value: Any, what: str, row: Callable[[torch.Tensor, str], list[An
             return {"torch": str(value).removeprefix("torch.")}
         case torch.device():
             return {"device": str(value)}
-    raise TypeError(f"{what} is a {type(value).__name__}; a case holds tensors, numbers, strings, dtypes and lists of those")
+    raise TypeError(
+        f"{what} is a {type(value).__name__}; a case holds tensors, numbers, strings, dtypes and lists of those"
+    )
 
 
 def _seed(number: int) -> None:
