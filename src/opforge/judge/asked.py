@@ -206,7 +206,7 @@ def load(worker: KernelWorker, described: dict[str, Any], timeout_s: float) -> K
         reply = worker.ask({"do": "load", "kernel": described}, timeout_s=max(LOAD_LIMIT_S, timeout_s))
     except DeathError as death:
         raise ReferenceFaultError(f"cannot be loaded: {_its(death)}") from None
-    fault = reply.get("error") or reply.get("tried") if isinstance(reply, dict) else FORGED
+    fault = reply.get("tried") or reply.get("error") if isinstance(reply, dict) else FORGED
     if fault:
         worker.close()
         raise ReferenceFaultError(f"cannot be loaded: {fault}")

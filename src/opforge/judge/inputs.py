@@ -81,8 +81,8 @@ class _Making:
             reply = self._worker.ask({"do": "tests", "file": self._file})
         except DeathError as death:
             self._worker = None
-            raise _UnmadeError(f"{_FILE} {_said(death)}") from None
-        fault = reply.get("error") or reply.get("tried") if isinstance(reply, dict) else FORGED
+            raise _UnmadeError(f"{_FILE}: {_said(death)}") from None
+        fault = reply.get("tried") or reply.get("error") if isinstance(reply, dict) else FORGED
         if fault or not isinstance(reply, dict):
             raise _UnmadeError(str(fault))
         return reply
@@ -117,7 +117,7 @@ class _Making:
             self._worker = None
             self._deaths += 1
             raise _UnmadeError(_said(death)) from None
-        if not isinstance(reply, dict) or (fault := reply.get("error") or reply.get("tried")):
+        if not isinstance(reply, dict) or (fault := reply.get("tried") or reply.get("error")):
             raise _UnmadeError(FORGED if not isinstance(reply, dict) else str(fault))
         keeping = _Keeping(worker, self._config, self._blob)
         try:

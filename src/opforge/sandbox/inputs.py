@@ -58,8 +58,8 @@ class InputFile:
             raise KernelLoadError(f"{name}() raised {describe_exception(error, self._path)}") from None
         if not isinstance(tests, list | tuple):
             raise KernelLoadError(f"{name}() returned {type(tests).__name__}, expected a list of Test(...)")
-        if strange := next((t for t in tests if not isinstance(t, Test)), None):
-            raise KernelLoadError(f"{name}() returned a list with {type(strange).__name__} in it, expected Test(...)")
+        if strange := [type(t).__name__ for t in tests if not isinstance(t, Test)]:
+            raise KernelLoadError(f"{name}() returned a list with {strange[0]} in it, expected Test(...)")
         if len(tests) > _MAX_TESTS:
             raise KernelLoadError(f"{name}() returned {len(tests)} tests; {_MAX_TESTS} are allowed")
         return list(tests)
