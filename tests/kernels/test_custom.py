@@ -75,7 +75,9 @@ def test_an_unknown_name_is_answered_with_its_neighbour(custom_root):
 
 
 def test_a_root_that_is_missing_or_empty(tmp_path):
-    with pytest.raises(OpforgeError, match="there is no folder .* of custom operators; name it with --custom-ops-root"):
+    with pytest.raises(
+        OpforgeError, match=r"there is no folder .* of custom operators; name it with --custom-ops-root"
+    ):
         find(tmp_path / "nowhere")
     with pytest.raises(NothingToJudgeError, match="no custom operator in"):
         find(tmp_path)

@@ -110,7 +110,8 @@ class Reference:
             case |= {"args": _widened(args), "kwargs": _widened(kwargs)}
         if call.seed is not None:
             case |= {"seed": call.seed, "watch_draws": True}
-        asked = worker.ask({"do": "call", "op": call.op, "random": call.seed is not None, "cases": [case]})
+        random = call.seed is not None or bool(self.draws)
+        asked = worker.ask({"do": "call", "op": call.op, "random": random, "cases": [case]})
         replies = replies_of(asked, 1)
         if replies is None:
             raise ReferenceFaultError(f"gave no answer that can be read: {FORGED}")

@@ -98,6 +98,13 @@ class Batch:
             return not self._same_in_any_layout(plain) or alike(plain, twisted)
         return name != "empty" or same_dtypes(plain, twisted)
 
+    def _sees_elements(self, first: Placed, tensors: list[torch.Tensor], name: str, answer: Answer) -> bool:
+        """Whether a user's reference answers to expanded inputs as it does to the same elements one after another."""
+        if self._reference is None or name != "expanded" or answer.drew:
+            return True
+        call = self._other(first, [t.contiguous() for t in tensors])
+        return call is None or alike(call.run(), answer)
+
     def at_fault(self, plain: Answer, placed: Placed) -> bool:
         """Whether ATen's answer to a hostile layout comes from memory that nobody has written; noted as its defect."""
         if (
@@ -156,7 +163,7 @@ class Batch:
             return False
         if (answer := self._answer(call)) is None:
             return False
-        if not self._consistent(name, first.answer, answer):
+        if not (self._consistent(name, first.answer, answer) and self._sees_elements(first, tensors, name, answer)):
             self.defects.setdefault(first.case.id, []).append(name)
             return False
         self.placed.append(Placed(first.case, call, list(rows_of([call.args, call.kwargs])), answer, name))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import json
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -15,14 +13,14 @@ import numpy as np
 import torch
 
 from opforge.cases.case import Expect, Phase
-from opforge.cases.encoding import tree_of
 from opforge.cases.materialise import Bytes
 from opforge.cases.store import open_blob
 from opforge.errors import CaseSyntaxError
 from opforge.judge import bypass, forms
-from opforge.judge.asked import LOAD_LIMIT_S, Reference
+from opforge.judge.asked import LOAD_LIMIT_S, AskedCall, Reference
 from opforge.judge.batch import MAX_BYTES, Batch, CaseRow, Placed
 from opforge.judge.contract import Hearing
+from opforge.judge.custom import CustomOperators
 from opforge.judge.draws import judge_draws
 from opforge.judge.peaks import Peaks
 from opforge.judge.properties import BY_PACKET
@@ -32,7 +30,7 @@ from opforge.judge.replies import FORGED, replies_of, results_end
 from opforge.judge.rooms import Rooms
 from opforge.judge.verdict import FAULT, REJECTED, Finding, Outcome
 from opforge.judge.workers import DeathError, KernelWorker, WorkerConfig
-from opforge.ops import CustomOperator, Form, Operator, table
+from opforge.ops import Form, Operator, table
 from opforge.sandbox.client import Spawner
 from opforge.sandbox.wire import Channel
 
@@ -41,8 +39,6 @@ _MAX_DEATHS = 3
 _LINGER_S = 0.1
 _DERIVED = 3
 """How many cases of an operator are run for their gradients."""
-_LOOKED_FOR_DRAWS = 4
-"""On how many cases a user's reference is watched for random numbers that it draws."""
 _FORGED = Finding(Outcome.CONTRACT, FORGED)
 _FIRST_BATCHES = (4, 24)
 """Sizes of the first batches of a job that ends with its first rejection: most mutants fall in the first."""
@@ -108,7 +104,7 @@ class Judge:
         self._racing = Racing(spawner, workers, rooms, peaks)
         self._buffer: Bytes = np.zeros(MAX_BYTES + (1 << 20), np.uint8)
         self._worker: KernelWorker | None = None
-        self._reference: Reference | None = None
+        self._custom = CustomOperators(spawner, workers, rooms, blobs, self._buffer)
         self._loaded: dict[str, Any] = {}
         self._broken: Finding | None = None
 
@@ -132,30 +128,12 @@ class Judge:
 
     def _facts(self, job: dict[str, Any], name: str, cases: list[CaseRow]) -> tuple[Operator, Reference | None]:
         """Return what is known of an operator and, where it is not ATen's, what answers for it."""
-        described = job["kernel"].get("reference")
-        if described is None:
-            facts = table().get(name)
-            if facts is None:
-                raise ValueError(f"the job names an unknown operator {name!r}")
-            return facts, None
-        if self._reference is None or self._reference.described != described:
-            if self._reference is not None:
-                self._reference.close()
-            self._reference = Reference(self._spawner, self._config, self._rooms, described)
-        custom = custom_operator(name, cases)
-        if self._reference.draws is None:
-            self._reference.draws = self._draws(custom, cases[:_LOOKED_FOR_DRAWS])
-        return custom.drawing() if self._reference.draws else custom, self._reference
-
-    def _draws(self, op: Operator, cases: list[CaseRow]) -> bool:
-        """Whether a user's reference draws random numbers on some of its first cases."""
-        for case in cases:
-            batch = Batch(op, self._device, self._config.in_bytes, self._blobs, self._buffer, self._reference)
-            with contextlib.suppress(CaseSyntaxError, MemoryError, KeyError, ValueError, RuntimeError):
-                placed = batch.add(case)
-                if placed is not None and replace(placed.call, seed=0).run().drew:
-                    return True
-        return False
+        if (described := job["kernel"].get("reference")) is not None:
+            return self._custom.facts(described, name, cases)
+        facts = table().get(name)
+        if facts is None:
+            raise ValueError(f"the job names an unknown operator {name!r}")
+        return facts, None
 
     def _forbidden(self, job: dict[str, Any]) -> list[str]:
         """Return the operators that the job's kernel may not call."""
@@ -397,17 +375,6 @@ class Judge:
             self._channel.send({"op": op.facts.name, "verdicts": rows})
 
 
-def custom_operator(name: str, cases: list[CaseRow]) -> CustomOperator:
-    """Return what cases show of a user's own operator: how many arguments it takes by position, and which by name."""
-    positional = 0
-    named: dict[str, None] = {}
-    for case in cases:
-        args, kwargs = json.loads(case.tree or tree_of(case.args))
-        positional = max(positional, len(args))
-        named.update(dict.fromkeys(kwargs))
-    return CustomOperator.of(name, positional, named)
-
-
 def _differentiable(judged: _Op, placed: Placed) -> bool:
     """Whether a case is one whose gradients can be looked at: ATen knows in the end whether there are any."""
     op = judged.facts
@@ -424,7 +391,11 @@ def _differentiable(judged: _Op, placed: Placed) -> bool:
 
 def _stale(first: Hearing, replayed: Hearing) -> Finding | None:
     """Return the verdict on a kernel that answers with what was right for the contents that the memory had before."""
-    earlier = replace(replayed, call=first.call, aten=first.aten, notes=[], values=[], measure=False)
+    asked = isinstance(
+        first.call, AskedCall
+    )  # whose inputs all come back: they hold what they were given, which is right
+    call = replace(first.call, own=False) if asked else first.call
+    earlier = replace(replayed, call=call, aten=first.aten, notes=[], values=[], measure=False)
     if not earlier.finding().passed:
         return None
     return Finding(Outcome.CHEATED, "gave the answer to earlier contents of the same memory: a replayed result")

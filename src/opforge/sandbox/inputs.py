@@ -23,11 +23,35 @@ _ALIGN = 64
 _MAX_TESTS = 10_000
 
 
+class Inputs:
+    """The border to a user's file: whatever it raises is said of it."""
+
+    def __init__(self) -> None:
+        self._file: InputFile | None = None
+
+    def tests(self, file: str) -> dict[str, Any]:
+        """Load a file, and say how many tests it has."""
+        try:
+            self._file = InputFile(Path(file))
+            return self._file.tests()
+        except KernelLoadError as error:
+            return {"error": str(error)}
+
+    def make(self, request: dict[str, Any], arena: Any, at: int) -> dict[str, Any]:
+        """Make the inputs of one test, and lay them into the arena."""
+        if self._file is None:
+            raise RuntimeError("no file that makes inputs is loaded")
+        try:
+            return self._file.make(request["phase"], request["test"], arena, at)
+        except BaseException as error:  # noqa: BLE001  # the border: whatever a user's file raises is said of it
+            return {"error": describe_exception(error, self._file.path)}
+
+
 class InputFile:
     """A loaded file; asked for its tests first, then for the inputs of each."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self._tests: dict[str, list[Test]] = {}
         _know_the_other_import()
         _seed(0)
@@ -48,14 +72,14 @@ class InputFile:
     def _listed(self, name: str) -> list[Test]:
         function = getattr(self._module, name, None)
         if function is None:
-            raise KernelLoadError(f"{self._path.name} does not define {name}()")
+            raise KernelLoadError(f"{self.path.name} does not define {name}()")
         if not callable(function):
-            raise KernelLoadError(f"{name} in {self._path.name} is {type(function).__name__}, not a function")
+            raise KernelLoadError(f"{name} in {self.path.name} is {type(function).__name__}, not a function")
         _seed(0)
         try:
             tests = function()
         except BaseException as error:  # noqa: BLE001  # the border: whatever a user's file raises is said of it
-            raise KernelLoadError(f"{name}() raised {describe_exception(error, self._path)}") from None
+            raise KernelLoadError(f"{name}() raised {describe_exception(error, self.path)}") from None
         if not isinstance(tests, list | tuple):
             raise KernelLoadError(f"{name}() returned {type(tests).__name__}, expected a list of Test(...)")
         if strange := [type(t).__name__ for t in tests if not isinstance(t, Test)]:

@@ -20,7 +20,7 @@ from opforge.cases.encoding import SHORT_DTYPES, decode
 from opforge.cases.materialise import flat_bytes, flat_storage, owned_copy, tensor_over
 from opforge.sandbox import reach
 from opforge.sandbox.confinement import room_from
-from opforge.sandbox.inputs import InputFile
+from opforge.sandbox.inputs import Inputs
 from opforge.sandbox.loader import (
     KernelLoadError,
     LoadedKernel,
@@ -79,7 +79,7 @@ class Worker:
         self._kernel: LoadedKernel | None = None
         self._path: Path | None = None
         self._track: Track | None = None
-        self._inputs: InputFile | None = None
+        self._inputs = Inputs()
         self._watch = watch
         self._pid = getpid()
         self._traps = Traps(device.type)
@@ -108,9 +108,9 @@ class Worker:
                 case "show":
                     reply = self._show(request)
                 case "tests":
-                    reply = self._tests(request)
+                    reply = self._with_tried(self._inputs.tests(request["file"]))
                 case "make":
-                    reply = self._make(request)
+                    reply = self._with_tried(self._inputs.make(request, self._arena, self._out_at))
                 case unknown:
                     raise ValueError(f"unknown request {unknown!r}")
             self._stay_one()
@@ -370,27 +370,6 @@ class Worker:
             reply["inputs"] = [self._tensor(t, inputs).get("T") for t in inputs]
         bypass = self._bypass(inputs)
         return {"result": self._with_tried({**reply, **bypass}), **self._tampering()}
-
-    def _tests(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Load a file that makes inputs, and say how many tests it has."""
-        self._path = Path(request["file"])
-        try:
-            self._inputs = InputFile(self._path)
-            reply: dict[str, Any] = self._inputs.tests()
-        except KernelLoadError as error:
-            reply = {"error": str(error)}
-        return self._with_tried(reply)
-
-    def _make(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Make the inputs of one test, and lay them where results lie otherwise."""
-        if self._inputs is None:
-            raise RuntimeError("no file that makes inputs is loaded")
-        try:
-            reply = self._inputs.make(request["phase"], request["test"], self._arena, self._out_at)
-        except BaseException as error:  # noqa: BLE001  # the border: whatever a user's file raises is said of it
-            self._stay_one()
-            reply = {"error": describe_exception(error, self._path)}
-        return self._with_tried(reply)
 
     def _present_track(self) -> Track:
         if self._track is None:
