@@ -143,3 +143,51 @@ def opforge(
         env={**os.environ, **environment},
         check=False,
     )
+
+
+@pytest.fixture
+def custom_root(tmp_path: Path) -> Callable[[dict[str, dict[str, str]]], Path]:
+    """Return a function that writes a folder of custom operators from sources by operator and file."""
+
+    def write(sources: dict[str, dict[str, str]]) -> Path:
+        root = tmp_path / "custom"
+        for op, files in sources.items():
+            (root / op).mkdir(parents=True, exist_ok=True)
+            for name, source in files.items():
+                (root / op / name).write_text(textwrap.dedent(source))
+        return root
+
+    return write
+
+
+@pytest.fixture
+def judge_custom(
+    tmp_path: Path, custom_root: Callable[..., Path], shared_server: ForkServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Ended]:
+    """Return a function that judges all implementations of custom operators, in the real sandbox."""
+    lent = _Lent(shared_server)
+    monkeypatch.setattr("opforge.runs.conduct.start_server", lambda _device: lent)
+
+    def judge(sources: dict[str, dict[str, str]], **fields: Any) -> Ended:
+        root = str(custom_root(sources))
+        config = RunConfig("custom_ops", "custom_ops", custom_ops_root=root, **{"timeout_s": 5.0, **fields})
+        return run(config, tmp_path / "run")
+
+    return judge
+
+
+def gen_input(*correctness: str, performance: str = "") -> str:
+    """Return the source of a gen_input.py with these tests."""
+    return (
+        "import torch\nfrom opforge import Test\n"
+        f"def get_correctness_tests():\n    return [{', '.join(correctness)}]\n"
+        f"def get_performance_tests():\n    return [{performance}]\n"
+    )
+
+
+def by_kernel(ended: Ended) -> dict[str, set[tuple[str, str]]]:
+    """Return verdict and reason of every case, by kernel."""
+    found: dict[str, set[tuple[str, str]]] = {}
+    for row in ended.store.rows():
+        found.setdefault(row["kernel"], set()).add((row["verdict"], row["reason"]))
+    return found

@@ -12,10 +12,12 @@ BUILTIN: dict[str, dict[str, str]] = {
     "suites": {
         "smoke": "opforge.suites.smoke:SmokeSuite",
         "opinfo": "opforge.suites.opinfo.suite:OpInfoSuite",
+        "custom_ops": "opforge.suites.custom_ops:CustomOpsSuite",
     },
     "backends": {
         "aten": "opforge.backends.aten:AtenBackend",
         "directory": "opforge.backends.directory:DirectoryBackend",
+        "custom_ops": "opforge.backends.custom_ops:CustomOpsBackend",
     },
 }
 """Our own entries, so that a plain checkout works without being installed; the same lines stand in pyproject.toml."""

@@ -109,10 +109,11 @@ def test_ids_tell_cases_apart():
 
 
 def test_test_makes_its_inputs_anew():
-    test = Test(lambda: torch.ones(2), dim=lambda: 0)
+    test = Test(lambda: torch.ones(2), 3, [1, 2], dim=lambda: 0, dtype=torch.int8)
     assert test.args[0] is not test.args[0]
-    assert test.kwargs == {"dim": 0}
-    with pytest.raises(TypeError, match="not a callable"):
+    assert test.args[1:] == [3, [1, 2]]
+    assert test.kwargs == {"dim": 0, "dtype": torch.int8}
+    with pytest.raises(TypeError, match="neither a callable nor a plain value"):
         Test(torch.ones(2))
 
 

@@ -17,6 +17,7 @@ class BackendOptions:
     ops_directory: Path = Path("generated_kernels")
     implementations: Mapping[str, str] | None = None
     """Which implementation to take for a folder, where it is not the newest."""
+    custom_ops_root: Path = Path("custom_ops")
 
 
 class Backend(Protocol):
@@ -27,5 +28,5 @@ class Backend(Protocol):
     def __init__(self, options: BackendOptions) -> None: ...
 
     def kernels(self, ops: Iterable[str]) -> list[Kernel]:
-        """Return the kernels for the operators of a suite; each operator is served by at most one of them."""
+        """Return the kernels for the operators of a suite; several for one operator are compared with each other."""
         ...

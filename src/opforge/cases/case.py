@@ -38,6 +38,8 @@ class Case:
     """The arguments as a JSON tree, where a suite has stored it so that the text need not be parsed again."""
     blob: str = ""
     """Which of the suite's blobs holds its stored tensors."""
+    lost: str = ""
+    """Why it has no inputs and cannot be run; it keeps its place, and every kernel that it is for gets that as its verdict."""
 
     @classmethod
     def make(cls, op: str, args: str, *, contents: str = "", **fields: Any) -> Case:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
+
+_PLAIN = (bool, int, float, complex, str, list, tuple, type(None))
+_PLAIN_OF_TORCH = frozenset({"dtype", "device", "layout", "memory_format"})
 
 
 class Test:
-    """A call: every argument is a zero-argument callable that makes the input anew each time it is asked."""
+    """A call: every argument is a zero-argument callable that makes the input anew each time it is asked, or a plain value."""
 
     __test__ = False  # not a test of pytest's
 
-    def __init__(self, *args: Callable[[], Any], **kwargs: Callable[[], Any]) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         for name, maker in [*enumerate(args), *kwargs.items()]:
-            if not callable(maker):
+            if not (callable(maker) or _is_plain(maker)):
                 raise TypeError(
-                    f"Test argument {name!r} is {type(maker).__name__}, not a callable: "
+                    f"Test argument {name!r} is {type(maker).__name__}, neither a callable nor a plain value: "
                     "write a function that makes the input, for example `lambda: torch.randn(3)`"
                 )
         self._args = args
@@ -23,11 +25,21 @@ class Test:
 
     @property
     def args(self) -> list[Any]:
-        return [maker() for maker in self._args]
+        return [_made(maker) for maker in self._args]
 
     @property
     def kwargs(self) -> dict[str, Any]:
-        return {name: maker() for name, maker in self._kwargs.items()}
+        return {name: _made(maker) for name, maker in self._kwargs.items()}
 
     def __repr__(self) -> str:
         return f"Test({len(self._args)} positional, {sorted(self._kwargs)} by name)"
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value may be given as it is: nothing that a call could change, as it could a tensor."""
+    kind = type(value)
+    return isinstance(value, _PLAIN) or (kind.__module__ == "torch" and kind.__name__ in _PLAIN_OF_TORCH)
+
+
+def _made(maker: Any) -> Any:
+    return maker if _is_plain(maker) else maker()

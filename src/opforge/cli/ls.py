@@ -11,6 +11,7 @@ import typer
 
 from opforge import registry
 from opforge.cases.values import dtype_from_user
+from opforge.cli import custom
 from opforge.cli.progress import ProgressLine
 from opforge.errors import UnknownNameError
 from opforge.suites.base import DEFAULT_DTYPES, LoadedSuite, SuiteOptions
@@ -24,11 +25,19 @@ def register(app: typer.Typer) -> None:
 
 def ls(
     kind: Annotated[str, typer.Argument(help="suites, backends, ops or kernels.")],
-    suite: Annotated[str, typer.Option(help="With `ops`: the operators of a suite, and how far it reaches.")] = "",
+    suite: Annotated[
+        str,
+        typer.Option(
+            help="With `ops`: the operators of a suite, and how far it reaches; `custom_ops` has kernels too."
+        ),
+    ] = "",
     ops: Annotated[str, typer.Option(help="With `ops`: only these.")] = "",
     device: Annotated[str, typer.Option(help="With `--suite`: cpu or cuda.")] = "cpu",
     dtypes: Annotated[str, typer.Option(help="With `--suite`: dtypes of the cases.")] = ",".join(DEFAULT_DTYPES),
     ops_directory: Annotated[Path, typer.Option(help="With `kernels`: the folder.")] = Path("generated_kernels"),
+    custom_ops_root: Annotated[
+        Path, typer.Option(help="With `--suite custom_ops`: the folder of your own operators.")
+    ] = Path("custom_ops"),
 ) -> int:
     """List suites, backends, operators or the kernels of a directory."""
     if kind not in _KINDS:
@@ -36,6 +45,8 @@ def ls(
     if kind in ("suites", "backends"):
         for name in registry.names(kind):
             _line(f"{name:14} {(registry.load(kind, name).__doc__ or '').strip().splitlines()[0]}")
+    elif suite == custom.SUITE:
+        custom.ls(kind, custom_ops_root, ops, device)
     elif kind == "kernels":
         _kernels(ops_directory)
     elif suite:

@@ -41,6 +41,9 @@ def run(
     implementation: Annotated[
         list[str] | None, typer.Option(help="FOLDER=NAME: not the newest one. May be repeated.")
     ] = None,
+    custom_ops_root: Annotated[
+        str, typer.Option(help="The folder of your own operators, for suite and backend `custom_ops`.")
+    ] = "custom_ops",
     p: Annotated[float, typer.Option(help="The speedup that counts for perf@p.")] = 1.0,
     workers: Annotated[int, typer.Option(help="How many kernels are judged at once.")] = 2,
     timeout: Annotated[float, typer.Option(help="Seconds that one case may take.")] = 60.0,
@@ -74,6 +77,7 @@ def run(
             dtypes=tuple(dict.fromkeys(dtype_from_user(d) for d in dtypes.split(",") if d.strip())),
             ops_directory=ops_directory,
             implementations=_implementations(implementation or []),
+            custom_ops_root=custom_ops_root,
             p=p,
             timeout_s=timeout,
             memory_gib=memory_gib,
@@ -128,7 +132,8 @@ def _operator_rows(summary: object) -> list[dict[str, object]]:
         raise TypeError("expected a summary")
     rows: list[dict[str, object]] = []
     declined = set(summary.declined)
-    for op, tally in sorted(summary.operators.items()):
+    for _, tally in sorted(summary.operators.items()):
+        op = tally.op
         reasons = [{"verdict": v, "reason": r, "count": n} for v, r, n in tally.main_reasons(10)]
         rows.append(
             {

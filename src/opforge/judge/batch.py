@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,17 +16,17 @@ from opforge.cases.encoding import tree_of
 from opforge.cases.materialise import Bytes, tensor_over, write_storage
 from opforge.cases.twists import SAME_ELEMENTS, TWISTS, Inputs, Twist, changed_contents
 from opforge.cases.values import TensorSpec
+from opforge.judge.asked import AskedCall, Reference
 from opforge.judge.properties import LAYOUT_IS_INPUT, UNDEFINED_CONTENTS, WRITES_UNSAID
 from opforge.judge.reference import Answer, Call, alike, end_without_device, same_dtypes
+from opforge.judge.trees import INPUTS_AT, aligned, rows_of, storage_bytes, with_rows
+from opforge.judge.verdict import FAULT, REFERENCE_FAULT
 from opforge.ops import Form, Operator
-from opforge.sandbox.worker import ALIGN
 
 MAX_CASES = 192
 MAX_BYTES = 16 << 20
 ARGUMENT = "argument:"
 """The beginning of the names of forms in which one argument has another value."""
-INPUTS_AT = ALIGN
-"""The first bytes of the arena are the worker's counter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +72,21 @@ class Batch:
     """The inputs of some cases, in memory that is the judge's own; ``buffer`` is lent from batch to batch."""
 
     def __init__(
-        self, op: Operator, device: torch.device, capacity: int, blobs: Mapping[str, Bytes], buffer: Bytes
+        self,
+        op: Operator,
+        device: torch.device,
+        capacity: int,
+        blobs: Mapping[str, Bytes],
+        buffer: Bytes,
+        reference: Reference | None = None,
     ) -> None:
         self._op = op
         self._device = device
         self._blobs = blobs
         self._capacity = capacity
         self._buffer = buffer
+        self._reference = reference
+        """What answers in the place of ATen, for an operator of the user's own."""
         self.used = INPUTS_AT
         self.placed: list[Placed] = []
         self.defects: dict[str, list[str]] = {}
@@ -89,6 +97,13 @@ class Batch:
         if name in SAME_ELEMENTS:
             return not self._same_in_any_layout(plain) or alike(plain, twisted)
         return name != "empty" or same_dtypes(plain, twisted)
+
+    def _sees_elements(self, first: Placed, tensors: list[torch.Tensor], name: str, answer: Answer) -> bool:
+        """Whether a user's reference answers to expanded inputs as it does to the same elements one after another."""
+        if self._reference is None or name != "expanded" or answer.drew:
+            return True
+        call = self._other(first, [t.contiguous() for t in tensors])
+        return call is None or alike(call.run(), answer)
 
     def at_fault(self, plain: Answer, placed: Placed) -> bool:
         """Whether ATen's answer to a hostile layout comes from memory that nobody has written; noted as its defect."""
@@ -106,14 +121,23 @@ class Batch:
         return not plain.drew and self._op.base not in UNDEFINED_CONTENTS | LAYOUT_IS_INPUT
 
     @property
+    def authority(self) -> str:
+        return self._op.authority
+
+    @property
+    def fault(self) -> str:
+        """Say in a note why something was not judged."""
+        return FAULT if self._reference is None else REFERENCE_FAULT
+
+    @property
     def full(self) -> bool:
         return len(self.placed) >= MAX_CASES or self.used >= MAX_BYTES
 
     def add(self, case: CaseRow) -> Placed | None:
         """Place a case; None when it must wait for the next batch because no room is left."""
         args, kwargs = json.loads(case.tree or tree_of(case.args))
-        rows = list(_rows([args, kwargs]))
-        need = sum(_aligned(row[1]) for row in rows)
+        rows = list(rows_of([args, kwargs]))
+        need = sum(aligned(row[1]) for row in rows)
         if self.used + need > self._capacity:
             raise MemoryError(f"its inputs take {need} bytes, more than the {self._capacity} that a worker's arena has")
         if self.used + need > len(self._buffer):
@@ -139,10 +163,10 @@ class Batch:
             return False
         if (answer := self._answer(call)) is None:
             return False
-        if not self._consistent(name, first.answer, answer):
+        if not (self._consistent(name, first.answer, answer) and self._sees_elements(first, tensors, name, answer)):
             self.defects.setdefault(first.case.id, []).append(name)
             return False
-        self.placed.append(Placed(first.case, call, list(_rows([call.args, call.kwargs])), answer, name))
+        self.placed.append(Placed(first.case, call, list(rows_of([call.args, call.kwargs])), answer, name))
         return True
 
     def argument(self, first: Placed, name: str, value: Any) -> bool:
@@ -150,7 +174,7 @@ class Batch:
         call = replace(first.call, **_with_argument(self._op, first.call, name, value))
         if (answer := self._answer(call)) is None:
             return False
-        rows = list(_rows([call.args, call.kwargs]))
+        rows = list(rows_of([call.args, call.kwargs]))
         self.placed.append(Placed(first.case, call, rows, answer, f"{ARGUMENT}{name}"))
         return True
 
@@ -161,7 +185,7 @@ class Batch:
             return False
         if (answer := self._answer(call)) is None:
             return False
-        rows = list(_rows([call.args, call.kwargs]))
+        rows = list(rows_of([call.args, call.kwargs]))
         begin_at = tuple(row[0] for row in first.inputs)
         self.placed.append(Placed(first.case, call, rows, answer, name, begin_at))
         return True
@@ -171,7 +195,8 @@ class Batch:
 
         What would end a GPU's context (an index out of range, a probability above one) the CPU turns down with an error.
         """
-        if self._device.type != "cpu" and replace(call, device=torch.device("cpu")).run().raised is not None:
+        harmless = self._device.type == "cpu" or self._reference is not None
+        if not harmless and replace(call, device=torch.device("cpu")).run().raised is not None:
             return None
         answer = call.run()
         return None if answer.raised is not None else answer
@@ -192,21 +217,25 @@ class Batch:
 
     def _other(self, first: Placed, tensors: list[torch.Tensor]) -> Call | None:
         """Return a call like another one with these tensors in place of its own; None when there is no room for them."""
-        need = sum(_aligned(t.untyped_storage().nbytes()) for t in tensors)
+        need = sum(aligned(t.untyped_storage().nbytes()) for t in tensors)
         if self.used + need > min(len(self._buffer), self._capacity):
             return None
         rows: list[list[Any]] = []
         for row, tensor in zip(first.inputs, tensors, strict=True):
-            contents = _storage(tensor)
+            contents = storage_bytes(tensor)
             at = self.used
             self._buffer[at : at + len(contents)] = contents
             geometry = [list(tensor.shape), list(tensor.stride()), tensor.storage_offset()]
             rows.append([at, len(contents), row[2], *geometry, row[6]])
-            self.used = at + _aligned(len(contents))
-        args, kwargs = _with_rows([first.call.args, first.call.kwargs], iter(rows))
+            self.used = at + aligned(len(contents))
+        args, kwargs = with_rows([first.call.args, first.call.kwargs], iter(rows))
         return self._call(args, kwargs, first.call.seed)
 
     def _call(self, args: Any, kwargs: dict[str, Any], seed: int | None) -> Call:
+        if self._reference is not None:
+            return AskedCall(
+                self._op.name, args, kwargs, self._buffer, self._device, own=True, seed=seed, reference=self._reference
+            )
         own = self._op.mutates or self._op.base in WRITES_UNSAID or self._device.type != "cpu"
         return Call(self._op.name, args, kwargs, self._buffer, self._device, own, seed)
 
@@ -233,7 +262,7 @@ class Batch:
         write_storage(spec, self._buffer[at : at + nbytes], blob, seed)
         row[0] = at
         del row[7:]
-        self.used = at + _aligned(nbytes)
+        self.used = at + aligned(nbytes)
 
 
 def written_tensors(op: Operator, call: Call) -> Iterator[int]:
@@ -242,7 +271,7 @@ def written_tensors(op: Operator, call: Call) -> Iterator[int]:
     names = [*(a.name for a in op.arguments)][: len(call.args)] + list(call.kwargs)
     number = 0
     for name, value in zip(names, [*call.args, *call.kwargs.values()], strict=True):
-        count = sum(1 for _ in _rows(value))
+        count = sum(1 for _ in rows_of(value))
         if name in writes:
             yield from range(number, number + count)
         number += count
@@ -265,37 +294,3 @@ def _with_argument(op: Operator, call: Call, name: str, value: Any) -> dict[str,
     if name not in call.kwargs and position == len(call.args) and not op.arguments[position].kwarg_only:
         return {"args": [*call.args, value], "kwargs": call.kwargs}
     return {"args": call.args, "kwargs": {**call.kwargs, name: value}}
-
-
-def _aligned(nbytes: int) -> int:
-    return nbytes + (-nbytes % ALIGN)
-
-
-def _storage(tensor: torch.Tensor) -> Bytes:
-    nbytes = tensor.untyped_storage().nbytes()
-    contents: Bytes = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage(), 0, (nbytes,), (1,)).numpy()
-    return contents
-
-
-def _with_rows(tree: Any, rows: Iterator[list[Any]]) -> Any:
-    """Return a copy of a JSON tree with other rows for its tensors, in the order in which ``decode`` meets them."""
-    if isinstance(tree, list):
-        return [_with_rows(value, rows) for value in tree]
-    if not isinstance(tree, dict):
-        return tree
-    if "T" in tree and isinstance(tree["T"], list):
-        return {"T": next(rows)}
-    return {name: _with_rows(value, rows) for name, value in tree.items()}
-
-
-def _rows(tree: Any) -> Iterable[list[Any]]:
-    """Return the rows of the tensors in a JSON tree, in the order in which ``decode`` meets them."""
-    if isinstance(tree, list):
-        for value in tree:
-            yield from _rows(value)
-    elif isinstance(tree, dict):
-        if "T" in tree and isinstance(tree["T"], list):
-            yield tree["T"]
-        else:
-            for value in tree.values():
-                yield from _rows(value)

@@ -19,10 +19,20 @@ from opforge.cases.materialise import tensor_over
 from opforge.cases.values import contiguous_strides
 from opforge.judge import bypass, properties
 from opforge.judge.numerics import Comparison, same_bytes
-from opforge.judge.reference import Answer, Call, Exact, Gradients, end_without_device, tensors_of, without_nan
+from opforge.judge.reference import (
+    Answer,
+    Call,
+    Exact,
+    Gradients,
+    ReferenceFaultError,
+    ReferenceRaisedError,
+    declined,
+    end_without_device,
+    tensors_of,
+    without_nan,
+)
 from opforge.judge.verdict import Finding, NotRightError, Outcome
 from opforge.ops import Operator
-from opforge.sandbox.worker import storage_aliases
 
 _GRADIENT_SLACK = 16.0
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
@@ -58,6 +68,10 @@ class Hearing:
     def exact(self) -> Exact:
         return Exact(self.call)
 
+    @property
+    def _by(self) -> str:
+        return self.op.authority
+
     def finding(self) -> Finding:
         """Return the verdict on this case."""
         try:
@@ -83,7 +97,7 @@ class Hearing:
         if called := self.reply.get("bypass"):
             raise NotRightError(Outcome.CHEATED, bypass.reason(self.op, [str(name) for name in called]))
         if self.aten.raised is not None:
-            raise NotRightError(Outcome.ERROR, f"ATen itself raises on this case: {_one_line(self.aten.raised)}")
+            return self._unanswered(self.aten.raised)
         if "raised" in self.reply:
             raise self._raised(*self.reply["raised"])
         if changes := self.reply.get("state"):
@@ -103,15 +117,27 @@ class Hearing:
         _merge(figures, self._results(self.reply["returned"], self.aten.result))
         return figures
 
+    def _unanswered(self, raised: Exception) -> dict[str, float]:
+        """Say that there is nothing to hold the kernel against; where a user's reference raises, raising is right."""
+        if isinstance(raised, ReferenceFaultError):
+            raise NotRightError(Outcome.ERROR, f"the reference {raised}")
+        if not isinstance(raised, ReferenceRaisedError):
+            raise NotRightError(Outcome.ERROR, f"ATen itself raises on this case: {_one_line(raised)}")
+        if "raised" in self.reply:
+            return self._must_raise()
+        raise NotRightError(
+            Outcome.ERROR, f"the reference raised {raised}; there is no answer to hold the kernel's against"
+        )
+
     def _must_raise(self) -> dict[str, float]:
         if self.aten.raised is None:
-            raise NotRightError(Outcome.ERROR, "ATen was expected to raise on this case, and did not")
+            raise NotRightError(Outcome.ERROR, f"{self._by} was expected to raise on this case, and did not")
         if "raised" not in self.reply:
             raise NotRightError(
-                Outcome.CONTRACT, f"ATen raises {_one_line(self.aten.raised)}; the kernel returned a result"
+                Outcome.CONTRACT, f"{self._by} raises {_one_line(self.aten.raised)}; the kernel returned a result"
             )
         kind, text = self.reply["raised"]
-        if kind == "NotImplementedError" and not isinstance(self.aten.raised, NotImplementedError):
+        if kind == "NotImplementedError" and not declined(self.aten.raised):
             raise NotRightError(Outcome.UNSUPPORTED, f"the kernel declines: {text}")
         return {"raised": 1.0}
 
@@ -133,7 +159,7 @@ class Hearing:
         found: list[str] = []
         for what, said, aten in pairs:
             if not isinstance(aten, torch.Tensor):
-                _same_plain(what, said, aten)
+                _same_plain(what, said, aten, self._by)
                 continue
             kernel = self._tensor(what, said, aten)
             self._aliasing(what, said, aten)
@@ -171,11 +197,13 @@ class Hearing:
             )
         row = said["T"]
         if row[2] != SHORT_DTYPES[aten.dtype]:
-            raise NotRightError(Outcome.CONTRACT, f"{what} has dtype {row[2]}, ATen's has {SHORT_DTYPES[aten.dtype]}")
+            raise NotRightError(
+                Outcome.CONTRACT, f"{what} has dtype {row[2]}, {self._by}'s has {SHORT_DTYPES[aten.dtype]}"
+            )
         if row[3] != list(aten.shape):
-            raise NotRightError(Outcome.CONTRACT, f"{what} has shape {row[3]}, ATen's has {list(aten.shape)}")
+            raise NotRightError(Outcome.CONTRACT, f"{what} has shape {row[3]}, {self._by}'s has {list(aten.shape)}")
         if torch.device(row[6]) != aten.device:
-            raise NotRightError(Outcome.CONTRACT, f"{what} is on {row[6]}, ATen's is on {aten.device}")
+            raise NotRightError(Outcome.CONTRACT, f"{what} is on {row[6]}, {self._by}'s is on {aten.device}")
         self._strides(what, row[4], aten)
         return self._contents(row)
 
@@ -185,9 +213,9 @@ class Hearing:
         if flat(aten.shape, aten.stride()) and not flat(aten.shape, strides):
             raise NotRightError(
                 Outcome.CONTRACT,
-                f"{what} has strides {tuple(strides)} and cannot be viewed flat; ATen's {aten.stride()} can",
+                f"{what} has strides {tuple(strides)} and cannot be viewed flat; {self._by}'s {aten.stride()} can",
             )
-        self.notes.append(f"{what} has strides {tuple(strides)}, ATen's has {aten.stride()}")
+        self.notes.append(f"{what} has strides {tuple(strides)}, {self._by}'s has {aten.stride()}")
 
     def _contents(self, row: list[Any]) -> torch.Tensor:
         at, nbytes, dtype, shape, _strides, _offset, _device = row
@@ -210,15 +238,15 @@ class Hearing:
                     Outcome.CONTRACT, f"{what} is not the very tensor that was given as {self._name(expected_same[0])}"
                 )
             raise NotRightError(Outcome.CONTRACT, f"{what} is {self._name(said['same'][0])} itself, not a new tensor")
-        expected = storage_aliases(aten, self.aten.inputs)
+        expected = self.aten.sharing(aten)
         got = said.get("alias", [])
         if got and not expected:
             raise NotRightError(
-                Outcome.CONTRACT, f"{what} shares memory with {self._name(got[0])}; ATen's is new memory"
+                Outcome.CONTRACT, f"{what} shares memory with {self._name(got[0])}; {self._by}'s is new memory"
             )
         if expected and not got and aten.numel():
             raise NotRightError(
-                Outcome.CONTRACT, f"{what} is new memory; ATen's is a view of {self._name(expected[0])}"
+                Outcome.CONTRACT, f"{what} is new memory; {self._by}'s is a view of {self._name(expected[0])}"
             )
 
     def _compare(self, what: str, kernel: torch.Tensor, aten: torch.Tensor, index: int) -> dict[str, float]:
@@ -235,14 +263,14 @@ class Hearing:
             )[undefined]
             figures = self._comparison(what, judged, aten, index).check(measure=self.measure)
             self.notes.append(
-                f"{what}: {int(undefined.sum())} of {aten.numel()} elements are uninitialised in ATen, and not judged"
+                f"{what}: {int(undefined.sum())} of {aten.numel()} elements are uninitialised in {self._by}, and not judged"
             )
             return figures
 
     def _comparison(self, what: str, kernel: torch.Tensor, aten: torch.Tensor, index: int) -> Comparison:
         slack = _GRADIENT_SLACK if isinstance(self.call, Gradients) else 0.0
         undecided = functools.partial(self._undecided, index)
-        return Comparison(kernel, aten, self.exact, index, what, self._reduction(aten), undecided, slack)
+        return Comparison(kernel, aten, self.exact, index, what, self._reduction(aten), undecided, slack, self._by)
 
     def _undecided(self, index: int) -> torch.Tensor | None:
         """Return where a result is NaN though no input is, by infinities alone; None where elements are not combined."""
@@ -274,7 +302,7 @@ class Hearing:
             aten_cpu = aten.detach().cpu().resolve_conj().resolve_neg()
             written = before.shape != aten_cpu.shape or not same_bytes(before, aten_cpu)
             if not written and not same_bytes(kernel, aten_cpu) and not self._is_written(i):
-                raise NotRightError(Outcome.CONTRACT, f"wrote to {self._name(i)}, which ATen left alone")
+                raise NotRightError(Outcome.CONTRACT, f"wrote to {self._name(i)}, which {self._by} left alone")
             if (written or not same_bytes(kernel, aten_cpu)) and not undefined:
                 if written and kernel.shape == before.shape and same_bytes(kernel, before) and kernel.numel():
                     raise NotRightError(
@@ -338,7 +366,7 @@ def _pair(described: Any, result: Any, what: str) -> list[tuple[str, Any, Any]]:
     ]
 
 
-def _same_plain(what: str, said: Any, aten: Any) -> None:
+def _same_plain(what: str, said: Any, aten: Any, by: str) -> None:
     value = complex(*said["complex"]) if isinstance(said, dict) and "complex" in said else said
     if isinstance(aten, torch.dtype):
         value, aten = (said or {}).get("dtype") if isinstance(said, dict) else said, SHORT_DTYPES.get(aten)
@@ -348,7 +376,7 @@ def _same_plain(what: str, said: Any, aten: Any) -> None:
     if isinstance(aten, float | complex) and not same:
         same = abs(value - aten) <= 1e-6 * abs(aten)
     if not same:
-        raise NotRightError(Outcome.WRONG, f"{what} is {value!r}, ATen has {aten!r}")
+        raise NotRightError(Outcome.WRONG, f"{what} is {value!r}, {by} has {aten!r}")
 
 
 def _kind(said: Any) -> str:

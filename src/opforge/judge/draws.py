@@ -110,7 +110,7 @@ class _Drawing:
     def _opening(self) -> bool:
         """Ask for one group, and the first seed once more; return whether all draws are ATen's own."""
         requests = [*self._requests("opening", 0, GROUP), self._requests("opening", 0, 1)[0]]
-        self.worker.begin({"do": "call", "op": self.op.name, "cases": requests})
+        self.worker.begin({"do": "call", "op": self.op.name, "random": True, "cases": requests})
         aten = [self._values(answer) for answer in self._answers("opening", 0, GROUP)]
         again = self._values(next(self._answers("opening", 0, 1)))
         kernel = list(self._read(requests))
@@ -131,7 +131,7 @@ class _Drawing:
     def _keep(self, kept: list[_Kept], start: int, count: int) -> None:
         """Draw so many times from both, and keep what is looked at; ATen draws while the worker does."""
         requests = self._requests("kernel", start, count)
-        self.worker.begin({"do": "call", "op": self.op.name, "cases": requests})
+        self.worker.begin({"do": "call", "op": self.op.name, "random": True, "cases": requests})
         for answer in self._answers("aten", start, count):
             for into, value, at in zip(kept, self._values(answer), self._at, strict=True):
                 into.aten.keep(value, at)
@@ -175,7 +175,7 @@ class _Drawing:
             after = self._tensor(reply["inputs"][index], results)
             if not torch.equal(flat_bytes(after), before):
                 name = list(tensor_names(self.op, self.placed.call))[index]
-                raise NotRightError(Outcome.CONTRACT, f"wrote to `{name}`, which ATen left alone")
+                raise NotRightError(Outcome.CONTRACT, f"wrote to `{name}`, which {self.op.authority} left alone")
 
     def _tensor(self, row: list[Any], results: bytearray) -> torch.Tensor:
         at, nbytes, dtype, shape = row[0] - self.config.in_bytes, row[1], TORCH_DTYPES[row[2]], row[3]
@@ -188,7 +188,7 @@ class _Drawing:
     def _rules(self, kept: list[_Kept]) -> None:
         for name, draws in zip(self._names, kept, strict=True):
             if draws.kernel.nan and not draws.aten.nan:
-                raise NotRightError(Outcome.WRONG, f"{name}: NaN among the draws, where ATen has none")
+                raise NotRightError(Outcome.WRONG, f"{name}: NaN among the draws, where {self.op.authority} has none")
         args, kwargs, _inputs = self.placed.call.build()
         look = support.Look(self.op.bind(args, kwargs), [torch.stack(k.whole) for k in kept])
         if reason := support.broken(self.op, look):
@@ -226,7 +226,7 @@ class _Drawing:
     def _values(self, answer: Answer) -> list[torch.Tensor]:
         """Return what ATen drew: its results, and inputs that it writes besides."""
         if answer.raised is not None:
-            raise NotRightError(Outcome.ERROR, f"ATen itself raises on a second draw: {answer.raised}")
+            raise NotRightError(Outcome.ERROR, f"{self.op.authority} itself raises on a second draw: {answer.raised}")
         found = [*tensors_of(answer.result), *(answer.inputs[i] for i in self._besides)]
         return [t.detach().cpu().resolve_conj().resolve_neg() for t in found]
 

@@ -62,6 +62,8 @@ class Comparison:
     """Says where ATen has NaN because of infinities that it combines, and not because an input is NaN: infinite is right there too."""
     slack: float = 0.0
     """Rounding steps of the largest element that are allowed everywhere: gradients are made of results that were rounded."""
+    by: str = "ATen"
+    """Whose answers it is held against, as verdicts name it."""
 
     def check(self, *, measure: bool = True) -> dict[str, float]:
         """Return the figures of the errors; raises NotRightError when the result is wrong."""
@@ -103,7 +105,7 @@ class Comparison:
         if bad.any():
             bad &= torch.isfinite(k) | ~self._unstable()
         if bad.any():
-            raise self._wrong(bad, "NaN or inf not where ATen has it")
+            raise self._wrong(bad, f"NaN or inf not where {self.by} has it")
         return both
 
     def _nearer_than_aten(self, kernel: torch.Tensor) -> torch.Tensor:
@@ -159,7 +161,7 @@ class Comparison:
                 "aten_error": _largest(aten_error[worst]),
                 "bound": _largest(allowed[worst]),
             }
-            reason = f"error {_largest(error[worst]):.3g}, allowed {_largest(allowed[worst]):.3g} (ATen's own {_largest(aten_error[worst]):.3g})"
+            reason = f"error {_largest(error[worst]):.3g}, allowed {_largest(allowed[worst]):.3g} ({self.by}'s own {_largest(aten_error[worst]):.3g})"
             raise self._wrong(where, reason, **figures)
         return figures
 
@@ -213,7 +215,7 @@ class Comparison:
         count, total = int(where.sum()), where.numel()
         at = where.nonzero()[0].tolist()
         got, expected = self.kernel[tuple(at)].item(), self.aten[tuple(at)].item()
-        text = f"{self.what}: {count} of {total} elements: {reason}; first at {at}: got {got!r}, ATen has {expected!r}"
+        text = f"{self.what}: {count} of {total} elements: {reason}; first at {at}: got {got!r}, {self.by} has {expected!r}"
         return NotRightError(Outcome.WRONG, text, **figures)
 
 

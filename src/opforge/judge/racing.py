@@ -9,11 +9,12 @@ import torch
 
 from opforge.cases.encoding import decode
 from opforge.judge import clocks, light, timing
+from opforge.judge.asked import AskedCall, Reference, load
 from opforge.judge.batch import Batch, Placed
 from opforge.judge.contract import Hearing
 from opforge.judge.peaks import Peaks
 from opforge.judge.properties import WRITES_UNSAID
-from opforge.judge.reference import tensors_of
+from opforge.judge.reference import ReferenceFaultError, tensors_of
 from opforge.judge.replies import results_end
 from opforge.judge.rooms import Rooms
 from opforge.judge.verdict import Finding, NotRightError
@@ -27,16 +28,26 @@ _LAUNCHES = 2.0
 
 @dataclass
 class Racing:
-    """ATen's worker, which lives as long as the judge, and what is known of the device."""
+    """ATen's worker (or a user's reference's), which lives as long as it is raced against, and what is known of the device."""
 
     spawner: Spawner
     config: WorkerConfig
     rooms: Rooms | None
     peaks: Peaks | None
     _baseline: KernelWorker | None = None
+    _runs: dict[str, Any] | None = None
+    """The user's reference that the baseline runs; None for ATen."""
 
     def race(
-        self, op: Operator, worker: KernelWorker, batch: Batch, placed: Placed, finding: Finding, *, required: bool
+        self,
+        op: Operator,
+        worker: KernelWorker,
+        batch: Batch,
+        placed: Placed,
+        finding: Finding,
+        *,
+        required: bool,
+        reference: Reference | None = None,
     ) -> Finding:
         """Return the finding with times, or what was found out while it was timed."""
         device = torch.device(self.config.device)
@@ -52,32 +63,44 @@ class Racing:
                 op, required, placed.case.expect, call, aten, reply, results, self.config.in_bytes, measure=False
             ).finding()
 
+        try:
+            baseline = self._ready_baseline(op, batch, reference)
+        except ReferenceFaultError as error:
+            return replace(finding, notes=(*finding.notes, f"not timed: the reference {error}"))
         race = timing.Race(
             worker,
-            self._ready_baseline(op, batch),
+            baseline,
             {"op": op.name, "case": placed.request()},
             hear,
             device,
             sum(row[1] for row in placed.inputs) + sum(t.nbytes for t in tensors_of(placed.answer.result)),
-            writes=op.mutates or op.base in WRITES_UNSAID,
+            writes=op.mutates or op.base in WRITES_UNSAID or _writes(placed),
             watch=watch.sample,
         )
         try:
             times = race.run()
         except timing.BaselineError as error:
             self._end_baseline()
-            return replace(finding, notes=(*finding.notes, f"not timed: ATen's own process: {error}"))
+            return replace(finding, notes=(*finding.notes, f"not timed: {op.authority}'s own process: {error}"))
         except NotRightError as error:
             return error.finding
         figures = {**finding.figures, **times, **self._light(op, placed, race.footprint, times)}
         figures |= {"clocks": seen} if (seen := watch.figures()) else {}
         return replace(finding, notes=(*finding.notes, *race.notes, *watch.remarks()), figures=figures)
 
-    def _ready_baseline(self, op: Operator, batch: Batch) -> KernelWorker:
-        if self._baseline is None:
+    def _ready_baseline(self, op: Operator, batch: Batch, reference: Reference | None) -> KernelWorker:
+        """Return a worker that runs ATen, or a user's reference; the one of the last race where it runs the same."""
+        described = None if reference is None else reference.described
+        if self._baseline is not None and self._runs != described:
+            self._end_baseline()
+        if self._baseline is None and reference is not None:
+            worker = KernelWorker(self.spawner, self.config, reference.room())
+            self._baseline = load(worker, reference.described, self.config.timeout_s)
+        elif self._baseline is None:
             room = self.rooms.baseline() if self.rooms is not None else None
             self._baseline = KernelWorker(self.spawner, self.config, room)
             self._baseline.ask({"do": "load", "kernel": {"file": None, "primary": op.name, "entries": []}})
+        self._runs = described
         batch.copy_to(self._baseline.bytes)
         return self._baseline
 
@@ -92,9 +115,18 @@ class Racing:
             return {}
         inputs = iter(placed.answer.inputs)
         args, *kwargs = decode([placed.call.args, *placed.call.kwargs.values()], lambda _row: next(inputs))
-        cost = light.cost(op, args, dict(zip(placed.call.kwargs, kwargs, strict=True)), placed.answer.result)
+        shared = placed.answer.shared or {}
+        result = (
+            placed.answer.result if not shared else [t for t in tensors_of(placed.answer.result) if not shared[id(t)]]
+        )
+        cost = light.cost(op, args, dict(zip(placed.call.kwargs, kwargs, strict=True)), result)
         kernel_us, aten_us = times["kernel_us"], times["aten_us"]
         slow_us = kernel_us * times["speedup"] / times["speedup_low"]
         found = light.shares(cost, self.peaks, footprint, kernel_us, aten_us, slow_us=slow_us)
         least = self.peaks.call_us if times["timed"] == "call" else self.peaks.launch_us
         return {**found, "launch_bound": True} if least is not None and aten_us <= _LAUNCHES * least else found
+
+
+def _writes(placed: Placed) -> bool:
+    """Whether a user's reference changes an input of this case."""
+    return isinstance(placed.call, AskedCall) and placed.call.writes(placed.answer)

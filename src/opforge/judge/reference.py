@@ -15,7 +15,8 @@ import torch
 from opforge.cases.encoding import TORCH_DTYPES, decode
 from opforge.cases.materialise import owned_copy, tensor_over, turned
 from opforge.sandbox.loader import aten_function, gradients
-from opforge.sandbox.state import seed_generator
+from opforge.sandbox.state import generator_state, seed_generator
+from opforge.sandbox.worker import storage_aliases
 
 _WIDE = {
     torch.float32: torch.float64,
@@ -25,6 +26,23 @@ _WIDE = {
     torch.complex32: torch.complex128,
     **{d: torch.float64 for d in TORCH_DTYPES.values() if d.is_floating_point and d.itemsize == 1},
 }
+
+
+class ReferenceRaisedError(Exception):
+    """A user's reference raised on a case; the message says what."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+class ReferenceFaultError(Exception):
+    """A user's reference gave no answer, and a kernel cannot be held against it; the message says what it did."""
+
+
+def declined(raised: Exception | None) -> bool:
+    """Whether what was raised says that a case is not implemented."""
+    return isinstance(raised, NotImplementedError) or getattr(raised, "kind", "") == "NotImplementedError"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +81,10 @@ class Call:
         """Call ATen; an exception is part of the answer."""
         args, kwargs, inputs = self.build(change)
         if change is not None:
-            args, kwargs = _widen(args), _widen(kwargs)
+            args, kwargs = widen_dtypes(args), widen_dtypes(kwargs)
         if self.seed is not None:
             seed_generator(self.seed, self.device)
-        before = None if self.seed is None else self._generator()
+        before = None if self.seed is None else generator_state(self.device)
         try:
             with torch.no_grad():
                 result = aten_function(self.op)(*args, **kwargs)
@@ -75,13 +93,11 @@ class Call:
         except Exception as error:  # noqa: BLE001  # ATen raises many types; that it raises is what we ask
             end_without_device(error)
             return Answer(inputs=inputs, raised=error)
-        return Answer(inputs=inputs, result=result, drew=before is not None and before != self._generator())
+        return Answer(inputs=inputs, result=result, drew=before is not None and before != generator_state(self.device))
 
-    def _generator(self) -> bytes:
-        """Return the state of the random number generator that the operator draws from."""
-        cuda = self.device.type == "cuda"
-        state: torch.Tensor = torch.cuda.get_rng_state(self.device) if cuda else torch.get_rng_state()
-        return bytes(state.numpy().tobytes())
+    def rounds_inside(self) -> bool:
+        """Whether the float64 form is one in name only: it rounds to a narrower dtype on the way. ATen's do not."""
+        return False
 
     def gradients(self) -> Gradients:
         """Return the call whose answer is the gradients that flow back through this one."""
@@ -106,7 +122,7 @@ class Gradients(Call):
         """Call ATen forward and backward; an exception is part of the answer."""
         args, kwargs, inputs = self.build(change)
         if change is not None:
-            args, kwargs = _widen(args), _widen(kwargs)
+            args, kwargs = widen_dtypes(args), widen_dtypes(kwargs)
         try:
             return Answer(inputs=[], result=gradients(aten_function(self.op), args, kwargs, inputs))
         except Exception as error:  # noqa: BLE001  # ATen raises many types; that it raises is what we ask
@@ -123,6 +139,12 @@ class Answer:
     raised: Exception | None = None
     drew: bool = False
     """Whether a random operator took numbers from the generator; with dropout at zero, say, it does not."""
+    shared: dict[int, list[int]] | None = None
+    """Of an answer from another process: the inputs with which results, by their id, shared memory there."""
+
+    def sharing(self, result: torch.Tensor) -> list[int]:
+        """Return the numbers of the inputs with which a result shares memory."""
+        return storage_aliases(result, self.inputs) if self.shared is None else self.shared.get(id(result), [])
 
     @property
     def tensors(self) -> list[torch.Tensor] | None:
@@ -163,7 +185,7 @@ class Exact:
     @cached_property
     def tensors(self) -> list[torch.Tensor] | None:
         """Return all result and input tensors of the float64 run in order, or None where the operator has none."""
-        return self.call.run(widen).tensors
+        return None if self.call.rounds_inside() else self.call.run(widen).tensors
 
     def perturbed(self, eps: float, sign: int) -> list[torch.Tensor] | None:
         """Return the float64 answers after each input element moved by about ``eps`` of itself; signs ±n are mirror images."""
@@ -196,6 +218,11 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
     return []
 
 
+def wide_dtype(dtype: torch.dtype) -> torch.dtype | None:
+    """Return the dtype in which one is exact, or None for one that has none."""
+    return _WIDE.get(dtype)
+
+
 def widen(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor in float64 or complex128 with the same geometry; others unchanged."""
     dtype = _WIDE.get(tensor.dtype)
@@ -214,12 +241,12 @@ def without_nan(tensor: torch.Tensor) -> torch.Tensor:
     return wide.nan_to_num(0.0, math.inf, -math.inf)
 
 
-def _widen(tree: Any) -> Any:
+def widen_dtypes(tree: Any) -> Any:
     """Turn dtypes given as arguments into their wide ones."""
     if isinstance(tree, torch.dtype):
         return _WIDE.get(tree, tree)
     if isinstance(tree, list):
-        return [_widen(v) for v in tree]
+        return [widen_dtypes(v) for v in tree]
     if isinstance(tree, dict):
-        return {n: _widen(v) for n, v in tree.items()}
+        return {n: widen_dtypes(v) for n, v in tree.items()}
     return tree

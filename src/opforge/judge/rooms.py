@@ -43,6 +43,10 @@ class Rooms:
             self._baseline = tempfile.mkdtemp(dir=self._root)
         return Room(self._baseline, (), self._run, self._held)
 
+    def reference(self, file: str | None) -> Room:
+        """Return a new room for a process that runs a user's reference, or a user's file that makes inputs."""
+        return Room(tempfile.mkdtemp(dir=self._root), tuple(reach.kernel_reads(file)), self._run, self._held)
+
     def clear(self) -> None:
         """Remove the job's folder."""
         if self._job is not None:

@@ -17,8 +17,10 @@ from opforge.cases.materialise import Bytes
 from opforge.cases.store import open_blob
 from opforge.errors import CaseSyntaxError
 from opforge.judge import bypass, forms
+from opforge.judge.asked import LOAD_LIMIT_S, AskedCall, Reference
 from opforge.judge.batch import MAX_BYTES, Batch, CaseRow, Placed
 from opforge.judge.contract import Hearing
+from opforge.judge.custom import CustomOperators
 from opforge.judge.draws import judge_draws
 from opforge.judge.peaks import Peaks
 from opforge.judge.properties import BY_PACKET
@@ -34,7 +36,6 @@ from opforge.sandbox.wire import Channel
 
 _MAX_DEATHS = 3
 """After so many dead processes on one operator the rest of its cases are not run."""
-_LOAD_LIMIT_S = 120.0
 _LINGER_S = 0.1
 _DERIVED = 3
 """How many cases of an operator are run for their gradients."""
@@ -64,6 +65,8 @@ class _Op:
     cases: int = 1
     """How many cases it has in this job."""
     seen: int = 0
+    reference: Reference | None = None
+    """What answers in ATen's place, for an operator of the user's own."""
     part: list[str] | None = None
     """The operators that it is in truth, where it is a composite one; None before that was looked at."""
     until_rejected: bool = False
@@ -101,6 +104,7 @@ class Judge:
         self._racing = Racing(spawner, workers, rooms, peaks)
         self._buffer: Bytes = np.zeros(MAX_BYTES + (1 << 20), np.uint8)
         self._worker: KernelWorker | None = None
+        self._custom = CustomOperators(spawner, workers, rooms, blobs, self._buffer)
         self._loaded: dict[str, Any] = {}
         self._broken: Finding | None = None
 
@@ -111,17 +115,25 @@ class Judge:
         kernel = {**job["kernel"], "forbidden": self._forbidden(job)}
         try:
             for part in job["ops"]:
-                facts = table().get(part["op"])
-                if facts is None:
-                    raise ValueError(f"the job names an unknown operator {part['op']!r}")
                 cases = [CaseRow.from_wire(row) for row in part["cases"]]
-                op = _Op(facts, part["required"], kernel, len(cases), until_rejected=job.get("until") == "rejected")
+                facts, reference = self._facts(job, part["op"], cases)
+                until = job.get("until") == "rejected"
+                op = _Op(facts, part["required"], kernel, len(cases), reference=reference, until_rejected=until)
                 self._judge(op, cases, job["batch"])
         finally:
             if "mutant" not in job["kernel"]:  # mutants are our own code, and may follow one another in a process
                 self._end_worker()
                 if self._rooms is not None:
                     self._rooms.clear()
+
+    def _facts(self, job: dict[str, Any], name: str, cases: list[CaseRow]) -> tuple[Operator, Reference | None]:
+        """Return what is known of an operator and, where it is not ATen's, what answers for it."""
+        if (described := job["kernel"].get("reference")) is not None:
+            return self._custom.facts(described, name, cases)
+        facts = table().get(name)
+        if facts is None:
+            raise ValueError(f"the job names an unknown operator {name!r}")
+        return facts, None
 
     def _forbidden(self, job: dict[str, Any]) -> list[str]:
         """Return the operators that the job's kernel may not call."""
@@ -147,7 +159,7 @@ class Judge:
                 self._run(op, worker, batch, waiting)
 
     def _fill(self, op: _Op, waiting: deque[CaseRow], batch_size: int) -> tuple[Batch, list[tuple[CaseRow, Finding]]]:
-        batch = Batch(op.facts, self._device, self._config.in_bytes, self._blobs, self._buffer)
+        batch = Batch(op.facts, self._device, self._config.in_bytes, self._blobs, self._buffer, op.reference)
         refused: list[tuple[CaseRow, Finding]] = []
         taken = 0
         while waiting and taken < batch_size and not batch.full:
@@ -186,7 +198,7 @@ class Judge:
 
     def _request(self, op: _Op, batch: Batch) -> dict[str, Any]:
         cases = [p.request() for p in batch.placed]
-        request: dict[str, Any] = {"do": "call", "op": op.facts.name, "cases": cases}
+        request: dict[str, Any] = {"do": "call", "op": op.facts.name, "random": op.facts.random, "cases": cases}
         if op.kernel["forbidden"]:
             first = batch.placed[0].call
             op.part = bypass.only_part(op.facts, first) if op.part is None else op.part
@@ -250,7 +262,7 @@ class Judge:
     def _noted(self, batch: Batch, case: CaseRow, finding: Finding) -> Finding:
         """Add what was not looked at because ATen is at fault there."""
         notes = [
-            f"not judged {forms.words(name)}: ATen's own answer is another one there, {FAULT}"
+            f"not judged {forms.words(name)}: {batch.authority}'s own answer is another one there, {batch.fault}"
             for name in batch.defects.get(case.id, ())
         ]
         if case.id in self._plain:
@@ -277,7 +289,7 @@ class Judge:
             asked = (worker, op.facts, placed, hearing, hearing.reply, self._config, finding)
             finding = self._surviving(judge_draws, *asked) or finding
         if finding.passed and timed:
-            race = functools.partial(self._racing.race, required=op.required)
+            race = functools.partial(self._racing.race, required=op.required, reference=op.reference)
             finding = self._surviving(race, op.facts, worker, batch, placed, finding) or finding
         return finding
 
@@ -303,7 +315,10 @@ class Judge:
         plain = placed.request()
         asked = [plain, plain, {**plain, "linger_s": _LINGER_S}]
         replies = replies_of(
-            worker.ask({"do": "call", "op": op.facts.name, "cases": asked}, cases=len(asked)), len(asked)
+            worker.ask(
+                {"do": "call", "op": op.facts.name, "random": op.facts.random, "cases": asked}, cases=len(asked)
+            ),
+            len(asked),
         )
         if replies is None:
             return _FORGED
@@ -333,7 +348,7 @@ class Judge:
         worker = self._worker or KernelWorker(self._spawner, self._config, room)
         self._worker = None
         try:
-            reply = worker.ask({"do": "load", "kernel": kernel}, timeout_s=max(_LOAD_LIMIT_S, self._config.timeout_s))
+            reply = worker.ask({"do": "load", "kernel": kernel}, timeout_s=max(LOAD_LIMIT_S, self._config.timeout_s))
         except DeathError as death:
             self._broken = Finding(death.outcome, f"while loading: {death}")
             return None
@@ -376,7 +391,11 @@ def _differentiable(judged: _Op, placed: Placed) -> bool:
 
 def _stale(first: Hearing, replayed: Hearing) -> Finding | None:
     """Return the verdict on a kernel that answers with what was right for the contents that the memory had before."""
-    earlier = replace(replayed, call=first.call, aten=first.aten, notes=[], values=[], measure=False)
+    asked = isinstance(
+        first.call, AskedCall
+    )  # whose inputs all come back: they hold what they were given, which is right
+    call = replace(first.call, own=False) if asked else first.call
+    earlier = replace(replayed, call=call, aten=first.aten, notes=[], values=[], measure=False)
     if not earlier.finding().passed:
         return None
     return Finding(Outcome.CHEATED, "gave the answer to earlier contents of the same memory: a replayed result")

@@ -8,6 +8,8 @@ from typing import Any
 
 FAULT = "a defect of PyTorch"
 """In a note: why something was not judged."""
+REFERENCE_FAULT = "a fault of the reference's"
+"""The same, of an operator of the user's own."""
 
 
 class Outcome(enum.StrEnum):

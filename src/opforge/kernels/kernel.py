@@ -15,6 +15,27 @@ class Served:
     """False for overloads beyond the kernel's own family: it may decline them by raising."""
 
 
+NATIVE_SUFFIXES = (".cpp", ".cu")
+"""Of kernels that are compiled before they are loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What a custom operator's kernels are held against: a function of the user's, or the identity."""
+
+    name: str
+    """As reports name it."""
+    file: str | None = None
+    """None for the identity."""
+    entries: tuple[str, ...] = ()
+    digest: str = ""
+
+    def wire(self) -> dict[str, Any]:
+        """Return what a worker needs to load it."""
+        wire = {"name": self.name, "primary": "", "file": self.file, "entries": list(self.entries)}
+        return {**wire, "identity": True} if self.file is None else wire
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """One implementation: operators, name, file, entry point and digest of the source."""
@@ -31,7 +52,17 @@ class Kernel:
     mutant: str = ""
     """For a mutant of ATen, the way in which it is wrong; see `opforge.kernels.mutants`."""
 
+    reference: Reference | None = None
+    """Of a custom operator's kernel, what it is held against; None where that is ATen."""
+
     def wire(self) -> dict[str, Any]:
         """Return what a worker needs to load it."""
-        wire = {"name": self.name, "primary": self.primary, "file": self.file, "entries": list(self.entries)}
+        wire: dict[str, Any] = {
+            "name": self.name,
+            "primary": self.primary,
+            "file": self.file,
+            "entries": list(self.entries),
+        }
+        if self.reference is not None:
+            wire["reference"] = self.reference.wire()
         return {**wire, "mutant": self.mutant} if self.mutant else wire

@@ -52,6 +52,11 @@ class Operator:
         return f"{self.base}.{self.overload}"
 
     @property
+    def authority(self) -> str:
+        """Who says what the operator's answers are, as verdicts name it."""
+        return "ATen"
+
+    @property
     def packet(self) -> str:
         """The base name without the underscore of an in-place operator."""
         return packet_of(self.base, self.form)

@@ -10,12 +10,13 @@ from typing import Any
 
 from opforge.cache import write_atomically
 from opforge.judge.verdict import Outcome
-from opforge.reports import speed
+from opforge.reports import implementations, speed
 from opforge.runs.score import CURVE, OperatorTally, Summary
 from opforge.runs.store import read_manifest, read_rows
 
 SUMMARY, TABLE, FAILED, FULL = "OVERALL_SUMMARY.md", "operator_summary.csv", "failed_tests.json", "full_results.json"
 _SHOWN_REASONS = 3
+_SPEEDUPS = "Speedups over {} with their 95 % intervals; only right kernels have one."
 
 
 def write_all(path: Path, summary: Summary) -> None:
@@ -32,6 +33,7 @@ def write_all(path: Path, summary: Summary) -> None:
 def overall(manifest: dict[str, Any], summary: Summary) -> str:
     """Return the summary as Markdown."""
     config, scores = manifest["config"], summary.scores()
+    without = scores["missing"] + scores["declined"]
     lines = [
         f"# {config['backend']} on {config['suite']}",
         "",
@@ -39,8 +41,8 @@ def overall(manifest: dict[str, Any], summary: Summary) -> str:
         "",
         "| | |",
         "|---|---|",
-        f"| correctness | {scores['correctness']:.4f} over {scores['operators']} operators (without a kernel: {scores['missing'] + scores['declined']}) |",
-        f"| correctness of what the backend implements | {scores['correctness_of_judged']:.4f} over {scores['judged']} operators |",
+        f"| correctness | {scores['correctness']:.4f} over {scores['operators']} {summary.things} (without a kernel: {without}) |",
+        f"| correctness of what the backend implements | {scores['correctness_of_judged']:.4f} over {scores['judged']} {summary.things} |",
         f"| coverage | {scores['coverage']:.4f} |",
         *[f"| {title} | {text} |" for title, text in speed.score_lines(summary)],
         *_curve(summary),
@@ -61,6 +63,7 @@ def overall(manifest: dict[str, Any], summary: Summary) -> str:
             "Overloads beyond a kernel's own family that it raises on: "
             + ", ".join(f"`{op}`" for op in summary.declined),
         ]
+    lines += _comparison(manifest, summary)
     lines += _times(summary)
     lines += _asides(manifest, summary)
     if weak := summary.weak_judged:
@@ -94,13 +97,29 @@ def _alarms(summary: Summary) -> Iterator[str]:
         yield from ("", *[f"- **{who}**: {alarm}: `{case}`" for who, alarm, case in found], "")
 
 
+def _comparison(manifest: dict[str, Any], summary: Summary) -> Iterator[str]:
+    """Yield the table of custom operators' implementations, each beside the others of its operator."""
+    rows = implementations.compared(manifest, summary)
+    if not rows:
+        return
+    yield from ("", "## Implementations compared", "")
+    yield "Speedups with their 95 % intervals: over the reference, and over the fastest right implementation of the operator."
+    yield from ("", "| operator | implementation | passed | verdict | reference | × reference | × fastest |")
+    yield "|---|---|---|---|---|---|---|"
+    for row in rows:
+        t = row.tally
+        verdict = "right" if t.right else verdict_text(t.verdicts)
+        cells = [f"`{t.op}`", f"`{t.kernel}`", f"{t.passed}/{t.total}", verdict, f"`{row.reference}`"]
+        yield f"| {' | '.join([*cells, speed.speed_cell(t), row.fastest_cell])} |"
+
+
 def _times(summary: Summary) -> Iterator[str]:
     """Yield the table of speeds, and what is to be known of the machine that they were measured on."""
     timed = [t for _, t in sorted(summary.operators.items()) if t.times]
     if not timed:
         return
-    yield from ("", "## Times", "", "Speedups over ATen with their 95 % intervals; only right kernels have one.", "")
-    yield "| operator | kernel | timed | × ATen | call × ATen | % of light (ATen) | |"
+    yield from ("", "## Times", "", _SPEEDUPS.format(summary.authority), "")
+    yield f"| operator | kernel | timed | × {summary.against} | call × {summary.against} | % of light ({summary.against}) | |"
     yield "|---|---|---|---|---|---|---|"
     for t in timed:
         cells = [f"`{t.op}`", t.kernel, str(len(t.times)), speed.speed_cell(t), speed.call_cell(t), speed.light_cell(t)]
@@ -121,10 +140,10 @@ def _asides(manifest: dict[str, Any], summary: Summary) -> Iterator[str]:
             if t.calls
         ],
         "Judged by a tolerance of the dtype (no float64 form)": [
-            f"`{t.op}`: {t.tolerated} of {t.total} cases" for t in tallies if t.tolerated
+            f"`{t.unit}`: {t.tolerated} of {t.total} cases" for t in tallies if t.tolerated
         ],
-        "Not judged because PyTorch is at fault": [
-            f"`{t.op}`: {note} ({count}×)" for t in tallies for note, count in sorted(t.defects.items())
+        f"Not judged because {summary.authority if summary.apart else 'PyTorch'} is at fault": [
+            f"`{t.unit}`: {note} ({count}×)" for t in tallies for note, count in sorted(t.defects.items())
         ],
     }
     for title, lines in sections.items():
@@ -167,11 +186,13 @@ def _write_table(path: Path, summary: Summary) -> None:
     with path.open("w", newline="") as handle:
         writer = csv.writer(handle)
         writer.writerow(columns)
-        for op, tally in sorted(summary.operators.items()):
+        for _, tally in sorted(summary.operators.items()):
             speedup = _cell(tally.speedup)
             counts = [str(tally.verdicts[o.value]) for o in Outcome if o is not Outcome.PASSED]
             counts += [_cell(value) for value in speed.operator_fields(tally).values()]
-            writer.writerow([op, tally.kernel, tally.total, tally.passed, f"{tally.pass_rate:.4f}", speedup, *counts])
+            writer.writerow(
+                [tally.op, tally.kernel, tally.total, tally.passed, f"{tally.pass_rate:.4f}", speedup, *counts]
+            )
         for op in summary.missing:
             nothing = [_cell(value) for value in speed.operator_fields(None).values()]
             writer.writerow([op, "", 0, 0, "0.0000", "", *[0] * (len(Outcome) - 1), *nothing])

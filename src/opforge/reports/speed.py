@@ -23,23 +23,23 @@ def share_text(share: Share) -> str:
 def performance_text(summary: Summary) -> str:
     """Say the performance score and perf@p, or that nothing was timed."""
     speed, share = summary.speed, summary.share_at(summary.p)
-    scored = "nothing timed (no performance cases of right kernels)" if speed is None else _times_aten(speed)
+    scored = "nothing timed (no performance cases of right kernels)" if speed is None else _times(summary, speed)
     if speed is None and any(t.times for t in summary.operators.values()):
         scored = "nothing timed that counts"
-    return scored if share is None else f"{scored}, {share_text(share)} of {len(summary.racing)} operators"
+    return scored if share is None else f"{scored}, {share_text(share)} of {len(summary.racing)} {summary.things}"
 
 
 def score_lines(summary: Summary) -> Iterator[tuple[str, str]]:
     """Yield the scores of speed, each with its title; what there is nothing of is left out, but for the first."""
     yield "performance", performance_text(summary)
     if summary.call_speed is not None:
-        yield "call times", _times_aten(summary.call_speed)
+        yield "call times", _times(summary, summary.call_speed)
     if summary.launch_speed is not None:
         operators = [t for t in summary.judged if t.launch_bound]
         cases = sum(len(t.launch_bound) for t in operators)
         yield (
             "launch-bound",
-            f"{_times_aten(summary.launch_speed)} over {cases} cases of {len(operators)} operators, scored apart",
+            f"{_times(summary, summary.launch_speed)} over {cases} cases of {len(operators)} {summary.things}, scored apart",
         )
     if remark := _counts_text(summary):
         yield "timed", remark
@@ -128,5 +128,5 @@ def operator_fields(tally: OperatorTally | None) -> dict[str, Cell]:
     }
 
 
-def _times_aten(ratio: Ratio) -> str:
-    return f"{ratio.value:.3f}× ATen [{ratio.low:.3f}, {ratio.high:.3f}]"
+def _times(summary: Summary, ratio: Ratio) -> str:
+    return f"{ratio.value:.3f}× {summary.against} [{ratio.low:.3f}, {ratio.high:.3f}]"

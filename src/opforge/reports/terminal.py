@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from opforge.judge.verdict import Outcome
-from opforge.reports import speed
+from opforge.reports import implementations, speed
 from opforge.reports.files import verdict_text, weak_text
 from opforge.runs.score import OperatorTally, Summary
 
@@ -37,8 +37,11 @@ def console_for_results() -> Console:
 def show(console: Console, manifest: dict[str, Any], summary: Summary) -> None:
     """Print a run."""
     tallies = sorted(summary.judged, key=lambda t: (t.right, t.op))
-    console.print(_table(manifest, tallies[:_MAX_ROWS]))
-    if len(tallies) > _MAX_ROWS:
+    if summary.apart:
+        console.print(_comparison(manifest, summary))
+    else:
+        console.print(_table(manifest, tallies[:_MAX_ROWS]))
+    if len(tallies) > _MAX_ROWS and not summary.apart:
         hidden = tallies[_MAX_ROWS:]
         console.print(
             f"… and {len(hidden)} more operators, {sum(1 for t in hidden if t.right)} of them right; all are in operator_summary.csv"
@@ -70,6 +73,37 @@ def _show_weak(console: Console, summary: Summary) -> None:
 
 
 def _table(manifest: dict[str, Any], tallies: list[OperatorTally]) -> Table:
+    table = _titled(manifest, "kernel")
+    speeds = {title: cell for title, cell in _SPEED_COLUMNS.items() if any(cell(t) for t in tallies)}
+    for title in speeds:
+        table.add_column(title, justify="right" if title else "left")
+    for tally in tallies:
+        loud = "bold red" if tally.alarms else None
+        table.add_row(*_first_cells(tally), *[escape(cell(tally)) for cell in speeds.values()], style=loud)
+    return table
+
+
+def _comparison(manifest: dict[str, Any], summary: Summary) -> Table:
+    """Return the table of custom operators: all implementations of one together."""
+    rows = implementations.compared(manifest, summary)
+    cells: dict[str, Callable[[implementations.Implementation], str]] = {
+        "× reference": lambda row: speed.speed_cell(row.tally),
+        "× fastest": lambda row: row.fastest_cell,
+        "": lambda row: speed.marks(row.tally),
+        "reference": lambda row: row.reference,
+    }
+    table = _titled(manifest, "implementation")
+    shown = {title: cell for title, cell in cells.items() if any(cell(row) for row in rows)}
+    for title in shown:
+        table.add_column(title, justify="right" if title.startswith("×") else "left")
+    for row in rows:
+        loud = "bold red" if row.tally.alarms else None
+        table.add_row(*_first_cells(row.tally), *[escape(cell(row)) for cell in shown.values()], style=loud)
+    return table
+
+
+def _titled(manifest: dict[str, Any], kernel: str) -> Table:
+    """Return a table with its first columns."""
     config = manifest["config"]
     table = Table(
         title=f"{config['backend']} on {config['suite']} ({config['device']})",
@@ -78,18 +112,15 @@ def _table(manifest: dict[str, Any], tallies: list[OperatorTally]) -> Table:
         pad_edge=False,
     )
     table.add_column("operator", no_wrap=True)
-    table.add_column("kernel", overflow="fold")
+    table.add_column(kernel, overflow="fold")
     table.add_column("passed", justify="right")
     table.add_column("verdict")
-    speeds = {title: cell for title, cell in _SPEED_COLUMNS.items() if any(cell(t) for t in tallies)}
-    for title in speeds:
-        table.add_column(title, justify="right" if title else "left")
-    for tally in tallies:
-        colour = "green" if tally.right else "red"
-        cells = [tally.op, tally.kernel, f"{tally.passed}/{tally.total}", f"[{colour}]{_verdicts(tally)}[/{colour}]"]
-        loud = "bold red" if tally.alarms else None
-        table.add_row(*cells, *[escape(cell(tally)) for cell in speeds.values()], style=loud)
     return table
+
+
+def _first_cells(tally: OperatorTally) -> list[str]:
+    colour = "green" if tally.right else "red"
+    return [tally.op, tally.kernel, f"{tally.passed}/{tally.total}", f"[{colour}]{_verdicts(tally)}[/{colour}]"]
 
 
 def _verdicts(tally: OperatorTally) -> str:
@@ -121,7 +152,7 @@ def _show_reasons(console: Console, wrong: list[OperatorTally]) -> None:
 def _show_scores(console: Console, summary: Summary) -> None:
     scores = summary.scores()
     console.print(
-        f"correctness  {scores['correctness']:.4f} over {scores['operators']} operators; "
+        f"correctness  {scores['correctness']:.4f} over {scores['operators']} {summary.things}; "
         f"{scores['correctness_of_judged']:.4f} over the {scores['judged']} that the backend implements (coverage {scores['coverage']:.4f})",
         soft_wrap=True,
     )

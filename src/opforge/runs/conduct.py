@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import datetime as dt
 import platform
+import shutil
 import sys
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -13,21 +16,25 @@ from typing import Any
 from opforge import registry
 from opforge.backends import Backend
 from opforge.cache import torch_version
+from opforge.cases import Case
 from opforge.errors import RunDirectoryError
 from opforge.judge.peaks import known_peaks
 from opforge.kernels import Kernel
 from opforge.kernels.hints import hints
-from opforge.ops import table
 from opforge.runs.config import RunConfig
 from opforge.runs.execute import LocalExecutor, start_server
-from opforge.runs.plan import Job, Key, Plan, load_suite, make_plan
+from opforge.runs.inputs import maker
+from opforge.runs.plan import Job, Key, Plan, load_suite, make_plan, selected
 from opforge.runs.score import Summary
 from opforge.runs.store import RunStore
 from opforge.sandbox import probe
 from opforge.sandbox.client import ForkServerProcess
-from opforge.suites import Suite
-from opforge.suites.base import Progress, silent
+from opforge.suites import LoadedSuite, Suite
+from opforge.suites.base import Make, Progress, silent
 from opforge.suites.strength import known
+
+INPUTS = "inputs"
+"""The part of a run's folder with cases that were made for this run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +58,20 @@ def run(
 ) -> Ended:
     """Judge a backend on a suite, and keep everything in ``out``; both are the registered ones unless they are given."""
     config = config.checked()
-    table().select(config.ops)  # a misspelt operator is answered before anything is started
     backend = backend or registry.load("backends", config.backend)(config.backend_options)
     suite = suite or registry.load("suites", config.suite)()
+    selected(config, suite)  # a misspelt operator is answered before anything is started
     server = start_server(config.device)
     try:
         if config.device != "cpu":
             probe.check_device(server.spawner, config.device)
-        plan = make_plan(config, backend, load_suite(config, progress, suite))
-        store = RunStore.reopen(out) if resume else RunStore.create(out, _manifest(config, plan, command or sys.argv))
+        with tempfile.TemporaryDirectory(prefix="opforge-inputs-") as temporary:
+            folder = out / INPUTS if resume and (out / INPUTS).is_dir() else Path(temporary)
+            loaded = load_suite(config, progress, suite, make=_maker(config, server, out), folder=folder)
+            plan = make_plan(config, backend, loaded)
+            manifest = _manifest(config, plan, command or sys.argv)
+            store = RunStore.reopen(out) if resume else RunStore.create(out, manifest)
+            plan = replace(plan, suite=_kept(loaded, folder, out / INPUTS))
         try:
             confinement = probe.confinement(server.spawner) if config.confine else probe.off()
             store.update_manifest(confinement=confinement, peaks=_peaks(config, plan, server, progress))
@@ -70,13 +82,46 @@ def run(
         server.close()
 
 
+def load_cases(config: RunConfig, suite: Suite, progress: Progress = silent) -> LoadedSuite:
+    """Return the cases of a suite that makes them in the sandbox, to be looked at and not to be run."""
+    server = start_server(config.device)
+    try:
+        with tempfile.TemporaryDirectory(prefix="opforge-inputs-") as folder:
+            make = _maker(config, server, Path(folder))
+            return load_suite(config, progress, suite, make=make, folder=Path(folder))
+    finally:
+        server.close()
+
+
+def _maker(config: RunConfig, server: ForkServerProcess, out: Path) -> Make:
+    """Return what makes inputs in the sandbox; what confinement holds is found out when it is asked for."""
+
+    def make(files: Mapping[str, Path], blob: Path, name: str, progress: Progress) -> dict[str, list[Case]]:
+        confine = None
+        if config.confine:
+            confine = {"run": str(out.resolve()), "held": not probe.confinement(server.spawner)["missing"]}
+        return maker(config, server, confine)(files, blob, name, progress)
+
+    return make
+
+
+def _kept(loaded: LoadedSuite, made: Path, kept: Path) -> LoadedSuite:
+    """Return a suite whose blobs, as far as they were made for this run, lie in the run's folder."""
+    if made == kept or not any(made.iterdir()):
+        return loaded
+    shutil.copytree(made, kept)
+    blobs = {name: kept / path.name if path.parent == made else path for name, path in loaded.blobs.items()}
+    return replace(loaded, blobs=blobs)
+
+
 def _judge(config: RunConfig, plan: Plan, store: RunStore, server: Any, progress: Progress) -> Ended:
     manifest = store.manifest()
     _same_kernels(manifest, plan)
+    _same_sources(manifest, plan)
     summary = Summary.start(manifest)
     done: set[Key] = set()
     for row in store.rows():
-        done.add((row["op"], row["id"], row["phase"]))
+        done.add((row["kernel"], row["op"], row["id"], row["phase"]))
         summary.add(row)
     jobs = [job for job in (j.without(done) for j in plan.jobs) if job.parts] if done else list(plan.jobs)
     count, total = len(done), plan.count
@@ -125,6 +170,13 @@ def _same_kernels(manifest: dict[str, Any], plan: Plan) -> None:
             )
 
 
+def _same_sources(manifest: dict[str, Any], plan: Plan) -> None:
+    """Refuse to go on with cases or references other than those that the run was begun with."""
+    for file, digest in manifest["plan"].get("sources", {}).items():
+        if plan.suite.sources.get(file) != digest:
+            raise RunDirectoryError(f"{file} has changed since the run was begun; start a new run with --out")
+
+
 def _manifest(config: RunConfig, plan: Plan, command: list[str]) -> dict[str, Any]:
     kernels = [_kernel_row(job) for job in plan.jobs]
     return {
@@ -137,11 +189,12 @@ def _manifest(config: RunConfig, plan: Plan, command: list[str]) -> dict[str, An
         "started": _now(),
         "plan": {
             "cases": plan.count,
-            "operators": len(plan.suite.cases),
+            "operators": plan.units,
             "missing": list(plan.missing),
             "optional": sorted(plan.optional),
             "performance": list(plan.performance),
             "kernels": kernels,
+            "sources": dict(plan.suite.sources),
             "losses": list(plan.suite.losses),
             "remarks": list(plan.remarks),
             "weak": _weak(config, plan),
@@ -166,7 +219,7 @@ def _kernel_row(job: Job) -> dict[str, Any]:
         "digest": kernel.digest,
         "ops": [p.op for p in job.parts],
         "hints": _hints(kernel),
-    }
+    } | ({} if kernel.reference is None else {"reference": kernel.reference.name})
 
 
 def _hints(kernel: Kernel) -> list[str]:

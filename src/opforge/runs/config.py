@@ -24,6 +24,7 @@ class RunConfig:
     dtypes: tuple[str, ...] = DEFAULT_DTYPES
     ops_directory: str = "generated_kernels"
     implementations: dict[str, str] = field(default_factory=dict)
+    custom_ops_root: str = "custom_ops"
     p: float = 1.0
     """The speedup that counts for perf@p."""
     timeout_s: float = 60.0
@@ -47,11 +48,20 @@ class RunConfig:
             raise OpforgeError(f"--workers {self.workers} is out of range; it must be 1 to 256")
         if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
             raise OpforgeError(f"unknown device {self.device!r}; allowed: cpu, cuda, cuda:N")
-        return replace(self, ops_directory=str(Path(self.ops_directory).resolve()))
+        return replace(
+            self,
+            ops_directory=str(Path(self.ops_directory).resolve()),
+            custom_ops_root=str(Path(self.custom_ops_root).resolve()),
+        )
 
     @property
     def backend_options(self) -> BackendOptions:
-        return BackendOptions(Path(self.ops_directory), self.implementations)
+        return BackendOptions(Path(self.ops_directory), self.implementations, Path(self.custom_ops_root))
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Return what a kernel's process may take; there is no limit with a GPU, whose driver maps more than there is."""
+        return int(self.memory_gib * (1 << 30)) if self.device == "cpu" else None
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -20,6 +20,7 @@ from opforge.sandbox.wire import Channel, ChannelClosedError
 ROLES = {
     "worker": "opforge.sandbox.worker:serve",
     "judge": "opforge.judge.session:serve",
+    "inputs": "opforge.judge.inputs:serve",
     "probe": "opforge.sandbox.probe:serve",
     "peaks": "opforge.judge.peaks:serve",
 }
@@ -47,11 +48,14 @@ class _Task:
 
     def start(self) -> None:
         """List what is waiting; not before it is needed, as there may be many tasks with the same cases."""
-        self.waiting = {(p.op, c.id, c.phase): c for p in self.job.parts for c in p.cases}
+        self.waiting = {self.key(p.op, c.id, c.phase): c for p in self.job.parts for c in p.cases}
+
+    def key(self, op: str, case_id: str, phase: str) -> Key:
+        return (self.job.kernel.name, op, case_id, phase)
 
     def rest(self, batch: int, plain: frozenset[str]) -> _Task | None:
         parts = [
-            Part(p.op, p.required, [c for c in p.cases if (p.op, c.id, c.phase) in self.waiting])
+            Part(p.op, p.required, [c for c in p.cases if self.key(p.op, c.id, c.phase) in self.waiting])
             for p in self.job.parts
         ]
         job = replace(self.job, parts=tuple(p for p in parts if p.cases))
@@ -66,6 +70,17 @@ class _Lane:
     channel: Channel
     task: _Task | None = None
     heard: float = 0.0
+
+
+def _heading(job: Job, case: Case) -> dict[str, Any]:
+    """Return the fields with which the line of a verdict begins."""
+    return {"op": case.op, "kernel": job.kernel.name, "case": case.args, "source": case.source}
+
+
+def _without_inputs(job: Job, case: Case) -> dict[str, Any]:
+    """Return the line of a case whose inputs could not be made: it is not the kernel's fault, and it is not right."""
+    finding = Finding(Outcome.ERROR, f"its inputs could not be made: {case.lost}")
+    return {**_heading(job, case), "id": case.id, "phase": case.phase.value, **finding.row()}
 
 
 class LocalExecutor:
@@ -95,6 +110,9 @@ class LocalExecutor:
     def execute(self, plan: Plan, jobs: list[Job]) -> None:
         """Judge all jobs; every case gets its verdict through ``emit``. What is timed comes last, and by itself."""
         self._blobs = {name: str(path) for name, path in plan.suite.blobs.items()}
+        self._emit(
+            [_without_inputs(job, case) for job in jobs for part in job.parts for case in part.cases if case.lost]
+        )
         for phase, lanes in ((Phase.CORRECTNESS, self._config.workers), (Phase.PERFORMANCE, 1)):
             of_phase = (job.of(phase) for job in jobs)
             self._run([_Task(job) for job in of_phase if job.parts], lanes)
@@ -111,11 +129,10 @@ class LocalExecutor:
     def _lane(self) -> _Lane:
         ours, theirs = Channel.pair()
         line = self._spawner.connect()
-        memory = int(self._config.memory_gib * (1 << 30)) if self._config.device == "cpu" else None
         settings = {
             "device": self._config.device,
             "timeout_s": self._config.timeout_s,
-            "memory_bytes": memory,
+            "memory_bytes": self._config.memory_bytes,
             "blobs": self._blobs,
             "confine": self._confine,
             "peaks": self._peaks,
@@ -162,11 +179,9 @@ class LocalExecutor:
             return
         rows = []
         for verdict in verdicts:
-            case = task.waiting.pop((op, verdict["id"], verdict["phase"]), None)
+            case = task.waiting.pop(task.key(op, verdict["id"], verdict["phase"]), None)
             if case is not None:
-                rows.append(
-                    {"op": op, "kernel": task.job.kernel.name, "case": case.args, "source": case.source, **verdict}
-                )
+                rows.append({**_heading(task.job, case), **verdict})
         self._emit(rows)
 
     def _end_hung(self) -> None:
@@ -184,7 +199,7 @@ class LocalExecutor:
         if task is not None and task.waiting:
             plain: frozenset[str] = frozenset()
             if task.batch == 1:
-                op, case_id, phase = next(iter(task.waiting))
+                _kernel, op, case_id, phase = next(iter(task.waiting))
                 if case_id in task.plain:
                     reason = f"ATen itself {how or describe_status(status)} on this case (the judge's process was lost, not the kernel's)"
                     self._record(lane, op, [{"id": case_id, "phase": phase, **Finding(Outcome.ERROR, reason).row()}])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from opforge import registry
@@ -14,10 +15,10 @@ from opforge.kernels import Kernel
 from opforge.ops import table
 from opforge.runs.config import RunConfig
 from opforge.suites import LoadedSuite, Suite, SuiteOptions
-from opforge.suites.base import Progress
+from opforge.suites.base import Make, Progress
 
-Key = tuple[str, str, str]
-"""Operator, case id and phase: within a run each is judged once."""
+Key = tuple[str, str, str, str]
+"""Kernel, operator, case id and phase: within a run each is judged once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +48,16 @@ class Job:
         return sum(len(part.cases) for part in self.parts)
 
     def of(self, phase: Phase) -> Job:
-        """Return the part of the job that is of one phase."""
-        parts = (replace(p, cases=[c for c in p.cases if c.phase is phase]) for p in self.parts)
+        """Return the part of the job that is of one phase and can be run."""
+        parts = (replace(p, cases=[c for c in p.cases if c.phase is phase and not c.lost]) for p in self.parts)
         return replace(self, parts=tuple(p for p in parts if p.cases))
 
     def without(self, done: set[Key]) -> Job:
         """Return what is left of the job when some cases have their verdict."""
-        parts = (Part(p.op, p.required, [c for c in p.cases if (p.op, c.id, c.phase) not in done]) for p in self.parts)
+        parts = (
+            Part(p.op, p.required, [c for c in p.cases if (self.kernel.name, p.op, c.id, c.phase) not in done])
+            for p in self.parts
+        )
         return replace(self, parts=tuple(p for p in parts if p.cases))
 
 
@@ -76,17 +80,49 @@ class Plan:
         return frozenset(p.op for job in self.jobs for p in job.parts if not p.required)
 
     @property
+    def judged_apart(self) -> bool:
+        """Whether each kernel is scored by itself: kernels of custom operators are, for several may serve one operator."""
+        return any(job.kernel.reference is not None for job in self.jobs)
+
+    @property
+    def units(self) -> int:
+        """Return over how many the scores are: operators, or kernels where those are scored apart, with what has no kernel."""
+        return len(self.jobs) + len(self.missing) if self.judged_apart else len(self.suite.cases)
+
+    @property
     def performance(self) -> tuple[str, ...]:
-        """Return the operators that are to be timed, those without a kernel too."""
+        """Return the operators, or kernels, that are to be timed, those without a kernel too."""
         cases = self.suite.cases.items()
-        return tuple(op for op, those in cases if any(c.phase is Phase.PERFORMANCE for c in those))
+        ops = [op for op, those in cases if any(c.phase is Phase.PERFORMANCE for c in those)]
+        if not self.judged_apart:
+            return tuple(ops)
+        timed = [job.kernel.name for job in self.jobs if any(p.op in ops for p in job.parts)]
+        return (*timed, *(op for op in self.missing if op in ops))
 
 
-def load_suite(config: RunConfig, progress: Progress, suite: Suite | None = None) -> LoadedSuite:
+def selected(config: RunConfig, suite: Suite) -> frozenset[str] | None:
+    """Return the full names of the operators that a configuration asks for; None for all. A misspelt one is answered."""
+    if not config.ops:
+        return None
+    named = getattr(suite, "operators", None)  # see NamesItsOperators
+    if named is not None:
+        return frozenset(named(SuiteOptions(custom_ops_root=Path(config.custom_ops_root)), config.ops))
+    return frozenset(op.name for op in table().select(config.ops))
+
+
+def load_suite(
+    config: RunConfig,
+    progress: Progress,
+    suite: Suite | None = None,
+    *,
+    make: Make | None = None,
+    folder: Path | None = None,
+) -> LoadedSuite:
     """Return the suite's cases for a configuration; the suite is the registered one unless one is given."""
-    ops = frozenset(op.name for op in table().select(config.ops)) if config.ops else None
     suite = suite or registry.load("suites", config.suite)()
-    loaded: LoadedSuite = suite.load(SuiteOptions(config.device, config.dtypes, ops), progress)
+    ops = selected(config, suite)
+    options = SuiteOptions(config.device, config.dtypes, ops, Path(config.custom_ops_root), make, folder)
+    loaded: LoadedSuite = suite.load(options, progress)
     if not loaded.cases:
         what = (
             f"suite {config.suite!r} has no cases for {', '.join(config.ops)}"
@@ -103,6 +139,7 @@ def make_plan(config: RunConfig, backend: Backend, suite: LoadedSuite) -> Plan:
     if not kernels:
         raise NothingToJudgeError(
             f"backend {config.backend!r} implements none of the {len(suite.cases)} operators that suite {config.suite!r} selects"
+            + "".join(f"; {remark}" for remark in getattr(backend, "remarks", ()))
         )
     jobs = tuple(Job(k, tuple(_parts(k, suite))) for k in kernels)
     served = {part.op for job in jobs for part in job.parts}
@@ -114,8 +151,10 @@ def _remarks(config: RunConfig, backend: Backend) -> Iterable[str]:
     """Say which folders and kernels of the selection are not judged, and why."""
     for stranger in getattr(backend, "strangers", ()):
         yield f"folder passed over: {stranger}"
-    wanted = {op.name for op in table().select(config.ops)} if config.ops else None
-    for kernel in getattr(backend, "idle", ()):
+    yield from getattr(backend, "remarks", ())
+    idle = getattr(backend, "idle", ())
+    wanted = {op.name for op in table().select(config.ops)} if config.ops and idle else None
+    for kernel in idle:
         if wanted is None or any(s.op in wanted for s in kernel.serves):
             yield f"{kernel.name} is not judged: suite {config.suite!r} has no case for {kernel.primary}"
 

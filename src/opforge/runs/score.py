@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opforge.cases import Phase
-from opforge.judge.verdict import FAULT, Outcome
+from opforge.judge.verdict import FAULT, REFERENCE_FAULT, Outcome
 from opforge.runs.speed import Ratio, Share, Timed, geomean
 
 CURVE = (0.8, 1.0, 1.2, 1.5, 2.0)
@@ -21,10 +21,12 @@ _OF_THE_MACHINE = re.compile(r"\bclock|throttl|\bpower\b|temperature", re.IGNORE
 
 @dataclass
 class OperatorTally:
-    """The verdicts on one operator."""
+    """The verdicts on one operator, or on one of the kernels that serve it where those are scored apart."""
 
     op: str
     kernel: str = ""
+    apart: bool = False
+    """Whether it is of one kernel, and others may serve the same operator."""
     verdicts: Counter[str] = field(default_factory=Counter)
     reasons: Counter[tuple[str, str]] = field(default_factory=Counter)
     """How often each verdict other than passed came with each reason; similar reasons are counted together."""
@@ -39,6 +41,11 @@ class OperatorTally:
     """Cases judged by a tolerance because the operator has no float64 form."""
     defects: Counter[str] = field(default_factory=Counter)
     """What was not judged because PyTorch is at fault, and how often."""
+
+    @property
+    def unit(self) -> str:
+        """What is scored: the operator, or the kernel where those are scored apart."""
+        return self.kernel if self.apart else self.op
 
     @property
     def total(self) -> int:
@@ -131,6 +138,8 @@ class Summary:
     """The operators of the selection that have performance cases; None in manifests of older runs."""
     machine: dict[str, tuple[str, int]] = field(default_factory=dict)
     """What was noted of clocks and power: the first such note of each kind, and in how many cases."""
+    apart: frozenset[str] = frozenset()
+    """Kernels that are scored by themselves: those of custom operators."""
 
     @classmethod
     def start(cls, manifest: Mapping[str, Any]) -> Summary:
@@ -138,7 +147,9 @@ class Summary:
         config, plan = manifest["config"], manifest["plan"]
         weak = plan.get("weak", {}).get("ops", {})
         races = frozenset(plan["performance"]) if "performance" in plan else None
-        return cls({}, tuple(plan["missing"]), frozenset(plan["optional"]), plan["operators"], config["p"], weak, races)
+        apart = frozenset(k["name"] for k in plan.get("kernels", ()) if "reference" in k)
+        served = tuple(plan["missing"]), frozenset(plan["optional"]), plan["operators"]
+        return cls({}, *served, config["p"], weak, races, apart=apart)
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> Summary:
@@ -149,14 +160,16 @@ class Summary:
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Count one verdict."""
-        tally = self.operators.setdefault(row["op"], OperatorTally(row["op"], row["kernel"]))
+        apart = row["kernel"] in self.apart
+        new = OperatorTally(row["op"], row["kernel"], apart)
+        tally = self.operators.setdefault(new.unit, new)
         tally.verdicts[row["verdict"]] += 1
         if row["verdict"] != Outcome.PASSED:
             tally.reasons[row["verdict"], row["reason"]] += 1
         tally.raised += "raised" in row
         tally.tolerated += "rtol" in row
         tally.calls = tally.calls or row.get("calls", {})
-        tally.defects.update(note for note in row.get("notes", ()) if FAULT in note)
+        tally.defects.update(note for note in row.get("notes", ()) if FAULT in note or REFERENCE_FAULT in note)
         timed = Timed.of(row)
         tally.performance_cases += timed is not None or row.get("phase") == Phase.PERFORMANCE
         if timed is not None:
@@ -169,6 +182,21 @@ class Summary:
             kind = re.sub(r"[\d.,]+", "#", note)
             first, count = self.machine.get(kind, (note, 0))
             self.machine[kind] = first, count + 1
+
+    @property
+    def against(self) -> str:
+        """Return what kernels are raced against, as columns and scores name it."""
+        return "reference" if self.apart else "ATen"
+
+    @property
+    def authority(self) -> str:
+        """Return the same as verdicts name it."""
+        return "the reference" if self.apart else "ATen"
+
+    @property
+    def things(self) -> str:
+        """Return what the scores are over."""
+        return "implementations" if self.apart else "operators"
 
     @property
     def judged(self) -> list[OperatorTally]:
@@ -232,7 +260,7 @@ class Summary:
     def racing(self) -> frozenset[str]:
         """Return the operators that perf@p is over: all with performance cases, but those whose cases are all launch-bound."""
         races = self._with_races() if self.planned_races is None else self.planned_races
-        return races - frozenset(t.op for t in self.judged if t.stands_apart)
+        return races - frozenset(t.unit for t in self.judged if t.stands_apart)
 
     def _with_races(self) -> frozenset[str]:
         """Return the operators with performance cases as far as the results tell: of a missing one they do not, so it counts."""
@@ -244,7 +272,7 @@ class Summary:
         racing = self.racing
         if not racing:
             return None
-        speeds = (t.speed for t in self.judged if t.op in racing and not t.alarms)
+        speeds = (t.speed for t in self.judged if t.unit in racing and not t.alarms)
         return Share.of(p, (s for s in speeds if s is not None), len(racing))
 
     @property

@@ -84,6 +84,14 @@ def geomean(ratios: Iterable[Ratio]) -> Ratio | None:
     return Ratio(math.exp(centre), math.exp(centre - below), math.exp(centre + above))
 
 
+def over(one: Ratio, other: Ratio) -> Ratio:
+    """Return one speed over another with its 95 % interval; both are independent measurements against the same baseline."""
+    value = math.log(one.value) - math.log(other.value)
+    below = math.hypot(math.log(one.value / one.low), math.log(other.high / other.value))
+    above = math.hypot(math.log(one.high / one.value), math.log(other.value / other.low))
+    return Ratio(math.exp(value), math.exp(value - below), math.exp(value + above))
+
+
 @dataclass(frozen=True, slots=True)
 class Share:
     """The share of operators that are right and at least ``p`` times as fast as ATen, out of all that were to be raced."""

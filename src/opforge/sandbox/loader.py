@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import _engine_run_backward
 
+from opforge.kernels.kernel import NATIVE_SUFFIXES
 from opforge.ops import Operator, table
 from opforge.sandbox.adapters import adapt
 from opforge.sandbox.mutants import Mutated
@@ -106,6 +107,8 @@ class LoadedKernel:
         self._primary = table().get(description["primary"])
         file = description["file"]
         self._function = None if file is None else watched(_entry(Path(file), description["entries"]))
+        if description.get("identity"):
+            self._function = _identity
         self._mutant: str = description.get("mutant", "")
         self._mutated: dict[str, Mutated] = {}
 
@@ -129,12 +132,17 @@ class LoadedKernel:
         return self._mutated[op]
 
 
+def _identity(given: Any = None, *_others: Any, **_named: Any) -> Any:
+    """Return the first argument: what stands in for a reference where there is none."""
+    return given
+
+
 def operator(op: str) -> Operator | None:
     return table().get(op)
 
 
 def _entry(path: Path, names: list[str]) -> Function:
-    module = _import(path)
+    module = import_file(path)
     for name in names:
         found = getattr(module, name, None)
         if found is not None:
@@ -148,7 +156,10 @@ def _entry(path: Path, names: list[str]) -> Function:
     )
 
 
-def _import(path: Path) -> Any:
+def import_file(path: Path) -> Any:
+    """Return a user's file as a module; raises KernelLoadError with the reason when it cannot be one."""
+    if path.suffix in NATIVE_SUFFIXES:
+        raise KernelLoadError(f"{path.name}: kernels in C++ and CUDA are not built yet")
     try:
         path.read_bytes()
     except OSError as error:

@@ -118,3 +118,9 @@ def seed_generator(seed: int, device: torch.device) -> None:
         torch.default_generator.manual_seed(seed)
     else:
         torch.manual_seed(seed)
+
+
+def generator_state(device: torch.device) -> bytes:
+    """Return the state of the generator that operators on a device draw from."""
+    state: torch.Tensor = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+    return bytes(state.numpy().tobytes())

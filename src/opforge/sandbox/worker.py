@@ -20,6 +20,7 @@ from opforge.cases.encoding import SHORT_DTYPES, decode
 from opforge.cases.materialise import flat_bytes, flat_storage, owned_copy, tensor_over
 from opforge.sandbox import reach
 from opforge.sandbox.confinement import room_from
+from opforge.sandbox.inputs import Inputs
 from opforge.sandbox.loader import (
     KernelLoadError,
     LoadedKernel,
@@ -30,7 +31,7 @@ from opforge.sandbox.loader import (
     operator,
 )
 from opforge.sandbox.mutants import Mutated
-from opforge.sandbox.state import GlobalState, seed_generator
+from opforge.sandbox.state import GlobalState, generator_state, seed_generator
 from opforge.sandbox.tampering import Seals
 from opforge.sandbox.track import Track
 from opforge.sandbox.traps import Traps
@@ -78,6 +79,7 @@ class Worker:
         self._kernel: LoadedKernel | None = None
         self._path: Path | None = None
         self._track: Track | None = None
+        self._inputs = Inputs()
         self._watch = watch
         self._pid = getpid()
         self._traps = Traps(device.type)
@@ -105,6 +107,10 @@ class Worker:
                     reply = self._go()
                 case "show":
                     reply = self._show(request)
+                case "tests":
+                    reply = self._with_tried(self._inputs.tests(request["file"]))
+                case "make":
+                    reply = self._with_tried(self._inputs.make(request, self._arena, self._out_at))
                 case unknown:
                     raise ValueError(f"unknown request {unknown!r}")
             self._stay_one()
@@ -144,7 +150,7 @@ class Worker:
 
     def _call_all(self, request: dict[str, Any]) -> dict[str, Any]:
         op, cases = request["op"], request["cases"]
-        facts = operator(op)
+        random = request["random"] if "random" in request else _is_random(op)
         self._next = self._out_at
         self._held = []
         results = []
@@ -160,10 +166,10 @@ class Worker:
             if isinstance(function, Mutated):
                 result["mutant"] = function.seen
             after = GlobalState.now()
-            if changes := after.changes_since(state, rng=not (facts and facts.random)):
+            if changes := after.changes_since(state, rng=not random):
                 result["state"] = changes
                 state.restore()
-            elif facts is not None and facts.random:
+            elif random:
                 state = after
             results.append(self._with_tried(result))
         self._look_again(results)
@@ -188,6 +194,7 @@ class Worker:
                 self._begin(function, args, kwargs, inputs, case["begin_at"])
             if "seed" in case:
                 seed_generator(case["seed"], self._device)
+            before = generator_state(self._device) if case.get("watch_draws") else None
             with listing or contextlib.nullcontext():
                 result = function(*args, **kwargs)
             early = self._early(result) if "begin_at" in case else []
@@ -196,6 +203,8 @@ class Worker:
                 sleep(case["linger_s"])
             self._wait()
             reply: dict[str, Any] = {"returned": self._describe(result, inputs)}
+            if before is not None and before != generator_state(self._device):
+                reply["drew"] = True
             if busy or any(not torch.equal(flat_bytes(then), flat_bytes(now)) for now, then in early):
                 reply["late"] = True
         except SystemExit as error:
@@ -388,6 +397,11 @@ class Worker:
     def _wait(self) -> None:
         if self._device.type == "cuda":
             synchronize()
+
+
+def _is_random(op: str) -> bool:
+    facts = operator(op)
+    return facts is not None and facts.random
 
 
 def storage_aliases(tensor: torch.Tensor, inputs: list[torch.Tensor]) -> list[int]:

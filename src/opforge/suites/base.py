@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -11,6 +11,9 @@ from opforge.cases import Case
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is."""
+
+Make = Callable[[Mapping[str, Path], Path, str, Progress], dict[str, list[Case]]]
+"""Runs users' files that make inputs, by operator, in the sandbox; the bytes of their tensors go into a blob with a name."""
 
 DEFAULT_DTYPES = ("f32", "bf16", "i64", "b8", "c64")
 
@@ -27,6 +30,10 @@ class SuiteOptions:
     dtypes: tuple[str, ...] = DEFAULT_DTYPES
     ops: frozenset[str] | None = None
     """Full names of the operators wanted; None for all."""
+    custom_ops_root: Path = Path("custom_ops")
+    make: Make | None = None
+    folder: Path | None = None
+    """Where a suite keeps what it makes for one run; what a run that was broken off has made is there already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +46,8 @@ class LoadedSuite:
     """Stored tensors, by the name that a case's id begins with; empty when all contents are seeded."""
     losses: tuple[str, ...] = ()
     """What could not become a case, in words."""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Files of the user's, besides the kernels, on which verdicts rest, with their digests."""
 
     @property
     def count(self) -> int:
@@ -52,4 +61,12 @@ class Suite(Protocol):
 
     def load(self, options: SuiteOptions, progress: Progress = silent) -> LoadedSuite:
         """Return the cases, making them first if that has not been done."""
+        ...
+
+
+class NamesItsOperators(Protocol):
+    """A suite of operators that are not ATen's: it knows itself what the names that a user types mean."""
+
+    def operators(self, options: SuiteOptions, names: Iterable[str]) -> list[str]:
+        """Return the full names of the operators; raises UnknownNameError."""
         ...

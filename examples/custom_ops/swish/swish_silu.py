@@ -1,0 +1,5 @@
+import torch
+
+
+def swish_kernel_impl(x):
+    return torch.nn.functional.silu(x)

@@ -1,0 +1,76 @@
+"""What a judge knows of operators that are not ATen's: what their cases show, and the reference that answers for them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from opforge.cases.encoding import tree_of
+from opforge.cases.materialise import Bytes
+from opforge.errors import CaseSyntaxError
+from opforge.judge.asked import Reference
+from opforge.judge.batch import Batch, CaseRow
+from opforge.judge.reference import ReferenceFaultError
+from opforge.judge.rooms import Rooms
+from opforge.judge.workers import WorkerConfig
+from opforge.ops import CustomOperator
+from opforge.sandbox.client import Spawner
+
+_LOOKED_FOR_DRAWS = 4
+"""On how many cases a reference is watched for random numbers that it draws."""
+
+
+@dataclass
+class CustomOperators:
+    """Holds the process of one reference at a time: jobs of one operator mostly follow each other."""
+
+    spawner: Spawner
+    config: WorkerConfig
+    rooms: Rooms | None
+    blobs: Mapping[str, Bytes]
+    buffer: Bytes
+    _reference: Reference | None = None
+
+    def facts(self, described: dict[str, Any], name: str, cases: list[CaseRow]) -> tuple[CustomOperator, Reference]:
+        """Return what is known of an operator, and the reference that answers for it."""
+        reference = self._of(described)
+        op = shown_by(name, cases)
+        if reference.draws is None:
+            reference.draws = self._draws(op.drawing(), reference, cases[:_LOOKED_FOR_DRAWS])
+        return op.drawing() if reference.draws else op, reference
+
+    def _of(self, described: dict[str, Any]) -> Reference:
+        if self._reference is None or self._reference.described != described:
+            if self._reference is not None:
+                self._reference.close()
+            self._reference = Reference(self.spawner, self.config, self.rooms, described)
+        return self._reference
+
+    def _draws(self, op: CustomOperator, reference: Reference, cases: list[CaseRow]) -> bool:
+        """Whether a reference, watched for it, draws random numbers on some of its first cases."""
+        device = torch.device(self.config.device)
+        for case in cases:
+            batch = Batch(op, device, self.config.in_bytes, self.blobs, self.buffer, reference)
+            with contextlib.suppress(CaseSyntaxError, MemoryError, KeyError, ValueError, RuntimeError):
+                placed = batch.add(case)
+                if placed is None or isinstance(placed.answer.raised, ReferenceFaultError):
+                    return False
+                if placed.answer.drew:
+                    return True
+        return False
+
+
+def shown_by(name: str, cases: list[CaseRow]) -> CustomOperator:
+    """Return what cases show of an operator: how many arguments it takes by position, and which by name."""
+    positional = 0
+    named: dict[str, None] = {}
+    for case in cases:
+        args, kwargs = json.loads(case.tree or tree_of(case.args))
+        positional = max(positional, len(args))
+        named.update(dict.fromkeys(kwargs))
+    return CustomOperator.of(name, positional, named)

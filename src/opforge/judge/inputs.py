@@ -1,0 +1,191 @@
+"""The process that has users' ``gen_input.py`` run in workers, and keeps the inputs that they make as stored cases."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from opforge.cases import Case, Device, Dtype, Layout, MemoryFormat, Phase, TensorSpec, Value
+from opforge.cases.encoding import tree_of
+from opforge.cases.store import BlobWriter
+from opforge.cases.text import format_arguments
+from opforge.cases.values import DTYPES, LAYOUTS, contiguous_strides
+from opforge.errors import CaseSyntaxError
+from opforge.judge.replies import FORGED
+from opforge.judge.rooms import Rooms
+from opforge.judge.workers import DeathError, KernelWorker, WorkerConfig
+from opforge.sandbox.client import Spawner
+from opforge.sandbox.wire import Channel
+
+_MAX_DEATHS = 3
+_FILE = "gen_input.py"
+
+
+def serve(config: dict[str, Any], fds: list[int]) -> None:
+    """Make the cases of one operator after another, until the main process says that it was the last."""
+    channel, spawner = Channel.from_fd(fds[0]), Spawner.from_fd(fds[1])
+    workers = WorkerConfig(config["device"], config["timeout_s"], config["memory_bytes"])
+    rooms = Rooms(spawner, **config["confine"]) if config.get("confine") else None
+    blob = BlobWriter(Path(config["blob"]))
+    while "file" in (request := channel.receive()):
+        made = _Making(spawner, workers, rooms, blob, config["blob_name"], request["op"], request["file"]).cases()
+        channel.send([_row(case) for case in made])
+    blob.close()
+    channel.send({"done": True})
+
+
+class _UnmadeError(Exception):
+    """Why a test, or all of a file, gives no case."""
+
+
+class _Making:
+    """The cases of one operator."""
+
+    def __init__(
+        self,
+        spawner: Spawner,
+        config: WorkerConfig,
+        rooms: Rooms | None,
+        blob: BlobWriter,
+        name: str,
+        op: str,
+        file: str,
+    ) -> None:
+        self._spawner = spawner
+        self._config = config
+        self._rooms = rooms
+        self._blob = blob
+        self._blob_name = name
+        self._op = op
+        self._file = file
+        self._worker: KernelWorker | None = None
+        self._deaths = 0
+
+    def cases(self) -> list[Case]:
+        """Return a case for each test; one that could not be made says why, and so does a file without tests."""
+        try:
+            return list(self._of_tests(self._ask_file()))
+        except _UnmadeError as error:
+            return [self._lost(Phase.CORRECTNESS, _FILE, str(error))]
+        finally:
+            if self._worker is not None:
+                self._worker.close()
+
+    def _ask_file(self) -> dict[str, Any]:
+        """Have the file loaded, and return what it says of its tests."""
+        room = None if self._rooms is None else self._rooms.reference(self._file)
+        self._worker = KernelWorker(self._spawner, self._config, room)
+        try:
+            reply = self._worker.ask({"do": "tests", "file": self._file})
+        except DeathError as death:
+            self._worker = None
+            raise _UnmadeError(f"{_FILE}: {_said(death)}") from None
+        fault = reply.get("tried") or reply.get("error") if isinstance(reply, dict) else FORGED
+        if fault or not isinstance(reply, dict):
+            raise _UnmadeError(str(fault))
+        return reply
+
+    def _of_tests(self, reply: dict[str, Any]) -> Iterator[Case]:
+        counts, errors = reply.get("counts"), reply.get("errors")
+        if not isinstance(counts, dict) or not isinstance(errors, dict):
+            raise _UnmadeError(FORGED)
+        if not errors and not any(counts.values()):
+            raise _UnmadeError(f"{_FILE} gives no tests: both of its lists are empty")
+        for phase in Phase:
+            if phase in errors:
+                yield self._lost(phase, _FILE, str(errors[phase]))
+            for test in range(counts.get(phase, 0)):
+                source = f"{phase} test {test}"
+                try:
+                    yield self._made(phase, test, source)
+                except (_UnmadeError, CaseSyntaxError) as error:
+                    yield self._lost(phase, source, f"{source} of {_FILE}: {error}")
+
+    def _made(self, phase: Phase, test: int, source: str) -> Case:
+        if self._worker is None:
+            if self._deaths >= _MAX_DEATHS:
+                raise _UnmadeError(f"not made: its process was lost {self._deaths} times")
+            self._ask_file()
+        worker = self._worker
+        if worker is None:
+            raise _UnmadeError("its process is gone")
+        try:
+            reply = worker.ask({"do": "make", "phase": phase, "test": test})
+        except DeathError as death:
+            self._worker = None
+            self._deaths += 1
+            raise _UnmadeError(_said(death)) from None
+        if not isinstance(reply, dict) or (fault := reply.get("tried") or reply.get("error")):
+            raise _UnmadeError(FORGED if not isinstance(reply, dict) else str(fault))
+        keeping = _Keeping(worker, self._config, self._blob)
+        try:
+            args = tuple(keeping.value(v) for v in reply["args"])
+            kwargs = {str(name): keeping.value(v) for name, v in reply["kwargs"].items()}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise _UnmadeError(f"{FORGED}: {error}") from None
+        text = format_arguments(args, kwargs)
+        fields = {"phase": phase, "source": source, "blob": self._blob_name, "tree": tree_of(text)}
+        return Case.make(self._op, text, contents=f"{keeping.digest.hexdigest()} {source}", **fields)
+
+    def _lost(self, phase: Phase, source: str, reason: str) -> Case:
+        return Case.make(self._op, f"({source})", contents=reason, phase=phase, source=source, lost=reason)
+
+
+class _Keeping:
+    """Turns a worker's words on the inputs that it made into values, and keeps the bytes of tensors."""
+
+    def __init__(self, worker: KernelWorker, config: WorkerConfig, blob: BlobWriter) -> None:
+        self._worker = worker
+        self._config = config
+        self._blob = blob
+        self.digest = hashlib.blake2b(digest_size=16)
+
+    def value(self, tree: Any) -> Value:
+        """Return the value that a JSON tree says; raises ValueError on one that our own code does not write."""
+        match tree:
+            case list():
+                return [self.value(v) for v in tree]
+            case None | bool() | int() | float() | str():
+                return tree
+            case {"T": row}:
+                return self._tensor(*row)
+            case {"complex": [float(real), float(imaginary)]}:
+                return complex(real, imaginary)
+            case {"dtype": str(short)} if short in DTYPES:
+                return Dtype(short)
+            case {"torch": str(name)}:
+                return Layout(name) if name in LAYOUTS else MemoryFormat(name)
+            case {"device": str(name)}:
+                return Device(name)
+        raise ValueError(f"{str(tree)[:80]} is no argument")
+
+    def _tensor(
+        self, at: int, nbytes: int, dtype: str, shape: list[int], strides: list[int], offset: int, device: str
+    ) -> TensorSpec:
+        sizes = [at, nbytes, offset, *shape, *strides]
+        if not all(type(n) is int and n >= 0 for n in sizes) or dtype not in DTYPES or len(shape) != len(strides):
+            raise ValueError("a tensor's row is not one")
+        if not self._config.in_bytes <= at <= at + nbytes <= self._config.arena_bytes:
+            raise ValueError("a tensor lies outside its place")
+        geometry = tuple(strides) if tuple(strides) != contiguous_strides(tuple(shape)) else None
+        home = None if device.partition(":")[0] == self._config.device.partition(":")[0] else device
+        plain = TensorSpec(tuple(shape), dtype, geometry, offset, home)
+        if plain.storage_nbytes > nbytes:
+            raise ValueError("a tensor reaches beyond its storage")
+        contents = self._worker.bytes[at : at + nbytes].tobytes()
+        digest = hashlib.blake2b(contents, digest_size=16).digest()
+        self.digest.update(digest)
+        place = self._blob.add(contents, digest) if nbytes else None
+        extra = nbytes if place is not None and nbytes != plain.storage_nbytes else None
+        return TensorSpec(plain.shape, plain.dtype, plain.stride, plain.offset, home, place, extra)
+
+
+def _said(death: DeathError) -> str:
+    return str(death).replace("the kernel's process", "its process")
+
+
+def _row(case: Case) -> list[str]:
+    """Return a case as the main process reads it."""
+    return [case.op, case.args, case.phase, case.source, case.id, case.tree, case.blob, case.lost]

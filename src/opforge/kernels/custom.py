@@ -1,0 +1,164 @@
+"""A folder of custom operators: ``{op}/gen_input.py``, ``{op}_reference.py``, and implementations ``{op}_{name}.py``, found by their names."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from opforge.errors import NothingToJudgeError, OpforgeError, UnknownNameError
+from opforge.kernels.kernel import NATIVE_SUFFIXES, Kernel, Reference, Served
+
+GEN_INPUT = "gen_input.py"
+_SUFFIXES = (".py", *NATIVE_SUFFIXES)
+
+
+@dataclass
+class CustomFolder:
+    """One custom operator: its files."""
+
+    path: Path
+    warnings: list[str] = field(default_factory=list)
+    """What is to be known of its reference, once that was asked for."""
+
+    @property
+    def op(self) -> str:
+        return self.path.name
+
+    @property
+    def gen_input(self) -> Path:
+        return self.path / GEN_INPUT
+
+    @cached_property
+    def implementations(self) -> list[Path]:
+        """The files of its implementations, by name."""
+        files = (p for p in self.path.iterdir() if p.suffix in _SUFFIXES and p.is_file())
+        return sorted(p for p in files if _name_of(p, self.op) not in ("", "reference"))
+
+    @property
+    def entry(self) -> str:
+        return f"{self.op}_kernel_impl"
+
+    @cached_property
+    def reference(self) -> Reference:
+        """What its kernels are held against: ``{op}_reference``; else an implementation; else the identity."""
+        own = self.path / f"{self.op}_reference.py"
+        if own.is_file():
+            if _defines(own, f"{self.op}_reference", broken=True):
+                return _reference(own.stem, own, f"{self.op}_reference")
+            self.warnings.append(f"{self.op}: {own.name} does not define {self.op}_reference, and is passed over")
+        for file, name in sorted(self._named(), key=lambda found: found[0].suffix in NATIVE_SUFFIXES):
+            if _defines(file, self.entry, broken=False):
+                self.warnings.append(
+                    f"{self.op} has no reference: {name} is taken for it, and is itself compared with nothing else"
+                )
+                return _reference(name, file, self.entry)
+        self.warnings.append(
+            f"{self.op} has neither a reference nor an implementation that defines {self.entry}: the identity is taken for its reference"
+        )
+        return Reference("the identity")
+
+    @cached_property
+    def kernels(self) -> list[Kernel]:
+        """A kernel for each implementation, named ``{op}__{name}``."""
+        return [
+            Kernel(
+                name, self.op, (Served(self.op),), str(file.resolve()), (self.entry,), digest(file),
+                reference=self.reference,
+            )
+            for file, name in self._named()
+        ]  # fmt: skip
+
+    def _named(self) -> Iterable[tuple[Path, str]]:
+        """Yield the implementations with the names of their kernels; of two that differ in their suffix alone, with that."""
+        stems = [p.stem for p in self.implementations]
+        for file in self.implementations:
+            name = f"{self.op}__{_name_of(file, self.op)}"
+            yield file, name if stems.count(file.stem) == 1 else f"{name}{file.suffix}"
+
+
+@dataclass(frozen=True)
+class CustomOps:
+    """All operators under a root."""
+
+    root: Path
+    folders: dict[str, CustomFolder]
+    strangers: tuple[str, ...]
+    """Folders that hold no operator, in words."""
+
+    def select(self, names: Iterable[str]) -> list[str]:
+        """Return the operators that ``--ops`` means."""
+        for name in names:
+            if name not in self.folders:
+                hint = f"see `opforge ls ops --suite custom_ops --custom-ops-root {self.root}`"
+                raise UnknownNameError("custom operator", name, self.folders, hint)
+        return list(dict.fromkeys(names))
+
+
+def find(root: Path) -> CustomOps:
+    """Return the custom operators under a root; raises an error that says what is expected when there are none."""
+    if not root.is_dir():
+        raise OpforgeError(
+            f"there is no folder {str(root)!r} of custom operators; name it with --custom-ops-root. "
+            f"It holds a folder for each: {{op}}/{GEN_INPUT} and {{op}}/{{op}}_NAME.py"
+        )
+    folders: dict[str, CustomFolder] = {}
+    strangers = []
+    for path in sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith((".", "__"))):
+        folder = CustomFolder(path)
+        if not path.name.isidentifier():
+            strangers.append(f"{path.name} cannot be the name of an operator: functions are to be named after it")
+        elif not folder.gen_input.is_file() and not folder.implementations:
+            strangers.append(f"{path.name} holds neither {GEN_INPUT} nor {path.name}_NAME.py")
+        else:
+            folders[path.name] = folder
+    if not folders:
+        raise NothingToJudgeError(
+            f"no custom operator in {str(root)!r}: expected {{op}}/{GEN_INPUT} and {{op}}/{{op}}_NAME.py"
+            + "".join(f"; {stranger}" for stranger in strangers)
+        )
+    return CustomOps(root, folders, tuple(strangers))
+
+
+def digest(file: Path) -> str:
+    """Return the digest of a source; a file that cannot be read has none, and its load is its verdict."""
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+    except OSError:
+        return "unreadable"
+
+
+def _name_of(file: Path, op: str) -> str:
+    """Return NAME of ``{op}_NAME.py``; nothing for a file that is named otherwise."""
+    return file.stem.removeprefix(f"{op}_") if file.stem.startswith(f"{op}_") else ""
+
+
+def _reference(name: str, file: Path, entry: str) -> Reference:
+    return Reference(name, str(file.resolve()), (entry,), digest(file))
+
+
+def _defines(file: Path, name: str, *, broken: bool) -> bool:
+    """Whether a source defines a name, as far as can be told without running it; ``broken`` of one that cannot be read."""
+    try:
+        source = file.read_text(errors="replace")
+        return file.suffix in NATIVE_SUFFIXES or name in _top_level(ast.parse(source)) or "import *" in source
+    except (OSError, SyntaxError, ValueError):
+        return broken
+
+
+def _top_level(tree: ast.AST) -> set[str]:
+    """Return the names that the statements of a module bind, those inside of functions and classes left out."""
+    names: set[str] = set()
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.alias):
+            names.add(node.asname or node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        else:
+            names |= _top_level(node)
+    return names

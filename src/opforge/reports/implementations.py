@@ -1,0 +1,62 @@
+"""Implementations of one operator side by side: right or wrong, speed against the reference and against the fastest of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from opforge.reports import speed
+from opforge.runs.score import OperatorTally, Summary
+from opforge.runs.speed import Ratio, over
+
+
+@dataclass(frozen=True, slots=True)
+class Implementation:
+    """One row of the comparison."""
+
+    tally: OperatorTally
+    reference: str
+    against_fastest: Ratio | None
+    """Its speed over that of the fastest right implementation; None for that one itself, and where nothing was timed."""
+    fastest: bool
+
+    @property
+    def fastest_cell(self) -> str:
+        if self.fastest:
+            return "fastest"
+        return "" if self.against_fastest is None else speed.ratio_text(self.against_fastest)
+
+
+def compared(manifest: dict[str, Any], summary: Summary) -> list[Implementation]:
+    """Return the implementations of custom operators, those of one operator together, the fastest first, wrong ones last."""
+    references = {k["name"]: k["reference"] for k in manifest["plan"]["kernels"] if "reference" in k}
+    by_op: dict[str, list[OperatorTally]] = {}
+    for tally in summary.judged:
+        if tally.apart:
+            by_op.setdefault(tally.op, []).append(tally)
+    return [row for _, tallies in sorted(by_op.items()) for row in _of_one(tallies, references)]
+
+
+def _of_one(tallies: list[OperatorTally], references: dict[str, str]) -> Iterator[Implementation]:
+    ordered = sorted(tallies, key=lambda t: (not t.right, -_value(t), t.kernel))
+    fastest = ordered[0] if len(ordered) > 1 and _speed(ordered[0]) is not None else None
+    for tally in ordered:
+        yield Implementation(tally, references[tally.kernel], _beside(tally, fastest), tally is fastest)
+
+
+def _beside(tally: OperatorTally, fastest: OperatorTally | None) -> Ratio | None:
+    """Return one's speed over the other's, where both were timed on the same cases."""
+    if fastest is None or tally is fastest or len(tally.times) != len(fastest.times):
+        return None
+    own, best = _speed(tally), _speed(fastest)
+    return None if own is None or best is None else over(own, best)
+
+
+def _speed(tally: OperatorTally) -> Ratio | None:
+    return tally.speed or tally.launch_speed
+
+
+def _value(tally: OperatorTally) -> float:
+    found = _speed(tally)
+    return 0.0 if found is None else found.value

@@ -1,0 +1,53 @@
+"""Have users' files that make inputs run in the sandbox, from a process that itself imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from opforge.cases import Case, Phase
+from opforge.errors import InternalError
+from opforge.runs.config import RunConfig
+from opforge.sandbox.client import ForkServerProcess
+from opforge.sandbox.wire import Channel, ChannelClosedError
+from opforge.suites.base import Make, Progress
+
+
+def maker(config: RunConfig, server: ForkServerProcess, confine: Mapping[str, Any] | None) -> Make:
+    """Return what makes cases of files such as ``gen_input.py``, with the limits that a run's kernels have."""
+
+    def make(files: Mapping[str, Path], blob: Path, name: str, progress: Progress) -> dict[str, list[Case]]:
+        ours, theirs = Channel.pair()
+        line = server.spawner.connect()
+        settings = {
+            "device": config.device,
+            "timeout_s": config.timeout_s,
+            "memory_bytes": config.memory_bytes,
+            "confine": confine,
+            "blob": str(blob),
+            "blob_name": name,
+        }
+        pid = server.spawner.spawn("inputs", settings, [theirs.fileno(), line.fileno()], limits={}, output=False)
+        theirs.close()
+        line.close()
+        made = {}
+        try:
+            for number, (op, file) in enumerate(files.items()):
+                progress(f"inputs of {op}", number, len(files))
+                ours.send({"op": op, "file": str(file.resolve())})
+                made[op] = [_case(*row) for row in ours.receive()]
+            ours.send({"done": True})
+            ours.receive()
+        except ChannelClosedError:
+            raise InternalError("the process that makes inputs was lost; its errors stand above") from None
+        finally:
+            ours.close()
+            server.spawner.stop(pid)
+        return made
+
+    return make
+
+
+def _case(op: str, args: str, phase: str, source: str, id_: str, tree: str, blob: str, lost: str) -> Case:
+    return Case(op, args, phase=Phase(phase), source=source, id=id_, tree=tree, blob=blob, lost=lost)

@@ -1,0 +1,164 @@
+"""A user's ``gen_input.py`` inside a worker: its tests, and the inputs that they make, as data."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from opforge.cases import Phase, Test
+from opforge.cases.encoding import SHORT_DTYPES
+from opforge.cases.materialise import flat_storage
+from opforge.sandbox.loader import KernelLoadError, describe_exception, import_file
+
+FUNCTIONS = {Phase.CORRECTNESS: "get_correctness_tests", Phase.PERFORMANCE: "get_performance_tests"}
+_ALIGN = 64
+_MAX_TESTS = 10_000
+
+
+class Inputs:
+    """The border to a user's file: whatever it raises is said of it."""
+
+    def __init__(self) -> None:
+        self._file: InputFile | None = None
+
+    def tests(self, file: str) -> dict[str, Any]:
+        """Load a file, and say how many tests it has."""
+        try:
+            self._file = InputFile(Path(file))
+            return self._file.tests()
+        except KernelLoadError as error:
+            return {"error": str(error)}
+
+    def make(self, request: dict[str, Any], arena: Any, at: int) -> dict[str, Any]:
+        """Make the inputs of one test, and lay them into the arena."""
+        if self._file is None:
+            raise RuntimeError("no file that makes inputs is loaded")
+        try:
+            return self._file.make(request["phase"], request["test"], arena, at)
+        except BaseException as error:  # noqa: BLE001  # the border: whatever a user's file raises is said of it
+            return {"error": describe_exception(error, self._file.path)}
+
+
+class InputFile:
+    """A loaded file; asked for its tests first, then for the inputs of each."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._tests: dict[str, list[Test]] = {}
+        _know_the_other_import()
+        _seed(0)
+        self._module = import_file(path)
+
+    def tests(self) -> dict[str, Any]:
+        """Return how many tests there are for each phase, or why there are none to be had."""
+        counts: dict[str, int] = {}
+        errors: dict[str, str] = {}
+        for phase, name in FUNCTIONS.items():
+            try:
+                self._tests[phase] = self._listed(name)
+                counts[phase] = len(self._tests[phase])
+            except KernelLoadError as error:
+                errors[phase] = str(error)
+        return {"counts": counts, "errors": errors}
+
+    def _listed(self, name: str) -> list[Test]:
+        function = getattr(self._module, name, None)
+        if function is None:
+            raise KernelLoadError(f"{self.path.name} does not define {name}()")
+        if not callable(function):
+            raise KernelLoadError(f"{name} in {self.path.name} is {type(function).__name__}, not a function")
+        _seed(0)
+        try:
+            tests = function()
+        except BaseException as error:  # noqa: BLE001  # the border: whatever a user's file raises is said of it
+            raise KernelLoadError(f"{name}() raised {describe_exception(error, self.path)}") from None
+        if not isinstance(tests, list | tuple):
+            raise KernelLoadError(f"{name}() returned {type(tests).__name__}, expected a list of Test(...)")
+        if strange := [type(t).__name__ for t in tests if not isinstance(t, Test)]:
+            raise KernelLoadError(f"{name}() returned a list with {strange[0]} in it, expected Test(...)")
+        if len(tests) > _MAX_TESTS:
+            raise KernelLoadError(f"{name}() returned {len(tests)} tests; {_MAX_TESTS} are allowed")
+        return list(tests)
+
+    def make(self, phase: str, index: int, arena: Any, at: int) -> dict[str, Any]:
+        """Return the arguments of a test as a JSON tree; the memory of its tensors is copied into the arena."""
+        _seed(index)
+        test = self._tests[phase][index]
+        place = _Placing(arena, at)
+        return {
+            "args": [_described(value, f"argument {i}", place.row) for i, value in enumerate(test.args)],
+            "kwargs": {name: _described(v, f"argument {name!r}", place.row) for name, v in test.kwargs.items()},
+        }
+
+
+class _Placing:
+    """Lays the memory of tensors side by side."""
+
+    def __init__(self, arena: Any, at: int) -> None:
+        self._arena = arena
+        self._next = at
+
+    def row(self, tensor: torch.Tensor, what: str) -> list[Any]:
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+            raise TypeError(f"{what} is a {type(tensor).__name__}; a case holds plain tensors")
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta or tensor.dtype not in SHORT_DTYPES:
+            raise TypeError(f"{what} is a tensor of layout {tensor.layout} and dtype {tensor.dtype} on {tensor.device}")
+        tensor = tensor.detach().resolve_conj().resolve_neg()
+        flat = flat_storage(tensor)
+        size = tensor.element_size()
+        nbytes = flat.numel() - flat.numel() % size if tensor.numel() else 0
+        at = self._next
+        if at + nbytes > len(self._arena):
+            raise MemoryError(f"{what} takes {nbytes} bytes, more than there is room for")
+        if nbytes:
+            torch.frombuffer(self._arena, dtype=torch.uint8, count=nbytes, offset=at).copy_(flat[:nbytes])
+        self._next = at + nbytes + (-nbytes % _ALIGN)
+        offset = tensor.storage_offset() if tensor.numel() else 0
+        geometry = [list(tensor.shape), list(tensor.stride()), offset]
+        return [at, nbytes, SHORT_DTYPES[tensor.dtype], *geometry, str(tensor.device)]
+
+
+def _described(value: Any, what: str, row: Callable[[torch.Tensor, str], list[Any]]) -> Any:
+    match value:
+        case torch.Tensor():
+            return {"T": row(value, what)}
+        case list() | tuple():
+            return [_described(v, f"{what}[{i}]", row) for i, v in enumerate(value)]
+        case None | bool() | int() | float() | str():
+            return value
+        case complex():
+            return {"complex": [value.real, value.imag]}
+        case torch.dtype() if value in SHORT_DTYPES:
+            return {"dtype": SHORT_DTYPES[value]}
+        case torch.layout() | torch.memory_format():
+            return {"torch": str(value).removeprefix("torch.")}
+        case torch.device():
+            return {"device": str(value)}
+    raise TypeError(
+        f"{what} is a {type(value).__name__}; a case holds tensors, numbers, strings, dtypes and lists of those"
+    )
+
+
+def _seed(number: int) -> None:
+    """Make what is drawn by chance the same in every run, and another in every test."""
+    torch.manual_seed(number)
+    random.seed(number)
+    np.random.seed(number)  # noqa: NPY002  # what users' files draw from
+
+
+def _know_the_other_import() -> None:
+    """Let ``from BackendBench.suite.base import Test`` work where only opforge can be imported."""
+    try:
+        importlib.import_module("BackendBench.suite.base")
+    except ImportError:
+        for name in ("BackendBench", "BackendBench.suite", "BackendBench.suite.base"):
+            sys.modules[name] = types.ModuleType(name)
+        sys.modules["BackendBench.suite.base"].Test = Test  # type: ignore[attr-defined]

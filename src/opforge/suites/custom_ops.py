@@ -1,0 +1,82 @@
+"""Operators that are not in ATen: their cases come from a ``gen_input.py`` beside each operator's implementations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from opforge.cases import Case, Expect, Phase
+from opforge.errors import InternalError
+from opforge.kernels.custom import GEN_INPUT, CustomFolder, CustomOps, digest, find
+from opforge.suites.base import LoadedSuite, Progress, SuiteOptions, silent
+
+CASES, BLOB = "cases.json", "tensors.safetensors"
+
+
+class CustomOpsSuite:
+    """Operators of your own, under --custom-ops-root: each with the cases that its gen_input.py makes."""
+
+    name = "custom_ops"
+
+    def operators(self, options: SuiteOptions, names: Iterable[str]) -> list[str]:
+        """Return the operators that these names mean."""
+        return find(options.custom_ops_root).select(names)
+
+    def load(self, options: SuiteOptions, progress: Progress = silent) -> LoadedSuite:
+        if options.folder is None or options.make is None:
+            raise InternalError("suite 'custom_ops' was given no place to make its cases in")
+        chosen = _chosen(find(options.custom_ops_root), options.ops)
+        cases = _kept(options.folder) or self._made(chosen, options, options.folder, progress)
+        return LoadedSuite(
+            self.name,
+            {op: cases[op] for op in chosen if op in cases},
+            {self.name: options.folder / BLOB},
+            tuple(_losses(cases)),
+            {str(f): digest(f) for folder in chosen.values() for f in _sources(folder)},
+        )
+
+    def _made(
+        self, chosen: dict[str, CustomFolder], options: SuiteOptions, into: Path, progress: Progress
+    ) -> dict[str, list[Case]]:
+        """Have the cases made in the sandbox, and keep them."""
+        files = {op: folder.gen_input for op, folder in chosen.items() if folder.gen_input.is_file()}
+        make = options.make
+        cases = {} if make is None else make(files, into / BLOB, self.name, progress)
+        for op in chosen:
+            if op not in files:
+                reason = f"there is no {GEN_INPUT}; it is to define get_correctness_tests() and get_performance_tests()"
+                cases[op] = [Case.make(op, f"({GEN_INPUT})", source=GEN_INPUT, lost=reason)]
+        (into / CASES).write_text(json.dumps([asdict(case) for those in cases.values() for case in those]))
+        return cases
+
+
+def _chosen(found: CustomOps, ops: frozenset[str] | None) -> dict[str, CustomFolder]:
+    return {op: folder for op, folder in found.folders.items() if ops is None or op in ops}
+
+
+def _kept(folder: Path) -> dict[str, list[Case]]:
+    """Return the cases that a folder holds from a run that was broken off; none where there are none."""
+    if not (folder / CASES).is_file():
+        return {}
+    kept: dict[str, list[Case]] = {}
+    for row in json.loads((folder / CASES).read_text()):
+        case = _case(row)
+        kept.setdefault(case.op, []).append(case)
+    return kept
+
+
+def _case(row: dict[str, Any]) -> Case:
+    return Case(**{**row, "expect": Expect(row["expect"]), "phase": Phase(row["phase"])})
+
+
+def _losses(cases: dict[str, list[Case]]) -> Iterable[str]:
+    return (f"{case.op}: {case.lost}" for those in cases.values() for case in those if case.lost)
+
+
+def _sources(folder: CustomFolder) -> Iterable[Path]:
+    """Yield the files, besides the kernels, on which verdicts rest."""
+    files = [folder.gen_input, folder.reference.file]
+    return (Path(f).resolve() for f in files if f is not None and Path(f).is_file())

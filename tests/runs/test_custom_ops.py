@@ -1,0 +1,99 @@
+"""Several kernels of one operator in one run: each case is judged once for each, resumed, scored and compared."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from opforge.errors import NothingToJudgeError, RunDirectoryError
+from opforge.reports.files import write_all
+from opforge.runs import RunConfig, run
+from opforge.runs.speed import Ratio, over
+from tests.conftest import by_kernel, gen_input
+
+FILES = {
+    "gen_input.py": gen_input("Test(lambda: torch.randn(6))", "Test(lambda: torch.randn(3, 2))", performance="Test(lambda: torch.randn(20000))"),
+    "twice_reference.py": "def twice_reference(x):\n    return 2 * x\n",
+    "twice_add.py": "def twice_kernel_impl(x):\n    return x + x\n",
+    "twice_slow.py": "def twice_kernel_impl(x):\n    for _ in range(40):\n        y = 2 * x\n    return y\n",
+    "twice_wrong.py": "def twice_kernel_impl(x):\n    return 3 * x\n",
+}  # fmt: skip
+
+
+def test_every_kernel_is_judged_on_every_case_and_compared(judge_custom, tmp_path):
+    ended = judge_custom({"twice": FILES})
+    rows = list(ended.store.rows())
+    keys = [(row["kernel"], row["op"], row["id"], row["phase"]) for row in rows]
+    assert len(keys) == len(set(keys)) == ended.manifest["plan"]["cases"] == 9
+    assert {v for v, _ in by_kernel(ended)["twice__wrong"]} == {"wrong"}
+    summary = ended.summary
+    assert (summary.operator_count, len(summary.judged), sum(t.right for t in summary.judged)) == (3, 3, 2)
+    assert summary.correctness == pytest.approx(2 / 3)
+    assert summary.racing == {"twice__add", "twice__slow", "twice__wrong"}
+    write_all(tmp_path / "run", summary)
+    text = (tmp_path / "run" / "OVERALL_SUMMARY.md").read_text()
+    lines = [line for line in text.partition("## Implementations compared")[2].splitlines() if "`twice__" in line][:3]
+    assert ["fastest" in line for line in lines] == [True, False, False]
+    assert "`twice__add`" in lines[0]
+    assert "| right | `twice_reference` |" in lines[1]
+    assert lines[1].count("[") == 2  # against the reference and against the fastest, each with its interval
+    assert "3 wrong" in lines[2]
+    table = (tmp_path / "run" / "operator_summary.csv").read_text().splitlines()
+    assert [line.split(",")[:2] for line in table[1:]] == [["twice", f"twice__{n}"] for n in ("add", "slow", "wrong")]
+
+
+def test_a_broken_off_run_goes_on_with_the_cases_that_it_has(judge_custom, tmp_path):
+    chance = "Test(lambda: torch.frombuffer(bytearray(__import__('os').urandom(24)), dtype=torch.uint8).float())"
+    sources = {"twice": {**FILES, "gen_input.py": gen_input(*[chance] * 3)}}
+    ended = judge_custom(sources)
+    results = tmp_path / "run" / "results.jsonl"
+    lines = results.read_text().splitlines(keepends=True)
+    results.write_text("".join(lines[:4]))
+    again = run(RunConfig.from_json(ended.manifest["config"]), tmp_path / "run", resume=True)
+    rows = list(again.store.rows())
+    assert [json.dumps(r, separators=(",", ":")) + "\n" for r in rows[:4]] == lines[:4]
+    assert len({(row["kernel"], row["id"], row["phase"]) for row in rows}) == len(rows) == 9
+
+
+@pytest.mark.parametrize("file", ["gen_input.py", "twice_reference.py", "twice_add.py"])
+def test_a_run_does_not_go_on_when_what_it_rests_on_has_changed(judge_custom, tmp_path, file):
+    ended = judge_custom({"twice": FILES})
+    source = tmp_path / "custom" / "twice" / file
+    source.write_text(source.read_text() + "\n")
+    with pytest.raises(RunDirectoryError, match="has changed since the run was begun"):
+        run(RunConfig.from_json(ended.manifest["config"]), tmp_path / "run", resume=True)
+
+
+def test_what_stands_in_for_a_reference_is_in_the_report(judge_custom, tmp_path):
+    files = {n: s for n, s in FILES.items() if n in ("gen_input.py", "twice_add.py")}
+    ended = judge_custom({"twice": files, "nothing": {"gen_input.py": FILES["gen_input.py"]}})
+    write_all(tmp_path / "run", ended.summary)
+    text = (tmp_path / "run" / "OVERALL_SUMMARY.md").read_text()
+    assert "twice has no reference: twice__add is taken for it" in text
+    assert "nothing has neither a reference nor an implementation" in text
+    assert "nothing has no implementation nothing_NAME.py: there is nothing to judge" in text
+    assert ended.summary.missing == ("nothing",)
+    assert ended.summary.correctness == 0.5
+    assert ended.summary.exit_code == 0
+
+
+def test_without_an_implementation_there_is_nothing_to_judge(judge_custom):
+    with pytest.raises(
+        NothingToJudgeError, match=r"twice has no implementation twice_NAME\.py: there is nothing to judge"
+    ):
+        judge_custom({"twice": {"gen_input.py": FILES["gen_input.py"]}})
+
+
+def test_the_identity_stands_in_where_no_implementation_defines_the_function(judge_custom):
+    ended = judge_custom({"twice": {"gen_input.py": FILES["gen_input.py"], "twice_a.py": "def a(x):\n    return x\n"}})
+    reasons = by_kernel(ended)["twice__a"]
+    assert reasons == {("error", "cannot be loaded: twice_a.py does not define twice_kernel_impl; it defines a")}
+    assert any("the identity is taken" in remark for remark in ended.manifest["plan"]["remarks"])
+
+
+def test_one_speed_over_another_has_an_interval_made_of_both():
+    ratio = over(Ratio(2.0, 1.8, 2.2), Ratio(4.0, 3.9, 4.2))
+    assert ratio.value == pytest.approx(0.5)
+    assert 2.0 / 4.2 * 0.8 < ratio.low < 0.5 * 1.8 / 2.0
+    assert 0.5 * 2.2 / 2.0 < ratio.high < 2.2 / 3.9
