@@ -1,0 +1,100 @@
+"""The process that loads libraries to see what comes of it: groups of paths as JSON on stdin, a line of JSON for each on stdout.
+
+It imports torch once and forks for each group, so that a library which ends its process ends that of its group alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import tempfile
+import time
+from typing import Any
+
+_LIMIT_S = 60.0
+_MOST_SAID = 4000
+
+
+def main() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is not an answer
+    for group in json.load(sys.stdin):
+        answers.write(json.dumps(tried(group)) + "\n")
+        answers.flush()
+
+
+def tried(paths: list[str]) -> dict[str, Any]:
+    """Load libraries in a forked process, and return what it said, or how it died."""
+    read, write = os.pipe()
+    with tempfile.TemporaryFile() as output:
+        pid = os.fork()
+        if pid == 0:
+            os.close(read)
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+            _load(paths, write)
+        os.close(write)
+        said = _read(read, pid)
+        os.close(read)
+        _pid, status = os.waitpid(pid, 0)
+        if said is not None and said.endswith(b"\n"):
+            row: dict[str, Any] = json.loads(said)
+            return row
+        output.seek(0)
+        return {
+            "died": None if said is None else os.waitstatus_to_exitcode(status),
+            "said": output.read().decode(errors="replace")[-_MOST_SAID:],
+        }
+
+
+def _read(handle: int, pid: int) -> bytes | None:
+    """Return all that a process writes before it ends; None, and the process ended, when it takes too long."""
+    parts = []
+    until = time.monotonic() + _LIMIT_S
+    while select.select([handle], [], [], max(0.0, until - time.monotonic()))[0]:
+        part = os.read(handle, 1 << 16)
+        if not part:
+            return b"".join(parts)
+        parts.append(part)
+    os.kill(pid, signal.SIGKILL)
+    return None
+
+
+def _load(paths: list[str], write: int) -> None:
+    """In the fork: load, answer, and be gone."""
+    import torch
+
+    before = set(torch._C._dispatch_get_all_op_names())  # noqa: SLF001  # torch has no public list of operators
+    try:
+        for path in paths:
+            torch.ops.load_library(path)
+        added = sorted(set(torch._C._dispatch_get_all_op_names()) - before)  # noqa: SLF001
+        row: dict[str, Any] = {"operators": {name: _schema(name) for name in added}}
+    except BaseException as error:  # noqa: BLE001  # the border: whatever loading raises is the answer
+        row = {"error": str(error)}
+    data = (json.dumps(row) + "\n").encode()
+    while data:
+        data = data[os.write(write, data) :]
+    os._exit(0)
+
+
+def _schema(name: str) -> str:
+    import torch
+
+    base, _, overload = name.partition(".")
+    try:
+        return str(torch._C._get_schema(base, overload))  # noqa: SLF001  # torch has no public name for it
+    except RuntimeError:
+        return ""
+
+
+if __name__ == "__main__":
+    main()
