@@ -30,8 +30,13 @@ class Kernel:
     digest: str = ""
     mutant: str = ""
     """For a mutant of ATen, the way in which it is wrong; see `opforge.kernels.mutants`."""
+    library: str = ""
+    """For C++ and CUDA sources, the shared library that was built of the file."""
+    broken: str = ""
+    """Why there is no kernel to be run, such as a source that does not compile: the reason of all its verdicts."""
 
     def wire(self) -> dict[str, Any]:
         """Return what a worker needs to load it."""
         wire = {"name": self.name, "primary": self.primary, "file": self.file, "entries": list(self.entries)}
-        return {**wire, "mutant": self.mutant} if self.mutant else wire
+        more = {"mutant": self.mutant, "library": self.library, "broken": self.broken}
+        return {**wire, **{name: value for name, value in more.items() if value}}

@@ -1,10 +1,11 @@
 """C++ and CUDA sources as kernels: built into shared libraries, and looked at in a child process before anything loads them."""
 
-from opforge.kernels.native.build import Built, BuildError, Unit, build
-from opforge.kernels.native.clashes import Clash, check, clashes_of_sources
+from opforge.kernels.native.build import BuildError, Built, Unit, build
+from opforge.kernels.native.clashes import Clash, ClashError, clashes_of_libraries, clashes_of_sources, load
 from opforge.kernels.native.looking import Look, look
 from opforge.kernels.native.sources import SUFFIXES, digest, is_native
 
 __all__ = [
-    "SUFFIXES", "BuildError", "Built", "Clash", "Look", "Unit", "build", "check", "clashes_of_sources", "digest", "is_native", "look",
+    "SUFFIXES", "BuildError", "Built", "Clash", "ClashError", "Look", "Unit", "build", "clashes_of_libraries", "clashes_of_sources",
+    "digest", "is_native", "load", "look",
 ]  # fmt: skip

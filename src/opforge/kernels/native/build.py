@@ -30,10 +30,10 @@ _VERSION = "1"
 """Of the layout of the cache; a new one leaves old entries alone."""
 
 Within = Callable[[Path, Sequence[Path]], Sequence[str]]
-"""Returns the words that go before a compiler's command to confine it, given the folder that it writes to and those that it reads."""
+"""Returns the words that go before a compiler's command to confine it, given the folder that it writes to and the sources."""
 
 
-def unconfined(_writes: Path, _reads: Sequence[Path]) -> Sequence[str]:
+def unconfined(_folder: Path, _sources: Sequence[Path]) -> Sequence[str]:
     """Let a compiler run as the user does."""
     return ()
 
@@ -121,7 +121,13 @@ def _recipe(unit: Unit) -> _Recipe:
     device = _device_words(nvcc.path, cxx.path, facts, common) if nvcc is not None else ()
     steps = tuple((*(device if path.suffix == ".cu" else host), *unit.flags) for path in unit.files)
     link = _link(facts, device[:1] or (cxx.path,), python=python, cuda=cuda, full=full)
-    versions = (_VERSION, platform.machine(), cxx.version, nvcc.version if nvcc else "", *(sys.version if python else "",))
+    versions = (
+        _VERSION,
+        platform.machine(),
+        cxx.version,
+        nvcc.version if nvcc else "",
+        *(sys.version if python else "",),
+    )
     torch = (facts.version, facts.cuda, facts.cxx11_abi) if full or cuda else (facts.version,)
     settings = [os.environ.get(name, "") for name in compiler.SETTINGS]
     whole = hashlib.sha256(json.dumps([unit.name, versions, torch, settings, steps, link]).encode())
@@ -161,7 +167,7 @@ def _known(root: Path, recipe: _Recipe) -> Path | None:
     entry = cache.read_json(root / f"{recipe.key}.json")
     if entry is None:
         return None
-    library = root / entry["library"]
+    library: Path = root / entry["library"]
     if not library.is_file() or _digests(recipe.unit.folder, entry["headers"]) != entry["headers"]:
         return None
     return library
@@ -187,7 +193,7 @@ def _make(root: Path, recipe: _Recipe, within: Within, limit_s: float) -> Path:
         made = work / "made"
         made.mkdir()
         library = made / f"{unit.name}.so"
-        words = tuple(within(work, (unit.folder, *(path.parent for path in unit.files))))
+        words = tuple(within(work, unit.files))
         objects = [work / f"{number}.o" for number in range(len(unit.files))]
         for path, step, made_object in zip(unit.files, recipe.compile, objects, strict=True):
             search = ("-I", str(unit.folder), "-MMD", "-MF", f"{made_object}.d")

@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 _LIMIT_S = 60.0
@@ -27,12 +28,19 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is not an answer
     for group in json.load(sys.stdin):
-        answers.write(json.dumps(tried(group)) + "\n")
+        row = tried(_load, group)
+        if len(group) == 1 and row.get("operators"):
+            row["whole"] = [name for name in _namespaces(row) if "died" in tried(_load_beside, [name, *group])]
+        answers.write(json.dumps(row) + "\n")
         answers.flush()
 
 
-def tried(paths: list[str]) -> dict[str, Any]:
-    """Load libraries in a forked process, and return what it said, or how it died."""
+def _namespaces(row: dict[str, Any]) -> list[str]:
+    return sorted({name.partition("::")[0] for name in row["operators"]})
+
+
+def tried(action: Callable[[list[str]], dict[str, Any]], words: list[str]) -> dict[str, Any]:
+    """Do something in a forked process, and return what it answered, or how it died."""
     read, write = os.pipe()
     with tempfile.TemporaryFile() as output:
         pid = os.fork()
@@ -40,7 +48,7 @@ def tried(paths: list[str]) -> dict[str, Any]:
             os.close(read)
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
-            _load(paths, write)
+            _answer(action, words, write)
         os.close(write)
         said = _read(read, pid)
         os.close(read)
@@ -57,7 +65,7 @@ def tried(paths: list[str]) -> dict[str, Any]:
 
 def _read(handle: int, pid: int) -> bytes | None:
     """Return all that a process writes before it ends; None, and the process ended, when it takes too long."""
-    parts = []
+    parts: list[bytes] = []
     until = time.monotonic() + _LIMIT_S
     while select.select([handle], [], [], max(0.0, until - time.monotonic()))[0]:
         part = os.read(handle, 1 << 16)
@@ -68,22 +76,38 @@ def _read(handle: int, pid: int) -> bytes | None:
     return None
 
 
-def _load(paths: list[str], write: int) -> None:
-    """In the fork: load, answer, and be gone."""
-    import torch
-
-    before = set(torch._C._dispatch_get_all_op_names())  # noqa: SLF001  # torch has no public list of operators
+def _answer(action: Callable[[list[str]], dict[str, Any]], words: list[str], write: int) -> None:
+    """In the fork: act, answer, and be gone."""
     try:
-        for path in paths:
-            torch.ops.load_library(path)
-        added = sorted(set(torch._C._dispatch_get_all_op_names()) - before)  # noqa: SLF001
-        row: dict[str, Any] = {"operators": {name: _schema(name) for name in added}}
+        row = action(words)
     except BaseException as error:  # noqa: BLE001  # the border: whatever loading raises is the answer
         row = {"error": str(error)}
     data = (json.dumps(row) + "\n").encode()
     while data:
         data = data[os.write(write, data) :]
     os._exit(0)
+
+
+def _load(paths: list[str]) -> dict[str, Any]:
+    """Load libraries, and return what they add."""
+    import torch
+
+    before = set(torch._C._dispatch_get_all_op_names())  # noqa: SLF001  # torch has no public list of operators
+    for path in paths:
+        torch.ops.load_library(path)
+    added = sorted(set(torch._C._dispatch_get_all_op_names()) - before)  # noqa: SLF001
+    return {"operators": {name: _schema(name) for name in added}}
+
+
+def _load_beside(words: list[str]) -> dict[str, Any]:
+    """Claim a namespace, then load a library: one that claims it too ends the process, and one that adds to it does not."""
+    import torch
+
+    namespace, *paths = words
+    claim = torch.library.Library(namespace, "DEF")
+    row = _load(paths)
+    del claim
+    return row
 
 
 def _schema(name: str) -> str:

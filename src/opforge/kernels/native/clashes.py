@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,43 @@ class Clash:
             f"Give one of them another name, or register there with TORCH_LIBRARY_FRAGMENT({self.namespace}, m), "
             "which adds to a namespace (STABLE_TORCH_LIBRARY_FRAGMENT with the stable ABI)"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a process has of some namespaces: who claims each, and where each operator was registered, as far as torch knows."""
+
+    claims: Mapping[str, str]
+    operators: Mapping[str, str]
+
+    @classmethod
+    def here(cls, namespaces: Collection[str]) -> Loaded:
+        """Ask this process."""
+        import torch
+
+        names = torch._C._dispatch_get_all_op_names()  # noqa: SLF001  # torch has no public list of operators
+        ours = [name for name in names if name.partition("::")[0] in namespaces]
+        dumps = {name: torch._C._dispatch_dump(name) for name in ours}  # noqa: SLF001
+        operators = {name: _found(r"^debug: registered at (.+)$", dump) for name, dump in dumps.items()}
+        return cls({name: owner for name in sorted(namespaces) if (owner := _owner(name)) is not None}, operators)
+
+
+def _owner(namespace: str) -> str | None:
+    """Say who claims a namespace in this process, by claiming it for a moment: from Python that is refused with an error."""
+    import torch
+
+    try:
+        torch.library.Library(namespace, "DEF")._destroy()  # noqa: SLF001  # torch has no public way to give it back
+    except RuntimeError as error:
+        return _found(r"Previous registration of TORCH_LIBRARY was registered at (.+?)(?:;|$)", str(error))
+    except ValueError:  # a name that torch keeps for itself
+        return "torch"
+    return None
+
+
+def _found(pattern: str, text: str) -> str:
+    found = re.search(pattern, text, re.MULTILINE)
+    return found[1] if found else "this process"
 
 
 class ClashError(OpforgeError):
@@ -71,42 +109,32 @@ def _place(block: Registration) -> str:
     return f"{block.file}:{block.line}"
 
 
-def check(libraries: Sequence[Path], loaded: Mapping[str, str] | None = None) -> list[Look]:
-    """Return what each library adds; raise where one cannot be loaded, or two of them not together.
-
-    ``loaded`` are operators that are there already, with where they come from: those of the process that will load the libraries.
-    """
-    looks = look([[path] for path in libraries])
-    clashes = list(_with_loaded(looks, loaded or {}))
-    pairs = [(a, b) for a, b in itertools.combinations(looks, 2) if set(a.namespaces) & set(b.namespaces)]
-    together = look([[a.paths[0], b.paths[0]] for a, b in pairs]) if pairs else []
-    for (a, b), both in zip(pairs, together, strict=True):
-        if both.error:
-            clashes.append(_clash(a, b))
-    if clashes:
-        raise ClashError(clashes)
-    return looks
-
-
-def _clash(a: Look, b: Look) -> Clash:
-    shared = sorted(set(a.operators) & set(b.operators))
-    namespace = min(set(a.namespaces) & set(b.namespaces))
-    name = shared[0].partition("::")[2] if shared and not _whole(a, b, namespace) else ""
-    return Clash(namespace, str(a.paths[0]), str(b.paths[0]), name)
-
-
-def _whole(a: Look, b: Look, namespace: str) -> bool:
-    """Whether two libraries clash by the namespace itself and not by an operator."""
-    del namespace
-    return not set(a.operators) & set(b.operators)
-
-
-def _with_loaded(looks: Sequence[Look], loaded: Mapping[str, str]) -> list[Clash]:
+def clashes_of_libraries(looks: Sequence[Look], loaded: Loaded | None = None) -> list[Clash]:
+    """Return the clashes among libraries, and with what is loaded already."""
+    claimed = dict(loaded.claims) if loaded else {}
+    defined = dict(loaded.operators) if loaded else {}
     found = []
     for one in looks:
-        for name in one.operators:
-            if name in loaded:
-                namespace, _, operator = name.partition("::")
-                found.append(Clash(namespace, loaded[name], str(one.paths[0]), operator))
-                break
+        file = str(one.paths[0])
+        taken = [name for name in one.whole if name in claimed]
+        found += [Clash(name, claimed[name], file) for name in taken]
+        twice = [name for name in one.operators if name in defined and name.partition("::")[0] not in taken]
+        found += [Clash(name.partition("::")[0], defined[name], file, name.partition("::")[2]) for name in twice]
+        claimed = dict.fromkeys(one.whole, file) | claimed
+        defined = dict.fromkeys(one.operators, file) | defined
     return found
+
+
+def load(*libraries: Path) -> dict[str, str]:
+    """Load libraries into this process after a look at them in another; returns what they add. A clash is an error, and never an abort."""
+    import torch  # the process that loads operators has it
+
+    looks = look([[path] for path in libraries if str(path.resolve()) not in torch.ops.loaded_libraries])
+    for one in looks:
+        if one.error:
+            raise OpforgeError(f"{one.paths[0]} cannot be loaded: {one.error}")
+    if clashes := clashes_of_libraries(looks, Loaded.here({n for one in looks for n in one.namespaces})):
+        raise ClashError(clashes)
+    for one in looks:
+        torch.ops.load_library(str(one.paths[0].resolve()))
+    return {name: schema for one in looks for name, schema in one.operators.items()}

@@ -26,6 +26,8 @@ class Look:
     paths: tuple[Path, ...]
     operators: dict[str, str]
     """Those that they add, such as ``ns::mm``, with their schemas."""
+    whole: tuple[str, ...] = ()
+    """Of a single library: the namespaces that it claims for itself, and does not just add to."""
     error: str = ""
     """Why they cannot be loaded, in words; empty when they can."""
     died: bool = False
@@ -62,14 +64,18 @@ def _look(paths: tuple[Path, ...], row: dict[str, Any]) -> Look:
     if "died" in row:
         said = _last_words(row["said"])
         how = f"loading it {'hangs' if row['died'] is None else processes.describe_returncode(row['died']).replace('died', 'dies')}"
-        return Look(paths, {}, f"{how}{f': {said}' if said else ''}", died=True, said=row["said"])
+        return Look(paths, {}, error=f"{how}{f': {said}' if said else ''}", died=True, said=row["said"])
     if "error" in row:
-        return Look(paths, {}, in_words(paths[-1], row["error"]))
-    return Look(paths, row["operators"])
+        return Look(paths, {}, error=in_words(paths[-1], row["error"]))
+    return Look(paths, row["operators"], tuple(row.get("whole", ())))
 
 
 def _last_words(said: str) -> str:
-    lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith(("frame #", "Exception raised from"))]
+    lines = [
+        line.strip()
+        for line in said.splitlines()
+        if line.strip() and not line.startswith(("frame #", "Exception raised from"))
+    ]
     return " / ".join(lines)[-600:]
 
 

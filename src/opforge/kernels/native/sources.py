@@ -17,7 +17,9 @@ _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]', re.MULTI
 _STABLE = ("torch/csrc/stable/", "torch/headeronly/", "torch/csrc/inductor/aoti_torch/c/")
 _PYTHON = re.compile(r"Python\.h|pybind11/.*|torch/extension\.h|torch/python\.h|torch/csrc/.*python.*")
 _BLOCK = re.compile(r"\b(?:STABLE_)?TORCH_LIBRARY(_FRAGMENT|_IMPL)?\s*\(\s*([A-Za-z_]\w*)\s*,")
-_DEFINITION = re.compile(r'\.\s*def\s*\(\s*(?:TORCH_SELECTIVE_\w+\s*\(\s*)?(?:R"(\w*)\(\s*(.*?)\)\1"|"((?:[^"\\]|\\.)*)")', re.DOTALL)
+_DEFINITION = re.compile(
+    r'\.\s*def\s*\(\s*(?:TORCH_SELECTIVE_\w+\s*\(\s*)?(?:R"(\w*)\(\s*(.*?)\)\1"|"((?:[^"\\]|\\.)*)")', re.DOTALL
+)
 _NAME = re.compile(r"\s*(?:([A-Za-z_]\w*)::)?([A-Za-z_]\w*(?:\.\w+)?)")
 _COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|("(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\')', re.DOTALL)
 
@@ -80,7 +82,9 @@ def includes(texts: Iterable[str]) -> set[str]:
 
 def needs_full_headers(included: Iterable[str]) -> bool:
     """Whether some header is one of torch's own that is not part of the stable ABI."""
-    return any(name.startswith(("torch/", "ATen/", "c10/", "caffe2/")) and not name.startswith(_STABLE) for name in included)
+    return any(
+        name.startswith(("torch/", "ATen/", "c10/", "caffe2/")) and not name.startswith(_STABLE) for name in included
+    )
 
 
 def needs_python(included: Iterable[str]) -> bool:

@@ -12,8 +12,9 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from opforge import cache
 from opforge.errors import OpforgeError
@@ -64,7 +65,7 @@ def torch_facts() -> Torch:
         raise OpforgeError("there is no torch in this Python to build for; install it with `pip install torch`")
     place = f"{cache.torch_version()}\n{spec.origin}\n{sys.version}\n{os.environ.get('CUDA_HOME')}\n{os.environ.get('CUDA_PATH')}"
     path = cache.root() / "native" / f"torch-{hashlib.sha256(place.encode()).hexdigest()[:16]}.json"
-    known = cache.read_json(path)
+    known: dict[str, Any] | None = cache.read_json(path)
     if known is None or not Path(known["include"][0]).is_dir():
         known = _ask()
         cache.write_atomically(path, json.dumps(known))
@@ -74,13 +75,19 @@ def torch_facts() -> Torch:
     )  # fmt: skip
 
 
-def _ask() -> dict[str, object]:
+def _ask() -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-P", "-W", "ignore", "-c", _ASK], capture_output=True, text=True, timeout=_LIMIT_S, check=False
+        [sys.executable, "-P", "-W", "ignore", "-c", _ASK],
+        capture_output=True,
+        text=True,
+        timeout=_LIMIT_S,
+        check=False,
     )
     if done.returncode:
-        raise OpforgeError(f"torch cannot say where its headers are; importing it ended with: {done.stderr.strip()[-500:]}")
-    facts: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+        raise OpforgeError(
+            f"torch cannot say where its headers are; importing it ended with: {done.stderr.strip()[-500:]}"
+        )
+    facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return facts
 
 
@@ -90,7 +97,11 @@ def cxx() -> Compiler:
     for name in [named] if named else ["c++", "g++", "clang++"]:
         if (path := shutil.which(name)) is not None:
             return Compiler(path, _version(path))
-    what = f"CXX names {named!r}, which is not there" if named else "there is no C++ compiler on the PATH (c++, g++ or clang++)"
+    what = (
+        f"CXX names {named!r}, which is not there"
+        if named
+        else "there is no C++ compiler on the PATH (c++, g++ or clang++)"
+    )
     raise OpforgeError(f"{what}; install one, for example with `apt install g++`, or set CXX to its path")
 
 
@@ -139,7 +150,9 @@ def cuda_architectures() -> tuple[str, ...]:
 def _architecture(word: str) -> str:
     found = re.fullmatch(r"(\d+)\.(\d+)([af]?)(\+PTX)?", word)
     if found is None:
-        raise OpforgeError(f"TORCH_CUDA_ARCH_LIST holds {word!r}; entries look like 9.0, 9.0a or 8.0+PTX, with ; between them")
+        raise OpforgeError(
+            f"TORCH_CUDA_ARCH_LIST holds {word!r}; entries look like 9.0, 9.0a or 8.0+PTX, with ; between them"
+        )
     return f"{found[1]}{found[2]}{found[3]}{found[4] or ''}"
 
 
@@ -169,9 +182,7 @@ def target_version(word: str) -> str:
     """Return the number that TORCH_TARGET_VERSION wants, from a version such as ``2.11``."""
     found = re.fullmatch(r"(\d+)\.(\d+)", word)
     if found is None:
-        raise OpforgeError(f"{word!r} is no version of torch to build for; give major and minor, such as {OLDEST_TARGET}")
+        raise OpforgeError(
+            f"{word!r} is no version of torch to build for; give major and minor, such as {OLDEST_TARGET}"
+        )
     return f"0x{int(found[1]):02x}{int(found[2]):02x}000000000000"
-
-
-def as_json(facts: Torch) -> dict[str, object]:
-    return asdict(facts)
