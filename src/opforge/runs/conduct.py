@@ -18,7 +18,7 @@ from opforge.judge.peaks import known_peaks
 from opforge.kernels import Kernel
 from opforge.kernels.hints import hints
 from opforge.kernels.native import is_native
-from opforge.kernels.native.build import unconfined
+from opforge.kernels.native.building import unconfined
 from opforge.ops import table
 from opforge.runs.config import RunConfig
 from opforge.runs.execute import LocalExecutor, start_server

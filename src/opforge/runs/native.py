@@ -9,7 +9,7 @@ from pathlib import Path
 
 from opforge.errors import OpforgeError
 from opforge.kernels import Kernel, native
-from opforge.kernels.native.build import Within, unconfined
+from opforge.kernels.native.building import Within, unconfined
 from opforge.runs.plan import Job
 from opforge.suites.base import Progress
 

@@ -133,7 +133,7 @@ def _operator_in(library: str, source: Path, names: list[str]) -> Function:
     try:
         torch.ops.load_library(library)
     except (OSError, RuntimeError) as error:
-        raise KernelLoadError(in_words(Path(library), str(error))) from None
+        raise KernelLoadError(in_words(Path(library), str(error.__cause__ or error))) from None
     added = sorted(set(torch._C._dispatch_get_all_op_names()) - before)  # noqa: SLF001
     packets = {name.partition(".")[0]: name for name in added}
     wanted = [*names, *(name.removesuffix("_kernel_impl") for name in names)]

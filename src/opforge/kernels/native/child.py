@@ -81,7 +81,7 @@ def _answer(action: Callable[[list[str]], dict[str, Any]], words: list[str], wri
     try:
         row = action(words)
     except BaseException as error:  # noqa: BLE001  # the border: whatever loading raises is the answer
-        row = {"error": str(error)}
+        row = {"error": str(error.__cause__ or error)}  # torch's own words hide the loader's
     data = (json.dumps(row) + "\n").encode()
     while data:
         data = data[os.write(write, data) :]

@@ -43,7 +43,8 @@ class BuildError(OpforgeError):
     @property
     def reason(self) -> str:
         """Return what went wrong as a verdict's reason: one line."""
-        more = [line.strip() for line in self.output.splitlines() if line.strip() and self.first not in line][:6]
+        said = self.first.rpartition("error: ")[2]
+        more = [line.strip() for line in self.output.splitlines() if line.strip() and said not in line][:6]
         return f"cannot be built: {self.first}" + (f" ({' / '.join(more)[:500]})" if more else "")
 
 

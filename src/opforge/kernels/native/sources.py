@@ -12,7 +12,7 @@ SUFFIXES = (".cpp", ".cu")
 """Of the files that are kernels."""
 SOURCES = (*SUFFIXES, ".cc", ".cxx")
 HEADERS = (".h", ".hh", ".hpp", ".hxx", ".cuh", ".inl", ".inc", ".ipp", ".tpp")
-_SKIPPED = ("build", "dist", "__pycache__")
+SKIPPED = ("build", "dist", "__pycache__")
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]', re.MULTILINE)
 _STABLE = ("torch/csrc/stable/", "torch/headeronly/", "torch/csrc/inductor/aoti_torch/c/")
 _PYTHON = re.compile(r"Python\.h|pybind11/.*|torch/extension\.h|torch/python\.h|torch/csrc/.*python.*")
@@ -63,7 +63,7 @@ def headers_in(folder: Path) -> list[Path]:
 def _files(folder: Path) -> list[Path]:
     found = []
     for path in sorted(folder.iterdir()):
-        if path.is_dir() and not path.name.startswith(".") and path.name not in _SKIPPED:
+        if path.is_dir() and not path.name.startswith(".") and path.name not in SKIPPED:
             found += _files(path)
         elif path.is_file():
             found.append(path)

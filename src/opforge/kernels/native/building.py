@@ -9,6 +9,7 @@ import platform
 import re
 import shutil
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -83,6 +84,10 @@ class _Recipe:
     abi: str
     compile: tuple[tuple[str, ...], ...]
     link: tuple[str, ...]
+    suffix: str
+    """``.so``, or Python's own for a library that is built for this Python."""
+    installed: tuple[str, ...]
+    """Folders whose headers change with a version only, which is part of the key."""
     key: str
 
 
@@ -133,7 +138,10 @@ def _recipe(unit: Unit) -> _Recipe:
     whole = hashlib.sha256(json.dumps([unit.name, versions, torch, settings, steps, link]).encode())
     for path, data in contents.items():
         whole.update(os.path.relpath(path, unit.folder).encode() + b"\0" + hashlib.sha256(data).digest())
-    return _Recipe(unit, "full" if full else "stable", steps, link, whole.hexdigest()[:32])
+    suffix = str(sysconfig.get_config_var("EXT_SUFFIX")) if python else ".so"
+    places = [facts.path, *([str(Path(nvcc.path).resolve().parents[1])] if nvcc else [])]
+    installed = tuple(os.path.realpath(place) + os.sep for place in places)
+    return _Recipe(unit, "full" if full else "stable", steps, link, suffix, installed, whole.hexdigest()[:32])
 
 
 def _common(unit: Unit, *, full: bool, python: bool, own_target: bool) -> tuple[str, ...]:
@@ -192,7 +200,7 @@ def _make(root: Path, recipe: _Recipe, within: Within, limit_s: float) -> Path:
     try:
         made = work / "made"
         made.mkdir()
-        library = made / f"{unit.name}.so"
+        library = made / f"{unit.name}{recipe.suffix}"
         words = tuple(within(work, unit.files))
         objects = [work / f"{number}.o" for number in range(len(unit.files))]
         for path, step, made_object in zip(unit.files, recipe.compile, objects, strict=True):
@@ -201,7 +209,7 @@ def _make(root: Path, recipe: _Recipe, within: Within, limit_s: float) -> Path:
             _run(unit, (*words, *step, *search, "-c", name, "-o", str(made_object)), limit_s)
         link, folders = recipe.link[0], recipe.link[1:]
         _run(unit, (*words, link, *map(str, objects), "-o", str(library), *folders), limit_s)
-        headers = _digests(unit.folder, _headers(unit, objects))
+        headers = _digests(unit.folder, _headers(unit, objects, recipe.installed))
         return _keep(root, recipe, made, library.name, headers)
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -211,7 +219,7 @@ def _run(unit: Unit, command: Sequence[str], limit_s: float) -> None:
     compiler.run(unit.name, command, unit.folder, limit_s)
 
 
-def _headers(unit: Unit, objects: Sequence[Path]) -> list[str]:
+def _headers(unit: Unit, objects: Sequence[Path], installed: tuple[str, ...]) -> list[str]:
     """Return the headers that were read, but for the system's, Python's and torch's, as the compiler has listed them."""
     found: set[str] = set()
     for path in objects:
@@ -221,8 +229,10 @@ def _headers(unit: Unit, objects: Sequence[Path]) -> list[str]:
             continue
         found.update(word.replace("\\ ", " ") for word in re.split(r"(?<!\\)\s+", listed.replace("\\\n", " ")) if word)
     own = {os.path.realpath(path) for path in unit.files}
-    paths = (os.path.realpath(unit.folder / word) for word in found)
-    return sorted(os.path.relpath(path, os.path.realpath(unit.folder)) for path in paths if path not in own)
+    paths = {os.path.realpath(unit.folder / word) for word in found} - own
+    return sorted(
+        os.path.relpath(path, os.path.realpath(unit.folder)) for path in paths if not path.startswith(installed)
+    )
 
 
 def _keep(root: Path, recipe: _Recipe, made: Path, name: str, headers: dict[str, str]) -> Path:
