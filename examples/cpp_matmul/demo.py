@@ -34,7 +34,9 @@ def main():
                 right = ours.shape == theirs.shape and ours.dtype == theirs.dtype and difference <= allowed
                 wrong += not right
                 shape = f"{rows}x{inner} @ {inner}x{columns}"
-                print(f"{library.__name__:16}{shape:24}{str(dtype)[6:]:10}{difference:.3g}{'' if right else '   WRONG'}")
+                print(
+                    f"{library.__name__:16}{shape:24}{str(dtype)[6:]:10}{difference:.3g}{'' if right else '   WRONG'}"
+                )
     print("all equal within rounding" if not wrong else f"{wrong} differ")
     return wrong
 

@@ -47,7 +47,8 @@ def _lines(health: Health) -> list[str]:
     lines += [f"note     {note}" for note in health.notes]
     for problem in health.problems:
         lines += [f"problem  {problem['what']}", f"  fix    {problem['fix']}"]
-    lines.append(f"{len(health.problems)} problems" if health.problems else "nothing would break")
+    count = len(health.problems)
+    lines.append(f"{count} problem{'s' * (count > 1)}" if count else "nothing would break")
     return lines
 
 

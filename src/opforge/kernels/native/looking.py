@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import subprocess
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from opforge import processes
+from opforge import cache, processes
 from opforge.errors import OpforgeError
 
 _LIMIT_S = 180.0
@@ -41,11 +42,35 @@ class Look:
 
 
 def look(groups: Sequence[Sequence[Path]]) -> list[Look]:
-    """Return what comes of loading each group of libraries, each in a fresh process; torch is imported once for all."""
-    words = [[str(path.resolve()) for path in group] for group in groups]
+    """Return what comes of loading each group of libraries, each in a fresh process; torch is imported once for all.
+
+    What is known of a library is kept in the cache by its content, so that a second look takes a millisecond.
+    """
     missing = next((path for group in groups for path in group if not path.is_file()), None)
     if missing is not None:
         raise OpforgeError(f"there is no library {str(missing)!r}")
+    places = [_kept_at(group) for group in groups]
+    rows = [cache.read_json(place) for place in places]
+    unknown = [number for number, row in enumerate(rows) if row is None]
+    for number, row in zip(unknown, _ask([groups[number] for number in unknown]), strict=True):
+        rows[number] = row
+        if "operators" in row:  # why something failed may lie in what else is installed
+            cache.write_atomically(places[number], json.dumps(row))
+    return [_look(tuple(group), row) for group, row in zip(groups, rows, strict=True)]
+
+
+def _kept_at(group: Sequence[Path]) -> Path:
+    whole = hashlib.sha256(f"{cache.torch_version()}\n{sys.version}".encode())
+    for path in group:
+        whole.update(hashlib.sha256(path.read_bytes()).digest())
+    return cache.root() / "native" / "looks" / f"{whole.hexdigest()[:32]}.json"
+
+
+def _ask(groups: Sequence[Sequence[Path]]) -> list[dict[str, Any]]:
+    """Have a process load them."""
+    if not groups:
+        return []
+    words = [[str(path.resolve()) for path in group] for group in groups]
     try:
         done = subprocess.run(
             CHILD, input=json.dumps(words), capture_output=True, text=True, timeout=_LIMIT_S, check=False
@@ -57,7 +82,7 @@ def look(groups: Sequence[Sequence[Path]]) -> list[Look]:
         raise OpforgeError(
             f"the process that looks at libraries {processes.describe_returncode(done.returncode)}: {done.stderr.strip()[-500:]}"
         )
-    return [_look(tuple(group), row) for group, row in zip(groups, rows, strict=True)]
+    return rows
 
 
 def _look(paths: tuple[Path, ...], row: dict[str, Any]) -> Look:
