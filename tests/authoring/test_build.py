@@ -59,8 +59,8 @@ def test_the_demo_compares_with_pytorch(matmul, tmp_path):
 
 def test_the_demo_notices_a_wrong_product(matmul):
     out, _ = matmul
-    code = f"import torch, matmul_naive, matmul_blocked, runpy\ntorch.mm = lambda a, b: a @ b + 1\nrunpy.run_path({str(MATMUL / 'demo.py')!r}, run_name='__main__')"
-    done = python(code, out)
+    code = "import torch, matmul_naive, matmul_blocked, runpy\ntorch.mm = lambda a, b: a @ b + 1\n"
+    done = python(code + f"runpy.run_path({str(MATMUL / 'demo.py')!r}, run_name='__main__')", out)
     assert done.returncode == 1, done.stderr
     assert "WRONG" in done.stdout
 
@@ -111,6 +111,43 @@ def test_stubs_of_schemas(schema, stub):
 def test_a_clash_is_found_before_anything_is_built(tmp_path):
     for name in ("one", "two"):
         write(tmp_path / "libs" / name, registering("STABLE_TORCH_LIBRARY", f"op_{name}"))
+    done = opforge("build", "libs", cwd=tmp_path)
+    assert done.returncode == 1
+    for words in (
+        "namespace 'shared' is claimed twice",
+        "libs/one/source.cpp:5",
+        "libs/two/source.cpp:5",
+        "another name",
+        "FRAGMENT(shared, m)",
+    ):
+        assert words in done.stderr
+    assert not (tmp_path / "libs" / "build").exists()
+
+
+def test_a_package_does_not_end_the_process_that_has_its_namespace(tmp_path):
+    """Build two libraries of one namespace by themselves, and import both: plain torch would end the process."""
+    for name in ("one", "two"):
+        write(tmp_path / name, registering("STABLE_TORCH_LIBRARY", f"op_{name}"))
+        assert opforge("build", name, "--out", "out", cwd=tmp_path).returncode == 0
+    plain = "import torch\nfor name in ('one', 'two'): torch.ops.load_library(f'{sys.path[0]}/{name}/{name}.so')"
+    assert python(plain, tmp_path / "out").returncode < 0
+    both = "import one\ntry:\n    import two\nexcept ImportError as error:\n    print(error)\nprint('alive')"
+    done = python(both, tmp_path / "out")
+    assert done.returncode == 0
+    for words in (
+        "namespace 'shared' of",
+        "two.so is taken in this process",
+        "source.cpp:5",
+        "FRAGMENT(shared, m)",
+        "alive",
+    ):
+        assert words in done.stdout
+
+
+def test_one_that_fails_does_not_keep_the_others_from_being_built(tmp_path):
+    good = registering("STABLE_TORCH_LIBRARY", "same", "OPFORGE_NAMESPACE")
+    for name, source in {"good": good, "broken": DOES_NOT_COMPILE, "empty": NO_OPERATOR, "aborts": ABORTS}.items():
+        write(tmp_path / "libs" / name, source)
     done = opforge("build", "libs", cwd=tmp_path)
     assert done.returncode == 1
     for words in (

@@ -50,7 +50,7 @@ def look(groups: Sequence[Sequence[Path]]) -> list[Look]:
     if missing is not None:
         raise OpforgeError(f"there is no library {str(missing)!r}")
     places = [_kept_at(group) for group in groups]
-    rows = [cache.read_json(place) for place in places]
+    rows: list[Any] = [cache.read_json(place) for place in places]
     unknown = [number for number, row in enumerate(rows) if row is None]
     for number, row in zip(unknown, _ask([groups[number] for number in unknown]), strict=True):
         rows[number] = row
