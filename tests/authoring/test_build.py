@@ -10,7 +10,7 @@ import pytest
 
 from opforge.authoring.package import _stub
 from tests.conftest import ROOT, opforge
-from tests.native import registering, write
+from tests.native import ABORTS, DOES_NOT_COMPILE, NO_OPERATOR, registering, write
 
 MATMUL = ROOT / "examples" / "cpp_matmul"
 
