@@ -65,7 +65,7 @@ def _show(libraries: list[Library], place: Path) -> None:
             sys.stdout.write(f"{one.name}  failed: {one.error}\n")
             continue
         how = "cached" if one.status == "cached" else f"built in {one.seconds:.1f} s"
-        sys.stdout.write(f"{one.name}  {how}, {one.abi} ABI, {place / one.name}\n")
+        sys.stdout.write(f"{one.name}  {place / one.name}, {one.abi} ABI, {how}\n")
         for schema in (one.operators or {}).values():
             sys.stdout.write(f"  torch.ops.{schema.replace('::', '.', 1)}\n")
     counts = Counter(one.status for one in libraries)

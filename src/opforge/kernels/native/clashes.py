@@ -106,7 +106,9 @@ def _defined_twice(units: Mapping[str, Sequence[Registration]]) -> list[Clash]:
 
 
 def _place(block: Registration) -> str:
-    return f"{block.file}:{block.line}"
+    """Say where a block stands, as seen from the working folder if it lies there."""
+    path = block.file.relative_to(Path.cwd()) if block.file.is_relative_to(Path.cwd()) else block.file
+    return f"{path}:{block.line}"
 
 
 def clashes_of_libraries(looks: Sequence[Look], loaded: Loaded | None = None) -> list[Clash]:
