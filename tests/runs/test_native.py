@@ -46,6 +46,14 @@ def test_calling_what_it_replaces_from_native_code_is_cheating(source, tmp_path,
     assert verdicts(ended) == {"relu.default": {("cheated", "calls aten::relu, the operator that it replaces")}}
 
 
+def test_registering_atens_own_operator_anew_is_tampering(tmp_path, judge_tiny):
+    source = RELU + 'STABLE_TORCH_LIBRARY_IMPL(aten, CPU, m) { m.impl("relu", TORCH_BOX(&relu)); }'
+    ended = judge_tiny(kernels(tmp_path, source), {"relu.default": UNARY})
+    ((verdict, reason),) = verdicts(ended)["relu.default"]
+    assert verdict == "cheated"
+    assert "while loading, tampered with its process: re-registered aten::relu" in reason
+
+
 def test_what_cannot_be_built_or_loaded_is_its_verdict_and_the_run_goes_on(tmp_path, judge_tiny):
     two = (
         registering("STABLE_TORCH_LIBRARY", "one")

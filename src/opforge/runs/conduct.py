@@ -16,7 +16,7 @@ from opforge.cache import torch_version
 from opforge.errors import RunDirectoryError
 from opforge.judge.peaks import known_peaks
 from opforge.kernels import Kernel
-from opforge.kernels.hints import hints
+from opforge.kernels.hints import hints, native_hints
 from opforge.kernels.native import is_native
 from opforge.kernels.native.building import unconfined
 from opforge.ops import table
@@ -176,10 +176,11 @@ def _kernel_row(job: Job) -> dict[str, Any]:
 
 def _hints(kernel: Kernel) -> list[str]:
     """Return what is worth a look in a kernel's source; none when it cannot be read, which its verdicts will say."""
-    if kernel.file is None or is_native(kernel.file):
+    if kernel.file is None:
         return []
+    look = native_hints if is_native(kernel.file) else hints
     try:
-        return hints(Path(kernel.file).read_text(errors="replace"))
+        return look(Path(kernel.file).read_text(errors="replace"))
     except OSError:
         return []
 
