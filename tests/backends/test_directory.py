@@ -80,3 +80,19 @@ def test_nothing_there(tmp_path):
         kernels(tmp_path)
     with pytest.raises(OpforgeError, match="no kernel directory"):
         kernels(tmp_path / "nowhere")
+
+
+def test_sources_in_cpp_and_cuda_are_kernels_too(tmp_path):
+    write(
+        tmp_path, "relu", "relu_implementation_1.py", "relu_implementation_1.cpp", "relu_implementation_2.cu", "relu.h"
+    )
+    chosen = {name: kernels(tmp_path, implementations={"relu": name})[0].file for name in ("1", "1.cpp", "2")}
+    assert {name: file.rpartition("/")[2] for name, file in chosen.items()} == {
+        "1": "relu_implementation_1.py",
+        "1.cpp": "relu_implementation_1.cpp",
+        "2": "relu_implementation_2.cu",
+    }
+    (newest,) = kernels(tmp_path)
+    assert newest.file.endswith("_2.cu")
+    (tmp_path / "relu" / "relu.h").write_text("#define X")
+    assert kernels(tmp_path)[0].digest != newest.digest

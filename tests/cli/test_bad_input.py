@@ -82,7 +82,14 @@ def test_an_unknown_kind_of_list():
 
 
 def test_help_needs_no_torch():
-    for words in (["--help"], ["run", "--help"], ["time", "--help"], ["ls", "--help"]):
+    for words in (
+        ["--help"],
+        ["run", "--help"],
+        ["time", "--help"],
+        ["ls", "--help"],
+        ["build", "--help"],
+        ["doctor", "--help"],
+    ):
         code = (
             "import sys\nfrom opforge.cli.main import call\n"
             f"code = call({words!r})\nassert 'torch' not in sys.modules and 'pyarrow' not in sys.modules\nsys.exit(code)"

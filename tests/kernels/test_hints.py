@@ -1,6 +1,6 @@
 """Hints are read from the source, with their lines, and never stop anything."""
 
-from opforge.kernels.hints import hints
+from opforge.kernels.hints import hints, native_hints
 
 
 def test_each_thing_is_named_with_its_first_line():
@@ -23,3 +23,19 @@ def test_each_thing_is_named_with_its_first_line():
 def test_a_plain_kernel_has_none_and_a_broken_one_no_error():
     assert hints("import torch\ndef relu_kernel_impl(self):\n    return torch.where(self > 0, self, 0)\n") == []
     assert hints("def (") == []
+
+
+def test_what_is_worth_a_look_in_native_sources():
+    source = """
+// system("in a comment");
+STABLE_TORCH_LIBRARY_IMPL(aten, CPU, m) { m.impl("relu", TORCH_BOX(&relu)); }
+void f() { cblas_sgemm(1, 2); }
+void g() { std::thread work(f); getenv("KEY"); }
+"""
+    assert native_hints(source) == [
+        "registers implementations of ATen's own operators (line 3)",
+        "calls a vendor's library (line 4)",
+        "starts threads (line 5)",
+        "reads the environment (line 5)",
+    ]
+    assert native_hints("int fork_count = 1; // exit(0)") == []

@@ -1,7 +1,8 @@
-"""A folder of kernels as a backend: ``{op}/{op}_implementation_1.py``, each exporting ``{op}_kernel_impl``."""
+"""A folder of kernels as a backend: ``{op}/{op}_implementation_1.py``, each exporting ``{op}_kernel_impl``, or ``.cpp`` or ``.cu``, registering it."""
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import re
 from collections.abc import Iterable
@@ -9,14 +10,14 @@ from pathlib import Path
 
 from opforge.backends.base import BackendOptions
 from opforge.errors import NothingToJudgeError, OpforgeError, UnknownNameError
-from opforge.kernels import Kernel, Served
+from opforge.kernels import Kernel, Served, native
 from opforge.ops import Form, table
 
 _FILE = "{folder}_implementation_"
 
 
 class DirectoryBackend:
-    """Kernels in a folder, {op}/{op}_implementation_1.py; the newest of each by natural order, unless one is named."""
+    """Kernels in a folder, {op}/{op}_implementation_1.py (or .cpp, .cu); the newest of each by natural order, unless one is named."""
 
     name = "directory"
 
@@ -63,7 +64,7 @@ class DirectoryBackend:
         name = operator_name(folder.name)
         files = implementations(folder)
         if not files:
-            self.strangers.append(f"{folder.name} holds no {_FILE.format(folder=folder.name)}*.py")
+            self.strangers.append(f"{folder.name} holds no {_FILE.format(folder=folder.name)}*.py, *.cpp or *.cu")
             return None
         file = self._pick(folder, files)
         try:
@@ -76,7 +77,10 @@ class DirectoryBackend:
         wanted = self._chosen.get(folder.name)
         if wanted is None:
             return files[-1]
-        by_name = {f.stem: f for f in files} | {f.stem.removeprefix(_FILE.format(folder=folder.name)): f for f in files}
+        prefix = _FILE.format(folder=folder.name)
+        by_name = {
+            name: f for f in files for name in (f.name, f.stem, *(n.removeprefix(prefix) for n in (f.name, f.stem)))
+        }
         if wanted not in by_name:
             raise UnknownNameError(f"implementation of {folder.name}", wanted, by_name)
         return by_name[wanted]
@@ -102,9 +106,10 @@ def operator_name(folder: str) -> str:
 
 
 def implementations(folder: Path) -> list[Path]:
-    """Return the implementations in a folder, oldest first: ``_2`` comes before ``_10``."""
+    """Return the implementations in a folder, oldest first: ``_2`` comes before ``_10``, and C++ before Python of the same number."""
     prefix = _FILE.format(folder=folder.name)
-    return sorted((p for p in folder.glob("*.py") if p.stem.startswith(prefix)), key=lambda p: _natural(p.stem))
+    found = (p for p in folder.glob(f"{glob.escape(prefix)}*") if p.suffix in (".py", *native.SUFFIXES))
+    return sorted(found, key=lambda p: (_natural(p.stem), p.suffix))
 
 
 def _natural(text: str) -> list[tuple[int, int, str]]:
@@ -115,6 +120,6 @@ def _natural(text: str) -> list[tuple[int, int, str]]:
 def _digest(file: Path) -> str:
     """Return the digest of a source; a file that cannot be read has none, and its load is its verdict."""
     try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+        return native.digest(file) if native.is_native(file) else hashlib.sha256(file.read_bytes()).hexdigest()[:16]
     except OSError:
         return "unreadable"

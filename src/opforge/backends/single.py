@@ -11,6 +11,7 @@ from opforge.backends.base import BackendOptions
 from opforge.backends.directory import implementations, kernel_in, operator_name
 from opforge.errors import NothingToJudgeError, OpforgeError
 from opforge.kernels import Kernel, Served
+from opforge.kernels.native import is_native
 from opforge.ops import table
 from opforge.ops.table import strip_namespace
 
@@ -61,8 +62,10 @@ def _file(word: str) -> Path:
     """Return the kernel's file; a folder must leave no choice."""
     path = Path(word)
     if path.is_file():
-        if path.suffix != ".py":
-            raise OpforgeError(f"{word!r} is not a kernel: a kernel is a Python file")
+        if path.suffix != ".py" and not is_native(path):
+            raise OpforgeError(
+                f"{word!r} is not a kernel: a kernel is a Python file, or C++ (.cpp) or CUDA (.cu) source"
+            )
         return path
     if not path.is_dir():
         raise OpforgeError(

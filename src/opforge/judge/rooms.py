@@ -31,11 +31,11 @@ class Rooms:
         self._job: str | None = None
         self._baseline: str | None = None
 
-    def for_kernel(self, file: str | None) -> Room:
+    def for_kernel(self, file: str | None, library: str | None = None) -> Room:
         """Return the room of the present job's kernel."""
         if self._job is None:
             self._job = tempfile.mkdtemp(dir=self._root)
-        return Room(self._job, tuple(reach.kernel_reads(file)), self._run, self._held)
+        return Room(self._job, tuple(reach.kernel_reads(file, library)), self._run, self._held)
 
     def baseline(self) -> Room:
         """Return the room of ATen's process, which lives as long as the judge."""
@@ -43,9 +43,9 @@ class Rooms:
             self._baseline = tempfile.mkdtemp(dir=self._root)
         return Room(self._baseline, (), self._run, self._held)
 
-    def reference(self, file: str | None) -> Room:
+    def reference(self, file: str | None, library: str | None = None) -> Room:
         """Return a new room for a process that runs a user's reference, or a user's file that makes inputs."""
-        return Room(tempfile.mkdtemp(dir=self._root), tuple(reach.kernel_reads(file)), self._run, self._held)
+        return Room(tempfile.mkdtemp(dir=self._root), tuple(reach.kernel_reads(file, library)), self._run, self._held)
 
     def clear(self) -> None:
         """Remove the job's folder."""

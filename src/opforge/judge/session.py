@@ -110,7 +110,8 @@ class Judge:
 
     def job(self, job: dict[str, Any]) -> None:
         """Judge one kernel on the cases of the operators that it serves."""
-        self._broken = None
+        broken = job["kernel"].get("broken")
+        self._broken = Finding(Outcome.ERROR, broken) if broken else None
         self._plain = frozenset(job.get("plain", ()))
         kernel = {**job["kernel"], "forbidden": self._forbidden(job)}
         try:
@@ -344,7 +345,11 @@ class Judge:
         """Return a worker with the kernel loaded; None, with the reason kept, when it cannot be loaded."""
         if self._broken is not None or (self._worker is not None and self._loaded == kernel):
             return self._worker
-        room = self._rooms.for_kernel(kernel["file"]) if self._rooms is not None and self._worker is None else None
+        room = (
+            self._rooms.for_kernel(kernel["file"], kernel.get("library"))
+            if self._rooms is not None and self._worker is None
+            else None
+        )
         worker = self._worker or KernelWorker(self._spawner, self._config, room)
         self._worker = None
         try:

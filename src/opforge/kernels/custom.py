@@ -10,10 +10,11 @@ from functools import cached_property
 from pathlib import Path
 
 from opforge.errors import NothingToJudgeError, OpforgeError, UnknownNameError
-from opforge.kernels.kernel import NATIVE_SUFFIXES, Kernel, Reference, Served
+from opforge.kernels import native
+from opforge.kernels.kernel import Kernel, Reference, Served
 
 GEN_INPUT = "gen_input.py"
-_SUFFIXES = (".py", *NATIVE_SUFFIXES)
+_SUFFIXES = (".py", *native.SUFFIXES)
 
 
 @dataclass
@@ -50,7 +51,7 @@ class CustomFolder:
             if _defines(own, f"{self.op}_reference", broken=True):
                 return _reference(own.stem, own, f"{self.op}_reference")
             self.warnings.append(f"{self.op}: {own.name} does not define {self.op}_reference, and is passed over")
-        for file, name in sorted(self._named(), key=lambda found: found[0].suffix in NATIVE_SUFFIXES):
+        for file, name in sorted(self._named(), key=lambda found: native.is_native(found[0])):
             if _defines(file, self.entry, broken=False):
                 self.warnings.append(
                     f"{self.op} has no reference: {name} is taken for it, and is itself compared with nothing else"
@@ -126,7 +127,7 @@ def find(root: Path) -> CustomOps:
 def digest(file: Path) -> str:
     """Return the digest of a source; a file that cannot be read has none, and its load is its verdict."""
     try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+        return native.digest(file) if native.is_native(file) else hashlib.sha256(file.read_bytes()).hexdigest()[:16]
     except OSError:
         return "unreadable"
 
@@ -144,7 +145,7 @@ def _defines(file: Path, name: str, *, broken: bool) -> bool:
     """Whether a source defines a name, as far as can be told without running it; ``broken`` of one that cannot be read."""
     try:
         source = file.read_text(errors="replace")
-        return file.suffix in NATIVE_SUFFIXES or name in _top_level(ast.parse(source)) or "import *" in source
+        return native.is_native(file) or name in _top_level(ast.parse(source)) or "import *" in source
     except (OSError, SyntaxError, ValueError):
         return broken
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
+
+from opforge.kernels.native.sources import without_comments
 
 _IMPORTS = {
     "ctypes": "calls native code through ctypes",
@@ -41,6 +44,31 @@ _ATTRIBUTES = {
     "sys.exit": "ends its process",
 }
 _NAMES = {"exec": "runs text as code", "eval": "runs text as code", "__import__": "imports by name at run time"}
+
+_IN_NATIVE = {
+    r"TORCH_LIBRARY_IMPL\s*\(\s*aten\b": "registers implementations of ATen's own operators",
+    r"\b(?:cblas_|[sdcz]gemm_|mkl_|cublas[A-Z]|cublasLt|cudnn[A-Z]|dnnl[_:])": "calls a vendor's library",
+    r"\b(?:dlopen|dlsym|dlmopen)\s*\(": "loads other libraries",
+    r"\b(?:fork|vfork|execve|execvp|execl|posix_spawn|system|popen)\s*\(": "starts processes",
+    r"\bstd::(?:thread|jthread|async)\b|\bpthread_create\s*\(": "starts threads",
+    r"\bsocket\s*\(": "opens sockets",
+    r"\b(?:secure_)?getenv\s*\(": "reads the environment",
+    r"\bmprotect\s*\(|\bptrace\s*\(": "changes its process's memory",
+    r"\b(?:_exit|exit|quick_exit|abort)\s*\(": "ends its process",
+    r"\bstd::chrono::|\bclock_gettime\s*\(|\b__rdtsc\s*\(": "reads clocks",
+    r"\bcudaStreamCreate|\bcudaGraph": "makes streams or graphs of its own",
+    r"\b(?:asm|__asm__)\b": "has assembly in it",
+}
+
+
+def native_hints(source: str) -> list[str]:
+    """Return what is worth a look in a kernel's C++ or CUDA source, each with the line where it was first seen."""
+    text = without_comments(source)
+    first = {what: found.start() for pattern, what in _IN_NATIVE.items() if (found := re.search(pattern, text))}
+    return [
+        f"{what} (line {text.count(chr(10), 0, at) + 1})"
+        for what, at in sorted(first.items(), key=lambda item: item[1])
+    ]
 
 
 def hints(source: str) -> list[str]:

@@ -15,10 +15,6 @@ class Served:
     """False for overloads beyond the kernel's own family: it may decline them by raising."""
 
 
-NATIVE_SUFFIXES = (".cpp", ".cu")
-"""Of kernels that are compiled before they are loaded."""
-
-
 @dataclass(frozen=True, slots=True)
 class Reference:
     """What a custom operator's kernels are held against: a function of the user's, or the identity."""
@@ -29,11 +25,15 @@ class Reference:
     """None for the identity."""
     entries: tuple[str, ...] = ()
     digest: str = ""
+    library: str = ""
+    broken: str = ""
+    """Both as a kernel has them."""
 
     def wire(self) -> dict[str, Any]:
         """Return what a worker needs to load it."""
         wire = {"name": self.name, "primary": "", "file": self.file, "entries": list(self.entries)}
-        return {**wire, "identity": True} if self.file is None else wire
+        more = {"identity": self.file is None, "library": self.library, "broken": self.broken}
+        return {**wire, **{name: value for name, value in more.items() if value}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,10 @@ class Kernel:
     digest: str = ""
     mutant: str = ""
     """For a mutant of ATen, the way in which it is wrong; see `opforge.kernels.mutants`."""
+    library: str = ""
+    """For C++ and CUDA sources, the shared library that was built of the file."""
+    broken: str = ""
+    """Why there is no kernel to be run, such as a source that does not compile: the reason of all its verdicts."""
 
     reference: Reference | None = None
     """Of a custom operator's kernel, what it is held against; None where that is ATen."""
@@ -65,4 +69,5 @@ class Kernel:
         }
         if self.reference is not None:
             wire["reference"] = self.reference.wire()
-        return {**wire, "mutant": self.mutant} if self.mutant else wire
+        more = {"mutant": self.mutant, "library": self.library, "broken": self.broken}
+        return {**wire, **{name: value for name, value in more.items() if value}}

@@ -20,15 +20,19 @@ from opforge.cases import Case
 from opforge.errors import RunDirectoryError
 from opforge.judge.peaks import known_peaks
 from opforge.kernels import Kernel
-from opforge.kernels.hints import hints
+from opforge.kernels.hints import hints, native_hints
+from opforge.kernels.native import is_native
+from opforge.kernels.native.building import unconfined
 from opforge.runs.config import RunConfig
 from opforge.runs.execute import LocalExecutor, start_server
 from opforge.runs.inputs import maker
+from opforge.runs.native import with_libraries
 from opforge.runs.plan import Job, Key, Plan, load_suite, make_plan, selected
 from opforge.runs.score import Summary
 from opforge.runs.store import RunStore
 from opforge.sandbox import probe
 from opforge.sandbox.client import ForkServerProcess
+from opforge.sandbox.confined import words_before
 from opforge.suites import LoadedSuite, Suite
 from opforge.suites.base import Make, Progress, silent
 from opforge.suites.strength import known
@@ -124,6 +128,7 @@ def _judge(config: RunConfig, plan: Plan, store: RunStore, server: Any, progress
         done.add((row["kernel"], row["op"], row["id"], row["phase"]))
         summary.add(row)
     jobs = [job for job in (j.without(done) for j in plan.jobs) if job.parts] if done else list(plan.jobs)
+    jobs = with_libraries(jobs, config.workers, progress, words_before if config.confine else unconfined)
     count, total = len(done), plan.count
 
     def emit(rows: list[dict[str, Any]]) -> None:
@@ -226,8 +231,9 @@ def _hints(kernel: Kernel) -> list[str]:
     """Return what is worth a look in a kernel's source; none when it cannot be read, which its verdicts will say."""
     if kernel.file is None:
         return []
+    look = native_hints if is_native(kernel.file) else hints
     try:
-        return hints(Path(kernel.file).read_text(errors="replace"))
+        return look(Path(kernel.file).read_text(errors="replace"))
     except OSError:
         return []
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import _engine_run_backward
 
-from opforge.kernels.kernel import NATIVE_SUFFIXES
+from opforge.kernels.native.looking import in_words
 from opforge.ops import Operator, table
 from opforge.sandbox.adapters import adapt
 from opforge.sandbox.mutants import Mutated
@@ -105,8 +105,7 @@ class LoadedKernel:
         self, description: dict[str, Any], watched: Callable[[Function], Function] = lambda function: function
     ) -> None:
         self._primary = table().get(description["primary"])
-        file = description["file"]
-        self._function = None if file is None else watched(_entry(Path(file), description["entries"]))
+        self._function = None if description["file"] is None else watched(_function(description))
         if description.get("identity"):
             self._function = _identity
         self._mutant: str = description.get("mutant", "")
@@ -141,6 +140,37 @@ def operator(op: str) -> Operator | None:
     return table().get(op)
 
 
+def _function(description: dict[str, Any]) -> Function:
+    if broken := description.get("broken"):
+        raise KernelLoadError(broken)
+    if library := description.get("library"):
+        return _operator_in(library, Path(description["file"]), description["entries"])
+    return _entry(Path(description["file"]), description["entries"])
+
+
+def _operator_in(library: str, source: Path, names: list[str]) -> Function:
+    """Load the library that was built of a kernel's source, and return the operator that is the kernel."""
+    before = set(torch._C._dispatch_get_all_op_names())  # noqa: SLF001  # torch has no public list of operators
+    try:
+        torch.ops.load_library(library)
+    except (OSError, RuntimeError) as error:
+        raise KernelLoadError(in_words(Path(library), str(error.__cause__ or error))) from None
+    added = sorted(set(torch._C._dispatch_get_all_op_names()) - before)  # noqa: SLF001
+    packets = {name.partition(".")[0]: name for name in added}
+    wanted = [*names, *(name.removesuffix("_kernel_impl") for name in names)]
+    fitting = [packet for name in wanted for packet in packets if packet.partition("::")[2] == name]
+    if not fitting and len(packets) != 1:
+        have = f"it registers {', '.join(added[:8])}" if added else "it registers none"
+        raise KernelLoadError(
+            f"{source.name} registers no operator {' or '.join(dict.fromkeys(wanted))}: {have}; "
+            f'define one with TORCH_LIBRARY and m.def("{wanted[0]}(…) -> …")'
+        )
+    namespace, _, name = (fitting or list(packets))[0].partition("::")
+    packet = getattr(getattr(torch.ops, namespace), name)
+    function: Function = getattr(packet, packet.overloads()[0]) if len(packet.overloads()) == 1 else packet
+    return function
+
+
 def _entry(path: Path, names: list[str]) -> Function:
     module = import_file(path)
     for name in names:
@@ -158,8 +188,6 @@ def _entry(path: Path, names: list[str]) -> Function:
 
 def import_file(path: Path) -> Any:
     """Return a user's file as a module; raises KernelLoadError with the reason when it cannot be one."""
-    if path.suffix in NATIVE_SUFFIXES:
-        raise KernelLoadError(f"{path.name}: kernels in C++ and CUDA are not built yet")
     try:
         path.read_bytes()
     except OSError as error:

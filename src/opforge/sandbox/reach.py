@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from opforge import cache
+from opforge.kernels.native.sources import HEADERS, SOURCES
 from opforge.sandbox import landlock
 
 _SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/libx32", "/bin", "/sbin", "/opt", "/nix/store", "/gnu/store",
@@ -52,14 +53,27 @@ def homes() -> tuple[str, ...]:
     return tuple(sorted(os.path.realpath(name) for name in named if name not in ("", "/", "~")))
 
 
-def kernel_reads(file: str | None) -> list[str]:
-    """Return what the kernel in a file may read besides: its folder, or just its modules where the folder holds more than kernels."""
+def kernel_reads(file: str | None, library: str | None = None) -> list[str]:
+    """Return what the kernel in a file may read besides: its folder, or just its modules where the folder holds more than kernels.
+
+    Of the cache, a kernel that was compiled may read its own library.
+    """
     if file is None:
         return []
+    built = [os.path.realpath(library)] if library else []
     folder = os.path.dirname(os.path.realpath(file))
     named = os.path.dirname(os.path.abspath(file))
     shut = _kept_shut()
-    return [p for f in dict.fromkeys((folder, named)) for p in ([f] if not _holds(f, shut) else _modules(f))]
+    return built + [p for f in dict.fromkeys((folder, named)) for p in ([f] if not _holds(f, shut) else _modules(f))]
+
+
+def source_reads(file: str) -> list[str]:
+    """Return what a compiler may read for a source: its folder, or just the sources there where the folder holds more than those."""
+    folder = os.path.dirname(os.path.realpath(file))
+    if not _holds(folder, _kept_shut()):
+        return [folder]
+    with os.scandir(folder) as entries:
+        return [entry.path for entry in entries if entry.is_file() and entry.name.endswith((*SOURCES, *HEADERS))]
 
 
 def _kept_shut() -> tuple[str, ...]:

@@ -1,0 +1,73 @@
+"""`opforge build`: C++ and CUDA libraries of operators, each with a Python package."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from opforge.cli.progress import ProgressLine
+from opforge.errors import OpforgeError
+
+if TYPE_CHECKING:
+    from opforge.authoring.build import Library
+
+
+def register(app: typer.Typer) -> None:
+    app.command("build")(build)
+
+
+def build(
+    directory: Annotated[Path, typer.Argument(help="A folder of sources, or one whose folders are libraries.")],
+    out: Annotated[Path | None, typer.Option(help="Where packages go; DIRECTORY/build unless given.")] = None,
+    namespace: Annotated[
+        str, typer.Option(help="What OPFORGE_NAMESPACE stands for in the sources, instead of the folder's name.")
+    ] = "",
+    flag: Annotated[
+        list[str] | None, typer.Option(help="A flag for the compiler, such as --flag=-mavx2. May be repeated.")
+    ] = None,
+    target: Annotated[
+        str, typer.Option(help="The oldest torch that a library of the stable ABI is to run on.")
+    ] = "2.11",
+    workers: Annotated[int, typer.Option(help="How many libraries are built at once.")] = 2,
+    timeout: Annotated[float, typer.Option(help="Seconds that one compiler may take.")] = 600.0,
+    format_: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
+) -> int:
+    """Build each folder of C++ or CUDA sources into a library of operators with a Python package that loads it."""
+    if format_ not in ("text", "json"):
+        raise OpforgeError(f"unknown format {format_!r}; allowed: text, json")
+    if not 1 <= workers <= 256:
+        raise OpforgeError(f"--workers {workers} is out of range; it must be 1 to 256")
+    if timeout < 1:
+        raise OpforgeError(f"--timeout {timeout} is too small; it must be at least 1")
+    from opforge.authoring.build import Wishes, build_folder
+
+    wishes = Wishes(out, namespace, tuple(flag or ()), target, workers, timeout)
+    with ProgressLine() as progress:
+        libraries = build_folder(directory, wishes, progress)
+    place = out or directory / "build"
+    if format_ == "json":
+        sys.stdout.write(
+            json.dumps({"out": str(place), "libraries": [one.as_json() for one in libraries]}, indent=2) + "\n"
+        )
+    else:
+        _show(libraries, place)
+    return 1 if any(one.status == "failed" for one in libraries) else 0
+
+
+def _show(libraries: list[Library], place: Path) -> None:
+    for one in libraries:
+        if one.status == "failed":
+            sys.stdout.write(f"{one.name}  failed: {one.error}\n")
+            continue
+        how = "cached" if one.status == "cached" else f"built in {one.seconds:.1f} s"
+        sys.stdout.write(f"{one.name}  {place / one.name}, {one.abi} ABI, {how}\n")
+        for schema in (one.operators or {}).values():
+            sys.stdout.write(f"  torch.ops.{schema.replace('::', '.', 1)}\n")
+    counts = Counter(one.status for one in libraries)
+    said = ", ".join(f"{counts[status]} {status}" for status in ("built", "cached", "failed") if counts[status])
+    sys.stdout.write(f"libraries: {said}; with {place} on the path, `import {libraries[0].name}`\n")

@@ -1,0 +1,11 @@
+"""C++ and CUDA sources as kernels: built into shared libraries, and looked at in a child process before anything loads them."""
+
+from opforge.kernels.native.building import BuildError, Built, Unit, build
+from opforge.kernels.native.clashes import Clash, ClashError, clashes_of_libraries, clashes_of_sources, load
+from opforge.kernels.native.looking import Look, look
+from opforge.kernels.native.sources import SUFFIXES, digest, is_native
+
+__all__ = [
+    "SUFFIXES", "BuildError", "Built", "Clash", "ClashError", "Look", "Unit", "build", "clashes_of_libraries", "clashes_of_sources",
+    "digest", "is_native", "load", "look",
+]  # fmt: skip

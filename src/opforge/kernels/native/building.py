@@ -1,0 +1,257 @@
+"""Build sources into a shared library, once for each content: a cache by digest, a lock for each entry, nothing half-written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from opforge import cache
+from opforge.errors import OpforgeError
+from opforge.kernels.native import compiler, sources, toolchain
+from opforge.kernels.native.compiler import LIMIT_S, BuildError
+
+__all__ = ["BuildError", "Built", "Unit", "build"]
+
+NAMESPACE_MACROS = ("OPFORGE_NAMESPACE", "TORCH_EXTENSION_NAME")
+"""Macros that stand for the library's namespace in its sources."""
+_VERSION = "1"
+"""Of the layout of the cache; a new one leaves old entries alone."""
+
+Within = Callable[[Path, Sequence[Path]], Sequence[str]]
+"""Returns the words that go before a compiler's command to confine it, given the folder that it writes to and the sources."""
+
+
+def unconfined(_folder: Path, _sources: Sequence[Path]) -> Sequence[str]:
+    """Let a compiler run as the user does."""
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What becomes one library."""
+
+    name: str
+    files: tuple[Path, ...]
+    folder: Path
+    """Where headers are looked for, and from where errors name files."""
+    namespace: str = ""
+    """What OPFORGE_NAMESPACE and TORCH_EXTENSION_NAME stand for; the name unless given."""
+    flags: tuple[str, ...] = ()
+    target: str = toolchain.OLDEST_TARGET
+    """The oldest torch on which a library of the stable ABI is to run."""
+
+    @classmethod
+    def of_file(cls, file: Path) -> Unit:
+        """Return the unit of a kernel's own file."""
+        return cls(re.sub(r"\W", "_", file.stem), (file,), file.parent)
+
+    @property
+    def own_namespace(self) -> str:
+        return self.namespace or self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A library that is there."""
+
+    name: str
+    library: Path
+    cached: bool
+    abi: str
+    """``stable`` or ``full``."""
+    seconds: float
+    """That this call took."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Recipe:
+    """How a unit is compiled: everything that the library depends on, beside the headers that come to light on the way."""
+
+    unit: Unit
+    abi: str
+    compile: tuple[tuple[str, ...], ...]
+    link: tuple[str, ...]
+    suffix: str
+    """``.so``, or Python's own for a library that is built for this Python."""
+    installed: tuple[str, ...]
+    """Folders whose headers change with a version only, which is part of the key."""
+    key: str
+
+
+def build(unit: Unit, *, within: Within = unconfined, limit_s: float = LIMIT_S) -> Built:
+    """Return the unit's library, building it unless it is in the cache; whoever else builds it at the same time is waited for."""
+    start = time.perf_counter()
+    recipe = _recipe(unit)
+    root = cache.root() / "native"
+    if (known := _known(root, recipe)) is not None:
+        return Built(unit.name, known, True, recipe.abi, time.perf_counter() - start)
+    root.mkdir(parents=True, exist_ok=True)
+    patience_s = limit_s * (len(unit.files) + 1)
+    try:
+        with FileLock(root / f"{recipe.key}.lock", timeout=patience_s):
+            known = _known(root, recipe)
+            library = known or _make(root, recipe, within, limit_s)
+    except Timeout:
+        raise BuildError(unit.name, f"another process has been building it for more than {patience_s:g} s") from None
+    return Built(unit.name, library, known is not None, recipe.abi, time.perf_counter() - start)
+
+
+def _recipe(unit: Unit) -> _Recipe:
+    try:
+        beside = sources.headers_in(unit.folder)
+        contents = {path: path.read_bytes() for path in (*unit.files, *beside)}
+    except OSError as error:
+        raise BuildError(unit.name, f"{error.filename} cannot be read: {error.strerror}") from None
+    texts = [data.decode(errors="replace") for data in contents.values()]
+    included = sources.includes(texts)
+    full, python = sources.needs_full_headers(included), sources.needs_python(included)
+    cuda = any(path.suffix == ".cu" for path in unit.files)
+    facts, cxx = toolchain.torch_facts(), toolchain.cxx()
+    nvcc = toolchain.nvcc() if cuda else None
+    common = _common(unit, full=full, python=python, own_target=any("TORCH_TARGET_VERSION" in text for text in texts))
+    host = (cxx.path, *common, "-fPIC", "-fvisibility=hidden")
+    device = _device_words(nvcc.path, cxx.path, facts, common) if nvcc is not None else ()
+    steps = tuple((*(device if path.suffix == ".cu" else host), *unit.flags) for path in unit.files)
+    link = _link(facts, device[:1] or (cxx.path,), python=python, cuda=cuda, full=full)
+    versions = (
+        _VERSION,
+        platform.machine(),
+        cxx.version,
+        nvcc.version if nvcc else "",
+        *(sys.version if python else "",),
+    )
+    torch = (facts.version, facts.cuda, facts.cxx11_abi) if full or cuda else (facts.version,)
+    settings = [os.environ.get(name, "") for name in compiler.SETTINGS]
+    whole = hashlib.sha256(json.dumps([unit.name, versions, torch, settings, steps, link]).encode())
+    for path, data in contents.items():
+        whole.update(os.path.relpath(path, unit.folder).encode() + b"\0" + hashlib.sha256(data).digest())
+    suffix = str(sysconfig.get_config_var("EXT_SUFFIX")) if python else ".so"
+    places = [facts.path, *([str(Path(nvcc.path).resolve().parents[1])] if nvcc else [])]
+    installed = tuple(os.path.realpath(place) + os.sep for place in places)
+    return _Recipe(unit, "full" if full else "stable", steps, link, suffix, installed, whole.hexdigest()[:32])
+
+
+def _common(unit: Unit, *, full: bool, python: bool, own_target: bool) -> tuple[str, ...]:
+    """Return the words that both compilers get: language, macros, where headers are."""
+    words = ["-O3", "-std=c++20", *(f"-D{macro}={unit.own_namespace}" for macro in NAMESPACE_MACROS)]
+    facts = toolchain.torch_facts()
+    if full:
+        words.append(f"-D_GLIBCXX_USE_CXX11_ABI={int(facts.cxx11_abi)}")
+    elif not own_target:
+        words.append(f"-DTORCH_TARGET_VERSION={toolchain.target_version(unit.target)}")
+    folders = [*facts.include, *([toolchain.python_include()] if python else [])]
+    return (*words, *(word for folder in folders for word in ("-isystem", folder)))
+
+
+def _device_words(nvcc: str, cxx: str, facts: toolchain.Torch, common: tuple[str, ...]) -> tuple[str, ...]:
+    host = ("-Xcompiler", "-fPIC,-fvisibility=hidden", "-ccbin", cxx)
+    return (nvcc, *common, "-DUSE_CUDA", *facts.nvcc_flags, *toolchain.cuda_architecture_flags(), *host)
+
+
+def _link(facts: toolchain.Torch, linker: Sequence[str], *, python: bool, cuda: bool, full: bool) -> tuple[str, ...]:
+    names = ["torch_cpu", "torch", "c10", *(["torch_python"] if python else [])]
+    if cuda and facts.cuda is not None:
+        names += ["torch_cuda", *(["c10_cuda"] if full else [])]
+    folders = [f"-L{folder}" for folder in facts.library]
+    as_needed = ["-Xlinker", "--as-needed"]
+    return (*linker, "-shared", *folders, *as_needed, *(f"-l{name}" for name in names))
+
+
+def _known(root: Path, recipe: _Recipe) -> Path | None:
+    """Return the library of a recipe if it was built and no header outside the unit's folder has changed since."""
+    entry = cache.read_json(root / f"{recipe.key}.json")
+    if entry is None:
+        return None
+    library: Path = root / entry["library"]
+    if not library.is_file() or _digests(recipe.unit.folder, entry["headers"]) != entry["headers"]:
+        return None
+    return library
+
+
+def _digests(folder: Path, names: Sequence[str] | dict[str, str]) -> dict[str, str]:
+    """Return the digests of headers, whose names are seen from the unit's folder."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()[:32]
+        except OSError:
+            found[name] = "missing"
+    return found
+
+
+def _make(root: Path, recipe: _Recipe, within: Within, limit_s: float) -> Path:
+    unit = recipe.unit
+    for left in root.glob(f".{recipe.key}-*"):
+        shutil.rmtree(left, ignore_errors=True)  # of a build that was killed
+    work = Path(tempfile.mkdtemp(dir=root, prefix=f".{recipe.key}-"))
+    try:
+        made = work / "made"
+        made.mkdir()
+        library = made / f"{unit.name}{recipe.suffix}"
+        words = tuple(within(work, unit.files))
+        objects = [work / f"{number}.o" for number in range(len(unit.files))]
+        for path, step, made_object in zip(unit.files, recipe.compile, objects, strict=True):
+            search = ("-I", str(unit.folder), "-MMD", "-MF", f"{made_object}.d")
+            name = os.path.relpath(path, unit.folder)
+            _run(unit, (*words, *step, *search, "-c", name, "-o", str(made_object)), limit_s)
+        link, folders = recipe.link[0], recipe.link[1:]
+        _run(unit, (*words, link, *map(str, objects), "-o", str(library), *folders), limit_s)
+        headers = _digests(unit.folder, _headers(unit, objects, recipe.installed))
+        return _keep(root, recipe, made, library.name, headers)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _run(unit: Unit, command: Sequence[str], limit_s: float) -> None:
+    compiler.run(unit.name, command, unit.folder, limit_s)
+
+
+def _headers(unit: Unit, objects: Sequence[Path], installed: tuple[str, ...]) -> list[str]:
+    """Return the headers that were read, but for the system's, Python's and torch's, as the compiler has listed them."""
+    found: set[str] = set()
+    for path in objects:
+        try:
+            listed = Path(f"{path}.d").read_text(errors="replace").partition(":")[2]
+        except OSError:
+            continue
+        found.update(word.replace("\\ ", " ") for word in re.split(r"(?<!\\)\s+", listed.replace("\\\n", " ")) if word)
+    own = {os.path.realpath(path) for path in unit.files}
+    paths = {os.path.realpath(unit.folder / word) for word in found} - own
+    return sorted(
+        os.path.relpath(path, os.path.realpath(unit.folder)) for path in paths if not path.startswith(installed)
+    )
+
+
+def _keep(root: Path, recipe: _Recipe, made: Path, name: str, headers: dict[str, str]) -> Path:
+    """Put a finished library into the cache, where its name says what is in it, in one step."""
+    key = hashlib.sha256(f"{recipe.key}{json.dumps(headers, sort_keys=True)}".encode()).hexdigest()[:32]
+    (made / name).chmod(0o755)
+    made.chmod(0o755)  # a confined worker may be another user
+    place = root / key
+    if not (place / name).is_file():
+        shutil.rmtree(place, ignore_errors=True)
+        made.rename(place)
+    cache.write_atomically(root / f"{recipe.key}.json", json.dumps({"library": f"{key}/{name}", "headers": headers}))
+    return place / name
+
+
+def checked_namespace(name: str) -> str:
+    """Return a name that can be a namespace of operators, or say what one looks like."""
+    if not re.fullmatch(r"[A-Za-z_]\w*", name):
+        raise OpforgeError(
+            f"{name!r} cannot be a namespace of operators: letters, digits and underscores, not a digit first; rename the folder or give --namespace"
+        )
+    return name

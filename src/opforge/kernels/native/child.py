@@ -1,0 +1,124 @@
+"""The process that loads libraries to see what comes of it: groups of paths as JSON on stdin, a line of JSON for each on stdout.
+
+It imports torch once and forks for each group, so that a library which ends its process ends that of its group alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+_LIMIT_S = 60.0
+_MOST_SAID = 4000
+
+
+def main() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is not an answer
+    for group in json.load(sys.stdin):
+        row = tried(_load, group)
+        if len(group) == 1 and row.get("operators"):
+            row["whole"] = [name for name in _namespaces(row) if "died" in tried(_load_beside, [name, *group])]
+        answers.write(json.dumps(row) + "\n")
+        answers.flush()
+
+
+def _namespaces(row: dict[str, Any]) -> list[str]:
+    return sorted({name.partition("::")[0] for name in row["operators"]})
+
+
+def tried(action: Callable[[list[str]], dict[str, Any]], words: list[str]) -> dict[str, Any]:
+    """Do something in a forked process, and return what it answered, or how it died."""
+    read, write = os.pipe()
+    with tempfile.TemporaryFile() as output:
+        pid = os.fork()
+        if pid == 0:
+            os.close(read)
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+            _answer(action, words, write)
+        os.close(write)
+        said = _read(read, pid)
+        os.close(read)
+        _pid, status = os.waitpid(pid, 0)
+        if said is not None and said.endswith(b"\n"):
+            row: dict[str, Any] = json.loads(said)
+            return row
+        output.seek(0)
+        return {
+            "died": None if said is None else os.waitstatus_to_exitcode(status),
+            "said": output.read().decode(errors="replace")[-_MOST_SAID:],
+        }
+
+
+def _read(handle: int, pid: int) -> bytes | None:
+    """Return all that a process writes before it ends; None, and the process ended, when it takes too long."""
+    parts: list[bytes] = []
+    until = time.monotonic() + _LIMIT_S
+    while select.select([handle], [], [], max(0.0, until - time.monotonic()))[0]:
+        part = os.read(handle, 1 << 16)
+        if not part:
+            return b"".join(parts)
+        parts.append(part)
+    os.kill(pid, signal.SIGKILL)
+    return None
+
+
+def _answer(action: Callable[[list[str]], dict[str, Any]], words: list[str], write: int) -> None:
+    """In the fork: act, answer, and be gone."""
+    try:
+        row = action(words)
+    except BaseException as error:  # noqa: BLE001  # the border: whatever loading raises is the answer
+        row = {"error": str(error.__cause__ or error)}  # torch's own words hide the loader's
+    data = (json.dumps(row) + "\n").encode()
+    while data:
+        data = data[os.write(write, data) :]
+    os._exit(0)
+
+
+def _load(paths: list[str]) -> dict[str, Any]:
+    """Load libraries, and return what they add."""
+    import torch
+
+    before = set(torch._C._dispatch_get_all_op_names())  # noqa: SLF001  # torch has no public list of operators
+    for path in paths:
+        torch.ops.load_library(path)
+    added = sorted(set(torch._C._dispatch_get_all_op_names()) - before)  # noqa: SLF001
+    return {"operators": {name: _schema(name) for name in added}}
+
+
+def _load_beside(words: list[str]) -> dict[str, Any]:
+    """Claim a namespace, then load a library: one that claims it too ends the process, and one that adds to it does not."""
+    import torch
+
+    namespace, *paths = words
+    claim = torch.library.Library(namespace, "DEF")
+    row = _load(paths)
+    del claim
+    return row
+
+
+def _schema(name: str) -> str:
+    import torch
+
+    base, _, overload = name.partition(".")
+    try:
+        return str(torch._C._get_schema(base, overload))  # noqa: SLF001  # torch has no public name for it
+    except RuntimeError:
+        return ""
+
+
+if __name__ == "__main__":
+    main()

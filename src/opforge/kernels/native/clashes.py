@@ -1,0 +1,142 @@
+"""Namespaces that two libraries claim, and operators that two define: torch ends the process on them, so they are found before anything is loaded."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from opforge.errors import OpforgeError
+from opforge.kernels.native.looking import Look, look
+from opforge.kernels.native.sources import Registration
+
+
+@dataclass(frozen=True, slots=True)
+class Clash:
+    """Two files of which only one can be loaded."""
+
+    namespace: str
+    first: str
+    second: str
+    operator: str = ""
+    """The operator that both define; empty where both claim the namespace."""
+
+    def __str__(self) -> str:
+        if self.operator:
+            what = f"operator {self.namespace}::{self.operator} is defined twice: in {self.first} and in {self.second}"
+            return f"{what}; give one of them another name, or another namespace"
+        return (
+            f"namespace {self.namespace!r} is claimed twice: by {self.first} and by {self.second}; loading both ends the process. "
+            f"Give one of them another name, or register there with TORCH_LIBRARY_FRAGMENT({self.namespace}, m), "
+            "which adds to a namespace (STABLE_TORCH_LIBRARY_FRAGMENT with the stable ABI)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a process has of some namespaces: who claims each, and where each operator was registered, as far as torch knows."""
+
+    claims: Mapping[str, str]
+    operators: Mapping[str, str]
+
+    @classmethod
+    def here(cls, namespaces: Collection[str]) -> Loaded:
+        """Ask this process."""
+        import torch
+
+        names = torch._C._dispatch_get_all_op_names()  # noqa: SLF001  # torch has no public list of operators
+        ours = [name for name in names if name.partition("::")[0] in namespaces]
+        dumps = {name: torch._C._dispatch_dump(name) for name in ours}  # noqa: SLF001
+        operators = {name: _found(r"^debug: registered at (.+)$", dump) for name, dump in dumps.items()}
+        return cls({name: owner for name in sorted(namespaces) if (owner := _owner(name)) is not None}, operators)
+
+
+def _owner(namespace: str) -> str | None:
+    """Say who claims a namespace in this process, by claiming it for a moment: from Python that is refused with an error."""
+    import torch
+
+    try:
+        torch.library.Library(namespace, "DEF")._destroy()  # noqa: SLF001  # torch has no public way to give it back
+    except RuntimeError as error:
+        return _found(r"Previous registration of TORCH_LIBRARY was registered at (.+?)(?:;|$)", str(error))
+    except ValueError:  # a name that torch keeps for itself
+        return "torch"
+    return None
+
+
+def _found(pattern: str, text: str) -> str:
+    found = re.search(pattern, text, re.MULTILINE)
+    return found[1] if found else "this process"
+
+
+class ClashError(OpforgeError):
+    """Libraries that cannot be loaded together."""
+
+    exit_code = 1
+
+    def __init__(self, clashes: Sequence[Clash]) -> None:
+        super().__init__("\n".join(map(str, clashes)))
+        self.clashes = tuple(clashes)
+
+
+def clashes_of_sources(units: Mapping[str, Sequence[Registration]]) -> list[Clash]:
+    """Return the clashes that can be read from the sources of some units, within a unit too."""
+    return list(_claimed_twice(units)) + list(_defined_twice(units))
+
+
+def _claimed_twice(units: Mapping[str, Sequence[Registration]]) -> list[Clash]:
+    claims: dict[str, list[Registration]] = {}
+    for block in itertools.chain.from_iterable(units.values()):
+        if block.whole:
+            claims.setdefault(block.namespace, []).append(block)
+    return [Clash(name, _place(a), _place(b)) for name, (a, *rest) in claims.items() for b in rest]
+
+
+def _defined_twice(units: Mapping[str, Sequence[Registration]]) -> list[Clash]:
+    seen: dict[tuple[str, str], Registration] = {}
+    found = []
+    for block in itertools.chain.from_iterable(units.values()):
+        for operator in block.operators:
+            first = seen.setdefault((block.namespace, operator), block)
+            if first is not block and not (first.whole and block.whole):
+                found.append(Clash(block.namespace, _place(first), _place(block), operator))
+    return found
+
+
+def _place(block: Registration) -> str:
+    """Say where a block stands, as seen from the working folder if it lies there."""
+    path = block.file.relative_to(Path.cwd()) if block.file.is_relative_to(Path.cwd()) else block.file
+    return f"{path}:{block.line}"
+
+
+def clashes_of_libraries(looks: Sequence[Look], loaded: Loaded | None = None) -> list[Clash]:
+    """Return the clashes among libraries, and with what is loaded already."""
+    claimed = dict(loaded.claims) if loaded else {}
+    defined = dict(loaded.operators) if loaded else {}
+    found = []
+    for one in looks:
+        file = str(one.paths[0])
+        taken = [name for name in one.whole if name in claimed]
+        found += [Clash(name, claimed[name], file) for name in taken]
+        twice = [name for name in one.operators if name in defined and name.partition("::")[0] not in taken]
+        found += [Clash(name.partition("::")[0], defined[name], file, name.partition("::")[2]) for name in twice]
+        claimed = dict.fromkeys(one.whole, file) | claimed
+        defined = dict.fromkeys(one.operators, file) | defined
+    return found
+
+
+def load(*libraries: Path) -> dict[str, str]:
+    """Load libraries into this process after a look at them in another; returns what they add. A clash is an error, and never an abort."""
+    import torch  # the process that loads operators has it
+
+    looks = look([[path] for path in libraries if str(path.resolve()) not in torch.ops.loaded_libraries])
+    for one in looks:
+        if one.error:
+            raise OpforgeError(f"{one.paths[0]} cannot be loaded: {one.error}")
+    if clashes := clashes_of_libraries(looks, Loaded.here({n for one in looks for n in one.namespaces})):
+        raise ClashError(clashes)
+    for one in looks:
+        torch.ops.load_library(str(one.paths[0].resolve()))
+    return {name: schema for one in looks for name, schema in one.operators.items()}

@@ -1,0 +1,100 @@
+"""Run a compiler with a time limit, and say first what is wrong and where when it fails."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from opforge import processes
+from opforge.errors import OpforgeError
+
+LIMIT_S = 600.0
+"""That one compiler may take."""
+SETTINGS = ("CPATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN")
+"""Variables that change what a compiler makes."""
+_KEPT = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "PYTHONPATH", *SETTINGS)
+_MOST_BYTES = 1 << 20
+_MOST_LINES = 40
+_MOST_CHARACTERS = 4000
+_ERROR = re.compile(
+    r"^(?P<file>[^\s:(][^:(\n]*)(?::(?P<line>\d+)(?::(?P<column>\d+))?|\((?P<nvcc>\d+)\)): +(?:fatal +)?error *(?:#\S+)?: *(?P<what>.*)$",
+    re.MULTILINE,
+)
+_LINKER = re.compile(r"^.*(?:undefined reference|multiple definition|cannot find|ld: ).*$", re.MULTILINE)
+
+
+class BuildError(OpforgeError):
+    """A source that does not become a library; file, line and error first, and then what else the compiler said, within bounds."""
+
+    exit_code = 1
+
+    def __init__(self, name: str, first: str, output: str = "") -> None:
+        self.name = name
+        self.first = first
+        self.output = _bounded(output)
+        super().__init__(f"{name} cannot be built: {first}" + (f"\n{self.output}" if self.output else ""))
+
+    @property
+    def reason(self) -> str:
+        """Return what went wrong as a verdict's reason: one line."""
+        said = self.first.rpartition("error: ")[2]
+        more = [line.strip() for line in self.output.splitlines() if line.strip() and said not in line][:6]
+        return f"cannot be built: {self.first}" + (f" ({' / '.join(more)[:500]})" if more else "")
+
+
+def run(name: str, command: Sequence[str], folder: Path, limit_s: float) -> None:
+    """Run one command of a build in a folder; a failure is an error that begins with the compiler's own first one."""
+    environment = {key: os.environ[key] for key in _KEPT if key in os.environ}
+    with tempfile.TemporaryFile() as output:
+        try:
+            process = subprocess.Popen(
+                command, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                env={**environment, "LC_ALL": "C"},
+            )  # fmt: skip
+        except OSError as error:
+            raise BuildError(name, f"the compiler {command[0]} does not start: {error.strerror}") from None
+        try:
+            code = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            _end(process)
+            raise BuildError(name, f"the compiler was ended after {limit_s:g} s without having finished") from None
+        except BaseException:
+            _end(process)
+            raise
+        if code:
+            output.seek(0)
+            raise failure(name, output.read(_MOST_BYTES).decode(errors="replace"), code, folder)
+
+
+def failure(name: str, output: str, code: int, folder: Path) -> BuildError:
+    """Return the error that a compiler's output amounts to."""
+    output = output.replace(f"{folder}{os.sep}", "")
+    if (found := _ERROR.search(output)) is not None:
+        where = ":".join(filter(None, (found["file"], found["line"] or found["nvcc"], found["column"])))
+        return BuildError(name, f"{where}: error: {found['what']}", output)
+    if (found := _LINKER.search(output)) is not None:
+        return BuildError(name, found[0].strip(), output)
+    killed = code < 0 or "Killed signal" in output
+    how = processes.describe_returncode(code)
+    return BuildError(name, f"the compiler {how}" + (", perhaps for want of memory" if killed else ""), output)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a compiler with all that it has started."""
+    for pid in [*processes.descendants(process.pid, 100), process.pid]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
+def _bounded(output: str) -> str:
+    lines = output.strip().splitlines()
+    kept = "\n".join(line[:400] for line in lines[:_MOST_LINES])[:_MOST_CHARACTERS]
+    left = len(lines) - len(kept.splitlines())
+    return f"{kept}\n… and {left} more lines" if left > 0 else kept

@@ -1,0 +1,128 @@
+"""Look at shared libraries in a process of its own before anybody loads them: what they add to torch, and whether loading them ends the process."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from opforge import cache, processes
+from opforge.errors import OpforgeError
+
+_LIMIT_S = 180.0
+CHILD = (sys.executable, "-P", "-W", "ignore", "-m", "opforge.kernels.native.child")
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What became of loading some libraries together, in order."""
+
+    paths: tuple[Path, ...]
+    operators: dict[str, str]
+    """Those that they add, such as ``ns::mm``, with their schemas."""
+    whole: tuple[str, ...] = ()
+    """Of a single library: the namespaces that it claims for itself, and does not just add to."""
+    error: str = ""
+    """Why they cannot be loaded, in words; empty when they can."""
+    died: bool = False
+    """Whether loading ended the process."""
+    said: str = ""
+    """The last words of a process that died."""
+
+    @property
+    def namespaces(self) -> tuple[str, ...]:
+        return tuple(sorted({name.partition("::")[0] for name in self.operators}))
+
+
+def look(groups: Sequence[Sequence[Path]]) -> list[Look]:
+    """Return what comes of loading each group of libraries, each in a fresh process; torch is imported once for all.
+
+    What is known of a library is kept in the cache by its content, so that a second look takes a millisecond.
+    """
+    missing = next((path for group in groups for path in group if not path.is_file()), None)
+    if missing is not None:
+        raise OpforgeError(f"there is no library {str(missing)!r}")
+    places = [_kept_at(group) for group in groups]
+    rows: list[Any] = [cache.read_json(place) for place in places]
+    unknown = [number for number, row in enumerate(rows) if row is None]
+    for number, row in zip(unknown, _ask([groups[number] for number in unknown]), strict=True):
+        rows[number] = row
+        if "operators" in row:  # why something failed may lie in what else is installed
+            cache.write_atomically(places[number], json.dumps(row))
+    return [_look(tuple(group), row) for group, row in zip(groups, rows, strict=True)]
+
+
+def _kept_at(group: Sequence[Path]) -> Path:
+    whole = hashlib.sha256(f"{cache.torch_version()}\n{sys.version}".encode())
+    for path in group:
+        whole.update(hashlib.sha256(path.read_bytes()).digest())
+    return cache.root() / "native" / "looks" / f"{whole.hexdigest()[:32]}.json"
+
+
+def _ask(groups: Sequence[Sequence[Path]]) -> list[dict[str, Any]]:
+    """Have a process load them."""
+    if not groups:
+        return []
+    words = [[str(path.resolve()) for path in group] for group in groups]
+    try:
+        done = subprocess.run(
+            CHILD, input=json.dumps(words), capture_output=True, text=True, timeout=_LIMIT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise OpforgeError(f"looking at {words[0][0]} took more than {_LIMIT_S:g} s") from None
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    if len(rows) != len(groups):
+        raise OpforgeError(
+            f"the process that looks at libraries {processes.describe_returncode(done.returncode)}: {done.stderr.strip()[-500:]}"
+        )
+    return rows
+
+
+def _look(paths: tuple[Path, ...], row: dict[str, Any]) -> Look:
+    if "died" in row:
+        said = _last_words(row["said"])
+        how = f"loading it {'hangs' if row['died'] is None else processes.describe_returncode(row['died']).replace('died', 'dies')}"
+        return Look(paths, {}, error=f"{how}{f': {said}' if said else ''}", died=True, said=row["said"])
+    if "error" in row:
+        return Look(paths, {}, error=in_words(paths[-1], row["error"]))
+    return Look(paths, row["operators"], tuple(row.get("whole", ())))
+
+
+def _last_words(said: str) -> str:
+    lines = [
+        line.strip()
+        for line in said.splitlines()
+        if line.strip() and not line.startswith(("frame #", "Exception raised from"))
+    ]
+    return " / ".join(lines)[-600:]
+
+
+def in_words(path: Path, error: str) -> str:
+    """Say why a library cannot be loaded: built for another Python, another torch, another machine, or as the loader put it."""
+    mine = sysconfig.get_config_var("SOABI") or ""
+    tag = path.name.split(".", 1)[1].removesuffix(".so") if "." in path.name else ""
+    if tag.startswith("cpython-") and tag != mine:
+        return f"it was built for another Python ({tag}, and this one is {mine}); build it again with this Python ({error[:200]})"
+    if (found := re.search(r"undefined symbol: (\S+)", error)) is not None:
+        return f"{_missing_symbol(found[1])}; build it again here ({error[:300]})"
+    if (found := re.search(r"(\S+\.so[\w.]*): cannot open shared object file", error)) is not None:
+        return f"it needs {found[1]}, which is not here; install it, or build the library again with this torch ({error[:300]})"
+    if re.search(r"invalid ELF header|file too short|wrong ELF class|not a dynamic executable", error):
+        return f"it is no shared library of this machine ({error[:300]})"
+    return error[:600]
+
+
+def _missing_symbol(name: str) -> str:
+    if re.match(r"_?Py[A-Z_]", name) or "pybind11" in name:
+        return f"it was built for another Python: {name} is not in this one"
+    if re.match(r"_ZN\w*?(?:3c10|2at|5torch)|_ZNK?\w*?(?:3c10|2at|5torch)|aoti_torch|torch_", name):
+        cuda = "; it wants a torch with CUDA" if "cuda" in name.lower() else ""
+        return f"it was built for another torch: {name} is not in this one{cuda}"
+    return f"{name} is defined neither in it nor in what it is linked with"

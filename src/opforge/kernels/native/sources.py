@@ -1,0 +1,130 @@
+"""What C++ and CUDA sources say of themselves: which headers they need, which namespaces and operators they register."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+SUFFIXES = (".cpp", ".cu")
+"""Of the files that are kernels."""
+SOURCES = (*SUFFIXES, ".cc", ".cxx")
+HEADERS = (".h", ".hh", ".hpp", ".hxx", ".cuh", ".inl", ".inc", ".ipp", ".tpp")
+SKIPPED = ("build", "dist", "__pycache__")
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]', re.MULTILINE)
+_STABLE = ("torch/csrc/stable/", "torch/headeronly/", "torch/csrc/inductor/aoti_torch/c/")
+_PYTHON = re.compile(r"Python\.h|pybind11/.*|torch/extension\.h|torch/python\.h|torch/csrc/.*python.*")
+_BLOCK = re.compile(r"\b(?:STABLE_)?TORCH_LIBRARY(_FRAGMENT|_IMPL)?\s*\(\s*([A-Za-z_]\w*)\s*,")
+_DEFINITION = re.compile(
+    r'\.\s*def\s*\(\s*(?:TORCH_SELECTIVE_\w+\s*\(\s*)?(?:R"(\w*)\(\s*(.*?)\)\1"|"((?:[^"\\]|\\.)*)")', re.DOTALL
+)
+_NAME = re.compile(r"\s*(?:([A-Za-z_]\w*)::)?([A-Za-z_]\w*(?:\.\w+)?)")
+_COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|("(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\')', re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A block that registers operators: TORCH_LIBRARY, or TORCH_LIBRARY_FRAGMENT, of the stable ABI or not."""
+
+    file: Path
+    line: int
+    namespace: str
+    whole: bool
+    """Whether it claims the namespace for itself, as TORCH_LIBRARY does and a fragment does not."""
+    operators: tuple[str, ...]
+    """The operators that it defines, such as ``mm`` or ``mm.out``."""
+
+
+def is_native(file: str | Path | None) -> bool:
+    """Whether a kernel's file is one that is compiled."""
+    return file is not None and str(file).endswith(SUFFIXES)
+
+
+def digest(file: Path) -> str:
+    """Return the digest of a kernel's source and of the headers that lie beside it."""
+    whole = hashlib.sha256()
+    for path in [file, *headers_in(file.parent)]:
+        whole.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return whole.hexdigest()[:16]
+
+
+def sources_in(folder: Path) -> list[Path]:
+    """Return the sources of a library's folder, in its subfolders too, but not in those that a build leaves there."""
+    return [path for path in _files(folder) if path.suffix in SOURCES]
+
+
+def headers_in(folder: Path) -> list[Path]:
+    """Return the headers that lie beside a source."""
+    return sorted(path for path in folder.iterdir() if path.suffix in HEADERS and path.is_file())
+
+
+def _files(folder: Path) -> list[Path]:
+    found = []
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and not path.name.startswith(".") and path.name not in SKIPPED:
+            found += _files(path)
+        elif path.is_file():
+            found.append(path)
+    return found
+
+
+def without_comments(text: str) -> str:
+    """Return a source with blanks for its comments, line by line as before."""
+    return _COMMENT.sub(lambda found: found[1] or re.sub(r"[^\n]", " ", found[0]), text)
+
+
+def includes(texts: Iterable[str]) -> set[str]:
+    """Return the names of all headers that sources ask for."""
+    return {name for text in texts for name in _INCLUDE.findall(without_comments(text))}
+
+
+def needs_full_headers(included: Iterable[str]) -> bool:
+    """Whether some header is one of torch's own that is not part of the stable ABI."""
+    return any(
+        name.startswith(("torch/", "ATen/", "c10/", "caffe2/")) and not name.startswith(_STABLE) for name in included
+    )
+
+
+def needs_python(included: Iterable[str]) -> bool:
+    """Whether some header is Python's, or brings it along."""
+    return any(_PYTHON.fullmatch(name) for name in included)
+
+
+def registrations(file: Path, names: dict[str, str] | None = None) -> list[Registration]:
+    """Return the blocks of a source that define operators; ``names`` are macros that stand for namespaces."""
+    return list(_registrations(file, without_comments(file.read_text(errors="replace")), names or {}))
+
+
+def _registrations(file: Path, text: str, names: dict[str, str]) -> Iterator[Registration]:
+    blocks = [found for found in _BLOCK.finditer(text) if not _is_macro(text, found.start())]
+    for number, found in enumerate(blocks):
+        if found[1] == "_IMPL":
+            continue
+        end = blocks[number + 1].start() if number + 1 < len(blocks) else len(text)
+        body = _braced(text[found.end() : end])
+        namespace = names.get(found[2], found[2])
+        operators = tuple(dict.fromkeys(_operators(body)))
+        yield Registration(file, text.count("\n", 0, found.start()) + 1, namespace, found[1] is None, operators)
+
+
+def _is_macro(text: str, at: int) -> bool:
+    """Whether a place is in a line that defines a macro."""
+    return text[text.rfind("\n", 0, at) + 1 : at].lstrip().startswith("#")
+
+
+def _braced(text: str) -> str:
+    """Return what stands between the first brace and its partner."""
+    depth, start = 0, text.find("{")
+    for found in re.finditer(r'"(?:[^"\\\n]|\\.)*"|[{}]', text[start:]) if start >= 0 else ():
+        depth += {"{": 1, "}": -1}.get(found[0], 0)
+        if depth == 0:
+            return text[start : start + found.end()]
+    return text[max(start, 0) :]
+
+
+def _operators(body: str) -> Iterator[str]:
+    for _mark, raw, plain in _DEFINITION.findall(body):
+        if (found := _NAME.match(raw or plain)) is not None:
+            yield found[2]

@@ -1,0 +1,188 @@
+"""The compilers of this machine, and where torch keeps its headers and libraries. Torch itself is asked once, in a process of its own."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from opforge import cache
+from opforge.errors import OpforgeError
+
+OLDEST_TARGET = "2.11"
+"""The oldest torch that opforge works with, and so what a library of the stable ABI is built for unless somebody asks for more."""
+_LIMIT_S = 120.0
+_PLACES = ("/usr/local/cuda", "/opt/cuda")
+_ASK = """
+import json, torch
+from torch.utils import cpp_extension as e
+cuda = e.CUDA_HOME is not None
+print(json.dumps({
+    "version": torch.__version__, "cuda": torch.version.cuda, "path": torch.__path__[0],
+    "include": e.include_paths("cuda" if cuda else "cpu"), "library": e.library_paths("cuda" if cuda else "cpu"),
+    "cxx11_abi": bool(torch._C._GLIBCXX_USE_CXX11_ABI), "nvcc_flags": list(e.COMMON_NVCC_FLAGS),
+}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Torch:
+    """What a compiler must know of the installed torch."""
+
+    version: str
+    cuda: str | None
+    """The CUDA that it was built with; None for a build without."""
+    path: str
+    include: tuple[str, ...]
+    library: tuple[str, ...]
+    cxx11_abi: bool
+    nvcc_flags: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """A compiler and the first line that it says of its version."""
+
+    path: str
+    version: str
+
+
+@functools.cache
+def torch_facts() -> Torch:
+    """Return the facts of the installed torch, asked once per installation and kept in the cache."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise OpforgeError("there is no torch in this Python to build for; install it with `pip install torch`")
+    place = f"{cache.torch_version()}\n{spec.origin}\n{sys.version}\n{os.environ.get('CUDA_HOME')}\n{os.environ.get('CUDA_PATH')}"
+    path = cache.root() / "native" / f"torch-{hashlib.sha256(place.encode()).hexdigest()[:16]}.json"
+    known: dict[str, Any] | None = cache.read_json(path)
+    if known is None or not Path(known["include"][0]).is_dir():
+        known = _ask()
+        cache.write_atomically(path, json.dumps(known))
+    return Torch(
+        known["version"], known["cuda"], known["path"], tuple(known["include"]), tuple(known["library"]),
+        known["cxx11_abi"], tuple(known["nvcc_flags"]),
+    )  # fmt: skip
+
+
+def _ask() -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-P", "-W", "ignore", "-c", _ASK],
+        capture_output=True,
+        text=True,
+        timeout=_LIMIT_S,
+        check=False,
+    )
+    if done.returncode:
+        raise OpforgeError(
+            f"torch cannot say where its headers are; importing it ended with: {done.stderr.strip()[-500:]}"
+        )
+    facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return facts
+
+
+def cxx() -> Compiler:
+    """Return the C++ compiler: ``$CXX``, else the first of c++, g++ and clang++ on the PATH."""
+    named = os.environ.get("CXX")
+    for name in [named] if named else ["c++", "g++", "clang++"]:
+        if (path := shutil.which(name)) is not None:
+            return Compiler(path, _version(path))
+    what = (
+        f"CXX names {named!r}, which is not there"
+        if named
+        else "there is no C++ compiler on the PATH (c++, g++ or clang++)"
+    )
+    raise OpforgeError(f"{what}; install one, for example with `apt install g++`, or set CXX to its path")
+
+
+def nvcc() -> Compiler:
+    """Return CUDA's compiler: that of ``$CUDA_HOME`` or ``$CUDA_PATH``, else the PATH's, else that of the usual places."""
+    homes = [home for name in ("CUDA_HOME", "CUDA_PATH") if (home := os.environ.get(name))]
+    candidates = [*(f"{home}/bin/nvcc" for home in homes), "nvcc", *(f"{place}/bin/nvcc" for place in _PLACES)]
+    for candidate in candidates:
+        if (path := shutil.which(candidate)) is not None:
+            return Compiler(path, _version(path))
+    raise OpforgeError(
+        "a .cu file needs CUDA's compiler, nvcc, and there is none in CUDA_HOME, on the PATH or in /usr/local/cuda; "
+        "install the CUDA toolkit (https://developer.nvidia.com/cuda-downloads) and set CUDA_HOME to its folder"
+    )
+
+
+@functools.cache
+def _version(path: str) -> str:
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise OpforgeError(f"the compiler {path} does not run: {error}") from None
+    lines = [line for line in done.stdout.splitlines() if line.strip()]
+    if done.returncode or not lines:
+        raise OpforgeError(f"the compiler {path} does not run: {(done.stderr or done.stdout).strip()[-300:]}")
+    return next((line for line in lines if line.startswith("Cuda compilation tools")), lines[0])
+
+
+@functools.cache
+def cuda_architectures() -> tuple[str, ...]:
+    """Return the architectures to build CUDA code for: ``$TORCH_CUDA_ARCH_LIST``, else those of this machine's GPUs, else nvcc's own choice."""
+    named = os.environ.get("TORCH_CUDA_ARCH_LIST")
+    if named:
+        return tuple(_architecture(word) for word in re.split(r"[;,\s]+", named.strip()) if word)
+    if shutil.which("nvidia-smi") is None:
+        return ()
+    command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    found = re.findall(r"^\d+\.\d+$", done.stdout, re.MULTILINE) if done.returncode == 0 else []
+    return tuple(sorted({f"{word.replace('.', '')}" for word in found}))
+
+
+def _architecture(word: str) -> str:
+    found = re.fullmatch(r"(\d+)\.(\d+)([af]?)(\+PTX)?", word)
+    if found is None:
+        raise OpforgeError(
+            f"TORCH_CUDA_ARCH_LIST holds {word!r}; entries look like 9.0, 9.0a or 8.0+PTX, with ; between them"
+        )
+    return f"{found[1]}{found[2]}{found[3]}{found[4] or ''}"
+
+
+def cuda_architecture_flags() -> list[str]:
+    """Return nvcc's words for the architectures."""
+    flags = []
+    for name in cuda_architectures():
+        number = name.removesuffix("+PTX")
+        flags.append(f"-gencode=arch=compute_{number},code=sm_{number}")
+        if name.endswith("+PTX"):
+            flags.append(f"-gencode=arch=compute_{number},code=compute_{number}")
+    return flags
+
+
+def python_include() -> str:
+    """Return the folder of Python.h."""
+    folder = sysconfig.get_path("include")
+    if not (Path(folder) / "Python.h").is_file():
+        raise OpforgeError(
+            f"the source wants Python.h, and {folder} has none; install Python's headers (`apt install python3-dev`), "
+            "or include torch/library.h instead of torch/extension.h, which needs no Python"
+        )
+    return folder
+
+
+def target_version(word: str) -> str:
+    """Return the number that TORCH_TARGET_VERSION wants, from a version such as ``2.11``."""
+    found = re.fullmatch(r"(\d+)\.(\d+)", word)
+    if found is None:
+        raise OpforgeError(
+            f"{word!r} is no version of torch to build for; give major and minor, such as {OLDEST_TARGET}"
+        )
+    return f"0x{int(found[1]):02x}{int(found[2]):02x}000000000000"

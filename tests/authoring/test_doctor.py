@@ -1,0 +1,118 @@
+"""The doctor says what is there, and what would break with its fix."""
+
+from __future__ import annotations
+
+import json
+import sysconfig
+
+import pytest
+import torch
+
+from opforge.authoring import doctor
+from opforge.kernels.native import toolchain
+from tests.conftest import ROOT, opforge
+from tests.native import ABORTS, registering, write
+
+
+def test_an_installation_as_it_is(tmp_path):
+    done = opforge("doctor", str(ROOT / "examples" / "cpp_matmul"), "--format", "json")
+    answer = json.loads(done.stdout)
+    assert done.returncode == (1 if answer["problems"] else 0)
+    assert answer["python"]["suffix"] == sysconfig.get_config_var("EXT_SUFFIX")
+    assert answer["torch"]["version"] == torch.__version__
+    assert answer["torch"]["cxx11_abi"] is torch._C._GLIBCXX_USE_CXX11_ABI
+    assert answer["compilers"]["cxx"] == toolchain.cxx().path
+    assert {"held", "missing"} <= set(answer["confinement"])
+    assert [m["name"] for m in answer["folder"]["modules"]] == ["matmul_blocked", "matmul_naive"]
+    assert answer["folder"]["modules"][1]["target"] == "matmul_naive.so"
+    assert answer["folder"]["modules"][1]["operators"] == ["matmul_naive::mm"]
+    assert "pip install" in answer["extras"]["ray"].get("install", "pip install")
+
+
+def test_no_compiler_is_a_problem_with_a_fix():
+    done = opforge("doctor", CXX="/nowhere/c++")
+    assert done.returncode == 1
+    assert "problem  C++ kernels cannot be built: CXX names '/nowhere/c++', which is not there" in done.stdout
+    assert "  fix    install one, for example with `apt install g++`, or set CXX to its path" in done.stdout
+    assert done.stdout.endswith("1 problem\n")
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Have a doctor that does not try confinement out, which starts a process with torch."""
+    monkeypatch.setattr(doctor, "start_server", lambda _device: pytest.fail("asked for a server"))
+    monkeypatch.setattr(doctor, "_confinement", lambda _health: {})
+
+
+def problems(health):
+    return " ".join(f"{p['what']} FIX {p['fix']}" for p in health.problems)
+
+
+def test_libraries_that_would_break(tmp_path, quick):
+    for name in ("one", "two"):
+        write(tmp_path / name, registering("STABLE_TORCH_LIBRARY", f"op_{name}"))
+    write(tmp_path / "none", ABORTS)
+    write(tmp_path / "built", "no library", "x.so")
+    said = problems(doctor.examine(tmp_path))
+    assert "namespace 'shared' is claimed twice" in said
+    assert "FRAGMENT(shared, m)" in said
+    assert "none registers no operator in its sources FIX write STABLE_TORCH_LIBRARY" in said
+    assert "x.so cannot be loaded: it is no shared library of this machine" in said
+
+
+def test_cuda_sources_without_nvcc_or_cuda(tmp_path, quick, monkeypatch):
+    write(tmp_path / "lib", registering("STABLE_TORCH_LIBRARY", "x"), "x.cu")
+    monkeypatch.setenv("CXX", toolchain.cxx().path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(toolchain, "_PLACES", ())
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    said = problems(doctor.examine(tmp_path))
+    assert "lib holds CUDA sources, and there is no nvcc FIX install the CUDA toolkit" in said
+
+
+def test_versions_that_do_not_go_together(quick, monkeypatch):
+    health = doctor.Health(
+        {"torch": {"cuda": "12.8"}, "compilers": {"nvcc_version": "Cuda compilation tools, release 13.0, V13.0.88"}}
+    )
+    monkeypatch.setattr(doctor.shutil, "which", lambda _name: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr(
+        doctor, "_nvidia", lambda _health: {"devices": ["H200"], "driver": "470", "driver_cuda": "11.4"}
+    )
+    doctor._gpu(health)
+    said = problems(health)
+    assert "the driver speaks CUDA 11.4, and torch wants 12.8 FIX update NVIDIA's driver" in said
+    assert "nvcc is of CUDA 13, and torch was built with CUDA 12.8" in said
+    bare = doctor.Health({"torch": {"cuda": None}, "compilers": {}})
+    doctor._gpu(bare)
+    assert "there is a GPU (H200), and torch was built without CUDA FIX install a torch with CUDA" in problems(bare)
+
+
+def test_a_compiler_that_is_too_old(tmp_path):
+    old = tmp_path / "old-c++"
+    old.write_text(
+        "#!/bin/sh\n[ \"$1\" = --version ] && echo 'c++ 4.8' && exit 0\necho \"c++: error: unrecognized option '-std=c++20'\"\nexit 1\n"
+    )
+    old.chmod(0o755)
+    health = doctor.Health()
+    doctor._try_cxx20(health, toolchain.Compiler(str(old), "c++ 4.8"))
+    assert "does not build a C++20 program" in problems(health)
+    assert "install g++ 11 or newer" in problems(health)
+
+
+def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("OPFORGE_CACHE", str(tmp_path / "file" / "cache"))
+    health = doctor.Health()
+    doctor._cache(health)
+    assert "FIX set OPFORGE_CACHE" in problems(health)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [(["/nowhere"], 2, "there is no folder '/nowhere'"), (["--format", "xml"], 2, "unknown format")],
+)
+def test_bad_input(words, code, message):
+    done = opforge("doctor", *words)
+    assert done.returncode == code
+    assert message in done.stderr
