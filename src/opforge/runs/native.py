@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from opforge.errors import OpforgeError
-from opforge.kernels import Kernel, native
+from opforge.kernels import native
 from opforge.kernels.native.building import Within, unconfined
 from opforge.runs.plan import Job
 from opforge.suites.base import Progress
@@ -17,23 +17,27 @@ from opforge.suites.base import Progress
 def with_libraries(jobs: Iterable[Job], workers: int, progress: Progress, within: Within = unconfined) -> list[Job]:
     """Return the jobs with a library for each kernel that must be compiled, or with the reason why it has none."""
     jobs = list(jobs)
-    waiting = {job.kernel.file: job.kernel for job in jobs if native.is_native(job.kernel.file)}
-    if not waiting:
+    files = dict.fromkeys(job.kernel.file for job in jobs if job.kernel.file and native.is_native(job.kernel.file))
+    if not files:
         return jobs
     with ThreadPoolExecutor(workers) as pool:
-        building = {file: pool.submit(_built, kernel, within) for file, kernel in waiting.items()}
+        building = {file: pool.submit(library_of, Path(file), within) for file in files}
         built = {}
         for number, (file, future) in enumerate(building.items()):
-            progress(f"building {Path(file or '').name}", number, len(building))
+            progress(f"building {Path(file).name}", number, len(building))
             built[file] = future.result()
-    return [replace(job, kernel=built.get(job.kernel.file, job.kernel)) for job in jobs]
+    return [_with(job, *built[job.kernel.file]) if job.kernel.file in built else job for job in jobs]
 
 
-def _built(kernel: Kernel, within: Within) -> Kernel:
+def _with(job: Job, library: str, broken: str) -> Job:
+    return replace(job, kernel=replace(job.kernel, library=library, broken=broken))
+
+
+def library_of(file: Path, within: Within) -> tuple[str, str]:
+    """Return the library that a source becomes, or nothing and the reason."""
     try:
-        done = native.build(native.Unit.of_file(Path(kernel.file or "")), within=within)
+        return str(native.build(native.Unit.of_file(file), within=within).library), ""
     except native.BuildError as error:
-        return replace(kernel, broken=error.reason)
+        return "", error.reason
     except OpforgeError as error:  # no compiler, no headers
-        return replace(kernel, broken=f"cannot be built: {error}")
-    return replace(kernel, library=str(done.library))
+        return "", f"cannot be built: {error}"
