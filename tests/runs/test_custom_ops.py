@@ -97,3 +97,45 @@ def test_one_speed_over_another_has_an_interval_made_of_both():
     assert ratio.value == pytest.approx(0.5)
     assert 2.0 / 4.2 * 0.8 < ratio.low < 0.5 * 1.8 / 2.0
     assert 0.5 * 2.2 / 2.0 < ratio.high < 2.2 / 3.9
+
+
+NATIVE = """
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+using torch::stable::Tensor;
+
+Tensor twice(const Tensor& x) {
+  Tensor input = torch::stable::contiguous(x), result = torch::stable::empty_like(input);
+  const auto* from = static_cast<const float*>(input.const_data_ptr());
+  auto* to = static_cast<float*>(result.mutable_data_ptr());
+  for (int64_t i = 0; i < input.numel(); ++i) to[i] = 2 * from[i];
+  return result;
+}
+
+STABLE_TORCH_LIBRARY(OPFORGE_NAMESPACE, m) { m.def("twice_kernel_impl(Tensor x) -> Tensor"); }
+STABLE_TORCH_LIBRARY_IMPL(OPFORGE_NAMESPACE, CPU, m) { m.impl("twice_kernel_impl", TORCH_BOX(&twice)); }
+"""
+
+
+def test_implementations_in_cpp_are_judged_and_stand_in_for_a_reference_like_others(judge_custom):
+    tests = gen_input("Test(lambda: torch.randn(6))")
+    files = {
+        "gen_input.py": tests,
+        "twice_native.cpp": NATIVE,
+        "twice_broken.cpp": NATIVE.replace("2 * from[i]", "2 *"),
+    }
+    ended = judge_custom({"twice": {**files, "twice_reference.py": FILES["twice_reference.py"]}})
+    verdicts = by_kernel(ended)
+    assert {v for v, _ in verdicts["twice__native"]} == {"passed"}
+    ((verdict, reason),) = set(verdicts["twice__broken"])
+    assert verdict == "error"
+    assert "twice_broken.cpp:12" in reason
+
+
+def test_without_a_reference_one_in_cpp_is_taken_for_it(judge_custom):
+    files = {"gen_input.py": gen_input("Test(lambda: torch.randn(6))"), "twice_native.cpp": NATIVE}
+    ended = judge_custom({"twice": files})
+    assert {v for v, _ in by_kernel(ended)["twice__native"]} == {"passed"}
+    assert any("twice__native is taken for it" in remark for remark in ended.manifest["plan"]["remarks"])

@@ -82,7 +82,11 @@ class Reference:
 
     def room(self) -> Any:
         """Return a room for a process that runs the reference."""
-        return None if self._rooms is None else self._rooms.reference(self.described["file"], self.described.get("library"))
+        return (
+            None
+            if self._rooms is None
+            else self._rooms.reference(self.described["file"], self.described.get("library"))
+        )
 
     def _died(self, death: DeathError) -> None:
         self._worker = None

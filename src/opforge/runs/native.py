@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +15,9 @@ from opforge.suites.base import Progress
 
 
 def with_libraries(jobs: Iterable[Job], workers: int, progress: Progress, within: Within = unconfined) -> list[Job]:
-    """Return the jobs with a library for each kernel that must be compiled, or with the reason why it has none."""
+    """Return the jobs with a library for each kernel and reference that must be compiled, or with the reason why it has none."""
     jobs = list(jobs)
-    files = dict.fromkeys(job.kernel.file for job in jobs if job.kernel.file and native.is_native(job.kernel.file))
+    files = dict.fromkeys(file for job in jobs for file in _files(job) if file and native.is_native(file))
     if not files:
         return jobs
     with ThreadPoolExecutor(workers) as pool:
@@ -26,11 +26,22 @@ def with_libraries(jobs: Iterable[Job], workers: int, progress: Progress, within
         for number, (file, future) in enumerate(building.items()):
             progress(f"building {Path(file).name}", number, len(building))
             built[file] = future.result()
-    return [_with(job, *built[job.kernel.file]) if job.kernel.file in built else job for job in jobs]
+    return [_with(job, built) for job in jobs]
 
 
-def _with(job: Job, library: str, broken: str) -> Job:
-    return replace(job, kernel=replace(job.kernel, library=library, broken=broken))
+def _files(job: Job) -> list[str | None]:
+    reference = job.kernel.reference
+    return [job.kernel.file, reference.file if reference is not None else None]
+
+
+def _with(job: Job, built: Mapping[str, tuple[str, str]]) -> Job:
+    kernel, none = job.kernel, ("", "")
+    library, broken = built.get(kernel.file or "", none)
+    kernel = replace(kernel, library=library, broken=broken)
+    if kernel.reference is not None:
+        library, broken = built.get(kernel.reference.file or "", none)
+        kernel = replace(kernel, reference=replace(kernel.reference, library=library, broken=broken))
+    return replace(job, kernel=kernel)
 
 
 def library_of(file: Path, within: Within) -> tuple[str, str]:
