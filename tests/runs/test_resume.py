@@ -16,11 +16,13 @@ from opforge.errors import RunDirectoryError
 from opforge.runs.store import RunStore, read_rows
 from tests.conftest import ROOT, opforge
 
-WORDS = ["run", "--suite", "opinfo", "--backend", "aten", "--dtypes", "bool"]
+OPS = "where,eq,ne,le,ge,lt,gt,sum,mul,add,any,all,masked_fill,masked_select,logical_and,logical_or,logical_xor,clone,expand,view"
+WHOLE = ["run", "--suite", "opinfo", "--backend", "aten", "--dtypes", "bool"]
+WORDS = [*WHOLE, "--ops", OPS]
 
 
-def start(out: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "opforge.cli", *WORDS, "--out", str(out)]
+def start(out: Path, words: list[str] = WORDS) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "opforge.cli", *words, "--out", str(out)]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
@@ -86,10 +88,10 @@ def test_an_interrupt_keeps_what_was_judged_and_says_how_to_go_on(tmp_path):
 
 def test_two_runs_into_one_folder_the_second_refuses(tmp_path):
     out = tmp_path / "run"
-    process = start(out)
+    process = start(out, WHOLE)
     try:
         wait_for_lines(out / "results.jsonl", 10, process)
-        for words in ([*WORDS, "--out", str(out)], ["run", "--resume", str(out)]):
+        for words in ([*WHOLE, "--out", str(out)], ["run", "--resume", str(out)]):
             second = opforge(*words)
             assert second.returncode == 2
             assert "another run is writing to" in second.stderr
