@@ -5,7 +5,10 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent / "build"))
+BUILT = Path(__file__).resolve().parent / "build"
+if not BUILT.is_dir():
+    sys.exit(f"{BUILT} is not there; build the libraries first: opforge build {BUILT.parent}")
+sys.path.insert(0, str(BUILT))
 
 import matmul_blocked
 import matmul_naive
