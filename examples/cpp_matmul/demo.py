@@ -10,8 +10,8 @@ if not BUILT.is_dir():
     sys.exit(f"{BUILT} is not there; build the libraries first: opforge build {BUILT.parent}")
 sys.path.insert(0, str(BUILT))
 
-import matmul_blocked
-import matmul_naive
+import matmul_blocked  # noqa: E402  # built just before
+import matmul_naive  # noqa: E402
 
 SHAPES = [(1, 1, 1), (3, 5, 7), (64, 64, 64), (130, 257, 33), (256, 512, 128), (0, 4, 3), (4, 0, 3)]
 DTYPES = [torch.float32, torch.float64, torch.int64]
