@@ -43,11 +43,16 @@ def test_the_example_has_two_libraries(matmul):
         assert files == ["__init__.py", "__init__.pyi", f"{one['name']}.so", "py.typed"]
 
 
-def test_the_demo_compares_with_pytorch(matmul, tmp_path):
-    out, _ = matmul
-    (tmp_path / "build").symlink_to(out)
+@pytest.fixture
+def demo(matmul, tmp_path):
+    """Return the demo beside the libraries that it looks for, wherever the checkout's own are."""
+    (tmp_path / "build").symlink_to(matmul[0])
     (tmp_path / "demo.py").write_text((MATMUL / "demo.py").read_text())
-    done = subprocess.run([sys.executable, str(tmp_path / "demo.py")], capture_output=True, text=True, check=False)
+    return tmp_path / "demo.py"
+
+
+def test_the_demo_compares_with_pytorch(demo):
+    done = subprocess.run([sys.executable, str(demo)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "WRONG" not in done.stdout
     rows = [line.split() for line in done.stdout.splitlines()[1:-1]]
@@ -57,12 +62,18 @@ def test_the_demo_compares_with_pytorch(matmul, tmp_path):
     assert done.stdout.endswith("all equal within rounding\n")
 
 
-def test_the_demo_notices_a_wrong_product(matmul):
-    out, _ = matmul
-    code = "import torch, matmul_naive, matmul_blocked, runpy\ntorch.mm = lambda a, b: a @ b + 1\n"
-    done = python(code + f"runpy.run_path({str(MATMUL / 'demo.py')!r}, run_name='__main__')", out)
+def test_the_demo_notices_a_wrong_product(demo):
+    code = "import torch, runpy\ntorch.mm = lambda a, b: a @ b + 1\n"
+    done = python(code + f"runpy.run_path({str(demo)!r}, run_name='__main__')")
     assert done.returncode == 1, done.stderr
     assert "WRONG" in done.stdout
+
+
+def test_the_demo_says_what_to_build_first(demo):
+    (demo.parent / "build").unlink()
+    done = subprocess.run([sys.executable, str(demo)], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"build the libraries first: opforge build {demo.parent}" in done.stderr
 
 
 def test_operators_are_reached_as_functions_and_by_torch(matmul):
