@@ -17,7 +17,7 @@ demo: setup
 	PATH=$(abspath $(BIN)):$$PATH sh examples/demo.sh
 
 test: setup
-	$(BIN)/python -m pytest -m "not gpu"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu"
 
 # On a machine with a GPU, with the packages it has: PYTHONPATH=src python3 -m pytest -m gpu
 test-gpu:
