@@ -12,7 +12,7 @@ __global__ void add_scaled_kernel(T* x, const T* y, Wide<T> alpha, int64_t count
 
 void add_scaled_(const Tensor& x, const Tensor& y, double alpha) {
   check_same("add_scaled_", "y", y, "x", x);
-  const OnDevice device(x);
+  const OnDevice device("add_scaled_", x);
   const Tensor written = as_contiguous(x);
   const int64_t count = x.numel();
   dispatch("add_scaled_", x, [&](auto zero) {

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstdint>
 #include <optional>
+#include <sstream>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -20,7 +22,6 @@
 #include <torch/library.h>
 {% endif %}
 #include <torch/headeronly/core/ScalarType.h>
-#include <torch/headeronly/util/Exception.h>
 
 {% if cookiecutter.abi == "stable" %}
 using torch::stable::Tensor;
@@ -32,6 +33,15 @@ using Shape = std::vector<int64_t>;
 // The type to compute in: float for the short ones, else the tensor's own.
 template <typename T>
 using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+// Refuses a call with an error that Python sees as a RuntimeError.
+template <typename... Words>
+[[noreturn]] void refuse(const char* op, const Words&... words) {
+  std::ostringstream text;
+  text << op << ": ";
+  (text << ... << words);
+  throw std::runtime_error(text.str());
+}
 
 inline Shape shape_of(const Tensor& x) {
   const auto sizes = x.sizes();
@@ -96,8 +106,8 @@ void dispatch(const char* op, const Tensor& x, const Body& body) {
     case ScalarType::BFloat16:
       return body(torch::headeronly::BFloat16(0.0f));
     default:
-      STD_TORCH_CHECK(false, op, ": dtype ", torch::headeronly::toString(x.scalar_type()),
-                      " is not supported; allowed: float32, float64, float16, bfloat16");
+      refuse(op, "dtype ", torch::headeronly::toString(x.scalar_type()),
+             " is not supported; allowed: float32, float64, float16, bfloat16");
   }
 }
 
@@ -123,17 +133,22 @@ inline std::string words(const Shape& sizes) {
 // Refuses a tensor of another dtype or device than the model has.
 inline void check_same_kind(const char* op, const char* name, const Tensor& x, const char* other, const Tensor& model) {
   using torch::headeronly::toString;
-  STD_TORCH_CHECK(x.scalar_type() == model.scalar_type(), op, ": ", name, " has dtype ", toString(x.scalar_type()), ", and ",
-                  other, " has ", toString(model.scalar_type()), "; they must be the same");
-  STD_TORCH_CHECK(x.is_cuda() == model.is_cuda() && x.get_device() == model.get_device(), op, ": ", name, " and ", other,
-                  " are on different devices; they must be together");
+  if (x.scalar_type() != model.scalar_type()) {
+    refuse(op, name, " has dtype ", toString(x.scalar_type()), ", and ", other, " has ", toString(model.scalar_type()),
+           "; they must be the same");
+  }
+  if (x.is_cuda() != model.is_cuda() || x.get_device() != model.get_device()) {
+    refuse(op, name, " and ", other, " are on different devices; they must be together");
+  }
 }
 
 // Refuses a tensor of another shape, dtype or device than the model has.
 inline void check_same(const char* op, const char* name, const Tensor& x, const char* other, const Tensor& model) {
   check_same_kind(op, name, x, other, model);
-  STD_TORCH_CHECK(shape_of(x) == shape_of(model), op, ": ", name, " has shape ", words(shape_of(x)), ", and ", other, " has ",
-                  words(shape_of(model)), "; they must be the same");
+  if (shape_of(x) != shape_of(model)) {
+    refuse(op, name, " has shape ", words(shape_of(x)), ", and ", other, " has ", words(shape_of(model)),
+           "; they must be the same");
+  }
 }
 
 // Rows are what stands along the last dimension.
@@ -143,13 +158,14 @@ struct Rows {
 };
 
 inline Rows rows_of(const char* op, const Tensor& x) {
-  const Shape sizes = shape_of(x);
-  STD_TORCH_CHECK(!sizes.empty(), op, ": x has no dimensions; it needs at least one, of which the last is worked along");
-  int64_t count = 1;
-  for (size_t i = 0; i + 1 < sizes.size(); ++i) {
-    count *= sizes[i];
+  if (x.dim() == 0) {
+    refuse(op, "x has no dimensions; it needs at least one, of which the last is worked along");
   }
-  return {count, sizes.back()};
+  int64_t count = 1;
+  for (int64_t i = 0; i + 1 < x.dim(); ++i) {
+    count *= x.size(i);
+  }
+  return {count, x.size(x.dim() - 1)};
 }
 
 // What is read while `written` is written to: x itself, or a copy where the two share memory and are not the same elements.

@@ -18,12 +18,14 @@ constexpr int kThreads = 256;
 class OnDevice {
  public:
 {% if cookiecutter.abi == "stable" %}
-  explicit OnDevice(const Tensor& x) : guard_(x.get_device()) {
+  OnDevice(const char* op, const Tensor& x) : guard_(x.get_device()) {
 {% else %}
-  explicit OnDevice(const Tensor& x) : guard_(x.device()) {
+  OnDevice(const char* op, const Tensor& x) : guard_(x.device()) {
 {% endif %}
     void* stream = nullptr;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(x.get_device(), &stream));
+    if (aoti_torch_get_current_cuda_stream(x.get_device(), &stream) != 0) {
+      refuse(op, "torch has no current stream on device ", static_cast<int>(x.get_device()));
+    }
     stream_ = static_cast<cudaStream_t>(stream);
   }
 
@@ -47,7 +49,9 @@ inline unsigned blocks_for(int64_t pieces, int64_t each = 1) {
 // Says which operator could not be launched; without it the error would come up somewhere later.
 inline void check_launch(const char* op) {
   const cudaError_t error = cudaGetLastError();
-  STD_TORCH_CHECK(error == cudaSuccess, op, ": the CUDA kernel could not be launched: ", cudaGetErrorString(error));
+  if (error != cudaSuccess) {
+    refuse(op, "the CUDA kernel could not be launched: ", cudaGetErrorString(error));
+  }
 }
 
 // The first element of this thread, and how far it is to its next one.

@@ -26,10 +26,12 @@ Tensor rms_norm(const Tensor& x, const std::optional<Tensor>& weight, double eps
   const Rows rows = rows_of("rms_norm", x);
   if (weight) {
     check_same_kind("rms_norm", "weight", *weight, "x", x);
-    STD_TORCH_CHECK(shape_of(*weight) == Shape{rows.width}, "rms_norm: weight has shape ", words(shape_of(*weight)),
-                    "; it must be ", words({rows.width}), ", as the last dimension of x");
+    if (weight->dim() != 1 || weight->size(0) != rows.width) {
+      refuse("rms_norm", "weight has shape ", words(shape_of(*weight)), "; it must be ", words({rows.width}),
+             ", as the last dimension of x");
+    }
   }
-  const OnDevice device(x);
+  const OnDevice device("rms_norm", x);
   const Tensor dense = as_contiguous(x);
   const Tensor factors = weight ? as_contiguous(*weight) : dense;  // of which nothing is read without a weight
   const Tensor result = new_result(x, shape_of(x));

@@ -33,7 +33,7 @@ std::tuple<Tensor, Tensor> row_moments(const Tensor& x) {
   const Rows rows = rows_of("row_moments", x);
   Shape sizes = shape_of(x);
   sizes.pop_back();
-  const OnDevice device(x);
+  const OnDevice device("row_moments", x);
   const Tensor dense = as_contiguous(x);
   const Tensor mean = new_result(x, sizes), variance = new_result(x, sizes);
   dispatch("row_moments", x, [&](auto zero) {

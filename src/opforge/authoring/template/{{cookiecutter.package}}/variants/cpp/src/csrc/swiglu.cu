@@ -27,7 +27,7 @@ __global__ void swiglu_backward_kernel(const T* grad, const T* gate, const T* up
 
 Tensor swiglu(const Tensor& gate, const Tensor& up) {
   check_same("swiglu", "up", up, "gate", gate);
-  const OnDevice device(gate);
+  const OnDevice device("swiglu", gate);
   const Tensor dense_gate = as_contiguous(gate), dense_up = as_contiguous(up);
   const Tensor result = new_result(gate, shape_of(gate));
   const int64_t count = result.numel();
@@ -46,7 +46,7 @@ Tensor swiglu(const Tensor& gate, const Tensor& up) {
 std::tuple<Tensor, Tensor> swiglu_backward(const Tensor& grad, const Tensor& gate, const Tensor& up) {
   check_same("swiglu_backward", "up", up, "gate", gate);
   check_same("swiglu_backward", "grad", grad, "gate", gate);
-  const OnDevice device(gate);
+  const OnDevice device("swiglu_backward", gate);
   const Tensor dense_grad = as_contiguous(grad), dense_gate = as_contiguous(gate), dense_up = as_contiguous(up);
   const Tensor grad_gate = new_result(gate, shape_of(gate)), grad_up = new_result(gate, shape_of(gate));
   const int64_t count = gate.numel();
