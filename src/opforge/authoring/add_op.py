@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-import keyword
 import re
 import shutil
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
-from opforge.authoring import edits
+from opforge.authoring import edits, names
 from opforge.errors import OpforgeError
 
 MOST_OUTPUTS = 8
-
-_CPP_WORDS = frozenset(
-    "alignas alignof and asm auto bitand bitor bool break case catch char class compl const constexpr continue decltype default delete "
-    "do double else enum explicit export extern false float for friend goto if inline int long mutable namespace new noexcept not "
-    "nullptr operator or private protected public register return short signed sizeof static struct switch template this throw true "
-    "try typedef typeid typename union unsigned using virtual void volatile while xor main std".split()
-)
-_TAKEN = frozenset(
-    "torch triton tl ops kernels namespace checks batching launch package name blocks on_device operator wrap_triton to_front "
-    "support conftest common cuda_common library x pytest tensors expected called choices close exact layouts check_fake check_compiled "
-    "sum zip map range enumerate tuple".split()
-)
-"""Names that mean something else in the files of a package, or in ``torch.ops``."""
-_ARGUMENTS_TAKEN = frozenset(
-    "torch triton tl self ops checks ctx grad info in_dims inputs output out result results count inside at dense place "
-    "batched to_x to_each extra wide blocks on_device wrap_triton to_front".split()
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +57,9 @@ class Part:
 
 def wish(op: str, *, mutates: bool = False, outputs: int | None = None, optional: Sequence[str] = ()) -> Wish:
     """Return a wish that can be fulfilled; an error says what cannot."""
-    _refuse_name("operator", op, _TAKEN)
+    names.refuse_operator(op)
     for name in optional:
-        _refuse_name("optional argument", name, _ARGUMENTS_TAKEN | {"x", op})
-        if re.fullmatch(r"(y|grad|out)_?\d*", name):
-            raise OpforgeError(f"optional argument {name!r} is a name that the files use themselves; choose another")
+        names.refuse_argument(name, op)
     if len(set(optional)) < len(optional):
         raise OpforgeError(f"an optional argument is given twice: {', '.join(optional)}; each needs a name of its own")
     least = 0 if mutates else 1
@@ -87,17 +67,6 @@ def wish(op: str, *, mutates: bool = False, outputs: int | None = None, optional
     if not least <= count <= MOST_OUTPUTS:
         raise OpforgeError(f"--outputs {count} is out of range; it must be {least} to {MOST_OUTPUTS}")
     return Wish(op, mutates, count, tuple(optional))
-
-
-def _refuse_name(what: str, name: str, taken: frozenset[str]) -> None:
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-        raise OpforgeError(
-            f"{what} {name!r} cannot be used: it must begin with a small letter and hold small letters, digits and underscores only"
-        )
-    if keyword.iskeyword(name) or keyword.issoftkeyword(name) or name in _CPP_WORDS:
-        raise OpforgeError(f"{what} {name!r} is a word of Python or C++; choose another name")
-    if name in taken:
-        raise OpforgeError(f"{what} {name!r} is a name that means something else in a package; choose another")
 
 
 def package_at(folder: Path) -> Package:
@@ -130,41 +99,52 @@ def package_at(folder: Path) -> Package:
 
 def add_op(package: Package, wanted: Wish) -> list[Part]:
     """Add what is missing of an operator. Files that are there stay as they are; a failure leaves the package as it was."""
-    _refuse_another(package, wanted)
-    texts = {
-        path: text
-        for path, template in _files(package, wanted).items()
-        if not path.exists() and (text := _render(template, package, wanted))
-    }
-    names = _naming_files(package, wanted)
-    changed = {path: text for path, text in names.items() if text != path.read_text()}
-    parts = [Part(path, "made" if path in texts else "kept") for path in _files(package, wanted)]
-    parts += [Part(path, "extended" if path in changed else "kept") for path in names]
-    _write_all({**texts, **changed})
+    files = _files(package, wanted)
+    _refuse_registered(package, wanted)
+    _refuse_other_options(files, wanted)
+    new = {path: _render(template, package, wanted) for path, template in files.items() if not path.exists()}
+    lists = _naming_files(package, wanted)
+    changed = {path: text for path, text in lists.items() if text != _text(path)}
+    parts = [Part(path, "made" if path in new else "kept") for path in files]
+    parts += [Part(path, "extended" if path in changed else "kept") for path in lists]
+    _write_all({**new, **changed})
     return parts
 
 
-def _refuse_another(package: Package, wanted: Wish) -> None:
-    """Refuse a name that another operator has, and one that was added with other options."""
-    folder = package.folder / "src" / package.name / "ops"
-    own = folder / f"{wanted.op}.py"
-    for path in sorted(folder.glob("*.py")):
-        if path != own and f'"{package.name}::{wanted.op}"' in path.read_text():
+def _refuse_registered(package: Package, wanted: Wish) -> None:
+    """Refuse an operator that a file of another name registers, and one that this command did not add."""
+    name = f"{package.name}::{wanted.op}"
+    own = package.folder / "src" / package.name / "ops" / f"{wanted.op}.py"
+    for path in sorted(own.parent.glob("*.py")):
+        if path != own and f'"{name}"' in _text(path):
+            raise OpforgeError(f"operator {name} is registered in {path} already; choose another name")
+    if own.exists() and _asked(own) is None:
+        raise OpforgeError(
+            f"operator {name} is in {own} already, and was not added by this command; choose another name"
+        )
+
+
+def _refuse_other_options(files: Iterable[Path], wanted: Wish) -> None:
+    """Refuse what was added with other options."""
+    for path in files:
+        if path.exists() and (asked := _asked(path)) not in (None, wanted.line()):
             raise OpforgeError(
-                f"operator {package.name}::{wanted.op} is registered in {path} already; choose another name"
+                f"{path} is there already, made by `{asked}`, and not by `{wanted.line()}`; "
+                "choose another name, or remove the files of that operator first"
             )
-    if not own.exists():
-        return
-    found = re.search(r"^# (opforge add-op .*)$", own.read_text(), re.MULTILINE)
-    if found is None:
-        raise OpforgeError(
-            f"operator {wanted.op!r} is there already, and was not added by this command: {own}; choose another name"
-        )
-    if found[1] != wanted.line():
-        raise OpforgeError(
-            f"operator {wanted.op!r} is there already with other options: `{found[1]}`, and not `{wanted.line()}`; "
-            f"choose another name, or remove its files first ({own} and those named after it)"
-        )
+
+
+def _asked(path: Path) -> str | None:
+    """Return the command that made a file, as it stands in a comment there."""
+    found = re.search(r"^(?:#|//) (opforge add-op .*)$", _text(path), re.MULTILINE)
+    return found[1] if found else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, ValueError) as error:
+        raise OpforgeError(f"{str(path)!r} cannot be read: {error}") from None
 
 
 def _files(package: Package, wanted: Wish) -> dict[Path, str]:
@@ -188,8 +168,8 @@ def _naming_files(package: Package, wanted: Wish) -> dict[Path, str]:
         )
     parameters = ["x: Tensor", *(f"{name}: Tensor | None = ..." for name in wanted.optional)]
     return {
-        exports: edits.with_export(exports.read_text(), str(exports), wanted.op),
-        types: edits.with_method(types.read_text(), str(types), wanted.op, parameters, _type(wanted.outputs)),
+        exports: edits.with_export(_text(exports), str(exports), wanted.op),
+        types: edits.with_method(_text(types), str(types), wanted.op, parameters, _type(wanted.outputs)),
     }
 
 
@@ -236,23 +216,26 @@ def _write_all(texts: dict[Path, str]) -> None:
     before: dict[Path, str | None] = {}
     try:
         for path, text in texts.items():
-            before[path] = path.read_text() if path.exists() else None
+            old = path.read_text() if path.exists() else None
             _write(path, text)
-    except OSError as error:
+            before[path] = old
+    except BaseException as error:
         for path, old in before.items():
-            if old is None:
-                path.unlink(missing_ok=True)
-            elif path.read_text() != old:
-                _write(path, old)
-        raise OpforgeError(
-            f"{str(error.filename)!r} cannot be written: {error.strerror}; nothing was changed"
-        ) from None
+            path.unlink() if old is None else _write(path, old)
+        if isinstance(error, OSError):
+            raise OpforgeError(
+                f"{str(error.filename)!r} cannot be written: {error.strerror}; nothing was changed"
+            ) from None
+        raise
 
 
 def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(exist_ok=True)
     beside = path.with_name(f".{path.name}.new")
-    beside.write_text(text)
-    if path.exists():
-        shutil.copymode(path, beside)
-    beside.replace(path)
+    try:
+        beside.write_text(text)
+        if path.exists():
+            shutil.copymode(path, beside)
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
