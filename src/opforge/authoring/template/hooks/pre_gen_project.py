@@ -67,7 +67,7 @@ def problem_with_torch(version: str) -> str:
 
 def problem_with_text(what: str, text: str) -> str:
     """Return why a line of text cannot stand in the files of a package, in words."""
-    if bad := sorted({c for c in text if c in "\"\\" or not c.isprintable()}):
+    if bad := sorted({c for c in text if c in "\"\\{}" or not c.isprintable()}):
         return f"{what} {text!r} cannot be used: it must be one line without {', '.join(map(repr, bad))}"
     return ""
 

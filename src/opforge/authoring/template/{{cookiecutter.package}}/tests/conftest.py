@@ -5,15 +5,18 @@ import os
 
 {% endif %}
 import pytest
+{% if cookiecutter.variant == "cpp" %}
+import support
+{% endif %}
 import torch
 
 {% if cookiecutter.variant == "triton" %}
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before triton is imported, which happens with the package
 
-{% endif %}
 import support
 
+{% endif %}
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run each test that wants a device on each one that there is."""

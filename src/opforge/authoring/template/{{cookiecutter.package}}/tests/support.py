@@ -49,8 +49,8 @@ def exact(*tensors: Tensor) -> list[Tensor]:
 
 
 def layouts(tensor: Tensor) -> Iterator[Tensor]:
-    """Return tensors of the same values in other layouts: dimensions stored in the opposite order, with gaps, and with an offset."""
-    yield tensor
+    """Return copies in several layouts: as it is, dimensions stored in the opposite order, with gaps, with an offset."""
+    yield tensor.clone()
     order = tuple(reversed(range(tensor.dim())))
     yield tensor.permute(order).contiguous().permute(order)
     wide = tensor.new_zeros(*tensor.shape[:-1], 2 * tensor.shape[-1] + 1)

@@ -32,11 +32,9 @@ def test_any_layout_is_right_and_as_the_fake_says(device):
     x, y = pair(3, 4, 5, device=device)
     right = expected(x, y, 2.0)
     for other in layouts(y):
-        for place in layouts(x.clone()):
-            check_fake(ops.add_scaled_, place.clone(), other, 2.0)
-            before = place.clone()
+        for place in layouts(x):
             close(add_scaled_(place, other, 2.0), right)
-            place.copy_(before)  # one of the layouts is x itself
+            check_fake(ops.add_scaled_, place, other, 2.0)
 
 
 def test_what_lies_beside_it_is_left_alone(device):

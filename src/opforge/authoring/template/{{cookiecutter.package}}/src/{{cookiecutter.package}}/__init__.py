@@ -1,4 +1,4 @@
-"""{{ cookiecutter.description }}."""
+"""{{ cookiecutter.description.rstrip(".") }}."""
 
 {% if cookiecutter.variant == "cpp" %}
 from . import _library  # noqa: F401  # loads the operators

@@ -42,16 +42,14 @@ def rows(op: str, name: str, tensor: Tensor) -> None:
 
 
 def writable(op: str, name: str, tensor: Tensor) -> None:
-    """Refuse a tensor that cannot be written: elements that share memory, or a gradient that would be wrong."""
+    """Refuse a tensor whose elements share memory, so that they cannot be written one by one."""
     if any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
         strides = tuple(tensor.stride())
         raise ValueError(f"{op}: elements of {name} share memory (strides {strides}); pass {name}.clone()")
 
 
-def not_differentiable(op: str, **tensors: Tensor | None) -> None:
-    """Refuse tensors that require a gradient while gradients are recorded: an operator that writes has no formula for it."""
-    for name, tensor in tensors.items():
-        if tensor is not None and tensor.requires_grad and torch.is_grad_enabled():
-            raise RuntimeError(
-                f"{op} is not differentiable, and {name} requires a gradient; call it under torch.no_grad() or pass {name}.detach()"
-            )
+def not_differentiable(op: str, name: str, tensor: Tensor | None) -> None:
+    """Refuse a tensor that requires a gradient while gradients are recorded: an operator that writes has no formula for it."""
+    if tensor is not None and tensor.requires_grad and torch.is_grad_enabled():
+        mend = f"call it under torch.no_grad(), or pass {name}.detach()"
+        raise RuntimeError(f"{op} is not differentiable, and {name} requires a gradient; {mend}")

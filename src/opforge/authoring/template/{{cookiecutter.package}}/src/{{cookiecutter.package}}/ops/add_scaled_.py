@@ -17,7 +17,8 @@ from ..namespace import ops
 def add_scaled_(x: Tensor, y: Tensor, alpha: float = 1.0) -> Tensor:
     """Add ``alpha * y`` to x in place and return x. It has no gradient."""
     _check(x, y)
-    checks.not_differentiable("add_scaled_", x=x, y=y)
+    checks.not_differentiable("add_scaled_", "x", x)
+    checks.not_differentiable("add_scaled_", "y", y)
     ops.add_scaled_(x, y, alpha)
     return x
 
