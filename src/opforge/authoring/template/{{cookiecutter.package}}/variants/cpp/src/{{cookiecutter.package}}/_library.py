@@ -23,7 +23,9 @@ def load() -> Path:
         try:
             torch.ops.load_library(path)
         except OSError as error:
-            raise ImportError(f"{path} cannot be loaded: {error}; if torch was changed since it was built, {BUILD}") from error
+            raise ImportError(
+                f"{path} cannot be loaded: {error}; if torch was changed since it was built, {BUILD}"
+            ) from error
     return path
 
 
@@ -46,10 +48,13 @@ def _check_torch(path: Path) -> None:
             f"{torch.__version__}: install torch {built['torch']}, or {BUILD}"
         )
     if _version(torch.__version__) < _version(built["oldest"]):
-        raise ImportError(f"{path} needs torch {built['oldest']} or newer, and this is torch {torch.__version__}; upgrade torch")
+        raise ImportError(
+            f"{path} needs torch {built['oldest']} or newer, and this is torch {torch.__version__}; upgrade torch"
+        )
     if built["cuda"] and torch.version.cuda is None:
         raise ImportError(
-            f"{path} has kernels for CUDA {built['cuda']}, and torch {torch.__version__} has no CUDA: install a torch that has it, or {BUILD}"
+            f"{path} has kernels for CUDA {built['cuda']}, and torch {torch.__version__} has no CUDA: "
+            f"install a torch that has it, or {BUILD}"
         )
 
 
