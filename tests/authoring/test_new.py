@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import pty
+import shutil
 import subprocess
 import sys
+import zipfile
 from itertools import product
 
 import pytest
@@ -13,7 +15,7 @@ import pytest
 from opforge.authoring import new
 from opforge.errors import OpforgeError
 from tests.authoring.packages import bake, cookiecutter, environment, files_of, install, run, run_tests, wheel
-from tests.conftest import opforge
+from tests.conftest import ROOT, opforge
 
 ANSWERS = {"description": "Operators of Anna's: fast & small", "author": "Anna O'Hara", "torch": "2.12"}
 
@@ -123,6 +125,30 @@ def test_a_name_must_be_given():
     done = opforge("new", "--yes")
     assert done.returncode == 2
     assert "a name for the package is missing: opforge new NAME" in done.stderr
+
+
+def test_what_pip_compiled_of_the_template_is_left_out(tmp_path):
+    template = tmp_path / "template"
+    shutil.copytree(new.TEMPLATE, template)
+    compiled = template / "{{cookiecutter.package}}" / "tests" / "__pycache__" / "support.cpython-311.pyc"
+    compiled.parent.mkdir()
+    compiled.write_bytes(b"\x00\x01")
+    assert files_of(cookiecutter(template, tmp_path, package="my_ops")) == files_of(bake(tmp_path / "ours", "my_ops"))
+
+
+def test_the_wheel_of_opforge_has_the_whole_template(tmp_path):
+    for name in ("src", "BackendBench"):
+        shutil.copytree(
+            ROOT / name, tmp_path / "opforge" / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+        )
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path / "opforge")
+    packed = zipfile.ZipFile(wheel(tmp_path / "opforge", tmp_path)).namelist()
+    source = tmp_path / "opforge" / "src"
+    folders = (source / "opforge" / "authoring" / name for name in ("template", "operator"))
+    files = {str(p.relative_to(source)) for folder in folders for p in folder.rglob("*") if p.is_file()}
+    assert any("/.github/" in name for name in files)
+    assert files - set(packed) == set()
 
 
 def test_the_template_is_shown():
