@@ -112,7 +112,7 @@ def _render(project: Path, answers: Mapping[str, str]) -> None:
     )
     source = TEMPLATE / _PROJECT
     for path in sorted(source.rglob("*")):
-        if "__pycache__" in path.parts:
+        if "__pycache__" in path.parts:  # pip compiles what it installs, the template too
             continue
         name = environment.from_string(path.relative_to(source).as_posix()).render(cookiecutter=answers)
         if path.is_dir():

@@ -75,10 +75,19 @@ def _ask(answers: dict[str, str]) -> dict[str, str]:
             continue
         text = f"{prompt(name)} ({', '.join(choices)})" if len(choices) > 1 else prompt(name)
         while True:
-            answer = typer.prompt(text, default=choices[0], err=True)
+            answer = _answer(text, choices[0])
             wrong = problems(complete({"package": "my_own_new_ops", **found, name: answer}))
             if not wrong:
                 break
-            typer.echo("; ".join(wrong), err=True)
+            sys.stderr.write("; ".join(wrong) + "\n")
         found[name] = answer
     return found
+
+
+def _answer(text: str, default: str) -> str:
+    """Return the line that was typed, or the default when it is empty."""
+    sys.stderr.write(f"{text} [{default}]: ")
+    sys.stderr.flush()
+    if not (line := sys.stdin.readline()):
+        raise typer.Abort
+    return line.strip() or default

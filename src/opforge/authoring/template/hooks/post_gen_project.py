@@ -18,6 +18,8 @@ def keep_variant(project: Path, variant: str) -> None:
         else:
             shutil.move(path, place)
     shutil.rmtree(project / "variants")
+    for cache in sorted(project.rglob("__pycache__")):  # pip compiles what it installs, the template too
+        shutil.rmtree(cache)
 
 
 if __name__ == "__main__":

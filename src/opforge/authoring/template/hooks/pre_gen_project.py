@@ -15,13 +15,13 @@ ABIS = ("stable", "full")
 OLDEST_TORCH = (2, 11)
 
 TORCH_NAMESPACES = frozenset(
-    "_C aten prim prims rngprims debugprims quantized quantized_decomposed _quantized mkl mkldnn mkldnn_prepacked onednn "
-    "prepacked xnnpack vulkan vulkan_prepack metal metal_prepack sparse profiler inductor inductor_prims c10d _c10d_functional "
-    "_c10d_functional_autograd c10d_functional symm_mem rpc dist_autograd static_runtime cuda fbgemm _test _caffe2 bitpacked "
-    "_dtensor dtensor _inductor_test fsdp export torch_attn flex_lib higher_order nested streams device_mesh autocast_test "
-    "tensorexpr image torchvision torchaudio torchao torchtext detectron2 vllm flash_attn xformers executorch opforge".split()
+    "aten prim prims rngprims debugprims quantized quantized_decomposed quantization mkl mkldnn mkldnn_prepacked onednn prepacked "
+    "xnnpack vulkan vulkan_prepack metal metal_prepack sparse profiler inductor inductor_prims c10d c10d_functional symm_mem rpc "
+    "static_runtime cuda onnx onnx_symbolic fsdp export flex_lib streams debug_mode_ops higher_order image "
+    "load_library loaded_libraries import_module "
+    "torchvision torchaudio torchao torchtext fbgemm detectron2 vllm flash_attn xformers executorch opforge".split()
 )
-"""Namespaces of operators that torch has, or that packages which are often installed beside it register."""
+"""Names that ``torch.ops`` has, or that packages which are often installed beside torch register."""
 
 RESERVED = frozenset(
     "torch triton numpy ops kernels namespace checks batching test tests src build dist variants benchmarks setup conftest support".split()

@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=1024, help="length of a row")
     parser.add_argument("--dtype", default="float32", choices=["float32", "float64", "float16", "bfloat16"])
     parser.add_argument("--seconds", type=float, default=0.5, help="how long each is timed")
+    parser.add_argument("--eager", action="store_true", help="leave out what torch.compile makes of PyTorch's own")
     given = parser.parse_args()
 {% if cookiecutter.variant == "triton" %}
     if given.device == "cpu":
@@ -52,10 +53,12 @@ def main() -> None:
 {% else %}
     count = given.rows or 4096
 {% endif %}
-    sys.stdout.write(f"{'microseconds':<14}{'{{ cookiecutter.package }}':>14}{'PyTorch':>23}{'PyTorch compiled':>28}\n")
+    compiled = "" if given.eager else f"{'PyTorch compiled':>28}"
+    sys.stdout.write(f"{'microseconds':<14}{'{{ cookiecutter.package }}':>14}{'PyTorch':>23}{compiled}\n")
     for name, (own, theirs, args) in rows(given.device, count, given.size, getattr(torch, given.dtype)).items():
         torch.compiler.reset()
-        times = [microseconds(one, args, given.seconds) for one in (own, theirs, torch.compile(theirs))]
+        raced = (own, theirs) if given.eager else (own, theirs, torch.compile(theirs))
+        times = [microseconds(one, args, given.seconds) for one in raced]
         sys.stdout.write(f"{name:<14}{'  '.join(times)}\n")
 
 

@@ -13,7 +13,7 @@ import {{ cookiecutter.package }}  # noqa: F401  # registers the operators
 from {{ cookiecutter.package }}.kernels.launch import INTERPRETED
 
 DEVICES = ["cpu"] if INTERPRETED else ["cuda"]
-# Inductor cannot compile interpreted kernels; aot_eager takes all the steps before it
+# all steps of torch.compile but the last: Inductor would call interpreted kernels as they are
 BACKEND = "aot_eager" if INTERPRETED else "inductor"
 {% else %}
 
