@@ -233,5 +233,5 @@ def test_the_full_abi_is_for_the_torch_it_was_built_with(folder):
     version = run(sys.executable, "-c", "import torch; print('.'.join(torch.__version__.split('.')[:2]))").strip()
     metadata = (target / f"{NAME}-0.1.0.dist-info" / "METADATA").read_text()
     assert f"Requires-Dist: torch=={version}.*\n" in metadata
-    words = (f"tests/test_{name}.py" for name in ("package", "rms_norm", "add_scaled_", "spread"))
+    words = (f"tests/test_{name}.py" for name in ("package", "add_scaled_", "spread"))
     assert " passed" in run_tests(project, target, *words)

@@ -62,6 +62,7 @@ def test_cookiecutter_asks_and_refuses(tmp_path):
         ("load_library", "is a namespace that torch"),
         ("torch", "is reserved"),
         ("kernels", "is reserved"),
+        ("csrc", "is reserved"),
         ("jinja2", "is taken: "),
     ],
 )

@@ -24,7 +24,7 @@ TORCH_NAMESPACES = frozenset(
 """Names that ``torch.ops`` has, or that packages which are often installed beside torch register."""
 
 RESERVED = frozenset(
-    "torch triton numpy ops kernels namespace checks batching test tests src build dist variants benchmarks setup conftest support".split()
+    "torch triton numpy ops kernels namespace checks batching test tests src build dist csrc cmake variants benchmarks setup conftest support".split()
 )
 """Names that mean something else here: an import or a folder of the package itself."""
 
