@@ -87,6 +87,8 @@ def test_help_needs_no_torch():
         ["run", "--help"],
         ["time", "--help"],
         ["ls", "--help"],
+        ["new", "--help"],
+        ["add-op", "--help"],
         ["build", "--help"],
         ["doctor", "--help"],
     ):

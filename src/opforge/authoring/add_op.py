@@ -1,0 +1,241 @@
+"""Add an operator to a package that was made from the template: kernel, registration, fake, gradient, tests, export, types."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from opforge.authoring import edits, names
+from opforge.errors import OpforgeError
+
+MOST_OUTPUTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A package that was made from the template."""
+
+    folder: Path
+    name: str
+    variant: str
+    abi: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What an operator is to look like."""
+
+    op: str
+    mutates: bool = False
+    outputs: int = 1
+    """How many new results it has, beside the argument that it writes."""
+    optional: tuple[str, ...] = ()
+
+    def line(self) -> str:
+        """Return the command that asks for it, by which it is known again."""
+        usual = 0 if self.mutates else 1
+        words = ["opforge add-op", self.op, *(["--mutates"] if self.mutates else [])]
+        words += [f"--outputs {self.outputs}"] if self.outputs != usual else []
+        return " ".join([*words, *(f"--optional {name}" for name in self.optional)])
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A file of an operator, or one that names it."""
+
+    path: Path
+    status: str
+    """``made``, ``extended`` or ``kept`` (nothing was missing)."""
+
+
+def wish(op: str, *, mutates: bool = False, outputs: int | None = None, optional: Sequence[str] = ()) -> Wish:
+    """Return a wish that can be fulfilled; an error says what cannot."""
+    names.refuse_operator(op)
+    for name in optional:
+        names.refuse_argument(name, op)
+    if len(set(optional)) < len(optional):
+        raise OpforgeError(f"an optional argument is given twice: {', '.join(optional)}; each needs a name of its own")
+    least = 0 if mutates else 1
+    count = least if outputs is None else outputs
+    if not least <= count <= MOST_OUTPUTS:
+        raise OpforgeError(f"--outputs {count} is out of range; it must be {least} to {MOST_OUTPUTS}")
+    return Wish(op, mutates, count, tuple(optional))
+
+
+def package_at(folder: Path) -> Package:
+    """Return the package of a folder, known by ``[tool.opforge]`` in its ``pyproject.toml``."""
+    path = folder / "pyproject.toml"
+    try:
+        table = tomllib.loads(path.read_text()).get("tool", {}).get("opforge")
+    except FileNotFoundError:
+        table = None
+    except (OSError, ValueError) as error:
+        raise OpforgeError(f"{str(path)!r} cannot be read: {error}") from None
+    if not isinstance(table, dict):
+        raise OpforgeError(
+            f"{str(folder)!r} is no package that `opforge new` made: there is no [tool.opforge] in its pyproject.toml; "
+            "go to the package's folder, or name it with --package"
+        )
+    name, variant, abi = (
+        str(table.get(key, default)) for key, default in (("package", ""), ("variant", ""), ("abi", "stable"))
+    )
+    if variant not in ("triton", "cpp") or abi not in ("stable", "full"):
+        raise OpforgeError(
+            f"[tool.opforge] in {str(path)!r} says variant {variant!r}, abi {abi!r}; allowed: triton or cpp, stable or full"
+        )
+    if not name.isidentifier() or not (folder / "src" / name / "ops" / "__init__.py").is_file():
+        raise OpforgeError(
+            f"[tool.opforge] in {str(path)!r} says package {name!r}, and there is no src/{name}/ops/__init__.py; mend it"
+        )
+    return Package(folder, name, variant, abi)
+
+
+def add_op(package: Package, wanted: Wish) -> list[Part]:
+    """Add what is missing of an operator. Files that are there stay as they are; a failure leaves the package as it was."""
+    files = _files(package, wanted)
+    _refuse_registered(package, wanted)
+    _refuse_other_options(files, wanted)
+    new = {path: _render(template, package, wanted) for path, template in files.items() if not path.exists()}
+    lists = _naming_files(package, wanted)
+    changed = {path: text for path, text in lists.items() if text != _text(path)}
+    parts = [Part(path, "made" if path in new else "kept") for path in files]
+    parts += [Part(path, "extended" if path in changed else "kept") for path in lists]
+    _write_all({**new, **changed})
+    return parts
+
+
+def _refuse_registered(package: Package, wanted: Wish) -> None:
+    """Refuse an operator that a file of another name registers, and one that this command did not add."""
+    name = f"{package.name}::{wanted.op}"
+    own = package.folder / "src" / package.name / "ops" / f"{wanted.op}.py"
+    for path in sorted(own.parent.glob("*.py")):
+        if path != own and f'"{name}"' in _text(path):
+            raise OpforgeError(f"operator {name} is registered in {path} already; choose another name")
+    if own.exists() and _asked(own) is None:
+        raise OpforgeError(
+            f"operator {name} is in {own} already, and was not added by this command; choose another name"
+        )
+
+
+def _refuse_other_options(files: Iterable[Path], wanted: Wish) -> None:
+    """Refuse what was added with other options."""
+    for path in files:
+        if path.exists() and (asked := _asked(path)) not in (None, wanted.line()):
+            raise OpforgeError(
+                f"{path} is there already, made by `{asked}`, and not by `{wanted.line()}`; "
+                "choose another name, or remove the files of that operator first"
+            )
+
+
+def _asked(path: Path) -> str | None:
+    """Return the command that made a file, as it stands in a comment there."""
+    found = re.search(r"^(?:#|//) (opforge add-op .*)$", _text(path), re.MULTILINE)
+    return found[1] if found else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, ValueError) as error:
+        raise OpforgeError(f"{str(path)!r} cannot be read: {error}") from None
+
+
+def _files(package: Package, wanted: Wish) -> dict[Path, str]:
+    """Return the files of an operator, each with its template."""
+    source, op = package.folder / "src", wanted.op
+    if package.variant == "triton":
+        kernels = {source / package.name / "kernels" / f"{op}.py": "kernel.py.j2"}
+    else:
+        kernels = {source / "csrc" / f"{op}.cpp": "op.cpp.j2", source / "csrc" / f"{op}.cu": "op.cu.j2"}
+    tests = package.folder / "tests" / f"test_{op}.py"
+    return {**kernels, source / package.name / "ops" / f"{op}.py": "ops.py.j2", tests: "test.py.j2"}
+
+
+def _naming_files(package: Package, wanted: Wish) -> dict[Path, str]:
+    """Return the files that name every operator, with this one named."""
+    source = package.folder / "src" / package.name
+    exports, types = source / "ops" / "__init__.py", source / "namespace.py"
+    if not types.is_file():
+        raise OpforgeError(
+            f"there is no {types}, in which operators get their types; take it from a package that `opforge new` makes"
+        )
+    parameters = ["x: Tensor", *(f"{name}: Tensor | None = ..." for name in wanted.optional)]
+    return {
+        exports: edits.with_export(_text(exports), str(exports), wanted.op),
+        types: edits.with_method(_text(types), str(types), wanted.op, parameters, _type(wanted.outputs)),
+    }
+
+
+def _type(count: int) -> str:
+    return "None" if count == 0 else "Tensor" if count == 1 else f"tuple[{', '.join(['Tensor'] * count)}]"
+
+
+def _render(template: str, package: Package, wanted: Wish) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "operator"),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,  # noqa: S701  # source files
+    )
+    environment.globals["folded"] = edits.folded
+    return environment.get_template(template).render(**_values(package, wanted))
+
+
+def _values(package: Package, wanted: Wish) -> dict[str, Any]:
+    """Return what the templates are rendered with. Result k is ``(k + 2) * x``; of an operator that writes, result 0 goes into x."""
+    first = 1 if wanted.mutates else 0
+    results = [f"y{k}" for k in range(first, first + wanted.outputs)]
+    grads = ["grad"] if wanted.outputs == 1 else [f"grad_{k}" for k in range(wanted.outputs)]
+    flags = [f"HAS_{name.upper()}: tl.constexpr" for name in wanted.optional]
+    return {
+        "package": package.name, "variant": package.variant, "abi": package.abi, "line": wanted.line(),
+        "op": wanted.op, "mutates": wanted.mutates, "outputs": wanted.outputs, "optional": list(wanted.optional),
+        "arguments": ["x", *wanted.optional],
+        "parameters": ["x: Tensor", *(f"{name}: Tensor | None = None" for name in wanted.optional)],
+        "bare_parameters": ["x: Tensor", *(f"{name}: Tensor | None" for name in wanted.optional)],
+        "kernel_parameters": [*(f"{name}_ptr" for name in ("x", *wanted.optional, *results)), "count", *flags, "BLOCK: tl.constexpr"],
+        "results": results,
+        "grads": grads,
+        "gradient_parameters": ["ctx: Any", *(f"{grad}: Tensor" for grad in grads)],
+        "factors": [k + 2 for k in range(first + wanted.outputs)],
+        "type": _type(wanted.outputs),
+    }  # fmt: skip
+
+
+def _write_all(texts: dict[Path, str]) -> None:
+    """Write all files or none: what was written is taken back when one cannot be."""
+    before: dict[Path, str | None] = {}
+    try:
+        for path, text in texts.items():
+            old = path.read_text() if path.exists() else None
+            _write(path, text)
+            before[path] = old
+    except BaseException as error:
+        for path, old in before.items():
+            path.unlink() if old is None else _write(path, old)
+        if isinstance(error, OSError):
+            raise OpforgeError(
+                f"{str(error.filename)!r} cannot be written: {error.strerror}; nothing was changed"
+            ) from None
+        raise
+
+
+def _write(path: Path, text: str) -> None:
+    beside = path.with_name(f".{path.name}.new")
+    try:
+        beside.write_text(text)
+        if path.exists():
+            shutil.copymode(path, beside)
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,91 @@
+"""Lines put into the Python files of a package, found by their meaning so that an author's own lines stay as they are."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+
+from opforge.errors import OpforgeError
+
+_WIDTH = 120
+
+
+def folded(head: str, parts: Sequence[str], tail: str, indent: int = 0, comment: str = "") -> str:
+    """Return ``head``, parts and ``tail`` on one line, or folded as the formatter would fold them; a comment goes with the head."""
+    space = " " * indent
+    if len(line := f"{space}{head}{', '.join(parts)}{tail}") <= _WIDTH:
+        return line + comment
+    inner = f"{space}    {', '.join(parts)}"
+    if len(inner) > _WIDTH or head.endswith("["):
+        inner = ",\n".join(f"{space}    {part}" for part in parts) + ","
+    return f"{space}{head}{comment}\n{inner}\n{space}{tail}"
+
+
+def with_export(text: str, place: str, op: str) -> str:
+    """Return the text of ``ops/__init__.py`` with the operator imported and in ``__all__``."""
+    return _with_name(_with_import(text, place, op), place, op)
+
+
+def _with_import(text: str, place: str, op: str) -> str:
+    """Return the text with the operator's import, in the order of the alphabet among its like."""
+    body = _parsed(text, place).body
+    imports = [node for node in body if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module]
+    if any(node.module == op for node in imports):
+        return text
+    earlier = [node for node in imports if str(node.module) < op]
+    docstring = body[:1] if body and isinstance(body[0], ast.Expr) else []
+    before = earlier[-1:] or ([] if imports else docstring)
+    at = (before[0].end_lineno or 0) if before else imports[0].lineno - 1 if imports else 0
+    return _inserted(text, at, f"from .{op} import {op}")
+
+
+def _with_name(text: str, place: str, op: str) -> str:
+    """Return the text with the operator in the list ``__all__``; a sorted list stays sorted."""
+    found = [node for node in _parsed(text, place).body if isinstance(node, ast.Assign) and _is_all(node)]
+    if len(found) != 1 or not isinstance(found[0].value, ast.List | ast.Tuple):
+        raise OpforgeError(
+            f'{place} has no list of what it exports; write one, such as __all__ = ["swiglu"], and run this again'
+        )
+    try:
+        names = list(ast.literal_eval(found[0].value))
+    except ValueError:
+        raise OpforgeError(
+            f"__all__ in {place} is not a plain list of names; add {op!r} to it yourself, and run this again"
+        ) from None
+    if op in names:
+        return text
+    longer = sorted([*names, op]) if names == sorted(names) else [*names, op]
+    lines = text.splitlines()
+    lines[found[0].lineno - 1 : found[0].end_lineno] = [folded("__all__ = [", [f'"{name}"' for name in longer], "]")]
+    return "\n".join(lines) + "\n"
+
+
+def _is_all(node: ast.Assign) -> bool:
+    return any(isinstance(target, ast.Name) and target.id == "__all__" for target in node.targets)
+
+
+def with_method(text: str, place: str, op: str, parameters: Sequence[str], returns: str) -> str:
+    """Return the text of ``namespace.py`` with a method for the operator in the class Namespace."""
+    found = [n for n in _parsed(text, place).body if isinstance(n, ast.ClassDef) and n.name == "Namespace"]
+    if not found:
+        raise OpforgeError(
+            f"{place} has no class Namespace, to which {op} is to be added; write one as a typing.Protocol"
+        )
+    if any(isinstance(node, ast.FunctionDef) and node.name == op for node in found[0].body):
+        return text
+    line = folded(f"def {op}(", ["self", *parameters], f") -> {returns}: ...", 4)
+    return _inserted(text, found[0].end_lineno or 0, line)
+
+
+def _inserted(text: str, at: int, line: str) -> str:
+    lines = text.splitlines()
+    return "\n".join([*lines[:at], line, *lines[at:]]) + "\n"
+
+
+def _parsed(text: str, place: str) -> ast.Module:
+    try:
+        return ast.parse(text)
+    except SyntaxError as error:
+        raise OpforgeError(
+            f"{place} is not Python, line {error.lineno}: {error.msg}; mend it, and run this again"
+        ) from None

@@ -1,0 +1,51 @@
+"""Names that an operator and its arguments can have: they stand in Python, in C++ and in ``torch.ops``."""
+
+from __future__ import annotations
+
+import keyword
+import re
+
+from opforge.errors import OpforgeError
+
+_CPP = """
+    alignas alignof and asm auto bitand bitor bool break case catch char class compl concept const constexpr continue decltype default
+    delete do double else enum explicit export extern false float for friend goto if inline int long mutable namespace new noexcept not
+    nullptr operator or private protected public register requires return short signed sizeof static struct switch template this throw
+    true try typedef typeid typename union unsigned using virtual void volatile while xor main std
+"""
+_FILES = """
+    torch triton tl ops kernels namespace checks batching launch package name blocks on_device wrap_triton to_front x
+    support conftest common cuda_common library pytest tensors expected called choices close exact layouts check_fake check_compiled
+    sum zip map range enumerate tuple
+"""
+"""What the files of a package, and ``torch.ops``, call something else."""
+_VARIABLES = """
+    torch triton tl self ops checks ctx grad info in_dims inputs output out result results count inside at dense place x
+    batched to_x to_each extra wide blocks on_device wrap_triton to_front
+"""
+"""What the files of an operator call something else."""
+
+
+def refuse_operator(name: str) -> None:
+    """Refuse a name that an operator cannot have."""
+    _refuse("operator", name, _FILES)
+
+
+def refuse_argument(name: str, op: str) -> None:
+    """Refuse a name that an optional argument of an operator cannot have."""
+    _refuse("optional argument", name, _VARIABLES)
+    if name == op or re.fullmatch(r"(y|grad|out)_?\d*", name):
+        raise OpforgeError(
+            f"optional argument {name!r} is a name that the operator's files use themselves; choose another"
+        )
+
+
+def _refuse(what: str, name: str, taken: str) -> None:
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise OpforgeError(
+            f"{what} {name!r} cannot be used: it must begin with a small letter and hold small letters, digits and underscores only"
+        )
+    if keyword.iskeyword(name) or keyword.issoftkeyword(name) or name in _CPP.split():
+        raise OpforgeError(f"{what} {name!r} is a word of Python or C++; choose another name")
+    if name in taken.split():
+        raise OpforgeError(f"{what} {name!r} is a name that means something else in a package; choose another")

@@ -1,0 +1,124 @@
+"""Make a package of custom operators from the template, which the Cookiecutter command can use as well."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jinja2
+
+from opforge.errors import OpforgeError
+
+TEMPLATE = Path(__file__).resolve().with_name("template")
+_PROJECT = "{{cookiecutter.package}}"
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A package that was made."""
+
+    folder: Path
+    files: tuple[Path, ...]
+    """Relative to the folder."""
+
+
+@cache
+def settings() -> dict[str, Any]:
+    """Return what the template asks, as its ``cookiecutter.json`` says it."""
+    found: dict[str, Any] = json.loads((TEMPLATE / "cookiecutter.json").read_text())
+    return found
+
+
+def questions() -> dict[str, tuple[str, ...]]:
+    """Return the names of the answers, each with its choices; where anything goes, the only one is the default."""
+    asked = {name: value for name, value in settings().items() if not name.startswith("_")}
+    return {name: tuple(value) if isinstance(value, list) else (value,) for name, value in asked.items()}
+
+
+def prompt(name: str) -> str:
+    """Return how an answer is asked for."""
+    text: str = settings()["__prompts__"][name]
+    return text
+
+
+@cache
+def _hook(name: str) -> ModuleType:
+    """Return one of the template's hooks as a module: rules and steps stand there alone."""
+    spec = importlib.util.spec_from_file_location(f"_opforge_template_{name}", TEMPLATE / "hooks" / f"{name}.py")
+    if spec is None or spec.loader is None:
+        raise OpforgeError(f"the template's hook {name}.py is missing in {TEMPLATE}; install opforge again")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def complete(answers: Mapping[str, str]) -> dict[str, str]:
+    """Return the answers with the defaults for those that are not given."""
+    return {name: answers.get(name, choices[0]) for name, choices in questions().items()}
+
+
+def problems(answers: Mapping[str, str]) -> list[str]:
+    """Return what is wrong with the answers, in words; nothing when a package can be made of them."""
+    found: list[str] = _hook("pre_gen_project").problems(complete(answers))
+    return found
+
+
+def make_package(answers: Mapping[str, str], out: Path) -> Made:
+    """Make a package in a new folder of its name under ``out``: the whole of it, or nothing."""
+    given = complete(answers)
+    if found := problems(given):
+        raise OpforgeError("; ".join(found))
+    folder = out / given["package"]
+    _refuse_what_is_there(folder)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=out, prefix=f".{given['package']}.") as workshop:
+            project = Path(workshop) / given["package"]
+            _render(project, given)
+            _hook("post_gen_project").keep_variant(project, given["variant"])
+            project.rename(folder)  # over an empty folder at most
+    except OSError as error:
+        raise OpforgeError(
+            f"package {str(folder)!r} cannot be made: {error.strerror}; give another place with --out"
+        ) from None
+    files = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return Made(folder, tuple(files))
+
+
+def _refuse_what_is_there(folder: Path) -> None:
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise OpforgeError(
+            f"{str(folder)!r} is there already and no folder; choose another name, or another place with --out"
+        )
+    if folder.is_dir() and any(folder.iterdir()):
+        raise OpforgeError(f"folder {str(folder)!r} is not empty; choose another name, or another place with --out")
+
+
+def _render(project: Path, answers: Mapping[str, str]) -> None:
+    """Write the template's files as Cookiecutter would."""
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701  # source files
+        **settings()["_jinja2_env_vars"],
+    )
+    source = TEMPLATE / _PROJECT
+    for path in sorted(source.rglob("*")):
+        if "__pycache__" in path.parts:  # pip compiles what it installs, the template too
+            continue
+        name = environment.from_string(path.relative_to(source).as_posix()).render(cookiecutter=answers)
+        if path.is_dir():
+            (project / name).mkdir(parents=True, exist_ok=True)
+            continue
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        text = environment.from_string(path.read_text()).render(cookiecutter=answers)
+        (project / name).write_text(text)
+        shutil.copymode(path, project / name)

@@ -1,0 +1,1 @@
+"""The Triton kernels, a file for each operator."""

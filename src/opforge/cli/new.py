@@ -1,0 +1,93 @@
+"""`opforge new`: a package of custom operators that builds, passes its tests and compiles from the first minute."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from opforge.errors import OpforgeError
+
+
+def register(app: typer.Typer) -> None:
+    app.command("new")(new)
+
+
+def new(
+    name: Annotated[str, typer.Argument(help="Name of the package and of its operators' namespace.")] = "",
+    variant: Annotated[
+        str | None, typer.Option(help="What kernels are written in: triton or cpp (C++ and CUDA).")
+    ] = None,
+    abi: Annotated[
+        str | None, typer.Option(help="Of a C++ library: stable (runs on later torch too) or full (for one torch).")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The folder in which the package's folder is made.")] = Path(),
+    description: Annotated[str | None, typer.Option(help="What the package is for, in a line.")] = None,
+    author: Annotated[str | None, typer.Option(help="Whose it is.")] = None,
+    torch: Annotated[
+        str | None, typer.Option(help="The oldest torch that it is to work with, 2.11 unless given.")
+    ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Ask nothing: take the defaults for what is not given.")
+    ] = False,
+    template: Annotated[
+        bool, typer.Option("--template", help="Only show where the template is, for the Cookiecutter command.")
+    ] = False,
+) -> int:
+    """Make a package of custom PyTorch operators: kernels, registration, fakes, gradients, tests, benchmark and CI."""
+    from opforge.authoring.new import TEMPLATE, complete, make_package
+
+    if template:
+        sys.stdout.write(f"{TEMPLATE}\n")
+        return 0
+    given = {
+        "package": name or None, "variant": variant, "abi": abi, "description": description, "author": author, "torch": torch,
+    }  # fmt: skip
+    answers = {key: value for key, value in given.items() if value is not None}
+    if sys.stdin.isatty() and not yes:
+        answers = _ask(answers)
+    if not name and "package" not in answers:
+        raise OpforgeError("a name for the package is missing: opforge new NAME, such as opforge new my_ops")
+    made = make_package(answers, out)
+    chosen = complete(answers)
+    kind = "triton" if chosen["variant"] == "triton" else f"cpp, {chosen['abi']} ABI"
+    sys.stdout.write(
+        f"made {made.folder} ({kind}), {len(made.files)} files; next:\n"
+        f"  cd {made.folder}\n"
+        "  pip install --no-build-isolation -e '.[test]'\n"
+        "  pytest\n"
+        "  opforge add-op NAME\n"
+    )
+    return 0
+
+
+def _ask(answers: dict[str, str]) -> dict[str, str]:
+    """Ask for what is not given, again until it can be used; questions go to stderr."""
+    from opforge.authoring.new import complete, problems, prompt, questions
+
+    found = dict(answers)
+    if wrong := problems({"package": "my_own_new_ops", **found}):  # what was given is not asked again
+        raise OpforgeError("; ".join(wrong))
+    for name, choices in questions().items():
+        if name in found or (name == "abi" and found["variant"] != "cpp"):
+            continue
+        text = f"{prompt(name)} ({', '.join(choices)})" if len(choices) > 1 else prompt(name)
+        while True:
+            answer = _answer(text, choices[0])
+            wrong = problems(complete({"package": "my_own_new_ops", **found, name: answer}))
+            if not wrong:
+                break
+            sys.stderr.write("; ".join(wrong) + "\n")
+        found[name] = answer
+    return found
+
+
+def _answer(text: str, default: str) -> str:
+    """Return the line that was typed, or the default when it is empty."""
+    sys.stderr.write(f"{text} [{default}]: ")
+    sys.stderr.flush()
+    if not (line := sys.stdin.readline()):
+        raise typer.Abort
+    return line.strip() or default

@@ -1,0 +1,72 @@
+"""Packages made from the template: baked, installed, tested, packed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from tests.conftest import opforge
+
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+
+
+def run(*command: object, cwd: Path | None = None, path: Path | None = None, **environment: str) -> str:
+    """Run a command in a process of its own, with one folder on Python's path at most; return what it printed."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TRITON_INTERPRET")}
+    if path is not None:
+        environment["PYTHONPATH"] = str(path)
+    done = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, cwd=cwd, env={**kept, **environment}, check=False
+    )
+    assert done.returncode == 0, f"{command} in {cwd}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def bake(out: Path, package: str, *options: str) -> Path:
+    """Make a package with the command line; return its folder."""
+    done = opforge("new", package, "--yes", "--out", str(out), *options)
+    assert done.returncode == 0, done.stderr
+    return out / package
+
+
+def cookiecutter(template: Path, out: Path, **answers: str) -> Path:
+    """Make a package with the Cookiecutter command; return its folder."""
+    words = [f"{name}={value}" for name, value in answers.items()]
+    run(sys.executable, "-m", "cookiecutter", "--no-input", "--default-config", "-o", out, template, *words)
+    return out / answers["package"]
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """Return the contents of all files, by path."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def install(project: Path, target: Path) -> Path:
+    """Install a package into a folder, built with what is installed here."""
+    run(*PIP, "install", "--no-deps", "--no-build-isolation", "--no-index", "--upgrade", "--target", target, project)
+    return target
+
+
+def run_tests(project: Path, target: Path, *words: str) -> str:
+    """Run a package's own tests on what is installed; return what pytest printed."""
+    return run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words, cwd=project, path=target)
+
+
+def wheel(project: Path, out: Path) -> Path:
+    """Return the wheel of a package."""
+    run(*PIP, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", out, project)
+    (made,) = out.glob("*.whl")
+    return made
+
+
+def environment(folder: Path, made: Path) -> Path:
+    """Return the Python of a new environment in which a wheel is installed, and torch as it is here."""
+    run(sys.executable, "-m", "venv", "--without-pip", folder)
+    python = folder / "bin" / "python"
+    run(*PIP, "--python", python, "install", "--no-deps", "--no-index", made)
+    site = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
+    (Path(site) / "here.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return python
