@@ -62,11 +62,12 @@ def wheel(project: Path, out: Path) -> Path:
     return made
 
 
-def environment(folder: Path, made: Path) -> Path:
-    """Return the Python of a new environment in which a wheel is installed, and torch as it is here."""
+def environment(folder: Path, *wheels: Path) -> Path:
+    """Return the Python of a new environment in which wheels are installed, and torch as it is here."""
     run(sys.executable, "-m", "venv", "--without-pip", folder)
     python = folder / "bin" / "python"
-    run(*PIP, "--python", python, "install", "--no-deps", "--no-index", made)
+    for made in wheels:
+        run(*PIP, "--python", python, "install", "--no-deps", "--no-index", made)
     site = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
     (Path(site) / "here.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return python

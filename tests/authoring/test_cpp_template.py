@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -32,15 +31,6 @@ def add_op(project, name):
     assert done.returncode == 0, done.stderr
 
 
-def bare_environment(folder):
-    """Return the Python of a new environment, in which torch is as it is here."""
-    run(sys.executable, "-m", "venv", "--without-pip", folder)
-    python = folder / "bin" / "python"
-    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
-    (site / "here.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return python
-
-
 def install_editable(project, python):
     """Install a package as its sources lie there; return what was printed on the way."""
     pip = f"{sys.executable} -m pip -v --python {python} install --no-deps --no-index --no-build-isolation"
@@ -62,7 +52,7 @@ def folder(tmp_path_factory):
 def made(folder):
     """Return a package, a Python in which it is installed as editable, and what the build and its own tests printed."""
     project = bake(folder, NAME, "--variant", "cpp")
-    python = bare_environment(folder / "editable")
+    python = environment(folder / "editable")
     built = install_editable(project, python)
     return project, python, built, own_tests(project, python)
 
