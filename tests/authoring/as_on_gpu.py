@@ -21,7 +21,7 @@ from triton.compiler import ASTSource
 from triton.runtime import JITFunction, driver
 
 TARGET = GPUTarget("cuda", 90, 32)
-NUMBERS = {"alpha": "fp64", "eps": "fp64", "count": "i32", "size": "i32"}
+NUMBERS = {"alpha": "fp64", "eps": "fp64", "count": "i32", "size": "i32", "rows": "i32"}
 
 
 class PretendDriver:
@@ -47,7 +47,7 @@ def compile_kernels(package: str) -> None:
 
 
 def compile_one(kernel: Any, dtype: str) -> None:
-    fixed = {p.name: 1024 if p.name == "BLOCK" else True for p in kernel.params if p.is_constexpr}
+    fixed = {p.name: {"BLOCK": 256, "ROWS": 4}.get(p.name, True) for p in kernel.params if p.is_constexpr}
     types = {n: "constexpr" if n in fixed else NUMBERS.get(n, f"*{dtype}") for n in kernel.arg_names}
     made = triton.compile(ASTSource(kernel, types, {(kernel.arg_names.index(n),): v for n, v in fixed.items()}), TARGET)
     print("compiled", kernel.__name__, dtype, len(made.asm["cubin"]) > 0)

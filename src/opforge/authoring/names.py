@@ -14,14 +14,14 @@ _CPP = """
     true try typedef typeid typename union unsigned using virtual void volatile while xor main std
 """
 _FILES = """
-    torch triton tl ops kernels namespace checks batching launch package name blocks on_device wrap_triton to_front x
+    torch triton tl ops kernels namespace checks batching launch package name blocks on_device wrap_triton to_front apart x
     support conftest common cuda_common library pytest tensors expected called choices close exact layouts check_fake check_compiled
     sum zip map range enumerate tuple
 """
 """What the files of a package, and ``torch.ops``, call something else."""
 _VARIABLES = """
     torch triton tl self ops checks ctx grad info in_dims inputs output out result results count inside at dense place x
-    batched to_x to_each extra wide blocks on_device wrap_triton to_front
+    batched to_x to_each extra wide blocks on_device wrap_triton to_front apart
 """
 """What the files of an operator call something else."""
 

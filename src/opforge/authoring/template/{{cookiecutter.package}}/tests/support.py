@@ -31,6 +31,8 @@ if INTERPRETED:
 {% endif %}
 SHAPES = [(7,), (1,), (3, 5), (2, 3, 33), (1025,), (0,), (0, 4), (2, 0, 3)]
 """Sizes beside those that fill a block, several dimensions, and nothing at all."""
+ROWS = [(7,), (5, 1), (2, 3, 33), (17, 64), (5, 65), (2, 257), (1, 1025), (0, 4), (2, 0), (0, 0)]
+"""The same for operators along the last dimension."""
 
 
 def close(actual: Any, expected: Any) -> None:

@@ -44,6 +44,15 @@ def test_what_lies_beside_it_is_left_alone(device):
     assert whole[:, 2:8:2].sum() == 9
 
 
+def test_arguments_may_share_memory(device):
+    whole = torch.randn(3000, device=device)
+    x, y = whole[1:], whole[:-1]
+    right = expected(x, y)
+    close(add_scaled_(x, y), right)
+    right = expected(x, x, 0.5)
+    close(add_scaled_(x, x, 0.5), right)
+
+
 @pytest.mark.parametrize("shape", [(3, 5), (0, 4)], ids=str)
 def test_it_keeps_the_contract(shape, device):
     x, y = pair(*shape, device=device)

@@ -9,7 +9,7 @@ from .. import checks
 from ..batching import to_front
 {% if cookiecutter.variant == "triton" %}
 from ..kernels.add_scaled_ import BLOCK, add_scaled_kernel
-from ..kernels.launch import blocks, on_device, operator, wrap_triton
+from ..kernels.launch import apart, blocks, on_device, operator, wrap_triton
 {% endif %}
 from ..namespace import ops
 
@@ -37,7 +37,7 @@ def _add_scaled_(x: Tensor, y: Tensor, alpha: float = 1.0) -> None:
         return
     dense = x.contiguous()
     with on_device(x):
-        wrap_triton(add_scaled_kernel)[blocks(x.numel(), BLOCK)](dense, y.contiguous(), alpha, x.numel(), BLOCK=BLOCK)
+        wrap_triton(add_scaled_kernel)[blocks(x.numel(), BLOCK)](dense, apart(x, y), alpha, x.numel(), BLOCK=BLOCK)
     if dense is not x:
         x.copy_(dense)
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .. import checks
 {% if cookiecutter.variant == "triton" %}
-from ..kernels.launch import on_device, operator, wrap_triton
+from ..kernels.launch import blocks, on_device, operator, wrap_triton
 from ..kernels.rms_norm import rms_norm_kernel
 {% endif %}
 from ..namespace import ops
@@ -43,7 +43,9 @@ def _rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Ten
         scale = dense if weight is None else weight.contiguous()  # any pointer will do where none is read
         rows, size = x.numel() // x.shape[-1], x.shape[-1]
         with on_device(x):
-            wrap_triton(rms_norm_kernel)[(rows,)](dense, scale, out, size, eps, WEIGHTED=weight is not None)
+            wrap_triton(rms_norm_kernel)[lambda config: blocks(rows, config["ROWS"])](
+                dense, scale, out, rows, size, eps, WEIGHTED=weight is not None
+            )
     return out
 
 

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from .. import checks
 {% if cookiecutter.variant == "triton" %}
-from ..kernels.launch import on_device, operator, wrap_triton
-from ..kernels.row_moments import BLOCK, row_moments_kernel
+from ..kernels.launch import blocks, on_device, operator, wrap_triton
+from ..kernels.row_moments import row_moments_kernel, tile
 {% endif %}
 from ..namespace import ops
 
@@ -29,8 +29,11 @@ def _row_moments(x: Tensor) -> tuple[Tensor, Tensor]:
     checks.rows("row_moments", "x", x)
     mean, variance = _empty(x)
     if mean.numel() > 0:
+        rows, block = tile(x.shape[-1])
         with on_device(x):
-            wrap_triton(row_moments_kernel)[(mean.numel(),)](x.contiguous(), mean, variance, x.shape[-1], BLOCK=BLOCK)
+            wrap_triton(row_moments_kernel)[blocks(mean.numel(), rows)](
+                x.contiguous(), mean, variance, mean.numel(), x.shape[-1], ROWS=rows, BLOCK=block
+            )
     return mean, variance
 
 

@@ -48,6 +48,12 @@ def on_device(x: Tensor) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
+def apart(x: Tensor, other: Tensor) -> Tensor:
+    """Return another argument of a kernel that writes x: contiguous, and in memory of its own."""
+    shared = torch._C._is_alias_of(x, other)
+    return other.clone(memory_format=torch.contiguous_format) if shared else other.contiguous()
+
+
 class _FirstConfig:
     """An autotuned kernel in the interpreter, where there is nothing to time: the first config that is left is taken."""
 
