@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.authoring.packages import environment
 from tests.conftest import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -38,13 +39,25 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def commands_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with commands of an environment in which pages may install packages; it has what is here besides."""
+    python = environment(tmp_path_factory.mktemp("environment") / "env")
+    for module in ("pip", "pytest", "cookiecutter", "opforge.cli"):
+        script = python.parent / module.partition(".")[0]
+        script.write_text(f'#!/bin/sh\nexec "{python}" -m {module} "$@"\n')
+        script.chmod(0o755)
+    return python.parent
+
+
 @pytest.mark.parametrize(
     ("command", "code", "lines", "page"), commands(), ids=lambda v: v[:60] if isinstance(v, str) else None
 )
-def test_a_command_answers_as_shown(command, code, lines, page, checkout):
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+def test_a_command_answers_as_shown(command, code, lines, page, checkout, commands_folder):
+    path = os.pathsep.join([str(commands_folder), str(Path(sys.executable).parent), os.environ["PATH"]])
+    surroundings = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT / "src"), "PIP_NO_INDEX": "1"}
     done = subprocess.run(
-        command, shell=True, cwd=checkout, capture_output=True, text=True, env={**os.environ, "PATH": path}, check=False
+        command, shell=True, cwd=checkout, capture_output=True, text=True, env=surroundings, check=False
     )
     assert done.returncode == code, done.stderr
     said = [" ".join(line.split()) for line in done.stdout.splitlines()]
