@@ -156,6 +156,17 @@ def test_another_thread_is_not_inside(installed):
     assert torch.equal(seen[0], X)
 
 
+def test_kernels_can_be_put_to_rest_for_a_while(installed):
+    installed.put("relu", doubled, kernel="mine")
+    with installed.awake(awake=False):
+        assert torch.relu(X)[2] == 2
+        with installed.awake():
+            assert torch.relu(X)[2] == 4
+        assert torch.relu(X)[2] == 2
+    assert torch.relu(X)[2] == 4
+    assert installed.counts["mine", "relu.default"].answered == 2
+
+
 def test_gradients_flow_by_atens_formulas(installed):
     seen = []
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -69,6 +70,7 @@ class Installation:
         self.counts: dict[tuple[str, str], Count] = {}
         """By kernel and operator."""
         self.observer: Observer | None = None
+        self._resting = False
 
     def __enter__(self) -> Self:
         return self
@@ -77,6 +79,15 @@ class Installation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.remove()
+
+    @contextmanager
+    def awake(self, *, awake: bool = True) -> Iterator[None]:
+        """Let kernels answer within, or with ``awake=False`` none of them: they stay in place, and ATen answers."""
+        before, self._resting = self._resting, not awake
+        try:
+            yield
+        finally:
+            self._resting = before
 
     @property
     def ops(self) -> list[str]:
@@ -99,8 +110,11 @@ class Installation:
 
     def put_original(self, op: str, *, kernel: str) -> None:
         """Put ATen's own function in its own place, to have its calls counted and observed like those of a kernel."""
-        facts = table().resolve(op)
-        self.put(op, self._original(facts), kernel=kernel)
+        self.put(op, self.original(op), kernel=kernel)
+
+    def original(self, op: str) -> Function:
+        """Return ATen's own function of an operator in whose place something can be put."""
+        return self._original(table().resolve(op))
 
     def remove(self) -> None:
         """Take everything out again; afterwards the dispatcher is what it was before."""
@@ -133,7 +147,7 @@ class Installation:
         inside, name = self._inside, op.name
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if inside.now:
+            if inside.now or self._resting:
                 return original(*args, **kwargs)
             inside.now = True
             observer = self.observer
