@@ -8,4 +8,4 @@ def native_layer_norm_backward_kernel_impl(grad_out, input, normalized_shape, me
     flowing = grad_out if weight is None else grad_out * weight
     shared = flowing.mean(inner, keepdim=True) + normal * (flowing * normal).mean(inner, keepdim=True)
     found = ((flowing - shared) * rstd, (grad_out * normal).sum(outer), grad_out.sum(outer))
-    return tuple(value if wanted else None for value, wanted in zip(found, output_mask))
+    return tuple(value if wanted else None for value, wanted in zip(found, output_mask, strict=True))

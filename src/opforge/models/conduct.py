@@ -14,7 +14,7 @@ from opforge.kernels.native.building import unconfined
 from opforge.models.target import find
 from opforge.ops import table
 from opforge.runs.config import RunConfig
-from opforge.runs.execute import ROLES
+from opforge.runs.execute import ROLES, start_server
 from opforge.runs.native import library_of
 from opforge.sandbox import probe
 from opforge.sandbox.client import ForkServerProcess
@@ -46,7 +46,7 @@ def judge_model(config: ModelConfig, say: Say = lambda _what: None) -> dict[str,
     target = find(config.target)
     backend = registry.load("backends", run.backend)(run.backend_options)
     kernels = _installable(backend.kernels([op.name for op in table()]), run.backend)
-    server = ForkServerProcess(_ROLES, {"TRITON_INTERPRET": "1"} if run.device == "cpu" else {})
+    server = start_server(run.device, _ROLES)
     try:
         if run.device != "cpu":
             probe.check_device(server.spawner, run.device)

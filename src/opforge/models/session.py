@@ -208,9 +208,17 @@ class Session:
         guilty = []
         for name in blame.guilty:
             found = alone.get(name, trial)
-            row = {"kernel": name, "verdict": found.outcome.value, "reason": found.reason}
+            row = {
+                "kernel": name,
+                "file": self._kernels[name]["file"],
+                "verdict": found.outcome.value,
+                "reason": found.reason,
+            }
             guilty.append({**row, **self._located(by, name).row()})
-        together = [[{"kernel": name, **self._located(by, name).row()} for name in group] for group in blame.together]
+        together = [
+            [{"kernel": name, "file": self._kernels[name]["file"], **self._located(by, name).row()} for name in group]
+            for group in blame.together
+        ]
         return {"guilty": guilty, "together": together, "trials": self._trials - before}
 
     def _located(self, by: Standard, name: str) -> Located:
