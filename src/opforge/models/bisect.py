@@ -22,8 +22,8 @@ class Blame:
         return {*self.guilty, *(name for group in self.together for name in group)}
 
 
-def find(suspects: Sequence[str], fails: Fails) -> Blame:
-    """Return who is to blame for the failure of all of them together.
+def find(suspects: Sequence[str], fails: Fails, named: str = "") -> Blame:
+    """Return who is to blame for the failure of all of them together; one who is ``named`` already is tried first.
 
     Sets are halved as long as a half fails by itself; both halves are looked into. Where a set fails and neither half does,
     one kernel after another is left out of it while it still fails. What is left when the guilty are taken out is asked
@@ -32,18 +32,21 @@ def find(suspects: Sequence[str], fails: Fails) -> Blame:
     blame = Blame()
 
     def failing(names: Sequence[str]) -> bool:
+        if not names:
+            return False
         blame.trials += 1
-        return bool(names) and fails(names)
+        return fails(names)
 
     rest = list(suspects)
     known = True  # that all of them fail, the caller has seen
+    if named in rest and failing([named]):
+        blame.guilty.append(named)
+        rest.remove(named)
+        known = False
     while known or failing(rest):
-        before = len(blame.named)
         _look_into(rest, failing, blame)
         rest = [name for name in rest if name not in blame.named]
         known = False
-        if not rest or len(blame.named) == before:
-            break
     return blame
 
 

@@ -48,7 +48,6 @@ class Execution:
         floats = [t.dtype for t in [*self._kept.values(), *_tensors(self._given)] if t.is_floating_point()]
         self._narrow = floats[0] if floats else torch.get_default_dtype()
         if how.wide:
-            torch.set_default_dtype(torch.float64)
             model = model.double()
         self._model = model.to(how.device).train(how.train)
         self._inputs: Any = None
@@ -92,7 +91,7 @@ class Execution:
         self._model.zero_grad(set_to_none=True)
         seed_generator(how.seed, how.device)
         args, kwargs = self._inputs
-        wide = Wide(self._narrow) if how.wide else contextlib.nullcontext()
+        wide = _in_float64(self._narrow) if how.wide else contextlib.nullcontext()
         with torch.set_grad_enabled(how.train), wide, self.during():
             output = self._model(*args, **kwargs)
             loss = self._loss_of(output) if how.train else None
@@ -114,6 +113,18 @@ class Execution:
         if not loss.requires_grad:
             raise SubjectError("the loss does not depend on any weight, so there is nothing to train")
         return loss
+
+
+@contextlib.contextmanager
+def _in_float64(narrow: torch.dtype) -> Iterator[None]:
+    """Let everything be float64 that has no dtype of its own, or asks for a narrower one."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with Wide(narrow):
+            yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 class _Moved:
@@ -170,8 +181,9 @@ def _waved(output: Any) -> torch.Tensor:
     total = None
     for tensor in _tensors(output):
         if tensor.is_floating_point() and tensor.requires_grad:
-            wave = np.round(np.cos(np.arange(tensor.numel())) * _STEPS_OF_WAVE).reshape(tensor.shape) / _STEPS_OF_WAVE
-            part = (tensor * torch.from_numpy(wave).to(device=tensor.device, dtype=tensor.dtype)).mean()
+            wave = np.round(np.cos(np.arange(tensor.numel())) * _STEPS_OF_WAVE) / _STEPS_OF_WAVE
+            factors = torch.from_numpy(wave).to(device=tensor.device, dtype=tensor.dtype).reshape(tensor.shape)
+            part = (tensor * factors).mean()
             total = part if total is None else total + part
     if total is None:
         raise SubjectError("no output of the model depends on a weight; define loss(output) beside model()")

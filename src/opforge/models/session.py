@@ -166,9 +166,11 @@ class Session:
         except ModelError as error:
             process.close()
             raised = next((t for t in process.tallies if t.raised), None)
-            where = f"in {raised.kernel} ({raised.op}): " if raised is not None else ""
-            kernel = error.kernel or (raised.kernel if raised is not None else "")
-            return Trial(error.outcome, f"{where}{error}", kernel, [], process.tallies), None
+            if raised is not None and error.outcome is Outcome.ERROR:
+                reason = f"{raised.kernel}, for {raised.op}, raised {raised.raised}"
+                return Trial(error.outcome, reason, raised.kernel, [], process.tallies), None
+            where = f"in {error.kernel}: " if error.kernel else ""
+            return Trial(error.outcome, f"{where}{error}", error.kernel, [], process.tallies), None
         trial = Trial(Outcome.PASSED, "", "", compared, process.tallies, process.broken, process.refused)
         if wrong := sorted((c for c in compared if not c.right), key=lambda c: -c.excess):
             more = f", and {len(wrong) - 1} more of {len(compared)} results" if len(wrong) > 1 else ""
@@ -204,7 +206,7 @@ class Session:
                 alone[names[0]] = found
             return not found.passed
 
-        blame = bisect.find(suspects or list(kernels), fails)
+        blame = bisect.find(suspects or list(kernels), fails, trial.kernel)
         guilty = []
         for name in blame.guilty:
             found = alone.get(name, trial)
