@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -134,3 +136,21 @@ def test_files_that_give_no_model_say_why(tmp_path, source, said):
     (tmp_path / "mine.py").write_text(source)
     with pytest.raises(SubjectError, match=said):
         load(Target("mine.py", file=str(tmp_path / "mine.py")))
+
+
+def test_functions_of_modules_give_models_or_say_why(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.path", [*sys.path])
+    source = "import torch\ndef make():\n    return torch.nn.Linear(2, 2), torch.ones(2)\ndef odd():\n    return 3\n"
+    (tmp_path / "models_of_mine.py").write_text(source)
+    (tmp_path / "broken_module_of_mine.py").write_text("1 / 0\n")
+
+    def of(module, function):
+        return load(Target(f"{module}:{function}", module=module, function=function, folder=str(tmp_path)))
+
+    assert isinstance(of("models_of_mine", "make").model, nn.Linear)
+    with pytest.raises(SubjectError, match="models_of_mine has no function 'made'"):
+        of("models_of_mine", "made")
+    with pytest.raises(SubjectError, match=r"models_of_mine:odd returned int, not \(model, inputs\) or"):
+        of("models_of_mine", "odd")
+    with pytest.raises(SubjectError, match="raised while it was imported: ZeroDivisionError"):
+        of("broken_module_of_mine", "make")

@@ -47,10 +47,14 @@ class Rooms:
         """Return a new room for a process that runs a user's reference, or a user's file that makes inputs."""
         return Room(tempfile.mkdtemp(dir=self._root), tuple(reach.kernel_reads(file, library)), self._run, self._held)
 
-    def shared(self, files: Iterable[tuple[str | None, str | None]]) -> Room:
-        """Return a new room for a process that runs several files of users', each with its library if it was compiled."""
+    def shared(self, files: Iterable[tuple[str | None, str | None]], imports: str | None = None) -> Room:
+        """Return a new room for a process that runs several files of users', each with its library if it was compiled.
+
+        From the folder ``imports`` it may import what lies there.
+        """
         reads = dict.fromkeys(path for file, library in files for path in reach.kernel_reads(file, library))
-        return Room(tempfile.mkdtemp(dir=self._root), tuple(reads), self._run, self._held)
+        lists = tuple(reach.listed(imports)) if imports else ()
+        return Room(tempfile.mkdtemp(dir=self._root), tuple(reads), self._run, self._held, lists)
 
     def clear(self) -> None:
         """Remove the job's folder."""

@@ -40,7 +40,6 @@ class Trial:
     """Which kernel was running when the process died, as it said."""
     compared: list[Compared] = field(default_factory=list)
     tallies: list[Tally] = field(default_factory=list)
-    broken: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -127,9 +126,10 @@ class Session:
         return made
 
     def _start(self, kernels: Sequence[str]) -> ModelProcess:
-        files: list[tuple[str | None, str | None]] = [(self._recipe.target.reads, None)]
+        target = self._recipe.target
+        files: list[tuple[str | None, str | None]] = [(target.reads, None)]
         files += [(self._kernels[name]["file"], self._kernels[name].get("library")) for name in kernels]
-        room = None if self._rooms is None else self._rooms.shared(files)
+        room = None if self._rooms is None else self._rooms.shared(files, target.folder)
         return ModelProcess.start(self._spawner, self._config, room)
 
     def _loadable(self) -> tuple[list[str], dict[str, tuple[Outcome, str]]]:
@@ -165,22 +165,21 @@ class Session:
             compared = by.compare(process, self._say)
         except ModelError as error:
             process.close()
-            raised = next((t for t in process.tallies if t.raised), None)
-            if raised is not None and error.outcome is Outcome.ERROR:
-                reason = f"{raised.kernel}, for {raised.op}, raised {raised.raised}"
-                return Trial(error.outcome, reason, raised.kernel, [], process.tallies), None
-            where = f"in {error.kernel}: " if error.kernel else ""
-            return Trial(error.outcome, f"{where}{error}", error.kernel, [], process.tallies), None
-        trial = Trial(Outcome.PASSED, "", "", compared, process.tallies, process.broken, process.refused)
+            return self._charged(_failed(error, process.tallies), process, by), None
+        trial = Trial(Outcome.PASSED, "", "", compared, process.tallies, process.refused)
         if wrong := sorted((c for c in compared if not c.right), key=lambda c: -c.excess):
             more = f", and {len(wrong) - 1} more of {len(compared)} results" if len(wrong) > 1 else ""
             trial.outcome, trial.reason = Outcome.WRONG, f"{wrong[0].reason}{more}"
-        if breaches := [b for b in process.breaches if b not in by.plain.breaches]:
-            trial.outcome, trial.reason = Outcome.CHEATED, "; ".join(breaches)
-        if trial.passed:
+        if self._charged(trial, process, by).passed:
             return trial, process
         process.close()
         return trial, None
+
+    def _charged(self, trial: Trial, process: ModelProcess, by: Standard) -> Trial:
+        """Return a trial with what was done or tried in its process, and not in ATen's, as its verdict."""
+        if breaches := [b for b in process.breaches if b not in by.plain.breaches]:
+            trial.outcome, trial.reason = Outcome.CHEATED, "; ".join(breaches)
+        return trial
 
     def _times(
         self, process: ModelProcess, plain: ModelProcess, tallies: list[Tally]
@@ -238,6 +237,16 @@ class Session:
 
     def _say(self, what: str) -> None:
         self._channel.send({"doing": what})
+
+
+def _failed(error: ModelError, tallies: list[Tally]) -> Trial:
+    """Return the trial of a process that died or raised, and whose doing that was if it is known."""
+    raised = next((t for t in tallies if t.raised), None)
+    if raised is not None and error.outcome is Outcome.ERROR:
+        reason = f"{raised.kernel}, for {raised.op}, raised {raised.raised}"
+        return Trial(error.outcome, reason, raised.kernel, [], tallies)
+    where = f"in {error.kernel}: " if error.kernel else ""
+    return Trial(error.outcome, f"{where}{error}", error.kernel, [], tallies)
 
 
 def _kernel_rows(

@@ -25,7 +25,7 @@ class Target:
     module: str = ""
     function: str = ""
     folder: str = ""
-    """Of a module's function: where the module is imported from."""
+    """Where its modules are imported from."""
     reads: str = ""
     """The file or package beside which a worker may read."""
 
@@ -44,7 +44,8 @@ def find(word: str) -> Target:
         path = Path(word)
         if not path.is_file():
             raise OpforgeError(f"there is no file {word!r}; {_EXPECTED}")
-        return Target(word, file=str(path.resolve()), reads=str(path.resolve()))
+        file = path.resolve()
+        return Target(word, file=str(file), folder=str(file.parent), reads=str(file))
     if not colon:
         raise OpforgeError(f"unknown model {word!r}; {_EXPECTED}")
     if not function.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
