@@ -48,7 +48,10 @@ class Subject:
 
 
 def load(target: Target) -> Subject:
-    """Return the model and inputs that a target means; raises SubjectError with the reason when it gives none."""
+    """Return the model and inputs that a target means; raises SubjectError with the reason when it gives none.
+
+    Another kind of model needs a branch here, and one in `target.find`, which says where its code is.
+    """
     return _of_file(Path(target.file)) if target.file else _of_function(target)
 
 
