@@ -3,7 +3,7 @@
 import my_ops
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 SIZE, INNER = 64, 96
 
@@ -32,10 +32,10 @@ class Plain(FeedForward):
     """The same in PyTorch's own operators."""
 
     def norm(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, (SIZE,), self.weight, eps=1e-6)
+        return functional.rms_norm(x, (SIZE,), self.weight, eps=1e-6)
 
     def gated(self, gate: Tensor, up: Tensor) -> Tensor:
-        return F.silu(gate) * up
+        return functional.silu(gate) * up
 
 
 def outcome(model: nn.Module, x: Tensor) -> list[Tensor]:

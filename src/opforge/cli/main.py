@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
@@ -37,11 +38,25 @@ def _root(
     """Write a PyTorch operator kernel, prove it, race it, ship it."""
 
 
-def _register() -> None:
-    from opforge.cli import add_op, build, doctor, ls, new, report, run, setup, strength, time  # each verb adds itself
+_VERBS = (
+    "run",
+    "time",
+    "model",
+    "ls",
+    "setup",
+    "report",
+    "strength",
+    "new",
+    "add_op",
+    "build",
+    "doctor",
+)
+"""In the order in which the help shows them; each is a module that adds itself."""
 
-    for verb in (run, time, ls, setup, report, strength, new, add_op, build, doctor):
-        verb.register(app)
+
+def _register() -> None:
+    for verb in _VERBS:
+        import_module(f"opforge.cli.{verb}").register(app)
 
 
 _register()

@@ -76,7 +76,7 @@ def run(
             device=device,
             dtypes=tuple(dict.fromkeys(dtype_from_user(d) for d in dtypes.split(",") if d.strip())),
             ops_directory=ops_directory,
-            implementations=_implementations(implementation or []),
+            implementations=chosen_implementations(implementation or []),
             custom_ops_root=custom_ops_root,
             p=p,
             timeout_s=timeout,
@@ -179,7 +179,8 @@ def _resumed(context: typer.Context, folder: Path, workers: int) -> RunConfig:
     return replace(RunConfig.from_json(read_manifest(folder)["config"]), workers=workers)
 
 
-def _implementations(words: list[str]) -> dict[str, str]:
+def chosen_implementations(words: list[str]) -> dict[str, str]:
+    """Return which implementation was named for which folder."""
     chosen = {}
     for word in words:
         folder, sign, name = word.partition("=")

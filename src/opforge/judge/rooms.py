@@ -7,7 +7,7 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from opforge import processes
@@ -46,6 +46,15 @@ class Rooms:
     def reference(self, file: str | None, library: str | None = None) -> Room:
         """Return a new room for a process that runs a user's reference, or a user's file that makes inputs."""
         return Room(tempfile.mkdtemp(dir=self._root), tuple(reach.kernel_reads(file, library)), self._run, self._held)
+
+    def shared(self, files: Iterable[tuple[str | None, str | None]], imports: str | None = None) -> Room:
+        """Return a new room for a process that runs several files of users', each with its library if it was compiled.
+
+        From the folder ``imports`` it may import what lies there.
+        """
+        reads = dict.fromkeys(path for file, library in files for path in reach.kernel_reads(file, library))
+        lists = tuple(reach.listed(imports)) if imports else ()
+        return Room(tempfile.mkdtemp(dir=self._root), tuple(reads), self._run, self._held, lists)
 
     def clear(self) -> None:
         """Remove the job's folder."""

@@ -50,9 +50,11 @@ class DeathError(Exception):
 
 
 class KernelWorker:
-    """One process that serves one kernel."""
+    """One process that serves one kernel, or in another role what that role says."""
 
-    def __init__(self, spawner: Spawner, config: WorkerConfig, room: Room | None = None) -> None:
+    def __init__(
+        self, spawner: Spawner, config: WorkerConfig, room: Room | None = None, *, role: str = "worker"
+    ) -> None:
         self._spawner = spawner
         self._config = config
         arena_fd = os.memfd_create("opforge-arena")
@@ -71,7 +73,7 @@ class KernelWorker:
             "room": None if room is None else asdict(room),
         }
         fds = [theirs.fileno(), arena_fd, output]
-        self._pid = spawner.spawn("worker", settings, fds, limits=limits, output=True)
+        self._pid = spawner.spawn(role, settings, fds, limits=limits, output=True)
         self._pidfd = os.pidfd_open(self._pid)
         self._guard = None if room is None else Guard(self._pid, room.folder)
         for fd in (arena_fd, output):

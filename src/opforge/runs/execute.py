@@ -5,7 +5,7 @@ from __future__ import annotations
 import selectors
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,9 +31,9 @@ _SLACK_S = 180.0
 Emit = Callable[[list[dict[str, Any]]], None]
 
 
-def start_server(device: str) -> ForkServerProcess:
+def start_server(device: str, roles: Mapping[str, str] = ROLES) -> ForkServerProcess:
     """Start the fork server; it imports torch while the caller goes on."""
-    return ForkServerProcess(ROLES, {"TRITON_INTERPRET": "1"} if device == "cpu" else {})
+    return ForkServerProcess(roles, {"TRITON_INTERPRET": "1"} if device == "cpu" else {})
 
 
 @dataclass

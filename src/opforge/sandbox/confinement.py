@@ -43,6 +43,8 @@ class Room:
     run: str = ""
     held: bool = True
     """Whether everything holds, as the probe found; a verdict then says that nothing was let through."""
+    lists: tuple[str, ...] = ()
+    """Folders whose names alone it may read, to import from them what it may read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,8 @@ def user_for(folder: str, number: int) -> int | None:
 def enter(room: Room, user: int | None, tasks: int | None) -> None:
     """Confine this process to a room, as a user of its own if there is one; ``tasks`` is how many the present user has already."""
     can = abilities()
-    own = {**dict.fromkeys(room.reads, landlock.READ), room.folder: landlock.OWN}
+    own = {**dict.fromkeys(room.lists, landlock.LIST), **dict.fromkeys(room.reads, landlock.READ)}
+    own[room.folder] = landlock.OWN
     _limit(tasks if user is None else 0)
     processes.offer_to_end_first()
     if user is not None:
@@ -169,4 +172,4 @@ def _settle(folder: str) -> None:
 
 def room_from(request: dict[str, Any]) -> Room:
     """Return the room that a request to the server speaks of."""
-    return Room(**{**request, "reads": tuple(request["reads"])})
+    return Room(**{**request, **{name: tuple(request[name]) for name in ("reads", "lists")}})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import sys
 import traceback
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from opforge.kernels.native.looking import in_words
 from opforge.ops import Operator, table
 from opforge.sandbox.adapters import adapt
 from opforge.sandbox.mutants import Mutated
+from opforge.sandbox.originals import put
 
 Function = Callable[..., Any]
 
@@ -77,19 +77,25 @@ def _flowing(result: torch.Tensor) -> torch.Tensor:
 @contextmanager
 def installed(function: Function, op: str, key: str) -> Iterator[None]:
     """Put a function in the place of ATen's kernel for a device; it sees tensors that want no gradients."""
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        with torch.no_grad():
-            return function(*_detached(list(args)), **{n: _detached(v) for n, v in kwargs.items()})
-
+    facts = table().get(op)
+    if facts is None:
+        raise NotImplementedError(f"{op} is not an operator of ATen's")
     library = torch.library.Library("aten", "IMPL")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that something was there before is the point
-        library.impl(op.removesuffix(".default"), kernel, key, allow_override=True)
+    put(library, facts, without_gradients(function), key)
     try:
         yield
     finally:
         library._destroy()  # noqa: SLF001  # torch has no public way to take an implementation out again
+
+
+def without_gradients(function: Function) -> Function:
+    """Return a function that sees tensors that want no gradients, as a kernel below autograd does."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch.no_grad():
+            return function(*_detached(list(args)), **{n: _detached(v) for n, v in kwargs.items()})
+
+    return call
 
 
 def _detached(value: Any) -> Any:

@@ -132,13 +132,22 @@ def _modules(folder: str) -> Iterator[str]:
                 yield entry.path
 
 
+def listed(folder: str) -> list[str]:
+    """Return a folder if its names may be open, without which nothing can be imported from there."""
+    return list(_open_names(folder, _kept_shut()))
+
+
 def _listed(shut: tuple[str, ...]) -> Iterator[str]:
     """Yield the folders whose names alone are open: without them nothing can be imported from there."""
     for entry in sys.path:
         if os.path.isabs(entry) and os.path.isdir(entry):
-            real = os.path.realpath(entry)
-            if not any(_holds(real, (path,)) for path in shut if path != os.path.realpath(os.getcwd())):
-                yield real
+            yield from _open_names(entry, shut)
+
+
+def _open_names(folder: str, shut: tuple[str, ...]) -> Iterator[str]:
+    real = os.path.realpath(folder)
+    if not any(_holds(real, (path,)) for path in shut if path != os.path.realpath(os.getcwd())):
+        yield real
 
 
 def _loaded() -> Iterator[str]:

@@ -9,19 +9,17 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-import warnings
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._C import DispatchKey, DispatchKeySet
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opforge.ops import Operator, table
+from opforge.sandbox.originals import Original, put, qualified, registrations
 
 Function = Callable[..., Any]
-_NUMBERS = (bool, int, float, complex)
 
 
 class Traps:
@@ -45,24 +43,20 @@ class Traps:
             if name not in self._set and (facts := table().get(name)) is not None:
                 for key in self._keys:
                     self._set_one(facts, key)
-                self._set[name] = _registrations(name)
+                self._set[name] = registrations(facts)
 
     def _set_one(self, facts: Operator, key: str) -> None:
-        qualified = facts.name.removesuffix(".default")
         try:
-            original = torch.library.get_kernel(f"aten::{qualified}", key)
+            original = Original(facts, key)
         except RuntimeError:
             return
-        keys = DispatchKeySet(getattr(DispatchKey, key))
-        tensors = frozenset(i for i, a in enumerate(facts.arguments) if a.type.startswith("Tensor"))
+        name = qualified(facts)
 
         def trap(*args: Any, **kwargs: Any) -> Any:
-            self._note(qualified, [*args, *kwargs.values()])
-            return original.call_boxed(keys, *_with_tensors(args, tensors), **kwargs)
+            self._note(name, [*args, *kwargs.values()])
+            return original(*args, **kwargs)
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that something was there before is the point
-            self._library.impl(qualified, trap, key)
+        put(self._library, facts, trap, key)
 
     def _note(self, name: str, values: list[Any]) -> None:
         if self._inside or threading.get_ident() != self._main:
@@ -108,22 +102,12 @@ class Traps:
 
     def removed(self) -> list[str]:
         """Return the trapped operators that something has registered anew."""
-        return [name.removesuffix(".default") for name, was in self._set.items() if _registrations(name) != was]
+        return [name.removesuffix(".default") for name, was in self._set.items() if _registered(name) != was]
 
 
-def _registrations(name: str) -> str:
-    dump: str = torch._C._dispatch_dump(f"aten::{name.removesuffix('.default')}")  # noqa: SLF001  # torch has no public name for it
-    return dump
-
-
-def _with_tensors(args: tuple[Any, ...], tensors: frozenset[int]) -> list[Any]:
-    """Return arguments with plain numbers that stand for tensors turned into tensors, as the boxed call wants them."""
-    given = list(args)
-    like = next((a for a in given if isinstance(a, torch.Tensor)), None)
-    for i, value in enumerate(given):
-        if i in tensors and isinstance(value, _NUMBERS) and like is not None:
-            given[i] = torch.tensor(value, dtype=torch.result_type(like, value))
-    return given
+def _registered(name: str) -> str:
+    facts = table().get(name)
+    return "" if facts is None else registrations(facts)
 
 
 class Listing(TorchDispatchMode):

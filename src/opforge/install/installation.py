@@ -1,0 +1,190 @@
+"""Put kernels under ATen in this process, fall back on ATen where one declines, count both, and take all of it out again.
+
+A kernel stands below autograd: ATen's own derivative formulas are above it, and it sees tensors that want no gradients.
+Inside a kernel every operator is ATen's own, so that kernels do not run on each other, or round in circles.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import torch
+
+from opforge.errors import OpforgeError
+from opforge.ops import Operator, table
+from opforge.sandbox.originals import Original, device_key, put
+
+Function = Callable[..., Any]
+_MOST_REASONS = 8
+"""Reasons for falling back that are told apart; further ones count as one."""
+_OTHER_REASONS = "other reasons"
+
+
+class RefusedError(OpforgeError):
+    """An operator in whose place nothing can be put; the message says why."""
+
+
+class Observer(Protocol):
+    """Someone who looks on while kernels are called."""
+
+    def before(self, kernel: str, op: str) -> None: ...
+
+    def after(self, kernel: str, op: str) -> None: ...
+
+
+@dataclass
+class Count:
+    """How often a kernel was asked for one operator, and what became of it."""
+
+    answered: int = 0
+    fallbacks: Counter[str] = field(default_factory=Counter)
+    """How often ATen answered instead, by reason."""
+    raised: str = ""
+    """What the kernel raised last, where that was no declining: the caller has got it."""
+
+    def fell_back(self, reason: str) -> None:
+        known = reason in self.fallbacks or len(self.fallbacks) < _MOST_REASONS
+        self.fallbacks[reason if known else _OTHER_REASONS] += 1
+
+
+class _Inside(threading.local):
+    """Whether this thread is inside a kernel."""
+
+    now = False
+
+
+class Installation:
+    """The kernels that stand in ATen's place for one device, until ``remove`` is called."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        self._key = device_key(device)
+        self._library = torch.library.Library("aten", "IMPL")
+        self._inside = _Inside()
+        self._by: dict[str, str] = {}
+        self.counts: dict[tuple[str, str], Count] = {}
+        """By kernel and operator."""
+        self.observer: Observer | None = None
+        self._resting = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+    @contextmanager
+    def awake(self, *, awake: bool = True) -> Iterator[None]:
+        """Let kernels answer within, or with ``awake=False`` none of them: they stay in place, and ATen answers."""
+        before, self._resting = self._resting, not awake
+        try:
+            yield
+        finally:
+            self._resting = before
+
+    @property
+    def ops(self) -> list[str]:
+        """Return the operators whose place is taken."""
+        return list(self._by)
+
+    def put(self, op: str, function: Function, *, kernel: str, required: bool = True) -> None:
+        """Put a function with an operator's signature in the place of ATen's.
+
+        It declines a call by raising NotImplementedError, and where it is not ``required`` by raising anything; ATen
+        answers then. Raises RefusedError where nothing can stand in ATen's place.
+        """
+        facts = table().resolve(op)
+        count = Count()
+        put(
+            self._library, facts, self._call(facts, function, self._original(facts), kernel, required, count), self._key
+        )
+        self._by[facts.name] = kernel
+        self.counts[kernel, facts.name] = count
+
+    def put_original(self, op: str, *, kernel: str) -> None:
+        """Put ATen's own function in its own place, to have its calls counted and observed like those of a kernel."""
+        self.put(op, self.original(op), kernel=kernel)
+
+    def original(self, op: str) -> Function:
+        """Return ATen's own function of an operator in whose place something can be put."""
+        return self._original(table().resolve(op))
+
+    def remove(self) -> None:
+        """Take everything out again; afterwards the dispatcher is what it was before."""
+        if self._by:
+            self._library._destroy()  # noqa: SLF001  # torch has no public way to take an implementation out again
+            self._library = torch.library.Library("aten", "IMPL")
+            self._by = {}
+
+    def clear_counts(self) -> None:
+        for count in self.counts.values():
+            count.answered, count.raised = 0, ""
+            count.fallbacks.clear()
+
+    def _original(self, op: Operator) -> Original:
+        if op.composite:
+            raise RefusedError(
+                f"{op.name} is made of other operators (CompositeImplicitAutograd): a kernel in its place would cut off "
+                "gradients. Write one for an operator that it is made of"
+            )
+        if op.name in self._by:
+            raise RefusedError(f"{op.name} is already served by {self._by[op.name]}")
+        try:
+            return Original(op, self._key)
+        except RuntimeError:
+            raise RefusedError(f"{op.name} has no kernel of ATen's for {self._key} to be put in place of") from None
+
+    def _call(
+        self, op: Operator, function: Function, original: Function, kernel: str, required: bool, count: Count
+    ) -> Function:
+        inside, name = self._inside, op.name
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if inside.now or self._resting:
+                return original(*args, **kwargs)
+            inside.now = True
+            observer = self.observer
+            try:
+                if observer is not None:
+                    observer.before(kernel, name)
+                result = function(*args, **kwargs)
+                _check(op, result)
+                count.answered += 1
+            except Exception as error:
+                if required and not isinstance(error, NotImplementedError):
+                    count.raised = f"{type(error).__name__}: {error}"
+                    raise
+                count.fell_back(f"{type(error).__name__}: {error}")
+                return original(*args, **kwargs)
+            finally:
+                inside.now = False
+                if observer is not None:
+                    observer.after(kernel, name)
+            return result
+
+        return call
+
+
+def _check(op: Operator, result: Any) -> None:
+    """Refuse results that are not even of the kind that the schema says: the dispatcher would take them, or end the process."""
+    expected = op.returns
+    found = (result,) if len(expected) == 1 else result
+    if not expected:
+        if result is not None:
+            raise TypeError(f"a kernel for {op.name} returned {type(result).__name__}; the operator returns nothing")
+        return
+    if not isinstance(found, tuple | list) or len(found) != len(expected):
+        raise TypeError(f"a kernel for {op.name} returned {type(result).__name__}, not {len(expected)} results")
+    for value, wanted in zip(found, expected, strict=True):
+        is_list = wanted.type.startswith("Tensor[")
+        if wanted.type == "Tensor" and not isinstance(value, torch.Tensor):
+            raise TypeError(f"a kernel for {op.name} returned {type(value).__name__}, not a tensor")
+        if is_list and not (isinstance(value, list | tuple) and all(isinstance(v, torch.Tensor) for v in value)):
+            raise TypeError(f"a kernel for {op.name} returned {type(value).__name__}, not a list of tensors")

@@ -1,0 +1,117 @@
+"""Take down the calls of some operators while a model runs: their arguments as data, the contents of tensors as bytes in the arena."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from opforge.cases.encoding import SHORT_DTYPES, encode, from_torch, spec_row
+from opforge.cases.text import format_arguments
+from opforge.cases.values import TensorSpec, Value, contiguous_strides
+from opforge.sandbox.worker import ALIGN
+
+MOST_BYTES = 256 << 20
+"""What is handed out at a time."""
+
+
+class CallRecorder:
+    """Keeps calls from a number on, until the room for their contents is used up."""
+
+    def __init__(self, arena: mmap.mmap, at: int, start: int, device: torch.device) -> None:
+        self._arena = arena
+        self._at = self._begin = at
+        self._end = min(at + MOST_BYTES, len(arena))
+        self._start = start
+        self._device = device
+        self._full = False
+        self.seen = 0
+        """How many calls there were."""
+        self.calls: list[dict[str, Any]] = []
+
+    @property
+    def used(self) -> int:
+        """Return how many bytes the contents take."""
+        return self._at - self._begin
+
+    def function(self, op: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ATen's function of an operator such that its calls are taken down."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self.seen >= self._start and not self._full:
+                self._take(op, args, kwargs)
+            self.seen += 1
+            return original(*args, **kwargs)
+
+        return call
+
+    def _take(self, op: str, args: Any, kwargs: dict[str, Any]) -> None:
+        backward = torch._C._current_graph_task_id() != -1  # noqa: SLF001  # torch has no public way to ask
+        head = {"number": self.seen, "op": op, "phase": "backward" if backward else "forward"}
+        before = self._at
+        try:
+            positional = tuple(from_torch(a, self._tensor) for a in args)
+            named = {n: from_torch(v, self._tensor) for n, v in kwargs.items()}
+        except (TypeError, MemoryError) as error:
+            self._full = isinstance(error, MemoryError) and before > self._begin
+            self._at = before
+            if not self._full:
+                self.calls.append({**head, "lost": str(error)})
+            return
+        text = format_arguments([_plain(v) for v in positional], {n: _plain(v) for n, v in named.items()})
+        tree = [
+            encode([_placed(v) for v in positional], spec_row),
+            {n: encode(_placed(v), spec_row) for n, v in named.items()},
+        ]
+        self.calls.append({**head, "text": text, "tree": tree})
+
+    def _tensor(self, value: torch.Tensor) -> TensorSpec:
+        """Return a tensor as data, with its contents put into the arena from its first element on."""
+        if value.layout != torch.strided or value.is_quantized or value.dtype not in SHORT_DTYPES:
+            raise TypeError(f"a case cannot hold a tensor of layout {value.layout}, dtype {value.dtype}")
+        value = value.detach().resolve_conj().resolve_neg()
+        shape, strides = tuple(value.shape), tuple(value.stride())
+        home = None if value.device.type == self._device.type else str(value.device)
+        plain = TensorSpec(
+            shape, SHORT_DTYPES[value.dtype], None if strides == contiguous_strides(shape) else strides, device=home
+        )
+        nbytes = plain.storage_nbytes
+        if self._at + nbytes > self._end:
+            raise MemoryError(f"its inputs take more than {MOST_BYTES >> 20} MiB")
+        at = self._at
+        if nbytes:
+            count = nbytes // value.element_size()
+            flat = value.as_strided((count,), (1,), value.storage_offset()).cpu().view(torch.uint8)
+            torch.frombuffer(self._arena, dtype=torch.uint8, count=nbytes, offset=at).copy_(flat)
+        self._at = at + nbytes + (-nbytes % ALIGN)
+        low, high = _range(value)
+        return replace(plain, at=at - self._begin if nbytes else None, low=low, high=high)
+
+
+def _range(value: torch.Tensor) -> tuple[int | None, int | None]:
+    """Return the range in which seeded contents must lie to stand for a tensor's own: that of integers, which are often positions."""
+    if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool or not value.numel():
+        return None, None
+    wide = value.to(torch.int64)
+    return int(wide.min()), int(wide.max()) + 1
+
+
+def _changed(value: Value, **fields: Any) -> Value:
+    if isinstance(value, TensorSpec):
+        return replace(value, **fields)
+    if isinstance(value, list):
+        return [_changed(v, **fields) for v in value]
+    return tuple(_changed(v, **fields) for v in value) if isinstance(value, tuple) else value
+
+
+def _plain(value: Value) -> Value:
+    """Return a value without the places of contents, which nobody else has."""
+    return _changed(value, at=None)
+
+
+def _placed(value: Value) -> Value:
+    """Return a value without the ranges of contents, which it has."""
+    return _changed(value, low=None, high=None)

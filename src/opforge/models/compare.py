@@ -1,0 +1,170 @@
+"""Whether what a model gives with kernels is right: by ATen's own error against float64, tensor by tensor.
+
+Errors add up over a model, and where they end up in a single element is chance. So a tensor's largest error and its typical
+one (root mean square) are held against those of ATen in the same dtype: a few times as much is allowed, plus two rounding
+steps. Where that is not enough, ATen's own error is looked at again from weights and inputs that are moved by a rounding
+step, several times, and the largest counts. Integers and booleans count by the share of elements that differ.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from opforge.judge.numerics import FACTOR, STEPS
+
+USELESS = 0.25
+"""Where ATen is off by so much of an output, typically, the float64 run is not one of the same model: it went another way."""
+_STEPS_OF_FLOAT64 = 34.0
+"""float64 has nothing wider to be held against."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """The largest and the typical of some numbers."""
+
+    largest: float = 0.0
+    typical: float = 0.0
+
+    @classmethod
+    def of(cls, numbers: torch.Tensor) -> Size:
+        if not numbers.numel():
+            return cls()
+        return cls(float(numbers.max()), float(numbers.square().mean().sqrt()))
+
+    def most(self, other: Size) -> Size:
+        return Size(max(self.largest, other.largest), max(self.typical, other.typical))
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One tensor of a run with kernels, held against ATen's and float64's."""
+
+    name: str
+    error: Size
+    aten_error: Size
+    allowed: Size
+    fault: str = ""
+    """What is wrong besides numbers: a shape, a dtype, NaN."""
+
+    @property
+    def excess(self) -> float:
+        """Return how many times what is allowed the error is; more than 1 is wrong."""
+        if self.fault:
+            return math.inf
+        pairs = ((self.error.largest, self.allowed.largest), (self.error.typical, self.allowed.typical))
+        return max(0.0 if e == 0 else math.inf if a == 0 else e / a for e, a in pairs)
+
+    @property
+    def right(self) -> bool:
+        return self.excess <= 1
+
+    @property
+    def reason(self) -> str:
+        if self.fault:
+            return f"{self.name}: {self.fault}"
+        by_largest = self.allowed.largest * self.error.typical <= self.allowed.typical * self.error.largest
+        kind = "largest" if by_largest else "typical"
+        error, allowed, own = (getattr(size, kind) for size in (self.error, self.allowed, self.aten_error))
+        return f"{self.name}: {kind} error {error:.3g}, allowed {allowed:.3g} (ATen's own {own:.3g})"
+
+    def row(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "right": self.right,
+            "error": self.error.largest,
+            "aten_error": self.aten_error.largest,
+            "bound": self.allowed.largest,
+            "typical_error": self.error.typical,
+            "typical_aten_error": self.aten_error.typical,
+            "typical_bound": self.allowed.typical,
+            **({"fault": self.fault} if self.fault else {}),
+        }
+
+
+def compare(
+    name: str, kernel: torch.Tensor, aten: torch.Tensor, exact: torch.Tensor | None, own: Size | None = None
+) -> Compared:
+    """Hold a tensor against ATen's; ``own`` is ATen's error where it has been looked at several times."""
+    nothing = Size()
+    if (fault := _misfit(kernel, aten)) or (fault := _special(kernel, aten, exact)):
+        return Compared(name, nothing, nothing, nothing, fault)
+    error = error_of(kernel, aten, exact)
+    aten_error = error_of(aten, aten, exact)
+    aten_error = aten_error if own is None else aten_error.most(own)
+    size, eps = Size.of(_finite(aten if exact is None else exact)), step(aten.dtype)
+    allowed = Size(FACTOR * aten_error.largest + eps * size.largest, FACTOR * aten_error.typical + eps * size.typical)
+    return Compared(name, error, aten_error, allowed)
+
+
+def error_of(found: torch.Tensor, aten: torch.Tensor, exact: torch.Tensor | None) -> Size:
+    """Return how far a tensor is from the float64 one, or from ATen's where there is none; where both are finite."""
+    by = aten if exact is None else exact
+    if not is_inexact(aten):
+        return Size.of((found != by).double().mean().reshape(1)) if found.numel() else Size()
+    both = torch.isfinite(found) & torch.isfinite(by)
+    return Size.of((_wide(found) - _wide(by)).abs()[both])
+
+
+def misleads(aten: torch.Tensor, exact: torch.Tensor) -> bool:
+    """Whether float64 gives something else than ATen, and not the same with less error."""
+    if aten.shape != exact.shape:
+        return True
+    if not is_inexact(aten):
+        return False
+    return error_of(aten, aten, exact).typical > USELESS * max(
+        Size.of(_finite(exact)).typical, Size.of(_finite(aten)).typical
+    )
+
+
+def is_inexact(tensor: torch.Tensor) -> bool:
+    return bool(tensor.is_floating_point() or tensor.is_complex())
+
+
+def step(dtype: torch.dtype) -> float:
+    """Return the rounding steps of a dtype that are always allowed, as a share of a number."""
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return 0.0
+    steps = _STEPS_OF_FLOAT64 if dtype in (torch.float64, torch.complex128) else STEPS
+    return steps * float(torch.finfo(dtype).eps)
+
+
+def _misfit(kernel: torch.Tensor, aten: torch.Tensor) -> str:
+    if kernel.dtype != aten.dtype:
+        return f"dtype {_word(kernel.dtype)}, ATen has {_word(aten.dtype)}"
+    return f"shape {list(kernel.shape)}, ATen has {list(aten.shape)}" if kernel.shape != aten.shape else ""
+
+
+def _special(kernel: torch.Tensor, aten: torch.Tensor, exact: torch.Tensor | None) -> str:
+    """Say where NaN or infinities are not where ATen, or float64, has them."""
+    if not is_inexact(aten):
+        return ""
+    odd = ~torch.isfinite(kernel) & ~_same_special(kernel, aten)
+    lost = torch.isfinite(kernel) & ~torch.isfinite(aten)
+    if exact is not None:
+        odd &= ~_same_special(kernel, exact)
+        lost &= ~torch.isfinite(exact)  # where ATen overflowed on the way, having the answer is right
+    count = int((odd | lost).sum())
+    return f"{count} of {kernel.numel()} elements: NaN or inf not where ATen has it" if count else ""
+
+
+def _same_special(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    if left.is_complex():
+        return ~torch.isfinite(left) & ~torch.isfinite(right)
+    return (torch.isnan(left) & torch.isnan(right)) | (torch.isinf(left) & (_wide(left) == _wide(right)))
+
+
+def _finite(tensor: torch.Tensor) -> torch.Tensor:
+    wide = _wide(tensor).abs()
+    return wide[torch.isfinite(wide)]
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,119 @@
+"""Have a model judged with the kernels of a backend, from a process that itself imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from opforge import registry
+from opforge.errors import InternalError, NothingToJudgeError, OpforgeError
+from opforge.kernels import Kernel, native
+from opforge.kernels.native.building import unconfined
+from opforge.models.target import find
+from opforge.ops import table
+from opforge.runs.config import RunConfig
+from opforge.runs.execute import ROLES, start_server
+from opforge.runs.native import library_of
+from opforge.sandbox import probe
+from opforge.sandbox.client import ForkServerProcess
+from opforge.sandbox.confined import words_before
+from opforge.sandbox.wire import Channel, ChannelClosedError
+
+_ROLES = {**ROLES, "model": "opforge.models.worker:serve", "model_judge": "opforge.models.session:serve"}
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """What a user asks of `opforge model`."""
+
+    target: str
+    """``FILE.py`` or ``module:function``."""
+    run: RunConfig
+    """Backend, device and limits, as for a run."""
+    dtype: str = ""
+    """A short name; empty for the model's own."""
+    train: bool = False
+    seed: int = 0
+
+
+def judge_model(config: ModelConfig, say: Say = lambda _what: None) -> dict[str, Any]:
+    """Return the report on a model with a backend's kernels in place."""
+    run = config.run.checked()
+    target = find(config.target)
+    backend = registry.load("backends", run.backend)(run.backend_options)
+    kernels = _installable(backend.kernels([op.name for op in table()]), run.backend)
+    server = start_server(run.device, _ROLES)
+    try:
+        if run.device != "cpu":
+            probe.check_device(server.spawner, run.device)
+        wire = [_wire(kernel, run, say) for kernel in kernels]
+        confinement = probe.confinement(server.spawner) if run.confine else probe.off()
+        settings = {
+            "device": run.device,
+            "timeout_s": run.timeout_s,
+            "memory_bytes": run.memory_bytes,
+            "confine": {"run": "", "held": not confinement["missing"]} if run.confine else None,
+            "target": target.wire(),
+            "dtype": config.dtype,
+            "train": config.train,
+            "seed": config.seed,
+            "kernels": wire,
+        }
+        report = _asked(server, settings, say)
+    finally:
+        server.close()
+    if unusable := report.get("unusable"):
+        raise OpforgeError(f"{config.target} cannot be run, even without kernels: {unusable}")
+    strangers = list(getattr(backend, "strangers", ()))
+    head = {
+        "model": config.target,
+        "backend": run.backend,
+        "device": run.device,
+        "train": config.train,
+        "seed": config.seed,
+    }
+    return {**head, **report, "remarks": strangers, "confinement": confinement}
+
+
+def _installable(kernels: list[Kernel], backend: str) -> list[Kernel]:
+    found = [kernel for kernel in kernels if kernel.file is not None and kernel.reference is None]
+    if not found:
+        raise NothingToJudgeError(
+            f"backend {backend!r} has no kernels to put in ATen's place; use --backend directory with --ops-directory"
+        )
+    names = [kernel.name for kernel in found]
+    return [k if names.count(k.name) == 1 else replace(k, name=f"{k.name} ({k.primary})") for k in found]
+
+
+def _wire(kernel: Kernel, run: RunConfig, say: Say) -> dict[str, Any]:
+    """Return what a worker needs to put a kernel in place; C++ and CUDA sources are built first."""
+    if native.is_native(str(kernel.file)):
+        say(f"building {kernel.name}")
+        library, broken = library_of(Path(str(kernel.file)), words_before if run.confine else unconfined)
+        kernel = replace(kernel, library=library, broken=broken)
+    return {**kernel.wire(), "ops": [[served.op, served.required] for served in kernel.serves]}
+
+
+def _asked(server: ForkServerProcess, settings: dict[str, Any], say: Say) -> dict[str, Any]:
+    """Have the judge's process do it, and return its report."""
+    ours, theirs = Channel.pair()
+    line = server.spawner.connect()
+    pid = server.spawner.spawn("model_judge", settings, [theirs.fileno(), line.fileno()], limits={}, output=False)
+    theirs.close()
+    line.close()
+    try:
+        while True:
+            message = ours.receive()
+            if "report" in message:
+                report: dict[str, Any] = message["report"]
+                return report
+            say(str(message["doing"]))
+    except ChannelClosedError:
+        raise InternalError("the process that judges the model was lost; its errors stand above") from None
+    finally:
+        ours.close()
+        server.spawner.stop(pid)

@@ -1,0 +1,194 @@
+"""One model in one process, run again and again from the same weights, inputs and seed, and what comes out by name."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from opforge.models.subject import Subject, SubjectError
+from opforge.models.wide import Wide
+from opforge.sandbox.state import seed_generator
+
+LOSS = "loss"
+_STEPS_OF_WAVE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """In which way a model is run."""
+
+    device: torch.device
+    dtype: torch.dtype | None = None
+    """None leaves the model's own."""
+    train: bool = False
+    """Forward and backward in training mode, instead of forward alone in evaluation mode."""
+    wide: bool = False
+    """In float64, from the weights and inputs of the narrower dtype."""
+    seed: int = 0
+
+
+class Execution:
+    """A model that is ready to run."""
+
+    def __init__(self, subject: Subject, how: How) -> None:
+        self._how = how
+        self.during: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
+        """What is in force while the model itself runs, and not while weights are put back or results are read."""
+        self._loss = subject.loss
+        model = subject.model if how.dtype is None else subject.model.to(how.dtype)
+        self._given = _each((subject.args, subject.kwargs), lambda t: _cast(t, how.dtype).detach().cpu().clone())
+        self._kept = {name: t.detach().cpu().clone() for name, t in _state(model)}
+        floats = [t.dtype for t in [*self._kept.values(), *_tensors(self._given)] if t.is_floating_point()]
+        self._narrow = floats[0] if floats else torch.get_default_dtype()
+        if how.wide:
+            model = model.double()
+        self._model = model.to(how.device).train(how.train)
+        self._inputs: Any = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the dtype of the model's weights, before it was widened."""
+        return self._narrow
+
+    def run(self, move: int = 0) -> list[tuple[str, torch.Tensor]]:
+        """Run from the start and return output, loss, gradients and buffers by name.
+
+        With ``move``, weights and inputs are moved by about a rounding step, in one of many ways.
+        """
+        self.restore(move)
+        output, loss = self.step()
+        found = list(_named(output, "output"))
+        if loss is not None:
+            found += [(LOSS, loss)]
+            found += [(f"gradient of {n}", p.grad) for n, p in self._model.named_parameters() if p.grad is not None]
+            found += [(f"buffer {n}", b) for n, b in self._model.named_buffers()]
+        if not found:
+            raise SubjectError("the model's output holds no tensor")
+        return [(name, tensor.detach()) for name, tensor in found]
+
+    def restore(self, move: int = 0) -> None:
+        """Put weights, buffers and inputs back to what they were at first."""
+        changed = _Moved(move)
+        with torch.no_grad():
+            for name, tensor in _state(self._model):
+                tensor.copy_(changed(self._kept[name]))
+            self._inputs = _each(self._given, lambda t: self._ready(changed(t)))
+
+    def _ready(self, tensor: torch.Tensor) -> torch.Tensor:
+        wide = self._how.wide and tensor.is_floating_point()
+        return tensor.to(device=self._how.device, dtype=torch.float64 if wide else tensor.dtype, copy=True)
+
+    def step(self) -> tuple[Any, torch.Tensor | None]:
+        """Run the model once on the present weights and inputs; returns its output, and the loss in training."""
+        how = self._how
+        self._model.zero_grad(set_to_none=True)
+        seed_generator(how.seed, how.device)
+        args, kwargs = self._inputs
+        wide = _in_float64(self._narrow) if how.wide else contextlib.nullcontext()
+        with torch.set_grad_enabled(how.train), wide, self.during():
+            output = self._model(*args, **kwargs)
+            loss = self._loss_of(output) if how.train else None
+            if loss is not None:
+                loss.backward()
+            if how.device.type == "cuda":
+                torch.cuda.synchronize()
+        return output, loss
+
+    def _loss_of(self, output: Any) -> torch.Tensor:
+        if self._loss is not None:
+            loss = self._loss(output)
+        elif isinstance(own := getattr(output, "loss", None), torch.Tensor):
+            loss = own
+        else:
+            loss = _waved(output)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise SubjectError(f"the loss is {_kind(loss)}, not a tensor of one number")
+        if not loss.requires_grad:
+            raise SubjectError("the loss does not depend on any weight, so there is nothing to train")
+        return loss
+
+
+@contextlib.contextmanager
+def _in_float64(narrow: torch.dtype) -> Iterator[None]:
+    """Let everything be float64 that has no dtype of its own, or asks for a narrower one."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with Wide(narrow):
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+class _Moved:
+    """Moves the elements of floating-point tensors, one after another, by about a rounding step of their dtype each."""
+
+    def __init__(self, move: int) -> None:
+        self._generator = torch.Generator().manual_seed(move) if move else None
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self._generator is None or not tensor.is_floating_point():
+            return tensor
+        drawn = torch.rand(tensor.shape, generator=self._generator, dtype=torch.float64).sub_(0.5).mul_(math.sqrt(12))
+        return (tensor.double() * (1 + torch.finfo(tensor.dtype).eps * drawn)).to(tensor.dtype)
+
+
+def _state(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
+
+
+def _each(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(tree, torch.Tensor):
+        return change(tree)
+    if isinstance(tree, Mapping):
+        return {name: _each(value, change) for name, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        changed = [_each(value, change) for value in tree]
+        return changed if isinstance(tree, list) else tuple(changed)
+    return tree
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [tensor for _, tensor in _named(tree, "")]
+
+
+def _named(tree: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of an output by name; outputs of libraries are often mappings that are more than dicts."""
+    if isinstance(tree, torch.Tensor):
+        yield name, tree
+    elif isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from _named(value, f"{name}[{key!r}]")
+    elif isinstance(tree, list | tuple):
+        for number, value in enumerate(tree):
+            yield from _named(value, f"{name}[{number}]")
+
+
+def _waved(output: Any) -> torch.Tensor:
+    """Return a loss that depends on every element in its own way: the mean of the output times a wave of short numbers."""
+    total = None
+    for tensor in _tensors(output):
+        if tensor.is_floating_point() and tensor.requires_grad:
+            wave = np.round(np.cos(np.arange(tensor.numel())) * _STEPS_OF_WAVE) / _STEPS_OF_WAVE
+            factors = torch.from_numpy(wave).to(device=tensor.device, dtype=tensor.dtype).reshape(tensor.shape)
+            part = (tensor * factors).mean()
+            total = part if total is None else total + part
+    if total is None:
+        raise SubjectError("no output of the model depends on a weight; define loss(output) beside model()")
+    return total
+
+
+def _kind(value: Any) -> str:
+    return f"of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__

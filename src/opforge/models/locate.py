@@ -1,0 +1,148 @@
+"""Find the first call of a model at which a kernel's answer is off: the calls come from a run without kernels, and the judge looks at each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from opforge.cases.case import Expect, Phase
+from opforge.cases.materialise import Bytes
+from opforge.errors import CaseSyntaxError
+from opforge.judge.asked import LOAD_LIMIT_S
+from opforge.judge.batch import Batch, CaseRow
+from opforge.judge.contract import Hearing
+from opforge.judge.replies import FORGED, replies_of, results_end
+from opforge.judge.verdict import Finding, Outcome
+from opforge.judge.workers import DeathError, KernelWorker, WorkerConfig
+from opforge.models.process import ModelError, ModelProcess
+from opforge.ops import Operator, table
+
+_BLOB = "calls"
+_ID = "{:016x}"
+
+
+@dataclass
+class Located:
+    """What was found among the calls of a kernel's operators."""
+
+    calls: int = 0
+    """How many there are in a run of the model."""
+    looked_at: int = 0
+    first: dict[str, Any] | None = None
+    """The first call at which the answer is off; None where each by itself is within its bound."""
+    nearest: float = 0.0
+    """The largest share of its bound that a call's error took."""
+
+    def row(self) -> dict[str, Any]:
+        row: dict[str, Any] = {"calls": self.calls, "looked_at": self.looked_at, "first": self.first}
+        return row if self.first is not None else {**row, "largest_share_of_bound": self.nearest}
+
+
+class Locator:
+    """Looks at the calls of one kernel, which runs in a worker of its own."""
+
+    def __init__(self, worker: KernelWorker, config: WorkerConfig, kernel: dict[str, Any]) -> None:
+        self._worker = worker
+        self._config = config
+        self._device = torch.device(config.device)
+        self._required = dict(kernel["ops"])
+        self._buffer: Bytes = np.zeros(1 << 20, np.uint8)
+        wire = {name: value for name, value in kernel.items() if name != "ops"}
+        worker.ask({"do": "load", "kernel": wire}, timeout_s=max(LOAD_LIMIT_S, config.timeout_s))
+
+    def first_off(self, plain: ModelProcess, ops: Sequence[str]) -> Located:
+        """Return the first call of a run at which the kernel's answer is off."""
+        found = Located()
+        for call, blob in _recorded(plain, ops, found):
+            facts = table().get(call.get("op", ""))
+            if facts is None or "tree" not in call:
+                continue
+            found.looked_at += 1
+            case = CaseRow(
+                _ID.format(call["number"]),
+                call["text"],
+                json.dumps(call["tree"]),
+                Expect.RETURNS,
+                Phase.CORRECTNESS,
+                _BLOB,
+            )
+            finding = self._finding(facts, case, blob)
+            if finding.passed or finding.outcome is Outcome.UNSUPPORTED:
+                found.nearest = max(found.nearest, _share(finding))
+                continue
+            found.first = self._described(facts, call, finding)
+            return found
+        return found
+
+    def _described(self, facts: Operator, call: dict[str, Any], finding: Finding) -> dict[str, Any]:
+        row = {name: call[name] for name in ("number", "op", "phase")} | {"case": call["text"]}
+        return {**row, **finding.row(), **self._seeded(facts, call["text"], finding)}
+
+    def _seeded(self, facts: Operator, text: str, found: Finding) -> dict[str, Any]:
+        """Say whether the kernel is off on the case with seeded contents too; not where the process is gone."""
+        if found.outcome in (Outcome.CRASHED, Outcome.TIMED_OUT):
+            return {}
+        case = CaseRow(_ID.format(0), text, "", Expect.RETURNS, Phase.CORRECTNESS, "")
+        return {"also_with_seeded_contents": not self._finding(facts, case, None).passed}
+
+    def _finding(self, facts: Operator, case: CaseRow, blob: Bytes | None) -> Finding:
+        """Judge the kernel on one call."""
+        blobs = {} if blob is None else {_BLOB: blob}
+        batch = Batch(facts, self._device, self._config.in_bytes, blobs, self._buffer)
+        try:
+            placed = batch.add(case)
+        except (CaseSyntaxError, MemoryError, KeyError, ValueError, RuntimeError) as error:
+            return Finding(Outcome.UNSUPPORTED, f"the case cannot be made here: {error}")
+        if placed is None:
+            return Finding(Outcome.UNSUPPORTED, "there is no room for the case")
+        batch.copy_to(self._worker.bytes)
+        request = {"do": "call", "op": facts.name, "random": facts.random, "cases": [placed.request()]}
+        try:
+            replies = replies_of(self._worker.ask(request), 1)
+        except DeathError as death:
+            return Finding(death.outcome, str(death))
+        if replies is None:
+            return Finding(Outcome.CONTRACT, FORGED)
+        results = bytearray(self._worker.bytes[self._config.in_bytes : results_end(replies, self._config)])
+        touched = batch.touched(self._worker.bytes)[0]
+        required = bool(self._required.get(facts.name, True))
+        return Hearing(
+            facts,
+            required,
+            case.expect,
+            placed.call,
+            placed.answer,
+            replies[0],
+            results,
+            self._config.in_bytes,
+            touched,
+        ).finding()
+
+
+def _recorded(plain: ModelProcess, ops: Sequence[str], found: Located) -> Iterator[tuple[dict[str, Any], Bytes]]:
+    """Yield the calls of a run in order, with the bytes that their tensors lie in."""
+    start, more = 0, True
+    while more:
+        reply = plain.ask({"do": "record", "ops": list(ops), "start": start})
+        calls, seen = reply.get("calls"), reply.get("seen")
+        if not isinstance(calls, list) or not isinstance(seen, int) or not all(isinstance(c, dict) for c in calls):
+            raise ModelError(Outcome.CONTRACT, FORGED)
+        found.calls = seen
+        blob = plain.contents(plain.config.in_bytes, reply.get("used"))
+        if blob is None:
+            raise ModelError(Outcome.CONTRACT, FORGED)
+        for call in calls:
+            yield call, blob
+        plain.worker.release(len(blob))
+        start += len(calls)
+        more = bool(calls) and start < seen
+
+
+def _share(finding: Finding) -> float:
+    bound = finding.figures.get("bound") or 0.0
+    return float(finding.figures.get("kernel_error", 0.0)) / bound if bound else 0.0

@@ -1,0 +1,96 @@
+"""Make the model that is to be run, inside a worker: its code is the user's."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from opforge.models.target import Target
+from opforge.sandbox.loader import KernelLoadError, describe_exception, import_file
+
+
+class SubjectError(Exception):
+    """There is no model to run; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model with the inputs that it is run on."""
+
+    model: torch.nn.Module
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    loss: Callable[[Any], torch.Tensor] | None = None
+    """Makes a number of the model's output, for training; None for one of our own."""
+
+    @classmethod
+    def of(cls, model: Any, inputs: Any, loss: Any = None) -> Subject:
+        """Return a subject of what the user's functions gave; inputs are a tuple, a dict of names, or one tensor."""
+        if not isinstance(model, torch.nn.Module):
+            raise SubjectError(f"the model is {type(model).__name__}, not a torch.nn.Module")
+        if loss is not None and not callable(loss):
+            raise SubjectError(f"loss is {type(loss).__name__}, not a function of the model's output")
+        if isinstance(inputs, Mapping):
+            return cls(model, (), dict(inputs), loss)
+        if isinstance(inputs, torch.Tensor):
+            inputs = (inputs,)
+        if not isinstance(inputs, tuple | list):
+            raise SubjectError(
+                f"the inputs are {type(inputs).__name__}; allowed: a tuple, a dict by name, or one tensor"
+            )
+        return cls(model, tuple(inputs), {}, loss)
+
+
+def load(target: Target) -> Subject:
+    """Return the model and inputs that a target means; raises SubjectError with the reason when it gives none.
+
+    Another kind of model needs a branch here, and one in `target.find`, which says where its code is.
+    """
+    return _of_file(Path(target.file)) if target.file else _of_function(target)
+
+
+def _of_file(path: Path) -> Subject:
+    try:
+        module = import_file(path)
+    except KernelLoadError as error:
+        raise SubjectError(str(error)) from None
+    made = {}
+    for name in ("model", "inputs"):
+        function = getattr(module, name, None)
+        if not callable(function):
+            raise SubjectError(f"{path.name} does not define {name}(); it must define model() and inputs()")
+        made[name] = _called(function, f"{name}() of {path.name}", path)
+    return Subject.of(made["model"], made["inputs"], getattr(module, "loss", None))
+
+
+def _of_function(target: Target) -> Subject:
+    if target.folder not in sys.path:
+        sys.path.insert(0, target.folder)
+    try:
+        module = importlib.import_module(target.module)
+    except BaseException as error:  # noqa: BLE001  # the border: it is the user's code
+        raise SubjectError(f"{target.module} raised while it was imported: {describe_exception(error)}") from None
+    function = getattr(module, target.function, None)
+    if not callable(function):
+        raise SubjectError(f"{target.module} has no function {target.function!r}")
+    made = _called(function, target.name, Path(module.__file__ or ""))
+    if isinstance(made, Subject):
+        return made
+    if not isinstance(made, tuple | list) or len(made) not in (2, 3):
+        raise SubjectError(
+            f"{target.name} returned {type(made).__name__}, not (model, inputs) or (model, inputs, loss)"
+        )
+    return Subject.of(*made)
+
+
+def _called(function: Callable[[], Any], what: str, path: Path) -> Any:
+    try:
+        return function()
+    except BaseException as error:  # noqa: BLE001  # the border: it is the user's code
+        raise SubjectError(f"{what} raised {describe_exception(error, path)}") from None

@@ -1,0 +1,78 @@
+"""What model is meant by a word on the command line, found without running any of its code. Needs no torch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import Any
+
+from opforge.errors import OpforgeError
+
+_EXPECTED = "give a Python file that defines model() and inputs(), or module:function for a function that returns the model and its inputs"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a model's code is."""
+
+    name: str
+    """As the user wrote it."""
+    file: str = ""
+    """Of a file with ``model`` and ``inputs``."""
+    module: str = ""
+    function: str = ""
+    folder: str = ""
+    """Where its modules are imported from."""
+    reads: str = ""
+    """The file or package beside which a worker may read."""
+
+    def wire(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_wire(cls, row: Mapping[str, Any]) -> Target:
+        return cls(**row)
+
+
+def find(word: str) -> Target:
+    """Return the model that a word means: ``FILE.py`` or ``module:function``."""
+    module, colon, function = word.partition(":")
+    if word.endswith(".py"):
+        path = Path(word)
+        if not path.is_file():
+            raise OpforgeError(f"there is no file {word!r}; {_EXPECTED}")
+        file = path.resolve()
+        return Target(word, file=str(file), folder=str(file.parent), reads=str(file))
+    if not colon:
+        raise OpforgeError(f"unknown model {word!r}; {_EXPECTED}")
+    if not function.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
+        raise OpforgeError(f"{word!r} is not module:function; {_EXPECTED}")
+    place = _place_of(module)
+    return Target(word, module=module, function=function, folder=str(place.parent), reads=str(place))
+
+
+def _place_of(module: str) -> Path:
+    """Return the file or folder of a module's top-level package, looked for here and where Python looks."""
+    path: list[str] | None = [str(Path.cwd()), *sys.path]
+    first: ModuleSpec | None = None
+    parts = module.split(".")
+    for depth in range(1, len(parts) + 1):
+        spec = PathFinder.find_spec(".".join(parts[:depth]), path)
+        if spec is None or path is None:
+            raise OpforgeError(
+                f"there is no module {'.'.join(parts[:depth])!r}, neither in this folder nor where Python looks; {_EXPECTED}"
+            )
+        first = first or spec
+        path = list(spec.submodule_search_locations) if spec.submodule_search_locations else None
+    return _location(first, module)
+
+
+def _location(spec: ModuleSpec | None, module: str) -> Path:
+    if spec is not None and spec.submodule_search_locations:
+        return Path(next(iter(spec.submodule_search_locations))).resolve()
+    if spec is None or not spec.origin or not Path(spec.origin).exists():
+        raise OpforgeError(f"module {module!r} has no file; {_EXPECTED}")
+    return Path(spec.origin).resolve()

@@ -1,0 +1,72 @@
+"""Run a model in float64 throughout: dtypes that it asks for by name are widened, and random draws stay those of the narrow run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from opforge.judge.reference import wide_dtype, widen, widen_dtypes
+
+_DEFAULT = torch.float32
+_OF_INTEGERS = ("randint", "randperm")
+
+
+class Wide(TorchDispatchMode):
+    """Widens every dtype that is asked for, so that nothing is rounded on the way."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler when the first mode is made, which takes seconds
+
+    def __init__(self, narrow: torch.dtype) -> None:
+        super().__init__()
+        self._narrow = narrow
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            return self._drawn(func, args, kwargs)
+        result = func(*widen_dtypes(list(args)), **widen_dtypes(kwargs))
+        return widen(result) if func is torch.ops.aten.lift_fresh.default else result
+
+    def _drawn(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Draw what the narrow run draws, and widen it."""
+        if not _tensors([*args, *kwargs.values()]) and not func.__name__.startswith(_OF_INTEGERS):
+            kwargs = {**kwargs, "dtype": kwargs.get("dtype") or _DEFAULT}
+        if func is torch.ops.aten.native_dropout.default:
+            _result, mask = func(*_each(args, self._narrowed), **kwargs)
+            kept = args[1]
+            return args[0] * mask * (1 / (1 - kept) if kept < 1 else 0.0), mask
+        names = {a.name for a in func._schema.arguments if a.alias_info and a.alias_info.is_write}  # noqa: SLF001  # torch has no public name
+        given = {a.name: v for a, v in zip(func._schema.arguments, args, strict=False)} | kwargs  # noqa: SLF001
+        narrowed = {n: _each(v, self._narrowed) for n, v in given.items()}
+        result = (
+            func(**narrowed)
+            if len(given) == len(kwargs)
+            else func(*list(narrowed.values())[: len(args)], **{n: narrowed[n] for n in kwargs})
+        )
+        for name in names:
+            given[name].copy_(narrowed[name])
+        return given[names.pop()] if len(names) == 1 else _each(result, widen)
+
+    def _narrowed(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self._narrow) if tensor.dtype == torch.float64 else tensor.clone()
+
+
+def narrowest(dtype: torch.dtype) -> bool:
+    """Whether there is a wider dtype, in which a model in this one is exact."""
+    return wide_dtype(dtype) is not None
+
+
+def _each(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    return type(value)(_each(v, change) for v in value) if isinstance(value, list | tuple) else value
+
+
+def _tensors(values: list[Any]) -> list[torch.Tensor]:
+    return [v for v in values if isinstance(v, torch.Tensor)]

@@ -1,0 +1,248 @@
+"""The process in which a model runs, with kernels in place or without. It judges nothing: results go out as bytes, by number."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from time import perf_counter_ns  # bound before any kernel is loaded
+from typing import Any
+
+import torch
+
+from opforge.cases.encoding import SHORT_DTYPES, TORCH_DTYPES
+from opforge.cases.materialise import flat_bytes
+from opforge.install import Installation, RefusedError
+from opforge.install.loading import install_kernel
+from opforge.models.calls import CallRecorder
+from opforge.models.execution import Execution, How
+from opforge.models.subject import SubjectError, load
+from opforge.models.target import Target
+from opforge.sandbox import reach
+from opforge.sandbox.confinement import room_from
+from opforge.sandbox.loader import KernelLoadError, describe_exception
+from opforge.sandbox.state import seed_generator
+from opforge.sandbox.watch import Watch
+from opforge.sandbox.wire import Channel
+from opforge.sandbox.worker import ALIGN, COUNTER, seals
+
+
+def serve(config: dict[str, Any], fds: list[int]) -> None:
+    """Answer requests until the judge hangs up."""
+    channel_fd, arena_fd = fds
+    arena = mmap.mmap(arena_fd, config["arena_bytes"])
+    os.close(arena_fd)
+    watch = Watch(room_from(config["room"]), reach.homes()) if config.get("room") else None
+    ModelWorker(Channel.from_fd(channel_fd), arena, config["device"], config["out_at"], watch).serve()
+
+
+class _Marking:
+    """Leaves the number of the kernel that is being run where the judge can read it, should this process die."""
+
+    def __init__(self, arena: mmap.mmap, names: list[str]) -> None:
+        self._arena = arena
+        self._numbers = {name: number for number, name in enumerate(names, 1)}
+
+    def before(self, kernel: str, op: str) -> None:
+        del op
+        COUNTER.pack_into(self._arena, 0, self._numbers[kernel])
+
+    def after(self, kernel: str, op: str) -> None:
+        del kernel, op
+        COUNTER.pack_into(self._arena, 0, 0)
+
+
+class _Timing:
+    """Adds up the time of calls by kernel; on a GPU each call is waited for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._began = 0
+        self.ns: dict[str, int] = {}
+
+    def before(self, kernel: str, op: str) -> None:
+        del kernel, op
+        if self._cuda:
+            torch.cuda.synchronize()
+        self._began = perf_counter_ns()
+
+    def after(self, kernel: str, op: str) -> None:
+        del op
+        if self._cuda:
+            torch.cuda.synchronize()
+        self.ns[kernel] = self.ns.get(kernel, 0) + perf_counter_ns() - self._began
+
+
+class ModelWorker:
+    """The loop, and what can be asked."""
+
+    def __init__(self, channel: Channel, arena: mmap.mmap, device: str, out_at: int, watch: Watch | None) -> None:
+        self._channel = channel
+        self._arena = arena
+        self._device = torch.device(device)
+        self._out_at = out_at
+        self._watch = watch
+        self._pid = os.getpid()
+        self._execution: Execution | None = None
+        self._installation = Installation(device)
+        self._names: list[str] = []
+        self._results: list[tuple[str, torch.Tensor]] = []
+        self._path: Path | None = None
+
+    def serve(self) -> None:
+        if self._watch is not None:
+            self._watch.start()
+        with self._installation.awake(awake=False):
+            while True:
+                request = self._channel.receive()
+                reply = self._bordered(request)
+                if os.getpid() != self._pid:
+                    os._exit(0)  # a process that a kernel forked and that has come back to our code
+                self._channel.send({**reply, **self._breaches()})
+
+    def _bordered(self, request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return self._answer(request)
+        except SubjectError as error:
+            return {"error": str(error)}
+        except BaseException as error:  # noqa: BLE001  # the border: whatever a model or a kernel raises is its verdict
+            return {"raised": describe_exception(error, self._path), **self._counted()}
+
+    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        match request["do"]:
+            case "build":
+                return self._build(request)
+            case "install":
+                return self._install(request["kernels"])
+            case "run":
+                return self._run(request["move"])
+            case "show":
+                return {"rows": self._show(request["results"])}
+            case "time":
+                return {"ns": self._time(request["calls"])}
+            case "profile":
+                return self._profile(request.get("originals"), request["runs"])
+            case "record":
+                return self._record(request["ops"], request["start"])
+            case unknown:
+                raise ValueError(f"unknown request {unknown!r}")
+
+    def _breaches(self) -> dict[str, Any]:
+        """Return what was done to this process, or tried, that is not allowed."""
+        found = [f"replaced {name}" for name in seals().broken()]
+        if self._watch is not None and (tried := self._watch.take()) is not None:
+            found.append(tried)
+        return {"breaches": found} if found else {}
+
+    def _build(self, request: dict[str, Any]) -> dict[str, Any]:
+        target = Target.from_wire(request["target"])
+        self._path = Path(target.file) if target.file else None
+        dtype = TORCH_DTYPES[request["dtype"]] if request["dtype"] else None
+        how = How(self._device, dtype, request["train"], request["wide"], request["seed"])
+        seed_generator(how.seed, torch.device("cpu"))
+        self._execution = Execution(load(target), how)
+        self._execution.during = self._awake
+        return {"dtype": SHORT_DTYPES[self._execution.dtype]}
+
+    @contextmanager
+    def _awake(self) -> Iterator[None]:
+        with self._installation.awake():
+            yield
+
+    @property
+    def _built(self) -> Execution:
+        if self._execution is None:
+            raise RuntimeError("no model is built")
+        return self._execution
+
+    def _install(self, kernels: list[dict[str, Any]]) -> dict[str, Any]:
+        """Put kernels in ATen's place; what cannot be loaded, and operators that are refused, are given back with reasons."""
+        broken: dict[str, str] = {}
+        refused: dict[str, str] = {}
+        self._names = [kernel["name"] for kernel in kernels]
+        for number, kernel in enumerate(kernels, 1):
+            COUNTER.pack_into(self._arena, 0, number)
+            try:
+                refused |= install_kernel(self._installation, kernel, kernel["ops"])
+            except KernelLoadError as error:
+                broken[kernel["name"]] = str(error)
+        self._installation.observer = _Marking(self._arena, self._names)
+        COUNTER.pack_into(self._arena, 0, 0)
+        return {"broken": broken, "refused": refused}
+
+    def _run(self, move: int) -> dict[str, Any]:
+        self._results = []
+        self._installation.clear_counts()
+        self._results = self._built.run(move)
+        names = [[name, SHORT_DTYPES.get(t.dtype, str(t.dtype)), list(t.shape), t.nbytes] for name, t in self._results]
+        return {"results": names, **self._counted()}
+
+    def _counted(self) -> dict[str, Any]:
+        rows = [
+            [kernel, op, count.answered, dict(count.fallbacks), count.raised]
+            for (kernel, op), count in self._installation.counts.items()
+            if count.answered or count.fallbacks or count.raised
+        ]
+        return {"counts": rows}
+
+    def _show(self, numbers: list[int]) -> list[list[Any]]:
+        at = self._out_at
+        rows: list[list[Any]] = []
+        for number in numbers:
+            flat = flat_bytes(self._results[number][1])
+            if at + len(flat) > len(self._arena):
+                raise SubjectError(
+                    f"{self._results[number][0]} takes {len(flat)} bytes, more than the {len(self._arena) - at} that can be compared"
+                )
+            if len(flat):
+                torch.frombuffer(self._arena, dtype=torch.uint8, count=len(flat), offset=at).copy_(flat)
+            rows.append([at, len(flat)])
+            at += len(flat) + (-len(flat) % ALIGN)
+        return rows
+
+    def _time(self, calls: int) -> float:
+        """Return what a run takes, the mean of some in a row."""
+        self._installation.observer = None
+        execution = self._built
+        execution.restore()
+        execution.step()
+        began = perf_counter_ns()
+        for _ in range(calls):
+            execution.step()
+        return (perf_counter_ns() - began) / calls
+
+    def _profile(self, originals: list[list[str]] | None, runs: int) -> dict[str, Any]:
+        """Return the time by kernel of some runs; with ``originals``, that of ATen's own for operators, by the same names."""
+        execution, installation = self._built, self._installation
+        for kernel, op in originals or ():
+            installation.put_original(op, kernel=kernel)
+        found: list[dict[str, int]] = []
+        try:
+            execution.restore()
+            execution.step()
+            for _ in range(runs):
+                installation.observer = timing = _Timing(self._device)
+                execution.step()
+                found.append(timing.ns)
+        finally:
+            installation.observer = None
+            if originals is not None:
+                installation.remove()
+        return {"profile": found}
+
+    def _record(self, ops: list[str], start: int) -> dict[str, Any]:
+        """Run with ATen's own kernels and hand out the calls of some operators, from a number on, as many as there is room for."""
+        recorder = CallRecorder(self._arena, self._out_at, start, self._device)
+        with Installation(self._device.type) as recording:
+            for op in ops:
+                with suppress(RefusedError):  # then no kernel stands there either
+                    recording.put(op, recorder.function(op, recording.original(op)), kernel="recorded")
+            with recording.awake(awake=False):
+                self._built.during = recording.awake
+                try:
+                    self._built.run()
+                finally:
+                    self._built.during = self._awake
+        return {"calls": recorder.calls, "seen": recorder.seen, "used": recorder.used}

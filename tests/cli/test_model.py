@@ -1,0 +1,249 @@
+"""`opforge model`: a small transformer with kernels in place, right ones and each kind of wrong one, in the real sandbox."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from opforge.models.conduct import _ROLES, ModelConfig, judge_model
+from opforge.runs.config import RunConfig
+from opforge.runs.execute import start_server
+from tests.conftest import ROOT, _Lent, opforge
+
+TRANSFORMER = ROOT / "examples" / "models" / "small_transformer.py"
+KERNELS = ROOT / "examples" / "model_kernels"
+WRONG_BACKWARD = """
+import torch
+def gelu_backward_kernel_impl(grad_output, self, *, approximate="none"):
+    below = 0.5 * (1 + torch.erf(self * 0.5**0.5))
+    return grad_output * (below + self * torch.exp(-0.5 * self * self) * 0.39)
+"""
+WRONG_FOR_ONE_SHAPE = """
+def addmm_kernel_impl(self, mat1, mat2, *, beta=1, alpha=1):
+    found = (mat1.double().unsqueeze(-1) * mat2.double()).sum(1).float() + self
+    return found * 1.001 if mat1.shape[1] == 128 else found
+"""
+RAISES = "def _softmax_kernel_impl(self, dim, half_to_float):\n    raise ValueError('a bug')\n"
+CRASHES = "import ctypes\ndef tanh_kernel_impl(self):\n    ctypes.string_at(0)\n"
+DECLINES = "def tanh_kernel_impl(self):\n    raise NotImplementedError('not on Mondays')\n"
+OF_ANOTHER_DTYPE = "import torch\ndef tanh_kernel_impl(self):\n    return torch.tanh(self.double())\n"
+DIES_WHILE_LOADING = "import os\nos._exit(3)\n"
+RAISES_WHILE_LOADING = "raise RuntimeError('no')\n"
+LISTENS = "import socket\ndef tanh_kernel_impl(self):\n    socket.socket(socket.AF_INET)\n"
+
+
+@pytest.fixture(scope="module")
+def server():
+    server = start_server("cpu", _ROLES)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def judge(server, tmp_path, monkeypatch):
+    """Return a function that judges the transformer with the example's right kernels and some others."""
+    monkeypatch.setattr("opforge.models.conduct.start_server", lambda _device, _roles: _Lent(server))
+
+    def judged(others, *, without=("gelu",), model=TRANSFORMER, **fields):
+        root = tmp_path / "kernels"
+        shutil.copytree(KERNELS, root, ignore=lambda _path, names: [n for n in names if n in without])
+        for op, source in others.items():
+            (root / op).mkdir(exist_ok=True)
+            (root / op / f"{op}_implementation_1.py").write_text(source)
+        limits = {"timeout_s": 20.0, "ops_directory": str(root)}
+        return judge_model(ModelConfig(str(model), RunConfig("model", "directory", **limits), **fields))
+
+    return judged
+
+
+def guilty(report):
+    return [row["kernel"].removesuffix("_implementation_1") for row in report["blame"]["guilty"]]
+
+
+def test_the_one_inaccurate_kernel_among_ten_right_ones_is_named(tmp_path):
+    assert len(list(KERNELS.iterdir())) == 11
+    done = opforge("model", str(TRANSFORMER), "--ops-directory", str(KERNELS), "--train", cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"{TRANSFORMER} with directory on cpu (f32, training): wrong"
+    (blamed,) = [line for line in lines if line.startswith("to blame")]
+    assert blamed.split()[2] == "gelu_implementation_1,"
+    case = "gelu.default ((T([2, 12, 128], f32),), {})"
+    assert f"  first off at call 1 of 2 (forward): {case}" in lines
+    command = next(line for line in lines if line.startswith("    opforge time"))
+    again = opforge(*shlex.split(command)[1:])  # what it says to run shows the fault by itself
+    assert again.returncode == 1, again.stderr
+    assert "wrong, so there is no time" in again.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_right_kernels_pass_and_are_timed(judge):
+    report = judge({}, train=True)
+    assert (report["verdict"], report["reason"], report["dtype"]) == ("passed", "", "f32")
+    assert report["notes"] == []
+    names = [row["name"] for row in report["results"]]
+    assert names[:3] == ["output['logits']", "output['pooled']", "loss"]
+    assert len(names) == 34
+    assert all(row["right"] and row["aten_error"] > 0 for row in report["results"])
+    assert report["time"]["low"] <= report["time"]["speedup"] <= report["time"]["high"]
+    kernels = {row["kernel"].removesuffix("_implementation_1"): row for row in report["kernels"]}
+    assert len(kernels) == 10
+    assert kernels["add"]["ops"] == {"add.Tensor": 6, "add_.Tensor": 5}
+    assert kernels["bmm"]["calls"] == 12  # 4 forward, 8 backward
+    for row in kernels.values():
+        assert row["calls"] > 0
+        assert row["kernel_us_range"][0] <= row["kernel_us"] <= row["kernel_us_range"][1]
+        assert row["aten_us_range"][0] <= row["aten_us"] <= row["aten_us_range"][1]
+
+
+def test_kernels_that_are_not_hit_or_fall_back_are_counted_with_reasons(judge):
+    report = judge({"tanh": DECLINES}, dtype="bf16", without=("gelu", "addmm"))
+    assert (report["verdict"], report["dtype"]) == ("passed", "bf16")
+    kernels = {row["kernel"].removesuffix("_implementation_1"): row for row in report["kernels"]}
+    assert kernels["tanh"]["fallback_reasons"] == {"NotImplementedError: not on Mondays": 1}
+    assert kernels["mul"]["fallback_reasons"] == {"NotImplementedError: only float32 on the CPU": 2}
+    assert kernels["native_layer_norm_backward"]["calls"] == 0
+
+
+def test_a_kernel_that_is_wrong_only_in_backward(judge):
+    report = judge({"gelu_backward": WRONG_BACKWARD}, train=True)
+    assert report["verdict"] == "wrong"
+    wrong = {row["name"] for row in report["results"] if not row["right"]}
+    assert "output['logits']" not in wrong
+    assert "gradient of blocks.1.wide.bias" in wrong
+    (row,) = report["blame"]["guilty"]
+    assert row["kernel"] == "gelu_backward_implementation_1"
+    assert (row["first"]["op"], row["first"]["phase"]) == ("gelu_backward.default", "backward")
+
+
+def test_a_kernel_that_is_wrong_only_for_one_shape(judge):
+    report = judge({"addmm": WRONG_FOR_ONE_SHAPE})
+    (row,) = report["blame"]["guilty"]
+    assert row["kernel"] == "addmm_implementation_1"
+    first = row["first"]
+    assert (first["number"], row["calls"], row["looked_at"]) == (3, 9, 4)
+    assert first["case"] == "((T([32], f32), T([24, 128], f32), T([128, 32], f32, stride=(1, 128))), {})"
+    assert first["kernel_error"] > first["bound"] > 0
+    assert first["also_with_seeded_contents"]
+
+
+def test_two_guilty_kernels_of_different_kinds_are_both_found(judge):
+    report = judge({"addmm": WRONG_FOR_ONE_SHAPE, "_softmax": RAISES})
+    assert report["verdict"] == "error"
+    assert report["reason"] == "_softmax_implementation_1, for _softmax.default, raised ValueError: a bug"
+    assert sorted(guilty(report)) == ["_softmax", "addmm"]
+    verdicts = {row["kernel"]: (row["verdict"], row["first"]["verdict"]) for row in report["blame"]["guilty"]}
+    assert verdicts == {
+        "_softmax_implementation_1": ("error", "error"),
+        "addmm_implementation_1": ("wrong", "wrong"),
+    }
+
+
+def test_a_kernel_that_crashes(judge):
+    report = judge({"tanh": CRASHES})
+    assert report["verdict"] == "crashed"
+    assert report["reason"].startswith("in tanh_implementation_1: its process died of SIGSEGV")
+    assert guilty(report) == ["tanh"]
+    first = report["blame"]["guilty"][0]["first"]
+    assert (first["op"], first["verdict"]) == ("tanh.default", "crashed")
+
+
+def test_a_result_of_another_dtype_and_files_that_cannot_be_loaded(judge):
+    others = {"tanh": OF_ANOTHER_DTYPE, "relu": DIES_WHILE_LOADING, "neg": RAISES_WHILE_LOADING}
+    report = judge(others)
+    assert "output['pooled']: dtype float64, ATen has float32" in report["reason"]
+    assert guilty(report) == ["tanh"]
+    assert report["blame"]["guilty"][0]["first"]["verdict"] == "contract"
+    broken = {row["kernel"]: (row["verdict"], row["reason"]) for row in report["kernels"] if "verdict" in row}
+    assert broken == {
+        "neg_implementation_1": (
+            "error",
+            "cannot be loaded: neg_implementation_1.py raised while loading: RuntimeError: no (line 1)",
+        ),
+        "relu_implementation_1": ("crashed", "while loading: its process exited with status 3"),
+    }
+
+
+def test_a_kernel_that_reaches_out_is_named(judge):
+    report = judge({"tanh": LISTENS})
+    assert report["verdict"] == "cheated"
+    assert "open a socket (AF_INET)" in report["reason"]
+    assert guilty(report) == ["tanh"]
+
+
+MODULE = """
+import torch
+
+from beside import WIDTH
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line = torch.nn.Linear(WIDTH, WIDTH)
+    def forward(self, *, x):
+        return torch.relu(self.line(x))
+
+def make():
+    return Net(), {"x": torch.randn(3, 4)}
+
+def broken():
+    raise ValueError("not today")
+"""
+RELU = "import torch\ndef relu_kernel_impl(self):\n    return torch.where(self <= 0, 0, self)\n"
+
+
+@pytest.fixture
+def place(tmp_path, kernel_directory):
+    kernel_directory({"relu": RELU})
+    (tmp_path / "net.py").write_text(MODULE)
+    (tmp_path / "beside.py").write_text("WIDTH = 4\n")
+    return tmp_path
+
+
+def test_a_function_of_a_module_and_json(place):
+    done = opforge("model", "net:make", "--ops-directory", "kernels", "--format", "json", cwd=place)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["model"], report["verdict"], report["device"]) == ("net:make", "passed", "cpu")
+    assert [row["name"] for row in report["results"]] == ["output"]
+    assert report["kernels"][0]["ops"] == {"relu.default": 1}
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (
+            ["net:broken"],
+            2,
+            "net:broken cannot be run, even without kernels: net:broken raised ValueError: not today (line 17)",
+        ),
+        (["nowhere.py"], 2, "there is no file 'nowhere.py'; give a Python file that defines model() and inputs()"),
+        (
+            ["net:make", "--dtype", "i64"],
+            2,
+            "--dtype i64 is not one that a model's weights are run in; allowed: f32, f16",
+        ),
+        (["net:make", "--dtype", "f33"], 2, "unknown dtype 'f33'"),
+        (["net:make", "--seed", "-1"], 2, "--seed -1 is out of range"),
+        (["net:make", "--device", "gpu"], 2, "unknown device 'gpu'; allowed: cpu, cuda"),
+        (["net:make", "--backend", "directori"], 2, "unknown backend 'directori'; did you mean 'directory'?"),
+        (["net:make", "--backend", "aten"], 5, "backend 'aten' has no kernels to put in ATen's place"),
+        (["net:make", "--ops-directory", "nowhere"], 2, "there is no kernel directory"),
+        (["net:make", "--format", "xml"], 2, "unknown format 'xml'; allowed: text, json"),
+        (["net:make", "--ops-directory", "idle"], 5, "no kernel answered a call of this model, so nothing was judged"),
+    ],
+)
+def test_bad_input(place, words, code, message):
+    if "idle" in words:
+        Path(place / "idle" / "neg").mkdir(parents=True)
+        (place / "idle" / "neg" / "neg_implementation_1.py").write_text(
+            "def neg_kernel_impl(self):\n    return 0 - self\n"
+        )
+    given = words if "--ops-directory" in words else [*words, "--ops-directory", "kernels"]
+    done = opforge("model", *given, cwd=place)
+    assert done.returncode == code, done.stderr + done.stdout
+    assert message in " ".join(done.stderr.split())

@@ -1,0 +1,43 @@
+"""What model a word means, without running any of its code."""
+
+from __future__ import annotations
+
+import pytest
+
+from opforge.errors import OpforgeError
+from opforge.models.target import Target, find
+
+
+def test_files_and_functions_are_found(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("raise SystemExit\n")
+    (tmp_path / "package" / "inner").mkdir(parents=True)
+    (tmp_path / "package" / "__init__.py").write_text("raise SystemExit\n")
+    (tmp_path / "package" / "inner" / "__init__.py").touch()
+    of_file = find("mine.py")
+    assert of_file.file == of_file.reads == str(tmp_path / "mine.py")
+    function = find("mine:make")
+    assert (function.module, function.function, function.folder) == ("mine", "make", str(tmp_path))
+    assert function.reads == str(tmp_path / "mine.py")
+    inner = find("package.inner:make")
+    assert (inner.folder, inner.reads) == (str(tmp_path), str(tmp_path / "package"))
+    assert Target.from_wire(inner.wire()) == inner
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("nothing.py", "there is no file 'nothing.py'; give a Python file that defines"),
+        ("resnet18", "unknown model 'resnet18'; give a Python file"),
+        ("mine:", "'mine:' is not module:function"),
+        ("a b:c", "'a b:c' is not module:function"),
+        ("nowhere:make", "there is no module 'nowhere', neither in this folder nor where Python looks"),
+        ("package.nowhere:make", "there is no module 'package.nowhere'"),
+    ],
+)
+def test_words_that_mean_no_model(tmp_path, monkeypatch, word, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    with pytest.raises(OpforgeError, match=said):
+        find(word)
