@@ -33,12 +33,13 @@ def model(
     ops_directory: Annotated[
         str, typer.Option(help="The folder of kernels of backend `directory`.")
     ] = "generated_kernels",
+    ops: Annotated[str | None, typer.Option(help="Only kernels of these operators, for example 'mm,gelu'.")] = None,
     implementation: Annotated[
         list[str] | None, typer.Option(help="FOLDER=NAME: not the newest one. May be repeated.")
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     dtype: Annotated[
-        str | None, typer.Option(help="f32, f16, bf16 or f64, of weights and inputs [default: the model's own].")
+        str | None, typer.Option(help="f32, f16, bf16 or f64, of weights and inputs; the model's own unless given.")
     ] = None,
     train: Annotated[
         bool, typer.Option("--train", help="Forward and backward in training mode, not forward alone.")
@@ -56,12 +57,13 @@ def model(
         raise OpforgeError(f"unknown format {format_!r}; allowed: text, json")
     if not 0 <= seed < 1 << 62:
         raise OpforgeError(f"--seed {seed} is out of range; it must be 0 to {(1 << 62) - 1}")
-    from opforge.cli.run import chosen_implementations, say_what_is_missing
+    from opforge.cli.run import chosen_implementations, names_in, say_what_is_missing
     from opforge.models.conduct import ModelConfig, judge_model
 
     config = RunConfig(
         suite="model",
         backend=backend,
+        ops=names_in("--ops", ops),
         device=device,
         ops_directory=ops_directory,
         implementations=chosen_implementations(implementation or []),

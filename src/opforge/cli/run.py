@@ -61,9 +61,7 @@ def run(
     format_: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
 ) -> int:
     """Judge every kernel of a backend on every case of a suite, each kernel in its own process."""
-    for name, value in (("--ops", ops), ("--dtypes", dtypes)):
-        if value is not None and not value.replace(",", "").strip():
-            raise OpforgeError(f"{name} is empty; leave it out to take all")
+    wanted, of_dtypes = names_in("--ops", ops), names_in("--dtypes", dtypes)
     if format_ not in ("text", "json"):
         raise OpforgeError(f"unknown format {format_!r}; allowed: text, json")
     if resume is not None:
@@ -72,9 +70,9 @@ def run(
         config = RunConfig(
             suite=suite,
             backend=backend,
-            ops=tuple(filter(None, (o.strip() for o in (ops or "").split(",")))),
+            ops=wanted,
             device=device,
-            dtypes=tuple(dict.fromkeys(dtype_from_user(d) for d in dtypes.split(",") if d.strip())),
+            dtypes=tuple(dict.fromkeys(map(dtype_from_user, of_dtypes))),
             ops_directory=ops_directory,
             implementations=chosen_implementations(implementation or []),
             custom_ops_root=custom_ops_root,
@@ -177,6 +175,14 @@ def _resumed(context: typer.Context, folder: Path, workers: int) -> RunConfig:
             f"--{clash[0].strip('_').replace('_', '-')} does not go with --resume: the settings are those of the run's manifest"
         )
     return replace(RunConfig.from_json(read_manifest(folder)["config"]), workers=workers)
+
+
+def names_in(option: str, text: str | None) -> tuple[str, ...]:
+    """Return the names in an option such as ``--ops add,sub``; none when it is not given."""
+    names = tuple(filter(None, (name.strip() for name in (text or "").split(","))))
+    if text is not None and not names:
+        raise OpforgeError(f"{option} is empty; leave it out to take all")
+    return names
 
 
 def chosen_implementations(words: list[str]) -> dict[str, str]:

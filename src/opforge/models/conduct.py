@@ -45,7 +45,7 @@ def judge_model(config: ModelConfig, say: Say = lambda _what: None) -> dict[str,
     run = config.run.checked()
     target = find(config.target)
     backend = registry.load("backends", run.backend)(run.backend_options)
-    kernels = _installable(backend.kernels([op.name for op in table()]), run.backend)
+    kernels = _installable(backend.kernels(_wanted(run)), run)
     server = start_server(run.device, _ROLES)
     try:
         if run.device != "cpu":
@@ -79,11 +79,16 @@ def judge_model(config: ModelConfig, say: Say = lambda _what: None) -> dict[str,
     return {**head, **report, "remarks": strangers, "confinement": confinement}
 
 
-def _installable(kernels: list[Kernel], backend: str) -> list[Kernel]:
+def _wanted(run: RunConfig) -> list[str]:
+    return [op.name for op in (table().select(run.ops) if run.ops else table())]
+
+
+def _installable(kernels: list[Kernel], run: RunConfig) -> list[Kernel]:
     found = [kernel for kernel in kernels if kernel.file is not None and kernel.reference is None]
     if not found:
+        for_ops = f" for {', '.join(run.ops)}" if run.ops else ""
         raise NothingToJudgeError(
-            f"backend {backend!r} has no kernels to put in ATen's place; use --backend directory with --ops-directory"
+            f"backend {run.backend!r} has no kernels{for_ops} to put in ATen's place; use --backend directory with --ops-directory"
         )
     names = [kernel.name for kernel in found]
     return [k if names.count(k.name) == 1 else replace(k, name=f"{k.name} ({k.primary})") for k in found]
