@@ -49,7 +49,7 @@ def geometry(value: torch.Tensor, home: str) -> TensorSpec:
 def storage_size(value: torch.Tensor) -> int:
     """Return the bytes of a tensor's storage, as far as they are whole elements."""
     nbytes: int = value.untyped_storage().nbytes()
-    return nbytes - nbytes % value.element_size()
+    return nbytes - nbytes % int(value.element_size())
 
 
 def storage_bytes(value: torch.Tensor, nbytes: int) -> bytes:
