@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -21,6 +21,9 @@ _LAYERS = (
 )  # fmt: skip
 """The names under which configurations say how many layers there are."""
 
+_DERIVED = ("stage_names", "out_features", "out_indices", "_out_features", "_out_indices")
+"""What a configuration works out itself from the number of its layers."""
+
 
 def prepared(target: Target, settings: Settings) -> Callable[[], None]:
     """Make a model and its inputs; returns what runs it once, or trains it for one step."""
@@ -30,7 +33,8 @@ def prepared(target: Target, settings: Settings) -> Callable[[], None]:
     model.train(settings.train)
     if not settings.train:
         return lambda: _infer(model, calls)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    fused = True if settings.fake else None  # the others ask for the number of the step, which is not known then
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=fused)
     return lambda: _train(model, calls[0], optimizer)
 
 
@@ -96,8 +100,21 @@ def _hf(library: Any, name: str, settings: Settings) -> tuple[Any, list[ModelCal
             "model class of transformers", name, models, "a class such as BertModel, not a checkpoint"
         )
     config = configured(cls.config_class, settings)
-    model = cls(config)
+    with _weights_left(library) if settings.fake else nullcontext():
+        model = cls(config)
     return model, hf_inputs.calls(model, config, settings)
+
+
+@contextmanager
+def _weights_left(library: Any) -> Iterator[None]:
+    """Leave weights as they come: fake ones have no values to be drawn, and drawing asks for some."""
+    functions = getattr(getattr(library, "initialization", None), "TORCH_INIT_FUNCTIONS", {})
+    before = dict(functions)
+    functions.update(dict.fromkeys(before, lambda tensor, *_args, **_kwargs: tensor))
+    try:
+        yield
+    finally:
+        functions.update(before)
 
 
 def configured(config_class: Any, settings: Settings) -> Any:
@@ -123,7 +140,9 @@ def _fewer_layers(words: dict[str, Any], layers: int) -> None:
         before = words.get(name)
         if isinstance(before, int) and before > layers:
             words[name] = layers
-            for other, value in words.items():
+            for derived in _DERIVED:
+                words.pop(derived, None)
+            for other, value in list(words.items()):
                 if isinstance(value, list) and len(value) == before:
                     words[other] = value[:layers]
     for value in words.values():

@@ -41,7 +41,7 @@ _FREE = frozenset({
     "lift_fresh", "lift_fresh_copy", "native_dropout_backward", "masked_fill", "_foreach_copy", "cummax", "cummin", "logcumsumexp",
     "_pin_memory", "resize", "set", "view_as_real", "diff", "bincount", "norm", "linalg_vector_norm", "im2col", "col2im",
     "reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d", "upsample_nearest2d", "_unsafe_view",
-    "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "_reshape_copy", "_reshape_alias", "nan_to_num", "histc",
+    "floor_divide", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "_reshape_copy", "_reshape_alias", "nan_to_num", "histc",
     "_scaled_dot_product_attention_math", "_scaled_dot_product_flash_attention_for_cpu", "scaled_dot_product_attention",
     "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
 })  # fmt: skip

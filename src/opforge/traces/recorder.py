@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 
 import torch
 from torch._subclasses import FakeTensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opforge.cases.text import format_arguments
@@ -38,9 +39,9 @@ _EVERY_S = 0.2
 """How often counts are sent, so that a crash loses little of them."""
 _INNER = frozenset({"prim", "prims", "profiler"})
 """Namespaces of torch's own questions and marks, which are no work of a device's."""
-_FLOAT = re.compile(r"(?<![\w.])-?\d+(\.\d+(e[-+]?\d+)?|e[-+]?\d+)")
+_NUMBERS = re.compile(r", offset=\d+|(?<![\w.])-?\d+(\.\d+(e[-+]?\d+)?|e[-+]?\d+)")
 _ALIKE = 4
-"""How many calls are kept that differ in numbers only, such as the size of an optimizer's step; the others count with the first."""
+"""How many calls are kept that differ in such numbers only (the size of an optimizer's step, where a view begins); others count with the first."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 
 
@@ -138,7 +139,7 @@ class Recorder(TorchDispatchMode):
         key = _digest(signature)
         if (known := self._known.get(key)) is not None:
             return known, None
-        alike = self._alike.setdefault(_digest(_FLOAT.sub("", signature)), [])
+        alike = self._alike.setdefault(_digest(_NUMBERS.sub("", signature)), [])
         if len(alike) == _ALIKE:
             return alike[0], None
         send(self._pipe, {"at": op})
@@ -150,7 +151,8 @@ class Recorder(TorchDispatchMode):
             return known, None
         contents = _Contents(op, _tensors([args, list(kwargs.values())]), needs(op, data))
         try:
-            with_contents = mapped(data, contents.next)
+            with unset_fake_temporarily():  # numbers that a program has are real in a fake run too
+                with_contents = mapped(data, contents.next)
         except ValueError as error:
             known.lost = f"{op}: {error}"
             return known, None

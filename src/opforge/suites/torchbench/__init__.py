@@ -9,7 +9,7 @@ from opforge.suites.base import LoadedSuite, Progress, SuiteOptions, silent
 from opforge.suites.trace import TraceSuite
 
 DATA = Path(__file__).parent / "torchbench.parquet"
-"""Made by ``python -m opforge.traces.zoo``."""
+"""Made by ``benchmarks/record_torchbench.py``."""
 
 
 class TorchBenchSuite:
@@ -21,6 +21,6 @@ class TorchBenchSuite:
     def load(self, options: SuiteOptions, progress: Progress = silent) -> LoadedSuite:
         if not DATA.is_file():
             raise OpforgeError(
-                f"the suite torchbench has no data here ({DATA} is missing); record it with `python -m opforge.traces.zoo {DATA}`"
+                f"the suite torchbench has no data here ({DATA} is missing); record it with `python benchmarks/record_torchbench.py {DATA}`"
             )
         return TraceSuite(DATA, self.name).load(options, progress)
