@@ -67,5 +67,14 @@ def own_operator():
     twice(torch.ones(4))
 
 
+def everything():
+    """All that comes to its end, in one process: starting one takes as long as importing torch."""
+    inference()
+    yield from training()
+    indexed()
+    many_numbers()
+    own_operator()
+
+
 def nothing():
     pass

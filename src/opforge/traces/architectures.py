@@ -100,15 +100,18 @@ def _hf(library: Any, name: str, settings: Settings) -> tuple[Any, list[ModelCal
             "model class of transformers", name, models, "a class such as BertModel, not a checkpoint"
         )
     config = configured(cls.config_class, settings)
-    with _weights_left(library) if settings.fake else nullcontext():
+    with _weights_left() if settings.fake else nullcontext():
         model = cls(config)
     return model, hf_inputs.calls(model, config, settings)
 
 
 @contextmanager
-def _weights_left(library: Any) -> Iterator[None]:
+def _weights_left() -> Iterator[None]:
     """Leave weights as they come: fake ones have no values to be drawn, and drawing asks for some."""
-    functions = getattr(getattr(library, "initialization", None), "TORCH_INIT_FUNCTIONS", {})
+    try:
+        functions = importlib.import_module("transformers.initialization").TORCH_INIT_FUNCTIONS
+    except (ImportError, AttributeError):  # an older transformers: some architectures will ask, and say so
+        functions = {}
     before = dict(functions)
     functions.update(dict.fromkeys(before, lambda tensor, *_args, **_kwargs: tensor))
     try:
