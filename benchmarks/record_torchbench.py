@@ -47,9 +47,8 @@ def main() -> None:
             print(f"{number}/{len(chosen)} {_name(architecture)} {name}: {took:.0f} s {ended}", flush=True)
             if ended:
                 failed.append(f"{_name(architecture)} {name}: {ended}")
-    models = list(dict.fromkeys(collector.models))
     made = collector.trace({**about(Settings(options.device, options.fake), sys.argv), "failed": failed})
-    made.about["models"] = models
+    models = made.about["models"] = sorted({seen.model for call in made.calls for seen in call.seen})
     write(options.out, made)
     print(
         f"{len(models)} architectures, {made.operators} operators, {len(made.calls)} distinct calls, {options.out.stat().st_size >> 10} KiB"

@@ -67,6 +67,16 @@ def own_operator():
     twice(torch.ones(4))
 
 
+def forks():
+    child = os.fork()
+    torch.ones(3).sigmoid()
+    if child == 0:
+        for _ in range(100):
+            torch.ones(4).sigmoid()
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
 def everything():
     """All that comes to its end, in one process: starting one takes as long as importing torch."""
     inference()
@@ -74,6 +84,7 @@ def everything():
     indexed()
     many_numbers()
     own_operator()
+    forks()
 
 
 def nothing():

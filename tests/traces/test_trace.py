@@ -81,6 +81,10 @@ def test_calls_that_differ_in_numbers_only_do_not_grow_without_end(made):
     assert sum(c.count for c in calls) == 50
 
 
+def test_a_fork_of_the_program_does_not_write_between(made):
+    assert one(made, "sigmoid.default").count == 1
+
+
 def test_operators_of_the_users_own(made):
     assert one(made, "opforge_test::twice.default").count == 1
 

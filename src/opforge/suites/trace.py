@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from opforge import cache
-from opforge.cases import Case, Phase
+from opforge.cases import Case, Expect, Phase
+from opforge.cases.case import id_of
 from opforge.cases.text import format_arguments, parse_arguments
 from opforge.cases.values import Arguments, Device, TensorSpec
 from opforge.ops import table
@@ -21,6 +22,7 @@ from opforge.traces.contents import mapped
 from opforge.traces.file import TracedCall
 from opforge.traces.reading import check, read_any
 
+_AT = re.compile(r", at=\d+")
 _FAR = 4096
 """Elements: a view that begins further inside its storage is brought nearer, at the same alignment."""
 
@@ -58,10 +60,10 @@ class TraceSuite:
     def _cases(self, call: TracedCall, home: str, device: str) -> Iterator[Case]:
         args = _placed(call.args, home, device)
         blob = self.name if "at=" in args else ""
+        plain = _AT.sub("", args) if blob else args  # the same call has the same id wherever its contents lie
         for phase in Phase:
-            plain = re.sub(r", at=\d+", "", args)  # the same call has the same id wherever its contents lie
-            case = Case.make(call.op, plain, contents=call.digest, phase=phase, source=call.source)
-            yield replace(case, args=args, blob=blob)
+            id_ = id_of(call.op, plain, call.digest, Expect.RETURNS, phase)
+            yield Case(call.op, args, phase=phase, source=call.source, id=id_, blob=blob)
 
     def _blobs(self, chosen: Iterable[TracedCall]) -> dict[str, Path]:
         """Return where the stored contents lie, unpacked into the cache; nothing where no case has any."""

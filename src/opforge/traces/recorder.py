@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import re
 import threading
 import time
@@ -59,6 +60,8 @@ class Recorder(TorchDispatchMode):
     def __init__(self, pipe: BinaryIO, device: str) -> None:
         super().__init__()
         self._pipe = pipe
+        self._pid = os.getpid()
+        """A fork, such as a data loader's worker, has the recorder too, and must not write between."""
         self._home = torch.device(device).type
         self._known: dict[bytes, _Known] = {}
         self._alike: dict[bytes, list[_Known]] = {}
@@ -71,7 +74,7 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not isinstance(func, torch._ops.OpOverload) or func.namespace in _INNER:  # noqa: SLF001  # torch has no public name
+        if not isinstance(func, torch._ops.OpOverload) or func.namespace in _INNER or os.getpid() != self._pid:  # noqa: SLF001  # torch has no public name
             return func(*args, **kwargs)
         if self._is_composite(func):
             with self:
