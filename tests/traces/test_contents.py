@@ -63,3 +63,4 @@ def test_operations_are_counted(op, args, expected):
 
 def test_bytes_are_those_that_the_memory_of_inputs_takes():
     assert input_bytes(parse_arguments("((T([4, 4], f32, stride=(0, 1)), [T([2], i64)]), {})")) == 16 + 16
+    assert input_bytes(parse_arguments("((T([4], f32, offset=4096000),), {})")) == 16

@@ -20,11 +20,10 @@ from opforge.suites.base import LoadedSuite, Progress, SuiteOptions, silent
 from opforge.traces import file
 from opforge.traces.contents import mapped
 from opforge.traces.file import TracedCall
+from opforge.traces.measure import near
 from opforge.traces.reading import check, read_any
 
 _AT = re.compile(r", at=\d+")
-_FAR = 4096
-"""Elements: a view that begins further inside its storage is brought nearer, at the same alignment."""
 
 
 class TraceSuite:
@@ -102,9 +101,8 @@ def _placed(args: str, home: str, device: str) -> str:
 
 
 def _here(spec: TensorSpec, home: str) -> TensorSpec:
-    offset = spec.offset if spec.offset < _FAR or spec.at is not None else spec.offset % _FAR
     elsewhere = spec.device is not None and spec.device.partition(":")[0] != home
-    return replace(spec, offset=offset, device=spec.device if elsewhere else None)
+    return replace(near(spec), device=spec.device if elsewhere else None)
 
 
 def _on_device(data: Arguments, home: str, device: str) -> Arguments:

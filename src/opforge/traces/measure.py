@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from opforge.cases.values import Arguments, TensorSpec
 from opforge.ops import table
 from opforge.traces.contents import tensors
 
+_FAR = 4096
+"""Elements."""
+
 
 def input_bytes(data: Arguments) -> int:
     """Return how many bytes of memory the tensors of a call take."""
-    return sum(spec.storage_nbytes for value in (*data[0], *data[1].values()) for spec in tensors(value))
+    return sum(near(spec).storage_nbytes for value in (*data[0], *data[1].values()) for spec in tensors(value))
+
+
+def near(spec: TensorSpec) -> TensorSpec:
+    """Return a tensor that begins, at the same alignment, no further inside its storage than a replay needs."""
+    if spec.offset < _FAR or spec.at is not None:
+        return spec
+    return replace(spec, offset=spec.offset % _FAR)
 
 
 def flops(op: str, data: Arguments) -> int:
