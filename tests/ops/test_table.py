@@ -91,3 +91,10 @@ def test_every_overload_of_the_dispatcher_with_a_yaml_entry_is_known():
 def test_the_table_needs_no_torch():
     code = "import sys; from opforge.ops import table; table().resolve('relu'); assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_devices_that_an_operator_has_a_kernel_for():
+    assert table().resolve("add.Tensor").devices == {"cpu", "cuda"}
+    assert table().resolve("layer_norm").devices == {"cpu", "cuda"}
+    assert table().resolve("cudnn_batch_norm").devices == {"cuda"}
+    assert table().resolve("_scaled_dot_product_flash_attention_for_cpu").devices == {"cpu"}

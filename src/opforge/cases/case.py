@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -44,6 +44,11 @@ class Case:
     @classmethod
     def make(cls, op: str, args: str, *, contents: str = "", **fields: Any) -> Case:
         """Return a case with its id; ``contents`` is a digest of the stored tensors, if any."""
-        case = cls(op, args, **fields)
-        text = f"{op}|{args}|{contents}|{case.expect}|{case.phase}"
-        return replace(case, id=hashlib.blake2b(text.encode(), digest_size=8).hexdigest())
+        expect, phase = fields.get("expect", Expect.RETURNS), fields.get("phase", Phase.CORRECTNESS)
+        return cls(op, args, id=id_of(op, args, contents, expect, phase), **fields)
+
+
+def id_of(op: str, args: str, contents: str, expect: Expect, phase: Phase) -> str:
+    """Return the id of a case."""
+    text = f"{op}|{args}|{contents}|{expect}|{phase}"
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -15,6 +15,7 @@ from opforge.cli import custom
 from opforge.cli.progress import ProgressLine
 from opforge.errors import UnknownNameError
 from opforge.suites.base import DEFAULT_DTYPES, LoadedSuite, SuiteOptions
+from opforge.suites.finding import find_suite
 
 _KINDS = ("suites", "backends", "ops", "kernels")
 
@@ -88,7 +89,7 @@ def _suite(name: str, device: str, dtypes: tuple[str, ...], ops: str) -> None:
 
     wanted = frozenset(op.name for op in table().select(ops.split(","))) if ops else None
     with ProgressLine() as progress:
-        loaded = registry.load("suites", name)().load(SuiteOptions(device, dtypes, wanted), progress)
+        loaded = find_suite(name).load(SuiteOptions(device, dtypes, wanted), progress)
     for op, cases in loaded.cases.items():
         _line(f"{op:45} {len(cases):6} cases")
     _coverage(loaded, ops)
@@ -109,6 +110,7 @@ def _coverage(loaded: LoadedSuite, ops: str) -> None:
         "backward": "with backward",
         "variant": "with in-place and out variants",
         "error": "with wrong inputs (ATen must raise)",
+        "optimizer": "with steps of optimizers",
     }
     reached: set[str] = set()
     for phase in (*words, *sorted(set(by_phase) - set(words))):

@@ -41,6 +41,7 @@ def _root(
 _VERBS = (
     "run",
     "time",
+    "trace",
     "model",
     "ls",
     "setup",

@@ -16,6 +16,7 @@ from opforge.cli.progress import ProgressLine
 from opforge.errors import OpforgeError
 from opforge.runs.config import RunConfig
 from opforge.suites.base import DEFAULT_DTYPES
+from opforge.suites.finding import find_suite, short_name
 
 _GOES_WITH_RESUME = {"resume", "workers", "format_"}
 
@@ -26,7 +27,9 @@ def register(app: typer.Typer) -> None:
 
 def run(
     context: typer.Context,
-    suite: Annotated[str, typer.Option(help="Where cases come from: see `opforge ls suites`.")] = "smoke",
+    suite: Annotated[
+        str, typer.Option(help="Where cases come from: see `opforge ls suites`; or a file of recorded calls.")
+    ] = "smoke",
     backend: Annotated[str, typer.Option(help="Where kernels come from: see `opforge ls backends`.")] = "aten",
     ops: Annotated[
         str | None, typer.Option(help="Only these operators, for example 'add,sub' or 'add.Tensor'.")
@@ -54,6 +57,17 @@ def run(
     no_confine: Annotated[
         bool, typer.Option("--no-confine", help="Let kernels reach files, network and processes as you do.")
     ] = False,
+    topn: Annotated[
+        int | None, typer.Option(help="Of recorded calls: the N of each operator with the most bytes times count.")
+    ] = None,
+    sample: Annotated[
+        int | None, typer.Option(help="Of recorded calls: N of all, drawn by bytes times count, the same each time.")
+    ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(help="Of recorded calls: small (32 MiB, 2 GFLOP) or full [default: small on a CPU, else full]."),
+    ] = None,
+    max_mib: Annotated[float | None, typer.Option(help="Of recorded calls: none that is larger.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="A new folder for the results [default: opforge-runs/TIME-SUITE-BACKEND].")
     ] = None,
@@ -82,9 +96,13 @@ def run(
             workers=workers,
             allow_fallback=allow_fallback,
             confine=not no_confine,
+            topn=topn,
+            sample=sample,
+            profile=profile,
+            max_mib=max_mib,
         )
         folder = out or _default_folder(suite, backend)
-    registry.load("suites", config.suite)  # a misspelt name is answered before anything is imported
+    find_suite(config.suite)  # a misspelt name is answered before anything is imported
     registry.load("backends", config.backend)
     return _judge(config, folder, resume=resume is not None, as_json=format_ == "json")
 
@@ -198,4 +216,4 @@ def chosen_implementations(words: list[str]) -> dict[str, str]:
 
 def _default_folder(suite: str, backend: str) -> Path:
     stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%d-%H%M%S-%f")[:-3]
-    return Path("opforge-runs") / f"{stamp}-{suite}-{backend}"
+    return Path("opforge-runs") / f"{stamp}-{short_name(suite)}-{backend}"

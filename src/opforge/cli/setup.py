@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from opforge import registry
 from opforge.cases.values import dtype_from_user
 from opforge.cli.progress import ProgressLine
 from opforge.errors import NothingToJudgeError
 from opforge.suites.base import DEFAULT_DTYPES, SuiteOptions
+from opforge.suites.finding import find_suite
 
 
 def register(app: typer.Typer) -> None:
@@ -33,7 +33,7 @@ def setup(
     wanted = frozenset(op.name for op in table().select(ops.split(","))) if ops else None
     options = SuiteOptions(device, tuple(dtype_from_user(d) for d in dtypes.split(",")), wanted)
     with ProgressLine() as progress:
-        loaded = registry.load("suites", suite)().load(options, progress)
+        loaded = find_suite(suite).load(options, progress)
     if not loaded.cases:
         raise NothingToJudgeError(
             f"suite {suite!r} has no cases for {ops or 'anything'}; see `opforge ls suites` for others"

@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
-from opforge import registry
 from opforge.cases.values import dtype_from_user
 from opforge.cli.progress import ProgressLine
 from opforge.errors import OpforgeError
 from opforge.runs.config import RunConfig
+from opforge.suites.finding import find_suite, is_file
 
 
 def register(app: typer.Typer) -> None:
@@ -43,7 +43,7 @@ def strength(
         raise OpforgeError(f"unknown format {format_!r}; allowed: text, json")
     if not 0 <= least <= 1:
         raise OpforgeError(f"--least {least} is out of range; it must be 0 to 1")
-    registry.load("suites", suite)  # a misspelt name is answered before anything is imported
+    find_suite(suite)  # a misspelt name is answered before anything is imported
     config = RunConfig(
         suite=suite,
         backend="aten",
@@ -64,7 +64,7 @@ def _measure(config: RunConfig, save: Path | None, least: float, *, as_json: boo
     with ProgressLine() as progress:
         measured = measure(config, progress=progress)
     row = measured.as_json()
-    kept = None if config.ops else kept_at(config.suite, config.device, config.dtypes)
+    kept = None if config.ops or is_file(config.suite) else kept_at(config.suite, config.device, config.dtypes)
     if kept is not None:
         write_atomically(kept, json.dumps(row))
     if save is not None:

@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+DEVICES = frozenset({"cpu", "cuda"})
+"""The devices that are asked about."""
+
 
 class Form(enum.StrEnum):
     """How an operator gives its result."""
@@ -46,6 +49,8 @@ class Operator:
     composite: bool
     """CompositeImplicitAutograd: made of other operators, so autograd sees through it."""
     tags: frozenset[str]
+    devices: frozenset[str] = DEVICES
+    """Those for which ATen has a kernel, by its own or made of other operators."""
 
     @property
     def name(self) -> str:
@@ -89,6 +94,7 @@ class Operator:
             "returns": [_argument_row(a) for a in self.returns],
             "composite": self.composite,
             "tags": sorted(self.tags),
+            "devices": sorted(self.devices),
         }
 
     @classmethod
@@ -103,6 +109,7 @@ class Operator:
             returns=tuple(Argument(*a) for a in row["returns"]),
             composite=row["composite"],
             tags=frozenset(row["tags"]),
+            devices=frozenset(row["devices"]),
         )
 
 

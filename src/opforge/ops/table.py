@@ -12,7 +12,7 @@ from opforge import cache as cache_folder
 from opforge.errors import UnknownNameError
 from opforge.ops.operator import Form, Operator, packet_of
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 class OpTable:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from opforge.ops.operator import Argument, Form, Operator
+from opforge.ops.operator import DEVICES, Argument, Form, Operator
 
 _KINDS = {"functional": Form.FUNCTIONAL, "inplace": Form.INPLACE, "out": Form.OUT}
+_ANYWHERE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 _ORDER = (Form.FUNCTIONAL, Form.INPLACE, Form.OUT, Form.MUTABLE)
 
 
@@ -17,12 +18,29 @@ def read_operators() -> list[Operator]:
     from torchgen.gen import parse_native_yaml, pre_group_native_functions
 
     folder = Path(torchgen.__file__).parent / "packaged" / "ATen" / "native"
-    functions = parse_native_yaml(str(folder / "native_functions.yaml"), str(folder / "tags.yaml")).native_functions
+    parsed = parse_native_yaml(str(folder / "native_functions.yaml"), str(folder / "tags.yaml"))
+    functions = parsed.native_functions
     families: dict[str, str] = {}
     for group in pre_group_native_functions(functions).values():
         members = sorted(group.values(), key=lambda f: _ORDER.index(_form(f)))
         families.update({_name(member): _name(members[0]) for member in members})
-    return [_operator(function, families[_name(function)]) for function in functions]
+    by_name = {function.func.name: function for function in functions}
+    return [
+        _operator(function, families[_name(function)], _devices(by_name, parsed.backend_indices, function))
+        for function in functions
+    ]
+
+
+def _devices(by_name: dict[Any, Any], indices: dict[Any, Any], function: Any) -> frozenset[str]:
+    """Return the devices for which an operator has a kernel; a structured one has that of its out form."""
+    from torchgen.model import DispatchKey
+
+    if function.structured_delegate is not None:
+        function = by_name[function.structured_delegate]
+    keys = {key for key, index in indices.items() if index.get_kernel(function) is not None}
+    if keys & {getattr(DispatchKey, name) for name in _ANYWHERE}:
+        return DEVICES
+    return frozenset(device for device in DEVICES if DispatchKey.parse(device.upper()) in keys)
 
 
 def _name(function: Any) -> str:
@@ -34,7 +52,7 @@ def _form(function: Any) -> Form:
     return _KINDS.get(function.func.kind().name, Form.MUTABLE)
 
 
-def _operator(function: Any, family: str) -> Operator:
+def _operator(function: Any, family: str, devices: frozenset[str]) -> Operator:
     schema = function.func
     arguments = [_argument(a, kwarg_only=False) for a in schema.arguments.flat_positional]
     arguments += [_argument(a, kwarg_only=True) for a in schema.arguments.flat_kwarg_only]
@@ -50,6 +68,7 @@ def _operator(function: Any, family: str) -> Operator:
         returns=tuple(_argument(r, kwarg_only=False) for r in schema.returns),
         composite=function.has_composite_implicit_autograd_kernel,
         tags=frozenset(function.tags),
+        devices=devices,
     )
 
 

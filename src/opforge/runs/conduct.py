@@ -35,6 +35,7 @@ from opforge.sandbox.client import ForkServerProcess
 from opforge.sandbox.confined import words_before
 from opforge.suites import LoadedSuite, Suite
 from opforge.suites.base import Make, Progress, silent
+from opforge.suites.finding import find_suite
 from opforge.suites.strength import known
 
 INPUTS = "inputs"
@@ -63,7 +64,7 @@ def run(
     """Judge a backend on a suite, and keep everything in ``out``; both are the registered ones unless they are given."""
     config = config.checked()
     backend = backend or registry.load("backends", config.backend)(config.backend_options)
-    suite = suite or registry.load("suites", config.suite)()
+    suite = suite or find_suite(config.suite)
     selected(config, suite)  # a misspelt operator is answered before anything is started
     server = start_server(config.device)
     try:

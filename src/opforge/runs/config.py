@@ -10,6 +10,8 @@ from typing import Any
 from opforge.backends.base import BackendOptions
 from opforge.errors import OpforgeError
 from opforge.suites.base import DEFAULT_DTYPES
+from opforge.suites.choosing import Choice
+from opforge.suites.finding import is_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,11 @@ class RunConfig:
     """Whether a kernel may call the operator that it replaces."""
     confine: bool = True
     """Whether kernels are kept from network, files and other processes."""
+    topn: int | None = None
+    sample: int | None = None
+    profile: str | None = None
+    max_mib: float | None = None
+    """These four as in ``Choice``."""
 
     def checked(self) -> RunConfig:
         """Return the settings, or say which is out of its range."""
@@ -48,11 +55,17 @@ class RunConfig:
             raise OpforgeError(f"--workers {self.workers} is out of range; it must be 1 to 256")
         if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
             raise OpforgeError(f"unknown device {self.device!r}; allowed: cpu, cuda, cuda:N")
+        self.choice.checked()
         return replace(
             self,
+            suite=str(Path(self.suite).resolve()) if is_file(self.suite) else self.suite,
             ops_directory=str(Path(self.ops_directory).resolve()),
             custom_ops_root=str(Path(self.custom_ops_root).resolve()),
         )
+
+    @property
+    def choice(self) -> Choice:
+        return Choice(self.topn, self.sample, self.profile, self.max_mib)
 
     @property
     def backend_options(self) -> BackendOptions:

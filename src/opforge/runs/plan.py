@@ -7,15 +7,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from opforge import registry
 from opforge.backends import Backend
 from opforge.cases import Case, Phase
-from opforge.errors import NothingToJudgeError
+from opforge.errors import NothingToJudgeError, OpforgeError
 from opforge.kernels import Kernel
 from opforge.ops import table
 from opforge.runs.config import RunConfig
 from opforge.suites import LoadedSuite, Suite, SuiteOptions
 from opforge.suites.base import Make, Progress
+from opforge.suites.choosing import Choice
+from opforge.suites.finding import find_suite
 
 Key = tuple[str, str, str, str]
 """Kernel, operator, case id and phase: within a run each is judged once."""
@@ -119,9 +120,14 @@ def load_suite(
     folder: Path | None = None,
 ) -> LoadedSuite:
     """Return the suite's cases for a configuration; the suite is the registered one unless one is given."""
-    suite = suite or registry.load("suites", config.suite)()
+    suite = suite or find_suite(config.suite)
     ops = selected(config, suite)
-    options = SuiteOptions(config.device, config.dtypes, ops, Path(config.custom_ops_root), make, folder)
+    if config.choice != Choice() and not getattr(suite, "weighted", False):
+        raise OpforgeError(
+            f"--topn, --sample, --profile and --max-mib choose among cases that have weights, and those of suite {config.suite!r} "
+            "have none; they go with torchbench and with files of `opforge trace`"
+        )
+    options = SuiteOptions(config.device, config.dtypes, ops, Path(config.custom_ops_root), make, folder, config.choice)
     loaded: LoadedSuite = suite.load(options, progress)
     if not loaded.cases:
         what = (

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from opforge.cases import Case
+from opforge.suites.choosing import Choice
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is."""
@@ -34,6 +35,8 @@ class SuiteOptions:
     make: Make | None = None
     folder: Path | None = None
     """Where a suite keeps what it makes for one run; what a run that was broken off has made is there already."""
+    choice: Choice = field(default_factory=Choice)
+    """Among cases that have weights."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ import sys
 import warnings
 
 from opforge.processes import die_with_parent
-from opforge.suites.opinfo.stream import send, send_call
+from opforge.suites.opinfo.stream import send_call
+from opforge.traces.stream import send
 
 ERRORS = "errors"
 """The slot of wrong inputs, which belong to no dtype."""

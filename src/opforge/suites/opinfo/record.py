@@ -7,68 +7,22 @@ the entry it was at is lost, said to be, and another child goes on with the next
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-import os
-import select
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from opforge.cases import Case, Expect
 from opforge.cases.store import BLOB, TABLE, BlobWriter, write_table
-from opforge.processes import describe_returncode
-from opforge.suites.opinfo.stream import LENGTHS, PLACE
+from opforge.traces.stream import PLACE, Child
 
 LOSSES = "losses.json"
 _ENTRY_LIMIT_S = 300.0
 CHILD = (sys.executable, "-P", "-m", "opforge.suites.opinfo.child")
-
-
-class _Child:
-    """A process that works through the entries from a given one on."""
-
-    def __init__(self, command: tuple[str, ...], device: str, slot: str, first: int) -> None:
-        read, write = os.pipe()
-        words = [*command, device, slot, str(first), str(write)]
-        self._process = subprocess.Popen(words, pass_fds=[write], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        os.close(write)
-        self._pipe = cast("io.BufferedReader", os.fdopen(read, "rb", buffering=1 << 20))
-        self.hung = False
-
-    def message(self) -> tuple[dict[str, Any], bytes] | None:
-        """Return the next message, or None when the child has ended or takes too long."""
-        head = self._read(LENGTHS.size)
-        if len(head) < LENGTHS.size:
-            return None
-        size, extra = LENGTHS.unpack(head)
-        body, contents = self._read(size), self._read(extra)
-        return (json.loads(body), contents) if (len(body), len(contents)) == (size, extra) else None
-
-    def _read(self, size: int) -> bytes:
-        parts: list[bytes] = []
-        while size:
-            if not select.select([self._pipe], [], [], _ENTRY_LIMIT_S)[0]:
-                self.hung = True
-                break
-            part = self._pipe.raw.read(size)
-            if not part:
-                break
-            parts.append(part)
-            size -= len(part)
-        return b"".join(parts)
-
-    def end(self) -> str:
-        """Wait for the process, ending it if it hangs, and say how it ended."""
-        if self.hung:
-            self._process.kill()
-        self._pipe.close()
-        code = self._process.wait()
-        return f"took more than {_ENTRY_LIMIT_S:g} s" if self.hung else describe_returncode(code)
 
 
 class _Writer:
@@ -120,7 +74,7 @@ def record(
     writer, losses = _Writer(folder), Counter[str]()
     index, total, name = 0, 1, ""
     while index < total:
-        child = _Child(command, device, slot, index)
+        child = Child([*command, device, slot, str(index)], _ENTRY_LIMIT_S, stdout=subprocess.DEVNULL)
         begun = False
         while (message := child.message()) is not None:
             row, contents = message
@@ -133,7 +87,7 @@ def record(
                 index += 1
             else:
                 writer.add(name, row, contents)
-        how = child.end()
+        _code, how = child.end()
         if not begun:
             raise RuntimeError(f"the process that runs OpInfo's entries {how} before its first entry")
         if index < total:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from opforge.cases.encoding import SHORT_DTYPES, encode, from_torch, spec_row
 from opforge.cases.text import format_arguments
-from opforge.cases.values import TensorSpec, Value, contiguous_strides
+from opforge.cases.values import TensorSpec
 from opforge.ops import Form, Operator, table
-from opforge.suites.opinfo.stream import PLACE, Recorded
+from opforge.suites.opinfo.stream import Recorded
+from opforge.traces.capture import as_data, geometry, storage_bytes, storage_size, strange, tree_text, writes_to_overlap
+from opforge.traces.stream import PLACE
 
 PHASES = ("forward", "backward", "variant", "composite", "error")
 """How a call came to be: in a forward call, in its backward, as another form of one, by itself, as a wrong input."""
@@ -26,7 +26,6 @@ _KEPT_PER_VARIANT = 64
 
 Finish = Callable[..., None]
 """To be called with whether the call raised, and what it returned."""
-Arguments = tuple[tuple[Value, ...], dict[str, Value]]
 
 
 @dataclass
@@ -41,42 +40,23 @@ class _Snapshot:
     def tensor(self, value: torch.Tensor) -> TensorSpec:
         if type(value) not in (torch.Tensor, torch.nn.Parameter):
             raise TypeError(f"a case cannot hold a {type(value).__name__}")
-        if value.layout != torch.strided or value.is_quantized or value.is_meta:
-            raise TypeError(
-                f"a case cannot hold a tensor of layout {value.layout}, dtype {value.dtype} on {value.device.type}"
-            )
-        if value.dtype not in SHORT_DTYPES:
-            raise TypeError(f"a case cannot hold a tensor of dtype {value.dtype}")
-        if torch._is_zerotensor(value):  # noqa: SLF001  # torch has no public test for it
-            value = torch.zeros(value.shape, dtype=value.dtype, device=value.device)
-        value = value.detach().resolve_conj().resolve_neg()
-        shape, strides = tuple(value.shape), tuple(value.stride())
-        plain = TensorSpec(
-            shape,
-            SHORT_DTYPES[value.dtype],
-            None if strides == contiguous_strides(shape) else strides,
-            value.storage_offset() if value.numel() else 0,  # an empty view may point beyond its storage
-        )
-        nbytes = value.untyped_storage().nbytes()
-        nbytes -= nbytes % value.element_size()
-        if nbytes < plain.storage_nbytes:
-            raise TypeError("a case cannot hold a tensor that reaches beyond its storage")
+        if value.layout == torch.strided and not value.is_meta:
+            value = _plain(value)
+        plain = geometry(value, self.home)
+        nbytes = storage_size(value)
         large = nbytes > _SEEDED_ABOVE and value.is_floating_point()
-        at = None if large or not nbytes else PLACE + len(self.storages)
-        if self.keep and at is not None:
-            self.storages.append(_storage_bytes(value, nbytes))
-        elif at is not None:
-            self.storages.append(b"")
-        extra = nbytes if at is not None and nbytes != plain.storage_nbytes else None
-        device = None if value.device.type == self.home else str(value.device)
-        return TensorSpec(plain.shape, plain.dtype, plain.stride, plain.offset, device, at, extra)
+        if large or not nbytes:
+            return plain
+        at = PLACE + len(self.storages)
+        self.storages.append(storage_bytes(value, nbytes) if self.keep else b"")
+        return replace(plain, at=at, nbytes=None if nbytes == plain.storage_nbytes else nbytes)
 
 
-def _storage_bytes(value: torch.Tensor, nbytes: int) -> bytes:
-    count = nbytes // value.element_size()
-    flat = value.as_strided((count,), (1,), 0).cpu()
-    contents: bytes = flat.view(torch.uint8).numpy().tobytes()
-    return contents
+def _plain(value: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose memory holds what it stands for."""
+    if torch._is_zerotensor(value):  # noqa: SLF001  # torch has no public test for it
+        value = torch.zeros(value.shape, dtype=value.dtype, device=value.device)
+    return value.detach().resolve_conj().resolve_neg()
 
 
 class Recorder:
@@ -98,11 +78,11 @@ class Recorder:
     def take(self, op: str, args: Any, kwargs: dict[str, Any]) -> Finish | None:
         """Look at a call before it is made; returns what to call with whether it raised, or None when it is known."""
         try:
-            signature = f"{op}|{_text(_data(args, kwargs, _Snapshot(self._home, keep=False)))}"
+            signature = f"{op}|{format_arguments(*as_data(args, kwargs, _Snapshot(self._home, keep=False).tensor))}"
         except TypeError as error:
             self.losses[f"{op}: {error}"] += 1
             return None
-        if self.phase != "error" and _writes_to_overlap(op, args, kwargs):
+        if self.phase != "error" and writes_to_overlap(op, args, kwargs):
             self.losses[
                 f"{op}: writes to a tensor that overlaps itself, so its result depends on the order of writing"
             ] += 1
@@ -111,16 +91,18 @@ class Recorder:
             self._seen_again(op, signature)
             return None
         snapshot = _Snapshot(self._home, keep=True)
-        data = _data(args, kwargs, snapshot)
+        data = as_data(args, kwargs, snapshot.tensor)
 
         def finish(raised: bool, result: Any = None) -> None:
             if raised != (self.phase == "error"):
                 return
-            if strange := _strange(result):
-                self.losses[f"{op}: its result is {strange}"] += 1
+            if odd := strange(result):
+                self.losses[f"{op}: its result is {odd}"] += 1
                 return
             self._seen[signature] = PHASES.index(self.phase)
-            self._emit(Recorded(op, self.phase, raised, _text(data), signature, _tree(data), snapshot.storages))
+            self._emit(
+                Recorded(op, self.phase, raised, format_arguments(*data), signature, tree_text(data), snapshot.storages)
+            )
 
         return finish
 
@@ -222,54 +204,6 @@ def _raises_for_its_out(op: str, args: Any, kwargs: dict[str, Any]) -> bool:
         return False
     written = {a.name for a in facts.arguments if a.writes}
     return not _raises(functional.name, args, {n: v for n, v in kwargs.items() if n not in written})
-
-
-def _writes_to_overlap(op: str, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether a call writes to a tensor in which several elements share a place."""
-    facts = table().get(op)
-    if facts is None or not facts.mutates:
-        return False
-    given = {a.name: v for a, v in zip(facts.arguments, args, strict=False)} | kwargs
-    return any(_overlaps(given.get(a.name)) for a in facts.arguments if a.writes)
-
-
-def _overlaps(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return any(map(_overlaps, value))
-    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.numel() < 2:
-        return False
-    reach = 0
-    for step, size in sorted((s, n) for s, n in zip(value.stride(), value.shape, strict=True) if n > 1):
-        if step <= reach:
-            return True
-        reach += step * (size - 1)
-    return False
-
-
-def _strange(result: Any) -> str:
-    """Say what in a result cannot cross the border between processes, or nothing."""
-    if isinstance(result, list | tuple):
-        return next(filter(None, map(_strange, result)), "")
-    if not isinstance(result, torch.Tensor):
-        return ""
-    if result.layout != torch.strided or result.is_quantized or result.is_meta or result.dtype not in SHORT_DTYPES:
-        return f"a tensor of layout {result.layout}, dtype {result.dtype}"
-    return "a tensor without storage" if torch._is_zerotensor(result) else ""  # noqa: SLF001  # torch has no public test for it
-
-
-def _data(args: Any, kwargs: dict[str, Any], snapshot: _Snapshot) -> Arguments:
-    positional = tuple(from_torch(a, snapshot.tensor) for a in args)
-    return positional, {n: from_torch(v, snapshot.tensor) for n, v in kwargs.items()}
-
-
-def _text(data: Arguments) -> str:
-    return format_arguments(*data)
-
-
-def _tree(data: Arguments) -> str:
-    args, kwargs = data
-    tree = [encode(list(args), spec_row), {n: encode(v, spec_row) for n, v in kwargs.items()}]
-    return json.dumps(tree, separators=(",", ":"))
 
 
 def _copied(tree: Any) -> Any:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from opforge import cache
+from opforge.suites.finding import is_file
 
 SHIPPED = Path(__file__).parent
 """Tables that come with the package, one a suite; `opforge strength --suite S --save FILE` makes them."""
@@ -39,6 +40,8 @@ def kept_at(suite: str, device: str, dtypes: Iterable[str]) -> Path:
 
 def known(suite: str, device: str, dtypes: Iterable[str]) -> Known | None:
     """Return what is known of a suite: the measurement of these very dtypes on this machine, else the shipped one."""
+    if is_file(suite):
+        return None
     for path in (kept_at(suite, device, dtypes), SHIPPED / f"{suite}.json"):
         if (row := cache.read_json(path)) is not None:
             return Known.of(row)

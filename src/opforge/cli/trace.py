@@ -1,0 +1,135 @@
+"""`opforge trace`: record the operator calls of a program or an architecture, as a suite."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from opforge.cases.values import dtype_from_user
+from opforge.cli.progress import ProgressLine
+from opforge.errors import NothingToJudgeError, OpforgeError
+
+if TYPE_CHECKING:
+    from opforge.traces.conduct import Ended
+    from opforge.traces.file import Trace
+    from opforge.traces.targets import Settings, Target
+
+
+def register(app: typer.Typer) -> None:
+    app.command("trace")(trace)
+
+
+def trace(
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="module:function, script.py, hf:CLASS (of transformers), timm:NAME or torchvision:NAME; or a trace or "
+            "operator-input log to be converted."
+        ),
+    ],
+    args: Annotated[list[str] | None, typer.Argument(help="Arguments of a script, after `--`.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The file to write [default: NAME.parquet].")] = None,
+    to_log: Annotated[Path | None, typer.Option(help="Also write PyTorch's operator-input log to this file.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    fake: Annotated[
+        bool, typer.Option("--fake", help="Tensors without contents: a model of any size, nothing computed.")
+    ] = False,
+    train: Annotated[
+        bool, typer.Option("--train", help="Of an architecture: forward, loss, backward and an optimizer's step.")
+    ] = False,
+    dtype: Annotated[str, typer.Option(help="Of an architecture: f32, bf16, f16.")] = "f32",
+    batch: Annotated[int, typer.Option(help="Of an architecture: how many inputs.")] = 1,
+    seq: Annotated[int, typer.Option(help="Of an architecture: tokens of an input.")] = 128,
+    image: Annotated[int | None, typer.Option(help="Of an architecture: pixels of a side.")] = None,
+    layers: Annotated[int | None, typer.Option(help="Of an architecture: no more layers than this.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="NAME=VALUE in its configuration. May be repeated.")
+    ] = None,
+    format_: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
+) -> int:
+    """Run a program under a recorder and write its operator calls as a suite: `opforge run --suite FILE`."""
+    from opforge.traces.targets import Settings, parse_changes, parse_target
+
+    if format_ not in ("text", "json"):
+        raise OpforgeError(f"unknown format {format_!r}; allowed: text, json")
+    if _is_data(target):
+        return _convert(Path(target), out, to_log, as_json=format_ == "json")
+    what = parse_target(target, tuple(args or ()))
+    short, changes = dtype_from_user(dtype), parse_changes(set_ or [])
+    settings = Settings(device, fake, short, train, batch, seq, image, layers, changes).checked()
+    made, ended = _record(what, settings)
+    path = out or Path(f"{what.model.replace(':', '.').replace('/', '.')}.parquet")
+    _write(made, path, to_log)
+    _show(made, path, to_log, ended.error, as_json=format_ == "json")
+    return 1 if ended.error else 0
+
+
+def _record(target: Target, settings: Settings) -> tuple[Trace, Ended]:
+    from opforge.traces.collect import Collector
+    from opforge.traces.conduct import about
+    from opforge.traces.conduct import trace as record
+
+    collector = Collector()
+    with ProgressLine() as progress:
+        ended = record(collector, target, settings, progress)
+    made = collector.trace(about(settings, sys.argv))
+    if ended.traceback:
+        sys.stderr.write(ended.traceback)
+    if not made.calls:
+        raise NothingToJudgeError(f"{target.name}: {ended.error or 'no operator was called'}; nothing was recorded")
+    return made, ended
+
+
+def _is_data(target: str) -> bool:
+    path = Path(target)
+    return path.is_file() and path.suffix != ".py"
+
+
+def _convert(path: Path, out: Path | None, to_log: Path | None, *, as_json: bool) -> int:
+    """Turn a trace into a log, or a log into a trace."""
+    from opforge.traces.reading import read_any
+
+    if out is None and to_log is None:
+        raise OpforgeError(
+            f"{path} is a file of calls; say with --to-log FILE or --out FILE.parquet what to make of it"
+        )
+    made = read_any(path)
+    _write(made, out, to_log)
+    _show(made, out, to_log, "", as_json=as_json)
+    return 0
+
+
+def _write(made: Trace, path: Path | None, to_log: Path | None) -> None:
+    from opforge.traces import file, log
+
+    if path is not None:
+        file.write(path, made)
+    if to_log is not None:
+        with file.drafted(to_log) as draft:
+            draft.write_text("".join(f"{line}\n" for line in log.to_log(made)))
+
+
+def _show(made: Trace, path: Path | None, to_log: Path | None, error: str, *, as_json: bool) -> None:
+    lost = sum(made.losses.values())
+    if as_json:
+        row: dict[str, Any] = {
+            "calls": sum(c.count for c in made.calls),
+            "distinct": len(made.calls),
+            "operators": made.operators,
+            "lost": lost,
+            "losses": made.losses,
+            "error": error,
+            "out": None if path is None else str(path),
+            "log": None if to_log is None else str(to_log),
+        }
+        sys.stdout.write(json.dumps(row, indent=2) + "\n")
+        return
+    from opforge.reports.trace import show
+
+    show(made, [str(p) for p in (path, to_log) if p is not None])
+    if error:
+        sys.stderr.write(f"opforge: {error}\n")

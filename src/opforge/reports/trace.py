@@ -1,0 +1,31 @@
+"""A trace in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from opforge.reports.terminal import console_for_results
+from opforge.traces.file import Trace
+
+_LOSSES = 10
+
+
+def show(trace: Trace, written: Iterable[str]) -> None:
+    """Say how many calls a trace has, of which phases, and what could not be kept."""
+    console = console_for_results()
+    phases: Counter[str] = Counter()
+    for call in trace.calls:
+        for seen in call.seen:
+            phases[seen.phase] += seen.count
+    console.print(f"models       {', '.join(trace.about.get('models', []))}", soft_wrap=True)
+    console.print(f"calls        {phases.total()}: {', '.join(f'{n} {phase}' for phase, n in phases.most_common())}")
+    console.print(f"distinct     {len(trace.calls)} calls of {trace.operators} operators")
+    if trace.losses:
+        console.print(f"lost         {sum(trace.losses.values())} calls")
+    for what, count in list(trace.losses.items())[:_LOSSES]:
+        console.print(f"             {what} ({count}×)", soft_wrap=True, markup=False)
+    if len(trace.losses) > _LOSSES:
+        console.print(f"             and {len(trace.losses) - _LOSSES} other reasons")
+    for path in written:
+        console.print(f"written      {path}", soft_wrap=True, markup=False)

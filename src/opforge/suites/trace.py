@@ -1,0 +1,117 @@
+"""A file of recorded calls as a suite: a trace, or PyTorch's operator-input log."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from opforge import cache
+from opforge.cases import Case, Expect, Phase
+from opforge.cases.case import id_of
+from opforge.cases.text import format_arguments, parse_arguments
+from opforge.cases.values import Arguments, Device, TensorSpec
+from opforge.ops import table
+from opforge.suites.base import LoadedSuite, Progress, SuiteOptions, silent
+from opforge.traces import file
+from opforge.traces.contents import mapped
+from opforge.traces.file import TracedCall
+from opforge.traces.measure import near
+from opforge.traces.reading import check, read_any
+
+_AT = re.compile(r", at=\d+")
+
+
+class TraceSuite:
+    """The calls of a file, each as a case for correctness and one for performance."""
+
+    weighted = True
+    """Whether a user may choose among its cases by weight."""
+
+    def __init__(self, path: Path, name: str | None = None) -> None:
+        check(path)
+        self._path = path
+        self.name = name or path.stem
+
+    def load(self, options: SuiteOptions, progress: Progress = silent) -> LoadedSuite:
+        progress(self.name, 0, 1)
+        trace = read_any(self._path, options.ops, whole=False)
+        usable, losses = _usable(trace.calls, options.device)
+        chosen, too_large = options.choice.of(usable, options.device)
+        home = trace.about["device"]
+        cases: dict[str, list[Case]] = {}
+        for call in chosen:
+            cases.setdefault(call.op, []).extend(self._cases(call, home, options.device))
+        losses = Counter(trace.losses) + losses + too_large
+        progress(self.name, 1, 1)
+        return LoadedSuite(
+            self.name,
+            cases,
+            self._blobs(chosen),
+            tuple(f"{what} ({count}×)" for what, count in losses.most_common()),
+            {str(self._path.resolve()): _digest(self._path)},
+        )
+
+    def _cases(self, call: TracedCall, home: str, device: str) -> Iterator[Case]:
+        args = _placed(call.args, home, device)
+        blob = self.name if "at=" in args else ""
+        plain = _AT.sub("", args) if blob else args  # the same call has the same id wherever its contents lie
+        for phase in Phase:
+            id_ = id_of(call.op, plain, call.digest, Expect.RETURNS, phase)
+            yield Case(call.op, args, phase=phase, source=call.source, id=id_, blob=blob)
+
+    def _blobs(self, chosen: Iterable[TracedCall]) -> dict[str, Path]:
+        """Return where the stored contents lie, unpacked into the cache; nothing where no case has any."""
+        if not any(call.digest for call in chosen):
+            return {}
+        blob = cache.root() / "traces" / f"{_digest(self._path)}.safetensors"
+        if not blob.exists():
+            file.write_blob(self._path, blob)
+        return {self.name: blob}
+
+
+def _usable(calls: Iterable[TracedCall], device: str) -> tuple[list[TracedCall], Counter[str]]:
+    """Return the calls that ATen of this torch can make on a device, and the others by their reasons."""
+    kind = device.partition(":")[0]
+    usable: list[TracedCall] = []
+    losses: Counter[str] = Counter()
+    for call in calls:
+        facts = table().get(call.op)
+        if "::" in call.op:
+            losses[f"{call.op}: not an operator of ATen, so there is nothing to hold a kernel against"] += 1
+        elif facts is None:
+            losses[f"{call.op}: no such operator in torch {cache.torch_version()}"] += 1
+        elif kind not in facts.devices:
+            losses[f"{call.op}: ATen has no kernel for it on {kind}"] += 1
+        else:
+            usable.append(call)
+    return usable, losses
+
+
+def _placed(args: str, home: str, device: str) -> str:
+    """Return arguments for the device of a run, views no further inside their storages than alignment asks for."""
+    if "device" not in args and "offset=" not in args:
+        return args
+    data = mapped(parse_arguments(args), lambda spec: _here(spec, home))
+    return format_arguments(*_on_device(data, home, device))
+
+
+def _here(spec: TensorSpec, home: str) -> TensorSpec:
+    elsewhere = spec.device is not None and spec.device.partition(":")[0] != home
+    return replace(near(spec), device=spec.device if elsewhere else None)
+
+
+def _on_device(data: Arguments, home: str, device: str) -> Arguments:
+    def moved(value: Any) -> Any:
+        return Device(device) if isinstance(value, Device) and value.name.partition(":")[0] == home else value
+
+    args, kwargs = data
+    return tuple(map(moved, args)), {name: moved(value) for name, value in kwargs.items()}
+
+
+def _digest(path: Path) -> str:
+    return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()

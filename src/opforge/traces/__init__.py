@@ -1,0 +1,1 @@
+"""Record the operator calls that real programs make."""

@@ -1,0 +1,191 @@
+"""Architectures made from their configuration alone, with random weights: nothing is downloaded."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from opforge.cases.encoding import TORCH_DTYPES
+from opforge.errors import OpforgeError, UnknownNameError
+from opforge.traces import hf_inputs
+from opforge.traces.hf_inputs import ModelCall
+from opforge.traces.targets import LIBRARIES, Settings, Target
+
+_LAYERS = (
+    "num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers", "num_decoder_layers",
+    "encoder_num_hidden_layers", "decoder_num_hidden_layers", "depth",
+)  # fmt: skip
+"""The names under which configurations say how many layers there are."""
+
+_DERIVED = ("stage_names", "out_features", "out_indices", "_out_features", "_out_indices")
+"""What a configuration works out itself from the number of its layers."""
+
+
+def prepared(target: Target, settings: Settings) -> Callable[[], None]:
+    """Make a model and its inputs; returns what runs it once, or trains it for one step."""
+    library = _library(target)
+    with _dtype(settings.dtype), torch.device(settings.device):
+        model, calls = _MAKERS[target.kind](library, target.name, settings)
+    model.train(settings.train)
+    if not settings.train:
+        return lambda: _infer(model, calls)
+    fused = True if settings.fake else None  # the others ask for the number of the step, which is not known then
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=fused)
+    return lambda: _train(model, calls[0], optimizer)
+
+
+def _library(target: Target) -> Any:
+    package = LIBRARIES[target.kind]
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise OpforgeError(
+            f"{target.kind}:{target.name} needs the package {package} ({error}); install it with `pip install {package}`"
+        ) from None
+
+
+def _infer(model: Any, calls: list[ModelCall]) -> None:
+    with torch.no_grad():
+        last = None
+        for call in calls:
+            last = call(model, last)
+
+
+def _train(model: Any, call: ModelCall, optimizer: Any) -> None:
+    loss_of(call(model, None)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def loss_of(result: Any) -> torch.Tensor:
+    """Return a model's own loss, or the mean of its results where it has none."""
+    own = getattr(result, "loss", None)
+    if isinstance(own, torch.Tensor):
+        return own
+    floats = [t for t in _tensors(result) if t.is_floating_point() and t.requires_grad]
+    if not floats:
+        raise OpforgeError("the model gave back nothing that a loss could be made of")
+    return torch.stack([t.float().mean() for t in floats]).sum()
+
+
+def _tensors(tree: Any) -> Iterator[torch.Tensor]:
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, dict):
+        yield from _tensors(list(tree.values()))
+    elif isinstance(tree, list | tuple):
+        for inner in tree:
+            yield from _tensors(inner)
+
+
+@contextmanager
+def _dtype(short: str) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(TORCH_DTYPES[short])
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _hf(library: Any, name: str, settings: Settings) -> tuple[Any, list[ModelCall]]:
+    cls = getattr(library, name, None)
+    if cls is None or not hasattr(cls, "config_class"):
+        models = [n for n in dir(library) if n[0].isupper() and ("Model" in n or "For" in n)]
+        raise UnknownNameError(
+            "model class of transformers", name, models, "a class such as BertModel, not a checkpoint"
+        )
+    config = configured(cls.config_class, settings)
+    with _weights_left() if settings.fake else nullcontext():
+        model = cls(config)
+    return model, hf_inputs.calls(model, config, settings)
+
+
+@contextmanager
+def _weights_left() -> Iterator[None]:
+    """Leave weights as they come: fake ones have no values to be drawn, and drawing asks for some."""
+    try:
+        functions = importlib.import_module("transformers.initialization").TORCH_INIT_FUNCTIONS
+    except (ImportError, AttributeError):  # an older transformers: some architectures will ask, and say so
+        functions = {}
+    before = dict(functions)
+    functions.update(dict.fromkeys(before, lambda tensor, *_args, **_kwargs: tensor))
+    try:
+        yield
+    finally:
+        functions.update(before)
+
+
+def configured(config_class: Any, settings: Settings) -> Any:
+    """Return a configuration with fewer layers and the changes that were asked for."""
+    words = config_class().to_dict()
+    if settings.layers is not None:
+        _fewer_layers(words, settings.layers)
+    for path, value in settings.changes.items():
+        *parts, last = path.split(".")
+        place = words
+        for part in parts:
+            place = place.get(part) if isinstance(place, dict) else None
+        if not isinstance(place, dict) or last not in place:
+            known = place if isinstance(place, dict) else words
+            raise UnknownNameError(f"setting of {config_class.__name__}", path, known)
+        place[last] = value
+    return config_class.from_dict(words)
+
+
+def _fewer_layers(words: dict[str, Any], layers: int) -> None:
+    """Cut the number of layers, here and in the parts of a configuration; lists with an entry a layer are cut with it."""
+    for name in _LAYERS:
+        before = words.get(name)
+        if isinstance(before, int) and before > layers:
+            words[name] = layers
+            for derived in _DERIVED:
+                words.pop(derived, None)
+            for other, value in list(words.items()):
+                if isinstance(value, list) and len(value) == before:
+                    words[other] = value[:layers]
+    for value in words.values():
+        if isinstance(value, dict):
+            _fewer_layers(value, layers)
+
+
+def _timm(library: Any, name: str, settings: Settings) -> tuple[Any, list[ModelCall]]:
+    if name not in library.list_models():
+        raise UnknownNameError("architecture of timm", name, library.list_models())
+    sized = {} if settings.image is None else {"img_size": settings.image}
+    try:
+        model = library.create_model(name, pretrained=False, **sized, **settings.changes)
+    except TypeError:  # a convolutional one, which takes images of any size
+        model = library.create_model(name, pretrained=False, **settings.changes)
+    channels, height, width = model.default_cfg["input_size"]
+    size = (settings.image, settings.image) if settings.image else (height, width)
+    return model, [_on(torch.randn(settings.batch, channels, *size))]
+
+
+def _torchvision(library: Any, name: str, settings: Settings) -> tuple[Any, list[ModelCall]]:
+    models = library.models.list_models()
+    if name not in models:
+        raise UnknownNameError("architecture of torchvision", name, models)
+    kind = library.models.get_model_builder(name).__module__
+    more = {"weights_backbone": None} if ".detection." in kind or ".segmentation." in kind else {}
+    model = library.models.get_model(name, weights=None, **more, **settings.changes)
+    side = settings.image or 224
+    shape = (3, 16, side, side) if ".video." in kind else (3, side, side)
+    images = torch.randn(settings.batch, *shape)
+    return model, [_on(list(images) if ".detection." in kind else images)]
+
+
+def _on(inputs: Any) -> ModelCall:
+    """Return a call of a model with one argument."""
+    return lambda model, _last: model(inputs)
+
+
+_MAKERS: dict[str, Callable[[Any, str, Settings], tuple[Any, list[ModelCall]]]] = {
+    "hf": _hf,
+    "timm": _timm,
+    "torchvision": _torchvision,
+}

@@ -1,0 +1,103 @@
+"""The process in which a program is traced: ``python -m opforge.traces.child JSON FD``. What it runs is the user's and may kill it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from opforge.errors import OpforgeError
+from opforge.processes import die_with_parent
+from opforge.traces.stream import send
+from opforge.traces.targets import SCRIPT, Settings, Target
+
+
+def run(target: Target, settings: Settings, fd: int) -> None:
+    """Run a target under a recorder, and send what is recorded; an error of the target's is sent as well."""
+    from opforge.traces.recorder import Recorder
+
+    with os.fdopen(fd, "wb") as pipe:
+        recorder = Recorder(pipe, settings.device)
+        try:
+            with _fake(settings):
+                action = _action(target, settings)
+                with recorder.optimizer_steps(), recorder:
+                    action()
+        except SystemExit as left:
+            if left.code not in (None, 0):
+                send(pipe, {"error": f"the program left with status {left.code}"})
+        except OpforgeError as error:
+            send(pipe, {"error": str(error), "ours": True})
+        except BaseException as error:  # noqa: BLE001  # other people's code: whatever it raises ends the trace, and is said
+            send(pipe, {"error": _words(error, settings), "traceback": traceback.format_exc(limit=-8)})
+        finally:
+            recorder.flush()
+
+
+def _fake(settings: Settings) -> contextlib.AbstractContextManager[Any]:
+    if not settings.fake:
+        return contextlib.nullcontext()
+    from torch._subclasses import FakeTensorMode
+
+    mode: contextlib.AbstractContextManager[Any] = FakeTensorMode(allow_non_fake_inputs=True)
+    return mode
+
+
+def _action(target: Target, settings: Settings) -> Callable[[], None]:
+    """Return what is to be recorded; an architecture's model is made here, before the recorder looks."""
+    if target.is_architecture:
+        from opforge.traces.architectures import prepared
+
+        return prepared(target, settings)
+    if target.kind == SCRIPT:
+        return lambda: _script(target)
+    return _function(target.name)
+
+
+def _script(target: Target) -> None:
+    sys.argv = [target.name, *target.args]
+    sys.path.insert(0, str(Path(target.name).parent))
+    runpy.run_path(target.name, run_name="__main__")
+
+
+def _function(name: str) -> Callable[[], None]:
+    sys.path.insert(0, str(Path.cwd()))
+    module, _, attribute = name.partition(":")
+    try:
+        function = getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module.startswith(error.name):
+            raise  # one that the module itself imports
+        raise OpforgeError(f"there is no module {module!r} in this folder or among the installed ones") from None
+    except AttributeError:
+        raise OpforgeError(f"module {module!r} has no function {attribute!r}") from None
+
+    def call() -> None:
+        result = function()
+        if isinstance(result, Iterator):
+            for _ in result:
+                pass
+
+    return call
+
+
+def _words(error: BaseException, settings: Settings) -> str:
+    first = (str(error).splitlines() or [""])[0]
+    text = f"the program raised {type(error).__name__}: {first}"
+    if settings.fake and type(error).__name__ in ("DataDependentOutputException", "DynamicOutputShapeException"):
+        text += " (it asks for values, which tensors do not have with --fake)"
+    return text
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    given = json.loads(sys.argv[1])
+    target = Target(given["kind"], given["name"], tuple(given["args"]))
+    run(target, Settings(**given["settings"]), int(sys.argv[2]))

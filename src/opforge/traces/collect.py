@@ -1,0 +1,88 @@
+"""Gather what recording processes send into one trace: each call once, with every model and phase that made it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+from opforge.cases.store import BlobWriter
+from opforge.traces.file import Seen, Trace, TracedCall
+from opforge.traces.stream import PLACE
+
+
+class Collector:
+    """Takes the messages of one recording process after another."""
+
+    def __init__(self) -> None:
+        self._calls: list[TracedCall] = []
+        self._known: dict[str, int] = {}
+        """Where the call of each signature stands."""
+        self._counts: list[Counter[tuple[str, str]]] = []
+        self._numbers: dict[int, int] = {}
+        """Where a call stands, by the number that the present process gave it."""
+        self._places: dict[bytes, int] = {}
+        self._size = 0
+        self.losses: Counter[str] = Counter()
+        self.models: list[str] = []
+        self.at = ""
+        """The operator whose first call was last begun."""
+
+    def begin(self, model: str) -> None:
+        """Go on with another process, which runs another model."""
+        self.models.append(model)
+        self._numbers.clear()
+        self.at = ""
+
+    def take(self, row: dict[str, Any], contents: bytes) -> None:
+        """Take one message of the present process."""
+        if "at" in row:
+            self.at = row["at"]
+        elif "new" in row:
+            self._numbers[row["new"]] = self._place(row, contents)
+        elif "counts" in row:
+            self.at = ""
+            for number, phase, count in row["counts"]:
+                self._counts[self._numbers[number]][self.models[-1], phase] += count
+            self.losses.update(row["losses"])
+
+    def trace(self, about: dict[str, Any]) -> Trace:
+        """Return what was gathered."""
+        calls = [self._counted(call, counts) for call, counts in zip(self._calls, self._counts, strict=True) if counts]
+        return Trace(calls, {**about, "models": self.models}, dict(self.losses.most_common()))
+
+    def _counted(self, call: TracedCall, counts: Counter[tuple[str, str]]) -> TracedCall:
+        seen = tuple(Seen(model, phase, count) for (model, phase), count in counts.most_common())
+        return replace(call, count=counts.total(), seen=seen, source=f"{seen[0].model} {seen[0].phase}")
+
+    def _place(self, row: dict[str, Any], contents: bytes) -> int:
+        """Return where a call stands; one that another model has made before keeps its contents."""
+        if (known := self._known.get(row["signature"])) is not None:
+            return known
+        args, at, added, begins = row["args"], 0, b"", -1
+        for index, size in enumerate(row["sizes"]):
+            part = contents[at : at + size]
+            at += size
+            place, padded = self._stored(part)
+            if padded and begins < 0:
+                begins = place
+            added += padded
+            args = args.replace(f"at={PLACE + index}", f"at={place}")
+        digest = hashlib.blake2b(contents, digest_size=8).hexdigest() if contents else ""
+        figures = {name: row[name] for name in ("input_bytes", "result_bytes", "flops")}
+        call = TracedCall(row["op"], args, digest=digest, stored_at=begins, stored=added, **figures)
+        self._known[row["signature"]] = len(self._calls)
+        self._calls.append(call)
+        self._counts.append(Counter())
+        return len(self._calls) - 1
+
+    def _stored(self, part: bytes) -> tuple[int, bytes]:
+        """Return the place of some bytes, and what they add to the stored ones: nothing where the same are there."""
+        digest = hashlib.blake2b(part, digest_size=16).digest()
+        if digest in self._places:
+            return self._places[digest], b""
+        place = self._places[digest] = self._size
+        padded = part + b"\0" * (-len(part) % BlobWriter.ALIGN)
+        self._size += len(padded)
+        return place, padded

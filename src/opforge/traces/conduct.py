@@ -1,0 +1,78 @@
+"""Trace programs, each in a process of its own, into one trace. Needs no torch."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from opforge.cache import torch_version
+from opforge.errors import OpforgeError
+from opforge.traces.collect import Collector
+from opforge.traces.stream import Child
+from opforge.traces.targets import Settings, Target
+
+CHILD = (sys.executable, "-P", "-m", "opforge.traces.child")
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How the tracing of one program ended."""
+
+    error: str = ""
+    """What went wrong, in words; empty when it came to its end."""
+    traceback: str = ""
+
+
+def trace(
+    collector: Collector, target: Target, settings: Settings, progress: Progress, limit_s: float | None = None
+) -> Ended:
+    """Run a target in a process of its own and gather its calls; its output goes to stderr. A crash keeps what was recorded."""
+    words = {**asdict(target), "settings": settings.checked().as_json()}
+    collector.begin(target.model)
+    child = Child([*CHILD, json.dumps(words)], limit_s, stdout=sys.stderr.fileno(), env=_environment())
+    said: dict[str, Any] = {}
+    calls = 0
+    try:
+        while (message := child.message()) is not None:
+            row, contents = message
+            said = row if "error" in row else said
+            calls += "new" in row
+            collector.take(row, contents)
+            progress(f"{target.model}: {calls} distinct calls", calls, calls)
+    except BaseException:
+        child.kill()
+        raise
+    code, how = child.end()
+    if said.get("ours"):
+        raise OpforgeError(said["error"])
+    if said:
+        return Ended(said["error"], said.get("traceback", ""))
+    if code or child.hung:
+        during = f" in its first call of {collector.at}" if collector.at else ""
+        return Ended(f"the program's process {how}{during}; what was recorded before is kept")
+    return Ended()
+
+
+def about(settings: Settings, command: list[str]) -> dict[str, Any]:
+    """Return what a trace's file says of its recording."""
+    now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+    return {
+        "torch": torch_version(),
+        "device": settings.device.partition(":")[0],
+        "fake": settings.fake,
+        "command": command,
+        "recorded": now,
+    }
+
+
+def _environment() -> dict[str, str]:
+    package = str(Path(__file__).resolve().parents[2])
+    paths = [package, os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}

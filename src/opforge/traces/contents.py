@@ -1,0 +1,232 @@
+"""Which contents a call needs for a replay to be valid: any at all, those within a range, or those it really had.
+
+Seeded floats do for nearly every operator. Integers and booleans may be indices, offsets or masks, and then do not.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from opforge.cases.values import Arguments, TensorSpec, Value
+from opforge.ops import Operator, table
+from opforge.ops.undefined import solves
+
+
+class Need(enum.Enum):
+    """What contents a tensor needs besides those within a range."""
+
+    FREE = "any values like those that it had"
+    KEPT = "the very values that it had"
+
+
+@dataclass(frozen=True, slots=True)
+class Below:
+    """Whole numbers from 0 up to ``high``, which is not included."""
+
+    high: int
+
+
+Needed: TypeAlias = "Need | Below"
+Given: TypeAlias = "dict[str, Any]"
+
+_FREE = frozenset({
+    "cat", "stack", "clone", "copy", "_to_copy", "sum", "cumsum", "cumprod", "prod", "sort", "argsort", "topk", "max", "min",
+    "amax", "amin", "aminmax", "any", "all", "argmax", "argmin", "mean", "nonzero", "count_nonzero", "unique_dim", "_unique",
+    "_unique2", "unique_consecutive", "fill", "zero", "tril", "triu", "flip", "roll", "repeat", "constant_pad_nd", "isin", "equal",
+    "_local_scalar_dense", "is_nonzero", "item", "masked_select", "mm", "bmm", "addmm", "select_backward", "slice_backward",
+    "select_scatter", "slice_scatter", "diagonal_scatter", "new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided",
+    "lift_fresh", "lift_fresh_copy", "native_dropout_backward", "masked_fill", "_foreach_copy", "cummax", "cummin", "logcumsumexp",
+    "_pin_memory", "resize", "set", "view_as_real", "diff", "bincount", "norm", "linalg_vector_norm", "im2col", "col2im",
+    "reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d", "upsample_nearest2d", "_unsafe_view",
+    "floor_divide", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "_reshape_copy", "_reshape_alias", "nan_to_num", "histc",
+    "_scaled_dot_product_attention_math", "_scaled_dot_product_flash_attention_for_cpu", "scaled_dot_product_attention",
+    "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
+})  # fmt: skip
+"""Besides pointwise operators, reductions and views: operators for which one integer is as good as another."""
+
+_FLOATS = {"bucketize": {"boundaries"}, "searchsorted": {"sorted_sequence"}}
+"""Arguments whose floats must be those that they were: they are sorted."""
+
+_POSITIVE = frozenset({
+    "sqrt", "rsqrt", "log", "log2", "log10", "_foreach_sqrt", "_foreach_log", "bernoulli", "multinomial", "poisson",
+})  # fmt: skip
+"""Operators whose floats should not be negative; ``bernoulli`` and ``multinomial`` raise otherwise."""
+
+
+def needs(op: str, data: Arguments) -> list[Needed]:
+    """Return what each tensor of a call needs, in the order of its arguments."""
+    facts = table().get(op)
+    if facts is None:
+        return [_of_unknown(spec) for value in _values(data) for spec in tensors(value)]
+    given = facts.bind(*data)
+    names = [*(a.name for a in facts.arguments)][: len(data[0])] + list(data[1])
+    found: list[Needed] = []
+    for name, value in zip(names, _values(data), strict=True):
+        found += _of_argument(facts, name, value, given)
+    return found
+
+
+def _wants_positive(op: str) -> bool:
+    facts = table().get(op)
+    return facts is not None and facts.packet in _POSITIVE
+
+
+def without_values(op: str, data: Arguments) -> Arguments:
+    """Return a call of which nobody has seen the values; raises ValueError when it cannot be replayed without them."""
+    wanted = iter(needs(op, data))
+
+    def change(spec: TensorSpec) -> TensorSpec:
+        need = next(wanted)
+        if isinstance(need, Below):
+            return replace(spec, low=0, high=need.high)
+        if need is Need.KEPT and spec.numel:
+            raise ValueError("needs the very contents of its tensors, and there are none that can be read")
+        return unseen(op, spec)
+
+    return mapped(data, change)
+
+
+def unseen(op: str, spec: TensorSpec) -> TensorSpec:
+    """Return a tensor whose values nobody has seen, or that do not matter."""
+    return replace(spec, low=0.01, high=1.0) if _wants_positive(op) and not is_whole(spec) else spec
+
+
+def mapped(data: Arguments, change: Callable[[TensorSpec], TensorSpec]) -> Arguments:
+    """Return a call's arguments with another tensor in the place of each of its tensors."""
+    args, kwargs = data
+    return tuple(_changed(a, change) for a in args), {n: _changed(v, change) for n, v in kwargs.items()}
+
+
+def _changed(value: Value, change: Callable[[TensorSpec], TensorSpec]) -> Value:
+    match value:
+        case TensorSpec():
+            return change(value)
+        case tuple():
+            return tuple(_changed(v, change) for v in value)
+        case list():
+            return [_changed(v, change) for v in value]
+        case _:
+            return value
+
+
+def tensors(value: Value) -> Iterator[TensorSpec]:
+    """Yield the tensors of a value, in order."""
+    if isinstance(value, TensorSpec):
+        yield value
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from tensors(inner)
+
+
+def is_whole(spec: TensorSpec) -> bool:
+    """Whether a tensor holds integers or booleans."""
+    return spec.dtype[0] in "iu" or spec.dtype == "b8"
+
+
+def _values(data: Arguments) -> Iterator[Value]:
+    yield from data[0]
+    yield from data[1].values()
+
+
+def _of_unknown(spec: TensorSpec) -> Needed:
+    return Need.KEPT if is_whole(spec) else Need.FREE
+
+
+def _of_argument(facts: Operator, name: str, value: Value, given: Given) -> list[Needed]:
+    specs = list(tensors(value))
+    if name in _FLOATS.get(facts.packet, ()) or (solves(facts.packet) and facts.packet not in _FREE):
+        return [Need.KEPT for _ in specs]
+    if not any(map(is_whole, specs)):
+        return [Need.FREE for _ in specs]
+    rule = _RULES.get(facts.packet)
+    if rule is not None and name in rule:
+        return rule[name](given) if callable(rule[name]) else [Need.KEPT for _ in specs]
+    if rule is not None or _is_free(facts):
+        return [Need.FREE for _ in specs]
+    return [_of_unknown(spec) for spec in specs]
+
+
+def _is_free(facts: Operator) -> bool:
+    views = bool(facts.returns) and all(r.alias is not None and not r.writes for r in facts.returns)
+    tagged = facts.tags & {"pointwise", "reduction", "view_copy"}
+    return views or bool(tagged) or facts.packet in _FREE or facts.packet.endswith("_like")
+
+
+def _rows(argument: str) -> Callable[[Given], list[Needed]]:
+    """Indices into the first dimension of another argument."""
+    return lambda given: [Below(given[argument].shape[0])]
+
+
+def _along(given: Given) -> list[Needed]:
+    """Indices into the dimension ``dim`` of ``self``."""
+    shape = given["self"].shape
+    return [Below(shape[given["dim"]] if shape else 1)]
+
+
+def _number(argument: str) -> Callable[[Given], list[Needed]]:
+    """Indices below a number that is an argument itself."""
+    return lambda given: [Below(given[argument])]
+
+
+def _classes(given: Given) -> list[Needed]:
+    """Classes of a loss: the second dimension, or the first where there is one only."""
+    shape = given["self"].shape
+    return [Below(shape[1] if len(shape) > 1 else shape[0])]
+
+
+def _flat(given: Given) -> list[Needed]:
+    return [Below(max(1, given["self"].numel))]
+
+
+def _advanced(given: Given) -> list[Needed]:
+    """Indices of advanced indexing, one dimension after another; a mask takes as many dimensions as it has."""
+    shape, dim = given["self"].shape, 0
+    found: list[Needed] = []
+    writes = "values" in given
+    for index in given["indices"]:
+        if index is None:
+            dim += 1
+        elif index.dtype in ("b8", "u8"):
+            dim += len(index.shape)
+            found.append(Need.KEPT if writes else Need.FREE)
+        else:
+            sole = not writes or given.get("accumulate") is True or index.numel == 1
+            found.append(Below(max(1, shape[dim])) if sole else Need.KEPT)
+            dim += 1
+    return found
+
+
+def _scattered(given: Given) -> list[Needed]:
+    """Places to write to; where each is written its own value, no place may come twice, so they are kept."""
+    own = isinstance(given.get("src"), TensorSpec) and given["index"].numel > 1
+    return [Need.KEPT] if own else _along(given)
+
+
+_RULES: dict[str, dict[str, Any]] = {
+    "embedding": {"indices": _rows("weight")},
+    "embedding_dense_backward": {"indices": _number("num_weights")},
+    "index_select": {"index": _along},
+    "gather": {"index": _along},
+    "index_add": {"index": _along},
+    "index_fill": {"index": _along},
+    "scatter_add": {"index": _along},
+    "scatter_reduce": {"index": _along},
+    "scatter": {"index": _scattered},
+    "index_copy": {"index": None},
+    "take": {"index": _flat},
+    "index": {"indices": _advanced},
+    "_unsafe_index": {"indices": _advanced},
+    "index_put": {"indices": _advanced},
+    "_index_put_impl": {"indices": _advanced},
+    "_unsafe_index_put": {"indices": _advanced},
+    "nll_loss_forward": {"target": _classes},
+    "nll_loss_backward": {"target": _classes},
+    "nll_loss2d_forward": {"target": _classes},
+    "nll_loss2d_backward": {"target": _classes},
+    "cross_entropy_loss": {"target": _classes},
+    "masked_scatter": {"mask": None},
+}
+"""By packet, the arguments that are indices and what they need; None for those that are kept. Its others are free."""

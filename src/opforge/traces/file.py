@@ -1,0 +1,162 @@
+"""A trace on disk: one Parquet file, a row for each distinct call.
+
+Columns: ``op``, ``args`` (text form; ``at=`` is a place in the stored bytes), ``count`` (how often it was made),
+``input_bytes``, ``result_bytes``, ``flops``, ``source`` (the model and phase in which it was made most often), ``digest`` (of
+its stored contents), ``seen`` (every model and phase, with counts), ``stored_at`` and ``stored`` (bytes that the row adds to
+the stored ones, and where they begin; -1 and none where it adds none). The file's metadata has, under ``opforge.trace``, a JSON object: ``format``,
+``torch``, ``device``, ``fake``, ``models``, ``command``, ``recorded`` and ``losses`` (what could not be kept, with counts).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from opforge.cases.store import BlobWriter
+from opforge.errors import OpforgeError
+
+FORMAT = 1
+_KEY = b"opforge.trace"
+_MAGIC = b"PAR1"
+_SCALARS = ("op", "args", "count", "input_bytes", "result_bytes", "flops", "source", "digest", "stored_at")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """How often a call was made by one model in one phase."""
+
+    model: str
+    phase: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class TracedCall:
+    """One distinct call of a trace."""
+
+    op: str
+    """Full name; with its namespace where that is not ``aten``, as in ``torchvision::nms.default``."""
+    args: str
+    count: int = 1
+    input_bytes: int = 0
+    result_bytes: int = 0
+    flops: int = 0
+    source: str = ""
+    digest: str = ""
+    stored_at: int = -1
+    """Where its own stored bytes begin among those of the file; -1 where it adds none."""
+    seen: tuple[Seen, ...] = ()
+    stored: bytes = b""
+
+    @property
+    def weight(self) -> int:
+        """Return how much of its model's work a call is: its bytes, in and out, as often as it was made."""
+        return self.count * max(1, self.input_bytes + self.result_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Distinct calls, what is known of their recording, and what could not be kept."""
+
+    calls: list[TracedCall]
+    about: dict[str, Any] = field(default_factory=dict)
+    losses: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def operators(self) -> int:
+        return len({call.op for call in self.calls})
+
+
+def is_trace(path: Path) -> bool:
+    """Whether a file is Parquet."""
+    with path.open("rb") as file:
+        return file.read(len(_MAGIC)) == _MAGIC
+
+
+def write(path: Path, trace: Trace) -> None:
+    """Write a trace, the whole file or nothing."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    calls = sorted(trace.calls, key=lambda c: (c.op, -c.weight, c.args))
+    seen = pa.list_(pa.struct([("model", pa.string()), ("phase", pa.string()), ("count", pa.int64())]))
+    columns: dict[str, Any] = {name: [getattr(c, name) for c in calls] for name in _SCALARS}
+    columns["seen"] = pa.array([[asdict(s) for s in c.seen] for c in calls], seen)
+    columns["stored"] = pa.array([c.stored or None for c in calls], pa.binary())
+    about = {**trace.about, "format": FORMAT, "losses": trace.losses}
+    table = pa.table(columns).replace_schema_metadata({_KEY: json.dumps(about)})
+    with drafted(path) as draft:
+        pq.write_table(table, draft, compression="zstd", compression_level=9)
+
+
+@contextmanager
+def drafted(path: Path) -> Iterator[Path]:
+    """Lend a path beside another one, which becomes that file when all went well."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
+    try:
+        yield draft
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def read(path: Path, ops: Iterable[str] | None = None, *, whole: bool = True) -> Trace:
+    """Return a trace, all or some operators of it; ``whole`` with every model that made a call, and the stored bytes."""
+    import pyarrow.parquet as pq
+
+    about = read_about(path)
+    names = [*_SCALARS, "seen", "stored"] if whole else list(_SCALARS)
+    wanted = None if ops is None else [("op", "in", sorted(ops))]
+    if wanted is not None and not wanted[0][2]:
+        return Trace([], about, about.pop("losses"))
+    table = pq.read_table(path, columns=names, filters=wanted)
+    rows = zip(*(table.column(name).to_pylist() for name in names), strict=True)
+    calls = [_call(row, *more) for row, more in ((r[: len(_SCALARS)], r[len(_SCALARS) :]) for r in rows)]
+    return Trace(calls, about, about.pop("losses"))
+
+
+def _call(scalars: tuple[Any, ...], seen: Iterable[dict[str, Any]] = (), stored: bytes | None = None) -> TracedCall:
+    fields = dict(zip(_SCALARS, scalars, strict=True))
+    return TracedCall(**fields, seen=tuple(Seen(**s) for s in seen), stored=stored or b"")
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """Return what a trace's file says of its recording; raises OpforgeError where it is none."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        metadata = pq.read_schema(path).metadata or {}
+    except (pa.ArrowInvalid, OSError) as error:
+        raise OpforgeError(f"{path} cannot be read as a trace: {error}; make it again with `opforge trace`") from None
+    if _KEY not in metadata:
+        raise OpforgeError(f"{path} is Parquet, but not a trace; `opforge trace` writes those")
+    about: dict[str, Any] = json.loads(metadata[_KEY])
+    if about["format"] > FORMAT:
+        raise OpforgeError(
+            f"{path} has format {about['format']}, and this opforge reads up to {FORMAT}: it needs a newer one"
+        )
+    return about
+
+
+def write_blob(path: Path, blob: Path) -> None:
+    """Write the bytes that a trace has stored as a blob, for the processes that make its cases."""
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path, columns=["stored_at", "stored"], filters=[("stored_at", ">=", 0)])
+    rows = sorted(zip(table.column("stored_at").to_pylist(), table.column("stored").to_pylist(), strict=True))
+    with drafted(blob) as draft:
+        writer = BlobWriter(draft)
+        for at, contents in rows:
+            if (placed := writer.add(contents, str(at).encode())) != at:  # all are kept, equal ones too
+                raise OpforgeError(
+                    f"{path} is damaged: stored bytes of place {at} come to lie at {placed}; make it again"
+                )
+        writer.close()

@@ -1,0 +1,113 @@
+"""Inputs for any architecture of transformers, from the arguments of its ``forward`` and its configuration."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from opforge.traces.targets import Settings
+
+ModelCall = Callable[[Any, Any], Any]
+"""Calls a model, given what the call before gave back."""
+
+_SAMPLES = 16000
+"""Of sound: one second."""
+_GENERATES = ("CausalLM", "MaskedLM", "LMHead", "ConditionalGeneration", "ForSpeechSeq2Seq")
+_CLASSIFIES = ("SequenceClassification", "ImageClassification", "AudioClassification", "VideoClassification")
+
+
+def calls(model: Any, config: Any, settings: Settings) -> list[ModelCall]:
+    """Return the calls of a model: one, and one more with a single token where it keeps a cache of the first."""
+    inputs = _inputs(model, config, settings)
+    first: ModelCall = lambda model, _last: model(**inputs)  # noqa: E731  # named for what it is
+    generates = "CausalLM" in type(model).__name__ or "LMHead" in type(model).__name__
+    if settings.train or not generates or "past_key_values" not in _names(model):
+        return [first]
+    token = torch.randint(0, _vocabulary(config), (settings.batch, 1))
+
+    def follow(model: Any, last: Any) -> Any:
+        return model(input_ids=token, past_key_values=last.past_key_values, use_cache=True)
+
+    return [lambda model, _last: model(**inputs, use_cache=True), follow]
+
+
+def _names(model: Any) -> set[str]:
+    return set(inspect.signature(model.forward).parameters)
+
+
+def _inputs(model: Any, config: Any, settings: Settings) -> dict[str, Any]:
+    names = _names(model)
+    found: dict[str, Any] = {}
+    ids = torch.randint(0, _vocabulary(config), (settings.batch, settings.seq)) if "input_ids" in names else None
+    if ids is not None:
+        found["input_ids"] = ids
+    if "attention_mask" in names and ids is not None:
+        found["attention_mask"] = torch.ones_like(ids)
+    if "pixel_values" in names:
+        found["pixel_values"] = torch.randn(settings.batch, *_picture(config, settings))
+    if "input_values" in names:
+        found["input_values"] = torch.randn(settings.batch, *_sound(config))
+    if "input_features" in names:
+        found["input_features"] = torch.randn(settings.batch, *_features(config, settings))
+    if "decoder_input_ids" in names and getattr(config, "is_encoder_decoder", False):
+        found["decoder_input_ids"] = torch.randint(0, _vocabulary(config), (settings.batch, settings.seq))
+    if "return_loss" in names:
+        found["return_loss"] = settings.train
+    if settings.train and "labels" in names and (labels := _labels(model, config, found, settings)) is not None:
+        found["labels"] = labels
+    return found
+
+
+def _vocabulary(config: Any) -> int:
+    """Return the number of tokens; those of the text part, where a configuration has parts."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    sizes = [getattr(part, "vocab_size", None) for part in (text, config)]
+    return next((int(size) for size in sizes if size), 2)
+
+
+def _part(config: Any, name: str, default: Any) -> Any:
+    """Return a setting of a configuration, or of its part for images."""
+    for place in (config, getattr(config, "vision_config", None), getattr(config, "backbone_config", None)):
+        value = getattr(place, name, None)
+        if value is not None:
+            return value
+    return default
+
+
+def _picture(config: Any, settings: Settings) -> tuple[int, ...]:
+    side = settings.image or _part(config, "image_size", 224)
+    height, width = side if isinstance(side, list | tuple) else (side, side)
+    channels = _part(config, "num_channels", 3)
+    frames = getattr(config, "num_frames", None)
+    return (channels, height, width) if frames is None else (frames, channels, height, width)
+
+
+def _sound(config: Any) -> tuple[int, ...]:
+    if hasattr(config, "num_mel_bins") and hasattr(config, "max_length"):  # a spectrogram, as an image
+        return (config.max_length, config.num_mel_bins)
+    return (1, _SAMPLES) if hasattr(config, "audio_channels") else (_SAMPLES,)
+
+
+def _features(config: Any, settings: Settings) -> tuple[int, ...]:
+    if hasattr(config, "max_source_positions") and hasattr(config, "num_mel_bins"):
+        return (config.num_mel_bins, 2 * config.max_source_positions)
+    names = ("input_feat_per_channel", "feature_projection_input_dim", "num_mel_bins")
+    width: int = next((getattr(config, name) for name in names if getattr(config, name, None)), 80)
+    return (settings.seq, width)
+
+
+def _labels(model: Any, config: Any, found: dict[str, Any], settings: Settings) -> torch.Tensor | None:
+    kind = type(model).__name__
+    if any(word in kind for word in _CLASSIFIES):
+        return torch.randint(0, config.num_labels, (settings.batch,))
+    if "TokenClassification" in kind:
+        return torch.randint(0, config.num_labels, (settings.batch, settings.seq))
+    if any(word in kind for word in _GENERATES):
+        written = found.get("decoder_input_ids", found.get("input_ids"))
+        return None if written is None else written.clone()
+    if kind.endswith("CTC"):
+        return torch.randint(1, _vocabulary(config), (settings.batch, 8))
+    return None

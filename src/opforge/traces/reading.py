@@ -1,0 +1,34 @@
+"""Read a file of calls, whichever of the two kinds it is: a trace, or an operator-input log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from opforge.errors import OpforgeError
+from opforge.traces import file, log
+from opforge.traces.file import Trace
+
+
+def check(path: Path) -> None:
+    """Say what is wrong with a file that holds no calls."""
+    if not path.is_file():
+        raise OpforgeError(f"there is no file {path}")
+    if file.is_trace(path):
+        file.read_about(path)
+    elif not log.is_log(path):
+        raise OpforgeError(
+            f"{path} is neither a trace (as `opforge trace` writes it) nor an operator-input log, which begins with 'Operator: NAME'"
+        )
+
+
+def read_any(path: Path, ops: Iterable[str] | None = None, *, whole: bool = True) -> Trace:
+    """Return the calls of a file, of all operators or of some."""
+    check(path)
+    if file.is_trace(path):
+        return file.read(path, ops, whole=whole)
+    trace = log.read_log(path)
+    if ops is None:
+        return trace
+    wanted = set(ops)
+    return Trace([c for c in trace.calls if c.op in wanted], trace.about, trace.losses)

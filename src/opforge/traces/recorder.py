@@ -1,0 +1,276 @@
+"""Record every dispatched call of a running program: once per signature, with how often it was made and in which phase.
+
+No tensor is kept alive: what a call is as data is taken before it is made, and its contents are looked at, and perhaps
+copied, the first time only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, BinaryIO
+
+import torch
+from torch._subclasses import FakeTensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from opforge.cases.text import format_arguments
+from opforge.cases.values import TensorSpec
+from opforge.ops import table
+from opforge.traces.capture import as_data, geometry, storage_bytes, strange, writes_to_overlap
+from opforge.traces.contents import Below, Need, Needed, is_whole, mapped, needs, unseen
+from opforge.traces.measure import flops, input_bytes
+from opforge.traces.stream import PLACE, send
+
+FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+_KEPT_BYTES = 1 << 20
+"""The largest storage whose very contents are kept."""
+_LOOKED_AT = 1 << 28
+"""Elements of the largest tensor whose values are looked at."""
+_EVERY_S = 0.2
+"""How often counts are sent, so that a crash loses little of them."""
+_INNER = frozenset({"prim", "prims", "profiler"})
+"""Namespaces of torch's own questions and marks, which are no work of a device's."""
+_NUMBERS = re.compile(r", offset=\d+|(?<![\w.])-?\d+(\.\d+(e[-+]?\d+)?|e[-+]?\d+)")
+_ALIKE = 4
+"""How many calls are kept that differ in such numbers only (the size of an optimizer's step, where a view begins); others count with the first."""
+_PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
+
+
+@dataclass
+class _Known:
+    """A signature that was seen: its number, or why it is not kept."""
+
+    number: int
+    lost: str = ""
+
+
+class Recorder(TorchDispatchMode):
+    """Sends what it sees to a pipe; see `opforge.traces.collect` for the other end."""
+
+    def __init__(self, pipe: BinaryIO, device: str) -> None:
+        super().__init__()
+        self._pipe = pipe
+        self._pid = os.getpid()
+        """A fork, such as a data loader's worker, has the recorder too, and must not write between."""
+        self._home = torch.device(device).type
+        self._known: dict[bytes, _Known] = {}
+        self._alike: dict[bytes, list[_Known]] = {}
+        self._counts: Counter[tuple[int, str]] = Counter()
+        self._losses: Counter[str] = Counter()
+        self._composite: dict[Any, bool] = {}
+        self._stepping = 0
+        self._sent = time.monotonic()
+        self._lock = threading.RLock()  # backward runs in threads of its own on a GPU
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not isinstance(func, torch._ops.OpOverload) or func.namespace in _INNER or os.getpid() != self._pid:  # noqa: SLF001  # torch has no public name
+            return func(*args, **kwargs)
+        if self._is_composite(func):
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        op, phase = name_of(func), self._phase()
+        with self._lock:
+            known, new = self._look(op, args, kwargs)
+        result = func(*args, **kwargs)
+        with self._lock:
+            self._seen(known, phase, result, new)
+        return result
+
+    @contextmanager
+    def optimizer_steps(self) -> Iterator[None]:
+        """Note when an optimizer steps: what is dispatched then is of that phase."""
+        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+        def enter(*_: Any) -> None:
+            self._stepping = 1
+
+        def leave(*_: Any) -> None:
+            self._stepping = 0
+
+        hooks = [register_optimizer_step_pre_hook(enter), register_optimizer_step_post_hook(leave)]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def flush(self) -> None:
+        """Send the counts of the calls since the last time."""
+        with self._lock:
+            counts = [[number, phase, count] for (number, phase), count in self._counts.items()]
+            send(self._pipe, {"counts": counts, "losses": self._losses})
+            self._pipe.flush()
+            self._counts.clear()
+            self._losses.clear()
+            self._sent = time.monotonic()
+
+    def _phase(self) -> str:
+        if torch._C._current_graph_task_id() != -1:  # noqa: SLF001  # the one way to know that this is a backward pass
+            return BACKWARD
+        return OPTIMIZER if self._stepping else FORWARD
+
+    def _is_composite(self, func: Any) -> bool:
+        """Whether a call is taken apart before a device sees it; without autograd it comes here whole."""
+        known = self._composite.get(func)
+        if known is None:
+            has = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001  # torch has no public question for it
+            name = func.name()
+            known = has(name, "CompositeImplicitAutograd") and not has(name, self._home.upper())
+            self._composite[func] = known
+        return known
+
+    def _look(self, op: str, args: Any, kwargs: dict[str, Any]) -> tuple[_Known, dict[str, Any] | None]:
+        """Look at a call before it is made; returns what is known of it, and what is to be sent if it is new."""
+        try:
+            data = as_data(args, kwargs, self._geometry)
+        except TypeError as error:
+            return _Known(-1, f"{op}: {error}"), None
+        signature = f"{op}|{format_arguments(*data)}"
+        key = _digest(signature)
+        if (known := self._known.get(key)) is not None:
+            return known, None
+        alike = self._alike.setdefault(_digest(_NUMBERS.sub("", signature)), [])
+        if len(alike) == _ALIKE:
+            return alike[0], None
+        send(self._pipe, {"at": op})
+        self._pipe.flush()
+        known = self._known[key] = _Known(len(self._known))
+        alike.append(known)
+        if writes_to_overlap(op, args, kwargs):
+            known.lost = f"{op}: writes to a tensor that overlaps itself, so its result depends on the order of writing"
+            return known, None
+        contents = _Contents(op, _tensors([args, list(kwargs.values())]), needs(op, data))
+        try:
+            with unset_fake_temporarily():  # numbers that a program has are real in a fake run too
+                with_contents = mapped(data, contents.next)
+        except ValueError as error:
+            known.lost = f"{op}: {error}"
+            return known, None
+        row = {
+            "new": known.number,
+            "op": op,
+            "args": format_arguments(*with_contents),
+            "signature": signature,
+            "input_bytes": input_bytes(data),
+            "flops": flops(op, data),
+            "sizes": [len(s) for s in contents.storages],
+        }
+        return known, {**row, "contents": b"".join(contents.storages)}
+
+    def _geometry(self, value: torch.Tensor) -> TensorSpec:
+        if type(value) not in _PLAIN:
+            raise TypeError(f"a case cannot hold a {type(value).__name__}")
+        return geometry(value, self._home)
+
+    def _seen(self, known: _Known, phase: str, result: Any, new: dict[str, Any] | None) -> None:
+        """Count a call that was made, and send what it was if it is new."""
+        if new is not None:
+            if odd := strange(result):
+                known.lost = f"{new['op']}: its result is {odd}"
+            else:
+                contents = new.pop("contents")
+                send(self._pipe, {**new, "result_bytes": _result_bytes(new["op"], result)}, contents)
+        if known.lost:
+            self._losses[known.lost] += 1
+        else:
+            self._counts[known.number, phase] += 1
+        if new is not None or time.monotonic() - self._sent > _EVERY_S:
+            self.flush()
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+class _Contents:
+    """Gives each tensor of a new call the contents that a replay needs."""
+
+    def __init__(self, op: str, values: list[torch.Tensor], wanted: list[Needed]) -> None:
+        self._op = op
+        self._pairs = iter(zip(values, wanted, strict=True))
+        self.storages: list[bytes] = []
+
+    def next(self, spec: TensorSpec) -> TensorSpec:
+        """Return the next tensor with a range or a place for its contents; raises ValueError when they cannot be had."""
+        value, need = next(self._pairs)
+        if isinstance(need, Below):
+            return replace(spec, low=0, high=need.high)
+        if need is Need.KEPT and spec.numel:
+            return self._kept(value, spec)
+        if not spec.numel or spec.dtype == "b8" or not _readable(value):
+            return unseen(self._op, spec)
+        return _ranged(value, spec) or unseen(self._op, spec)
+
+    def _kept(self, value: torch.Tensor, spec: TensorSpec) -> TensorSpec:
+        if not _readable(value):
+            raise ValueError("needs the very contents of its tensors, and there are none that can be read")
+        if spec.storage_nbytes > _KEPT_BYTES:
+            raise ValueError(f"needs the very contents of a tensor of more than {_KEPT_BYTES} bytes")
+        plain = value.detach().resolve_conj().resolve_neg()
+        self.storages.append(storage_bytes(plain, spec.storage_nbytes))
+        return replace(spec, at=PLACE + len(self.storages) - 1)
+
+
+def _readable(value: torch.Tensor) -> bool:
+    """Whether a tensor's values can be looked at: it has some, is not too large, and may be waited for."""
+    if isinstance(value, FakeTensor) or value.numel() > _LOOKED_AT:
+        return False
+    return not (value.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def _ranged(value: torch.Tensor, spec: TensorSpec) -> TensorSpec | None:
+    """Return a tensor with the range of its values: of integers always, of floats where none is negative; else None."""
+    if value.is_complex():
+        return None
+    plain = value.detach().resolve_neg()
+    plain = plain.float() if plain.is_floating_point() and plain.element_size() == 1 else plain
+    plain = plain.long() if is_whole(spec) else plain
+    low, high = (end.item() for end in torch.aminmax(plain))
+    if is_whole(spec):
+        return replace(spec, low=int(low), high=min(int(high) + 1, (1 << 63) - 1))
+    varied = low < high or (spec.numel == 1 and low > 0)
+    if not (math.isfinite(high) and low >= 0 and varied):
+        return None
+    return replace(spec, low=_rounded(low, math.floor), high=_rounded(high, math.ceil))
+
+
+def _rounded(number: float, towards: Callable[[float], int]) -> float:
+    """Return a number with two digits, no further inside."""
+    if number == 0:
+        return 0.0
+    unit = 10.0 ** (math.floor(math.log10(abs(number))) - 1)
+    return float(f"{towards(number / unit) * unit:.3g}")
+
+
+def name_of(func: Any) -> str:
+    """Return an overload's full name: without its namespace where that is ``aten``, as in ``add.Tensor``."""
+    base = func.overloadpacket.__name__
+    name = f"{base}.{func._overloadname}"  # noqa: SLF001  # torch has no public name for it
+    return name if func.namespace == "aten" else f"{func.namespace}::{name}"
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    return [t for v in tree for t in _tensors(v)] if isinstance(tree, list | tuple) else []
+
+
+def _result_bytes(op: str, result: Any) -> int:
+    """Return the bytes that a call gave back; none for views of what it was given."""
+    facts = table().get(op)
+    if facts is not None and facts.returns and all(r.alias is not None for r in facts.returns):
+        return 0
+    return sum(t.numel() * t.element_size() for t in _tensors([result]))

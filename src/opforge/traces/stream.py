@@ -1,0 +1,72 @@
+"""What goes from a process that runs other people's code to the one that keeps what was recorded there."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import select
+import struct
+import subprocess
+from collections.abc import Sequence
+from typing import Any, BinaryIO, cast
+
+from opforge.processes import describe_returncode
+
+LENGTHS = struct.Struct("<II")
+"""Before each message: the length of its JSON and of the bytes after it."""
+PLACE = 10**15
+"""Stands for a place in the blob until the writer gives one: ``PLACE + n`` is the n-th storage of a call."""
+
+
+def send(pipe: BinaryIO, message: dict[str, Any], contents: bytes = b"") -> None:
+    """Send a message; it may wait in the pipe's buffer until that is flushed."""
+    body = json.dumps(message).encode()
+    pipe.write(LENGTHS.pack(len(body), len(contents)) + body + contents)
+
+
+class Child:
+    """A process that records, and that what it runs may kill; it gets the descriptor to write to as its last argument."""
+
+    def __init__(self, command: Sequence[str], limit_s: float | None, **how: Any) -> None:
+        read, write = os.pipe()
+        self._limit_s = limit_s
+        self._process = subprocess.Popen([*command, str(write)], pass_fds=[write], stdin=subprocess.DEVNULL, **how)
+        os.close(write)
+        self._pipe = cast("io.BufferedReader", os.fdopen(read, "rb", buffering=1 << 20))
+        self.hung = False
+
+    def message(self) -> tuple[dict[str, Any], bytes] | None:
+        """Return the next message, or None when the child has ended or takes too long."""
+        head = self._read(LENGTHS.size)
+        if len(head) < LENGTHS.size:
+            return None
+        size, extra = LENGTHS.unpack(head)
+        body, contents = self._read(size), self._read(extra)
+        return (json.loads(body), contents) if (len(body), len(contents)) == (size, extra) else None
+
+    def _read(self, size: int) -> bytes:
+        parts: list[bytes] = []
+        while size:
+            if not select.select([self._pipe], [], [], self._limit_s)[0]:
+                self.hung = True
+                break
+            part = self._pipe.raw.read(size)
+            if not part:
+                break
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+    def end(self) -> tuple[int, str]:
+        """Wait for the process, ending it if it hangs; return its code and how it ended, in words."""
+        if self.hung:
+            self._process.kill()
+        self._pipe.close()
+        code = self._process.wait()
+        return code, f"took more than {self._limit_s:g} s" if self.hung else describe_returncode(code)
+
+    def kill(self) -> None:
+        """End the process at once."""
+        self._process.kill()
+        self.end()

@@ -1,0 +1,105 @@
+"""What can be traced: a function, a script, or an architecture by name. Needs no torch."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from opforge.cases.values import DTYPES
+from opforge.errors import OpforgeError
+
+LIBRARIES = {"hf": "transformers", "timm": "timm", "torchvision": "torchvision"}
+"""What an architecture's name begins with, and the package that has it."""
+SCRIPT, FUNCTION = "script", "function"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is run."""
+
+    kind: str
+    """``script``, ``function``, or a key of LIBRARIES."""
+    name: str
+    args: tuple[str, ...] = ()
+    """Of a script, its command line."""
+
+    @property
+    def model(self) -> str:
+        """Return the name that its calls go under."""
+        return Path(self.name).stem if self.kind == SCRIPT else self.name
+
+    @property
+    def is_architecture(self) -> bool:
+        return self.kind in LIBRARIES
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How it is run; all but the first two are for architectures, whose model and inputs are made here."""
+
+    device: str = "cpu"
+    fake: bool = False
+    """Whether tensors have no contents, so that a model of any size fits."""
+    dtype: str = "f32"
+    train: bool = False
+    batch: int = 1
+    seq: int = 128
+    image: int | None = None
+    """Pixels of a side; None for the architecture's own."""
+    layers: int | None = None
+    """How many layers of the architecture's own are kept."""
+    changes: dict[str, Any] = field(default_factory=dict)
+    """Settings of the configuration; a dot leads into a part of it."""
+
+    def checked(self) -> Settings:
+        """Return the settings, or say which is out of its range."""
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
+            raise OpforgeError(f"unknown device {self.device!r}; allowed: cpu, cuda, cuda:N")
+        for name in ("batch", "seq", "image", "layers"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise OpforgeError(f"--{name} {value} is too small; it must be at least 1")
+        if not DTYPES[self.dtype][0].startswith(("float", "bfloat")) or DTYPES[self.dtype][1] == 1:
+            raise OpforgeError(f"--dtype {self.dtype} is no dtype for a model; allowed: f32, f16, bf16, f64")
+        return self
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def parse_target(text: str, args: tuple[str, ...] = ()) -> Target:
+    """Return what a user means by ``hf:NAME``, ``timm:NAME``, ``torchvision:NAME``, ``script.py`` or ``module:function``."""
+    head, sign, name = text.partition(":")
+    target = None
+    if sign and head in LIBRARIES and name:
+        target = Target(head, name)
+    elif text.endswith(".py") and (args or not sign or Path(text).exists()):
+        if not Path(text).is_file():
+            raise OpforgeError(f"there is no script {text}")
+        return Target(SCRIPT, str(Path(text).resolve()), args)
+    elif sign and re.fullmatch(r"[\w.]+", head) and re.fullmatch(r"\w+", name):
+        target = Target(FUNCTION, text)
+    if target is None:
+        raise OpforgeError(
+            f"{text!r} cannot be traced; allowed: script.py, module:function, hf:NAME (a model class of transformers, such as "
+            "hf:BertModel), timm:NAME, torchvision:NAME, or a trace or operator-input log to be converted"
+        )
+    if args:
+        raise OpforgeError(f"arguments ({' '.join(args)}) are for scripts, and {text} is none")
+    return target
+
+
+def parse_changes(words: list[str]) -> dict[str, Any]:
+    """Return what ``--set name=value`` says; a value is a Python literal, or else a string."""
+    changes: dict[str, Any] = {}
+    for word in words:
+        name, sign, text = word.partition("=")
+        if not (sign and re.fullmatch(r"\w+(\.\w+)*", name)):
+            raise OpforgeError(f"--set {word!r} is not NAME=VALUE, for example hidden_size=256")
+        try:
+            changes[name] = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            changes[name] = text
+    return changes

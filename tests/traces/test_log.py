@@ -1,0 +1,100 @@
+"""PyTorch's operator-input logs, with their oddities, both ways."""
+
+from __future__ import annotations
+
+from opforge.cases.text import parse_arguments
+from opforge.traces.file import Seen, Trace, TracedCall
+from opforge.traces.log import from_log, is_log, to_log
+
+LOG = """\
+Operator: aten._softmax_backward_data.default
+cnt: 6, ((T([3, 5, 20], f16), T([3, 5, 20], f16), -1, f16), {})
+Operator: aten._to_copy.default
+cnt: 7, ((T([6, 2], i32),), {'dtype': i64, 'device': 'cuda'})
+Operator: aten.add.Tensor
+cnt: 12, ((T([2, 10, 30], f16), 2.5), {})
+cnt: 2, ((T([], f16), T([], f16)), {})
+cnt: 2, ((T([], f16), T([], f16)), {})
+Operator: aten.cat.default
+cnt: 4, (([T([2, 9], f16), T([2, 5], f16, stride=(1, 2))], 1), {})
+Operator: aten.embedding.default
+cnt: 1, ((T([321, 16], f16), T([2, 11], i64), 0), {})
+Operator: aten.new_ones.default
+cnt: 8, ((T([1, 8], f16), [1, 4]), {'dtype': f16, 'layout': torch.strided, 'device': device('cuda:0'), 'pin_memory': False})
+Operator: aten.pow.Tensor_Scalar
+cnt: 1, ((T([3], f16), inf), {})
+Operator: aten.sum.SymInt
+cnt: 9, ((T([40, 7], f16), [0], True), {})
+Operator: aten.an_old_operator.default
+cnt: 3, ((T([3], f32),), {})
+cnt: 1, ((T([4], f32),), {})
+Operator: aten.gelu.default
+cnt: 1, ((T([3], f32), T([3], f32)), {})
+cnt: 1, ((T([3], f32),), {'speed': 1})
+Operator: aten.index_copy.default
+cnt: 1, ((T([5], f32), 0, T([2], i64), T([2], f32)), {})
+Operator: aten.mm.default
+cnt: 1, ((T([3, 3], f32),), {})
+cnt: 1, ((ST([3, 3], f32, torch.sparse_coo, True, 2), T([3, 3], f32)), {})
+cnt: x, ((T([3, 3], f32),), {})
+Operator: torchvision.nms.default
+cnt: 1, ((T([3, 4], f32), T([3], f32), 0.5), {})
+"""
+
+
+def test_a_log_is_read_and_what_is_of_no_use_is_counted_with_its_reason():
+    read = from_log(LOG.splitlines(), "a model")
+    calls = {c.op: c for c in read.calls}
+    assert set(calls) == {
+        "_softmax_backward_data.default", "_to_copy.default", "add.Tensor", "cat.default", "embedding.default",
+        "new_ones.default", "pow.Tensor_Scalar", "sum.dim_IntList",
+    }  # fmt: skip
+    assert calls["sum.dim_IntList"].count == 9
+    assert "high=321" in calls["embedding.default"].args
+    assert "'device': device('cuda')" in calls["_to_copy.default"].args
+    assert sum(c.count for c in read.calls if c.op == "add.Tensor") == 12 + 4
+    reasons = "\n".join(read.losses)
+    for words in (
+        "aten.an_old_operator.default: no such operator in torch",
+        "2 arguments by position, and it takes 1",
+        "no argument 'speed'",
+        "aten.index_copy.default: needs the very contents",
+        "'mat2' is missing",
+        "not read: a sparse tensor",
+        "expected 'Operator: NAME' or 'cnt: N, (…)'",
+        "torchvision.nms.default: not an operator of ATen",
+    ):
+        assert words in reasons
+    lines = sum(1 for line in LOG.splitlines() if line.startswith("cnt"))
+    assert len(read.calls) + 1 + sum(read.losses.values()) == lines  # one line stands there twice
+
+
+def test_a_trace_goes_out_as_pytorch_writes_logs_and_comes_back():
+    call = TracedCall(
+        "index_select.default",
+        "((T([9, 4], f32, stride=(1, 9), offset=3), 0, T([5], i64, low=0, high=9, at=64)), {})",
+        7,
+        seen=(Seen("model", "forward", 7),),
+    )
+    moved = TracedCall("_to_copy.default", "((T([2], f32),), {'device': device('cuda:0'), 'dtype': bf16})", 2)
+    custom = TracedCall("mine::twice.default", "((T([2], f32),), {})", 1)
+    lines = list(to_log(Trace([call, moved, custom])))
+    assert lines == [
+        "Operator: aten._to_copy.default",
+        "cnt: 2, ((T([2], f32),), {'device': 'cuda', 'dtype': bf16})",
+        "Operator: aten.index_select.default",
+        "cnt: 7, ((T([9, 4], f32, stride=(1, 9)), 0, T([5], i64)), {})",
+        "Operator: mine.twice.default",
+        "cnt: 1, ((T([2], f32),), {})",
+    ]
+    back = from_log(lines, "model")
+    (again,) = (c for c in back.calls if c.op == "index_select.default")
+    assert parse_arguments(again.args)[0][2].high == 9
+    assert again.count == 7
+
+
+def test_files_are_told_apart_by_how_they_begin(tmp_path):
+    (tmp_path / "log.txt").write_text("\n" + LOG)
+    (tmp_path / "other.txt").write_text("hello\n")
+    assert is_log(tmp_path / "log.txt")
+    assert not is_log(tmp_path / "other.txt")
