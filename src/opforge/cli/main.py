@@ -38,9 +38,9 @@ def _root(
 
 
 def _register() -> None:
-    from opforge.cli import build, doctor, ls, report, run, setup, strength, time  # each verb adds itself
+    from opforge.cli import build, check, doctor, ls, report, run, setup, strength, time  # each verb adds itself
 
-    for verb in (run, time, ls, setup, report, strength, build, doctor):
+    for verb in (run, time, ls, setup, report, strength, build, check, doctor):
         verb.register(app)
 
 

@@ -1,0 +1,98 @@
+"""Determinism, devices, and what torch.library.opcheck says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from opforge.authoring.checking.calls import Call, resized
+from opforge.authoring.checking.comparing import differences
+from opforge.authoring.checking.report import Finding, Status
+from opforge.authoring.checking.subject import Findings, Subject, failed, note, short
+
+_TIMES = 4
+_SEEDED = "tags=torch.Tag.nondeterministic_seeded where the operator is defined"
+
+
+def determinism(subject: Subject) -> Findings:
+    """Yield answers that change from one call to the next."""
+    calls = subject.first(torch.float32)[:3]
+    calls = [*calls, *(c for c in (_larger(subject, calls[0]),) if c is not None)]
+    for call in calls:
+        expected = subject.answer(call)
+        for _ in range(_TIMES):
+            found = subject.answer(call)
+            if not (words := differences(expected, found, exact=True)):
+                continue
+            if not differences(expected, found):
+                yield note("determinism", f"the last bits change from call to call: {words}, for {subject.base}{call}", "where sums are added up in any order (atomics), say so in the documentation, or add up in two steps")
+            else:
+                yield failed("determinism", f"the same call with the same seed gives another answer: {words}, for {subject.base}{call}", _changes(subject))
+            return
+    if subject.is_random() and not subject.tagged_random:
+        yield note("determinism", "the operator is random and does not say so: torch.compile may call it once where you call it twice, or again in backward", f"say so: {_SEEDED}")
+
+
+def _changes(subject: Subject) -> str:
+    seeded = f"if it is meant to be random, draw from torch's generator, which torch.manual_seed sets, and say so: {_SEEDED}; "
+    return (
+        "" if subject.tagged_random else seeded
+    ) + "else look for memory that is read before it is written, for state kept between calls, and for programs that write to the same element without atomics"
+
+
+def _larger(subject: Subject, call: Call) -> Call | None:
+    """Return the call with more elements, in which races show."""
+    larger = resized(call, lambda n: n if n < 2 else min(8 * n, 512) if not subject.interpreted else 2 * n)
+    try:
+        subject.answer(larger)
+    except Exception:  # noqa: BLE001  # it does not take that size
+        return None
+    return larger
+
+
+def devices(subject: Subject) -> Findings:
+    """Yield the devices that have no kernel."""
+    backends = subject.backends()
+    if "all" in backends:
+        return
+    missing = [name for name in ("CPU", "CUDA") if name not in backends]
+    if missing:
+        have = f"kernels for {', '.join(backends)}" if backends else "no kernel at all"
+        yield note("devices", f"there are {have}, none for {' and '.join(missing)}", _kernels(subject, missing))
+
+
+def _kernels(subject: Subject, missing: list[str]) -> str:
+    name = subject.name.removesuffix(".default")
+    words = [f'@torch.library.register_kernel("{name}", "{key.lower()}")' for key in missing]
+    return f"if it is to run there: {' and '.join(words)}, or a block TORCH_LIBRARY_IMPL(…, {missing[0]}, m)"
+
+
+_FIXES = {
+    "test_schema": "make the schema say what the operator does: Tensor(a!) for what it writes to, nothing that shares memory with an argument",
+    "test_autograd_registration": "register gradients with torch.library.register_autograd (C++: at the key Autograd), not by calling differentiable operators in a kernel for CPU or CUDA; where the kernel calls torch's operators, work below autograd",
+    "test_faketensor": "let the fake return what the operator returns: shape, dtype, strides, device",
+    "test_aot_dispatch_static": "the operator behaves otherwise when traced: see fake, schema and autograd formula",
+    "test_aot_dispatch_dynamic": "the operator behaves otherwise when traced with symbols for sizes: see fake and autograd formula",
+}
+
+
+def opcheck(subject: Subject) -> Findings:
+    """Yield what torch.library.opcheck finds, each of its tests once."""
+    seen: set[str] = set()
+    for call in subject.first(torch.float32, torch.float64)[:3]:
+        for test, words in _tests(subject, call):
+            if test not in seen:
+                seen.add(test)
+                yield Finding("opcheck", Status.FAILED, f"{test}: {words}, for {subject.base}{call}", _FIXES.get(test, ""), test)
+
+
+def _tests(subject: Subject, call: Call) -> list[tuple[str, str]]:
+    grads = not subject.mutates
+
+    def own(t: torch.Tensor) -> torch.Tensor:
+        return t.detach().clone().requires_grad_(grads and t.is_floating_point())
+
+    mine = call.mapped(own)
+    answers: dict[str, Any] = torch.library.opcheck(subject.overload, mine.args, dict(mine.kwargs), raise_exception=False)
+    return [(test, short(error, 400)) for test, error in answers.items() if isinstance(error, BaseException)]

@@ -1,0 +1,348 @@
+"""The process that imports what is to be checked: a request as JSON on stdin, rows of JSON on stdout.
+
+It imports torch and the target once and runs no operator; every search for inputs and every check is a fork of it.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import fnmatch
+import importlib
+import importlib.util
+import json
+import os
+import resource
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from opforge.authoring.checking import forks
+from opforge.authoring.checking.report import CHECKS, Finding, Status
+from opforge.errors import OpforgeError, UnknownNameError
+
+_IMPORT_LIMIT_S = 300.0
+_MOST_CRASHES = 3
+MODULES = {
+    "devices": "behaviour:devices", "schema": "schema:check", "fake": "fake:check", "layouts": "layouts:check", "mask": "mask:check",
+    "compile": "compiling:check", "autograd": "gradients:check", "vmap": "batching:check", "determinism": "behaviour:determinism",
+    "blocks": "blocks:check", "opcheck": "behaviour:opcheck",
+}  # fmt: skip
+
+Send = Callable[[dict[str, Any]], None]
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the target prints is not an answer
+
+    def send(row: dict[str, Any]) -> None:
+        answers.write(json.dumps(row) + "\n")
+        answers.flush()
+
+    request = json.load(sys.stdin)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    warnings.simplefilter("ignore")
+    try:
+        Examination(request, send).run()
+    except OpforgeError as error:
+        send({"error": str(error), "code": error.exit_code})
+
+
+class Examination:
+    """All that is done with one target."""
+
+    def __init__(self, request: dict[str, Any], send: Send) -> None:
+        self.request, self.send = request, send
+        self.target = request["target"]
+        self.device = request["device"]
+        self.notes: list[str] = []
+        self.interpreted = False
+
+    def run(self) -> None:
+        self._prepare()
+        names = self._load()
+        self.package = self.target["module"] or self.module_name
+        subjects = [self._subject(name) for name in names]
+        import torch
+
+        versions = {"torch": torch.__version__, "python": sys.version.split()[0]}
+        rows = [{"name": s.name, "schema": str(s.overload._schema)} for s in subjects]  # noqa: SLF001
+        self.send({"operators": rows, "notes": self.notes, "versions": versions})
+        self._examine(subjects)
+
+    def _prepare(self) -> None:
+        import torch
+
+        torch.set_num_threads(1)  # a fork has one thread only
+        if self.device != "cpu" and not torch.cuda.device_count():
+            raise OpforgeError(f"--device {self.device}: torch sees no GPU here; use --device cpu")
+        if self.device == "cpu" and "TRITON_INTERPRET" not in os.environ:
+            os.environ["TRITON_INTERPRET"] = "1"
+        self.interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+        import torch._dynamo
+        import torch._functorch.aot_autograd
+        import torch.testing._internal.optests  # noqa: F401  # imported once, not in every fork
+
+        for name in MODULES.values():
+            importlib.import_module(f"opforge.authoring.checking.{name.partition(':')[0]}")
+
+    def _load(self) -> list[str]:
+        """Import the target, and return the names of the operators to judge."""
+        import torch
+
+        before = set(torch._C._dispatch_get_all_op_names())  # noqa: SLF001  # torch has no public list of operators
+        sys.path[:0] = self.target["paths"]
+        self.module_name = ""
+        if self.target["module"] or self.target["file"]:
+            faulthandler.dump_traceback_later(_IMPORT_LIMIT_S, exit=True)
+            self._import()
+            faulthandler.cancel_dump_traceback_later()
+        after = set(torch._C._dispatch_get_all_op_names())  # noqa: SLF001
+        if self.device != "cpu" and torch.cuda.is_initialized():
+            raise OpforgeError(
+                f"importing {self.target['text']} starts CUDA, and processes forked after that cannot use it; "
+                "let the package touch the GPU when an operator is called, not when it is imported"
+            )
+        if self.interpreted and "triton" in sys.modules:
+            self.notes.append("Triton kernels run in its interpreter (TRITON_INTERPRET=1)")
+        if self.target["operator"]:
+            return _selected([self.target["operator"]], after)
+        mine = {name for name in after - before if not _of_torch(name)}
+        if not mine:
+            raise NothingRegisteredError(self.target["text"])
+        return _selected(self.request["ops"], mine)
+
+    def _import(self) -> None:
+        try:
+            if self.target["file"]:
+                self.module_name = "_opforge_checked_file"
+                spec = importlib.util.spec_from_file_location(self.module_name, self.target["file"])
+                if spec is None or spec.loader is None:
+                    raise OpforgeError(f"{self.target['file']!r} cannot be imported")
+                module = importlib.util.module_from_spec(spec)
+                sys.modules[self.module_name] = module
+                spec.loader.exec_module(module)
+            else:
+                importlib.import_module(self.target["module"])
+        except OpforgeError:
+            raise
+        except BaseException as error:
+            import traceback
+
+            frames = [f for f in traceback.extract_tb(error.__traceback__) if "/opforge/authoring/" not in f.filename and "importlib" not in f.filename]
+            where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+            raise OpforgeError(f"importing {self.target['text']} raises {type(error).__name__}{where}: {error}") from error
+
+    def _subject(self, name: str) -> Any:
+        import torch
+
+        from opforge.authoring.checking.subject import Subject, public_functions
+
+        namespace, _, rest = name.partition("::")
+        base, _, overload = rest.partition(".")
+        found = getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
+        return Subject(name, found, functions=public_functions(base, self.package), device=self.device.partition(":")[0], interpreted=self.interpreted)
+
+    # ── inputs, then checks ────────────────────────────────────────────────────────────────────
+
+    def _examine(self, subjects: list[Any]) -> None:
+        wanted = [check for check in MODULES if check not in self.request["skip"]]
+        ready: list[tuple[Any, list[Any]]] = []
+        for subject, plans in self._with_inputs(subjects):
+            ready.append((subject, plans))
+        jobs = [self._job(subject, plans, check) for subject, plans in ready for check in wanted]
+        for done, outcome in enumerate(forks.run(jobs, self.request["workers"]), 1):
+            name, check = outcome.key
+            for finding in _findings(check, outcome, self.request["timeout"]):
+                self.send({"operator": name, "finding": asdict(finding)})
+            self.send({"progress": f"{name} {check}", "done": done, "total": len(jobs)})
+
+    def _job(self, subject: Any, plans: list[Any], check: str) -> forks.Job:
+        def action(tell: forks.Tell) -> None:
+            self._give_calls(subject, plans)
+            module, _, function = MODULES[check].partition(":")
+            for finding in getattr(importlib.import_module(f"opforge.authoring.checking.{module}"), function)(subject):
+                tell({"finding": asdict(finding)})
+
+        return forks.Job((subject.name, check), action, self.request["timeout"])
+
+    def _give_calls(self, subject: Any, plans: list[Any]) -> None:
+        from opforge.authoring.checking import inputs
+
+        given, _place = inputs.declared(self._inputs_package(), self.request["inputs"], self.device)
+        subject.reference = inputs.of(given.references, subject.name)
+        subject.calls = list(inputs.made(subject, plans)) if plans else list(inputs.of(given.calls, subject.name) or [])
+
+    def _inputs_package(self) -> str:
+        return str(self.target["module"]).partition(".")[0]
+
+    def _with_inputs(self, subjects: list[Any]) -> list[tuple[Any, list[Any]]]:
+        """Find calls for every operator, and return those that have some."""
+        waiting = {subject.name: subject for subject in subjects}
+        starts = dict.fromkeys(waiting, 0)
+        crashes = dict.fromkeys(waiting, 0)
+        ready: list[tuple[Any, list[Any]]] = []
+        count = 0
+        while starts:
+            jobs = [forks.Job(name, self._search(waiting[name], start), self.request["timeout"]) for name, start in starts.items()]
+            starts = {}
+            for outcome in forks.run(jobs, self.request["workers"]):
+                count += 1
+                self.send({"progress": f"{outcome.key} inputs", "done": min(count, len(waiting)), "total": len(waiting)})
+                name, subject = outcome.key, waiting[outcome.key]
+                plans = [row["plan"] for row in outcome.rows if "plan" in row]
+                at = next((row for row in reversed(outcome.rows) if "at" in row), None)
+                if (outcome.died or outcome.late) and at is not None:
+                    crashes[name] += 1
+                    self._crashed(subject, outcome, at)
+                    if not plans and crashes[name] < _MOST_CRASHES and outcome.died:
+                        starts[name] = at["at"]
+                        continue
+                if self._say_inputs(subject, outcome, plans):
+                    ready.append((subject, plans))
+        order = {subject.name: place for place, subject in enumerate(subjects)}
+        return sorted(ready, key=lambda pair: order[pair[0].name])
+
+    def _search(self, subject: Any, start: int) -> Callable[[forks.Tell], None]:
+        def action(tell: forks.Tell) -> None:
+            from opforge.authoring.checking import inputs
+
+            given, place = inputs.declared(self._inputs_package(), self.request["inputs"], self.device)
+            calls = inputs.of(given.calls, subject.name)
+            if calls:
+                tell({"given": [str(call) for call in calls], "place": place})
+                for call in calls:
+                    tell({"at": 0, "call": str(call)})
+                    subject.answer(call)
+            else:
+                inputs.find(subject, start, tell)
+
+        return action
+
+    def _crashed(self, subject: Any, outcome: forks.Outcome, at: dict[str, Any]) -> None:
+        how = f"took more than {self.request['timeout']:g} s" if outcome.late else f"ended the process, which {outcome.died}"
+        what = f"{subject.base}{at['call']} {how}{_last_words(outcome.said)}"
+        finding = Finding("inputs", Status.FAILED, what, _CRASH_FIX)
+        self.send({"operator": subject.name, "finding": asdict(finding)})
+
+    def _say_inputs(self, subject: Any, outcome: forks.Outcome, plans: list[Any]) -> bool:
+        """Tell which calls an operator is judged with, or why with none; whether there are some."""
+        row: dict[str, Any] = {"operator": subject.name, "unsupported": "", "calls": [], "origin": "made from the schema"}
+        rows = {key: value for one in outcome.rows for key, value in one.items()}
+        if "given" in rows:
+            row |= {"calls": rows["given"], "origin": rows["place"]}
+            if "fault" in rows:
+                at = rows.get("call", "")
+                row["unsupported"] = f"the operator raises on a call of {rows['place']}: {subject.base}{at}: {rows['fault'][:300]}"
+        elif "alias" in rows:
+            from opforge.authoring.checking.schema import alias_by_torch
+
+            for finding in alias_by_torch(subject, rows["alias"]):
+                self.send({"operator": subject.name, "finding": asdict(finding)})
+            row["unsupported"] = "torch refuses every call; mend the finding of `schema` first"
+        elif "no_kernel" in rows:
+            have = ", ".join(subject.backends()) or "none"
+            row["unsupported"] = f"it has no kernel for {self.device} (it has: {have}); give --device, or inputs that lie on another one"
+        elif plans:
+            row["calls"] = [one["call"] for one in outcome.rows if "plan" in one]
+        else:
+            row["unsupported"] = self._none(subject, rows)
+        self.send(row)
+        return bool(row["calls"]) and not row["unsupported"]
+
+    def _none(self, subject: Any, rows: dict[str, Any]) -> str:
+        from opforge.authoring.checking import samples
+
+        how = f'give calls with --inputs FILE: def inputs(): return {{"{subject.name}": [((x, …), {{}})]}}'
+        if missing := samples.unmakeable(subject.arguments):
+            return f"the argument {missing} cannot be made up; {how}"
+        if "fault" in rows:
+            return f"making inputs failed: {rows['fault'][:300]}; {how}"
+        said = "; ".join(rows.get("errors", ())) or "nothing was said"
+        return f"it took none of {rows.get('tried', 0)} calls made from its schema ({said}); {how}"
+
+
+_CRASH_FIX = (
+    "check arguments before touching memory (TORCH_CHECK or STD_TORCH_CHECK on dtype, sizes, device; `if` and raise in Python), keep indices in range, "
+    "and let an empty tensor return at once"
+)
+
+
+class NothingRegisteredError(OpforgeError):
+    """The target registers no operator."""
+
+    exit_code = 5
+
+    def __init__(self, target: str) -> None:
+        super().__init__(
+            f"importing {target} registers no operator; give the module that does (it may be a submodule), or an operator by name: ns::op --import {target}"
+        )
+
+
+def _selected(wanted: list[str], names: set[str]) -> list[str]:
+    """Return the operators that some words stand for: names with or without namespace and overload, or patterns."""
+    if not wanted:
+        return sorted(names)
+    chosen: set[str] = set()
+    for word in wanted:
+        found = {name for name in names if any(fnmatch.fnmatchcase(form, word) for form in _forms(name))}
+        if not found:
+            raise UnknownNameError("operator", word, names, "say what registers it with --import" if "::" in word else "")
+        chosen |= found
+    return sorted(chosen)
+
+
+def _forms(name: str) -> tuple[str, ...]:
+    whole, base = name, name.partition(".")[0]
+    default = () if "." in name else (f"{name}.default",)
+    return (whole, base, whole.partition("::")[2], base.partition("::")[2], *default)
+
+
+def _of_torch(name: str) -> bool:
+    """Whether an operator was registered by torch itself, in a module that the target made it import."""
+    import torch
+    from torch._library.custom_ops import OPDEFS
+
+    if name in OPDEFS:
+        module = str(getattr(OPDEFS[name]._init_fn, "__module__", ""))  # noqa: SLF001
+        return module.partition(".")[0] in ("torch", "functorch")
+    try:
+        debug = next((line for line in torch._C._dispatch_dump(name).splitlines() if line.startswith("debug:")), "")  # noqa: SLF001
+    except RuntimeError:
+        return False
+    root = os.path.dirname(torch.__file__)
+    return root in debug and not any(f"{root}/{part}" in debug for part in ("library.py", "_library/"))
+
+
+def _last_words(said: str) -> str:
+    lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith(("frame #", "Exception raised"))]
+    return f" ({lines[-1][:200]})" if lines else ""
+
+
+def _findings(check: str, outcome: forks.Outcome, limit_s: float) -> list[Finding]:
+    """Return what a check found; that it passed, when it found nothing against the operator; or how it ended."""
+    found = [Finding(**{**row["finding"], "status": Status(row["finding"]["status"])}) for row in outcome.rows if "finding" in row]
+    fault = next((row for row in outcome.rows if "fault" in row), None)
+    if outcome.late:
+        found.append(Finding(check, Status.FAILED, f"no answer within {limit_s:g} s: the operator hangs, or is very slow", _HANG_FIX))
+    elif outcome.died:
+        found.append(Finding(check, Status.FAILED, f"the process {outcome.died} while it looked whether {CHECKS[check]}{_last_words(outcome.said)}", _DIED_FIXES.get(check, _CRASH_FIX)))
+    elif fault is not None:
+        found.append(Finding(check, Status.FAILED, f"the operator raises on the way: {fault['fault'][:400]}", "see the error; the calls are those that it took before"))
+    if not any(f.status in (Status.FAILED, Status.SKIPPED) for f in found):
+        found.append(Finding(check, Status.PASSED))
+    return found
+
+
+_HANG_FIX = "look for a loop that does not end for some size or layout, for a lock, or for waiting on another process; if it is merely slow, give more time with --timeout"
+_DIED_FIXES = {
+    "layouts": f"a layout that is not contiguous, or an empty tensor, is read out of bounds: x = x.contiguous() first; {_CRASH_FIX}",
+    "mask": f"some size leads out of bounds: mask loads and stores (offsets < n); {_CRASH_FIX}",
+    "fake": f"the fake, or the operator in another layout, touches memory that is not there: a fake computes shapes only; {_CRASH_FIX}",
+}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Whether torch.compile takes an operator, and the public function around it, whole, and for any size."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch._dynamo
+
+from opforge.authoring.checking.calls import Call, flat, resized
+from opforge.authoring.checking.comparing import differences
+from opforge.authoring.checking.subject import Findings, Subject, failed, short
+
+_BREAK = (
+    "keep what the compiler cannot follow out of the function around the operator (print, .item(), numpy, file or environment access, `if` on a tensor): "
+    "move it into the operator itself, or check shapes and dtypes only"
+)
+_OP = "torch.ops.{}"
+
+
+def check(subject: Subject) -> Findings:
+    """Yield graph breaks, answers that change when compiled, and graphs that serve one size only."""
+    random = subject.is_random()
+    function = _OP.format(subject.name.replace("::", "."))
+    yield from _one(subject, function, subject.overload, random=random)
+    for public in subject.functions:
+        if _serves(public, subject):
+            yield from _one(subject, f"{public.__module__}.{public.__name__}", public, random=random)
+
+
+def _serves(function: Callable[..., Any], subject: Subject) -> bool:
+    """Whether a function of the operator's name takes the operator's calls."""
+    try:
+        mine = subject.calls[0].copied()
+        with torch.no_grad():
+            function(*mine.args, **mine.kwargs)
+    except Exception:  # noqa: BLE001  # another function of that name
+        return False
+    return True
+
+
+def _one(subject: Subject, name: str, function: Callable[..., Any], *, random: bool) -> Findings:
+    for call in subject.first(torch.float32)[:3]:
+        words, fix = _static(subject, function, call, random=random)
+        if words:
+            yield failed("compile", f"{name}: {words}, for {subject.base}{call}", fix)
+            return
+    yield from _dynamic(subject, name, function)
+
+
+def _results(subject: Subject, function: Callable[..., Any], call: Call) -> list[Any]:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        value = function(*call.args, **call.kwargs)
+    return [*flat(value), *subject.written_tensors(call)]
+
+
+def _wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return called
+
+
+def _static(subject: Subject, function: Callable[..., Any], call: Call, *, random: bool) -> tuple[str, str]:
+    torch._dynamo.reset()
+    expected = _results(subject, function, call.copied())
+    compiled = torch.compile(_wrapped(function), fullgraph=True, backend="aot_eager", dynamic=False)
+    try:
+        found = _results(subject, compiled, call.copied())
+    except Exception as error:  # noqa: BLE001  # whatever the compiler raises is what is wrong
+        return _broken(error)
+    if not random and (words := differences(expected, found)):
+        return f"compiled, it gives another answer: {words}", (
+            "what the operator does must follow from its arguments alone, and what it writes to must stand in its schema (mutates_args)"
+        )
+    return "", ""
+
+
+def _broken(error: Exception) -> tuple[str, str]:
+    """Return what broke and what to do, from the compiler's error."""
+    text = str(error)
+    cause = text.splitlines()[0] if text else ""
+    reason = re.search(r"Explanation: *(.+)", text)
+    places = [
+        (file, line, code)
+        for file, line, code in re.findall(r'File "([^"]+)", line (\d+), in .*\n\s*(.+)', text)
+        if "/torch/" not in file and "/opforge/authoring/checking/" not in file
+    ]
+    where = f" at {places[-1][0]}:{places[-1][1]} (`{places[-1][2].strip()}`)" if places else ""
+    if type(error).__name__ == "Unsupported" and "fake" not in cause:
+        return f"graph break{where}: {cause}{f': {reason[1]}' if reason and reason[1].strip() else ''}", _BREAK
+    fix = "see the finding of `fake`, from which this follows; if there is none, see the operators that it calls"
+    return f"torch.compile(fullgraph=True) raises{where}: {short(error)}", fix
+
+
+def _dynamic(subject: Subject, name: str, function: Callable[..., Any]) -> Findings:
+    """Compile for any size, and see that three sizes need one graph."""
+    torch._dynamo.reset()
+    counted = _Counted()
+    compiled = torch.compile(_wrapped(function), fullgraph=True, backend=counted, dynamic=True)
+    for call in subject.first(torch.float32)[:4]:
+        sizes = [call, resized(call, lambda n: n if n < 2 else 2 * n + 3), resized(call, lambda n: n if n < 2 else 3 * n + 1)]
+        expected = [_answer(subject, function, one) for one in sizes]
+        if any(answer is None for answer in expected) or not call.tensors:
+            continue
+        for one in sizes:
+            try:
+                _results(subject, compiled, one.copied())
+            except Exception as error:  # noqa: BLE001
+                words, fix = _broken(error)
+                yield failed("compile", f"{name} with dynamic=True: {words}, for {subject.base}{one}", fix)
+                return
+        if counted.graphs > 1:
+            yield failed(
+                "compile", f"{name} with dynamic=True: {counted.graphs} graphs for the sizes of {', '.join(f'{subject.base}{one}' for one in sizes)}",
+                "sizes are turned into numbers on the way: look for int(x.shape[…]), x.shape[…] == number, or a fake that does so",
+            )  # fmt: skip
+        return
+
+
+def _answer(subject: Subject, function: Callable[..., Any], call: Call) -> list[Any] | None:
+    try:
+        return _results(subject, function, call.copied())
+    except Exception:  # noqa: BLE001  # a size that it does not take
+        return None
+
+
+class _Counted:
+    """A backend that counts the graphs that it is given."""
+
+    def __init__(self) -> None:
+        self.graphs = 0
+
+    def __call__(self, graph: Any, inputs: Any) -> Any:
+        self.graphs += 1
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)

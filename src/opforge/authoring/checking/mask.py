@@ -1,0 +1,202 @@
+"""Whether a kernel keeps to its tensors at sizes that no block fits: reads, writes, and elements that nobody writes."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from opforge.authoring.checking import guards
+from opforge.authoring.checking.calls import Call, flat, resized, sizes_of
+from opforge.authoring.checking.comparing import differences
+from opforge.authoring.checking.subject import Findings, Subject, failed, note, short, skipped
+
+_SIZES = (1, 31, 33, 127, 129, 1000, 1025)
+_ALIGNED = (128, 512, 1024)
+_WHOLE = 2048
+_SMALL = 3
+_POISONS = (math.nan, 1e30, -1e30)
+_MARK = -12345.0
+
+_READS = (
+    "load with a mask: tl.load(x_ptr + offsets, mask=offsets < n, other=…) in Triton, with the neutral value of what follows as other= (0 for a sum, -inf for a maximum); "
+    "in C++ and CUDA, `if (i < n)` around the access"
+)
+_WRITES = "store with a mask: tl.store(y_ptr + offsets, value, mask=offsets < n) in Triton; in C++ and CUDA, `if (i < n)` around the store"
+_SHORT = (
+    "let the programs cover all elements: a grid of triton.cdiv(n, BLOCK), not n // BLOCK (CUDA: (n + block - 1) / block), a mask of offsets < n with the real n, "
+    "and a loop over the whole row where the row is longer than a block"
+)
+
+
+def check(subject: Subject) -> Findings:
+    """Yield what goes wrong at sizes around those of blocks."""
+    calls = [call for call in subject.first(torch.float32) if call.tensors and sizes_of(call)]
+    if not calls:
+        yield skipped("mask", "no call has a tensor whose size can be changed")
+        return
+    random = subject.is_random()
+    seen: set[str] = set()
+    for call in calls[:3]:
+        for group in sizes_of(call)[:3]:
+            for kind, what, fix in _at_sizes(subject, call, group, random=random):
+                if kind not in seen:
+                    seen.add(kind)
+                    yield note("mask", what) if kind == "unseen" else failed("mask", what, fix)
+
+
+def sized(call: Call, group: int, size: int) -> Call:
+    """Return a call in which one of its sizes is as wanted and the others are small."""
+    return resized(call, lambda n: size if n == group else min(n, _SMALL + (n % 3)))
+
+
+def _at_sizes(subject: Subject, call: Call, group: int, *, random: bool) -> Iterator[tuple[str, str, str]]:
+    base: Callable[[Call, int, int], Call] = sized if _takes(subject, sized(call, group, 64)) else _only
+    if base is _only and not _takes(subject, _only(call, group, 64)):
+        return
+    consistent = not random and _consistent(subject, call, group, base)
+    for size in _SIZES:
+        one = base(call, group, size)
+        expected = _try(subject, one)
+        if expected is None:
+            continue
+        if not random:
+            yield from _reads(subject, one)
+        yield from _writes(subject, one)
+        if subject.reference is not None and not random:
+            yield from _against(subject, one, expected)
+        elif consistent:
+            yield from _apart(subject, call, group, base, size)
+
+
+def _only(call: Call, group: int, size: int) -> Call:
+    """Return a call in which one of its sizes is another and the others stay."""
+    return resized(call, lambda n: size if n == group else n)
+
+
+def _takes(subject: Subject, call: Call) -> bool:
+    return _try(subject, call) is not None
+
+
+def _try(subject: Subject, call: Call) -> list[Any] | None:
+    try:
+        return subject.answer(call)
+    except Exception:  # noqa: BLE001  # a size that it does not take is no fault here
+        return None
+
+
+def _reads(subject: Subject, call: Call) -> Iterator[tuple[str, str, str]]:
+    """See whether the answer depends on what lies around the inputs."""
+    zeros, _rooms = guards.laid_in(call, 0.0)
+    with torch.no_grad():
+        expected = [_own(value) for value in subject.run(zeros)]
+        for poison in _POISONS:
+            laid, rooms = guards.laid_in(call, poison)
+            found = subject.run(laid)
+            if words := differences(expected, found):
+                yield (
+                    "reads",
+                    f"the answer depends on memory outside its arguments: {words} when they lie between values of {poison:g}, for {subject.base}{call}",
+                    _READS,
+                )
+                return
+            if (spoilt := next(filter(None, (room.spoilt() for room in rooms)), "")) and not math.isnan(poison):
+                yield "writes", f"it writes outside an argument: {spoilt}, for {subject.base}{call}", _WRITES
+                return
+
+
+def _own(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def _writes(subject: Subject, call: Call) -> Iterator[tuple[str, str, str]]:
+    """See what the kernel writes of what it allocates, and around it: once with NaN there before, once with a number."""
+    if any(t.layout != torch.strided for t in call.tensors):
+        return
+    try:
+        first, rooms = guards.call_in_guards(subject.overload, call.copied(), subject.device, math.nan)
+        second, others = guards.call_in_guards(subject.overload, call.copied(), subject.device, _MARK)
+    except Exception as error:  # noqa: BLE001  # some kernels cannot be called so: that is not theirs to mend
+        yield "unseen", f"what it writes of its results could not be watched: {short(error, 160)}", ""
+        return
+    for room in (*rooms, *others):
+        if spoilt := room.spoilt():
+            yield "writes", f"it writes outside a tensor that it allocated: {spoilt}, for {subject.base}{call}", _WRITES
+            return
+    for place, (one, two) in enumerate(zip(flat(first), flat(second), strict=False)):
+        if isinstance(one, torch.Tensor) and isinstance(two, torch.Tensor) and (words := _left(one, two)):
+            yield "unwritten", f"elements of result {place} are never written: {words}, for {subject.base}{call}", _SHORT
+            return
+
+
+def _left(one: torch.Tensor, two: torch.Tensor) -> str:
+    """Say which elements were what the memory held before, both times."""
+    if one.shape != two.shape or not one.numel() or one.dtype == torch.bool:
+        return ""
+    before = guards.Guarded(one, one, 0, math.nan).unwritten() & guards.Guarded(two, two, 0, _MARK).unwritten()
+    if not bool(before.any()):
+        return ""
+    index = [int(i) for i in before.nonzero()[0]]
+    return f"{int(before.sum())} of {before.numel()}, the first at {index}"
+
+
+def _against(subject: Subject, call: Call, found: list[Any]) -> Iterator[tuple[str, str, str]]:
+    mine = call.copied()
+    reference = subject.reference
+    if reference is None:
+        return
+    with torch.no_grad(), contextlib.suppress(NotImplementedError):
+        value = reference(*mine.args, **mine.kwargs)
+        expected = [*(flat(value) if subject.returns else []), *subject.written_tensors(mine)]
+        if not subject.returns and value is not None and subject.mutates:
+            expected = flat(value)
+        if words := differences(expected, found):
+            yield "values", f"another answer than the reference: {words}, for {subject.base}{call}", f"if other sizes are right, look at the mask: {_READS}"
+
+
+def _narrowed(values: list[Any], size: int) -> list[Any]:
+    """Return the beginning of results along the dimensions that have the whole size."""
+    return [_narrow(value, size) for value in values]
+
+
+def _narrow(value: Any, size: int) -> Any:
+    if isinstance(value, torch.Tensor):
+        for dimension, length in enumerate(value.shape):
+            if length == _WHOLE:
+                value = value.narrow(dimension, 0, size)
+    return value
+
+
+def _part(whole: Call, size: int) -> Call:
+    return whole.mapped(lambda t: _narrow(t, size).contiguous())
+
+
+def _consistent(subject: Subject, call: Call, group: int, base: Callable[[Call, int, int], Call]) -> bool:
+    """Whether, at sizes that blocks fit, a part of the inputs gives that part of the answer."""
+    whole = base(call, group, _WHOLE)
+    answer = _try(subject, whole)
+    if answer is None or any(torch.is_tensor(v) and _WHOLE not in v.shape for v in answer):
+        return False
+    for size in _ALIGNED:
+        part = _try(subject, _part(whole, size))
+        if part is None or differences(_narrowed(answer, size), part):
+            return False
+    return True
+
+
+def _apart(
+    subject: Subject, call: Call, group: int, base: Callable[[Call, int, int], Call], size: int
+) -> Iterator[tuple[str, str, str]]:
+    whole = base(call, group, _WHOLE)
+    answer, part = _try(subject, whole), _try(subject, _part(whole, size))
+    if answer is None or part is None:
+        return
+    if words := differences(_narrowed(answer, size), part):
+        yield (
+            "values",
+            f"the first {size} elements of {_WHOLE} give another answer than {size} alone, while {', '.join(map(str, _ALIGNED))} alone do not: {words}, for {subject.base}{_part(whole, size)}",
+            f"{_SHORT}; {_READS}",
+        )
