@@ -5,8 +5,10 @@ It imports torch and the target once and runs no operator; every search for inpu
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import fnmatch
+import gc
 import importlib
 import importlib.util
 import json
@@ -81,10 +83,7 @@ class Examination:
         if self.device == "cpu" and "TRITON_INTERPRET" not in os.environ:
             os.environ["TRITON_INTERPRET"] = "1"
         self.interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-        import torch._dynamo
-        import torch._functorch.aot_autograd
-        import torch.testing._internal.optests  # noqa: F401  # imported once, not in every fork
-
+        _warm()
         for name in MODULES.values():
             importlib.import_module(f"opforge.authoring.checking.{name.partition(':')[0]}")
 
@@ -95,6 +94,7 @@ class Examination:
         before = set(torch._C._dispatch_get_all_op_names())  # noqa: SLF001  # torch has no public list of operators
         sys.path[:0] = self.target["paths"]
         self.module_name = ""
+        kernels = _interpreted_kernels()
         if self.target["module"] or self.target["file"]:
             faulthandler.dump_traceback_later(_IMPORT_LIMIT_S, exit=True)
             self._import()
@@ -105,7 +105,7 @@ class Examination:
                 f"importing {self.target['text']} starts CUDA, and processes forked after that cannot use it; "
                 "let the package touch the GPU when an operator is called, not when it is imported"
             )
-        if self.interpreted and "triton" in sys.modules:
+        if self.interpreted and _interpreted_kernels() > kernels:
             self.notes.append("Triton kernels run in its interpreter (TRITON_INTERPRET=1)")
         if self.target["operator"]:
             return _selected([self.target["operator"]], after)
@@ -314,6 +314,32 @@ def _of_torch(name: str) -> bool:
         return False
     root = os.path.dirname(torch.__file__)
     return root in debug and not any(f"{root}/{part}" in debug for part in ("library.py", "_library/"))
+
+
+def _warm() -> None:
+    """Import what compiling imports on the way, once and not in every fork; which modules those are, a fork finds out."""
+    import torch._dynamo
+    import torch.testing._internal.optests
+
+    def look(tell: forks.Tell) -> None:
+        before = set(sys.modules)
+        torch.library.opcheck(torch.ops.aten.sin.default, (torch.ones(2, requires_grad=True),))
+        torch.compile(torch.sin, backend="aot_eager", fullgraph=True, dynamic=True)(torch.ones(3))
+        tell({"modules": sorted(set(sys.modules) - before)})
+
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no processes beside ours
+    for outcome in forks.run([forks.Job("warm", look, _IMPORT_LIMIT_S)], 1):
+        names = [name for row in outcome.rows for name in row.get("modules", ())]
+        for name in names:
+            if name.partition(".")[0] in ("torch", "sympy"):
+                with contextlib.suppress(ImportError):
+                    importlib.import_module(name)
+
+
+def _interpreted_kernels() -> int:
+    """Return how many Triton kernels there are that run in the interpreter."""
+    interpreter = sys.modules.get("triton.runtime.interpreter")
+    return 0 if interpreter is None else sum(type(o) is interpreter.InterpretedFunction for o in gc.get_objects())
 
 
 def _last_words(said: str) -> str:

@@ -41,8 +41,8 @@ def declared(package: str, file: str, device: str) -> tuple[Given, str]:
     if file:
         return _read(_run_file(file), file, device), Path(file).name
     name = f"{package}.opforge_inputs"
-    if package and importlib.util.find_spec(package) is not None and importlib.util.find_spec(name) is not None:
-        return _read(importlib.import_module(name), f"{name}", device), name
+    if hasattr(sys.modules.get(package), "__path__") and importlib.util.find_spec(name) is not None:
+        return _read(importlib.import_module(name), name, device), name
     return Given({}, {}), ""
 
 
