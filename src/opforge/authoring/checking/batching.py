@@ -73,7 +73,7 @@ def _one(subject: Subject, call: Call, dims: tuple[int | None, ...]) -> str | No
     whole = call.with_tensors(batched)
     with torch.no_grad():
         try:
-            expected = [flat(subject.overload(*one.args, **one.kwargs)) for one in map(call.with_tensors, singles)]
+            expected = [subject.results(one) for one in map(call.with_tensors, singles)]
         except Exception:  # noqa: BLE001  # it does not take these contents
             return None
         try:

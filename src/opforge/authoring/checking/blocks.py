@@ -48,8 +48,7 @@ def _judge(subject: Subject, launch: Launch) -> Findings:
     largest = max((v for v in launch.constants.values() if isinstance(v, int) and v > 0 and not v & (v - 1)), default=0)
     said = f"{launch.kernel} ({names}) is launched with {launch.programs} programs on {launch.elements} elements"
     if each < _LEAST_WORK and launch.programs >= _MANY_PROGRAMS:
-        wanted = min(1024, 2 ** math.ceil(math.log2(max(_LEAST_WORK, largest * _LEAST_WORK / max(each, 1)))))
-        yield note("blocks", f"{said}: {each:.0f} elements each, which is very little", f"larger blocks: try {wanted}, or triton.autotune over 256, 512, 1024 (and several rows for each program, where rows are short)")
+        yield note("blocks", f"{said}: {each:.0f} elements each, which is very little", "larger blocks: try 1024, or triton.autotune over 256, 512, 1024; where rows are short, several of them for each program")
     elif largest > _LARGEST_BLOCK:
         yield note("blocks", f"{said}: a block of {largest} does not fit into registers", "blocks of 1024 to 8192, and a loop over the rest inside the kernel")
 

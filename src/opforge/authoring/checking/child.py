@@ -21,7 +21,7 @@ from dataclasses import asdict
 from typing import Any
 
 from opforge.authoring.checking import forks
-from opforge.authoring.checking.report import CHECKS, Finding, Status
+from opforge.authoring.checking.report import ENDED, Finding, Status
 from opforge.errors import OpforgeError, UnknownNameError
 
 _IMPORT_LIMIT_S = 300.0
@@ -117,7 +117,8 @@ class Examination:
     def _import(self) -> None:
         try:
             if self.target["file"]:
-                self.module_name = "_opforge_checked_file"
+                stem = os.path.basename(self.target["file"]).removesuffix(".py")
+                self.module_name = stem if stem.isidentifier() and stem not in sys.modules else "_opforge_checked_file"
                 spec = importlib.util.spec_from_file_location(self.module_name, self.target["file"])
                 if spec is None or spec.loader is None:
                     raise OpforgeError(f"{self.target['file']!r} cannot be imported")
@@ -162,6 +163,7 @@ class Examination:
     def _job(self, subject: Any, plans: list[Any], check: str) -> forks.Job:
         def action(tell: forks.Tell) -> None:
             self._give_calls(subject, plans)
+            subject.before_call = lambda call: tell({"at": f"{subject.base}{call}"})
             module, _, function = MODULES[check].partition(":")
             for finding in getattr(importlib.import_module(f"opforge.authoring.checking.{module}"), function)(subject):
                 tell({"finding": asdict(finding)})
@@ -196,7 +198,8 @@ class Examination:
                 at = next((row for row in reversed(outcome.rows) if "at" in row), None)
                 if (outcome.died or outcome.late) and at is not None:
                     crashes[name] += 1
-                    self._crashed(subject, outcome, at)
+                    if crashes[name] == 1:
+                        self._crashed(subject, outcome, at)
                     if not plans and crashes[name] < _MOST_CRASHES and outcome.died:
                         starts[name] = at["at"]
                         continue
@@ -224,7 +227,7 @@ class Examination:
     def _crashed(self, subject: Any, outcome: forks.Outcome, at: dict[str, Any]) -> None:
         how = f"took more than {self.request['timeout']:g} s" if outcome.late else f"ended the process, which {outcome.died}"
         what = f"{subject.base}{at['call']} {how}{_last_words(outcome.said)}"
-        finding = Finding("inputs", Status.FAILED, what, _CRASH_FIX)
+        finding = Finding("inputs", Status.FAILED, what, _CRASH_FIX, ENDED)
         self.send({"operator": subject.name, "finding": asdict(finding)})
 
     def _say_inputs(self, subject: Any, outcome: forks.Outcome, plans: list[Any]) -> bool:
@@ -239,7 +242,7 @@ class Examination:
         elif "alias" in rows:
             from opforge.authoring.checking.schema import alias_by_torch
 
-            for finding in alias_by_torch(subject, rows["alias"]):
+            for finding in alias_by_torch(subject):
                 self.send({"operator": subject.name, "finding": asdict(finding)})
             row["unsupported"] = "torch refuses every call; mend the finding of `schema` first"
         elif "no_kernel" in rows:
@@ -247,6 +250,8 @@ class Examination:
             row["unsupported"] = f"it has no kernel for {self.device} (it has: {have}); give --device, or inputs that lie on another one"
         elif plans:
             row["calls"] = [one["call"] for one in outcome.rows if "plan" in one]
+        elif outcome.died or outcome.late:
+            row["unsupported"] = "calls end the process; mend the finding of `inputs` first"
         else:
             row["unsupported"] = self._none(subject, rows)
         self.send(row)
@@ -351,12 +356,13 @@ def _findings(check: str, outcome: forks.Outcome, limit_s: float) -> list[Findin
     """Return what a check found; that it passed, when it found nothing against the operator; or how it ended."""
     found = [Finding(**{**row["finding"], "status": Status(row["finding"]["status"])}) for row in outcome.rows if "finding" in row]
     fault = next((row for row in outcome.rows if "fault" in row), None)
+    where = next((f", at {row['at']}" for row in reversed(outcome.rows) if "at" in row), "")
     if outcome.late:
-        found.append(Finding(check, Status.FAILED, f"no answer within {limit_s:g} s: the operator hangs, or is very slow", _HANG_FIX))
+        found.append(Finding(check, Status.FAILED, f"no answer within {limit_s:g} s: the operator hangs, or is very slow{where}", _HANG_FIX, ENDED))
     elif outcome.died:
-        found.append(Finding(check, Status.FAILED, f"the process {outcome.died} while it looked whether {CHECKS[check]}{_last_words(outcome.said)}", _DIED_FIXES.get(check, _CRASH_FIX)))
+        found.append(Finding(check, Status.FAILED, f"the process {outcome.died}{_last_words(outcome.said)}{where}", _DIED_FIXES.get(check, _CRASH_FIX), ENDED))
     elif fault is not None:
-        found.append(Finding(check, Status.FAILED, f"the operator raises on the way: {fault['fault'][:400]}", "see the error; the calls are those that it took before"))
+        found.append(Finding(check, Status.FAILED, f"the operator raises{where}: {fault['fault'][:400]}", "see the error; the calls are those that it took before"))
     if not any(f.status in (Status.FAILED, Status.SKIPPED) for f in found):
         found.append(Finding(check, Status.PASSED))
     return found
@@ -364,9 +370,8 @@ def _findings(check: str, outcome: forks.Outcome, limit_s: float) -> list[Findin
 
 _HANG_FIX = "look for a loop that does not end for some size or layout, for a lock, or for waiting on another process; if it is merely slow, give more time with --timeout"
 _DIED_FIXES = {
-    "layouts": f"a layout that is not contiguous, or an empty tensor, is read out of bounds: x = x.contiguous() first; {_CRASH_FIX}",
-    "mask": f"some size leads out of bounds: mask loads and stores (offsets < n); {_CRASH_FIX}",
-    "fake": f"the fake, or the operator in another layout, touches memory that is not there: a fake computes shapes only; {_CRASH_FIX}",
+    "layouts": f"if it is another layout that does it: x = x.contiguous() first; {_CRASH_FIX}",
+    "mask": f"mask loads and stores (offsets < n); {_CRASH_FIX}",
 }
 
 

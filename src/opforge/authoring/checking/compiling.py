@@ -26,19 +26,20 @@ def check(subject: Subject) -> Findings:
     function = _OP.format(subject.name.replace("::", "."))
     yield from _one(subject, function, subject.overload, random=random)
     for public in subject.functions:
-        if _serves(public, subject):
+        if _serves(public, subject, random=random):
             yield from _one(subject, f"{public.__module__}.{public.__name__}", public, random=random)
 
 
-def _serves(function: Callable[..., Any], subject: Subject) -> bool:
-    """Whether a function of the operator's name takes the operator's calls."""
+def _serves(function: Callable[..., Any], subject: Subject, *, random: bool) -> bool:
+    """Whether a function of the operator's name takes the operator's calls and answers alike; else it is something else."""
+    call = subject.calls[0]
     try:
-        mine = subject.calls[0].copied()
+        mine = call.copied()
         with torch.no_grad():
-            function(*mine.args, **mine.kwargs)
-    except Exception:  # noqa: BLE001  # another function of that name
+            found = flat(function(*mine.args, **mine.kwargs))
+    except Exception:  # noqa: BLE001
         return False
-    return True
+    return random or subject.mutates or not differences(subject.answer(call), found)
 
 
 def _one(subject: Subject, name: str, function: Callable[..., Any], *, random: bool) -> Findings:
@@ -90,7 +91,7 @@ def _broken(error: Exception) -> tuple[str, str]:
         if "/torch/" not in file and "/opforge/authoring/checking/" not in file
     ]
     where = f" at {places[-1][0]}:{places[-1][1]} (`{places[-1][2].strip()}`)" if places else ""
-    if type(error).__name__ == "Unsupported" and "fake" not in cause:
+    if places or (type(error).__name__ == "Unsupported" and "fake" not in cause):
         return f"graph break{where}: {cause}{f': {reason[1]}' if reason and reason[1].strip() else ''}", _BREAK
     fix = "see the finding of `fake`, from which this follows; if there is none, see the operators that it calls"
     return f"torch.compile(fullgraph=True) raises{where}: {short(error)}", fix

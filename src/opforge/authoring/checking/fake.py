@@ -44,7 +44,7 @@ def _against_real(subject: Subject, call: Call) -> list[tuple[str, str, str]]:
     mine = call.copied()
     try:
         with torch.no_grad():
-            real = flat(subject.overload(*mine.args, **mine.kwargs))
+            real = subject.results(mine)
     except Exception:  # noqa: BLE001  # it does not take this layout: nothing to compare with
         return []
     try:
@@ -149,7 +149,7 @@ def _symbolic(subject: Subject) -> Findings:
         try:
             mine = other.copied()
             with torch.no_grad():
-                real = flat(subject.overload(*mine.args, **mine.kwargs))
+                real = subject.results(mine)
         except Exception:  # noqa: BLE001, S112  # it does not take that size: nothing to hold against
             continue
         yield from _one_symbolic(subject, call, other, real)

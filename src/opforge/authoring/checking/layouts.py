@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from opforge.authoring.checking.calls import Call, in_layouts
@@ -9,7 +11,6 @@ from opforge.authoring.checking.comparing import differences
 from opforge.authoring.checking.subject import Findings, Subject, failed, note, short, skipped
 
 _MOST = 4
-_NAMES = {"zero_dim": "tensors without dimensions", "empty": "empty tensors"}
 
 
 def check(subject: Subject) -> Findings:
@@ -17,32 +18,40 @@ def check(subject: Subject) -> Findings:
     if subject.is_random():
         yield skipped("layouts", "the operator is random, and which draw goes where may depend on the layout")
         return
-    seen: set[str] = set()
+    wrong: dict[str, str] = {}
+    refused: set[str] = set()
     for call in subject.first(torch.float32)[:_MOST]:
         for layout, twisted in in_layouts(call, subject.written_places(call)).items():
-            if layout not in seen:
-                for finding in _one(subject, call, layout, twisted):
-                    seen.add(layout)
-                    yield finding
+            plain = twisted.mapped(lambda t: t.detach().clone(memory_format=torch.contiguous_format))
+            expected, refusal = _tried(subject, plain)
+            if expected is None:
+                if layout not in (*_OTHER_CALLS, *refused):
+                    refused.add(layout)
+                    yield note("layouts", f"{layout} tensors are refused: {refusal}, for {subject.base}{plain}")
+                continue
+            found, refusal = _tried(subject, twisted)
+            if found is None and layout not in refused:
+                refused.add(layout)
+                yield note("layouts", f"{layout} tensors are refused: {refusal}, for {subject.base}{twisted}", _TAKE)
+            elif found is not None and (words := differences(expected, found)):
+                wrong.setdefault(layout, f"{words}, for {subject.base}{twisted}")
+    if wrong:
+        first = next(iter(wrong.values()))
+        names = f"{', '.join(wrong)} tensors give another answer than the same elements laid out contiguously"
+        yield failed("layouts", f"{names}: {first}", _FIX)
 
 
-def _one(subject: Subject, call: Call, layout: str, twisted: Call) -> Findings:
-    plain = twisted.mapped(lambda t: t.detach().clone(memory_format=torch.contiguous_format))
+def _tried(subject: Subject, call: Call) -> tuple[list[Any] | None, str]:
+    """Return the answer to a call, or else why it is refused."""
     try:
-        expected = subject.answer(plain)
+        return subject.answer(call), ""
     except Exception as error:  # noqa: BLE001  # whatever it raises is a refusal
-        if layout not in ("zero_dim", "expanded"):  # of another rank or with equal rows: another call, which it need not take
-            yield note("layouts", f"{_NAMES.get(layout, layout)} are refused: {short(error, 160)}, for {subject.base}{plain}")
-        return
-    try:
-        found = subject.answer(twisted)
-    except Exception as error:  # noqa: BLE001
-        yield note("layouts", f"{layout} tensors are refused: {short(error, 160)}, for {subject.base}{twisted}", "take x.contiguous() where the kernel wants it, so that callers need not")
-        return
-    if words := differences(expected, found):
-        yield failed("layouts", f"{layout} tensors give another answer than the same elements laid out contiguously: {words}, for {subject.base}{twisted}", _FIX)
+        return None, short(error, 160)
 
 
+_OTHER_CALLS = ("zero_dim", "expanded")
+"""Of another rank, or with equal rows: the operator need not take them."""
+_TAKE = "take x.contiguous() where the kernel wants it, so that callers need not"
 _FIX = (
     "the kernel takes memory to be contiguous: begin with x = x.contiguous() (and y, …), or pass x.stride(…) to the kernel and compute addresses from it; "
     "x.data_ptr() already stands at x.storage_offset()"

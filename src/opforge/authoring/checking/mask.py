@@ -42,14 +42,28 @@ def check(subject: Subject) -> Findings:
     if not calls:
         yield skipped("mask", "no call has a tensor whose size can be changed")
         return
-    random = subject.is_random()
+    ways = [(call, group) for call in calls[:3] for group in sizes_of(call)[:3]]
     seen: set[str] = set()
-    for call in calls[:3]:
-        for group in sizes_of(call)[:3]:
-            for kind, what, fix in _at_sizes(subject, call, group, random=random):
-                if kind not in seen:
-                    seen.add(kind)
-                    yield note("mask", what) if kind in ("unseen", "slow") else failed("mask", what, fix)
+    # What writes outside its tensors spoils the process: that is looked for first, and only in memory with guards.
+    for kind, what, fix in itertools.chain.from_iterable(_writes_at_sizes(subject, *way) for way in ways):
+        if kind not in seen:
+            seen.add(kind)
+            yield note("mask", what) if kind == "unseen" else failed("mask", what, fix)
+        if kind == "writes":
+            return
+    random = subject.is_random()
+    for kind, what, fix in itertools.chain.from_iterable(_at_sizes(subject, *way, random=random) for way in ways):
+        if kind not in seen:
+            seen.add(kind)
+            yield note("mask", what) if kind == "slow" else failed("mask", what, fix)
+
+
+def _writes_at_sizes(subject: Subject, call: Call, group: int) -> Iterator[tuple[str, str, str]]:
+    for size in _SIZES:
+        start = time.monotonic()
+        yield from _writes(subject, sized(call, group, size))
+        if time.monotonic() - start > 2 * _LONG_S:
+            return
 
 
 def sized(call: Call, group: int, size: int) -> Call:
@@ -72,7 +86,6 @@ def _at_sizes(subject: Subject, call: Call, group: int, *, random: bool) -> Iter
             continue
         if not random:
             yield from _reads(subject, one)
-        yield from _writes(subject, one)
         if not random:
             yield from _against(subject, one, expected)
         if parts is not None:
@@ -112,7 +125,7 @@ def _reads(subject: Subject, call: Call) -> Iterator[tuple[str, str, str]]:
     with torch.no_grad():
         expected = [_own(value) for value in subject.run(zeros)]
         for poison in _POISONS:
-            laid, rooms = guards.laid_in(call, poison)
+            laid, _rooms = guards.laid_in(call, poison)
             found = subject.run(laid)
             if words := differences(expected, found):
                 yield (
@@ -120,9 +133,6 @@ def _reads(subject: Subject, call: Call) -> Iterator[tuple[str, str, str]]:
                     f"the answer depends on memory outside its arguments: {words} when they lie between values of {poison:g}, for {subject.base}{call}",
                     _READS,
                 )
-                return
-            if (spoilt := next(filter(None, (room.spoilt() for room in rooms)), "")) and not math.isnan(poison):
-                yield "writes", f"it writes outside an argument: {spoilt}, for {subject.base}{call}", _WRITES
                 return
 
 
@@ -134,17 +144,24 @@ def _writes(subject: Subject, call: Call) -> Iterator[tuple[str, str, str]]:
     """See what the kernel writes of what it allocates, and around it: once with NaN there before, once with a number."""
     if any(t.layout != torch.strided for t in call.tensors):
         return
-    try:
-        first, rooms = guards.call_in_guards(subject.overload, call.copied(), subject.device, math.nan)
-        second, others = guards.call_in_guards(subject.overload, call.copied(), subject.device, _MARK)
-    except Exception as error:  # noqa: BLE001  # some kernels cannot be called so: that is not theirs to mend
-        yield "unseen", f"what it writes of its results could not be watched: {short(error, 160)}", ""
-        return
-    for room in (*rooms, *others):
-        if spoilt := room.spoilt():
-            yield "writes", f"it writes outside a tensor that it allocated: {spoilt}, for {subject.base}{call}", _WRITES
+    answers, rooms = [], []
+    for fill in (math.nan, _MARK):
+        laid, around = guards.laid_in(call, fill)
+        subject.before_call(laid)
+        try:
+            value, own = guards.call_in_guards(subject.overload, laid, subject.device, fill)
+        except (NotImplementedError, AttributeError) as error:  # a kernel that cannot be called so is not to blame
+            yield "unseen", f"what it writes of its results could not be watched: {short(error, 160)}", ""
             return
-    for place, (one, two) in enumerate(zip(flat(first), flat(second), strict=False)):
+        except Exception:  # noqa: BLE001  # a size that it does not take
+            return
+        answers.append(flat(value))
+        rooms += [("a tensor that it allocated", room) for room in own] + [("an argument", room) for room in around]
+    for which, room in rooms:
+        if spoilt := room.spoilt():
+            yield "writes", f"it writes outside {which}: {spoilt}, for {subject.base}{call}", _WRITES
+            return
+    for place, (one, two) in enumerate(zip(*answers, strict=False)):
         if isinstance(one, torch.Tensor) and isinstance(two, torch.Tensor) and (words := _left(one, two)):
             yield "unwritten", f"elements of result {place} are never written: {words}, for {subject.base}{call}", _SHORT
             return

@@ -33,6 +33,12 @@ _COVERED_BY = {
 """Which of our checks say more exactly what one of opcheck's tests says."""
 
 
+ENDED = "ended"
+"""In place of a test's name: the check ended because its process did, or because its time was up."""
+_WHERE_IT_SHOWS = ("inputs", "mask", "layouts", "determinism", "schema", "autograd", "vmap", "compile", "fake", "blocks", "devices", "opcheck")
+"""Of checks whose process ended, the one that says most about why comes first."""
+
+
 class Status(StrEnum):
     PASSED = "passed"
     NOTE = "note"
@@ -51,7 +57,7 @@ class Finding:
     fix: str = ""
     """What to change."""
     test: str = ""
-    """Of a finding of opcheck's: which of its tests."""
+    """Of a finding of opcheck's: which of its tests; or ENDED."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +114,17 @@ class Report:
 
 
 def settled(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return findings in the order of the checks; what opcheck repeats of a check that has failed already becomes a note."""
+    """Return findings in the order of the checks; what follows from one that has failed already becomes a note."""
     order = list(CHECKS)
     known = sorted(findings, key=lambda finding: order.index(finding.check))
     failed = {finding.check for finding in known if finding.status is Status.FAILED}
+    ended = [check for check in _WHERE_IT_SHOWS if any(f.check == check and f.test == ENDED for f in known)]
+    writes = any(f.check == "mask" and f.status is Status.FAILED and f.test != ENDED for f in known)
     kept = []
     for finding in known:
+        if finding.test == ENDED and (writes or finding.check != ended[0]):
+            kept.append(replace(finding, status=Status.NOTE, what=f"{finding.what}; see {'mask' if writes else ended[0]}", fix=""))
+            continue
         above = [check for check in _COVERED_BY.get(finding.test, ()) if check in failed]
         if finding.check == "opcheck" and finding.status is Status.FAILED and above:
             said = f"{finding.test} fails too, as is to be expected after {' and '.join(above)}"

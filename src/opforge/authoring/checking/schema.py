@@ -21,7 +21,7 @@ def check(subject: Subject) -> Findings:
         mine = call.copied()
         before = {name: _snapshot(value) for name, value in subject.named(mine).items()}
         with torch.no_grad():
-            results = flat(subject.overload(*mine.args, **mine.kwargs))
+            results = subject.results(mine)
         after = subject.named(mine)
         for name, value in after.items():
             words = _changed(before[name], flat(value))
@@ -74,9 +74,10 @@ def _aliases(subject: Subject, results: list[Any], named: dict[str, Any]) -> lis
     return found
 
 
-def alias_by_torch(subject: Subject, words: str) -> Findings:
+def alias_by_torch(subject: Subject) -> Findings:
     """Yield the finding for an operator that torch itself refuses to call because it returns an input."""
-    yield failed("schema", f"a result shares memory with an argument, and torch raises: {words}", _own_memory(subject, ""))
+    name = next((a.name for a in subject.arguments if "Tensor" in str(a.type)), "x")
+    yield failed("schema", "a result shares memory with an argument or with another result, and torch refuses every call", _own_memory(subject, name))
 
 
 def _declare(subject: Subject, name: str) -> str:

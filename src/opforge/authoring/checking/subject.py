@@ -31,6 +31,8 @@ class Subject:
     device: str = "cpu"
     interpreted: bool = False
     """Whether Triton kernels run in the interpreter."""
+    before_call: Callable[[Call], None] = lambda _call: None
+    """Told of every call before it is made, so that one which ends the process is known."""
 
     @property
     def arguments(self) -> list[Any]:
@@ -93,11 +95,15 @@ class Subject:
         those = {id(t) for t in self.written_tensors(call)}
         return frozenset(place for place, t in enumerate(call.tensors) if id(t) in those)
 
+    def results(self, call: Call) -> list[Any]:
+        """Call the operator, and return its results."""
+        self.before_call(call)
+        return flat(self.overload(*call.args, **call.kwargs))
+
     def run(self, call: Call, seed: int = 0) -> list[Any]:
         """Call the operator, and return its results and then what it wrote to; the call's own tensors are used."""
         torch.manual_seed(seed)
-        value = self.overload(*call.args, **call.kwargs)
-        return [*flat(value), *self.written_tensors(call)]
+        return [*self.results(call), *self.written_tensors(call)]
 
     def answer(self, call: Call, seed: int = 0) -> list[Any]:
         """Run a copy of a call, outside autograd."""
