@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from opforge.authoring.checking.calls import Call, resized
+from opforge.authoring.checking.calls import Call
 from opforge.authoring.checking.comparing import differences
 from opforge.authoring.checking.report import Finding, Status
 from opforge.authoring.checking.subject import Findings, Subject, failed, note, short
@@ -43,7 +43,7 @@ def _changes(subject: Subject) -> str:
 
 def _larger(subject: Subject, call: Call) -> Call | None:
     """Return the call with more elements, in which races show."""
-    larger = resized(call, lambda n: n if n < 2 else min(8 * n, 512) if not subject.interpreted else 2 * n)
+    larger = subject.resized(call, lambda n: 2 * n if subject.interpreted else max(n, min(8 * n, 512)))
     try:
         subject.answer(larger)
     except Exception:  # noqa: BLE001  # it does not take that size

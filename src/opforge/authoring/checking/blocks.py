@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from opforge.authoring.checking.calls import Call, resized
+from opforge.authoring.checking.calls import Call
 from opforge.authoring.checking.subject import Findings, Subject, note, skipped
 
 _ELEMENTS = 1 << 20
@@ -61,8 +61,7 @@ def _large(subject: Subject) -> Call | None:
         if not largest or not dimensions:
             continue
         factor = (_ELEMENTS / largest) ** (1 / dimensions)
-        made = resized(call, lambda n, f=factor: n if n < 2 else max(2, round(n * f)))
-        return made
+        return subject.resized(call, lambda n, f=factor: max(2, round(n * f)))
     return None
 
 

@@ -145,8 +145,3 @@ def contents_like(t: torch.Tensor, shape: Iterable[int], generator: torch.Genera
 def as_dtype(call: Call, dtype: torch.dtype) -> Call:
     """Return the call with its floating-point tensors in another dtype."""
     return call.mapped(lambda t: t.to(dtype) if t.is_floating_point() else t)
-
-
-def sizes_of(call: Call) -> list[int]:
-    """Return the distinct sizes of a call's tensors that can be changed."""
-    return sorted({size for t in call.tensors for size in t.shape if size > 1})

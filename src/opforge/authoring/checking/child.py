@@ -165,8 +165,13 @@ class Examination:
             self._give_calls(subject, plans)
             subject.before_call = lambda call: tell({"at": f"{subject.base}{call}"})
             module, _, function = MODULES[check].partition(":")
-            for finding in getattr(importlib.import_module(f"opforge.authoring.checking.{module}"), function)(subject):
-                tell({"finding": asdict(finding)})
+            try:
+                for finding in getattr(importlib.import_module(f"opforge.authoring.checking.{module}"), function)(subject):
+                    tell({"finding": asdict(finding)})
+            except Exception as error:
+                if error is not subject.raised:  # ours, not the operator's
+                    tell({"ours": f"{type(error).__name__}: {error}"[:400]})
+                raise
 
         return forks.Job((subject.name, check), action, self.request["timeout"])
 
@@ -349,7 +354,8 @@ def _interpreted_kernels() -> int:
 
 def _last_words(said: str) -> str:
     lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith(("frame #", "Exception raised"))]
-    return f" ({lines[-1][:200]})" if lines else ""
+    shown = "".join(c if c.isprintable() else "?" for c in lines[-1]) if lines else ""
+    return f" ({shown[:200]})" if shown else ""
 
 
 def _findings(check: str, outcome: forks.Outcome, limit_s: float) -> list[Finding]:
@@ -361,6 +367,8 @@ def _findings(check: str, outcome: forks.Outcome, limit_s: float) -> list[Findin
         found.append(Finding(check, Status.FAILED, f"no answer within {limit_s:g} s: the operator hangs, or is very slow{where}", _HANG_FIX, ENDED))
     elif outcome.died:
         found.append(Finding(check, Status.FAILED, f"the process {outcome.died}{_last_words(outcome.said)}{where}", _DIED_FIXES.get(check, _CRASH_FIX), ENDED))
+    elif (ours := next((row["ours"] for row in outcome.rows if "ours" in row), None)) is not None:
+        found.append(Finding(check, Status.SKIPPED, f"it could not be judged{where}: {ours}"))
     elif fault is not None:
         found.append(Finding(check, Status.FAILED, f"the operator raises{where}: {fault['fault'][:400]}", "see the error; the calls are those that it took before"))
     if not any(f.status in (Status.FAILED, Status.SKIPPED) for f in found):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch._dynamo
 
-from opforge.authoring.checking.calls import Call, flat, resized
+from opforge.authoring.checking.calls import Call, flat
 from opforge.authoring.checking.comparing import differences
 from opforge.authoring.checking.subject import Findings, Subject, failed, short
 
@@ -103,7 +103,7 @@ def _dynamic(subject: Subject, name: str, function: Callable[..., Any]) -> Findi
     counted = _Counted()
     compiled = torch.compile(_wrapped(function), fullgraph=True, backend=counted, dynamic=True)
     for call in subject.first(torch.float32)[:4]:
-        sizes = [call, resized(call, lambda n: n if n < 2 else 2 * n + 3), resized(call, lambda n: n if n < 2 else 3 * n + 1)]
+        sizes = [call, subject.resized(call, lambda n: 2 * n + 3), subject.resized(call, lambda n: 3 * n + 1)]
         expected = [_answer(subject, function, one) for one in sizes]
         if any(answer is None for answer in expected) or not call.tensors:
             continue

@@ -12,7 +12,7 @@ from torch.fx.experimental.symbolic_shapes import (
     DimDynamic, GuardOnDataDependentSymNode, ShapeEnv, StatelessSymbolicContext,
 )  # fmt: skip
 
-from opforge.authoring.checking.calls import Call, flat, in_layouts, resized, tensor_in_words
+from opforge.authoring.checking.calls import Call, flat, in_layouts, tensor_in_words
 from opforge.authoring.checking.subject import Findings, Subject, failed, note, short
 
 _MISSING = ("no fake impl registered", "There was no fake impl", "no meta", "Meta tensors", "'Meta' backend")
@@ -48,16 +48,26 @@ def _against_real(subject: Subject, call: Call) -> list[tuple[str, str, str]]:
     except Exception:  # noqa: BLE001  # it does not take this layout: nothing to compare with
         return []
     try:
-        faked = _run_fake(subject, call.copied())
+        faked = run_fake(subject, call.copied())
     except Exception as error:  # noqa: BLE001  # whatever the fake raises is what is wrong with it
         return [_raised(subject, error)]
     return _compared(subject, real, faked)
 
 
-def _run_fake(subject: Subject, call: Call) -> list[Any]:
-    with FakeTensorMode() as mode, torch.no_grad():
+def run_fake(subject: Subject, call: Call) -> list[Any]:
+    """Run the fake of an operator, with sizes as they are; those that depend on contents become symbols."""
+    with FakeTensorMode(shape_env=ShapeEnv()) as mode, torch.no_grad():
         fake = call.mapped(lambda t: mode.from_tensor(t, static_shapes=True))
         return flat(subject.overload(*fake.args, **fake.kwargs))
+
+
+def refuses(subject: Subject, call: Call) -> str:
+    """Say why the fake does not take a call; nothing when it does, or cannot judge."""
+    try:
+        run_fake(subject, call)
+    except Exception as error:  # noqa: BLE001  # whatever the fake raises
+        return short(error, 160) if _raised(subject, error)[0] == "raises" else ""
+    return ""
 
 
 def _raised(subject: Subject, error: Exception) -> tuple[str, str, str]:
@@ -117,14 +127,16 @@ def _compared(subject: Subject, real: list[Any], faked: list[Any]) -> list[tuple
 
 def _metadata(which: str, real: torch.Tensor, fake: torch.Tensor) -> list[tuple[str, str, str]]:
     shape, dtype = list(real.shape), real.dtype
-    if list(fake.shape) != shape:
+    open_ = any(isinstance(size, torch.SymInt) for size in fake.shape)  # depends on contents
+    said = [n if isinstance(f, torch.SymInt) else int(f) for f, n in zip(fake.shape, shape, strict=False)]
+    if fake.dim() != real.dim() or said != shape:
         return [("shape", f"the fake says shape {list(fake.shape)}{which}, the operator returns {shape}", f"compute the shape of the result in the fake as the operator does; here it is {shape}")]
     found = []
     if fake.dtype != dtype:
         found.append(("dtype", f"the fake says {fake.dtype}{which}, the operator returns {dtype}", f"pass dtype={dtype} to the empty… of the fake (or x.dtype, where it follows the input), or convert the result"))
     if fake.device != real.device:
         found.append(("device", f"the fake says device {fake.device}{which}, the operator returns {real.device}", "make the result of the fake with x.new_empty(…), which keeps the device"))
-    if real.layout == torch.strided and _significant(real) != _significant(fake):
+    if real.layout == torch.strided and not open_ and _significant(real) != _significant(fake):
         found.append(("stride", f"the fake says strides {list(fake.stride())}{which}, the operator returns {list(real.stride())}", _strides(real, fake)))
     return found
 
@@ -145,7 +157,7 @@ def _strides(real: torch.Tensor, fake: torch.Tensor) -> str:
 def _symbolic(subject: Subject) -> Findings:
     """Run the fake with symbols for sizes, and hold what it says against the operator at another size."""
     for call in subject.first(torch.float32)[:4]:
-        other = resized(call, lambda size: size if size < 2 else 2 * size + 3)
+        other = subject.resized(call, lambda size: 2 * size + 3)
         try:
             mine = other.copied()
             with torch.no_grad():

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from opforge.authoring.checking.calls import Call, as_dtype, resized
+from opforge.authoring.checking.calls import Call, as_dtype
 from opforge.authoring.checking.comparing import difference, number
 from opforge.authoring.checking.subject import Findings, Subject, failed, note, short, skipped
 
@@ -81,7 +81,7 @@ _SINGLE = _Precision(torch.float32, 1e-2, 3e-2)
 
 def _small(subject: Subject, call: Call) -> Call:
     """Return the call with few elements, if the operator takes that."""
-    small = resized(call, lambda n: min(n, 3 + n % 2))
+    small = subject.resized(call, lambda n: min(n, 3 + n % 2))
     try:
         subject.answer(small)
     except Exception:  # noqa: BLE001  # then as it is

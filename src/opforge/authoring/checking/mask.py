@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from opforge.authoring.checking import guards
-from opforge.authoring.checking.calls import Call, flat, resized, sizes_of
+from opforge.authoring.checking.calls import Call, flat
 from opforge.authoring.checking.comparing import differences
 from opforge.authoring.checking.subject import Findings, Subject, failed, note, short, skipped
 
@@ -24,6 +24,7 @@ _LONG_S = 0.12
 _SMALL = 3
 _POISONS = (math.nan, 1e30, -1e30)
 _MARK = -12345.0
+_Sizing = Callable[[Subject, Call, int, int], Call]
 
 _READS = (
     "load with a mask: tl.load(x_ptr + offsets, mask=offsets < n, other=…) in Triton, with the neutral value of what follows as other= (0 for a sum, -inf for a maximum); "
@@ -38,11 +39,11 @@ _SHORT = (
 
 def check(subject: Subject) -> Findings:
     """Yield what goes wrong at sizes around those of blocks."""
-    calls = [call for call in subject.first(torch.float32) if call.tensors and sizes_of(call)]
+    calls = [call for call in subject.first(torch.float32) if call.tensors and subject.sizes(call)]
     if not calls:
         yield skipped("mask", "no call has a tensor whose size can be changed")
         return
-    ways = [(call, group) for call in calls[:3] for group in sizes_of(call)[:3]]
+    ways = [(call, group) for call in calls[:3] for group in subject.sizes(call)[:3]]
     seen: set[str] = set()
     # What writes outside its tensors spoils the process: that is looked for first, and only in memory with guards.
     for kind, what, fix in itertools.chain.from_iterable(_writes_at_sizes(subject, *way) for way in ways):
@@ -61,26 +62,26 @@ def check(subject: Subject) -> Findings:
 def _writes_at_sizes(subject: Subject, call: Call, group: int) -> Iterator[tuple[str, str, str]]:
     for size in _SIZES:
         start = time.monotonic()
-        yield from _writes(subject, sized(call, group, size))
+        yield from _writes(subject, _sized(subject, call, group, size))
         if time.monotonic() - start > 2 * _LONG_S:
             return
 
 
-def sized(call: Call, group: int, size: int) -> Call:
+def _sized(subject: Subject, call: Call, group: int, size: int) -> Call:
     """Return a call in which one of its sizes is as wanted and the others are small."""
-    return resized(call, lambda n: size if n == group else min(n, _SMALL + (n % 3)))
+    return subject.resized(call, lambda n: size if n == group else min(n, _SMALL + (n % 3)))
 
 
 def _at_sizes(subject: Subject, call: Call, group: int, *, random: bool) -> Iterator[tuple[str, str, str]]:
-    base: Callable[[Call, int, int], Call] = sized if _takes(subject, sized(call, group, 64)) else _only
-    if not _takes(subject, base(call, group, 64)):
+    base: _Sizing = _sized if _takes(subject, _sized(subject, call, group, 64)) else _only
+    if not _takes(subject, base(subject, call, group, 64)):
         return
-    size = _whole(lambda n: subject.answer(base(call, group, n)))
+    size = _whole(lambda n: subject.answer(base(subject, call, group, n)))
     if size != _WHOLES[-1]:
         yield "slow", f"sizes above {size} of {subject.base}{call} were left out: a call takes too long, as in Triton's interpreter", ""
-    parts = None if random or subject.reference is not None else _parts(subject, base(call, group, size), size)
+    parts = None if random or subject.reference is not None else _parts(subject, base(subject, call, group, size), size)
     for size in [s for s in _SIZES if s < size]:
-        one = base(call, group, size)
+        one = base(subject, call, group, size)
         expected = _try(subject, one)
         if expected is None:
             continue
@@ -103,9 +104,9 @@ def _whole(run: Callable[[int], Any]) -> int:
     return _WHOLES[-1]
 
 
-def _only(call: Call, group: int, size: int) -> Call:
+def _only(subject: Subject, call: Call, group: int, size: int) -> Call:
     """Return a call in which one of its sizes is another and the others stay."""
-    return resized(call, lambda n: size if n == group else n)
+    return subject.resized(call, lambda n: size if n == group else n)
 
 
 def _takes(subject: Subject, call: Call) -> bool:
@@ -121,9 +122,12 @@ def _try(subject: Subject, call: Call) -> list[Any] | None:
 
 def _reads(subject: Subject, call: Call) -> Iterator[tuple[str, str, str]]:
     """See whether the answer depends on what lies around the inputs."""
-    zeros, _rooms = guards.laid_in(call, 0.0)
     with torch.no_grad():
-        expected = [_own(value) for value in subject.run(zeros)]
+        expected, again = (subject.run(guards.laid_in(call, 0.0)[0]) for _ in range(2))
+        if words := differences(expected, again):
+            what = f"the same call gives another answer each time, at this size: {words}, for {subject.base}{call}"
+            yield "changes", what, f"memory is read that nobody has written: {_SHORT}"
+            return
         for poison in _POISONS:
             laid, _rooms = guards.laid_in(call, poison)
             found = subject.run(laid)
@@ -134,10 +138,6 @@ def _reads(subject: Subject, call: Call) -> Iterator[tuple[str, str, str]]:
                     _READS,
                 )
                 return
-
-
-def _own(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def _writes(subject: Subject, call: Call) -> Iterator[tuple[str, str, str]]:

@@ -39,6 +39,7 @@ _DTYPES: tuple[tuple[torch.dtype, torch.dtype], ...] = (
     (torch.float32, torch.float32), (torch.float32, torch.int64), (torch.int64, torch.int64), (torch.float32, torch.bool),
     (torch.float16, torch.float16), (torch.bfloat16, torch.bfloat16), (torch.float64, torch.float64), (torch.bool, torch.bool),
     (torch.float32, torch.int32), (torch.int32, torch.int32), (torch.int64, torch.float32), (torch.uint8, torch.uint8), (torch.int8, torch.int8),
+    (torch.uint8, torch.float32), (torch.int8, torch.float32), (torch.int32, torch.float32),
 )  # fmt: skip
 _KINDS = 3
 """How many sets of numbers are tried for arguments that are no tensors."""
@@ -98,7 +99,7 @@ def unmakeable(arguments: list[Any]) -> str:
         try:
             maker.value(argument)
         except NotImplementedError:
-            return f"{argument.name}: {argument.type}"
+            return f"{argument.name}: {argument.real_type}"
     return ""
 
 
@@ -111,7 +112,7 @@ class _Maker:
         self.made = 0
 
     def value(self, argument: Any) -> Any:
-        kind = str(argument.type)
+        kind = str(argument.real_type)
         if kind.startswith("Optional["):
             inner = kind.removeprefix("Optional[").removesuffix("]")
             if not self.plan.given:
@@ -130,17 +131,17 @@ class _Maker:
             "int": self.integer, "SymInt": self.integer, "float": self.real, "number": self.real, "Scalar": self.real, "bool": self.truth,
             "List[int]": self.integers, "List[SymInt]": self.integers, "List[float]": lambda _a: [0.5, 0.5], "List[bool]": lambda _a: [True, False],
         }  # fmt: skip
-        if kind in makers and not (kind == "int" and argument.name in ("dtype", "layout", "memory_format")):
+        if kind in makers:
             return makers[kind](argument)
         if argument.has_default_value():
             return argument.default_value
         if kind == "Device":
             return torch.device(self.device)
-        if kind == "int" and argument.name == "dtype":
-            return torch.float32
+        if kind == "ScalarType":
+            return (torch.float32, torch.int8, torch.bfloat16)[self.plan.numbers]
         if kind == "str":
             return ("none", "sum", "mean")[self.plan.numbers]
-        if str(argument.type).startswith("Optional["):
+        if str(argument.real_type).startswith("Optional["):
             return None
         raise NotImplementedError(kind)
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch._library.custom_ops import OPDEFS
 
-from opforge.authoring.checking.calls import Call, flat
+from opforge.authoring.checking.calls import Call, flat, resized
+from opforge.authoring.checking.comparing import differences
 from opforge.authoring.checking.report import Finding, Status
 
 BACKENDS = ("CPU", "CUDA", "XPU", "MPS", "HPU", "PrivateUse1")
@@ -31,6 +32,8 @@ class Subject:
     device: str = "cpu"
     interpreted: bool = False
     """Whether Triton kernels run in the interpreter."""
+    raised: BaseException | None = None
+    """What the operator raised last."""
     before_call: Callable[[Call], None] = lambda _call: None
     """Told of every call before it is made, so that one which ends the process is known."""
 
@@ -98,7 +101,11 @@ class Subject:
     def results(self, call: Call) -> list[Any]:
         """Call the operator, and return its results."""
         self.before_call(call)
-        return flat(self.overload(*call.args, **call.kwargs))
+        try:
+            return flat(self.overload(*call.args, **call.kwargs))
+        except Exception as error:
+            self.raised = error
+            raise
 
     def run(self, call: Call, seed: int = 0) -> list[Any]:
         """Call the operator, and return its results and then what it wrote to; the call's own tensors are used."""
@@ -118,16 +125,29 @@ class Subject:
         chosen = [c for c in self.calls if all(t.dtype in dtypes for t in self.floating(c))]
         return chosen or self.calls
 
+    @property
+    def pinned(self) -> frozenset[int]:
+        """The sizes of tensors that are of one shape in all calls while others change, such as tables: those stay."""
+        shapes = [[tuple(t.shape) for t in call.tensors] for call in self.calls]
+        if len({len(those) for those in shapes}) != 1:
+            return frozenset()
+        columns = list(zip(*shapes, strict=True))
+        same = [column[0] for column in columns if len(set(column)) == 1]
+        return frozenset(size for shape in same for size in shape) if len(same) < len(columns) else frozenset()
+
+    def sizes(self, call: Call) -> list[int]:
+        """Return the distinct sizes of a call's tensors that can be changed."""
+        return sorted({size for t in call.tensors for size in t.shape if size > 1} - self.pinned)
+
+    def resized(self, call: Call, change: Callable[[int], int]) -> Call:
+        """Return the call with other sizes: equal ones stay equal, and contents are of the same kind."""
+        pinned = self.pinned
+        return resized(call, lambda size: size if size < 2 or size in pinned else change(size))
+
     def is_random(self) -> bool:
         """Whether another seed gives another answer."""
-        return any(_differ(self.answer(call, 0), self.answer(call, 1)) for call in self.first(torch.float32)[:3])
-
-
-def _differ(first: list[Any], second: list[Any]) -> bool:
-    return any(
-        isinstance(a, torch.Tensor) and not torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
-        for a, b in zip(first, second, strict=True)
-    )
+        calls = self.first(torch.float32)[:3]
+        return any(differences(self.answer(call, 0), self.answer(call, 1), exact=True) for call in calls)
 
 
 Findings = Iterator[Finding]
@@ -158,7 +178,12 @@ def public_functions(base: str, package: str) -> list[Callable[..., Any]]:
     return list(found.values())
 
 
+def printable(text: str) -> str:
+    """Return a text in one line, without what a terminal would not show."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+
+
 def short(error: BaseException, most: int = 300) -> str:
     """Return an error's kind and its first lines."""
-    text = " ".join(str(error).split())
+    text = printable(str(error))
     return f"{type(error).__name__}: {text[:most]}{'…' if len(text) > most else ''}"
