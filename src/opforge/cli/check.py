@@ -22,11 +22,15 @@ def register(app: typer.Typer) -> None:
 def check(
     target: Annotated[str, typer.Argument(help="A package, its folder, a .py file, or an operator such as ns::op.")],
     import_: Annotated[
-        str, typer.Option("--import", help="What registers the operator, when TARGET is one: a package, folder or file.")
+        str,
+        typer.Option("--import", help="What registers the operator, when TARGET is one: a package, folder or file."),
     ] = "",
     ops: Annotated[str | None, typer.Option(help="Only these operators, for example 'swiglu,my_ops::rms*'.")] = None,
     inputs: Annotated[
-        str, typer.Option(help="A .py file whose inputs() returns {'ns::op': [(args, kwargs), …]}, and references() perhaps.")
+        str,
+        typer.Option(
+            help="A .py file whose inputs() returns {'ns::op': [(args, kwargs), …]}, and references() perhaps."
+        ),
     ] = "",
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     skip: Annotated[str, typer.Option(help="Checks to leave out, for example 'autograd,vmap'.")] = "",

@@ -111,7 +111,11 @@ operator("gradient_missing", double, like, backward=None)
 
 
 def backward_of_contiguous(ctx, grad):
-    return 2 * grad.as_strided(grad.shape, torch.empty(grad.shape).stride()) if all(grad.stride()) else torch.zeros(grad.shape, dtype=grad.dtype)
+    return (
+        2 * grad.as_strided(grad.shape, torch.empty(grad.shape).stride())
+        if all(grad.stride())
+        else torch.zeros(grad.shape, dtype=grad.dtype)
+    )
 
 
 operator("gradient_of_expanded", double, like, backward=backward_of_contiguous)
@@ -133,7 +137,12 @@ def flat_memory(x):
 
 operator("not_contiguous", flat_memory, like)
 operator("not_deterministic", lambda x: x.contiguous() + random.random(), like, backward=lambda ctx, grad: grad.clone())
-operator("untagged_random", lambda x: x.contiguous() + torch.rand(x.shape, dtype=x.dtype), like, backward=lambda ctx, grad: grad.clone())
+operator(
+    "untagged_random",
+    lambda x: x.contiguous() + torch.rand(x.shape, dtype=x.dtype),
+    like,
+    backward=lambda ctx, grad: grad.clone(),
+)
 
 made = operator("vmap_wrong", double, like)
 made.register_vmap(lambda info, in_dims, x: (torch.ops.defect.vmap_wrong(x) + 1, in_dims[0]))

@@ -79,9 +79,7 @@ def _moments_backward(ctx, grad_mean, grad_square):
     return (grad_mean[..., None] + 2 * x * grad_square[..., None]) / x.shape[-1]
 
 
-moments.register_autograd(
-    _moments_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0])
-)
+moments.register_autograd(_moments_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0]))
 
 
 @torch.library.custom_op("right::noise", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))

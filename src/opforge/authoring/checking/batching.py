@@ -18,7 +18,10 @@ def check(subject: Subject) -> Findings:
     """Yield a rule that is missing, and one that gives other answers than a loop."""
     calls = [call for call in subject.first(torch.float32) if call.tensors]
     if subject.mutates:
-        yield skipped("vmap", f"it writes to {', '.join(sorted(subject.written))}; torch.library has no vmap rules for operators that do")
+        yield skipped(
+            "vmap",
+            f"it writes to {', '.join(sorted(subject.written))}; torch.library has no vmap rules for operators that do",
+        )
     elif not calls:
         yield skipped("vmap", "no call has a tensor")
     elif subject.is_random():
@@ -61,8 +64,14 @@ def _compared(subject: Subject, call: Call) -> Findings:
 
 def _one(subject: Subject, call: Call, dims: tuple[int | None, ...]) -> str | None:
     generator = torch.Generator().manual_seed(3)
-    singles = [[contents_like(t, t.shape, generator) if d is not None else t for t, d in zip(call.tensors, dims, strict=True)] for _ in range(_BATCH)]
-    batched = [t if d is None else torch.stack([one[i] for one in singles], d) for i, (t, d) in enumerate(zip(call.tensors, dims, strict=True))]
+    singles = [
+        [contents_like(t, t.shape, generator) if d is not None else t for t, d in zip(call.tensors, dims, strict=True)]
+        for _ in range(_BATCH)
+    ]
+    batched = [
+        t if d is None else torch.stack([one[i] for one in singles], d)
+        for i, (t, d) in enumerate(zip(call.tensors, dims, strict=True))
+    ]
     places = iter(dims)
     in_dims = pytree.tree_map(lambda v: next(places) if isinstance(v, torch.Tensor) else None, call.args)
 

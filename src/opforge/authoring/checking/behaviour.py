@@ -26,19 +26,32 @@ def determinism(subject: Subject) -> Findings:
             if not (words := differences(expected, found, exact=True)):
                 continue
             if not differences(expected, found):
-                yield note("determinism", f"the last bits change from call to call: {words}, for {subject.base}{call}", "where sums are added up in any order (atomics), say so in the documentation, or add up in two steps")
+                yield note(
+                    "determinism",
+                    f"the last bits change from call to call: {words}, for {subject.base}{call}",
+                    "where sums are added up in any order (atomics), say so in the documentation, or add up in two steps",
+                )
             else:
-                yield failed("determinism", f"the same call with the same seed gives another answer: {words}, for {subject.base}{call}", _changes(subject))
+                yield failed(
+                    "determinism",
+                    f"the same call with the same seed gives another answer: {words}, for {subject.base}{call}",
+                    _changes(subject),
+                )
             return
     if subject.is_random() and not subject.tagged_random:
-        yield note("determinism", "the operator is random and does not say so: torch.compile may call it once where you call it twice, or again in backward", f"say so: {_SEEDED}")
+        yield note(
+            "determinism",
+            "the operator is random and does not say so: torch.compile may call it once where you call it twice, or again in backward",
+            f"say so: {_SEEDED}",
+        )
 
 
 def _changes(subject: Subject) -> str:
     seeded = f"if it is meant to be random, draw from torch's generator, which torch.manual_seed sets, and say so: {_SEEDED}; "
     return (
-        "" if subject.tagged_random else seeded
-    ) + "else look for memory that is read before it is written, for state kept between calls, and for programs that write to the same element without atomics"
+        ("" if subject.tagged_random else seeded)
+        + "else look for memory that is read before it is written, for state kept between calls, and for programs that write to the same element without atomics"
+    )
 
 
 def _larger(subject: Subject, call: Call) -> Call | None:
@@ -84,7 +97,9 @@ def opcheck(subject: Subject) -> Findings:
         for test, words in _tests(subject, call):
             if test not in seen:
                 seen.add(test)
-                yield Finding("opcheck", Status.FAILED, f"{test}: {words}, for {subject.base}{call}", _FIXES.get(test, ""), test)
+                yield Finding(
+                    "opcheck", Status.FAILED, f"{test}: {words}, for {subject.base}{call}", _FIXES.get(test, ""), test
+                )
 
 
 def _tests(subject: Subject, call: Call) -> list[tuple[str, str]]:
@@ -94,5 +109,7 @@ def _tests(subject: Subject, call: Call) -> list[tuple[str, str]]:
         return t.detach().clone().requires_grad_(grads and t.is_floating_point())
 
     mine = call.mapped(own)
-    answers: dict[str, Any] = torch.library.opcheck(subject.overload, mine.args, dict(mine.kwargs), raise_exception=False)
+    answers: dict[str, Any] = torch.library.opcheck(
+        subject.overload, mine.args, dict(mine.kwargs), raise_exception=False
+    )
     return [(test, short(error, 400)) for test, error in answers.items() if isinstance(error, BaseException)]

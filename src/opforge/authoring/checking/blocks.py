@@ -35,7 +35,9 @@ def check(subject: Subject) -> Findings:
         yield skipped("blocks", "no call could be made larger")
         return
     with _watching(run=not subject.interpreted) as launches, contextlib.suppress(Exception):
-        subject.answer(call)  # in the interpreter nothing is computed here, and what the operator makes of that does not count
+        subject.answer(
+            call
+        )  # in the interpreter nothing is computed here, and what the operator makes of that does not count
     if not launches:
         yield skipped("blocks", "it launches no Triton kernel")
     for launch in {one.kernel: one for one in reversed(launches)}.values():
@@ -48,9 +50,17 @@ def _judge(subject: Subject, launch: Launch) -> Findings:
     largest = max((v for v in launch.constants.values() if isinstance(v, int) and v > 0 and not v & (v - 1)), default=0)
     said = f"{launch.kernel} ({names}) is launched with {launch.programs} programs on {launch.elements} elements"
     if each < _LEAST_WORK and launch.programs >= _MANY_PROGRAMS:
-        yield note("blocks", f"{said}: {each:.0f} elements each, which is very little", "larger blocks: try 1024, or triton.autotune over 256, 512, 1024; where rows are short, several of them for each program")
+        yield note(
+            "blocks",
+            f"{said}: {each:.0f} elements each, which is very little",
+            "larger blocks: try 1024, or triton.autotune over 256, 512, 1024; where rows are short, several of them for each program",
+        )
     elif largest > _LARGEST_BLOCK:
-        yield note("blocks", f"{said}: a block of {largest} does not fit into registers", "blocks of 1024 to 8192, and a loop over the rest inside the kernel")
+        yield note(
+            "blocks",
+            f"{said}: a block of {largest} does not fit into registers",
+            "blocks of 1024 to 8192, and a loop over the rest inside the kernel",
+        )
 
 
 def _large(subject: Subject) -> Call | None:

@@ -132,9 +132,15 @@ class Examination:
         except BaseException as error:
             import traceback
 
-            frames = [f for f in traceback.extract_tb(error.__traceback__) if "/opforge/authoring/" not in f.filename and "importlib" not in f.filename]
+            frames = [
+                f
+                for f in traceback.extract_tb(error.__traceback__)
+                if "/opforge/authoring/" not in f.filename and "importlib" not in f.filename
+            ]
             where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-            raise OpforgeError(f"importing {self.target['text']} raises {type(error).__name__}{where}: {error}") from error
+            raise OpforgeError(
+                f"importing {self.target['text']} raises {type(error).__name__}{where}: {error}"
+            ) from error
 
     def _subject(self, name: str) -> Any:
         import torch
@@ -144,7 +150,13 @@ class Examination:
         namespace, _, rest = name.partition("::")
         base, _, overload = rest.partition(".")
         found = getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
-        return Subject(name, found, functions=public_functions(base, self.package), device=self.device.partition(":")[0], interpreted=self.interpreted)
+        return Subject(
+            name,
+            found,
+            functions=public_functions(base, self.package),
+            device=self.device.partition(":")[0],
+            interpreted=self.interpreted,
+        )
 
     # ── inputs, then checks ────────────────────────────────────────────────────────────────────
 
@@ -166,7 +178,9 @@ class Examination:
             subject.before_call = lambda call: tell({"at": f"{subject.base}{call}"})
             module, _, function = MODULES[check].partition(":")
             try:
-                for finding in getattr(importlib.import_module(f"opforge.authoring.checking.{module}"), function)(subject):
+                for finding in getattr(importlib.import_module(f"opforge.authoring.checking.{module}"), function)(
+                    subject
+                ):
                     tell({"finding": asdict(finding)})
             except Exception as error:
                 if error is not subject.raised:  # ours, not the operator's
@@ -193,11 +207,16 @@ class Examination:
         ready: list[tuple[Any, list[Any]]] = []
         count = 0
         while starts:
-            jobs = [forks.Job(name, self._search(waiting[name], start), self.request["timeout"]) for name, start in starts.items()]
+            jobs = [
+                forks.Job(name, self._search(waiting[name], start), self.request["timeout"])
+                for name, start in starts.items()
+            ]
             starts = {}
             for outcome in forks.run(jobs, self.request["workers"]):
                 count += 1
-                self.send({"progress": f"{outcome.key} inputs", "done": min(count, len(waiting)), "total": len(waiting)})
+                self.send(
+                    {"progress": f"{outcome.key} inputs", "done": min(count, len(waiting)), "total": len(waiting)}
+                )
                 name, subject = outcome.key, waiting[outcome.key]
                 plans = [row["plan"] for row in outcome.rows if "plan" in row]
                 at = next((row for row in reversed(outcome.rows) if "at" in row), None)
@@ -230,20 +249,31 @@ class Examination:
         return action
 
     def _crashed(self, subject: Any, outcome: forks.Outcome, at: dict[str, Any]) -> None:
-        how = f"took more than {self.request['timeout']:g} s" if outcome.late else f"ended the process, which {outcome.died}"
+        how = (
+            f"took more than {self.request['timeout']:g} s"
+            if outcome.late
+            else f"ended the process, which {outcome.died}"
+        )
         what = f"{subject.base}{at['call']} {how}{_last_words(outcome.said)}"
         finding = Finding("inputs", Status.FAILED, what, _CRASH_FIX, ENDED)
         self.send({"operator": subject.name, "finding": asdict(finding)})
 
     def _say_inputs(self, subject: Any, outcome: forks.Outcome, plans: list[Any]) -> bool:
         """Tell which calls an operator is judged with, or why with none; whether there are some."""
-        row: dict[str, Any] = {"operator": subject.name, "unsupported": "", "calls": [], "origin": "made from the schema"}
+        row: dict[str, Any] = {
+            "operator": subject.name,
+            "unsupported": "",
+            "calls": [],
+            "origin": "made from the schema",
+        }
         rows = {key: value for one in outcome.rows for key, value in one.items()}
         if "given" in rows:
             row |= {"calls": rows["given"], "origin": rows["place"]}
             if "fault" in rows:
                 at = rows.get("call", "")
-                row["unsupported"] = f"the operator raises on a call of {rows['place']}: {subject.base}{at}: {rows['fault'][:300]}"
+                row["unsupported"] = (
+                    f"the operator raises on a call of {rows['place']}: {subject.base}{at}: {rows['fault'][:300]}"
+                )
         elif "alias" in rows:
             from opforge.authoring.checking.schema import alias_by_torch
 
@@ -252,7 +282,9 @@ class Examination:
             row["unsupported"] = "torch refuses every call; mend the finding of `schema` first"
         elif "no_kernel" in rows:
             have = ", ".join(subject.backends()) or "none"
-            row["unsupported"] = f"it has no kernel for {self.device} (it has: {have}); give --device, or inputs that lie on another one"
+            row["unsupported"] = (
+                f"it has no kernel for {self.device} (it has: {have}); give --device, or inputs that lie on another one"
+            )
         elif plans:
             row["calls"] = [one["call"] for one in outcome.rows if "plan" in one]
         elif outcome.died or outcome.late:
@@ -299,7 +331,9 @@ def _selected(wanted: list[str], names: set[str]) -> list[str]:
     for word in wanted:
         found = {name for name in names if any(fnmatch.fnmatchcase(form, word) for form in _forms(name))}
         if not found:
-            raise UnknownNameError("operator", word, names, "say what registers it with --import" if "::" in word else "")
+            raise UnknownNameError(
+                "operator", word, names, "say what registers it with --import" if "::" in word else ""
+            )
         chosen |= found
     return sorted(chosen)
 
@@ -353,24 +387,55 @@ def _interpreted_kernels() -> int:
 
 
 def _last_words(said: str) -> str:
-    lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith(("frame #", "Exception raised"))]
+    lines = [
+        line.strip()
+        for line in said.splitlines()
+        if line.strip() and not line.startswith(("frame #", "Exception raised"))
+    ]
     shown = "".join(c if c.isprintable() else "?" for c in lines[-1]) if lines else ""
     return f" ({shown[:200]})" if shown else ""
 
 
 def _findings(check: str, outcome: forks.Outcome, limit_s: float) -> list[Finding]:
     """Return what a check found; that it passed, when it found nothing against the operator; or how it ended."""
-    found = [Finding(**{**row["finding"], "status": Status(row["finding"]["status"])}) for row in outcome.rows if "finding" in row]
+    found = [
+        Finding(**{**row["finding"], "status": Status(row["finding"]["status"])})
+        for row in outcome.rows
+        if "finding" in row
+    ]
     fault = next((row for row in outcome.rows if "fault" in row), None)
     where = next((f", at {row['at']}" for row in reversed(outcome.rows) if "at" in row), "")
     if outcome.late:
-        found.append(Finding(check, Status.FAILED, f"no answer within {limit_s:g} s: the operator hangs, or is very slow{where}", _HANG_FIX, ENDED))
+        found.append(
+            Finding(
+                check,
+                Status.FAILED,
+                f"no answer within {limit_s:g} s: the operator hangs, or is very slow{where}",
+                _HANG_FIX,
+                ENDED,
+            )
+        )
     elif outcome.died:
-        found.append(Finding(check, Status.FAILED, f"the process {outcome.died}{_last_words(outcome.said)}{where}", _DIED_FIXES.get(check, _CRASH_FIX), ENDED))
+        found.append(
+            Finding(
+                check,
+                Status.FAILED,
+                f"the process {outcome.died}{_last_words(outcome.said)}{where}",
+                _DIED_FIXES.get(check, _CRASH_FIX),
+                ENDED,
+            )
+        )
     elif (ours := next((row["ours"] for row in outcome.rows if "ours" in row), None)) is not None:
         found.append(Finding(check, Status.SKIPPED, f"it could not be judged{where}: {ours}"))
     elif fault is not None:
-        found.append(Finding(check, Status.FAILED, f"the operator raises{where}: {fault['fault'][:400]}", "see the error; the calls are those that it took before"))
+        found.append(
+            Finding(
+                check,
+                Status.FAILED,
+                f"the operator raises{where}: {fault['fault'][:400]}",
+                "see the error; the calls are those that it took before",
+            )
+        )
     if not any(f.status in (Status.FAILED, Status.SKIPPED) for f in found):
         found.append(Finding(check, Status.PASSED))
     return found

@@ -117,7 +117,9 @@ class _Collected:
             return
         words = " / ".join(line.strip() for line in said.strip().splitlines()[-6:])[-800:]
         what = f"importing {self.target.text}" if not self.head else "checking"
-        raise OpforgeError(f"{what} ended its process, which {processes.describe_returncode(code)}{f': {words}' if words else ''}")
+        raise OpforgeError(
+            f"{what} ended its process, which {processes.describe_returncode(code)}{f': {words}' if words else ''}"
+        )
 
     def report(self) -> Report:
         operators = tuple(
@@ -128,5 +130,10 @@ class _Collected:
             for name, row in self.operators.items()
         )  # fmt: skip
         return Report(
-            self.target.text, self.options.device, operators, tuple(self.head["notes"]), self.head["versions"], self.options.skip
+            self.target.text,
+            self.options.device,
+            operators,
+            tuple(self.head["notes"]),
+            self.head["versions"],
+            self.options.skip,
         )

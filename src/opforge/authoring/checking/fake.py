@@ -16,7 +16,14 @@ from opforge.authoring.checking.calls import Call, flat, in_layouts, tensor_in_w
 from opforge.authoring.checking.subject import Findings, Subject, failed, note, short
 
 _MISSING = ("no fake impl registered", "There was no fake impl", "no meta", "Meta tensors", "'Meta' backend")
-_NEEDS_DATA = ("data-dependent", "Cannot access data pointer", "aten._local_scalar_dense", "aten.equal", "aten.nonzero", "FakeTensor, which is not supported")
+_NEEDS_DATA = (
+    "data-dependent",
+    "Cannot access data pointer",
+    "aten._local_scalar_dense",
+    "aten.equal",
+    "aten.nonzero",
+    "FakeTensor, which is not supported",
+)
 
 
 def check(subject: Subject) -> Findings:
@@ -73,11 +80,19 @@ def refuses(subject: Subject, call: Call) -> str:
 def _raised(subject: Subject, error: Exception) -> tuple[str, str, str]:
     text = str(error)
     if isinstance(error, UnsupportedOperatorException) or any(words in text for words in _MISSING):
-        return "missing", "there is no fake: torch.compile and torch.export cannot trace the operator", skeleton(subject)
+        return (
+            "missing",
+            "there is no fake: torch.compile and torch.export cannot trace the operator",
+            skeleton(subject),
+        )
     if _needs_data(error):
         return "data", f"the fake looks at the contents of a tensor{_place(error)}: {short(error, 160)}", _NO_DATA
-    return "raises", f"the fake raises where the operator does not{_place(error)}: {short(error)}", (
-        "the fake must take every call that the operator takes: compute shapes and dtypes only, and check no more than the operator checks"
+    return (
+        "raises",
+        f"the fake raises where the operator does not{_place(error)}: {short(error)}",
+        (
+            "the fake must take every call that the operator takes: compute shapes and dtypes only, and check no more than the operator checks"
+        ),
     )
 
 
@@ -114,14 +129,22 @@ def skeleton(subject: Subject) -> str:
 
 def _compared(subject: Subject, real: list[Any], faked: list[Any]) -> list[tuple[str, str, str]]:
     if len(real) != len(faked):
-        return [("count", f"the fake returns {len(faked)} results, the operator {len(real)}", "return as many results as the schema has")]
+        return [
+            (
+                "count",
+                f"the fake returns {len(faked)} results, the operator {len(real)}",
+                "return as many results as the schema has",
+            )
+        ]
     found = []
     for place, (r, f) in enumerate(zip(real, faked, strict=True)):
         which = "" if len(real) == 1 else f" for result {place}"
         if isinstance(r, torch.Tensor) and isinstance(f, torch.Tensor):
             found += _metadata(which, r, f)
         elif isinstance(r, torch.Tensor) != isinstance(f, torch.Tensor):
-            found.append(("kind", f"the fake gives {f!r}{which}, the operator {r!r}", "return tensors where the operator does"))
+            found.append(
+                ("kind", f"the fake gives {f!r}{which}, the operator {r!r}", "return tensors where the operator does")
+            )
     return found
 
 
@@ -130,14 +153,38 @@ def _metadata(which: str, real: torch.Tensor, fake: torch.Tensor) -> list[tuple[
     open_ = any(isinstance(size, torch.SymInt) for size in fake.shape)  # depends on contents
     said = [n if isinstance(f, torch.SymInt) else int(f) for f, n in zip(fake.shape, shape, strict=False)]
     if fake.dim() != real.dim() or said != shape:
-        return [("shape", f"the fake says shape {list(fake.shape)}{which}, the operator returns {shape}", f"compute the shape of the result in the fake as the operator does; here it is {shape}")]
+        return [
+            (
+                "shape",
+                f"the fake says shape {list(fake.shape)}{which}, the operator returns {shape}",
+                f"compute the shape of the result in the fake as the operator does; here it is {shape}",
+            )
+        ]
     found = []
     if fake.dtype != dtype:
-        found.append(("dtype", f"the fake says {fake.dtype}{which}, the operator returns {dtype}", f"pass dtype={dtype} to the empty… of the fake (or x.dtype, where it follows the input), or convert the result"))
+        found.append(
+            (
+                "dtype",
+                f"the fake says {fake.dtype}{which}, the operator returns {dtype}",
+                f"pass dtype={dtype} to the empty… of the fake (or x.dtype, where it follows the input), or convert the result",
+            )
+        )
     if fake.device != real.device:
-        found.append(("device", f"the fake says device {fake.device}{which}, the operator returns {real.device}", "make the result of the fake with x.new_empty(…), which keeps the device"))
+        found.append(
+            (
+                "device",
+                f"the fake says device {fake.device}{which}, the operator returns {real.device}",
+                "make the result of the fake with x.new_empty(…), which keeps the device",
+            )
+        )
     if real.layout == torch.strided and not open_ and _significant(real) != _significant(fake):
-        found.append(("stride", f"the fake says strides {list(fake.stride())}{which}, the operator returns {list(real.stride())}", _strides(real, fake)))
+        found.append(
+            (
+                "stride",
+                f"the fake says strides {list(fake.stride())}{which}, the operator returns {list(real.stride())}",
+                _strides(real, fake),
+            )
+        )
     return found
 
 
@@ -175,7 +222,9 @@ def _one_symbolic(subject: Subject, call: Call, other: Call, real: list[Any]) ->
         with FakeTensorMode(shape_env=env) as mode, torch.no_grad():
             fake = call.mapped(lambda t: mode.from_tensor(t, symbolic_context=_context(t)))
             for one, two in zip(fake.tensors, other.tensors, strict=True):
-                values |= {s.node.expr: n for s, n in zip(one.shape, two.shape, strict=True) if isinstance(s, torch.SymInt)}
+                values |= {
+                    s.node.expr: n for s, n in zip(one.shape, two.shape, strict=True) if isinstance(s, torch.SymInt)
+                }
             results = flat(subject.overload(*fake.args, **fake.kwargs))
     except Exception as error:  # noqa: BLE001  # whatever the fake raises is what is wrong with it
         kind, what, fix = _raised(subject, error)

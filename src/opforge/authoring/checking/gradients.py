@@ -20,14 +20,21 @@ def check(subject: Subject) -> Findings:
     """Yield a missing formula, or gradients that are not the slope of the answers."""
     calls = [call for call in subject.first(torch.float32, torch.float64) if _differentiable(subject, call)]
     if subject.mutates:
-        yield skipped("autograd", f"it writes to {', '.join(sorted(subject.written))}: torch has no gradients for operators that do")
+        yield skipped(
+            "autograd",
+            f"it writes to {', '.join(sorted(subject.written))}: torch has no gradients for operators that do",
+        )
     elif not calls:
         yield skipped("autograd", "no call has floating-point tensors among both arguments and results")
     elif not has_formula(subject):
         if any(part in subject.base for part in _PART_OF_BACKWARD):
             yield note("autograd", "there is no formula, so gradients of gradients do not flow")
         else:
-            yield failed("autograd", "there is no autograd formula: gradients stop at the operator, or backward raises", formula(subject))
+            yield failed(
+                "autograd",
+                "there is no autograd formula: gradients stop at the operator, or backward raises",
+                formula(subject),
+            )
     elif subject.is_random():
         yield skipped("autograd", "the operator is random: its slope cannot be measured")
     else:
@@ -45,7 +52,9 @@ def _chosen(calls: list[Call]) -> list[Call]:
 
 
 def _differentiable(subject: Subject, call: Call) -> bool:
-    return bool(subject.floating(call)) and any(torch.is_tensor(r) and r.is_floating_point() for r in subject.answer(call))
+    return bool(subject.floating(call)) and any(
+        torch.is_tensor(r) and r.is_floating_point() for r in subject.answer(call)
+    )
 
 
 def has_formula(subject: Subject) -> bool:
@@ -138,7 +147,9 @@ def _named_floats(subject: Subject, call: Call) -> list[tuple[str, torch.Tensor]
 
 def _weights(results: list[Any]) -> list[Any]:
     generator = torch.Generator().manual_seed(5)
-    return [torch.randn(r.shape, generator=generator, dtype=torch.float64).to(r) if _is_float(r) else None for r in results]
+    return [
+        torch.randn(r.shape, generator=generator, dtype=torch.float64).to(r) if _is_float(r) else None for r in results
+    ]
 
 
 def _is_float(value: Any) -> bool:
@@ -221,8 +232,13 @@ def _spread(subject: Subject, call: Call) -> Findings:
     for laid_out in (True, False):
         mine = call.mapped(lambda t: t.detach().clone().requires_grad_(t.is_floating_point()))
         results = [r for r in subject.run(mine) if _is_float(r) and r.requires_grad]
-        ones = [torch.ones_like(r) if laid_out else torch.ones((), dtype=r.dtype, device=r.device).expand(r.shape) for r in results]
-        answers.append(torch.autograd.grad(results, [t for _n, t in _named_floats(subject, mine)], ones, allow_unused=True))
+        ones = [
+            torch.ones_like(r) if laid_out else torch.ones((), dtype=r.dtype, device=r.device).expand(r.shape)
+            for r in results
+        ]
+        answers.append(
+            torch.autograd.grad(results, [t for _n, t in _named_floats(subject, mine)], ones, allow_unused=True)
+        )
     for (name, _t), one, two in zip(_named_floats(subject, call), *answers, strict=True):
         if one is not None and (words := difference(one, two)):
             yield failed(

@@ -14,7 +14,14 @@ from opforge.authoring.checking.calls import Call
 ROOM = 4096
 """Elements on each side: more than a block of a kernel."""
 _LARGEST_RESULT = 1 << 26
-_ALLOCATES = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided", "aten::empty_permuted"}
+_ALLOCATES = {
+    "aten::empty",
+    "aten::empty_like",
+    "aten::empty_strided",
+    "aten::new_empty",
+    "aten::new_empty_strided",
+    "aten::empty_permuted",
+}
 
 
 @dataclass

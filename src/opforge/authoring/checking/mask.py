@@ -78,7 +78,11 @@ def _at_sizes(subject: Subject, call: Call, group: int, *, random: bool) -> Iter
         return
     size = _whole(lambda n: subject.answer(base(subject, call, group, n)))
     if size != _WHOLES[-1]:
-        yield "slow", f"sizes above {size} of {subject.base}{call} were left out: a call takes too long, as in Triton's interpreter", ""
+        yield (
+            "slow",
+            f"sizes above {size} of {subject.base}{call} were left out: a call takes too long, as in Triton's interpreter",
+            "",
+        )
     parts = None if random or subject.reference is not None else _parts(subject, base(subject, call, group, size), size)
     for size in [s for s in _SIZES if s < size]:
         one = base(subject, call, group, size)
@@ -163,7 +167,11 @@ def _writes(subject: Subject, call: Call) -> Iterator[tuple[str, str, str]]:
             return
     for place, (one, two) in enumerate(zip(*answers, strict=False)):
         if isinstance(one, torch.Tensor) and isinstance(two, torch.Tensor) and (words := _left(one, two)):
-            yield "unwritten", f"elements of result {place} are never written: {words}, for {subject.base}{call}", _SHORT
+            yield (
+                "unwritten",
+                f"elements of result {place} are never written: {words}, for {subject.base}{call}",
+                _SHORT,
+            )
             return
 
 
@@ -189,7 +197,11 @@ def _against(subject: Subject, call: Call, found: list[Any]) -> Iterator[tuple[s
         if not subject.returns and value is not None and subject.mutates:
             expected = flat(value)
         if words := differences(expected, found):
-            yield "values", f"another answer than the reference: {words}, for {subject.base}{call}", f"if other sizes are right, look at the mask: {_READS}"
+            yield (
+                "values",
+                f"another answer than the reference: {words}, for {subject.base}{call}",
+                f"if other sizes are right, look at the mask: {_READS}",
+            )
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,20 @@ _COVERED_BY = {
 
 ENDED = "ended"
 """In place of a test's name: the check ended because its process did, or because its time was up."""
-_WHERE_IT_SHOWS = ("inputs", "mask", "layouts", "determinism", "schema", "autograd", "vmap", "compile", "fake", "blocks", "devices", "opcheck")
+_WHERE_IT_SHOWS = (
+    "inputs",
+    "mask",
+    "layouts",
+    "determinism",
+    "schema",
+    "autograd",
+    "vmap",
+    "compile",
+    "fake",
+    "blocks",
+    "devices",
+    "opcheck",
+)
 """Of checks whose process ended, the one that says most about why comes first."""
 
 
@@ -123,7 +136,11 @@ def settled(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     kept = []
     for finding in known:
         if finding.test == ENDED and (writes or finding.check != ended[0]):
-            kept.append(replace(finding, status=Status.NOTE, what=f"{finding.what}; see {'mask' if writes else ended[0]}", fix=""))
+            kept.append(
+                replace(
+                    finding, status=Status.NOTE, what=f"{finding.what}; see {'mask' if writes else ended[0]}", fix=""
+                )
+            )
             continue
         above = [check for check in _COVERED_BY.get(finding.test, ()) if check in failed]
         if finding.check == "opcheck" and finding.status is Status.FAILED and above:

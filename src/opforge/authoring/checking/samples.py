@@ -67,7 +67,9 @@ def plans() -> Iterator[Plan]:
 
 def variations(plan: Plan) -> list[Plan]:
     """Return plans that differ from one that is taken: in shapes of the same kind, dtypes, numbers, and what is optional."""
-    alike = next((kind for kind in _ALIKE if plan.shapes in kind), ())  # an operator that checks nothing takes shapes that make no sense
+    alike = next(
+        (kind for kind in _ALIKE if plan.shapes in kind), ()
+    )  # an operator that checks nothing takes shapes that make no sense
     others = [replace(plan, shapes=shapes) for shapes in alike if shapes != plan.shapes]
     others += [replace(plan, given=not plan.given, shapes=s) for s in (plan.shapes, *range(len(_SHAPES))[:7])]
     others += [replace(plan, dtypes=dtypes) for dtypes in (6, 4, 5) if _DTYPES[plan.dtypes][0].is_floating_point]
@@ -167,5 +169,7 @@ class _Maker:
         self.made += 1
         if dtype.is_floating_point:
             return torch.randn(shape, generator=self.generator).to(dtype).to(self.device)
-        high = 2 if dtypes[0].is_floating_point or dtype == torch.bool else 4  # may be positions, which must be in range
+        high = (
+            2 if dtypes[0].is_floating_point or dtype == torch.bool else 4
+        )  # may be positions, which must be in range
         return torch.randint(0, high, shape, generator=self.generator).to(dtype).to(self.device)

@@ -28,7 +28,11 @@ def check(subject: Subject) -> Findings:
             untouched -= {name} if words else set()
             if words and name not in subject.written and f"write {name}" not in seen:
                 seen.add(f"write {name}")
-                yield failed("schema", f"it writes to {name}, and the schema does not say so: {words}, after {subject.base}{call}", _declare(subject, name))
+                yield failed(
+                    "schema",
+                    f"it writes to {name}, and the schema does not say so: {words}, after {subject.base}{call}",
+                    _declare(subject, name),
+                )
         for text, name in _aliases(subject, results, after):
             if text not in seen:
                 seen.add(text)
@@ -77,12 +81,18 @@ def _aliases(subject: Subject, results: list[Any], named: dict[str, Any]) -> lis
 def alias_by_torch(subject: Subject) -> Findings:
     """Yield the finding for an operator that torch itself refuses to call because it returns an input."""
     name = next((a.name for a in subject.arguments if "Tensor" in str(a.type)), "x")
-    yield failed("schema", "a result shares memory with an argument or with another result, and torch refuses every call", _own_memory(subject, name))
+    yield failed(
+        "schema",
+        "a result shares memory with an argument or with another result, and torch refuses every call",
+        _own_memory(subject, name),
+    )
 
 
 def _declare(subject: Subject, name: str) -> str:
     if subject.definition is not None:
-        return f'say so: mutates_args=("{name}",) in torch.library.custom_op; or work on a copy: {name} = {name}.clone()'
+        return (
+            f'say so: mutates_args=("{name}",) in torch.library.custom_op; or work on a copy: {name} = {name}.clone()'
+        )
     return f'say so in the schema: "{marked(subject, name)}"; or work on a copy: {name} = {name}.clone()'
 
 

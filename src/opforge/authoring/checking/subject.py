@@ -173,7 +173,10 @@ def public_functions(base: str, package: str) -> list[Callable[..., Any]]:
     for name, module in list(sys.modules.items()):
         if name == package or name.startswith(f"{package}."):
             value = vars(module).get(base) if hasattr(module, "__dict__") else None
-            if type(value).__name__ == "function" and str(value.__module__).partition(".")[0] == package.partition(".")[0]:
+            if (
+                type(value).__name__ == "function"
+                and str(value.__module__).partition(".")[0] == package.partition(".")[0]
+            ):
                 found[id(value)] = value
     return list(found.values())
 

@@ -32,7 +32,9 @@ def parse(text: str, module: str = "") -> Target:
     if "::" in text:
         return _operator(text, module)
     if module:
-        raise OpforgeError(f"--import {module} goes with an operator such as ns::op, and {text!r} is none; leave it out")
+        raise OpforgeError(
+            f"--import {module} goes with an operator such as ns::op, and {text!r} is none; leave it out"
+        )
     path = Path(text)
     if path.suffix == ".py":
         if not path.is_file():
@@ -62,11 +64,15 @@ def _folder(text: str, folder: Path) -> Target:
     if (folder / "__init__.py").is_file():
         return Target(text, module=folder.name, paths=(str(folder.parent),))
     for root in (folder / "src", folder):
-        packages = sorted(path.parent.name for path in root.glob("*/__init__.py") if path.parent.name not in _NO_PACKAGE)
+        packages = sorted(
+            path.parent.name for path in root.glob("*/__init__.py") if path.parent.name not in _NO_PACKAGE
+        )
         if len(packages) == 1:
             return Target(text, module=packages[0], paths=(str(root),))
         if packages:
-            raise OpforgeError(f"{text!r} holds several packages ({', '.join(packages)}); give the folder of one of them")
+            raise OpforgeError(
+                f"{text!r} holds several packages ({', '.join(packages)}); give the folder of one of them"
+            )
     raise OpforgeError(
         f"the folder {text!r} holds no package: neither it nor a folder in it or in its src/ has an __init__.py"
     )
