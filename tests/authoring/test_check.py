@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -77,7 +76,11 @@ def test_right_operators_pass(file):
 
 
 def test_what_does_not_apply_is_skipped_with_its_reason():
-    report = check(HERE / "right" / "python_ops.py", ops=("add_scaled_", "noise", "count"), skip=("compile", "opcheck", "mask", "fake"))
+    report = check(
+        HERE / "right" / "python_ops.py",
+        ops=("add_scaled_", "noise", "count"),
+        skip=("compile", "opcheck", "mask", "fake"),
+    )
     operators = by_name(report)
     reasons = {name: {f.check: f.what for f in operator.of(Status.SKIPPED)} for name, operator in operators.items()}
     assert "writes to x" in reasons["add_scaled_"]["autograd"]
@@ -124,7 +127,7 @@ CONTRACTS = {
     "fake_dtype": ("fake", "the fake says torch.float16, the operator returns torch.float32", "dtype=torch.float32"),
     "fake_stride": ("fake", "strides [1, 6], the operator returns [16, 1]", "x.new_empty(x.shape)"),
     "fake_keeps_strides": ("fake", "(transposed)", "torch.empty_like(x) alone keeps the strides of x"),
-    "fake_missing": ("fake", "there is no fake", "register_fake(\"defect::fake_missing\")", "compile"),
+    "fake_missing": ("fake", "there is no fake", 'register_fake("defect::fake_missing")', "compile"),
     "fake_of_two": ("fake", "the fake raises", "the fake must take every call", "compile"),
     "fake_fixed_size": ("fake", "the fake fixes sizes (6, 16)", "do not turn sizes into numbers", "compile"),
     "fake_with_number": ("fake", "the fake fixes sizes (16)", "do not turn sizes into numbers", "compile"),
@@ -165,7 +168,9 @@ def test_places_are_named(contracts):
 def test_a_random_operator_that_does_not_say_so_is_noted(contracts):
     operator = by_name(contracts)["untagged_random"]
     assert operator.verdict == "passed", said(operator)
-    assert any(f.check == "determinism" and "torch.Tag.nondeterministic_seeded" in f.fix for f in operator.of(Status.NOTE))
+    assert any(
+        f.check == "determinism" and "torch.Tag.nondeterministic_seeded" in f.fix for f in operator.of(Status.NOTE)
+    )
 
 
 def test_every_seeded_defect_is_in_the_table(contracts):
@@ -182,7 +187,11 @@ def masks() -> Report:
     ("name", "words", "fix"),
     [
         ("store_too_short", "are never written: 4 of 4, the first at [0, 0]", "triton.cdiv(n, BLOCK)"),
-        ("store_without_mask", "it writes outside a tensor that it allocated: 28 elements past its end", "tl.store(y_ptr"),
+        (
+            "store_without_mask",
+            "it writes outside a tensor that it allocated: 28 elements past its end",
+            "tl.store(y_ptr",
+        ),
         ("load_without_mask", "depends on memory outside its arguments", "tl.load(x_ptr + offsets, mask="),
         ("load_with_other", "another answer than the reference", "neutral value"),
     ],
@@ -271,7 +280,12 @@ def test_an_operator_that_takes_no_call_is_named_and_not_dropped(tmp_path):
 
 
 def test_inputs_that_a_package_declares(tmp_path):
-    folder = package(tmp_path / "project" / "src", "declares", ONLY_MATRIX.format(name="declares"), opforge_inputs=INPUTS.format(name="declares"))
+    folder = package(
+        tmp_path / "project" / "src",
+        "declares",
+        ONLY_MATRIX.format(name="declares"),
+        opforge_inputs=INPUTS.format(name="declares"),
+    )
     report = check(folder.parent.parent, skip=QUICK)
     (operator,) = report.operators
     assert operator.verdict == "passed", said(operator)
@@ -294,7 +308,9 @@ def test_an_operator_of_torch_by_name():
 
 
 def test_an_operator_by_name_with_what_registers_it(tmp_path):
-    folder = package(tmp_path, "by_name", ONLY_MATRIX.format(name="by_name"), opforge_inputs=INPUTS.format(name="by_name"))
+    folder = package(
+        tmp_path, "by_name", ONLY_MATRIX.format(name="by_name"), opforge_inputs=INPUTS.format(name="by_name")
+    )
     target = checking.parse("by_name::halve", str(folder))
     (operator,) = checking.check(target, checking.Options(skip=QUICK)).operators
     assert operator.verdict == "passed", said(operator)

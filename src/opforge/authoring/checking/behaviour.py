@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
+from opforge.authoring.checking import fixes
 from opforge.authoring.checking.calls import Call
 from opforge.authoring.checking.comparing import differences
 from opforge.authoring.checking.report import Finding, Status
 from opforge.authoring.checking.subject import Findings, Subject, failed, note, short
 
 _TIMES = 4
-_SEEDED = "tags=torch.Tag.nondeterministic_seeded where the operator is defined"
 
 
 def determinism(subject: Subject) -> Findings:
@@ -29,29 +29,21 @@ def determinism(subject: Subject) -> Findings:
                 yield note(
                     "determinism",
                     f"the last bits change from call to call: {words}, for {subject.base}{call}",
-                    "where sums are added up in any order (atomics), say so in the documentation, or add up in two steps",
+                    fixes.LAST_BITS,
                 )
             else:
                 yield failed(
                     "determinism",
                     f"the same call with the same seed gives another answer: {words}, for {subject.base}{call}",
-                    _changes(subject),
+                    fixes.CHANGES if subject.tagged_random else fixes.CHANGES_UNSEEDED,
                 )
             return
     if subject.is_random() and not subject.tagged_random:
         yield note(
             "determinism",
             "the operator is random and does not say so: torch.compile may call it once where you call it twice, or again in backward",
-            f"say so: {_SEEDED}",
+            f"say so: {fixes.SEEDED}",
         )
-
-
-def _changes(subject: Subject) -> str:
-    seeded = f"if it is meant to be random, draw from torch's generator, which torch.manual_seed sets, and say so: {_SEEDED}; "
-    return (
-        ("" if subject.tagged_random else seeded)
-        + "else look for memory that is read before it is written, for state kept between calls, and for programs that write to the same element without atomics"
-    )
 
 
 def _larger(subject: Subject, call: Call) -> Call | None:
@@ -81,15 +73,6 @@ def _kernels(subject: Subject, missing: list[str]) -> str:
     return f"if it is to run there: {' and '.join(words)}, or a block TORCH_LIBRARY_IMPL(…, {missing[0]}, m)"
 
 
-_FIXES = {
-    "test_schema": "make the schema say what the operator does: Tensor(a!) for what it writes to, nothing that shares memory with an argument",
-    "test_autograd_registration": "register gradients with torch.library.register_autograd (C++: at the key Autograd), not by calling differentiable operators in a kernel for CPU or CUDA; where the kernel calls torch's operators, work below autograd",
-    "test_faketensor": "let the fake return what the operator returns: shape, dtype, strides, device",
-    "test_aot_dispatch_static": "the operator behaves otherwise when traced: see fake, schema and autograd formula",
-    "test_aot_dispatch_dynamic": "the operator behaves otherwise when traced with symbols for sizes: see fake and autograd formula",
-}
-
-
 def opcheck(subject: Subject) -> Findings:
     """Yield what torch.library.opcheck finds, each of its tests once."""
     seen: set[str] = set()
@@ -98,7 +81,11 @@ def opcheck(subject: Subject) -> Findings:
             if test not in seen:
                 seen.add(test)
                 yield Finding(
-                    "opcheck", Status.FAILED, f"{test}: {words}, for {subject.base}{call}", _FIXES.get(test, ""), test
+                    "opcheck",
+                    Status.FAILED,
+                    f"{test}: {words}, for {subject.base}{call}",
+                    fixes.OPCHECK.get(test, ""),
+                    test,
                 )
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from opforge.authoring.checking import fixes
 from opforge.authoring.checking.calls import Call
 from opforge.authoring.checking.subject import Findings, Subject, note, skipped
 
@@ -41,10 +43,10 @@ def check(subject: Subject) -> Findings:
     if not launches:
         yield skipped("blocks", "it launches no Triton kernel")
     for launch in {one.kernel: one for one in reversed(launches)}.values():
-        yield from _judge(subject, launch)
+        yield from _judge(launch)
 
 
-def _judge(subject: Subject, launch: Launch) -> Findings:
+def _judge(launch: Launch) -> Findings:
     each = launch.elements / max(launch.programs, 1)
     names = ", ".join(f"{name}={value}" for name, value in launch.constants.items())
     largest = max((v for v in launch.constants.values() if isinstance(v, int) and v > 0 and not v & (v - 1)), default=0)
@@ -53,13 +55,13 @@ def _judge(subject: Subject, launch: Launch) -> Findings:
         yield note(
             "blocks",
             f"{said}: {each:.0f} elements each, which is very little",
-            "larger blocks: try 1024, or triton.autotune over 256, 512, 1024; where rows are short, several of them for each program",
+            fixes.SMALL_BLOCKS,
         )
     elif largest > _LARGEST_BLOCK:
         yield note(
             "blocks",
             f"{said}: a block of {largest} does not fit into registers",
-            "blocks of 1024 to 8192, and a loop over the rest inside the kernel",
+            fixes.LARGE_BLOCKS,
         )
 
 
@@ -71,8 +73,12 @@ def _large(subject: Subject) -> Call | None:
         if not largest or not dimensions:
             continue
         factor = (_ELEMENTS / largest) ** (1 / dimensions)
-        return subject.resized(call, lambda n, f=factor: max(2, round(n * f)))
+        return subject.resized(call, functools.partial(_times, factor))
     return None
+
+
+def _times(factor: float, size: int) -> int:
+    return max(2, round(size * factor))
 
 
 @contextlib.contextmanager
@@ -107,7 +113,7 @@ def _launch(
     name: str, names: list[str], constants: list[str], grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Launch:
     given = dict(zip(names, args, strict=False)) | kwargs
-    shape = grid(given) if isinstance(grid, Callable) else grid  # type: ignore[arg-type]
+    shape = grid(given) if callable(grid) else grid
     shape = shape if isinstance(shape, (tuple, list)) else (shape,)
     elements = max((t.numel() for t in given.values() if torch.is_tensor(t)), default=0)
     return Launch(name, math.prod(int(n) for n in shape), {c: given[c] for c in constants if c in given}, elements)

@@ -5,12 +5,7 @@ It imports torch and the target once and runs no operator; every search for inpu
 
 from __future__ import annotations
 
-import contextlib
-import faulthandler
-import fnmatch
-import gc
 import importlib
-import importlib.util
 import json
 import os
 import resource
@@ -20,11 +15,10 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from opforge.authoring.checking import forks
+from opforge.authoring.checking import fixes, forks, loading
 from opforge.authoring.checking.report import ENDED, Finding, Status
-from opforge.errors import OpforgeError, UnknownNameError
+from opforge.errors import OpforgeError
 
-_IMPORT_LIMIT_S = 300.0
 _MOST_CRASHES = 3
 MODULES = {
     "devices": "behaviour:devices", "schema": "schema:check", "fake": "fake:check", "layouts": "layouts:check", "mask": "mask:check",
@@ -59,88 +53,21 @@ class Examination:
         self.request, self.send = request, send
         self.target = request["target"]
         self.device = request["device"]
-        self.notes: list[str] = []
-        self.interpreted = False
 
     def run(self) -> None:
-        self._prepare()
-        names = self._load()
-        self.package = self.target["module"] or self.module_name
-        subjects = [self._subject(name) for name in names]
+        skipped = set(self.request["skip"])
+        loading.prepare(self.device, compiles=not {"compile", "opcheck"} <= skipped)
+        for check, name in MODULES.items():
+            if check not in skipped:
+                importlib.import_module(f"opforge.authoring.checking.{name.partition(':')[0]}")
+        self.loaded = loading.load(self.target, self.device, self.request["ops"])
+        subjects = [self._subject(name) for name in self.loaded.operators]
         import torch
 
         versions = {"torch": torch.__version__, "python": sys.version.split()[0]}
         rows = [{"name": s.name, "schema": str(s.overload._schema)} for s in subjects]  # noqa: SLF001
-        self.send({"operators": rows, "notes": self.notes, "versions": versions})
+        self.send({"operators": rows, "notes": self.loaded.notes, "versions": versions})
         self._examine(subjects)
-
-    def _prepare(self) -> None:
-        import torch
-
-        torch.set_num_threads(1)  # a fork has one thread only
-        if self.device != "cpu" and not torch.cuda.device_count():
-            raise OpforgeError(f"--device {self.device}: torch sees no GPU here; use --device cpu")
-        if self.device == "cpu" and "TRITON_INTERPRET" not in os.environ:
-            os.environ["TRITON_INTERPRET"] = "1"
-        self.interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-        _warm()
-        for name in MODULES.values():
-            importlib.import_module(f"opforge.authoring.checking.{name.partition(':')[0]}")
-
-    def _load(self) -> list[str]:
-        """Import the target, and return the names of the operators to judge."""
-        import torch
-
-        before = set(torch._C._dispatch_get_all_op_names())  # noqa: SLF001  # torch has no public list of operators
-        sys.path[:0] = self.target["paths"]
-        self.module_name = ""
-        kernels = _interpreted_kernels()
-        if self.target["module"] or self.target["file"]:
-            faulthandler.dump_traceback_later(_IMPORT_LIMIT_S, exit=True)
-            self._import()
-            faulthandler.cancel_dump_traceback_later()
-        after = set(torch._C._dispatch_get_all_op_names())  # noqa: SLF001
-        if self.device != "cpu" and torch.cuda.is_initialized():
-            raise OpforgeError(
-                f"importing {self.target['text']} starts CUDA, and processes forked after that cannot use it; "
-                "let the package touch the GPU when an operator is called, not when it is imported"
-            )
-        if self.interpreted and _interpreted_kernels() > kernels:
-            self.notes.append("Triton kernels run in its interpreter (TRITON_INTERPRET=1)")
-        if self.target["operator"]:
-            return _selected([self.target["operator"]], after)
-        mine = {name for name in after - before if not _of_torch(name)}
-        if not mine:
-            raise NothingRegisteredError(self.target["text"])
-        return _selected(self.request["ops"], mine)
-
-    def _import(self) -> None:
-        try:
-            if self.target["file"]:
-                stem = os.path.basename(self.target["file"]).removesuffix(".py")
-                self.module_name = stem if stem.isidentifier() and stem not in sys.modules else "_opforge_checked_file"
-                spec = importlib.util.spec_from_file_location(self.module_name, self.target["file"])
-                if spec is None or spec.loader is None:
-                    raise OpforgeError(f"{self.target['file']!r} cannot be imported")
-                module = importlib.util.module_from_spec(spec)
-                sys.modules[self.module_name] = module
-                spec.loader.exec_module(module)
-            else:
-                importlib.import_module(self.target["module"])
-        except OpforgeError:
-            raise
-        except BaseException as error:
-            import traceback
-
-            frames = [
-                f
-                for f in traceback.extract_tb(error.__traceback__)
-                if "/opforge/authoring/" not in f.filename and "importlib" not in f.filename
-            ]
-            where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-            raise OpforgeError(
-                f"importing {self.target['text']} raises {type(error).__name__}{where}: {error}"
-            ) from error
 
     def _subject(self, name: str) -> Any:
         import torch
@@ -153,18 +80,16 @@ class Examination:
         return Subject(
             name,
             found,
-            functions=public_functions(base, self.package),
+            functions=public_functions(base, self.loaded.package),
             device=self.device.partition(":")[0],
-            interpreted=self.interpreted,
+            interpreted=self.loaded.interpreted,
         )
 
     # ── inputs, then checks ────────────────────────────────────────────────────────────────────
 
     def _examine(self, subjects: list[Any]) -> None:
         wanted = [check for check in MODULES if check not in self.request["skip"]]
-        ready: list[tuple[Any, list[Any]]] = []
-        for subject, plans in self._with_inputs(subjects):
-            ready.append((subject, plans))
+        ready = self._with_inputs(subjects)
         jobs = [self._job(subject, plans, check) for subject, plans in ready for check in wanted]
         for done, outcome in enumerate(forks.run(jobs, self.request["workers"]), 1):
             name, check = outcome.key
@@ -255,7 +180,7 @@ class Examination:
             else f"ended the process, which {outcome.died}"
         )
         what = f"{subject.base}{at['call']} {how}{_last_words(outcome.said)}"
-        finding = Finding("inputs", Status.FAILED, what, _CRASH_FIX, ENDED)
+        finding = Finding("inputs", Status.FAILED, what, fixes.CRASH, ENDED)
         self.send({"operator": subject.name, "finding": asdict(finding)})
 
     def _say_inputs(self, subject: Any, outcome: forks.Outcome, plans: list[Any]) -> bool:
@@ -306,86 +231,6 @@ class Examination:
         return f"it took none of {rows.get('tried', 0)} calls made from its schema ({said}); {how}"
 
 
-_CRASH_FIX = (
-    "check arguments before touching memory (TORCH_CHECK or STD_TORCH_CHECK on dtype, sizes, device; `if` and raise in Python), keep indices in range, "
-    "and let an empty tensor return at once"
-)
-
-
-class NothingRegisteredError(OpforgeError):
-    """The target registers no operator."""
-
-    exit_code = 5
-
-    def __init__(self, target: str) -> None:
-        super().__init__(
-            f"importing {target} registers no operator; give the module that does (it may be a submodule), or an operator by name: ns::op --import {target}"
-        )
-
-
-def _selected(wanted: list[str], names: set[str]) -> list[str]:
-    """Return the operators that some words stand for: names with or without namespace and overload, or patterns."""
-    if not wanted:
-        return sorted(names)
-    chosen: set[str] = set()
-    for word in wanted:
-        found = {name for name in names if any(fnmatch.fnmatchcase(form, word) for form in _forms(name))}
-        if not found:
-            raise UnknownNameError(
-                "operator", word, names, "say what registers it with --import" if "::" in word else ""
-            )
-        chosen |= found
-    return sorted(chosen)
-
-
-def _forms(name: str) -> tuple[str, ...]:
-    whole, base = name, name.partition(".")[0]
-    default = () if "." in name else (f"{name}.default",)
-    return (whole, base, whole.partition("::")[2], base.partition("::")[2], *default)
-
-
-def _of_torch(name: str) -> bool:
-    """Whether an operator was registered by torch itself, in a module that the target made it import."""
-    import torch
-    from torch._library.custom_ops import OPDEFS
-
-    if name in OPDEFS:
-        module = str(getattr(OPDEFS[name]._init_fn, "__module__", ""))  # noqa: SLF001
-        return module.partition(".")[0] in ("torch", "functorch")
-    try:
-        debug = next((line for line in torch._C._dispatch_dump(name).splitlines() if line.startswith("debug:")), "")  # noqa: SLF001
-    except RuntimeError:
-        return False
-    root = os.path.dirname(torch.__file__)
-    return root in debug and not any(f"{root}/{part}" in debug for part in ("library.py", "_library/"))
-
-
-def _warm() -> None:
-    """Import what compiling imports on the way, once and not in every fork; which modules those are, a fork finds out."""
-    import torch._dynamo
-    import torch.testing._internal.optests
-
-    def look(tell: forks.Tell) -> None:
-        before = set(sys.modules)
-        torch.library.opcheck(torch.ops.aten.sin.default, (torch.ones(2, requires_grad=True),))
-        torch.compile(torch.sin, backend="aot_eager", fullgraph=True, dynamic=True)(torch.ones(3))
-        tell({"modules": sorted(set(sys.modules) - before)})
-
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no processes beside ours
-    for outcome in forks.run([forks.Job("warm", look, _IMPORT_LIMIT_S)], 1):
-        names = [name for row in outcome.rows for name in row.get("modules", ())]
-        for name in names:
-            if name.partition(".")[0] in ("torch", "sympy"):
-                with contextlib.suppress(ImportError):
-                    importlib.import_module(name)
-
-
-def _interpreted_kernels() -> int:
-    """Return how many Triton kernels there are that run in the interpreter."""
-    interpreter = sys.modules.get("triton.runtime.interpreter")
-    return 0 if interpreter is None else sum(type(o) is interpreter.InterpretedFunction for o in gc.get_objects())
-
-
 def _last_words(said: str) -> str:
     lines = [
         line.strip()
@@ -411,7 +256,7 @@ def _findings(check: str, outcome: forks.Outcome, limit_s: float) -> list[Findin
                 check,
                 Status.FAILED,
                 f"no answer within {limit_s:g} s: the operator hangs, or is very slow{where}",
-                _HANG_FIX,
+                fixes.HANG,
                 ENDED,
             )
         )
@@ -421,7 +266,7 @@ def _findings(check: str, outcome: forks.Outcome, limit_s: float) -> list[Findin
                 check,
                 Status.FAILED,
                 f"the process {outcome.died}{_last_words(outcome.said)}{where}",
-                _DIED_FIXES.get(check, _CRASH_FIX),
+                fixes.ENDED.get(check, fixes.CRASH),
                 ENDED,
             )
         )
@@ -439,13 +284,6 @@ def _findings(check: str, outcome: forks.Outcome, limit_s: float) -> list[Findin
     if not any(f.status in (Status.FAILED, Status.SKIPPED) for f in found):
         found.append(Finding(check, Status.PASSED))
     return found
-
-
-_HANG_FIX = "look for a loop that does not end for some size or layout, for a lock, or for waiting on another process; if it is merely slow, give more time with --timeout"
-_DIED_FIXES = {
-    "layouts": f"if it is another layout that does it: x = x.contiguous() first; {_CRASH_FIX}",
-    "mask": f"mask loads and stores (offsets < n); {_CRASH_FIX}",
-}
 
 
 if __name__ == "__main__":

@@ -7,16 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch._dynamo
+from torch import _dynamo as dynamo
 
+from opforge.authoring.checking import fixes
 from opforge.authoring.checking.calls import Call, flat
 from opforge.authoring.checking.comparing import differences
 from opforge.authoring.checking.subject import Findings, Subject, failed, short
 
-_BREAK = (
-    "keep what the compiler cannot follow out of the function around the operator (print, .item(), numpy, file or environment access, `if` on a tensor): "
-    "move it into the operator itself, or check shapes and dtypes only"
-)
 _OP = "torch.ops.{}"
 
 
@@ -66,7 +63,7 @@ def _wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _static(subject: Subject, function: Callable[..., Any], call: Call, *, random: bool) -> tuple[str, str]:
-    torch._dynamo.reset()
+    dynamo.reset()
     expected = _results(subject, function, call.copied())
     compiled = torch.compile(_wrapped(function), fullgraph=True, backend="aot_eager", dynamic=False)
     try:
@@ -74,9 +71,7 @@ def _static(subject: Subject, function: Callable[..., Any], call: Call, *, rando
     except Exception as error:  # noqa: BLE001  # whatever the compiler raises is what is wrong
         return _broken(error)
     if not random and (words := differences(expected, found)):
-        return f"compiled, it gives another answer: {words}", (
-            "what the operator does must follow from its arguments alone, and what it writes to must stand in its schema (mutates_args)"
-        )
+        return f"compiled, it gives another answer: {words}", fixes.COMPILED_OTHERWISE
     return "", ""
 
 
@@ -92,14 +87,17 @@ def _broken(error: Exception) -> tuple[str, str]:
     ]
     where = f" at {places[-1][0]}:{places[-1][1]} (`{places[-1][2].strip()}`)" if places else ""
     if places or (type(error).__name__ == "Unsupported" and "fake" not in cause):
-        return f"graph break{where}: {cause}{f': {reason[1]}' if reason and reason[1].strip() else ''}", _BREAK
-    fix = "see the finding of `fake`, from which this follows; if there is none, see the operators that it calls"
+        return (
+            f"graph break{where}: {cause}{f': {reason[1]}' if reason and reason[1].strip() else ''}",
+            fixes.GRAPH_BREAK,
+        )
+    fix = fixes.SEE_FAKE
     return f"torch.compile(fullgraph=True) raises{where}: {short(error)}", fix
 
 
 def _dynamic(subject: Subject, name: str, function: Callable[..., Any]) -> Findings:
     """Compile for any size, and see that three sizes need one graph."""
-    torch._dynamo.reset()
+    dynamo.reset()
     counted = _Counted()
     compiled = torch.compile(_wrapped(function), fullgraph=True, backend=counted, dynamic=True)
     for call in subject.first(torch.float32)[:4]:
@@ -117,9 +115,10 @@ def _dynamic(subject: Subject, name: str, function: Callable[..., Any]) -> Findi
                 yield failed("compile", f"{name} with dynamic=True: {words}, for {subject.base}{one}", fix)
                 return
         if counted.graphs > first:
+            calls = ", ".join(f"{subject.base}{one}" for one in sizes)
             yield failed(
-                "compile", f"{name} with dynamic=True: {1 + counted.graphs - first} graphs for the sizes of {', '.join(f'{subject.base}{one}' for one in sizes)}",
-                "sizes are turned into numbers on the way: look for int(x.shape[…]), x.shape[…] == number, or a fake that does so",
+                "compile", f"{name} with dynamic=True: {1 + counted.graphs - first} graphs for the sizes of {calls}",
+                fixes.MANY_GRAPHS,
             )  # fmt: skip
         return
 
@@ -139,4 +138,4 @@ class _Counted:
 
     def __call__(self, graph: Any, inputs: Any) -> Any:
         self.graphs += 1
-        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+        return dynamo.lookup_backend("aot_eager")(graph, inputs)

@@ -65,12 +65,11 @@ def check(target: Target, options: Options, progress: Progress = _silent) -> Rep
     progress(f"importing {target.text}", 0, 1)
     collected = _Collected(target, options, progress)
     with tempfile.TemporaryFile("w+") as said:
-        child = subprocess.Popen(CHILD, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True)
-        try:
-            code = _listen(child, json.dumps(request), collected)
-        finally:
-            child.kill()
-            child.wait()
+        with subprocess.Popen(CHILD, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True) as child:
+            try:
+                code = _listen(child, json.dumps(request), collected)
+            finally:
+                child.kill()
         said.seek(0)
         collected.ended(code, said.read())
     return collected.report()

@@ -9,11 +9,15 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
 from torch.fx.experimental.symbolic_shapes import (
-    DimDynamic, GuardOnDataDependentSymNode, ShapeEnv, StatelessSymbolicContext,
+    DimDynamic,
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+    StatelessSymbolicContext,
 )  # fmt: skip
 
+from opforge.authoring.checking import fixes
 from opforge.authoring.checking.calls import Call, flat, in_layouts, tensor_in_words
-from opforge.authoring.checking.subject import Findings, Subject, failed, note, short
+from opforge.authoring.checking.subject import Findings, Subject, failed, short
 
 _MISSING = ("no fake impl registered", "There was no fake impl", "no meta", "Meta tensors", "'Meta' backend")
 _NEEDS_DATA = (
@@ -58,7 +62,7 @@ def _against_real(subject: Subject, call: Call) -> list[tuple[str, str, str]]:
         faked = run_fake(subject, call.copied())
     except Exception as error:  # noqa: BLE001  # whatever the fake raises is what is wrong with it
         return [_raised(subject, error)]
-    return _compared(subject, real, faked)
+    return _compared(real, faked)
 
 
 def run_fake(subject: Subject, call: Call) -> list[Any]:
@@ -86,20 +90,16 @@ def _raised(subject: Subject, error: Exception) -> tuple[str, str, str]:
             skeleton(subject),
         )
     if _needs_data(error):
-        return "data", f"the fake looks at the contents of a tensor{_place(error)}: {short(error, 160)}", _NO_DATA
+        return (
+            "data",
+            f"the fake looks at the contents of a tensor{_place(error)}: {short(error, 160)}",
+            fixes.FAKE_CONTENTS,
+        )
     return (
         "raises",
         f"the fake raises where the operator does not{_place(error)}: {short(error)}",
-        (
-            "the fake must take every call that the operator takes: compute shapes and dtypes only, and check no more than the operator checks"
-        ),
+        (fixes.FAKE_RAISES),
     )
-
-
-_NO_DATA = (
-    "compute shapes from x.shape, x.dtype and arguments that are no tensors; .item(), bool(x), x.tolist() and `if` on a tensor need contents. "
-    "If the size does depend on contents, ask torch for one: size = torch.library.get_ctx().new_dynamic_size(); return x.new_empty(size)"
-)
 
 
 def _needs_data(error: Exception) -> bool:
@@ -127,7 +127,7 @@ def skeleton(subject: Subject) -> str:
     return f'register one, with the shapes and dtypes of the real results: @torch.library.register_fake("{name}") def _({names}): return {body}'
 
 
-def _compared(subject: Subject, real: list[Any], faked: list[Any]) -> list[tuple[str, str, str]]:
+def _compared(real: list[Any], faked: list[Any]) -> list[tuple[str, str, str]]:
     if len(real) != len(faked):
         return [
             (
@@ -174,7 +174,7 @@ def _metadata(which: str, real: torch.Tensor, fake: torch.Tensor) -> list[tuple[
             (
                 "device",
                 f"the fake says device {fake.device}{which}, the operator returns {real.device}",
-                "make the result of the fake with x.new_empty(…), which keeps the device",
+                fixes.FAKE_DEVICE,
             )
         )
     if real.layout == torch.strided and not open_ and _significant(real) != _significant(fake):
@@ -195,9 +195,9 @@ def _significant(t: torch.Tensor) -> list[int]:
 
 def _strides(real: torch.Tensor, fake: torch.Tensor) -> str:
     if real.is_contiguous():
-        return "the operator's result is contiguous: in the fake, x.new_empty(x.shape), or torch.empty_like(x, memory_format=torch.contiguous_format); torch.empty_like(x) alone keeps the strides of x"
+        return fixes.FAKE_CONTIGUOUS
     if fake.is_contiguous():
-        return "let the operator return contiguous results (allocate with torch.empty_like(x, memory_format=torch.contiguous_format)), or allocate in the fake as the operator does, with the same call"
+        return fixes.REAL_CONTIGUOUS
     return f"allocate in the fake as the operator does: the real one is {tensor_in_words(real)}"
 
 
@@ -234,19 +234,15 @@ def _one_symbolic(subject: Subject, call: Call, other: Call, real: list[Any]) ->
     fixed = {s: int(env.replacements[s]) for s in values if s in env.replacements and env.replacements[s].is_number}
     if fixed:
         sizes = ", ".join(str(n) for n in fixed.values())
-        yield failed(
-            "fake", f"the fake fixes sizes ({sizes}), and the operator takes others: torch.compile makes a new graph for every size; seen with {subject.base}{call}",
-            "do not turn sizes into numbers: int(x.shape[0]), `x.shape[0] == 16`, math.ceil(…) and use as a list index or a dict key do; use them as they are, // and torch.sym_max instead",
-        )  # fmt: skip
+        what = f"the fake fixes sizes ({sizes}), and the operator takes others: torch.compile makes a new graph for every size"
+        yield failed("fake", f"{what}; seen with {subject.base}{call}", fixes.FAKE_SIZES)
         return
     for place, (f, r) in enumerate(zip(results, real, strict=False)):
         if isinstance(f, torch.Tensor) and isinstance(r, torch.Tensor):
             said = [_at(size, values) for size in f.shape]
             if None not in said and said != list(r.shape):
-                yield failed(
-                    "fake", f"the fake computes shape {said} for result {place} of {subject.base}{other}, where the operator returns {list(r.shape)}; at the size {subject.base}{call} both agree",
-                    "compute the shape from the sizes of the arguments, with no fixed numbers in it",
-                )  # fmt: skip
+                what = f"the fake computes shape {said} for result {place} of {subject.base}{other}, and the operator returns {list(r.shape)}"
+                yield failed("fake", f"{what}; for {subject.base}{call} both agree", fixes.FAKE_SHAPE)
                 return
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from opforge.authoring.checking import fixes
 from opforge.authoring.checking.calls import Call, as_dtype
 from opforge.authoring.checking.comparing import difference, number
 from opforge.authoring.checking.subject import Findings, Subject, failed, note, short, skipped
@@ -116,19 +117,13 @@ def _slopes(subject: Subject, call: Call) -> Findings:
         if not words:
             break
     if words:
-        yield failed("autograd", f"{words}, for {subject.base}{trials[0][0]}", _WRONG)
+        yield failed("autograd", f"{words}, for {subject.base}{trials[0][0]}", fixes.GRADIENT)
         return
     if precision is _COARSE:
         yield note("autograd", "float64 is taken, and answered with less precision: gradients were compared coarsely")
     elif precision is _FINE:
         yield from _gradcheck(subject, trials[0][0])
     yield from _spread(subject, trials[0][0])
-
-
-_WRONG = (
-    "compute the gradient anew: for each floating-point argument the incoming gradient times the derivative of the result by it, None for arguments that are no tensors, "
-    "in the order of the arguments; look at what setup_context saves, and at sums over dimensions that were broadcast"
-)
 
 
 def _raised(subject: Subject, error: Exception, call: Call) -> Any:
@@ -223,7 +218,7 @@ def _gradcheck(subject: Subject, call: Call) -> Findings:
     try:
         torch.autograd.gradcheck(function, floats, fast_mode=True, nondet_tol=1e-7)
     except Exception as error:  # noqa: BLE001  # its findings come as errors of several kinds
-        yield failed("autograd", f"torch.autograd.gradcheck: {short(error)}, for {subject.base}{call}", _WRONG)
+        yield failed("autograd", f"torch.autograd.gradcheck: {short(error)}, for {subject.base}{call}", fixes.GRADIENT)
 
 
 def _spread(subject: Subject, call: Call) -> Findings:
@@ -241,8 +236,6 @@ def _spread(subject: Subject, call: Call) -> Findings:
         )
     for (name, _t), one, two in zip(_named_floats(subject, call), *answers, strict=True):
         if one is not None and (words := difference(one, two)):
-            yield failed(
-                "autograd", f"the gradient of {name} is another when the incoming gradient is expanded, as sum().backward() sends it: {words}, for {subject.base}{call}",
-                "begin backward with grad = grad.contiguous(), or pass its strides to the kernel",
-            )  # fmt: skip
+            what = f"the gradient of {name} is another when the incoming gradient is expanded, as sum().backward() sends it"
+            yield failed("autograd", f"{what}: {words}, for {subject.base}{call}", fixes.GRADIENT_EXPANDED)
             return

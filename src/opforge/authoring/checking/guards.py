@@ -123,7 +123,6 @@ def call_in_guards(overload: Any, call: Call, device: str, fill: float) -> tuple
 def _positional(overload: Any, call: Call) -> list[Any]:
     """Return all arguments in the order of the schema; call_boxed knows no names."""
     arguments = overload._schema.arguments  # noqa: SLF001
-    values = list(call.args)
-    for argument in arguments[len(values) :]:
-        values.append(call.kwargs.get(argument.name, argument.default_value if argument.has_default_value() else None))
-    return values
+    rest = arguments[len(call.args) :]
+    defaults = {a.name: a.default_value if a.has_default_value() else None for a in rest}
+    return [*call.args, *(call.kwargs.get(name, default) for name, default in defaults.items())]

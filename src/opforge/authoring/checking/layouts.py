@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from opforge.authoring.checking import fixes
 from opforge.authoring.checking.calls import Call, in_layouts
 from opforge.authoring.checking.comparing import differences
 from opforge.authoring.checking.subject import Findings, Subject, failed, note, short, skipped
@@ -32,13 +33,17 @@ def check(subject: Subject) -> Findings:
             found, refusal = _tried(subject, twisted)
             if found is None and layout not in refused:
                 refused.add(layout)
-                yield note("layouts", f"{layout} tensors are refused: {refusal}, for {subject.base}{twisted}", _TAKE)
+                yield note(
+                    "layouts",
+                    f"{layout} tensors are refused: {refusal}, for {subject.base}{twisted}",
+                    fixes.TAKE_LAYOUTS,
+                )
             elif found is not None and (words := differences(expected, found)):
                 wrong.setdefault(layout, f"{words}, for {subject.base}{twisted}")
     if wrong:
         first = next(iter(wrong.values()))
         names = f"{', '.join(wrong)} tensors give another answer than the same elements laid out contiguously"
-        yield failed("layouts", f"{names}: {first}", _FIX)
+        yield failed("layouts", f"{names}: {first}", fixes.LAYOUTS)
 
 
 def _tried(subject: Subject, call: Call) -> tuple[list[Any] | None, str]:
@@ -51,8 +56,3 @@ def _tried(subject: Subject, call: Call) -> tuple[list[Any] | None, str]:
 
 _OTHER_CALLS = ("zero_dim", "expanded")
 """Of another rank, or with equal rows: the operator need not take them."""
-_TAKE = "take x.contiguous() where the kernel wants it, so that callers need not"
-_FIX = (
-    "the kernel takes memory to be contiguous: begin with x = x.contiguous() (and y, …), or pass x.stride(…) to the kernel and compute addresses from it; "
-    "x.data_ptr() already stands at x.storage_offset()"
-)

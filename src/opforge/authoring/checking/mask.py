@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from opforge.authoring.checking import guards
+from opforge.authoring.checking import fixes, guards
 from opforge.authoring.checking.calls import Call, flat
 from opforge.authoring.checking.comparing import differences
 from opforge.authoring.checking.subject import Findings, Subject, failed, note, short, skipped
@@ -25,16 +25,6 @@ _SMALL = 3
 _POISONS = (math.nan, 1e30, -1e30)
 _MARK = -12345.0
 _Sizing = Callable[[Subject, Call, int, int], Call]
-
-_READS = (
-    "load with a mask: tl.load(x_ptr + offsets, mask=offsets < n, other=…) in Triton, with the neutral value of what follows as other= (0 for a sum, -inf for a maximum); "
-    "in C++ and CUDA, `if (i < n)` around the access"
-)
-_WRITES = "store with a mask: tl.store(y_ptr + offsets, value, mask=offsets < n) in Triton; in C++ and CUDA, `if (i < n)` around the store"
-_SHORT = (
-    "let the programs cover all elements: a grid of triton.cdiv(n, BLOCK), not n // BLOCK (CUDA: (n + block - 1) / block), a mask of offsets < n with the real n, "
-    "and a loop over the whole row where the row is longer than a block"
-)
 
 
 def check(subject: Subject) -> Findings:
@@ -130,7 +120,7 @@ def _reads(subject: Subject, call: Call) -> Iterator[tuple[str, str, str]]:
         expected, again = (subject.run(guards.laid_in(call, 0.0)[0]) for _ in range(2))
         if words := differences(expected, again):
             what = f"the same call gives another answer each time, at this size: {words}, for {subject.base}{call}"
-            yield "changes", what, f"memory is read that nobody has written: {_SHORT}"
+            yield "changes", what, fixes.UNKNOWN_MEMORY
             return
         for poison in _POISONS:
             laid, _rooms = guards.laid_in(call, poison)
@@ -139,7 +129,7 @@ def _reads(subject: Subject, call: Call) -> Iterator[tuple[str, str, str]]:
                 yield (
                     "reads",
                     f"the answer depends on memory outside its arguments: {words} when they lie between values of {poison:g}, for {subject.base}{call}",
-                    _READS,
+                    fixes.READS,
                 )
                 return
 
@@ -163,14 +153,14 @@ def _writes(subject: Subject, call: Call) -> Iterator[tuple[str, str, str]]:
         rooms += [("a tensor that it allocated", room) for room in own] + [("an argument", room) for room in around]
     for which, room in rooms:
         if spoilt := room.spoilt():
-            yield "writes", f"it writes outside {which}: {spoilt}, for {subject.base}{call}", _WRITES
+            yield "writes", f"it writes outside {which}: {spoilt}, for {subject.base}{call}", fixes.WRITES
             return
     for place, (one, two) in enumerate(zip(*answers, strict=False)):
         if isinstance(one, torch.Tensor) and isinstance(two, torch.Tensor) and (words := _left(one, two)):
             yield (
                 "unwritten",
                 f"elements of result {place} are never written: {words}, for {subject.base}{call}",
-                _SHORT,
+                fixes.UNWRITTEN,
             )
             return
 
@@ -200,7 +190,7 @@ def _against(subject: Subject, call: Call, found: list[Any]) -> Iterator[tuple[s
             yield (
                 "values",
                 f"another answer than the reference: {words}, for {subject.base}{call}",
-                f"if other sizes are right, look at the mask: {_READS}",
+                fixes.VALUES,
             )
 
 
@@ -241,9 +231,6 @@ def _parts(subject: Subject, whole: Call, size: int) -> _Parts | None:
 
 def _apart(subject: Subject, parts: _Parts, size: int) -> Iterator[tuple[str, str, str]]:
     if words := parts.compared(subject, size):
-        yield (
-            "values",
-            f"the first {size} elements of {parts.size} give another answer than {size} alone, while {' and '.join(map(str, parts.aligned))} alone do not: "
-            f"{words}, for {subject.base}{parts.part(size)}",
-            f"{_SHORT}; {_READS}",
-        )
+        fitting = " and ".join(map(str, parts.aligned))
+        what = f"the first {size} elements of {parts.size} give another answer than {size} alone, while {fitting} alone do not"
+        yield "values", f"{what}: {words}, for {subject.base}{parts.part(size)}", fixes.PARTS

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from opforge.authoring.checking.calls import Call, copied, flat
+from opforge.authoring.checking.calls import copied, flat
 from opforge.authoring.checking.comparing import difference
 from opforge.authoring.checking.subject import Findings, Subject, failed, note
 
@@ -69,12 +69,11 @@ def _aliases(subject: Subject, results: list[Any], named: dict[str, Any]) -> lis
         if place < len(allowed) and allowed[place]:
             continue
         which = "the result" if len(results) == 1 else f"result {place}"
-        for name, value in named.items():
-            if _storage(result) and _storage(result) in {_storage(t) for t in flat(value)}:
-                found.append((f"{which} shares memory with {name}, and the schema does not say so", name))
-        for other in range(place):
-            if _storage(result) and _storage(result) == _storage(results[other]):
-                found.append((f"{which} shares memory with result {other}", ""))
+        mine = _storage(result)
+        shared = [name for name, value in named.items() if mine and mine in {_storage(t) for t in flat(value)}]
+        found += [(f"{which} shares memory with {name}, and the schema does not say so", name) for name in shared]
+        twins = [other for other in range(place) if mine and mine == _storage(results[other])]
+        found += [(f"{which} shares memory with result {other}", "") for other in twins]
     return found
 
 
@@ -106,4 +105,5 @@ def _own_memory(subject: Subject, name: str) -> str:
     which = name or "the argument"
     if subject.mutates:
         return f"return nothing of what was written: the schema ends in `-> ()`, and the Python function around the operator returns {which}"
-    return f"return memory of its own: {which}.clone(), also on paths where there is nothing to do; a view such as {which}[…] or {which}.reshape(…) shares memory too"
+    views = f"a view such as {which}[…] or {which}.reshape(…) shares memory too"
+    return f"return memory of its own: {which}.clone(), also on paths where there is nothing to do; {views}"

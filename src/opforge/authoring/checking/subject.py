@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -167,17 +168,13 @@ def skipped(check: str, why: str) -> Finding:
 
 def public_functions(base: str, package: str) -> list[Callable[..., Any]]:
     """Return the functions of an operator's name in the modules of a package, which are what users call."""
-    if not package:
-        return []
     found: dict[int, Callable[..., Any]] = {}
     for name, module in list(sys.modules.items()):
-        if name == package or name.startswith(f"{package}."):
-            value = vars(module).get(base) if hasattr(module, "__dict__") else None
-            if (
-                type(value).__name__ == "function"
-                and str(value.__module__).partition(".")[0] == package.partition(".")[0]
-            ):
-                found[id(value)] = value
+        if not package or not (name == package or name.startswith(f"{package}.")):
+            continue
+        value = getattr(module, "__dict__", {}).get(base)
+        if isinstance(value, FunctionType) and value.__module__.partition(".")[0] == package.partition(".")[0]:
+            found[id(value)] = value
     return list(found.values())
 
 
