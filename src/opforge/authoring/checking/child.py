@@ -56,17 +56,28 @@ class Examination:
 
     def run(self) -> None:
         skipped = set(self.request["skip"])
-        loading.prepare(self.device, compiles=not {"compile", "opcheck"} <= skipped)
+        loading.prepare(self.device)
         for check, name in MODULES.items():
             if check not in skipped:
                 importlib.import_module(f"opforge.authoring.checking.{name.partition(':')[0]}")
         self.loaded = loading.load(self.target, self.device, self.request["ops"])
-        subjects = [self._subject(name) for name in self.loaded.operators]
+        if not {"compile", "opcheck"} <= skipped:
+            loading.warm()
         import torch
 
+        found = {name: self._subject(name) for name in self.loaded.operators}
+        subjects = [subject for subject in found.values() if subject is not None]
+
         versions = {"torch": torch.__version__, "python": sys.version.split()[0]}
-        rows = [{"name": s.name, "schema": str(s.overload._schema)} for s in subjects]  # noqa: SLF001
+        rows = [{"name": name, "schema": str(s.overload._schema) if s else ""} for name, s in found.items()]  # noqa: SLF001
         self.send({"operators": rows, "notes": self.loaded.notes, "versions": versions})
+        for name in (name for name, subject in found.items() if subject is None):
+            self.send(
+                {
+                    "operator": name,
+                    "unsupported": "kernels are registered for it, and nothing defines it: there is no schema",
+                }
+            )
         self._examine(subjects)
 
     def _subject(self, name: str) -> Any:
@@ -76,7 +87,10 @@ class Examination:
 
         namespace, _, rest = name.partition("::")
         base, _, overload = rest.partition(".")
-        found = getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
+        try:
+            found = getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
+        except AttributeError:  # a kernel for an operator that nobody defines
+            return None
         return Subject(
             name,
             found,
@@ -180,7 +194,7 @@ class Examination:
             else f"ended the process, which {outcome.died}"
         )
         what = f"{subject.base}{at['call']} {how}{_last_words(outcome.said)}"
-        finding = Finding("inputs", Status.FAILED, what, fixes.CRASH, ENDED)
+        finding = Finding("inputs", Status.FAILED, what, fixes.HANG if outcome.late else fixes.CRASH, ENDED)
         self.send({"operator": subject.name, "finding": asdict(finding)})
 
     def _say_inputs(self, subject: Any, outcome: forks.Outcome, plans: list[Any]) -> bool:
@@ -213,7 +227,9 @@ class Examination:
         elif plans:
             row["calls"] = [one["call"] for one in outcome.rows if "plan" in one]
         elif outcome.died or outcome.late:
-            row["unsupported"] = "calls end the process; mend the finding of `inputs` first"
+            row["unsupported"] = (
+                f"calls {'take too long' if outcome.late else 'end the process'}; see the finding of `inputs`"
+            )
         else:
             row["unsupported"] = self._none(subject, rows)
         self.send(row)

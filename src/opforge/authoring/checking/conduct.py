@@ -14,7 +14,7 @@ from typing import Any
 from opforge import processes
 from opforge.authoring.checking.report import CHECKS, Finding, Operator, Report, Status, settled
 from opforge.authoring.checking.targets import Target
-from opforge.errors import OpforgeError, UnknownNameError
+from opforge.errors import InternalError, OpforgeError, UnknownNameError
 
 CHILD = (sys.executable, "-P", "-W", "ignore", "-m", "opforge.authoring.checking.child")
 
@@ -115,6 +115,8 @@ class _Collected:
         if code == 0 and self.head:
             return
         words = " / ".join(line.strip() for line in said.strip().splitlines()[-6:])[-800:]
+        if "/opforge/authoring/checking/" in words:
+            raise InternalError(f"checking {self.target.text} failed: {words}")
         what = f"importing {self.target.text}" if not self.head else "checking"
         raise OpforgeError(
             f"{what} ended its process, which {processes.describe_returncode(code)}{f': {words}' if words else ''}"

@@ -228,7 +228,8 @@ def _one_symbolic(subject: Subject, call: Call, other: Call, real: list[Any]) ->
             results = flat(subject.overload(*fake.args, **fake.kwargs))
     except Exception as error:  # noqa: BLE001  # whatever the fake raises is what is wrong with it
         kind, what, fix = _raised(subject, error)
-        del kind
+        if kind == "raises" and _traced(subject, call):
+            return  # a kernel without a fake of its own, which torch.compile takes apart in another way
         yield failed("fake", f"with symbols for sizes: {what}, for {subject.base}{call}", fix)
         return
     fixed = {s: int(env.replacements[s]) for s in values if s in env.replacements and env.replacements[s].is_number}
@@ -244,6 +245,21 @@ def _one_symbolic(subject: Subject, call: Call, other: Call, real: list[Any]) ->
                 what = f"the fake computes shape {said} for result {place} of {subject.base}{other}, and the operator returns {list(r.shape)}"
                 yield failed("fake", f"{what}; for {subject.base}{call} both agree", fixes.FAKE_SHAPE)
                 return
+
+
+def _traced(subject: Subject, call: Call) -> bool:
+    """Whether torch.compile traces the operator with symbols for sizes."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return subject.overload(*args, **kwargs)
+
+    mine = call.copied()
+    try:
+        with torch.no_grad():
+            torch.compile(called, fullgraph=True, backend="eager", dynamic=True)(*mine.args, **mine.kwargs)
+    except Exception:  # noqa: BLE001  # whatever the compiler raises
+        return False
+    return True
 
 
 def _context(t: torch.Tensor) -> Any:

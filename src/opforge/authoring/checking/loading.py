@@ -70,8 +70,8 @@ def _names() -> set[str]:
     return set(torch._C._dispatch_get_all_op_names())  # noqa: SLF001  # torch has no public list of operators
 
 
-def prepare(device: str, *, compiles: bool) -> None:
-    """Import torch, and what checks import of it on the way, before the target and once for all forks."""
+def prepare(device: str) -> None:
+    """Import torch, before the target and once for all forks."""
     kind, _, number = device.partition(":")
     if number:
         seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
@@ -85,11 +85,8 @@ def prepare(device: str, *, compiles: bool) -> None:
         os.environ.setdefault("TRITON_INTERPRET", "1")
     import torch._dynamo  # calling an operator of Python's imports it
 
-    if compiles:
-        _warm()
 
-
-def _warm() -> None:
+def warm() -> None:
     """Import what compiling imports on the way; which modules those are, a fork finds out."""
     import torch.testing._internal.optests
 
