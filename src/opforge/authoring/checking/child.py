@@ -57,12 +57,11 @@ class Examination:
     def run(self) -> None:
         skipped = set(self.request["skip"])
         loading.prepare(self.device)
+        self.loaded = loading.load(self.target, self.device, self.request["ops"])
         for check, name in MODULES.items():
             if check not in skipped:
                 importlib.import_module(f"opforge.authoring.checking.{name.partition(':')[0]}")
-        self.loaded = loading.load(self.target, self.device, self.request["ops"])
-        if not {"compile", "opcheck"} <= skipped:
-            loading.warm()
+        loading.warm(compiles=not {"compile", "opcheck"} <= skipped)
         import torch
 
         found = {name: self._subject(name) for name in self.loaded.operators}

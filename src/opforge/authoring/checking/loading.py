@@ -83,11 +83,14 @@ def prepare(device: str) -> None:
         raise OpforgeError(f"--device {device}: torch sees no such GPU here; use --device cpu")
     if kind == "cpu":
         os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def warm(*, compiles: bool) -> None:
+    """Import what checks import on the way; of which modules compiling needs, a fork finds out."""
     import torch._dynamo  # calling an operator of Python's imports it
 
-
-def warm() -> None:
-    """Import what compiling imports on the way; which modules those are, a fork finds out."""
+    if not compiles:
+        return
     import torch.testing._internal.optests
 
     def look(tell: forks.Tell) -> None:

@@ -20,7 +20,9 @@ from opforge.authoring.checking.subject import Findings, Subject, failed, note, 
 _SIZES = (1, 31, 33, 127, 129, 1000, 1025)
 _WHOLES = (256, 512, 2048)
 """Sizes of which the others are parts; the largest that a call does not take too long at."""
-_LONG_S = 0.12
+_LONG_S = 0.1
+_BUDGET_S, _FEW_WAYS = 5.0, 2
+"""How long other sizes of a call are begun with, after the first few: Triton's interpreter is slow."""
 _SMALL = 3
 _POISONS = (math.nan, 1e30, -1e30)
 _MARK = -12345.0
@@ -34,6 +36,7 @@ def check(subject: Subject) -> Findings:
         yield skipped("mask", "no call has a tensor whose size can be changed")
         return
     ways = [(call, group) for call in calls[:3] for group in subject.sizes(call)[:3]]
+    until = time.monotonic() + _BUDGET_S
     seen: set[str] = set()
     # What writes outside its tensors spoils the process: that is looked for first, and only in memory with guards.
     for kind, what, fix in itertools.chain.from_iterable(_writes_at_sizes(subject, *way) for way in ways):
@@ -43,7 +46,8 @@ def check(subject: Subject) -> Findings:
         if kind == "writes":
             return
     random = subject.is_random()
-    for kind, what, fix in itertools.chain.from_iterable(_at_sizes(subject, *way, random=random) for way in ways):
+    in_time = (way for place, way in enumerate(ways) if place < _FEW_WAYS or time.monotonic() < until)
+    for kind, what, fix in itertools.chain.from_iterable(_at_sizes(subject, *way, random=random) for way in in_time):
         if kind not in seen:
             seen.add(kind)
             yield note("mask", what) if kind == "slow" else failed("mask", what, fix)
