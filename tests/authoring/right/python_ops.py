@@ -84,7 +84,7 @@ moments.register_autograd(_moments_backward, setup_context=lambda ctx, inputs, o
 
 @torch.library.custom_op("right::noise", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
 def noise(x: Tensor) -> Tensor:
-    return x.contiguous() + torch.randn(x.shape, dtype=x.dtype)
+    return x.contiguous() + torch.randn(x.shape, dtype=x.dtype, device=x.device)
 
 
 @noise.register_fake
