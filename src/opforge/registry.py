@@ -13,7 +13,6 @@ BUILTIN: dict[str, dict[str, str]] = {
         "smoke": "opforge.suites.smoke:SmokeSuite",
         "opinfo": "opforge.suites.opinfo.suite:OpInfoSuite",
         "custom_ops": "opforge.suites.custom_ops:CustomOpsSuite",
-        "torchbench": "opforge.suites.torchbench:TorchBenchSuite",
     },
     "backends": {
         "aten": "opforge.backends.aten:AtenBackend",

@@ -212,13 +212,3 @@ def test_choosing_is_for_suites_with_weights(tmp_path):
     ran = opforge("run", "--suite", "smoke", "--topn", "3", "--out", "r", cwd=tmp_path)
     assert ran.returncode == 2
     assert "those of suite 'smoke' have none" in ran.stderr
-
-
-def test_a_suite_without_its_data_says_what_to_do(monkeypatch, tmp_path):
-    from opforge.suites import torchbench
-
-    monkeypatch.setattr(torchbench, "DATA", tmp_path / "none.parquet")
-    with pytest.raises(OpforgeError, match="record_torchbench"):
-        torchbench.TorchBenchSuite().load(SuiteOptions("cpu"))
-    file.write(tmp_path / "none.parquet", Trace([replace(CALLS[0])], {"device": "cuda"}))
-    assert torchbench.TorchBenchSuite().load(SuiteOptions("cpu")).name == "torchbench"

@@ -49,6 +49,7 @@ _VERBS = (
     "strength",
     "new",
     "add_op",
+    "check",
     "build",
     "doctor",
 )

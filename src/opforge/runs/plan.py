@@ -125,7 +125,7 @@ def load_suite(
     if config.choice != Choice() and not getattr(suite, "weighted", False):
         raise OpforgeError(
             f"--topn, --sample, --profile and --max-mib choose among cases that have weights, and those of suite {config.suite!r} "
-            "have none; they go with torchbench and with files of `opforge trace`"
+            "have none; they go with files of `opforge trace` and operator-input logs"
         )
     options = SuiteOptions(config.device, config.dtypes, ops, Path(config.custom_ops_root), make, folder, config.choice)
     loaded: LoadedSuite = suite.load(options, progress)

@@ -1,4 +1,4 @@
-"""The architectures of the torchbench suite: the sizes of published models, with few layers, for layers repeat shapes.
+"""Popular architectures, to be traced together: the sizes of published models, with few layers, for layers repeat shapes.
 
 Each is made from its configuration alone. Where a configuration's own defaults are not those of a published model, the
 settings of one are given.

@@ -1,7 +1,7 @@
-"""Record the torchbench suite: every architecture of the zoo, inference and training, each in a process of its own.
+"""Record a suite of popular architectures: all of the zoo, inference and training, each in a process of its own.
 
-    python benchmarks/record_torchbench.py OUT.parquet --device cuda     # as it is shipped: on a GPU
-    python benchmarks/record_torchbench.py OUT.parquet --fake --only hf:BertForMaskedLM,timm:resnet50
+    python benchmarks/record_zoo.py OUT.parquet --device cuda     # as it is shipped: on a GPU
+    python benchmarks/record_zoo.py OUT.parquet --fake --only hf:BertForMaskedLM,timm:resnet50
 
 Architectures that fail are named with their reasons, and what they did until then is kept. It needs transformers, timm and
 torchvision.

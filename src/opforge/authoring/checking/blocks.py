@@ -1,0 +1,119 @@
+"""Whether the programs of Triton kernels have a sensible amount of work, seen from their launches on a larger input."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from opforge.authoring.checking import fixes
+from opforge.authoring.checking.calls import Call
+from opforge.authoring.checking.subject import Findings, Subject, note, skipped
+
+_ELEMENTS = 1 << 20
+_LEAST_WORK, _MANY_PROGRAMS = 128, 1024
+_LARGEST_BLOCK = 1 << 16
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a kernel: how many programs, with which constants, on how many elements."""
+
+    kernel: str
+    programs: int
+    constants: dict[str, Any]
+    elements: int
+
+
+def check(subject: Subject) -> Findings:
+    """Yield launches with very little or very much work for a program."""
+    call = _large(subject)
+    if call is None:
+        yield skipped("blocks", "no call could be made larger")
+        return
+    with _watching(run=not subject.interpreted) as launches, contextlib.suppress(Exception):
+        subject.answer(
+            call
+        )  # in the interpreter nothing is computed here, and what the operator makes of that does not count
+    if not launches:
+        yield skipped("blocks", "it launches no Triton kernel")
+    for launch in {one.kernel: one for one in reversed(launches)}.values():
+        yield from _judge(launch)
+
+
+def _judge(launch: Launch) -> Findings:
+    each = launch.elements / max(launch.programs, 1)
+    names = ", ".join(f"{name}={value}" for name, value in launch.constants.items())
+    largest = max((v for v in launch.constants.values() if isinstance(v, int) and v > 0 and not v & (v - 1)), default=0)
+    said = f"{launch.kernel} ({names}) is launched with {launch.programs} programs on {launch.elements} elements"
+    if each < _LEAST_WORK and launch.programs >= _MANY_PROGRAMS:
+        yield note(
+            "blocks",
+            f"{said}: {each:.0f} elements each, which is very little",
+            fixes.SMALL_BLOCKS,
+        )
+    elif largest > _LARGEST_BLOCK:
+        yield note(
+            "blocks",
+            f"{said}: a block of {largest} does not fit into registers",
+            fixes.LARGE_BLOCKS,
+        )
+
+
+def _large(subject: Subject) -> Call | None:
+    """Return a call of about a million elements, made by enlarging all sizes alike; less where that is refused."""
+    for call in subject.first(torch.float32)[:3]:
+        largest = max((t.numel() for t in call.tensors), default=0)
+        dimensions = max((sum(n > 1 for n in t.shape) for t in call.tensors), default=0)
+        if not largest or not dimensions:
+            continue
+        factor = (_ELEMENTS / largest) ** (1 / dimensions)
+        return subject.resized(call, functools.partial(_times, factor))
+    return None
+
+
+def _times(factor: float, size: int) -> int:
+    return max(2, round(size * factor))
+
+
+@contextlib.contextmanager
+def _watching(*, run: bool) -> Iterator[list[Launch]]:
+    """List launches; in the interpreter, where a program takes a millisecond, they are not run."""
+    launches: list[Launch] = []
+    try:
+        from triton.runtime import interpreter, jit
+    except ImportError:
+        yield launches
+        return
+    executor, compiled = interpreter.GridExecutor.__call__, jit.JITFunction.run
+
+    def interpreted(self: Any, *args: Any, **kwargs: Any) -> None:
+        launches.append(_launch(self.fn.__name__, self.arg_names, self.constexprs, self.grid, args, kwargs))
+        if run:
+            executor(self, *args, **kwargs)
+
+    def launched(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        constants = [p.name for p in self.params if p.is_constexpr]
+        launches.append(_launch(self.__name__, self.arg_names, constants, grid, args, kwargs))
+        return compiled(self, *args, grid=grid, warmup=warmup, **kwargs)
+
+    interpreter.GridExecutor.__call__, jit.JITFunction.run = interpreted, launched
+    try:
+        yield launches
+    finally:
+        interpreter.GridExecutor.__call__, jit.JITFunction.run = executor, compiled
+
+
+def _launch(
+    name: str, names: list[str], constants: list[str], grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Launch:
+    given = dict(zip(names, args, strict=False)) | kwargs
+    shape = grid(given) if callable(grid) else grid
+    shape = shape if isinstance(shape, (tuple, list)) else (shape,)
+    elements = max((t.numel() for t in given.values() if torch.is_tensor(t)), default=0)
+    return Launch(name, math.prod(int(n) for n in shape), {c: given[c] for c in constants if c in given}, elements)

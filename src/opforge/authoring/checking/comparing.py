@@ -1,0 +1,69 @@
+"""Whether two results are the same, and where they differ, in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_RELATIVE = {
+    torch.float64: 1e-7, torch.float32: 2e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2, torch.complex64: 2e-4, torch.complex128: 1e-7,
+}  # fmt: skip
+
+
+def difference(expected: Any, found: Any, *, exact: bool = False) -> str:
+    """Say how a result differs from what was expected; nothing when it does not."""
+    if not isinstance(expected, torch.Tensor) or not isinstance(found, torch.Tensor):
+        return "" if _plain(expected) == _plain(found) else f"{found!r} instead of {expected!r}"
+    if expected.shape != found.shape:
+        return f"shape {list(found.shape)} instead of {list(expected.shape)}"
+    if expected.dtype != found.dtype:
+        return f"dtype {found.dtype} instead of {expected.dtype}"
+    if expected.layout != torch.strided or not expected.numel():
+        return ""
+    unlike = ~_alike(_wide(expected), _wide(found), 0.0 if exact else _RELATIVE.get(expected.dtype, 0.0))
+    if not bool(unlike.any()):
+        return ""
+    return _first(expected, found, unlike)
+
+
+def _plain(value: Any) -> Any:
+    return value if not isinstance(value, torch.Tensor) else tuple(value.shape)
+
+
+def _wide(t: torch.Tensor) -> torch.Tensor:
+    t = t.detach().cpu()
+    if t.is_complex():
+        return t.to(torch.complex128)
+    return t.double() if t.is_floating_point() else t
+
+
+def _alike(expected: torch.Tensor, found: torch.Tensor, relative: float) -> torch.Tensor:
+    if not (expected.is_floating_point() or expected.is_complex()):
+        return expected == found
+    finite = expected.abs()[torch.isfinite(expected.abs())]
+    scale = float(finite.max()) if finite.numel() else 0.0
+    return torch.isclose(expected, found, rtol=relative, atol=relative * min(scale, 1e6) * 0.1, equal_nan=True)
+
+
+def _first(expected: torch.Tensor, found: torch.Tensor, unlike: torch.Tensor) -> str:
+    count = int(unlike.sum())
+    index = [int(i) for i in unlike.nonzero()[0]]
+    at = f" at {index}" if index else ""
+    mine, other = found.detach().cpu()[tuple(index)].item(), expected.detach().cpu()[tuple(index)].item()
+    rest = f" ({count} of {unlike.numel()} elements differ)" if unlike.numel() > 1 else ""
+    return f"{number(mine)} instead of {number(other)}{at}{rest}"
+
+
+def number(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def differences(expected: list[Any], found: list[Any], *, exact: bool = False) -> str:
+    """Say how the first of several results that differs does so; nothing when all are the same."""
+    if len(expected) != len(found):
+        return f"{len(found)} results instead of {len(expected)}"
+    for position, (a, b) in enumerate(zip(expected, found, strict=True)):
+        if words := difference(a, b, exact=exact):
+            return words if len(expected) == 1 else f"result {position}: {words}"
+    return ""

@@ -1,0 +1,142 @@
+"""Whether torch.compile takes an operator, and the public function around it, whole, and for any size."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import _dynamo as dynamo
+
+from opforge.authoring.checking import fixes
+from opforge.authoring.checking.calls import Call, flat
+from opforge.authoring.checking.comparing import differences
+from opforge.authoring.checking.subject import Findings, Subject, failed, short
+
+_OP = "torch.ops.{}"
+
+
+def check(subject: Subject) -> Findings:
+    """Yield graph breaks, answers that change when compiled, and graphs that serve one size only."""
+    random = subject.is_random()
+    function = _OP.format(subject.name.replace("::", "."))
+    yield from _one(subject, function, subject.overload, random=random)
+    for public in subject.functions:
+        if _serves(public, subject, random=random):
+            yield from _one(subject, f"{public.__module__}.{public.__name__}", public, random=random)
+
+
+def _serves(function: Callable[..., Any], subject: Subject, *, random: bool) -> bool:
+    """Whether a function of the operator's name takes the operator's calls and answers alike; else it is something else."""
+    call = subject.calls[0]
+    try:
+        mine = call.copied()
+        with torch.no_grad():
+            found = flat(function(*mine.args, **mine.kwargs))
+    except Exception:  # noqa: BLE001
+        return False
+    return random or subject.mutates or not differences(subject.answer(call), found)
+
+
+def _one(subject: Subject, name: str, function: Callable[..., Any], *, random: bool) -> Findings:
+    calls = subject.first(torch.float32)
+    for call in (calls[0], *calls[1:][-1:]):  # the last is the one that differs most
+        words, fix = _static(subject, function, call, random=random)
+        if words:
+            yield failed("compile", f"{name}: {words}, for {subject.base}{call}", fix)
+            return
+    yield from _dynamic(subject, name, function)
+
+
+def _results(subject: Subject, function: Callable[..., Any], call: Call) -> list[Any]:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        value = function(*call.args, **call.kwargs)
+    return [*flat(value), *subject.written_tensors(call)]
+
+
+def _wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return called
+
+
+def _static(subject: Subject, function: Callable[..., Any], call: Call, *, random: bool) -> tuple[str, str]:
+    dynamo.reset()
+    expected = _results(subject, function, call.copied())
+    compiled = torch.compile(_wrapped(function), fullgraph=True, backend="aot_eager", dynamic=False)
+    try:
+        found = _results(subject, compiled, call.copied())
+    except Exception as error:  # noqa: BLE001  # whatever the compiler raises is what is wrong
+        return _broken(error)
+    if not random and (words := differences(expected, found)):
+        return f"compiled, it gives another answer: {words}", fixes.COMPILED_OTHERWISE
+    return "", ""
+
+
+def _broken(error: Exception) -> tuple[str, str]:
+    """Return what broke and what to do, from the compiler's error."""
+    text = str(error)
+    cause = text.splitlines()[0] if text else ""
+    reason = re.search(r"Explanation: *(.+)", text)
+    places = [
+        (file, line, code)
+        for file, line, code in re.findall(r'File "([^"]+)", line (\d+), in .*\n\s*(.+)', text)
+        if "/torch/" not in file and "/opforge/authoring/checking/" not in file
+    ]
+    where = f" at {places[-1][0]}:{places[-1][1]} (`{places[-1][2].strip()}`)" if places else ""
+    if places or (type(error).__name__ == "Unsupported" and "fake" not in cause):
+        return (
+            f"graph break{where}: {cause}{f': {reason[1]}' if reason and reason[1].strip() else ''}",
+            fixes.GRAPH_BREAK,
+        )
+    fix = fixes.SEE_FAKE
+    return f"torch.compile(fullgraph=True) raises{where}: {short(error)}", fix
+
+
+def _dynamic(subject: Subject, name: str, function: Callable[..., Any]) -> Findings:
+    """Compile for any size, and see that three sizes need one graph."""
+    dynamo.reset()
+    counted = _Counted()
+    compiled = torch.compile(_wrapped(function), fullgraph=True, backend=counted, dynamic=True)
+    for call in subject.first(torch.float32)[:4]:
+        sizes = [call, subject.resized(call, lambda n: 2 * n + 3), subject.resized(call, lambda n: 3 * n + 1)]
+        expected = [_answer(subject, function, one) for one in sizes]
+        if any(answer is None for answer in expected) or not call.tensors:
+            continue
+        first = 0
+        for one in sizes:
+            try:
+                _results(subject, compiled, one.copied())
+                first = first or counted.graphs  # one call may ask the backend twice
+            except Exception as error:  # noqa: BLE001
+                words, fix = _broken(error)
+                yield failed("compile", f"{name} with dynamic=True: {words}, for {subject.base}{one}", fix)
+                return
+        if counted.graphs > first:
+            calls = ", ".join(f"{subject.base}{one}" for one in sizes)
+            yield failed(
+                "compile", f"{name} with dynamic=True: {1 + counted.graphs - first} graphs for the sizes of {calls}",
+                fixes.MANY_GRAPHS,
+            )  # fmt: skip
+        return
+
+
+def _answer(subject: Subject, function: Callable[..., Any], call: Call) -> list[Any] | None:
+    try:
+        return _results(subject, function, call.copied())
+    except Exception:  # noqa: BLE001  # a size that it does not take
+        return None
+
+
+class _Counted:
+    """A backend that counts the graphs that it is given."""
+
+    def __init__(self) -> None:
+        self.graphs = 0
+
+    def __call__(self, graph: Any, inputs: Any) -> Any:
+        self.graphs += 1
+        return dynamo.lookup_backend("aot_eager")(graph, inputs)

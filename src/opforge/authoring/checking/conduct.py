@@ -1,0 +1,140 @@
+"""Check a target: have another process import and judge it, and collect what it says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from opforge import processes
+from opforge.authoring.checking.report import CHECKS, Finding, Operator, Report, Status, settled
+from opforge.authoring.checking.targets import Target
+from opforge.errors import InternalError, OpforgeError, UnknownNameError
+
+CHILD = (sys.executable, "-P", "-W", "ignore", "-m", "opforge.authoring.checking.child")
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a user wants of a check."""
+
+    device: str = "cpu"
+    ops: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    inputs: str = ""
+    timeout_s: float = 60.0
+    workers: int = 2
+
+    def __post_init__(self) -> None:
+        kind, _, number = self.device.partition(":")
+        if kind not in ("cpu", "cuda") or (number and not (kind == "cuda" and number.isdigit())):
+            raise OpforgeError(f"unknown device {self.device!r}; allowed: cpu, cuda, cuda:N")
+        for name in self.skip:
+            if name not in CHECKS or name == "inputs":
+                raise UnknownNameError("check", name, [check for check in CHECKS if check != "inputs"])
+        if not self.timeout_s > 0:
+            raise OpforgeError(f"--timeout {self.timeout_s:g} is not allowed; give seconds above 0")
+        if self.workers < 1:
+            raise OpforgeError(f"--workers {self.workers} is not allowed; give 1 or more")
+        if self.inputs and not Path(self.inputs).is_file():
+            raise OpforgeError(f"there is no file {self.inputs!r} for --inputs")
+
+
+def _silent(_what: str, _done: int, _total: int) -> None:
+    pass
+
+
+def check(target: Target, options: Options, progress: Progress = _silent) -> Report:
+    """Judge the operators that a target registers, each by every check, each check in a process of its own."""
+    request = {
+        "target": asdict(target),
+        "device": options.device,
+        "ops": list(options.ops),
+        "skip": list(options.skip),
+        "inputs": str(Path(options.inputs).resolve()) if options.inputs else "",
+        "timeout": options.timeout_s,
+        "workers": options.workers,
+    }
+    progress(f"importing {target.text}", 0, 1)
+    collected = _Collected(target, options, progress)
+    with tempfile.TemporaryFile("w+") as said:
+        with subprocess.Popen(CHILD, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True) as child:
+            try:
+                code = _listen(child, json.dumps(request), collected)
+            finally:
+                child.kill()
+        said.seek(0)
+        collected.ended(code, said.read())
+    return collected.report()
+
+
+def _listen(child: subprocess.Popen[str], request: str, collected: _Collected) -> int:
+    if child.stdin is None or child.stdout is None:
+        raise AssertionError
+    with child.stdin:
+        child.stdin.write(request)
+    for line in child.stdout:
+        collected.row(json.loads(line))
+    return child.wait()
+
+
+class _Collected:
+    """What the other process has said so far."""
+
+    def __init__(self, target: Target, options: Options, progress: Progress) -> None:
+        self.target, self.options, self.progress = target, options, progress
+        self.head: dict[str, Any] = {}
+        self.operators: dict[str, dict[str, Any]] = {}
+        self.findings: dict[str, list[Finding]] = {}
+
+    def row(self, row: dict[str, Any]) -> None:
+        match row:
+            case {"error": str(text), "code": int(code)}:
+                error = OpforgeError(text)
+                error.exit_code = code
+                raise error
+            case {"operators": list(those)}:
+                self.head = row
+                self.operators = {one["name"]: dict(one) for one in those}
+                self.findings = {one["name"]: [] for one in those}
+            case {"operator": str(name), "finding": dict(finding)}:
+                self.findings[name].append(Finding(**{**finding, "status": Status(finding["status"])}))
+            case {"operator": str(name)}:
+                self.operators[name] |= {key: value for key, value in row.items() if key != "operator"}
+            case {"progress": str(what), "done": int(done), "total": int(total)}:
+                self.progress(what, done, total)
+
+    def ended(self, code: int, said: str) -> None:
+        if code == 0 and self.head:
+            return
+        words = " / ".join(line.strip() for line in said.strip().splitlines()[-6:])[-800:]
+        if "/opforge/authoring/checking/" in words:
+            raise InternalError(f"checking {self.target.text} failed: {words}")
+        what = f"importing {self.target.text}" if not self.head else "checking"
+        raise OpforgeError(
+            f"{what} ended its process, which {processes.describe_returncode(code)}{f': {words}' if words else ''}"
+        )
+
+    def report(self) -> Report:
+        operators = tuple(
+            Operator(
+                name, row["schema"], tuple(row.get("calls", ())), row.get("origin", ""), row.get("unsupported", ""),
+                settled(self.findings[name]),
+            )
+            for name, row in self.operators.items()
+        )  # fmt: skip
+        return Report(
+            self.target.text,
+            self.options.device,
+            operators,
+            tuple(self.head["notes"]),
+            self.head["versions"],
+            self.options.skip,
+        )

@@ -1,0 +1,274 @@
+"""Whether the fake of an operator says what the real one returns, over layouts and under symbolic sizes."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)  # fmt: skip
+
+from opforge.authoring.checking import fixes
+from opforge.authoring.checking.calls import Call, flat, in_layouts, tensor_in_words
+from opforge.authoring.checking.subject import Findings, Subject, failed, short
+
+_MISSING = ("no fake impl registered", "There was no fake impl", "no meta", "Meta tensors", "'Meta' backend")
+_NEEDS_DATA = (
+    "data-dependent",
+    "Cannot access data pointer",
+    "aten._local_scalar_dense",
+    "aten.equal",
+    "aten.nonzero",
+    "FakeTensor, which is not supported",
+)
+
+
+def check(subject: Subject) -> Findings:
+    """Yield what is wrong with the fake; each kind of fault once."""
+    seen: set[str] = set()
+    for layout, call in _calls(subject):
+        for kind, what, fix in _against_real(subject, call):
+            if kind not in seen:
+                seen.add(kind)
+                where = "" if layout == "as it stands" else f" ({layout})"
+                yield failed("fake", f"{what}, for {subject.base}{call}{where}", fix)
+    if not seen:
+        yield from _symbolic(subject)
+
+
+def _calls(subject: Subject) -> list[tuple[str, Call]]:
+    calls = [("as it stands", call) for call in subject.calls]
+    for call in subject.calls[:3]:
+        calls += in_layouts(call, subject.written_places(call)).items()
+    return calls
+
+
+def _against_real(subject: Subject, call: Call) -> list[tuple[str, str, str]]:
+    """Return faults as kind, what, fix; nothing where the operator itself does not take the call."""
+    mine = call.copied()
+    try:
+        with torch.no_grad():
+            real = subject.results(mine)
+    except Exception:  # noqa: BLE001  # it does not take this layout: nothing to compare with
+        return []
+    try:
+        faked = run_fake(subject, call.copied())
+    except Exception as error:  # noqa: BLE001  # whatever the fake raises is what is wrong with it
+        return [_raised(subject, error)]
+    return _compared(real, faked)
+
+
+def run_fake(subject: Subject, call: Call) -> list[Any]:
+    """Run the fake of an operator, with sizes as they are; those that depend on contents become symbols."""
+    with FakeTensorMode(shape_env=ShapeEnv()) as mode, torch.no_grad():
+        fake = call.mapped(lambda t: mode.from_tensor(t, static_shapes=True))
+        return flat(subject.overload(*fake.args, **fake.kwargs))
+
+
+def refuses(subject: Subject, call: Call) -> str:
+    """Say why the fake does not take a call; nothing when it does, or cannot judge."""
+    try:
+        run_fake(subject, call)
+    except Exception as error:  # noqa: BLE001  # whatever the fake raises
+        return short(error, 160) if _raised(subject, error)[0] == "raises" else ""
+    return ""
+
+
+def _raised(subject: Subject, error: Exception) -> tuple[str, str, str]:
+    text = str(error)
+    if isinstance(error, UnsupportedOperatorException) or any(words in text for words in _MISSING):
+        return (
+            "missing",
+            "there is no fake: torch.compile and torch.export cannot trace the operator",
+            skeleton(subject),
+        )
+    if _needs_data(error):
+        return (
+            "data",
+            f"the fake looks at the contents of a tensor{_place(error)}: {short(error, 160)}",
+            fixes.FAKE_CONTENTS,
+        )
+    return (
+        "raises",
+        f"the fake raises where the operator does not{_place(error)}: {short(error)}",
+        (fixes.FAKE_RAISES),
+    )
+
+
+def _needs_data(error: Exception) -> bool:
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    return (
+        isinstance(error, GuardOnDataDependentSymNode)
+        or bool(kinds & {"DataDependentOutputException", "DynamicOutputShapeException"})
+        or any(words in str(error) for words in _NEEDS_DATA)
+    )
+
+
+def _place(error: Exception) -> str:
+    """Return file and line where the user's code raised."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not re.search(r"/torch/|/opforge/|<", f.filename)]
+    return f" at {frames[-1].filename}:{frames[-1].lineno} (`{frames[-1].line}`)" if frames else ""
+
+
+def skeleton(subject: Subject) -> str:
+    """Return a fake for an operator, to begin with."""
+    names = ", ".join(a.name for a in subject.arguments)
+    first = next((a.name for a in subject.arguments if str(a.type) == "Tensor"), "x")
+    count = len(subject.returns)
+    body = ", ".join([f"torch.empty_like({first})"] * count) if count else "None"
+    name = subject.name.removesuffix(".default")
+    return f'register one, with the shapes and dtypes of the real results: @torch.library.register_fake("{name}") def _({names}): return {body}'
+
+
+def _compared(real: list[Any], faked: list[Any]) -> list[tuple[str, str, str]]:
+    if len(real) != len(faked):
+        return [
+            (
+                "count",
+                f"the fake returns {len(faked)} results, the operator {len(real)}",
+                "return as many results as the schema has",
+            )
+        ]
+    found = []
+    for place, (r, f) in enumerate(zip(real, faked, strict=True)):
+        which = "" if len(real) == 1 else f" for result {place}"
+        if isinstance(r, torch.Tensor) and isinstance(f, torch.Tensor):
+            found += _metadata(which, r, f)
+        elif isinstance(r, torch.Tensor) != isinstance(f, torch.Tensor):
+            found.append(
+                ("kind", f"the fake gives {f!r}{which}, the operator {r!r}", "return tensors where the operator does")
+            )
+    return found
+
+
+def _metadata(which: str, real: torch.Tensor, fake: torch.Tensor) -> list[tuple[str, str, str]]:
+    shape, dtype = list(real.shape), real.dtype
+    open_ = any(isinstance(size, torch.SymInt) for size in fake.shape)  # depends on contents
+    said = [n if isinstance(f, torch.SymInt) else int(f) for f, n in zip(fake.shape, shape, strict=False)]
+    if fake.dim() != real.dim() or said != shape:
+        return [
+            (
+                "shape",
+                f"the fake says shape {list(fake.shape)}{which}, the operator returns {shape}",
+                f"compute the shape of the result in the fake as the operator does; here it is {shape}",
+            )
+        ]
+    found = []
+    if fake.dtype != dtype:
+        found.append(
+            (
+                "dtype",
+                f"the fake says {fake.dtype}{which}, the operator returns {dtype}",
+                f"pass dtype={dtype} to the empty… of the fake (or x.dtype, where it follows the input), or convert the result",
+            )
+        )
+    if fake.device != real.device:
+        found.append(
+            (
+                "device",
+                f"the fake says device {fake.device}{which}, the operator returns {real.device}",
+                fixes.FAKE_DEVICE,
+            )
+        )
+    if real.layout == torch.strided and not open_ and _significant(real) != _significant(fake):
+        found.append(
+            (
+                "stride",
+                f"the fake says strides {list(fake.stride())}{which}, the operator returns {list(real.stride())}",
+                _strides(real, fake),
+            )
+        )
+    return found
+
+
+def _significant(t: torch.Tensor) -> list[int]:
+    """Return the strides that say where an element lies."""
+    return [] if 0 in t.shape else [int(stride) for size, stride in zip(t.shape, t.stride(), strict=True) if size != 1]
+
+
+def _strides(real: torch.Tensor, fake: torch.Tensor) -> str:
+    if real.is_contiguous():
+        return fixes.FAKE_CONTIGUOUS
+    if fake.is_contiguous():
+        return fixes.REAL_CONTIGUOUS
+    return f"allocate in the fake as the operator does: the real one is {tensor_in_words(real)}"
+
+
+def _symbolic(subject: Subject) -> Findings:
+    """Run the fake with symbols for sizes, and hold what it says against the operator at another size."""
+    for call in subject.first(torch.float32)[:4]:
+        other = subject.resized(call, lambda size: 2 * size + 3)
+        try:
+            mine = other.copied()
+            with torch.no_grad():
+                real = subject.results(mine)
+        except Exception:  # noqa: BLE001, S112  # it does not take that size: nothing to hold against
+            continue
+        yield from _one_symbolic(subject, call, other, real)
+        return
+
+
+def _one_symbolic(subject: Subject, call: Call, other: Call, real: list[Any]) -> Findings:
+    env = ShapeEnv()
+    values: dict[Any, int] = {}
+    try:
+        with FakeTensorMode(shape_env=env) as mode, torch.no_grad():
+            fake = call.mapped(lambda t: mode.from_tensor(t, symbolic_context=_context(t)))
+            for one, two in zip(fake.tensors, other.tensors, strict=True):
+                values |= {
+                    s.node.expr: n for s, n in zip(one.shape, two.shape, strict=True) if isinstance(s, torch.SymInt)
+                }
+            results = flat(subject.overload(*fake.args, **fake.kwargs))
+    except Exception as error:  # noqa: BLE001  # whatever the fake raises is what is wrong with it
+        kind, what, fix = _raised(subject, error)
+        if kind == "raises" and _traced(subject, call):
+            return  # a kernel without a fake of its own, which torch.compile takes apart in another way
+        yield failed("fake", f"with symbols for sizes: {what}, for {subject.base}{call}", fix)
+        return
+    fixed = {s: int(env.replacements[s]) for s in values if s in env.replacements and env.replacements[s].is_number}
+    if fixed:
+        sizes = ", ".join(str(n) for n in fixed.values())
+        what = f"the fake fixes sizes ({sizes}), and the operator takes others: torch.compile makes a new graph for every size"
+        yield failed("fake", f"{what}; seen with {subject.base}{call}", fixes.FAKE_SIZES)
+        return
+    for place, (f, r) in enumerate(zip(results, real, strict=False)):
+        if isinstance(f, torch.Tensor) and isinstance(r, torch.Tensor):
+            said = [_at(size, values) for size in f.shape]
+            if None not in said and said != list(r.shape):
+                what = f"the fake computes shape {said} for result {place} of {subject.base}{other}, and the operator returns {list(r.shape)}"
+                yield failed("fake", f"{what}; for {subject.base}{call} both agree", fixes.FAKE_SHAPE)
+                return
+
+
+def _traced(subject: Subject, call: Call) -> bool:
+    """Whether torch.compile traces the operator with symbols for sizes."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return subject.overload(*args, **kwargs)
+
+    mine = call.copied()
+    try:
+        with torch.no_grad():
+            torch.compile(called, fullgraph=True, backend="eager", dynamic=True)(*mine.args, **mine.kwargs)
+    except Exception:  # noqa: BLE001  # whatever the compiler raises
+        return False
+    return True
+
+
+def _context(t: torch.Tensor) -> Any:
+    return StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC if s > 1 else DimDynamic.STATIC for s in t.shape])
+
+
+def _at(size: Any, values: dict[Any, int]) -> int | None:
+    """Return a size at given values of the symbols; None when it holds a symbol of its own."""
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    expression = size.node.expr.subs(values)
+    return int(expression) if expression.is_number else None

@@ -1,0 +1,97 @@
+"""What to change, in words, for each fault that a check can find."""
+
+from __future__ import annotations
+
+CRASH = (
+    "check arguments before touching memory (TORCH_CHECK or STD_TORCH_CHECK on dtype, sizes, device; `if` and raise in Python), "
+    "keep indices in range, and let an empty tensor return at once"
+)
+HANG = (
+    "look for a loop that does not end for some size or layout, for a lock, or for waiting on another process; "
+    "if it is merely slow, give more time with --timeout"
+)
+ENDED = {
+    "layouts": f"if it is another layout that does it: x = x.contiguous() first; {CRASH}",
+    "mask": f"mask loads and stores (offsets < n); {CRASH}",
+}
+"""By check, where more can be said of a process that ended."""
+
+TAKE_LAYOUTS = "take x.contiguous() where the kernel wants it, so that callers need not"
+LAYOUTS = (
+    "the kernel takes memory to be contiguous: begin with x = x.contiguous() (and y, …), or pass x.stride(…) to the kernel "
+    "and compute addresses from it; x.data_ptr() already stands at x.storage_offset()"
+)
+
+READS = (
+    "load with a mask: tl.load(x_ptr + offsets, mask=offsets < n, other=…) in Triton, with the neutral value of what follows as other= "
+    "(0 for a sum, -inf for a maximum); in C++ and CUDA, `if (i < n)` around the access"
+)
+WRITES = "store with a mask: tl.store(y_ptr + offsets, value, mask=offsets < n) in Triton; in C++ and CUDA, `if (i < n)` around the store"
+UNWRITTEN = (
+    "let the programs cover all elements: a grid of triton.cdiv(n, BLOCK), not n // BLOCK (CUDA: (n + block - 1) / block), "
+    "a mask of offsets < n with the real n, and a loop over the whole row where the row is longer than a block"
+)
+UNKNOWN_MEMORY = f"memory is read that nobody has written: {UNWRITTEN}"
+VALUES = f"if other sizes are right, look at the mask: {READS}"
+PARTS = f"{UNWRITTEN}; {READS}"
+
+FAKE_RAISES = "the fake must take every call that the operator takes: compute shapes and dtypes only, and check no more than the operator checks"
+FAKE_CONTENTS = (
+    "compute shapes from x.shape, x.dtype and arguments that are no tensors; .item(), bool(x), x.tolist() and `if` on a tensor need contents. "
+    "If the size does depend on contents, ask torch for one: size = torch.library.get_ctx().new_dynamic_size(); return x.new_empty(size)"
+)
+FAKE_SIZES = (
+    "do not turn sizes into numbers: int(x.shape[0]), `x.shape[0] == 16`, math.ceil(…) and use as a list index or a dict key do; "
+    "use them as they are, // and torch.sym_max instead"
+)
+FAKE_SHAPE = "compute the shape from the sizes of the arguments, with no fixed numbers in it"
+FAKE_DEVICE = "make the result of the fake with x.new_empty(…), which keeps the device"
+FAKE_CONTIGUOUS = (
+    "the operator's result is contiguous: in the fake, x.new_empty(x.shape), or torch.empty_like(x, memory_format=torch.contiguous_format); "
+    "torch.empty_like(x) alone keeps the strides of x"
+)
+REAL_CONTIGUOUS = (
+    "let the operator return contiguous results (allocate with torch.empty_like(x, memory_format=torch.contiguous_format)), "
+    "or allocate in the fake as the operator does, with the same call"
+)
+
+GRAPH_BREAK = (
+    "keep what the compiler cannot follow out of the function around the operator (print, .item(), numpy, file or environment access, "
+    "`if` on a tensor): move it into the operator itself, or check shapes and dtypes only"
+)
+COMPILED_OTHERWISE = "what the operator does must follow from its arguments alone, and what it writes to must stand in its schema (mutates_args)"
+SEE_FAKE = "see the finding of `fake`, from which this follows; if there is none, see the operators that it calls"
+MANY_GRAPHS = (
+    "sizes are turned into numbers on the way: look for int(x.shape[…]), x.shape[…] == number, or a fake that does so"
+)
+
+GRADIENT = (
+    "compute the gradient anew: for each floating-point argument the incoming gradient times the derivative of the result by it, "
+    "None for arguments that are no tensors, in the order of the arguments; look at what setup_context saves, "
+    "and at sums over dimensions that were broadcast"
+)
+GRADIENT_EXPANDED = "begin backward with grad = grad.contiguous(), or pass its strides to the kernel"
+
+SEEDED = "tags=torch.Tag.nondeterministic_seeded where the operator is defined"
+LAST_BITS = "where sums are added up in any order (atomics), say so in the documentation, or add up in two steps"
+CHANGES = (
+    "look for memory that is read before it is written, for state kept between calls, "
+    "and for programs that write to the same element without atomics"
+)
+CHANGES_UNSEEDED = (
+    "if it is meant to be random, draw from torch's generator, which torch.manual_seed sets, and say so: "
+    f"{SEEDED}; else {CHANGES}"
+)
+
+SMALL_BLOCKS = "larger blocks: try 1024, or triton.autotune over 256, 512, 1024; where rows are short, several of them for each program"
+LARGE_BLOCKS = "blocks of 1024 to 8192, and a loop over the rest inside the kernel"
+
+OPCHECK = {
+    "test_schema": "make the schema say what the operator does: Tensor(a!) for what it writes to, nothing that shares memory with an argument",
+    "test_autograd_registration": "register gradients with torch.library.register_autograd (C++: at the key Autograd), not by calling "
+    "differentiable operators in a kernel for CPU or CUDA; where the kernel calls torch's operators, work below autograd",
+    "test_faketensor": "let the fake return what the operator returns: shape, dtype, strides, device",
+    "test_aot_dispatch_static": "the operator behaves otherwise when traced: see fake, schema and autograd formula",
+    "test_aot_dispatch_dynamic": "the operator behaves otherwise when traced with symbols for sizes: see fake and autograd formula",
+}
+"""By test of torch.library.opcheck."""

@@ -1,0 +1,152 @@
+"""Work in forked processes, several at a time: what one of them dies of, or hangs in, is its own answer."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from opforge import processes
+
+_MOST_SAID = 4000
+_END = b'{"end": true}\n'
+
+Tell = Callable[[dict[str, Any]], None]
+"""Sends a row from a forked process, at once."""
+
+
+@dataclass
+class Job:
+    """Something to do in a process of its own."""
+
+    key: Any
+    action: Callable[[Tell], None]
+    limit_s: float
+
+
+@dataclass
+class Outcome:
+    """What became of a job: the rows that it told, and how it ended if not well."""
+
+    key: Any
+    rows: list[dict[str, Any]]
+    died: str = ""
+    """How the process ended, in words, when it did so before its time."""
+    late: bool = False
+    said: str = ""
+    """The last words that it printed."""
+
+
+@dataclass
+class _Running:
+    job: Job
+    pid: int
+    handle: int
+    output: IO[bytes]
+    until: float
+    parts: list[bytes] = field(default_factory=list)
+
+
+def run(jobs: Iterable[Job], workers: int) -> Iterator[Outcome]:
+    """Do jobs, so many at a time, and yield what became of each as it ends."""
+    waiting = deque(jobs)
+    running: dict[int, _Running] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < workers:
+                started = _start(waiting.popleft(), [one.handle for one in running.values()])
+                running[started.handle] = started
+            yield from _step(running)
+    finally:
+        for one in running.values():
+            _end(one.pid)
+
+
+def _start(job: Job, others: list[int]) -> _Running:
+    read, write = os.pipe()
+    output = tempfile.TemporaryFile()  # noqa: SIM115  # closed when the process has ended
+    pid = os.fork()
+    if pid == 0:
+        for handle in (read, *others):
+            os.close(handle)
+        _work(job, write, output)
+    os.close(write)
+    return _Running(job, pid, read, output, time.monotonic() + job.limit_s)
+
+
+def _work(job: Job, write: int, output: IO[bytes]) -> None:
+    """In the fork: be a group of its own, act, and be gone."""
+    status = 1
+    try:
+        os.setpgid(0, 0)
+        processes.die_with_parent()
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+
+        def tell(row: dict[str, Any]) -> None:
+            data = (json.dumps(row) + "\n").encode()
+            while data:
+                data = data[os.write(write, data) :]
+
+        job.action(tell)
+        tell({"end": True})
+        status = 0
+    except BaseException as error:  # noqa: BLE001  # the border: whatever it raises is said, and the process is gone
+        import traceback
+
+        with contextlib.suppress(BaseException):
+            os.write(2, traceback.format_exc().encode())
+            tell({"fault": f"{type(error).__name__}: {error}"[:1000], "trace": traceback.format_exc()[-3000:]})
+    finally:
+        os._exit(status)
+
+
+def _step(running: dict[int, _Running]) -> Iterator[Outcome]:
+    """Wait for words of some process, or for the next that is late."""
+    now = time.monotonic()
+    soonest = min(one.until for one in running.values())
+    ready, _, _ = select.select(list(running), [], [], max(0.0, soonest - now))
+    for handle in ready:
+        part = os.read(handle, 1 << 16)
+        running[handle].parts.append(part)
+        if not part or part.endswith(_END):  # a process that it left behind may hold the other end open
+            yield _ended(running.pop(handle), late=False)
+    for handle in [h for h, one in running.items() if one.until <= time.monotonic()]:
+        yield _ended(running.pop(handle), late=True)
+
+
+def _ended(one: _Running, *, late: bool) -> Outcome:
+    status = _end(one.pid) if late else os.waitpid(one.pid, 0)[1]
+    _end_group(one.pid)
+    os.close(one.handle)
+    whole = b"".join(one.parts).split(b"\n")[:-1]  # after the last line's end there may be half a line
+    rows = [json.loads(line) for line in whole if line]
+    with one.output as output:
+        output.seek(0)
+        said = output.read().decode(errors="replace")[-_MOST_SAID:]
+    finished = bool(rows) and ("end" in rows[-1] or "fault" in rows[-1])
+    died = "" if finished or late else processes.describe_status(status)
+    return Outcome(one.job.key, [row for row in rows if "end" not in row], died, late and not finished, said)
+
+
+def _end(pid: int) -> int:
+    _end_group(pid)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):
+        return os.waitpid(pid, 0)[1]
+    return 0
+
+
+def _end_group(pid: int) -> None:
+    """End what the process started and left behind."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)

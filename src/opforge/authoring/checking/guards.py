@@ -1,0 +1,128 @@
+"""Memory with guards: tensors laid into larger buffers, and results that an operator allocates served from such buffers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from opforge.authoring.checking.calls import Call
+
+ROOM = 4096
+"""Elements on each side: more than a block of a kernel."""
+_LARGEST_RESULT = 1 << 26
+_ALLOCATES = {
+    "aten::empty",
+    "aten::empty_like",
+    "aten::empty_strided",
+    "aten::new_empty",
+    "aten::new_empty_strided",
+    "aten::empty_permuted",
+}
+
+
+@dataclass
+class Guarded:
+    """A tensor in the middle of a buffer that is filled with one value."""
+
+    whole: torch.Tensor
+    inner: torch.Tensor
+    count: int
+    fill: float
+
+    def spoilt(self) -> str:
+        """Say where the buffer was written outside the tensor; nothing when it was not."""
+        filled = _filled(self.whole, self.fill)
+        for side, part in (("before its beginning", filled[:ROOM]), ("past its end", filled[ROOM + self.count :])):
+            if not bool(part.all()):
+                places = (~part).nonzero().reshape(-1)
+                return f"{len(places)} elements {side} (the first {int(places[0]) + 1 if side == 'past its end' else ROOM - int(places[-1])} away)"
+        return ""
+
+    def unwritten(self) -> torch.Tensor:
+        """Return which elements of the tensor still hold the fill."""
+        return _filled(self.inner, self.fill)
+
+
+def _filled(t: torch.Tensor, fill: float) -> torch.Tensor:
+    value = torch.full((), fill, dtype=torch.float64)
+    if t.is_complex():
+        t = t.real
+    if math.isnan(fill) and t.is_floating_point():
+        return torch.isnan(t)
+    return t == _as(value, t.dtype).to(t.device)
+
+
+def _as(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if dtype.is_floating_point or dtype.is_complex:
+        return value.to(dtype)
+    if dtype == torch.bool:
+        return torch.full((), True)
+    odd = 85 if not bool(torch.isnan(value)) else 42  # integers have no NaN: two values that are seldom seen
+    return torch.full((), odd, dtype=dtype)
+
+
+def guarded(size: Any, stride: Any, dtype: torch.dtype, device: Any, fill: float) -> Guarded:
+    """Return room for a tensor, with everything filled."""
+    count = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if 0 not in size else 0
+    whole = torch.empty(count + 2 * ROOM, dtype=dtype, device=device)
+    whole.copy_(_as(torch.full((), fill, dtype=torch.float64), dtype).expand_as(whole))
+    return Guarded(whole, whole.as_strided(size, stride, ROOM), count, fill)
+
+
+def laid_in(call: Call, fill: float) -> tuple[Call, list[Guarded]]:
+    """Return a call whose tensors lie, contiguous, in the middle of filled buffers."""
+    rooms: list[Guarded] = []
+
+    def place(t: torch.Tensor) -> torch.Tensor:
+        if t.layout != torch.strided:
+            return t
+        plain = t.detach().contiguous()
+        room = guarded(plain.shape, plain.stride(), plain.dtype, plain.device, fill)
+        room.inner.copy_(plain)
+        rooms.append(room)
+        return room.inner
+
+    return call.mapped(place), rooms
+
+
+@dataclass
+class _Serve(TorchDispatchMode):  # type: ignore[misc]
+    """Serves what a kernel allocates without filling it from filled buffers."""
+
+    fill: float
+    rooms: list[Guarded] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func._schema.name not in _ALLOCATES or not isinstance(made, torch.Tensor):  # noqa: SLF001
+            return made
+        if made.layout != torch.strided or not 0 < made.numel() < _LARGEST_RESULT or made.device.type == "meta":
+            return made
+        room = guarded(made.shape, made.stride(), made.dtype, made.device, self.fill)
+        self.rooms.append(room)
+        return room.inner
+
+
+def call_in_guards(overload: Any, call: Call, device: str, fill: float) -> tuple[Any, list[Guarded]]:
+    """Call an operator's kernel for a device, below everything else, with its allocations served from filled buffers."""
+    kernel = torch.library.get_kernel(overload, device.upper())
+    keys = torch._C._dispatch_keys(next(iter(call.tensors)))  # noqa: SLF001  # torch has no public name for it
+    positional = _positional(overload, call)
+    with torch.no_grad(), torch._C._AutoDispatchBelowAutograd(), _Serve(fill) as served:  # noqa: SLF001
+        value = kernel.call_boxed(keys, *positional)
+    return value, served.rooms
+
+
+def _positional(overload: Any, call: Call) -> list[Any]:
+    """Return all arguments in the order of the schema; call_boxed knows no names."""
+    arguments = overload._schema.arguments  # noqa: SLF001
+    rest = arguments[len(call.args) :]
+    defaults = {a.name: a.default_value if a.has_default_value() else None for a in rest}
+    return [*call.args, *(call.kwargs.get(name, default) for name, default in defaults.items())]

@@ -1,0 +1,169 @@
+"""Where an operator's calls come from: a file of the user's, what its package declares, or the schema."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from opforge.authoring.checking import fake, samples
+from opforge.authoring.checking.calls import Call, moved
+from opforge.authoring.checking.comparing import differences
+from opforge.authoring.checking.forks import Tell
+from opforge.authoring.checking.subject import Subject, short
+from opforge.errors import OpforgeError
+
+_LIMIT_S = 8.0
+"""For each of two passes through the plans."""
+_MOST_ERRORS = 3
+ALIAS_WORDS = "may not alias any inputs"
+"""What torch says when an operator of torch.library.custom_op returns an input."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a file says of the operators: calls and references, by name."""
+
+    calls: dict[str, list[Call]]
+    references: dict[str, Callable[..., Any]]
+
+
+def declared(package: str, file: str, device: str) -> tuple[Given, str]:
+    """Return what the user's file, or else the package, declares, and where that stands."""
+    if file:
+        return _read(_run_file(file), file, device), Path(file).name
+    name = f"{package}.opforge_inputs"
+    if hasattr(sys.modules.get(package), "__path__") and importlib.util.find_spec(name) is not None:
+        return _read(importlib.import_module(name), name, device), name
+    return Given({}, {}), ""
+
+
+def _run_file(file: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("_opforge_check_inputs", file)
+    if spec is None or spec.loader is None:
+        raise OpforgeError(f"{file!r} is no Python file; --inputs wants one with a function inputs()")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _read(module: ModuleType, place: str, device: str) -> Given:
+    if not callable(getattr(module, "inputs", None)):
+        raise OpforgeError(f'{place} has no function inputs(); it returns {{"ns::op": [(args, kwargs), …]}}')
+    torch.manual_seed(0)
+    rows = module.inputs()
+    references = module.references() if callable(getattr(module, "references", None)) else {}
+    if not isinstance(rows, dict) or not isinstance(references, dict):
+        raise OpforgeError(f'inputs() and references() of {place} return a dict each, by operator, such as "ns::op"')
+    return Given({name: [_call(one, place, name, device) for one in those] for name, those in rows.items()}, references)
+
+
+def _call(row: Any, place: str, name: str, device: str) -> Call:
+    match row:
+        case (tuple() | list() as args, dict() as kwargs):
+            return Call(tuple(args), kwargs).mapped(lambda t: moved(t.detach(), device))
+    raise OpforgeError(f"inputs() of {place} has {row!r:.80} for {name}; allowed is (args, kwargs), a tuple and a dict")
+
+
+def of(table: dict[str, Any], name: str) -> Any:
+    """Return what a table says of an operator: by its whole name, or without the overload."""
+    for key in (name, name.removesuffix(".default"), name.partition(".")[0]):
+        if key in table:
+            return table[key]
+    return None
+
+
+def find(subject: Subject, start: int, tell: Tell) -> None:
+    """In a fork: try calls made up from the schema, and tell which are taken."""
+    search = _Search(subject, start, tell)
+    search.seek()
+    if not search.taken:
+        commonest = [f"{error} ({count} calls)" for error, count in search.errors.most_common(_MOST_ERRORS)]
+        tell({"none": True, "tried": search.tried, "errors": commonest})
+
+
+class _Search:
+    """Goes through plans for calls; those that were tried before a crash are passed over."""
+
+    def __init__(self, subject: Subject, start: int, tell: Tell) -> None:
+        self.subject, self.start, self.tell = subject, start, tell
+        self.until = 0.0
+        self.errors: Counter[str] = Counter()
+        self.seen: set[str] = set()
+        self.taken: list[samples.Plan] = []
+        self.tried = self.number = 0
+        self.stop = False
+
+    def seek(self) -> None:
+        """Go through the plans: first for calls that make sense, as far as can be seen: the fake takes them too, and the answer stays."""
+        for careful in (True, False):
+            self.until = time.monotonic() + _LIMIT_S
+            self.doubted: set[str] = set()
+            for plan in samples.plans():
+                if self.stop or time.monotonic() > self.until:
+                    break
+                if self.attempt(plan, careful=careful):
+                    self.vary(plan, careful=careful)
+                    return
+
+    def vary(self, plan: samples.Plan, *, careful: bool) -> None:
+        for other in samples.variations(plan):
+            if len(self.taken) >= samples.MOST_CALLS or self.stop or time.monotonic() > self.until:
+                return
+            if other.given == plan.given or not any(one.given != plan.given for one in self.taken):
+                self.attempt(other, careful=careful)
+
+    def attempt(self, plan: samples.Plan, *, careful: bool) -> bool:
+        """Try one call; whether the operator takes it."""
+        self.number += 1
+        call = samples.make(self.subject.arguments, plan, self.subject.device)
+        if call is None or self.number <= self.start or str(call) in self.seen | self.doubted:
+            return False
+        if careful and (words := fake.refuses(self.subject, call)):
+            self.errors[f"the fake says {words}"] += 1
+            self.doubted.add(str(call))
+            return False
+        self.seen.add(str(call))
+        self.tell({"at": self.number, "call": str(call)})
+        self.tried += 1
+        try:
+            answer = self.subject.answer(call)
+            if careful and differences(answer, self.subject.answer(call), exact=True):
+                self.errors["answers that change from call to call"] += 1
+                self.seen.discard(str(call))
+                self.doubted.add(str(call))
+                return False
+        except Exception as error:  # noqa: BLE001  # an operator may raise anything on arguments that it does not take
+            self.refused(error)
+            return False
+        self.taken.append(plan)
+        self.tell({"plan": [plan.shapes, plan.dtypes, plan.numbers, plan.given], "call": str(call)})
+        return True
+
+    def refused(self, error: Exception) -> None:
+        text = str(error)
+        self.errors[short(error, 160)] += 1
+        if ALIAS_WORDS in text:
+            self.tell({"alias": True})
+            self.stop = True
+        elif isinstance(error, NotImplementedError) and f"Could not run '{self.subject.name}'" in text:
+            self.tell({"no_kernel": short(error, 160)})
+            self.stop = True
+
+
+def made(subject: Subject, rows: list[list[Any]]) -> Iterator[Call]:
+    """Make the calls again that were taken."""
+    for row in rows:
+        call = samples.make(subject.arguments, samples.Plan(*row), subject.device)
+        if call is not None:
+            yield call

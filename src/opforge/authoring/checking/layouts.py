@@ -1,0 +1,58 @@
+"""Whether the same elements in another layout give the same answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from opforge.authoring.checking import fixes
+from opforge.authoring.checking.calls import Call, in_layouts
+from opforge.authoring.checking.comparing import differences
+from opforge.authoring.checking.subject import Findings, Subject, failed, note, short, skipped
+
+_MOST = 4
+
+
+def check(subject: Subject) -> Findings:
+    """Yield layouts in which the answer is another, and those that are refused."""
+    if subject.is_random():
+        yield skipped("layouts", "the operator is random, and which draw goes where may depend on the layout")
+        return
+    wrong: dict[str, str] = {}
+    refused: set[str] = set()
+    for call in subject.first(torch.float32)[:_MOST]:
+        for layout, twisted in in_layouts(call, subject.written_places(call)).items():
+            plain = twisted.mapped(lambda t: t.detach().clone(memory_format=torch.contiguous_format))
+            expected, refusal = _tried(subject, plain)
+            if expected is None:
+                if layout not in (*_OTHER_CALLS, *refused):
+                    refused.add(layout)
+                    yield note("layouts", f"{layout} tensors are refused: {refusal}, for {subject.base}{plain}")
+                continue
+            found, refusal = _tried(subject, twisted)
+            if found is None and layout not in refused:
+                refused.add(layout)
+                yield note(
+                    "layouts",
+                    f"{layout} tensors are refused: {refusal}, for {subject.base}{twisted}",
+                    fixes.TAKE_LAYOUTS,
+                )
+            elif found is not None and (words := differences(expected, found)):
+                wrong.setdefault(layout, f"{words}, for {subject.base}{twisted}")
+    if wrong:
+        first = next(iter(wrong.values()))
+        names = f"{', '.join(wrong)} tensors give another answer than the same elements laid out contiguously"
+        yield failed("layouts", f"{names}: {first}", fixes.LAYOUTS)
+
+
+def _tried(subject: Subject, call: Call) -> tuple[list[Any] | None, str]:
+    """Return the answer to a call, or else why it is refused."""
+    try:
+        return subject.answer(call), ""
+    except Exception as error:  # noqa: BLE001  # whatever it raises is a refusal
+        return None, short(error, 160)
+
+
+_OTHER_CALLS = ("zero_dim", "expanded")
+"""Of another rank, or with equal rows: the operator need not take them."""

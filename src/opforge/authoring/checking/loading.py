@@ -1,0 +1,179 @@
+"""Import what is to be checked, and find the operators that it registers."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import fnmatch
+import gc
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from opforge.authoring.checking import forks
+from opforge.errors import NothingToJudgeError, OpforgeError, UnknownNameError
+
+_LIMIT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A target that is imported."""
+
+    operators: list[str]
+    package: str
+    """The module that was imported."""
+    interpreted: bool
+    """Whether Triton kernels run in the interpreter."""
+    notes: list[str]
+
+
+def load(target: dict[str, Any], device: str, wanted: Sequence[str]) -> Loaded:
+    """Import a target, and return the operators that the user's words choose of those that it registers."""
+    import torch
+
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    before, kernels = _names(), _interpreted_kernels()
+    sys.path[:0] = target["paths"]
+    faulthandler.dump_traceback_later(_LIMIT_S, exit=True)
+    package = _import(target)
+    faulthandler.cancel_dump_traceback_later()
+    after = _names()
+    if device != "cpu" and torch.cuda.is_initialized():
+        raise OpforgeError(
+            f"importing {target['text']} starts CUDA, and processes forked after that cannot use it; "
+            "let the package touch the GPU when an operator is called, not when it is imported"
+        )
+    notes = []
+    if interpreted and _interpreted_kernels() > kernels:
+        notes.append("Triton kernels run in its interpreter (TRITON_INTERPRET=1)")
+    if target["operator"]:
+        return Loaded(_selected([target["operator"]], after), package, interpreted, notes)
+    mine = {name for name in after - before if not _of_torch(name)}
+    if not mine:
+        raise NothingToJudgeError(
+            f"importing {target['text']} registers no operator; give the module that does (it may be a submodule), "
+            f"or an operator by name: ns::op --import {target['text']}"
+        )
+    return Loaded(_selected(wanted, mine), package, interpreted, notes)
+
+
+def _names() -> set[str]:
+    import torch
+
+    return set(torch._C._dispatch_get_all_op_names())  # noqa: SLF001  # torch has no public list of operators
+
+
+def prepare(device: str) -> None:
+    """Import torch, before the target and once for all forks."""
+    kind, _, number = device.partition(":")
+    if number:
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        os.environ["CUDA_VISIBLE_DEVICES"] = seen[int(number)] if int(number) < len(seen) and seen[0] else number
+    import torch
+
+    torch.set_num_threads(1)  # a fork has one thread only
+    if kind != "cpu" and not torch.cuda.device_count():
+        raise OpforgeError(f"--device {device}: torch sees no such GPU here; use --device cpu")
+    if kind == "cpu":
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def warm(*, compiles: bool) -> None:
+    """Import what checks import on the way; of which modules compiling needs, a fork finds out."""
+    import torch._dynamo  # calling an operator of Python's imports it
+
+    if not compiles:
+        return
+    import torch.testing._internal.optests
+
+    def look(tell: forks.Tell) -> None:
+        before = set(sys.modules)
+        torch.library.opcheck(torch.ops.aten.sin.default, (torch.ones(2, requires_grad=True),))
+        torch.compile(torch.sin, backend="aot_eager", fullgraph=True, dynamic=True)(torch.ones(3))
+        tell({"modules": sorted(set(sys.modules) - before)})
+
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no processes beside ours
+    for outcome in forks.run([forks.Job("warm", look, _LIMIT_S)], 1):
+        for name in (name for row in outcome.rows for name in row.get("modules", ())):
+            if name.partition(".")[0] in ("torch", "sympy"):
+                with contextlib.suppress(ImportError):
+                    importlib.import_module(name)
+
+
+def _import(target: dict[str, Any]) -> str:
+    """Import the target's module or run its file, and return the module's name."""
+    try:
+        if target["file"]:
+            return _run_file(Path(target["file"]))
+        if target["module"]:
+            importlib.import_module(target["module"])
+    except BaseException as error:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if not _own(f.filename)]
+        where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+        raise OpforgeError(f"importing {target['text']} raises {type(error).__name__}{where}: {error}") from error
+    return str(target["module"])
+
+
+def _own(filename: str) -> bool:
+    return "/opforge/authoring/" in filename or "importlib" in filename
+
+
+def _run_file(file: Path) -> str:
+    name = file.stem if file.stem.isidentifier() and file.stem not in sys.modules else "_opforge_checked_file"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{str(file)!r} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return name
+
+
+def _interpreted_kernels() -> int:
+    """Return how many Triton kernels there are that run in the interpreter."""
+    interpreter = sys.modules.get("triton.runtime.interpreter")
+    return 0 if interpreter is None else sum(type(o) is interpreter.InterpretedFunction for o in gc.get_objects())
+
+
+def _selected(wanted: Sequence[str], names: set[str]) -> list[str]:
+    """Return the operators that some words stand for: names with or without namespace and overload, or patterns."""
+    if not wanted:
+        return sorted(names)
+    chosen: set[str] = set()
+    for word in wanted:
+        found = {name for name in names if any(fnmatch.fnmatchcase(form, word) for form in _forms(name))}
+        if not found:
+            hint = "say what registers it with --import" if "::" in word else ""
+            raise UnknownNameError("operator", word, names, hint)
+        chosen |= found
+    return sorted(chosen)
+
+
+def _forms(name: str) -> tuple[str, ...]:
+    base = name.partition(".")[0]
+    default = () if "." in name else (f"{name}.default",)
+    return (name, base, name.partition("::")[2], base.partition("::")[2], *default)
+
+
+def _of_torch(name: str) -> bool:
+    """Whether an operator was registered by torch itself, in a module that the target made it import."""
+    import torch
+    from torch._library.custom_ops import OPDEFS
+
+    if name in OPDEFS:
+        module = str(getattr(OPDEFS[name]._init_fn, "__module__", ""))  # noqa: SLF001  # torch has no public name for it
+        return module.partition(".")[0] in ("torch", "functorch")
+    try:
+        lines = torch._C._dispatch_dump(name).splitlines()  # noqa: SLF001
+    except RuntimeError:
+        return False
+    where = next((line for line in lines if line.startswith("debug:")), "")
+    root = Path(torch.__file__).parent
+    return str(root) in where and not any(f"{root}/{part}" in where for part in ("library.py", "_library/"))

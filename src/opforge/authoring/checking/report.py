@@ -1,0 +1,151 @@
+"""What a check of registered operators found, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+CHECKS = {
+    "inputs": "the operator can be called, and no call ends the process",
+    "devices": "there are kernels for the devices",
+    "schema": "what is written and what is returned is what the schema says",
+    "fake": "the fake gives shape, dtype, strides and device of the real result, for any size",
+    "layouts": "the same elements in another layout give the same answer",
+    "mask": "nothing outside the tensors is read or written, and every element of a result is written, at any size",
+    "compile": "torch.compile takes it without a graph break and without a new graph for each size",
+    "autograd": "gradients flow, and are right",
+    "vmap": "torch.vmap gives what a loop gives",
+    "determinism": "the same call gives the same answer",
+    "blocks": "programs of Triton kernels have a sensible amount of work",
+    "opcheck": "torch.library.opcheck finds nothing else",
+}
+"""The checks, in the order in which they are shown, each with what holds when it passes."""
+
+_COVERED_BY = {
+    "test_schema": ("schema", "determinism", "mask"),
+    "test_autograd_registration": ("autograd", "schema"),
+    "test_faketensor": ("fake", "schema"),
+    "test_aot_dispatch_dynamic": ("fake", "schema", "compile", "autograd", "determinism", "mask", "layouts"),
+    "test_aot_dispatch_static": ("fake", "schema", "compile", "autograd", "determinism", "mask", "layouts"),
+}
+"""Which of our checks say more exactly what one of opcheck's tests says."""
+
+
+ENDED = "ended"
+"""In place of a test's name: the check ended because its process did, or because its time was up."""
+_WHERE_IT_SHOWS = (
+    "inputs",
+    "mask",
+    "layouts",
+    "determinism",
+    "schema",
+    "autograd",
+    "vmap",
+    "compile",
+    "fake",
+    "blocks",
+    "devices",
+    "opcheck",
+)
+"""Of checks whose process ended, the one that says most about why comes first."""
+
+
+class Status(StrEnum):
+    PASSED = "passed"
+    NOTE = "note"
+    SKIPPED = "skipped"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that a check saw."""
+
+    check: str
+    status: Status
+    what: str = ""
+    """What was seen, with values; of a check that was skipped, why."""
+    fix: str = ""
+    """What to change."""
+    test: str = ""
+    """Of a finding of opcheck's: which of its tests; or ENDED."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """What is known of one operator."""
+
+    name: str
+    """Such as ``my_ops::swiglu``, with the overload where it has one."""
+    schema: str
+    calls: tuple[str, ...] = ()
+    """The calls that it was judged with, in words."""
+    origin: str = ""
+    """Where the calls come from."""
+    unsupported: str = ""
+    """Why it could not be judged."""
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        if any(finding.status is Status.FAILED for finding in self.findings):
+            return "failed"
+        return "unsupported" if self.unsupported else "passed"
+
+    def of(self, status: Status) -> list[Finding]:
+        return [finding for finding in self.findings if finding.status is status]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The answer of a check."""
+
+    target: str
+    device: str
+    operators: tuple[Operator, ...]
+    notes: tuple[str, ...] = ()
+    versions: dict[str, str] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+    """Checks that the user left out."""
+
+    def counts(self) -> dict[str, int]:
+        verdicts = [operator.verdict for operator in self.operators]
+        return {name: verdicts.count(name) for name in ("passed", "failed", "unsupported")}
+
+    @property
+    def exit_code(self) -> int:
+        counts = self.counts()
+        if counts["failed"]:
+            return 1
+        return 0 if counts["passed"] else 5
+
+    def as_json(self) -> dict[str, Any]:
+        rows = [{**asdict(operator), "verdict": operator.verdict} for operator in self.operators]
+        return {**asdict(self), "operators": rows, "counts": self.counts()}
+
+
+def settled(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return findings in the order of the checks; what follows from one that has failed already becomes a note."""
+    order = list(CHECKS)
+    known = sorted(findings, key=lambda finding: order.index(finding.check))
+    failed = {finding.check for finding in known if finding.status is Status.FAILED}
+    ended = [check for check in _WHERE_IT_SHOWS if any(f.check == check and f.test == ENDED for f in known)]
+    writes = any(f.check == "mask" and f.status is Status.FAILED and f.test != ENDED for f in known)
+    kept = []
+    for finding in known:
+        if finding.test == ENDED and (writes or finding.check != ended[0]):
+            kept.append(
+                replace(
+                    finding, status=Status.NOTE, what=f"{finding.what}; see {'mask' if writes else ended[0]}", fix=""
+                )
+            )
+            continue
+        above = [check for check in _COVERED_BY.get(finding.test, ()) if check in failed]
+        if finding.check == "opcheck" and finding.status is Status.FAILED and above:
+            said = f"{finding.test} fails too, as is to be expected after {' and '.join(above)}"
+            kept.append(replace(finding, status=Status.NOTE, what=said, fix=""))
+        else:
+            kept.append(finding)
+    return tuple(kept)

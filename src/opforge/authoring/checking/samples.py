@@ -1,0 +1,175 @@
+"""Calls for an operator of which only the schema is known: made by kind of argument, and tried until it takes some."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from opforge.authoring.checking.calls import Call
+
+MOST_CALLS = 8
+
+# Of the first, second, … tensor; the last shape stands for all that follow.
+_SHAPES: tuple[tuple[tuple[int, ...], ...], ...] = (
+    ((6, 16),),
+    ((37,),),
+    ((2, 5, 16),),
+    ((6, 16), (16,)),
+    ((6, 16), (16, 8), (8,)),
+    ((6, 16), (8, 16), (8,)),
+    ((2, 5, 16), (16,)),
+    ((2, 5, 16), (2, 16, 8)),
+    ((2, 4, 6, 8),),
+    ((2, 4, 6, 8), (4,)),
+    ((6, 16), (6,)),
+    ((6, 4), (6,), (6,)),
+    ((16,), (6, 16)),
+    ((),),
+    ((32, 32),),
+    ((32, 64), (64, 32)),
+)
+_ALIKE = ((0, 1, 2, 8, 13), (3, 6), (4, 7))
+"""Which of them are the same thing with another number of dimensions."""
+# Of the first tensor and of those that follow.
+_DTYPES: tuple[tuple[torch.dtype, torch.dtype], ...] = (
+    (torch.float32, torch.float32), (torch.float32, torch.int64), (torch.int64, torch.int64), (torch.float32, torch.bool),
+    (torch.float16, torch.float16), (torch.bfloat16, torch.bfloat16), (torch.float64, torch.float64), (torch.bool, torch.bool),
+    (torch.float32, torch.int32), (torch.int32, torch.int32), (torch.int64, torch.float32), (torch.uint8, torch.uint8), (torch.int8, torch.int8),
+    (torch.uint8, torch.float32), (torch.int8, torch.float32), (torch.int32, torch.float32),
+)  # fmt: skip
+_KINDS = 3
+"""How many sets of numbers are tried for arguments that are no tensors."""
+_FLOATS = {"eps": 1e-6, "epsilon": 1e-6, "p": 0.5, "alpha": 0.5, "beta": 0.5, "scale": 0.5, "momentum": 0.1}
+_DIMENSIONS = {"dim", "axis", "dim0"}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One way to make the arguments of a call."""
+
+    shapes: int = 0
+    dtypes: int = 0
+    numbers: int = 0
+    given: bool = False
+    """Whether optional arguments are given."""
+
+
+def plans() -> Iterator[Plan]:
+    """Yield ways to call an operator, the likeliest first."""
+    for dtypes, given, numbers in itertools.product(range(len(_DTYPES)), (False, True), range(_KINDS)):
+        for shapes in range(len(_SHAPES)):
+            yield Plan(shapes, dtypes, numbers, given)
+
+
+def variations(plan: Plan) -> list[Plan]:
+    """Return plans that differ from one that is taken: in shapes of the same kind, dtypes, numbers, and what is optional."""
+    alike = next(
+        (kind for kind in _ALIKE if plan.shapes in kind), ()
+    )  # an operator that checks nothing takes shapes that make no sense
+    others = [replace(plan, shapes=shapes) for shapes in alike if shapes != plan.shapes]
+    others += [replace(plan, given=not plan.given, shapes=s) for s in (plan.shapes, *range(len(_SHAPES))[:7])]
+    others += [replace(plan, dtypes=dtypes) for dtypes in (6, 4, 5) if _DTYPES[plan.dtypes][0].is_floating_point]
+    others += [replace(plan, numbers=numbers) for numbers in range(_KINDS) if numbers != plan.numbers]
+    return others
+
+
+def make(arguments: list[Any], plan: Plan, device: str) -> Call | None:
+    """Return a call by a plan; None when an argument is of a kind that cannot be made up."""
+    maker = _Maker(plan, device)
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for argument in arguments:
+        try:
+            value = maker.value(argument)
+        except NotImplementedError:
+            return None
+        if argument.kwarg_only:
+            kwargs[argument.name] = value
+        else:
+            args.append(value)
+    return Call(tuple(args), kwargs)
+
+
+def unmakeable(arguments: list[Any]) -> str:
+    """Name the first argument that cannot be made up."""
+    maker = _Maker(Plan(given=False), "cpu")
+    for argument in arguments:
+        try:
+            maker.value(argument)
+        except NotImplementedError:
+            return f"{argument.name}: {argument.real_type}"
+    return ""
+
+
+class _Maker:
+    """Makes the arguments of one call, in order."""
+
+    def __init__(self, plan: Plan, device: str) -> None:
+        self.plan, self.device = plan, device
+        self.generator = torch.Generator().manual_seed(17)
+        self.made = 0
+
+    def value(self, argument: Any) -> Any:
+        kind = str(argument.real_type)
+        if kind.startswith("Optional["):
+            inner = kind.removeprefix("Optional[").removesuffix("]")
+            if not self.plan.given:
+                return argument.default_value if argument.has_default_value() else None
+            return self.of_kind(inner, argument)
+        if argument.has_default_value() and not self.plan.given:
+            return argument.default_value
+        return self.of_kind(kind, argument)
+
+    def of_kind(self, kind: str, argument: Any) -> Any:
+        if kind == "Tensor":
+            return self.tensor()
+        if kind in ("List[Tensor]", "List[Optional[Tensor]]"):
+            return [self.tensor(), self.tensor()]
+        makers: dict[str, Callable[[Any], Any]] = {
+            "int": self.integer, "SymInt": self.integer, "float": self.real, "number": self.real, "Scalar": self.real, "bool": self.truth,
+            "List[int]": self.integers, "List[SymInt]": self.integers, "List[float]": lambda _a: [0.5, 0.5], "List[bool]": lambda _a: [True, False],
+        }  # fmt: skip
+        if kind in makers:
+            return makers[kind](argument)
+        if argument.has_default_value():
+            return argument.default_value
+        if kind == "Device":
+            return torch.device(self.device)
+        if kind == "ScalarType":
+            return (torch.float32, torch.int8, torch.bfloat16)[self.plan.numbers]
+        if kind == "str":
+            return ("none", "sum", "mean")[self.plan.numbers]
+        if str(argument.real_type).startswith("Optional["):
+            return None
+        raise NotImplementedError(kind)
+
+    def integer(self, argument: Any) -> int:
+        if argument.name in _DIMENSIONS:
+            return (-1, 0, 1)[self.plan.numbers]
+        return (1, 2, 16)[self.plan.numbers]
+
+    def real(self, argument: Any) -> float:
+        return _FLOATS.get(argument.name, (0.5, 1.0, 2.0)[self.plan.numbers])
+
+    def truth(self, argument: Any) -> bool:
+        return not argument.default_value if argument.has_default_value() else self.plan.numbers == 1
+
+    def integers(self, argument: Any) -> list[int]:
+        size = argument.N or 2
+        return [(1, 2, 16)[self.plan.numbers]] * size
+
+    def tensor(self) -> torch.Tensor:
+        shapes, dtypes = _SHAPES[self.plan.shapes], _DTYPES[self.plan.dtypes]
+        shape = shapes[min(self.made, len(shapes) - 1)]
+        dtype = dtypes[min(self.made, 1)]
+        self.made += 1
+        if dtype.is_floating_point:
+            return torch.randn(shape, generator=self.generator).to(dtype).to(self.device)
+        high = (
+            2 if dtypes[0].is_floating_point or dtype == torch.bool else 4
+        )  # may be positions, which must be in range
+        return torch.randint(0, high, shape, generator=self.generator).to(dtype).to(self.device)

@@ -1,0 +1,109 @@
+"""Whether an operator writes to what its schema says, and returns memory of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from opforge.authoring.checking.calls import copied, flat
+from opforge.authoring.checking.comparing import difference
+from opforge.authoring.checking.subject import Findings, Subject, failed, note
+
+MOST = 4
+
+
+def check(subject: Subject) -> Findings:
+    """Yield undeclared mutations, returned aliases, and declared mutations that never happen."""
+    seen: set[str] = set()
+    untouched = set(subject.written)
+    for call in subject.calls[:MOST]:
+        mine = call.copied()
+        before = {name: _snapshot(value) for name, value in subject.named(mine).items()}
+        with torch.no_grad():
+            results = subject.results(mine)
+        after = subject.named(mine)
+        for name, value in after.items():
+            words = _changed(before[name], flat(value))
+            untouched -= {name} if words else set()
+            if words and name not in subject.written and f"write {name}" not in seen:
+                seen.add(f"write {name}")
+                yield failed(
+                    "schema",
+                    f"it writes to {name}, and the schema does not say so: {words}, after {subject.base}{call}",
+                    _declare(subject, name),
+                )
+        for text, name in _aliases(subject, results, after):
+            if text not in seen:
+                seen.add(text)
+                yield failed("schema", f"{text}, after {subject.base}{call}", _own_memory(subject, name))
+    for name in sorted(untouched):
+        yield note("schema", f"the schema says that {name} is written to, and no call changed it")
+
+
+def _snapshot(value: Any) -> list[Any]:
+    return [(copied(t), t._version) if isinstance(t, torch.Tensor) else (t, 0) for t in flat(value)]  # noqa: SLF001
+
+
+def _changed(before: list[Any], after: list[Any]) -> str:
+    for (old, _version), new in zip(before, after, strict=True):
+        if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
+            if old.shape != new.shape or old.stride() != new.stride():
+                return f"its shape is {list(new.shape)} instead of {list(old.shape)}"
+            if words := difference(old, new, exact=True):
+                return words
+    return ""
+
+
+def _storage(t: Any) -> int:
+    if isinstance(t, torch.Tensor) and t.layout == torch.strided and t.untyped_storage().nbytes():
+        return int(t.untyped_storage().data_ptr())
+    return 0
+
+
+def _aliases(subject: Subject, results: list[Any], named: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return results that share memory with an argument, or with each other, against the schema; each with the argument's name."""
+    allowed = [r.alias_info is not None for r in subject.returns]
+    found: list[tuple[str, str]] = []
+    for place, result in enumerate(results):
+        if place < len(allowed) and allowed[place]:
+            continue
+        which = "the result" if len(results) == 1 else f"result {place}"
+        mine = _storage(result)
+        shared = [name for name, value in named.items() if mine and mine in {_storage(t) for t in flat(value)}]
+        found += [(f"{which} shares memory with {name}, and the schema does not say so", name) for name in shared]
+        twins = [other for other in range(place) if mine and mine == _storage(results[other])]
+        found += [(f"{which} shares memory with result {other}", "") for other in twins]
+    return found
+
+
+def alias_by_torch(subject: Subject) -> Findings:
+    """Yield the finding for an operator that torch itself refuses to call because it returns an input."""
+    name = next((a.name for a in subject.arguments if "Tensor" in str(a.type)), "x")
+    yield failed(
+        "schema",
+        "a result shares memory with an argument or with another result, and torch refuses every call",
+        _own_memory(subject, name),
+    )
+
+
+def _declare(subject: Subject, name: str) -> str:
+    if subject.definition is not None:
+        return (
+            f'say so: mutates_args=("{name}",) in torch.library.custom_op; or work on a copy: {name} = {name}.clone()'
+        )
+    return f'say so in the schema: "{marked(subject, name)}"; or work on a copy: {name} = {name}.clone()'
+
+
+def marked(subject: Subject, name: str) -> str:
+    """Return the schema with an argument marked as written to."""
+    text = str(subject.overload._schema)  # noqa: SLF001
+    return text.replace(f"Tensor {name}", f"Tensor(a!) {name}", 1)
+
+
+def _own_memory(subject: Subject, name: str) -> str:
+    which = name or "the argument"
+    if subject.mutates:
+        return f"return nothing of what was written: the schema ends in `-> ()`, and the Python function around the operator returns {which}"
+    views = f"a view such as {which}[…] or {which}.reshape(…) shares memory too"
+    return f"return memory of its own: {which}.clone(), also on paths where there is nothing to do; {views}"

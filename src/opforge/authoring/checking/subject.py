@@ -1,0 +1,189 @@
+"""The operator that is being judged: its schema, its registrations, and calling it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch._library.custom_ops import OPDEFS
+
+from opforge.authoring.checking.calls import Call, flat, resized
+from opforge.authoring.checking.comparing import differences
+from opforge.authoring.checking.report import Finding, Status
+
+BACKENDS = ("CPU", "CUDA", "XPU", "MPS", "HPU", "PrivateUse1")
+_FOR_ALL = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+
+
+@dataclass
+class Subject:
+    """One operator with the calls that it takes."""
+
+    name: str
+    """Such as ``ns::op`` or ``ns::op.overload``."""
+    overload: Any
+    calls: list[Call] = field(default_factory=list)
+    reference: Callable[..., Any] | None = None
+    functions: list[Callable[..., Any]] = field(default_factory=list)
+    """Public Python functions of the same name."""
+    device: str = "cpu"
+    interpreted: bool = False
+    """Whether Triton kernels run in the interpreter."""
+    raised: BaseException | None = None
+    """What the operator raised last."""
+    before_call: Callable[[Call], None] = lambda _call: None
+    """Told of every call before it is made, so that one which ends the process is known."""
+
+    @property
+    def arguments(self) -> list[Any]:
+        return list(self.overload._schema.arguments)  # noqa: SLF001  # torch has no public name for it
+
+    @property
+    def returns(self) -> list[Any]:
+        return list(self.overload._schema.returns)  # noqa: SLF001
+
+    @property
+    def base(self) -> str:
+        """The name without namespace and overload."""
+        return self.name.partition("::")[2].partition(".")[0]
+
+    @property
+    def definition(self) -> Any:
+        """What ``torch.library.custom_op`` or ``triton_op`` made, if one of them made it."""
+        return OPDEFS.get(self.name)
+
+    @property
+    def written(self) -> frozenset[str]:
+        """The arguments that the schema says are written to."""
+        return frozenset(a.name for a in self.arguments if a.alias_info is not None and a.alias_info.is_write)
+
+    @property
+    def mutates(self) -> bool:
+        return bool(self.written)
+
+    @property
+    def tagged_random(self) -> bool:
+        return torch.Tag.nondeterministic_seeded in self.overload.tags
+
+    def has_kernel(self, key: str) -> bool:
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(self.name, key))  # noqa: SLF001
+
+    @property
+    def composite(self) -> bool:
+        """Whether it is put together of other operators, which bring gradients and fakes along."""
+        return self.has_kernel("CompositeImplicitAutograd")
+
+    def backends(self) -> list[str]:
+        """Return the devices that have kernels of their own; ``all`` for a kernel that serves every device."""
+        own = [key for key in BACKENDS if self.has_kernel(key)]
+        if self.definition is not None and None not in self.definition._backend_fns:  # noqa: SLF001
+            return own or [str(device).upper() for device in self.definition._backend_fns]  # noqa: SLF001
+        return [*own, "all"] if any(self.has_kernel(key) for key in _FOR_ALL) else own
+
+    def named(self, call: Call) -> dict[str, Any]:
+        """Return a call's arguments by name."""
+        names = [a.name for a in self.arguments if not a.kwarg_only]
+        return dict(zip(names, call.args, strict=False)) | dict(call.kwargs)
+
+    def written_tensors(self, call: Call) -> list[torch.Tensor]:
+        """Return the tensors of a call that the schema lets the operator write to."""
+        values = [value for name, value in self.named(call).items() if name in self.written]
+        return [t for value in values for t in flat(value) if isinstance(t, torch.Tensor)]
+
+    def written_places(self, call: Call) -> frozenset[int]:
+        """Return which of a call's tensors those are."""
+        those = {id(t) for t in self.written_tensors(call)}
+        return frozenset(place for place, t in enumerate(call.tensors) if id(t) in those)
+
+    def results(self, call: Call) -> list[Any]:
+        """Call the operator, and return its results."""
+        self.before_call(call)
+        try:
+            return flat(self.overload(*call.args, **call.kwargs))
+        except Exception as error:
+            self.raised = error
+            raise
+
+    def run(self, call: Call, seed: int = 0) -> list[Any]:
+        """Call the operator, and return its results and then what it wrote to; the call's own tensors are used."""
+        torch.manual_seed(seed)
+        return [*self.results(call), *self.written_tensors(call)]
+
+    def answer(self, call: Call, seed: int = 0) -> list[Any]:
+        """Run a copy of a call, outside autograd."""
+        with torch.no_grad():
+            return self.run(call.copied(), seed)
+
+    def floating(self, call: Call) -> list[torch.Tensor]:
+        return [t for t in call.tensors if t.is_floating_point()]
+
+    def first(self, *dtypes: torch.dtype) -> list[Call]:
+        """Return the calls whose floating-point tensors have one of these dtypes; all others when there is none."""
+        chosen = [c for c in self.calls if all(t.dtype in dtypes for t in self.floating(c))]
+        return chosen or self.calls
+
+    @property
+    def pinned(self) -> frozenset[int]:
+        """The sizes of tensors that are of one shape in all calls while others change, such as tables: those stay."""
+        shapes = [[tuple(t.shape) for t in call.tensors] for call in self.calls]
+        if len({len(those) for those in shapes}) != 1:
+            return frozenset()
+        columns = list(zip(*shapes, strict=True))
+        same = [column[0] for column in columns if len(set(column)) == 1]
+        return frozenset(size for shape in same for size in shape) if len(same) < len(columns) else frozenset()
+
+    def sizes(self, call: Call) -> list[int]:
+        """Return the distinct sizes of a call's tensors that can be changed."""
+        return sorted({size for t in call.tensors for size in t.shape if size > 1} - self.pinned)
+
+    def resized(self, call: Call, change: Callable[[int], int]) -> Call:
+        """Return the call with other sizes: equal ones stay equal, and contents are of the same kind."""
+        pinned = self.pinned
+        return resized(call, lambda size: size if size < 2 or size in pinned else change(size))
+
+    def is_random(self) -> bool:
+        """Whether another seed gives another answer."""
+        calls = self.first(torch.float32)[:3]
+        return any(differences(self.answer(call, 0), self.answer(call, 1), exact=True) for call in calls)
+
+
+Findings = Iterator[Finding]
+
+
+def failed(check: str, what: str, fix: str) -> Finding:
+    return Finding(check, Status.FAILED, what, fix)
+
+
+def note(check: str, what: str, fix: str = "") -> Finding:
+    return Finding(check, Status.NOTE, what, fix)
+
+
+def skipped(check: str, why: str) -> Finding:
+    return Finding(check, Status.SKIPPED, why)
+
+
+def public_functions(base: str, package: str) -> list[Callable[..., Any]]:
+    """Return the functions of an operator's name in the modules of a package, which are what users call."""
+    found: dict[int, Callable[..., Any]] = {}
+    for name, module in list(sys.modules.items()):
+        if not package or not (name == package or name.startswith(f"{package}.")):
+            continue
+        value = getattr(module, "__dict__", {}).get(base)
+        if isinstance(value, FunctionType) and value.__module__.partition(".")[0] == package.partition(".")[0]:
+            found[id(value)] = value
+    return list(found.values())
+
+
+def printable(text: str) -> str:
+    """Return a text in one line, without what a terminal would not show."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+
+
+def short(error: BaseException, most: int = 300) -> str:
+    """Return an error's kind and its first lines."""
+    text = printable(str(error))
+    return f"{type(error).__name__}: {text[:most]}{'…' if len(text) > most else ''}"

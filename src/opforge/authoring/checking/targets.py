@@ -1,0 +1,81 @@
+"""What is to be checked: a package, a folder of one, a file, or an operator by name."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from opforge.errors import OpforgeError
+
+_OPERATOR = re.compile(r"(?P<ns>\w+)::(?P<name>\w+(?:\.\w+)?)")
+_MODULE = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is imported, and from where; or an operator that is there."""
+
+    text: str
+    module: str = ""
+    """The module to import."""
+    file: str = ""
+    """The file to run instead."""
+    paths: tuple[str, ...] = ()
+    """Folders that go before others on the module path."""
+    operator: str = ""
+    """The operator, when it is one by name."""
+
+
+def parse(text: str, module: str = "") -> Target:
+    """Return what a user's word stands for; ``module`` is what registers the operator, where it is one by name."""
+    if "::" in text:
+        return _operator(text, module)
+    if module:
+        raise OpforgeError(
+            f"--import {module} goes with an operator such as ns::op, and {text!r} is none; leave it out"
+        )
+    path = Path(text)
+    if path.suffix == ".py":
+        if not path.is_file():
+            raise OpforgeError(f"there is no file {text!r}")
+        return Target(text, file=str(path.resolve()), paths=(str(path.resolve().parent),))
+    if path.is_dir() and ("/" in text or text in (".", "..") or not (path / "__init__.py").is_file()):
+        return _folder(text, path.resolve())
+    if _MODULE.fullmatch(text):
+        return Target(text, module=text, paths=(str(Path.cwd()),))
+    raise OpforgeError(
+        f"{text!r} is neither a folder, nor a .py file, nor the name of a package, nor an operator; "
+        "give one of them, such as my_ops, ./my_ops, my_ops.py or my_ops::op"
+    )
+
+
+def _operator(text: str, module: str) -> Target:
+    if _OPERATOR.fullmatch(text) is None:
+        raise OpforgeError(f"{text!r} is no name of an operator; names are ns::op or ns::op.overload")
+    if not module:
+        return Target(text, operator=text)
+    inner = parse(module)
+    return Target(text, module=inner.module, file=inner.file, paths=inner.paths, operator=text)
+
+
+def _folder(text: str, folder: Path) -> Target:
+    """Find the one package of a folder: itself, one in src/, or one beside the pyproject.toml."""
+    if (folder / "__init__.py").is_file():
+        return Target(text, module=folder.name, paths=(str(folder.parent),))
+    for root in (folder / "src", folder):
+        packages = sorted(
+            path.parent.name for path in root.glob("*/__init__.py") if path.parent.name not in _NO_PACKAGE
+        )
+        if len(packages) == 1:
+            return Target(text, module=packages[0], paths=(str(root),))
+        if packages:
+            raise OpforgeError(
+                f"{text!r} holds several packages ({', '.join(packages)}); give the folder of one of them"
+            )
+    raise OpforgeError(
+        f"the folder {text!r} holds no package: neither it nor a folder in it or in its src/ has an __init__.py"
+    )
+
+
+_NO_PACKAGE = {"tests", "test", "docs", "benchmarks", "examples", "build", "dist"}

@@ -1,0 +1,420 @@
+"""`opforge check`: right operators pass, and each seeded defect is named by the check that is meant for it, with its fix."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from opforge.authoring import checking
+from opforge.authoring.checking import Finding, Operator, Report, Status
+from opforge.authoring.checking.report import ENDED, settled
+from opforge.errors import NothingToJudgeError, OpforgeError, UnknownNameError
+from opforge.kernels.native import Unit, build
+from tests.conftest import opforge
+
+HERE = Path(__file__).parent
+SCALE = """
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+using torch::stable::Tensor;
+
+Tensor halve(const Tensor& x) {
+  STD_TORCH_CHECK(x.scalar_type() == torch::headeronly::ScalarType::Float, "float32 only");
+  Tensor input = torch::stable::contiguous(x), result = torch::stable::empty_like(input);
+  const float* from = static_cast<const float*>(input.const_data_ptr());
+  float* to = static_cast<float*>(result.mutable_data_ptr());
+  for (int64_t i = 0; i < input.numel() + PAST_THE_END; ++i) to[i] = from[i] / 2;
+  return result;
+}
+
+STABLE_TORCH_LIBRARY_FRAGMENT(OPFORGE_NAMESPACE, m) { m.def("halve(Tensor x) -> Tensor"); }
+STABLE_TORCH_LIBRARY_IMPL(OPFORGE_NAMESPACE, CPU, m) { m.impl("halve", TORCH_BOX(&halve)); }
+"""
+
+
+def check(target: Path | str, **options) -> Report:
+    return checking.check(checking.parse(str(target)), checking.Options(**{"timeout_s": 60.0, **options}))
+
+
+def by_name(report: Report) -> dict[str, Operator]:
+    return {operator.name.partition("::")[2]: operator for operator in report.operators}
+
+
+def said(operator: Operator) -> str:
+    return "\n".join(f"{f.check} {f.status}: {f.what} | {f.fix}" for f in operator.findings) + operator.unsupported
+
+
+def holds(operator: Operator, expected: str, words: str, fix: str, consequences: tuple[str, ...] = ()) -> None:
+    """Hold that a check failed with these words and that fix, and that no other failed but as a consequence."""
+    failures = operator.of(Status.FAILED)
+    assert any(f.check == expected and words in f.what and fix in f.fix for f in failures), said(operator)
+    assert {f.check for f in failures} <= {expected, *consequences}, said(operator)
+
+
+# ── right operators ────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("file", ["python_ops.py", "triton_ops.py"])
+def test_right_operators_pass(file):
+    report = check(HERE / "right" / file)
+    assert {operator.name: operator.verdict for operator in report.operators} == {
+        operator.name: "passed" for operator in report.operators
+    }, "\n".join(map(said, report.operators))
+    assert len(report.operators) == {"python_ops.py": 6, "triton_ops.py": 2}[file]
+    assert report.exit_code == 0
+    for operator in report.operators:
+        assert {f.check for f in operator.findings} == set(checking.CHECKS) - {"inputs"}, said(operator)
+        assert operator.calls
+    interpreter = [note for note in report.notes if "TRITON_INTERPRET=1" in note]
+    assert bool(interpreter) == (file == "triton_ops.py")
+
+
+def test_what_does_not_apply_is_skipped_with_its_reason():
+    report = check(
+        HERE / "right" / "python_ops.py",
+        ops=("add_scaled_", "noise", "count"),
+        skip=("compile", "opcheck", "mask", "fake"),
+    )
+    operators = by_name(report)
+    reasons = {name: {f.check: f.what for f in operator.of(Status.SKIPPED)} for name, operator in operators.items()}
+    assert "writes to x" in reasons["add_scaled_"]["autograd"]
+    assert "random" in reasons["noise"]["layouts"]
+    assert "floating-point" in reasons["count"]["autograd"]
+    assert report.left_out == ("compile", "opcheck", "mask", "fake")
+    assert not any(f.check in report.left_out for operator in report.operators for f in operator.findings)
+
+
+def native_package(folder: Path, source: str) -> Path:
+    """Build a library, and write a package around it with a fake and a formula."""
+    file = folder / "halve.cpp"
+    file.write_text(source)
+    library = build(Unit("checked_native", (file,), folder)).library
+    package = folder / "checked_native"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "import torch\n"
+        f"torch.ops.load_library({str(library)!r})\n"
+        "torch.library.register_fake('checked_native::halve', lambda x: x.new_empty(x.shape))\n"
+        "torch.library.register_autograd('checked_native::halve', lambda ctx, grad: grad / 2)\n"
+        "def halve(x):\n"
+        "    return torch.ops.checked_native.halve(x)\n"
+    )
+    return package
+
+
+def test_a_library_in_c_plus_plus(tmp_path):
+    (operator,) = check(native_package(tmp_path, SCALE.replace("PAST_THE_END", "0"))).operators
+    assert operator.verdict == "passed", said(operator)
+    assert any(f.check == "devices" and "none for CUDA" in f.what for f in operator.of(Status.NOTE))
+    assert any(f.check == "mask" for f in operator.of(Status.PASSED))
+
+
+def test_a_library_that_writes_past_the_end(tmp_path):
+    (operator,) = check(native_package(tmp_path, SCALE.replace("PAST_THE_END", "1"))).operators
+    holds(operator, "mask", "1 elements past its end", "if (i < n)")
+
+
+# ── seeded defects ─────────────────────────────────────────────────────────────────────────────────
+
+CONTRACTS = {
+    "fake_shape": ("fake", "the fake says shape [16, 6], the operator returns [6, 16]", "here it is [6, 16]"),
+    "fake_dtype": ("fake", "the fake says torch.float16, the operator returns torch.float32", "dtype=torch.float32"),
+    "fake_stride": ("fake", "strides [1, 6], the operator returns [16, 1]", "x.new_empty(x.shape)"),
+    "fake_keeps_strides": ("fake", "(transposed)", "torch.empty_like(x) alone keeps the strides of x"),
+    "fake_missing": ("fake", "there is no fake", 'register_fake("defect::fake_missing")', "compile"),
+    "fake_of_two": ("fake", "the fake raises", "the fake must take every call", "compile"),
+    "fake_fixed_size": ("fake", "the fake fixes sizes (6, 16)", "do not turn sizes into numbers", "compile"),
+    "fake_with_number": ("fake", "the fake fixes sizes (16)", "do not turn sizes into numbers", "compile"),
+    "fake_of_contents": ("fake", "looks at the contents of a tensor", "new_dynamic_size", "compile"),
+    "undeclared_write": ("schema", "it writes to x", 'mutates_args=("x",)'),
+    "alias_of_python": ("schema", "shares memory with an argument", "x.clone()"),
+    "alias_of_library": ("schema", "shares memory with x", "x.clone()", "fake"),
+    "gradient_wrong": ("autograd", "the gradient of x is", "setup_context"),
+    "gradient_of_second": ("autograd", "the gradient of y is", "in the order of the arguments"),
+    "gradient_missing": ("autograd", "there is no autograd formula", 'register_autograd("defect::gradient_missing"'),
+    "gradient_of_expanded": ("autograd", "when the incoming gradient is expanded", "grad = grad.contiguous()"),
+    "breaks_graph": ("compile", "contracts.breaks_graph: graph break at", "move it into the operator itself"),
+    "not_contiguous": ("layouts", "transposed, strided", "x = x.contiguous()"),
+    "not_deterministic": ("determinism", "the same call with the same seed gives another answer", "nondeterministic_seeded"),
+    "vmap_wrong": ("vmap", "all batched", "move the batched dimension to the front"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def contracts() -> Report:
+    return check(HERE / "defects" / "contracts.py")
+
+
+@pytest.mark.parametrize("name", CONTRACTS)
+def test_defects_of_contracts(contracts, name):
+    expected, words, fix, *consequences = CONTRACTS[name]
+    holds(by_name(contracts)[name], expected, words, fix, tuple(consequences))
+
+
+def test_places_are_named(contracts):
+    (finding,) = by_name(contracts)["breaks_graph"].of(Status.FAILED)
+    assert "defects/contracts.py:" in finding.what
+    assert "`if x.abs().sum().item() < 0:`" in finding.what
+    (finding,) = (f for f in by_name(contracts)["fake_of_contents"].of(Status.FAILED) if f.check == "fake")
+    assert "`if x.sum().item() > 0:`" in finding.what
+
+
+def test_a_random_operator_that_does_not_say_so_is_noted(contracts):
+    operator = by_name(contracts)["untagged_random"]
+    assert operator.verdict == "passed", said(operator)
+    assert any(
+        f.check == "determinism" and "torch.Tag.nondeterministic_seeded" in f.fix for f in operator.of(Status.NOTE)
+    )
+
+
+def test_every_seeded_defect_is_in_the_table(contracts):
+    assert {operator.name.partition("::")[2] for operator in contracts.operators} == {*CONTRACTS, "untagged_random"}
+    assert contracts.exit_code == 1
+
+
+@pytest.fixture(scope="module")
+def masks() -> Report:
+    return check(
+        HERE / "defects" / "masks.py",
+        inputs=str(HERE / "defects" / "mask_inputs.py"),
+        skip=("opcheck", "compile", "vmap", "autograd"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "fix"),
+    [
+        ("store_too_short", "are never written: 4 of 4, the first at [0, 0]", "triton.cdiv(n, BLOCK)"),
+        (
+            "store_without_mask",
+            "it writes outside a tensor that it allocated: 28 elements past its end",
+            "tl.store(y_ptr",
+        ),
+        ("load_without_mask", "depends on memory outside its arguments", "tl.load(x_ptr + offsets, mask="),
+        ("load_with_other", "another answer than the reference", "neutral value"),
+    ],
+)
+def test_defects_of_masks(masks, name, words, fix):
+    unsteady = ("determinism", "layouts")  # what memory happens to hold
+    holds(by_name(masks)[name], "mask", words, fix, () if name == "load_with_other" else unsteady)
+
+
+def test_small_blocks_are_noted(masks):
+    operator = by_name(masks)["small_blocks"]
+    assert operator.verdict == "passed", said(operator)
+    (finding,) = (f for f in operator.of(Status.NOTE) if f.check == "blocks")
+    assert "BLOCK=16" in finding.what
+    assert "16 elements each" in finding.what
+    assert "1024" in finding.fix
+
+
+@pytest.fixture(scope="module")
+def ends() -> Report:
+    return check(HERE / "defects" / "ends.py", timeout_s=10.0, skip=("opcheck", "vmap"))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "words", "fix"),
+    [
+        ("segfault_on_strides", "layouts", "SIGSEGV (signal 11), at segfault_on_strides(f32[6, 16] strides [1, 6])", "contiguous()"),
+        ("segfault_always", "inputs", "segfault_always(f32[6, 16]) ended the process, which died of SIGSEGV", "TORCH_CHECK"),
+        ("hangs_at_33", "mask", "no answer within 10 s", "--timeout"),
+        ("exits_on_empty", "layouts", "exited with status 0, at exits_on_empty(f32[0, 16])", "an empty tensor"),
+    ],
+)  # fmt: skip
+def test_what_ends_or_hangs_is_its_own_finding(ends, name, expected, words, fix):
+    holds(by_name(ends)[name], expected, words, fix)
+
+
+def test_the_others_go_on_after_a_crash(ends):
+    assert by_name(ends)["right"].verdict == "passed", said(by_name(ends)["right"])
+    assert len(by_name(ends)["segfault_on_strides"].of(Status.PASSED)) >= 5
+
+
+def test_what_follows_from_a_failure_is_a_note():
+    shape = Finding("fake", Status.FAILED, "shape")
+    follows = Finding("opcheck", Status.FAILED, "test_faketensor: …", test="test_faketensor")
+    own = Finding("opcheck", Status.FAILED, "test_autograd_registration: …", test="test_autograd_registration")
+    first = Finding("layouts", Status.FAILED, "died", test=ENDED)
+    second = Finding("fake", Status.FAILED, "died", test=ENDED)
+    assert [f.status for f in settled([follows, own, shape])] == [Status.FAILED, Status.NOTE, Status.FAILED]
+    assert {f.check: f.status for f in settled([second, first])} == {"layouts": Status.FAILED, "fake": Status.NOTE}
+
+
+# ── targets, inputs, words ─────────────────────────────────────────────────────────────────────────
+
+
+def package(folder: Path, name: str, source: str, **files: str) -> Path:
+    (folder / name).mkdir(parents=True)
+    (folder / name / "__init__.py").write_text(source)
+    for stem, text in files.items():
+        (folder / name / f"{stem}.py").write_text(text)
+    return folder / name
+
+
+ONLY_MATRIX = """
+import torch
+@torch.library.custom_op("{name}::halve", mutates_args=(), schema="(Tensor x, str how) -> Tensor")
+def halve(x, how):
+    if how != "down":
+        raise ValueError(f"how is {{how!r}}; allowed: 'down'")
+    return x.contiguous() / 2
+@halve.register_fake
+def _(x, how):
+    return x.new_empty(x.shape)
+halve.register_autograd(lambda ctx, grad: (grad / 2, None))
+"""
+INPUTS = "import torch\ndef inputs():\n    return {{'{name}::halve': [((torch.randn(4, 8), 'down'), {{}})]}}\n"
+QUICK = ("compile", "opcheck", "mask", "vmap")
+
+
+def test_an_operator_that_takes_no_call_is_named_and_not_dropped(tmp_path):
+    report = check(package(tmp_path, "no_call", ONLY_MATRIX.format(name="no_call")), skip=QUICK)
+    (operator,) = report.operators
+    assert operator.verdict == "unsupported"
+    assert "how is 'none'; allowed: 'down'" in operator.unsupported
+    assert "--inputs FILE" in operator.unsupported
+    assert report.exit_code == 5
+
+
+def test_inputs_that_a_package_declares(tmp_path):
+    folder = package(
+        tmp_path / "project" / "src",
+        "declares",
+        ONLY_MATRIX.format(name="declares"),
+        opforge_inputs=INPUTS.format(name="declares"),
+    )
+    report = check(folder.parent.parent, skip=QUICK)
+    (operator,) = report.operators
+    assert operator.verdict == "passed", said(operator)
+    assert operator.origin == "declares.opforge_inputs"
+    assert operator.calls == ("(f32[4, 8], 'down')",)
+
+
+def test_inputs_of_a_file_that_are_not_taken(tmp_path):
+    (tmp_path / "mine.py").write_text(INPUTS.format(name="wrong_inputs").replace("'down'", "'up'"))
+    folder = package(tmp_path, "wrong_inputs", ONLY_MATRIX.format(name="wrong_inputs"))
+    (operator,) = check(folder, inputs=str(tmp_path / "mine.py"), skip=QUICK).operators
+    assert operator.verdict == "unsupported"
+    assert "raises on a call of mine.py" in operator.unsupported
+
+
+def test_an_operator_of_torch_by_name():
+    report = check("aten::silu", skip=("opcheck",))
+    assert [operator.name for operator in report.operators] == ["aten::silu", "aten::silu.out"]
+    assert report.operators[0].verdict == "passed", said(report.operators[0])
+
+
+def test_an_operator_by_name_with_what_registers_it(tmp_path):
+    folder = package(
+        tmp_path, "by_name", ONLY_MATRIX.format(name="by_name"), opforge_inputs=INPUTS.format(name="by_name")
+    )
+    target = checking.parse("by_name::halve", str(folder))
+    (operator,) = checking.check(target, checking.Options(skip=QUICK)).operators
+    assert operator.verdict == "passed", said(operator)
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("no/such/file.py", "there is no file"),
+        ("::", "no name of an operator"),
+        ("a b", "neither a folder, nor a .py file"),
+        ("no_such_module_at_all", "importing no_such_module_at_all raises ModuleNotFoundError"),
+        ("nosuch::op", "unknown operator 'nosuch::op'"),
+    ],
+)
+def test_bad_targets(target, words):
+    with pytest.raises(OpforgeError, match="(?s)" + re.escape(words)):
+        check(target, skip=QUICK)
+
+
+def test_bad_options(tmp_path):
+    with pytest.raises(UnknownNameError, match="did you mean 'autograd'"):
+        checking.Options(skip=("autogad",))
+    with pytest.raises(OpforgeError, match="cpu, cuda, cuda:N"):
+        checking.Options(device="tpu")
+    with pytest.raises(OpforgeError, match="--timeout 0"):
+        checking.Options(timeout_s=0)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(OpforgeError, match="holds no package"):
+        checking.parse(str(tmp_path / "empty"))
+    with pytest.raises(OpforgeError, match="--import"):
+        checking.parse("math", "json")
+
+
+def test_nothing_registered_is_exit_code_5(tmp_path):
+    file = tmp_path / "plain.py"
+    file.write_text("x = 1\n")
+    with pytest.raises(OpforgeError, match="registers no operator") as caught:
+        check(file)
+    assert caught.value.exit_code == NothingToJudgeError.exit_code
+
+
+def test_an_import_that_ends_its_process(tmp_path):
+    file = tmp_path / "dies.py"
+    file.write_text("import os\nos.kill(os.getpid(), 11)\n")
+    with pytest.raises(OpforgeError, match=r"importing .*dies.py ended its process, which died of SIGSEGV"):
+        check(file)
+
+
+def test_the_command(tmp_path):
+    file = HERE / "defects" / "contracts.py"
+    words = ("check", str(file), "--ops", "undeclared_write,defect::fake_dt*", "--skip", ",".join((*QUICK, "layouts")))
+    done = opforge(*words)
+    assert done.returncode == 1, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[1] == "note  left out: compile, opcheck, mask, vmap, layouts"
+    assert lines[2].startswith("defect::fake_dtype        failed")
+    place = lines.index(next(line for line in lines if line.startswith("  failed  schema")))
+    assert lines[place + 1].startswith("    fix  say so: mutates_args")
+    assert lines[-1] == "2 failed"
+    answer = json.loads(opforge(*words, "--format", "json").stdout)
+    assert answer["counts"] == {"passed": 0, "failed": 2, "unsupported": 0}
+    assert {f["check"] for f in answer["operators"][1]["findings"] if f["status"] == "failed"} == {"schema"}
+    assert opforge("check", str(file), "--format", "xml").returncode == 2
+
+
+PUBLIC = "optimum-quanto==0.2.7"
+
+
+@pytest.fixture(scope="module")
+def public(tmp_path_factory) -> Path:
+    """A small package of other people's, from PyPI."""
+    folder = tmp_path_factory.mktemp("public")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), PUBLIC]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    if done.returncode:
+        pytest.skip(f"{PUBLIC} cannot be installed, which needs the network: {done.stderr.strip()[-200:]}")
+    return folder
+
+
+def test_a_public_package(public, monkeypatch):
+    """Its matrix product has no gradient, which opcheck says too; its quantisation is right; one kernel has no definition."""
+    monkeypatch.setenv("PYTHONPATH", str(public), prepend=os.pathsep)
+    report = check("optimum.quanto.library", ops=("qbytes_mm", "quantize_affine"))
+    operators = {operator.name: operator for operator in report.operators}
+    assert {name: operator.verdict for name, operator in operators.items()} == {
+        "quanto::qbytes_mm": "failed", "quanto::quantize_affine": "passed", "quanto_py::qbytes_mm": "unsupported",
+    }, "\n".join(map(said, report.operators))  # fmt: skip
+    holds(
+        operators["quanto::qbytes_mm"],
+        "autograd",
+        "there is no autograd formula",
+        'register_autograd("quanto::qbytes_mm"',
+    )
+    assert any(f.test == "test_autograd_registration" for f in operators["quanto::qbytes_mm"].findings)
+    assert "nothing defines it" in operators["quanto_py::qbytes_mm"].unsupported
+
+
+def test_main_needs_no_torch():
+    code = "import sys; import opforge.authoring.checking, opforge.cli.check; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
