@@ -1,1 +1,1 @@
-"""What helps an author of operators: libraries built from C++ and CUDA, and a doctor for the installation that builds them."""
+"""What helps an author of operators: packages from a template, libraries built from C++ and CUDA, checks of what is registered, and a doctor."""
