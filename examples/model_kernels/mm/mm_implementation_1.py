@@ -8,3 +8,7 @@ def mm_kernel_impl(self, mat2):
     for k in range(self.shape[1]):
         total += self[:, k : k + 1] * mat2[k : k + 1, :]
     return total
+
+
+if __name__ == "__main__":
+    print(mm_kernel_impl(torch.randn(2, 3), torch.randn(3, 2)))
