@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.authoring.packages import bake, environment, install, run, run_tests, wheel
+from tests.authoring.packages import SEARCH, bake, environment, install, run, run_tests, wheel
 from tests.conftest import opforge
 
 NAME = "cpp_ops"
@@ -174,7 +174,9 @@ def test_sources_that_changed_after_the_build_are_warned_of(grown):
 def configure(project, build, *options):
     """Return what CMake says of a package, and whether it accepted it."""
     command = ["cmake", "-S", project, "-B", build, "-G", "Ninja", f"-DPython_EXECUTABLE={sys.executable}", *options]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, env={**os.environ, "PATH": SEARCH}, check=False
+    )
     return " ".join((done.stdout + done.stderr).split()), done.returncode == 0
 
 
