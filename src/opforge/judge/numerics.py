@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from opforge.cases.materialise import flat_bytes
-from opforge.judge.reference import Exact
+from opforge.judge.reference import SIGNS, Exact
 from opforge.judge.verdict import NotRightError, Outcome
 
 FACTOR = 4.0
@@ -27,8 +27,6 @@ STEPS = 2.0
 _RELATIVE_CAP = 8.0
 """ATen's relative error, as it is lent to other elements, counts up to so many steps."""
 _RERUNS = 8
-_SIGNS = (1, -1, 2, -2, 3, -3, 4, -4)
-"""Random perturbations of the inputs, and their mirror images: enough that their root mean square is nowhere small by luck."""
 _MAGNIFIED = 2.0**20
 """How many times a rounding step of float64 inputs are moved by, which move by less than one otherwise; the effect is scaled back."""
 
@@ -121,7 +119,7 @@ class Comparison:
         """Return where the float64 answer is infinite or NaN, and another one when inputs move by a rounding step: infinity times nearly zero."""
         unstable = torch.zeros(self.aten.shape, dtype=torch.bool)
         first = self._exact(self.exact.tensors)
-        for sign in _SIGNS if first is not None and not first.is_complex() else ():
+        for sign in SIGNS if first is not None and not first.is_complex() else ():
             moved = self._exact(self.exact.perturbed(torch.finfo(torch.float32).eps, sign))
             if moved is not None:
                 unstable |= ~torch.isfinite(first) & ~torch.isfinite(moved) & ~_same_special(first, moved)
@@ -182,7 +180,7 @@ class Comparison:
         magnified, factor = (_MAGNIFIED, FACTOR * FACTOR) if unseen else (1.0, FACTOR)
         squares = torch.zeros_like(exact.abs())
         nearest = torch.zeros_like(squares)
-        for sign in _SIGNS:
+        for sign in SIGNS:
             far, near = (
                 self._exact(self.exact.perturbed(step, sign)) for step in (magnified * inner, magnified * inner / 16)
             )
@@ -190,7 +188,7 @@ class Comparison:
                 return torch.zeros_like(squares)
             squares += (far - exact).abs().square()
             nearest = torch.maximum(nearest, (near - exact).abs())
-        typical = torch.sqrt(squares / len(_SIGNS))
+        typical = torch.sqrt(squares / len(SIGNS))
         smooth = nearest <= typical / 4  # a smooth function moves less when its input does; one that jumps does not
         return torch.where(~smooth, 0, factor * math.sqrt(self.reduction) * typical / magnified)
 

@@ -14,7 +14,7 @@ from opforge.judge.batch import Batch, Placed
 from opforge.judge.contract import Hearing
 from opforge.judge.peaks import Peaks
 from opforge.judge.properties import WRITES_UNSAID
-from opforge.judge.reference import ReferenceFaultError, tensors_of
+from opforge.judge.reference import Exact, ReferenceFaultError, tensors_of
 from opforge.judge.replies import results_end
 from opforge.judge.rooms import Rooms
 from opforge.judge.verdict import Finding, NotRightError
@@ -59,9 +59,18 @@ class Racing:
             if aten.raised is not None:
                 raise timing.BaselineError(f"it raised {type(aten.raised).__name__}: {aten.raised}")
             results = bytearray(worker.bytes[self.config.in_bytes : results_end([reply], self.config)])
-            return Hearing(
+            found = Hearing(
                 op, required, placed.case.expect, call, aten, reply, results, self.config.in_bytes, measure=False
             ).finding()
+            if not found.passed:
+                inside(turn)
+            return found
+
+        def inside(turn: int) -> None:
+            raised = Exact(replace(placed.call, turn=turn)).raised_nearby()
+            if raised is not None:
+                text = f"it raised {type(raised).__name__}: {raised} (contents moved by a rounding step)"
+                raise timing.BaselineError(text)
 
         try:
             baseline = self._ready_baseline(op, batch, reference)
@@ -75,6 +84,7 @@ class Racing:
             device,
             sum(row[1] for row in placed.inputs) + sum(t.nbytes for t in tensors_of(placed.answer.result)),
             writes=op.mutates or op.base in WRITES_UNSAID or _writes(placed),
+            inside=inside,
             watch=watch.sample,
         )
         try:

@@ -27,6 +27,9 @@ _WIDE = {
     **{d: torch.float64 for d in TORCH_DTYPES.values() if d.is_floating_point and d.itemsize == 1},
 }
 
+SIGNS = (1, -1, 2, -2, 3, -3, 4, -4)
+"""Random perturbations of the inputs, and their mirror images: enough that their root mean square is nowhere small by luck."""
+
 
 class ReferenceRaisedError(Exception):
     """A user's reference raised on a case; the message says what."""
@@ -189,18 +192,30 @@ class Exact:
 
     def perturbed(self, eps: float, sign: int) -> list[torch.Tensor] | None:
         """Return the float64 answers after each input element moved by about ``eps`` of itself; signs ±n are mirror images."""
-        generator = torch.Generator().manual_seed(abs(sign))
+        return self.call.run(_moved(lambda _tensor: eps, sign)).tensors
 
-        def change(tensor: torch.Tensor) -> torch.Tensor:
-            wide = widen(tensor)
-            if wide.dtype not in (torch.float64, torch.complex128):
-                return wide
-            drawn = torch.rand(wide.shape, generator=generator, dtype=torch.float64).sub_(0.5).mul_(math.sqrt(12))
-            return wide * (
-                1 + (eps if sign > 0 else -eps) * drawn.to(wide.device)
-            )  # equal ones, expanded too, part ways
+    def raised_nearby(self) -> Exception | None:
+        """Return what the call raises where its inputs move by a rounding step of their own, if it does: it is at the edge of its domain."""
+        for sign in SIGNS:
+            raised = self.call.run(_moved(lambda tensor: torch.finfo(tensor.dtype).eps, sign)).raised
+            if raised is not None:
+                return raised
+        return None
 
-        return self.call.run(change).tensors
+
+def _moved(eps: Callable[[torch.Tensor], float], sign: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return what widens a tensor and moves each element by about ``eps`` of itself."""
+    generator = torch.Generator().manual_seed(abs(sign))
+
+    def change(tensor: torch.Tensor) -> torch.Tensor:
+        wide = widen(tensor)
+        if wide.dtype not in (torch.float64, torch.complex128):
+            return wide
+        drawn = torch.rand(wide.shape, generator=generator, dtype=torch.float64).sub_(0.5).mul_(math.sqrt(12))
+        step = math.copysign(eps(tensor), sign)
+        return wide * (1 + step * drawn.to(wide.device))  # equal ones, expanded too, part ways
+
+    return change
 
 
 def end_without_device(error: Exception) -> None:

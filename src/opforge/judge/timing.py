@@ -52,10 +52,12 @@ _WAITED = 0.03
 
 Hear = Callable[[dict[str, Any], int], Finding]
 """Judges the result of a timed call whose contents were turned by so many places."""
+Inside = Callable[[int], None]
+"""Raises BaselineError where contents, turned by so many places, are at the edge of what ATen takes: what is right there is rounding."""
 
 
 class BaselineError(Exception):
-    """ATen's own worker was lost while it was timed, or ATen raised on the contents of timed calls."""
+    """ATen's own worker was lost while it was timed, or ATen raised on the contents of timed calls, or a rounding step beside them."""
 
 
 class _KernelRaisedError(NotRightError):
@@ -107,12 +109,14 @@ class Race:
         nbytes: int,
         *,
         writes: bool,
+        inside: Inside | None = None,
         watch: Callable[[], None] | None = None,
     ) -> None:
         self._kernel, self._aten = _Side(kernel, is_kernel=True), _Side(baseline, is_kernel=False)
         self._sides = (self._aten, self._kernel)
         self._request = request
         self._hear = hear
+        self._inside = inside
         self._device = device
         self._nbytes = max(1, nbytes)
         self._writes = writes
@@ -284,10 +288,13 @@ class Race:
         return shift
 
     def _ask_aten(self, figure: Figure) -> None:
-        """Give ATen the contents on which the kernel has raised: where it raises too, that is no fault of the kernel's."""
+        """Give ATen the contents on which the kernel has raised: where it raises too, there or close by, that is no fault of the kernel's."""
         self._aten.worker.resume()
         self._turn(self._aten, figure, self._kernel.turns)
         self._aten.ask({"do": "go"}, figure.work)
+        if self._inside is not None:
+            for turn in self._kernel.turns:
+                self._inside(turn)
 
     def _looked_at(self, figure: Figure) -> list[int]:
         """Return the calls of a block whose results are judged: another than the last, then the last; when a race ends, both."""
