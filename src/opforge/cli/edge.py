@@ -163,10 +163,10 @@ def run(
     from opforge.edge.run import Job, run_program
 
     file = Path(inputs) if inputs.endswith(".safetensors") else None
-    job = Job(program, tuple(library or ()), "" if file else inputs, file, seed=seed, out=out)
+    job = Job(program, tuple(library or ()), "" if file else inputs, file, seed=seed, out=out, limit_s=timeout)
     with ProgressLine() as progress:
         progress(f"running {program}", 0, 1)
-        ran = run_program(job, limit_s=timeout)
+        ran = run_program(job)
     if format_ == "json":
         row = {
             "program": str(program),
