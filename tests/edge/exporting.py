@@ -89,7 +89,7 @@ def main(folder: Path) -> None:
             said[name] = str(error)
             continue
         (folder / f"{name}.pte").write_bytes(lowered.data)
-        said[name] = list(lowered.operators)
+        said[name] = [*lowered.operators, *(f"without {one}" for one in lowered.taken_apart)]
     (folder / "said.json").write_text(json.dumps(said))
 
 

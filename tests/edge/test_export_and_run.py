@@ -15,7 +15,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from opforge.edge.build import build, open_folder
-from opforge.edge.operators import BindingError
+from opforge.edge.operators import BindingError, Entry
+from opforge.edge.registered import refuse_taken_apart
 from opforge.edge.run import Job, Ran, run_programs
 from opforge.edge.selection import program_operators, select_all, select_for_model, select_names
 from opforge.edge.toolchain import Product, compile_library
@@ -66,7 +67,6 @@ def test_a_program_calls_the_out_variants(exports, model, operators):
         ("lone", "my_ops::lone has no out variant, which the runtime calls; register my_ops::lone.out(Tensor x, *,"),
         ("other_names", "takes (x), and its out variant (y): both must have the same argument names"),
         ("no_fake", "my_ops::no_fake has no fake"),
-        ("composite", "my_ops::composite is in the model and not in the program: export took it apart"),
         ("fixed", "dimension 0 of x cannot vary: the model's code fixes it to 4"),
         ("no_such_input", "names the input 'y'; forward has x"),
         ("no_such_dimension", "there is no dimension 2"),
@@ -76,6 +76,15 @@ def test_a_program_calls_the_out_variants(exports, model, operators):
 def test_a_model_that_cannot_be_exported_is_told_why(exports, model, said):
     assert said in exports.said[model]
     assert not exports[model].exists()
+
+
+def test_a_composite_operator_is_taken_apart_and_that_is_noticed(exports):
+    assert "without my_ops::composite" in exports.said["composite"]
+    assert not any(name.startswith("my_ops::") for name in exports.said["composite"])
+    entry = Entry("my_ops::composite.out", "", "my_ops::composite_out")
+    with pytest.raises(BindingError, match="my_ops::composite is in the model and not in the program"):
+        refuse_taken_apart([entry], ["my_ops::composite"])
+    refuse_taken_apart([entry], ["my_ops::another"])
 
 
 def test_delegation_works_or_names_what_is_missing(exports):

@@ -35,6 +35,8 @@ class Lowered:
     """All that it calls."""
     delegated: int
     """How many parts of it a backend runs."""
+    taken_apart: tuple[str, ...] = ()
+    """Operators of the model's that are not in the program: export makes other operators of those that are registered as composite."""
 
 
 def lower(subject: Subject, inputs: tuple[Any, ...], ranges: Dynamic, *, xnnpack: bool = False) -> Lowered:
@@ -46,17 +48,19 @@ def lower(subject: Subject, inputs: tuple[Any, ...], ranges: Dynamic, *, xnnpack
         except Exception as error:  # noqa: BLE001  # the border: export runs the user's code, and raises anything
             raise _export_error(error) from None
         overloads = {op.name(): op for op in _custom(exported.graph_module)}
-        for op in overloads.values():
-            _check_out_variant(op)
+        for name, op in overloads.items():
+            if not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"):  # noqa: SLF001
+                _check_out_variant(op)
         edge = _to_edge(exported, xnnpack=xnnpack)
         try:
             program = edge.to_executorch()
         except Exception as error:  # noqa: BLE001  # the border: export runs the user's code, and raises anything
             raise ExportError(f"the program cannot be made: {_first(error)}") from None
     operators = tuple(_operators(program.buffer))
-    _refuse_lost(sorted(name.partition(".")[0] for name in overloads), operators)
+    kept = {name.partition(".")[0] for name in operators}
+    lost = sorted({name.partition(".")[0] for name in overloads} - kept)
     plan = program.executorch_program.execution_plan[0]
-    return Lowered(program.buffer, operators, len(plan.delegates))
+    return Lowered(program.buffer, operators, len(plan.delegates), tuple(lost))
 
 
 def _to_edge(exported: Any, *, xnnpack: bool) -> Any:
@@ -123,16 +127,6 @@ def _wanted(op: Any) -> str:
     except OpforgeError:
         return "NAME.out with the same arguments, and one more for each result"
     return f"{form.namespace}::{form.out}, or both at once with opforge.edge.define.define"
-
-
-def _refuse_lost(used: list[str], operators: tuple[str, ...]) -> None:
-    """Refuse a program from which an operator has vanished: export takes apart what is registered as composite."""
-    kept = {name.partition(".")[0] for name in operators}
-    if lost := [name for name in used if name not in kept]:
-        raise ExportError(
-            f"{', '.join(lost)} is in the model and not in the program: export took it apart, as it does with what is registered as CompositeImplicitAutograd. "
-            "Register it with CompositeExplicitAutograd, or for CPU with a fake"
-        )
 
 
 def _export_error(error: Exception) -> ExportError:
