@@ -80,7 +80,7 @@ def test_a_kernel_name_without_its_kernel_is_named(single):
     with pytest.raises(BuildError) as caught:
         build(opened, select_all(opened.entries))
     assert "binds my_ops::mul3.out to kernel_name my_ops::mul3_out" in caught.value.first
-    assert "no source in kernels/ defines my_ops::native::also3_out" in caught.value.first
+    assert "no source in kernels/ defines my_ops::native::mul3_out" in caught.value.first
     assert not (single / "build" / "one_kernels.so").exists()
 
 
