@@ -1,0 +1,1 @@
+"""Custom operators on the edge: ExecuTorch, from its PyPI package alone."""

@@ -1,0 +1,153 @@
+"""From a model to the bytes of a ``.pte``, with what commonly goes wrong on the way said in words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from opforge.edge.operators import RUNTIME_NAMESPACES
+from opforge.edge.schemas import out_form
+from opforge.edge.subject import Subject
+from opforge.edge.target import Dynamic
+from opforge.errors import OpforgeError
+
+_FIXED = re.compile(
+    r"L\['(?P<input>\w+)'\]\.size\(\)\[(?P<dim>\d+)\] as dynamic but your code specialized it to be a constant \((?P<size>\d+)\)"
+)
+
+
+class ExportError(OpforgeError):
+    """A model that does not become a program."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A program."""
+
+    data: bytes
+    operators: tuple[str, ...]
+    """All that it calls."""
+    delegated: int
+    """How many parts of it a backend runs."""
+    taken_apart: tuple[str, ...] = ()
+    """Operators of the model's that are not in the program: export makes other operators of those that are registered as composite."""
+
+
+def lower(subject: Subject, inputs: tuple[Any, ...], ranges: Dynamic, *, xnnpack: bool = False) -> Lowered:
+    """Export a model for given inputs, with dimensions that may vary, delegated to XNNPACK where that is wanted."""
+    shapes = subject.dynamic_shapes(ranges, inputs)
+    with torch.no_grad():
+        try:
+            exported = torch.export.export(subject.model, inputs, dynamic_shapes=shapes)
+        except Exception as error:  # noqa: BLE001  # the border: export runs the user's code, and raises anything
+            raise _export_error(error) from None
+        overloads = {op.name(): op for op in _custom(exported.graph_module)}
+        for name, op in overloads.items():
+            if not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"):  # noqa: SLF001
+                _check_out_variant(op)
+        edge = _to_edge(exported, xnnpack=xnnpack)
+        try:
+            program = edge.to_executorch()
+        except Exception as error:  # noqa: BLE001  # the border: export runs the user's code, and raises anything
+            raise ExportError(f"the program cannot be made: {_first(error)}") from None
+    operators = tuple(_operators(program.buffer))
+    kept = {name.partition(".")[0] for name in operators}
+    lost = sorted({name.partition(".")[0] for name in overloads} - kept)
+    plan = program.executorch_program.execution_plan[0]
+    return Lowered(program.buffer, operators, len(plan.delegates), tuple(lost))
+
+
+def _to_edge(exported: Any, *, xnnpack: bool) -> Any:
+    from executorch.exir import to_edge, to_edge_transform_and_lower
+
+    if not xnnpack:
+        try:
+            return to_edge(exported)
+        except Exception as error:  # noqa: BLE001  # the border: export runs the user's code, and raises anything
+            raise ExportError(f"the model cannot be brought into ExecuTorch's operators: {_first(error)}") from None
+    try:
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    except ModuleNotFoundError as error:
+        raise OpforgeError(
+            f"delegating to XNNPACK needs {error.name}, which ExecuTorch's package asks for and is not installed here; "
+            f"install it with `pip install {error.name}`, or leave --xnnpack out"
+        ) from None
+    try:
+        return to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()])
+    except Exception as error:  # noqa: BLE001  # the border: export runs the user's code, and raises anything
+        raise ExportError(f"the model cannot be delegated to XNNPACK: {_first(error)}") from None
+
+
+def _operators(data: bytes) -> list[str]:
+    from executorch.codegen.tools.selective_build import _get_program_from_buffer, _get_program_operators
+
+    return sorted(set(_get_program_operators(_get_program_from_buffer(data))))
+
+
+def _custom(graph_module: Any) -> Iterator[Any]:
+    """Yield the operators in a graph whose kernels do not come with ExecuTorch."""
+    for part in graph_module.modules():
+        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+            if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in RUNTIME_NAMESPACES:  # noqa: SLF001
+                yield node.target
+
+
+def _check_out_variant(op: Any) -> None:
+    """Refuse an operator without an out variant that has its arguments, by name: the runtime calls that one."""
+    name, arguments = op.name().partition(".")[0], [one.name for one in op._schema.arguments]  # noqa: SLF001
+    written = [one for one in _schemas(name) if any(_is_written(argument) for argument in one.arguments)]
+    wanted = _wanted(op)
+    if not written:
+        raise ExportError(f"{name} has no out variant, which the runtime calls; register {wanted}")
+    given = [[one.name for one in schema.arguments if not _is_written(one)] for schema in written]
+    if arguments not in given:
+        raise ExportError(
+            f"{name} takes ({', '.join(arguments)}), and its out variant ({', '.join(given[0])}): both must have the same argument names; register {wanted}"
+        )
+
+
+def _schemas(name: str) -> list[Any]:
+    return list(torch._C._jit_get_schemas_for_operator(name))  # noqa: SLF001  # torch has no public list
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and bool(argument.alias_info.is_write)
+
+
+def _wanted(op: Any) -> str:
+    """Return the out variant that an operator should have, in words."""
+    try:
+        form = out_form(str(op._schema))  # noqa: SLF001
+    except OpforgeError:
+        return "NAME.out with the same arguments, and one more for each result"
+    return f"{form.namespace}::{form.out}, or both at once with opforge.edge.define.define"
+
+
+def _export_error(error: Exception) -> ExportError:
+    """Return what torch.export's error amounts to."""
+    text = str(error)
+    if (fixed := _FIXED.search(text)) is not None:
+        return ExportError(
+            f"dimension {fixed['dim']} of {fixed['input']} cannot vary: the model's code fixes it to {fixed['size']}; "
+            "leave it out of what is dynamic, or change the model"
+        )
+    if type(error).__name__ == "UnsupportedOperatorException":
+        found = re.match(r"(\w+)\.(\w+)\.\w+", text)
+        name = f"{found[1]}::{found[2]}" if found else "an operator of the model"
+        return ExportError(
+            f"{name} has no fake, with which export finds out shapes and dtypes; give it one: define(…, fake=…), or torch.library.register_fake"
+        )
+    return ExportError(f"the model cannot be exported: {_first(error)}")
+
+
+def _first(error: Exception) -> str:
+    """Return what an error says, without the pages that follow."""
+    said = str(error).partition("The error above occurred when calling")[0]
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines[:4])[:600]}"

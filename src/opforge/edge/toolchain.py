@@ -1,0 +1,189 @@
+"""Where the ExecuTorch package keeps what a compiler needs, and how sources become a library or a program with it. Needs no torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import jinja2
+
+from opforge.errors import OpforgeError, UnknownNameError
+from opforge.kernels.native import compiler
+from opforge.kernels.native.toolchain import cxx
+
+INSTALL = 'pip install "opforge[executorch]"'
+TOOLS = ("direct", "cmake")
+"""What compiles: the compiler itself, or CMake with the package's own configuration."""
+STANDARD = 17
+DEFINES = ("C10_USING_CUSTOM_GENERATED_MACROS", "ET_EVENT_TRACER_ENABLED", "ET_USE_THREADPOOL")
+"""With which the package's libraries were built; without them headers do not compile, or mean something else."""
+COMPILE_OPTIONS = ("-O2", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections")
+"""Hidden names and sections of their own, so that what nothing registers is left out of the library."""
+LINK_OPTIONS = ("-Wl,-z,defs", "-Wl,--gc-sections")
+"""A missing function is an error of the linker, not of the device; code that nothing reaches goes."""
+LIBRARIES = ("executorch", "executorch_threadpool")
+
+
+@dataclass(frozen=True, slots=True)
+class ExecuTorch:
+    """The installed package."""
+
+    version: str
+    path: Path
+
+    @property
+    def include(self) -> tuple[Path, ...]:
+        """Return the folders of its headers."""
+        root = self.path / "include"
+        return (root, root / "executorch" / "runtime" / "core" / "portable_type" / "c10")
+
+    @property
+    def library(self) -> Path:
+        """Return the folder of its libraries."""
+        return self.path / "lib"
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """What is to be compiled."""
+
+    name: str
+    sources: tuple[Path, ...]
+    include: tuple[Path, ...] = ()
+    """Folders of headers besides ExecuTorch's."""
+    libraries: tuple[str, ...] = LIBRARIES
+    """Of the package, without ``lib`` and ``.so``."""
+    defines: tuple[str, ...] = DEFINES
+    compile_options: tuple[str, ...] = COMPILE_OPTIONS
+    link_options: tuple[str, ...] = LINK_OPTIONS
+    shared: bool = True
+    """A shared library; otherwise a program."""
+
+
+def executorch() -> ExecuTorch:
+    """Return the installed package, found without importing it, or say how it is installed."""
+    spec = importlib.util.find_spec("executorch")
+    try:
+        number = version("executorch")
+    except PackageNotFoundError:
+        number = ""
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    if not places or not number:
+        raise OpforgeError(f"executorch is not installed in {sys.prefix}; install it with `{INSTALL}`")
+    found = ExecuTorch(number, Path(places[0]))
+    needed = (*found.include, found.library / "libexecutorch.so", found.path / "codegen" / "gen.py")
+    if missing := [str(path) for path in needed if not path.exists()]:
+        raise OpforgeError(
+            f"executorch {number} at {found.path} has no {missing[0]}; opforge needs the wheel of 1.5 or newer: `{INSTALL} --upgrade`"
+        )
+    return found
+
+
+def tags_file() -> Path:
+    """Return torchgen's tags.yaml, which code generation reads."""
+    spec = importlib.util.find_spec("torchgen")
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    path = Path(places[0]) / "packaged" / "ATen" / "native" / "tags.yaml" if places else Path("torchgen")
+    if not path.is_file():
+        raise OpforgeError(f"there is no {path}, which comes with torch; install torch again")
+    return path
+
+
+def compile_words(package: ExecuTorch, product: Product) -> tuple[str, ...]:
+    """Return the words for the compiler, but for its own name, source and object."""
+    folders = [word for path in product.include for word in ("-I", str(path))]
+    system = [word for path in package.include for word in ("-isystem", str(path))]
+    defines = [f"-D{name}" for name in product.defines]
+    return (f"-std=c++{STANDARD}", *product.compile_options, *defines, *folders, *system)
+
+
+def link_words(package: ExecuTorch, product: Product) -> tuple[str, ...]:
+    """Return the words that follow the objects when they are linked."""
+    kind = ("-shared",) if product.shared else ()
+    place = (f"-L{package.library}", f"-Wl,-rpath,{package.library}")
+    return (*kind, *product.link_options, *place, *(f"-l{name}" for name in product.libraries))
+
+
+def compile_library(product: Product, out: Path, *, tool: str = "direct", limit_s: float = compiler.LIMIT_S) -> None:
+    """Compile a product to the file ``out``, which appears whole or not at all; a failure has the compiler's words."""
+    if tool not in TOOLS:
+        raise UnknownNameError("build tool", tool, TOOLS)
+    package = executorch()
+    if not product.sources:
+        raise OpforgeError(f"{product.name} has no sources to compile")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as place:
+        work = Path(place)
+        make = _compile_with_cmake if tool == "cmake" else _compile_directly
+        made = make(package, product, work, out.name, limit_s)
+        made.replace(out)
+
+
+def _compile_directly(package: ExecuTorch, product: Product, work: Path, name: str, limit_s: float) -> Path:
+    program, words = cxx().path, compile_words(package, product)
+    objects = []
+    for number, source in enumerate(product.sources):
+        made = work / f"{number}.o"
+        command = (program, *words, "-c", str(source.resolve()), "-o", str(made))
+        compiler.run(product.name, command, work, limit_s)
+        objects.append(str(made))
+    out = work / name
+    compiler.run(product.name, (program, *objects, "-o", str(out), *link_words(package, product)), work, limit_s)
+    return out
+
+
+def _compile_with_cmake(package: ExecuTorch, product: Product, work: Path, name: str, limit_s: float) -> Path:
+    program = cmake()
+    (work / "CMakeLists.txt").write_text(cmake_text(product, name))
+    build = work / "build"
+    ninja = _program("ninja")
+    generator = ("-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}") if ninja else ()
+    configure = (
+        program, "-S", str(work), "-B", str(build), *generator,
+        f"-DCMAKE_PREFIX_PATH={package.path}", f"-DCMAKE_CXX_COMPILER={cxx().path}",
+    )  # fmt: skip
+    compiler.run(product.name, configure, work, limit_s)
+    compiler.run(product.name, (program, "--build", str(build)), work, limit_s)
+    return build / name
+
+
+def cmake_text(product: Product, output: str) -> str:
+    """Return the CMakeLists.txt of a product; it needs no opforge, so it can be built elsewhere too."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        autoescape=False,  # noqa: S701  # a source file
+    )
+    return environment.get_template("CMakeLists.txt.j2").render(
+        name=product.name,
+        output=output,
+        shared=product.shared,
+        sources=[path.resolve() for path in product.sources],
+        include=[path.resolve() for path in product.include],
+        libraries=product.libraries,
+        defines=product.defines,
+        compile_options=product.compile_options,
+        link_options=product.link_options,
+        standard=STANDARD,
+    )
+
+
+def cmake() -> str:
+    """Return the CMake of the PATH, else that of this Python's environment."""
+    if (found := _program("cmake")) is None:
+        raise OpforgeError(
+            "there is no cmake on the PATH or beside this Python; install it with `pip install cmake ninja`, or take `--with direct`"
+        )
+    return found
+
+
+def _program(name: str) -> str | None:
+    return shutil.which(name) or shutil.which(name, path=os.fspath(Path(sys.executable).parent))
