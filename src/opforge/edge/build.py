@@ -1,0 +1,188 @@
+"""Build the library of an operator folder: select, generate, compile, each step with its time; compiled once for each content. Needs no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from filelock import FileLock
+
+from opforge import cache
+from opforge.edge import toolchain
+from opforge.edge.generate import Generated, generate
+from opforge.edge.operators import Entry, read_operators
+from opforge.edge.selection import Selection
+from opforge.edge.toolchain import Product
+from opforge.errors import OpforgeError
+from opforge.kernels.native import compiler
+from opforge.kernels.native.compiler import BuildError
+from opforge.kernels.native.sources import HEADERS, SKIPPED, without_comments
+from opforge.kernels.native.toolchain import cxx
+
+BINDINGS, KERNELS, DEFINITIONS, MODEL = "ops.yaml", "kernels", "ops.py", "model.py"
+"""What an operator folder has: entries, C++ sources, ahead-of-time registration, and a model that uses the operators."""
+_SOURCES = (".cpp", ".cc", ".cxx")
+_INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+_UNDEFINED = re.compile(r"undefined (?:reference to|symbol:?) [`']?(?P<what>[\w:]+)\(")
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """An operator folder."""
+
+    path: Path
+    entries: tuple[Entry, ...]
+    sources: tuple[Path, ...]
+
+    @property
+    def name(self) -> str:
+        return re.sub(r"\W", "_", self.path.resolve().name) or "ops"
+
+    @property
+    def bindings(self) -> Path:
+        return self.path / BINDINGS
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A library that is there."""
+
+    library: Path
+    operators: tuple[str, ...]
+    """Those that it registers."""
+    left_out: tuple[str, ...]
+    selection: str
+    tool: str
+    cached: bool
+    seconds: dict[str, float] = field(default_factory=dict)
+    """By step."""
+    bytes: int = 0
+
+
+def open_folder(path: Path) -> Folder:
+    """Return what an operator folder holds, or say what is missing."""
+    if not path.is_dir():
+        raise OpforgeError(f"there is no folder {str(path)!r}; `opforge edge init {path}` makes one")
+    entries = read_operators(path / BINDINGS)
+    kernels = path / KERNELS
+    sources = sorted(one for one in kernels.rglob("*") if one.suffix in _SOURCES) if kernels.is_dir() else []
+    if not sources:
+        raise OpforgeError(
+            f"{str(kernels)!r} holds no C++ source ({', '.join(_SOURCES)}); kernels go there, one file or more"
+        )
+    return Folder(path, entries, tuple(sources))
+
+
+def build(
+    folder: Folder,
+    selection: Selection,
+    out: Path | None = None,
+    *,
+    tool: str = "direct",
+    limit_s: float = compiler.LIMIT_S,
+) -> Built:
+    """Build a folder's library with the selected operators; ``out`` is a folder of what is made, ``build`` in the folder unless given."""
+    place = out or folder.path / "build"
+    start = time.perf_counter()
+    generated = generate(folder.bindings, selection, place / "generated")
+    middle = time.perf_counter()
+    product = product_of(folder, generated)
+    library = place / f"{product.name}.so"
+    (place / "CMakeLists.txt").write_text(toolchain.cmake_text(product, library.name))
+    cached = _compiled(folder, product, library, tool, limit_s)
+    end = time.perf_counter()
+    left_out = tuple(entry.name for entry in folder.entries if entry.name not in generated.operators)
+    seconds = {"generate": middle - start, "compile": end - middle}
+    return Built(
+        library, generated.operators, left_out, selection.origin, tool, cached, seconds, library.stat().st_size
+    )
+
+
+def product_of(folder: Folder, generated: Generated) -> Product:
+    """Return what is compiled: the kernels, and the registration that was made."""
+    include = (generated.folder, folder.path / KERNELS, folder.path)
+    return Product(f"{folder.name}_kernels", (*folder.sources, generated.source), include)
+
+
+def _compiled(folder: Folder, product: Product, library: Path, tool: str, limit_s: float) -> bool:
+    """Compile a product, or take what was compiled before from the same content; returns whether it was there."""
+    key = _key(folder, product, tool)
+    if key is None:
+        _compile(folder, product, library, tool, limit_s)
+        return False
+    kept = cache.root() / "edge" / key / library.name
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(kept.parent.with_suffix(".lock")):
+        there = kept.is_file()
+        if not there:
+            _compile(folder, product, kept, tool, limit_s)
+        fresh = library.with_name(f".{library.name}.new")
+        shutil.copy2(kept, fresh)
+        fresh.replace(library)
+    return there
+
+
+def _compile(folder: Folder, product: Product, library: Path, tool: str, limit_s: float) -> None:
+    try:
+        toolchain.compile_library(product, library, tool=tool, limit_s=limit_s)
+    except BuildError as error:
+        raise _explained(error, folder.entries) from None
+
+
+def _explained(error: BuildError, entries: Sequence[Entry]) -> BuildError:
+    """Return the error with what an undefined function means: a kernel_name without its kernel."""
+    text = f"{error.first}\n{error.output}"
+    undefined = {found["what"] for found in _UNDEFINED.finditer(text)}
+    for entry in entries:
+        if entry.function in undefined:
+            first = (
+                f"{BINDINGS} binds {entry.name} to kernel_name {entry.kernel_name}, and no source in {KERNELS}/ defines {entry.function} "
+                f"with the arguments of {entry.schema!r}, a KernelRuntimeContext& first. "
+                "Check its name, its namespace (native is added) and its arguments; generated/NativeFunctions.h declares it as it must be"
+            )
+            return BuildError(error.name, first, error.output)
+    return error
+
+
+def _key(folder: Folder, product: Product, tool: str) -> str | None:
+    """Return a name for everything that the library is made of; None when a source includes what lies outside the folder."""
+    package, program = toolchain.executorch(), cxx()
+    files = [*product.sources, *sorted(product.include[0].glob("*.h")), *_headers(folder.path)]
+    texts = {path: path.read_bytes() for path in files}
+    known = {path.resolve() for path in files}
+    for path in files:
+        included = _INCLUDE.findall(without_comments(texts[path].decode(errors="replace")))
+        if not all(_is_known(name, path, product.include, known, package.include) for name in included):
+            return None
+    settings = [os.environ.get(name, "") for name in compiler.SETTINGS]
+    about = [
+        package.version, str(package.path), program.path, program.version, platform.machine(), tool, settings, product.name,
+        product.compile_options, product.defines, product.link_options, product.libraries, product.shared,
+    ]  # fmt: skip
+    whole = hashlib.sha256(json.dumps(about).encode())
+    for path, text in texts.items():
+        whole.update(path.name.encode() + b"\0" + hashlib.sha256(text).digest())
+    return whole.hexdigest()[:32]
+
+
+def _headers(folder: Path) -> list[Path]:
+    """Return the headers in a folder, but for those that were made."""
+    found = [path for path in folder.rglob("*") if path.suffix in HEADERS and path.is_file()]
+    return sorted(path for path in found if not set(path.relative_to(folder).parts) & set(SKIPPED))
+
+
+def _is_known(name: str, source: Path, include: Iterable[Path], known: set[Path], installed: Iterable[Path]) -> bool:
+    """Whether an included file is one that the key holds already."""
+    places = (source.parent, *include)
+    first = next((place / name for place in places if (place / name).is_file()), None)
+    if first is not None:
+        return first.resolve() in known
+    return any((place / name).is_file() for place in installed)

@@ -1,0 +1,140 @@
+"""The YAML file that binds operators to C++ kernels: read, and held against what ExecuTorch can do with it. Needs no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from opforge.errors import OpforgeError
+
+RUNTIME_NAMESPACES = ("aten", "prim", "prims", "executorch_prim", "dim_order_ops", "quantized_decomposed")
+"""Whose kernels come with ExecuTorch."""
+_NAME = re.compile(r"(?P<namespace>\w+)::(?P<op>\w+)(?:\.(?P<overload>\w+))?")
+_KERNEL = re.compile(r"\w+(?:::\w+)+")
+_FIELDS = ("func", "kernels", "variants")
+
+
+class BindingError(OpforgeError):
+    """An entry of the YAML file that cannot work."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One operator with its kernel."""
+
+    name: str
+    """With namespace and overload: ``my_ops::mul3.out``."""
+    schema: str
+    """As the file has it, with the namespace."""
+    kernel_name: str
+    """As the file has it: ``my_ops::mul3_out``."""
+
+    @property
+    def function(self) -> str:
+        """Return the C++ function that is called: code generation puts ``native`` before the last part."""
+        namespace, _, name = self.kernel_name.rpartition("::")
+        return f"{namespace}::native::{name}"
+
+    @property
+    def namespace(self) -> str:
+        return self.name.partition("::")[0]
+
+
+def read_operators(path: Path) -> tuple[Entry, ...]:
+    """Return the entries of a YAML file, or say which of them cannot work, why, and what to write instead."""
+    try:
+        rows = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise OpforgeError(
+            f"{str(path)!r} cannot be read: {error.strerror}; it binds operators to kernels, and `opforge edge init` makes one"
+        ) from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise BindingError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(rows, list) or not rows:
+        raise BindingError(f"{path} holds no operators; it must be a list of entries with func and kernels")
+    entries = tuple(_entry(row, f"{path}, entry {number}") for number, row in enumerate(rows, 1))
+    _refuse_doubles(path, entries)
+    return entries
+
+
+def _entry(row: Any, where: str) -> Entry:
+    if not isinstance(row, dict) or not isinstance(row.get("func"), str):
+        raise BindingError(f"{where} has no func, which is the operator's schema, such as {_EXAMPLE!r}")
+    schema = " ".join(row["func"].split())
+    name = _name(schema, where)
+    where = f"{where} ({name})"
+    if unknown := [str(key) for key in row if key not in _FIELDS]:
+        raise BindingError(f"{where} has the field {unknown[0]!r}; allowed: func, kernels")
+    return Entry(name, schema, _kernel_name(row.get("kernels"), where))
+
+
+_EXAMPLE = "my_ops::mul3.out(Tensor x, *, Tensor(a!) out) -> Tensor(a!)"
+
+
+def _name(schema: str, where: str) -> str:
+    from torchgen.model import FunctionSchema
+
+    head = schema.partition("(")[0]
+    found = _NAME.fullmatch(head)
+    if found is None:
+        raise BindingError(f"{where}: {head!r} is no operator with its namespace; write it as {_EXAMPLE!r}")
+    if found["namespace"] in RUNTIME_NAMESPACES:
+        raise BindingError(
+            f"{where}: {head} is in {found['namespace']}::, whose operators ExecuTorch registers itself; a second registration ends the process. "
+            "Choose a namespace of your own"
+        )
+    try:
+        parsed = FunctionSchema.parse(schema.partition("::")[2])
+    except (AssertionError, RuntimeError, ValueError, KeyError) as error:
+        raise BindingError(f"{where}: {schema!r} is not a schema: {' '.join(str(error).split())}") from None
+    if not parsed.arguments.out:
+        raise BindingError(
+            f"{where}: {head} has no argument that it writes its result to; the runtime calls the out variant: bind {_EXAMPLE!r}"
+        )
+    return head
+
+
+def _kernel_name(kernels: Any, where: str) -> str:
+    if not isinstance(kernels, list) or len(kernels) != 1 or not isinstance(kernels[0], dict):
+        raise BindingError(f"{where} must have one entry under kernels, with arg_meta: null and kernel_name")
+    kernel = kernels[0]
+    if kernel.get("arg_meta") is not None:
+        raise BindingError(
+            f"{where}: arg_meta is {kernel['arg_meta']!r}; only null works, which is one kernel for all dtypes: switch over the dtype in it (ET_SWITCH_…)"
+        )
+    name = kernel.get("kernel_name")
+    if not isinstance(name, str) or _KERNEL.fullmatch(name) is None:
+        raise BindingError(
+            f"{where}: kernel_name is {name!r}; it is namespace::function, such as my_ops::mul3_out, and means the C++ function my_ops::native::mul3_out"
+        )
+    if re.search(r"(^|::)native::\w+$", name):
+        plain = re.sub(r"native::(?=\w+$)", "", name)
+        meant = name.replace("native::", "native::native::")
+        raise BindingError(
+            f"{where}: kernel_name {name} means the C++ function {meant}; code generation adds native itself: write {plain}"
+        )
+    return name
+
+
+def _refuse_doubles(path: Path, entries: Sequence[Entry]) -> None:
+    seen: dict[str, Entry] = {}
+    for entry in entries:
+        bare = entry.name.partition("::")[2]
+        other = seen.setdefault(bare, entry)
+        if other is entry:
+            continue
+        if other.name == entry.name:
+            raise BindingError(
+                f"{path} binds {entry.name} twice, to {other.kernel_name} and to {entry.kernel_name}; a second registration ends the process. Remove one"
+            )
+        raise BindingError(
+            f"{path} binds {other.name} and {entry.name}; code generation tells operators apart by name and overload only. "
+            "Put them into folders of their own, or rename one"
+        )

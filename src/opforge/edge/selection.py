@@ -1,0 +1,100 @@
+"""Which operators of a folder go into its library: all, those that are named, or those that a model needs. Needs no torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from opforge import processes
+from opforge.edge.operators import RUNTIME_NAMESPACES, BindingError, Entry
+from opforge.errors import OpforgeError, UnknownNameError
+
+_LIMIT_S = 60.0
+_MAGIC = slice(4, 6)
+_READ = """
+import json, sys
+from executorch.codegen.tools.selective_build import _get_program_from_buffer, _get_program_operators
+data = open(sys.argv[1], "rb").read()
+print(json.dumps(sorted(set(_get_program_operators(_get_program_from_buffer(data))))))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The operators that are registered."""
+
+    names: tuple[str, ...]
+    origin: str
+    """Who chose them, in words."""
+
+
+def select_all(entries: Sequence[Entry]) -> Selection:
+    return Selection(tuple(entry.name for entry in entries), "all")
+
+
+def select_names(entries: Sequence[Entry], words: Sequence[str]) -> Selection:
+    """Return the operators that words name: ``my_ops::mul3.out``, ``my_ops::mul3`` or ``mul3``."""
+    chosen: list[str] = []
+    for word in words:
+        found = [entry.name for entry in entries if word in _spellings(entry.name)]
+        if not found:
+            raise UnknownNameError("operator", word, [entry.name for entry in entries], "bound in the YAML file")
+        chosen += [name for name in found if name not in chosen]
+    return Selection(tuple(chosen), "named")
+
+
+def _spellings(name: str) -> set[str]:
+    whole, bare = name.partition(".")[0], name.partition("::")[2]
+    return {name, whole, bare, bare.partition(".")[0]}
+
+
+def select_for_model(entries: Sequence[Entry], model: Path) -> Selection:
+    """Return the operators that a ``.pte`` needs; one of them without an entry is an error that names it."""
+    needed = custom_operators(program_operators(model))
+    known = [entry.name for entry in entries]
+    if missing := [name for name in needed if name not in known]:
+        raise BindingError(
+            f"{model} needs {', '.join(missing)}, and no entry binds it to a kernel; known: {', '.join(known)}. "
+            "Add an entry with func and kernels, and the kernel"
+        )
+    return Selection(tuple(name for name in known if name in needed), f"of {model.name}")
+
+
+def custom_operators(names: Sequence[str]) -> list[str]:
+    """Return those whose kernels do not come with ExecuTorch."""
+    return [name for name in names if name.partition("::")[0] not in RUNTIME_NAMESPACES]
+
+
+def program_operators(model: Path) -> list[str]:
+    """Return the names of all operators that a ``.pte`` calls, read in a process of its own: the reader trusts what it reads."""
+    check_program(model)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _READ, str(model)], capture_output=True, text=True, timeout=_LIMIT_S, check=False
+    )
+    if done.returncode:
+        how = processes.describe_returncode(done.returncode)
+        said = (done.stderr.strip().splitlines() or [""])[-1]
+        raise OpforgeError(
+            f"{str(model)!r} cannot be read as a program of ExecuTorch: its reader {how}. {said}".rstrip()
+        )
+    names: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return names
+
+
+def check_program(model: Path) -> None:
+    """Refuse what is no ``.pte`` before anything trusts it."""
+    try:
+        with model.open("rb") as handle:
+            head = handle.read(8)
+    except OSError as error:
+        raise OpforgeError(
+            f"{str(model)!r} cannot be read: {error.strerror}; `opforge edge export` makes a .pte"
+        ) from None
+    if head[_MAGIC] != b"ET":
+        raise OpforgeError(
+            f"{str(model)!r} is no program of ExecuTorch: a .pte has ET at byte 4; `opforge edge export` makes one"
+        )

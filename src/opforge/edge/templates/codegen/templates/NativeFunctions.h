@@ -1,0 +1,6 @@
+// ${generated_comment}; the kernels that registration calls.
+#pragma once
+
+${headers}
+
+${nativeFunctions_declarations}
