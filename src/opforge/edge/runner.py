@@ -6,11 +6,13 @@ import shutil
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from opforge.edge import generate, selection, toolchain
+from opforge.edge import selection, toolchain
+from opforge.edge.build import Folder, compiled, product_of
+from opforge.edge.generate import Generated, generate
 from opforge.errors import OpforgeError
 from opforge.kernels.native import compiler
 
@@ -50,6 +52,7 @@ class Runner:
     libraries: tuple[str, ...]
     """The files of the package that it needs to run."""
     library_bytes: int
+    cached: bool
     seconds: float
 
     def as_json(self) -> dict[str, Any]:
@@ -65,37 +68,37 @@ def libraries_for(model: Path) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def build_runner(
-    bindings: Path, kernels: Sequence[Path], chosen: selection.Selection, out: Path, wishes: Wishes = Wishes()  # noqa: B008  # frozen
-) -> Runner:
-    """Build a runner with the selected operators of a YAML file; kernels that nothing selects leave no code in it."""
+def build_runner(folder: Folder, chosen: selection.Selection, out: Path, wishes: Wishes = Wishes()) -> Runner:  # noqa: B008  # frozen
+    """Build a runner with the selected operators of an operator folder; kernels that nothing selects leave no code in it."""
     start = time.perf_counter()
     package = toolchain.executorch()
     out = out.absolute()
     if out.is_dir():
         raise OpforgeError(f"{str(out)!r} is a folder; give -o a file for the runner, such as {str(out / 'runner')!r}")
-    needed = _with_dependencies(package, wishes.libraries)
-    with tempfile.TemporaryDirectory(prefix="opforge-runner-") as folder:
-        generated = generate.generate(bindings, chosen, Path(folder) / "generated")
-        sources = (SOURCES / "runner.cpp", generated.source, *kernels)
-        folders = tuple(dict.fromkeys([SOURCES, generated.folder, *(path.parent for path in kernels)]))
-        toolchain.compile_library(_product(out.name, sources, folders, wishes), out, limit_s=wishes.limit_s)
-    files = tuple(name for name in needed if _is_used(out, name) or wishes.libraries)
+    needed = _files(package, wishes.libraries)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="opforge-runner-") as place:
+        generated = generate(folder.bindings, chosen, Path(place) / "generated")
+        for path in SOURCES.iterdir():
+            shutil.copy(path, generated.folder)
+        cached = compiled(folder, _product(folder, generated, wishes), out, "direct", wishes.limit_s)
+    files = tuple(name for name in needed if wishes.libraries or _is_used(out, name))
     if wishes.beside:
         for name in files:
             shutil.copy2(package.library / name, out.parent / name)
     size = sum((package.library / name).stat().st_size for name in files)
     seconds = time.perf_counter() - start
-    return Runner(out, out.stat().st_size, generated.operators, chosen.origin, files, size, seconds)
+    return Runner(out, out.stat().st_size, generated.operators, chosen.origin, files, size, cached, seconds)
 
 
-def _product(name: str, sources: tuple[Path, ...], folders: tuple[Path, ...], wishes: Wishes) -> toolchain.Product:
+def _product(folder: Folder, generated: Generated, wishes: Wishes) -> toolchain.Product:
     # nothing in a runner calls into a library of kernels: they register themselves, and a linker would leave them out
     keep = "-Wl,--no-as-needed" if wishes.libraries else "-Wl,--as-needed"
-    return toolchain.Product(
-        name=name,
-        sources=sources,
-        include=folders,
+    product = product_of(folder, generated)
+    return replace(
+        product,
+        name=f"{folder.name}_runner",
+        sources=(*product.sources, generated.folder / "runner.cpp"),
         libraries=(RUNTIME, THREADS, *wishes.libraries),
         link_options=(*toolchain.LINK_OPTIONS, "-Wl,-s", keep),
         shared=False,
@@ -103,7 +106,7 @@ def _product(name: str, sources: tuple[Path, ...], folders: tuple[Path, ...], wi
     )
 
 
-def _with_dependencies(package: toolchain.ExecuTorch, libraries: Sequence[str]) -> list[str]:
+def _files(package: toolchain.ExecuTorch, libraries: Sequence[str]) -> list[str]:
     names = [f"lib{name}.so" for name in (RUNTIME, THREADS, *libraries)]
     if missing := [name for name in names if not (package.library / name).is_file()]:
         raise OpforgeError(f"executorch {package.version} has no {missing[0]} in {package.library}; install another version of it")

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -47,13 +48,16 @@ void listen(et_timestamp_t, et_pal_log_level_t level, const char*, const char*, 
   }
 }
 
-std::string last_words() {
+template <typename Words>
+std::string joined(const Words& words, const char* between = ", ") {
   std::string text;
-  for (const std::string& line : said) {
-    text += (text.empty() ? "" : " / ") + line;
+  for (const std::string& word : words) {
+    text += (text.empty() ? "" : between) + word;
   }
-  return text.empty() ? "the runtime did not say why" : text;
+  return text;
 }
+
+std::string last_words() { return said.empty() ? "the runtime did not say why" : joined(said, " / "); }
 
 // A kernel that gives up takes the process with it. It still says why.
 void give_up() {
@@ -144,14 +148,14 @@ void show_kernels() {
 
 // Names what a model needs and this runner does not have.
 std::string missing_operators() {
-  std::string names;
+  std::set<std::string> names;
   for (const std::string& line : said) {
     if (line.rfind("Missing operator: ", 0) == 0) {
       const size_t at = line.find("] ");
-      names += (names.empty() ? "" : ", ") + line.substr(at == std::string::npos ? 18 : at + 2);
+      names.insert(line.substr(at == std::string::npos ? 18 : at + 2));
     }
   }
-  return names.empty() ? last_words() : names;
+  return names.empty() ? last_words() : joined(names);
 }
 
 void check_backends(const Request& request, const MethodMeta& meta) {
@@ -171,11 +175,7 @@ MethodMeta loaded(Module& module, const Request& request) {
   }
   const auto names = module.method_names();
   if (names.ok() && names->count(request.method) == 0) {
-    std::string known;
-    for (const std::string& name : *names) {
-      known += (known.empty() ? "" : ", ") + name;
-    }
-    throw Failure(2, request.model + " has no method " + request.method + "; it has " + known);
+    throw Failure(2, request.model + " has no method " + request.method + "; it has " + joined(*names));
   }
   const auto meta = module.method_meta(request.method);
   if (!meta.ok()) {
@@ -315,7 +315,7 @@ void run(const Request& request) {
 }  // namespace
 
 int main(int count, char** arguments) {
-  executorch::runtime::register_pal(executorch::runtime::PalImpl::create(nullptr, give_up, nullptr, nullptr, listen, nullptr, nullptr, __FILE__));
+  executorch::runtime::register_pal(executorch::runtime::PalImpl::create(nullptr, give_up, nullptr, nullptr, listen, nullptr, nullptr, "runner"));
   executorch::runtime::runtime_init();
   try {
     const Request request = parsed(count, arguments);
