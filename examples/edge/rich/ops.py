@@ -2,20 +2,13 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from opforge.edge.variants import register_out
-
-library = torch.library.Library("rich_ops", "FRAGMENT")
-library.define('affine(Tensor x, Scalar factor, Tensor? offset=None, str activation="none") -> Tensor')
-library.define("weighted_sum(Tensor[] tensors, int[] weights) -> Tensor")
-library.define("row_range(Tensor x, bool keepdim=False) -> (Tensor, Tensor)")
+from opforge.edge.define import define
 
 
-@torch.library.impl(library, "affine", "CompositeExplicitAutograd")
 def affine(x: Tensor, factor: float, offset: Tensor | None = None, activation: str = "none") -> Tensor:
-    """Return ``factor * x + offset``, negative elements as 0 with activation relu."""
+    """Return ``factor * x + offset``; activation relu makes 0 of what is negative."""
     if activation not in ("none", "relu"):
         raise ValueError(f"affine: activation {activation!r} is unknown; allowed: none, relu")
     y = x * factor
@@ -24,7 +17,6 @@ def affine(x: Tensor, factor: float, offset: Tensor | None = None, activation: s
     return y.relu() if activation == "relu" else y
 
 
-@torch.library.impl(library, "weighted_sum", "CompositeExplicitAutograd")
 def weighted_sum(tensors: Sequence[Tensor], weights: Sequence[int]) -> Tensor:
     """Return the sum of tensors of one shape, each times its weight."""
     if len(tensors) != len(weights) or not tensors:
@@ -35,26 +27,11 @@ def weighted_sum(tensors: Sequence[Tensor], weights: Sequence[int]) -> Tensor:
     return total
 
 
-@torch.library.impl(library, "row_range", "CompositeExplicitAutograd")
 def row_range(x: Tensor, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """Return the least and the largest element of each row."""
     return x.amin(-1, keepdim=keepdim), x.amax(-1, keepdim=keepdim)
 
 
-@torch.library.register_fake("rich_ops::affine", lib=library)
-def _(x, factor, offset=None, activation="none"):
-    return torch.empty_like(x)
-
-
-@torch.library.register_fake("rich_ops::weighted_sum", lib=library)
-def _(tensors, weights):
-    return torch.empty_like(tensors[0])
-
-
-@torch.library.register_fake("rich_ops::row_range", lib=library)
-def _(x, keepdim=False):
-    shape = [*x.shape[:-1], 1] if keepdim else x.shape[:-1]
-    return x.new_empty(shape), x.new_empty(shape)
-
-
-register_out("rich_ops::affine", "rich_ops::weighted_sum", "rich_ops::row_range")
+define('rich_ops::affine(Tensor x, Scalar factor, Tensor? offset=None, str activation="none") -> Tensor', affine)
+define("rich_ops::weighted_sum(Tensor[] tensors, int[] weights) -> Tensor", weighted_sum)
+define("rich_ops::row_range(Tensor x, bool keepdim=False) -> (Tensor, Tensor)", row_range)
