@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from opforge.edge.schemas import parse
 from opforge.errors import OpforgeError
 
 RUNTIME_NAMESPACES = ("aten", "prim", "prims", "executorch_prim", "dim_order_ops", "quantized_decomposed")
@@ -79,8 +80,6 @@ _EXAMPLE = "my_ops::mul3.out(Tensor x, *, Tensor(a!) out) -> Tensor(a!)"
 
 
 def _name(schema: str, where: str) -> str:
-    from torchgen.model import FunctionSchema
-
     head = schema.partition("(")[0]
     found = _NAME.fullmatch(head)
     if found is None:
@@ -91,9 +90,9 @@ def _name(schema: str, where: str) -> str:
             "Choose a namespace of your own"
         )
     try:
-        parsed = FunctionSchema.parse(schema.partition("::")[2])
-    except (AssertionError, RuntimeError, ValueError, KeyError) as error:
-        raise BindingError(f"{where}: {schema!r} is not a schema: {' '.join(str(error).split())}") from None
+        parsed = parse(schema.partition("::")[2])
+    except OpforgeError as error:
+        raise BindingError(f"{where}: {error}") from None
     if not parsed.arguments.out:
         raise BindingError(
             f"{where}: {head} has no argument that it writes its result to; the runtime calls the out variant: bind {_EXAMPLE!r}"

@@ -1,0 +1,80 @@
+"""Have a process of its own do what imports torch, runs the user's code or may abort. Needs no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from opforge import processes
+from opforge.errors import OpforgeError
+
+LIMIT_S = 600.0
+_MOST_LINES = 8
+
+
+class ChildError(OpforgeError):
+    """A process that ended before it had answered."""
+
+    exit_code = 1
+
+
+def ask(module: str, request: dict[str, Any], *, what: str, limit_s: float = LIMIT_S) -> dict[str, Any]:
+    """Return what a module of ours answers to a request; what it is asked to raise is raised here."""
+    with tempfile.TemporaryDirectory(prefix="opforge-edge-") as place:
+        asked, answer, said = (Path(place) / name for name in ("request.json", "answer.json", "said.txt"))
+        asked.write_text(json.dumps(request))
+        command = [sys.executable, "-P", "-W", "ignore", "-m", f"opforge.edge.{module}", str(asked), str(answer)]
+        with said.open("wb") as output:
+            code = _wait(command, output, what, limit_s)
+        if not answer.is_file():
+            raise ChildError(f"{what}: its process {processes.describe_returncode(code)}.{_last(said)}")
+        reply: dict[str, Any] = json.loads(answer.read_text())
+    if "error" in reply:
+        error = OpforgeError(reply["error"])
+        error.exit_code = reply["code"]
+        raise error
+    return reply
+
+
+def _wait(command: list[str], output: Any, what: str, limit_s: float) -> int:
+    package = str(Path(__file__).resolve().parents[2])
+    paths = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+        env={**os.environ, "PYTHONPATH": paths},
+    )  # fmt: skip
+    try:
+        return process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        raise ChildError(f"{what}: its process was ended after {limit_s:g} s without an answer") from None
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, 9)
+            process.wait()
+
+
+def _last(said: Path) -> str:
+    lines = said.read_text(errors="replace").strip().splitlines()[-_MOST_LINES:]
+    return "\n  it said last:\n" + "\n".join(f"  {line[:300]}" for line in lines) if lines else ""
+
+
+def answer(function: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Answer the request that this process was started with: the whole answer, or none."""
+    processes.die_with_parent()
+    asked, place = Path(sys.argv[1]), Path(sys.argv[2])
+    try:
+        reply = function(json.loads(asked.read_text()))
+    except OpforgeError as error:
+        reply = {"error": str(error), "code": error.exit_code}
+    fresh = place.with_suffix(".new")
+    fresh.write_text(json.dumps(reply))
+    fresh.replace(place)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # libraries of the user's are not to spoil the answer on their way out

@@ -1,0 +1,61 @@
+"""Register an operator ahead of time, its functional form and its out variant, from one definition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.library import Library, register_fake
+
+from opforge.edge.schemas import OutForm, out_form
+from opforge.errors import OpforgeError
+
+Function = Callable[..., Any]
+_LIBRARIES: list[Library] = []
+"""Registrations last as long as their library."""
+
+
+def define(schema: str, function: Function, *, fake: Function | None = None) -> None:
+    """Register ``namespace::name(…) -> …`` and its out variant, both computed by one function.
+
+    A function that is made of torch operators serves fake tensors as well. One that is not (it calls NumPy, or C++) needs
+    ``fake``, which returns empty tensors of the right shape and dtype.
+    """
+    form = out_form(schema)
+    library = Library(form.namespace, "FRAGMENT")
+    _LIBRARIES.append(library)
+    try:
+        library.define(form.functional)
+        library.define(form.out)
+    except RuntimeError as error:
+        said = str(error).splitlines()[0]
+        raise OpforgeError(
+            f"{form.namespace}::{form.name} cannot be registered: {said}; is it registered twice?"
+        ) from None
+    key = "CompositeExplicitAutograd" if fake is None else "CPU"
+    variant = _writing(function, form)
+    library.impl(form.name, function, key)
+    library.impl(f"{form.name}.out", variant, key)
+    if fake is not None:
+        register_fake(f"{form.namespace}::{form.name}", fake, lib=library)
+        register_fake(f"{form.namespace}::{form.name}.out", _writing(fake, form), lib=library)
+
+
+def _writing(function: Function, form: OutForm) -> Function:
+    """Return a function that puts the results into the tensors that it is given for them."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        targets = [kwargs.pop(name) for name in form.outputs]
+        results = function(*args, **kwargs)
+        for target, result in zip(targets, [results] if len(targets) == 1 else results, strict=True):
+            _put(target, result)
+        return targets[0] if len(targets) == 1 else tuple(targets)
+
+    return call
+
+
+def _put(target: torch.Tensor, result: torch.Tensor) -> None:
+    if target.shape != result.shape:
+        target.resize_(result.shape)
+    target.copy_(result)

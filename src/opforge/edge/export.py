@@ -1,0 +1,50 @@
+"""Export a model to a ``.pte``, in a process of its own. Needs no torch."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from opforge.edge import toolchain
+from opforge.edge.asking import LIMIT_S, ask
+from opforge.edge.selection import custom_operators
+from opforge.edge.target import Dynamic, Target
+from opforge.errors import OpforgeError
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A program that was written."""
+
+    path: Path
+    operators: tuple[str, ...]
+    delegated: int
+    """Parts of it that a backend runs."""
+    inputs: str
+    """In the text form of a case's arguments."""
+    bytes: int
+    seconds: float
+    """With the start of the process."""
+
+    @property
+    def custom(self) -> list[str]:
+        """Return the operators that need a library of kernels."""
+        return custom_operators(self.operators)
+
+
+def export_model(
+    target: Target, out: Path, *, dynamic: Dynamic | None = None, xnnpack: bool = False, limit_s: float = LIMIT_S
+) -> Exported:
+    """Export a model and write it whole or not at all."""
+    toolchain.executorch()
+    if out.is_dir() or not out.resolve().parent.is_dir():
+        raise OpforgeError(
+            f"{str(out)!r} cannot be written: it is a folder, or its folder is not there; give a file such as model.pte"
+        )
+    start = time.perf_counter()
+    request = {"target": target.wire(), "dynamic": dynamic or {}, "xnnpack": xnnpack, "out": str(out.resolve())}
+    reply = ask("export_child", request, what=f"exporting {target.name}", limit_s=limit_s)
+    return Exported(
+        out, tuple(reply["operators"]), reply["delegated"], reply["inputs"], reply["bytes"], time.perf_counter() - start
+    )

@@ -1,0 +1,95 @@
+"""Inputs of a program: as text, as a file of tensors, or as the program itself describes them. Runs where torch is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from opforge.cases.encoding import TORCH_DTYPES, from_torch
+from opforge.cases.materialise import seeded_bytes
+from opforge.cases.text import format_arguments, parse_arguments
+from opforge.cases.values import TORCH_NAMES, TensorSpec
+from opforge.errors import OpforgeError
+
+
+def text_of(inputs: tuple[Any, ...]) -> str:
+    """Return the text form of inputs: shapes and dtypes, not contents."""
+    return format_arguments([_plain(value) for value in inputs], {})
+
+
+def _plain(value: Any) -> Any:
+    return from_torch(value, spec_of)
+
+
+def spec_of(tensor: torch.Tensor) -> TensorSpec:
+    return TensorSpec(tuple(tensor.shape), TORCH_NAMES[str(tensor.dtype).removeprefix("torch.")])
+
+
+def leaves(values: Any) -> list[Any]:
+    """Return inputs as the runtime takes them: lists and dicts taken apart, in order."""
+    return list(torch.utils._pytree.tree_leaves(values))  # noqa: SLF001  # as torch.export does it
+
+
+def from_text(text: str, seed: int) -> list[Any]:
+    """Return inputs from ``((T([2, 3], f32),), {})``, or short ``T([2, 3], f32)``; contents are seeded."""
+    whole = text if text.lstrip().startswith("((") else f"(({text},), {{}})"
+    args, kwargs = parse_arguments(whole)
+    if kwargs:
+        raise OpforgeError(
+            f"inputs of a program have no names, and {text!r} gives {', '.join(kwargs)}; give them in order"
+        )
+    return leaves([_made(value, f"{seed}/{index}") for index, value in enumerate(args)])
+
+
+def _made(value: Any, seed: str) -> Any:
+    if isinstance(value, TensorSpec):
+        return tensor_of(value, seed)
+    if isinstance(value, list | tuple):
+        return [_made(one, f"{seed}/{index}") for index, one in enumerate(value)]
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    raise OpforgeError(f"a program takes tensors and numbers as inputs, not {value!r}")
+
+
+def tensor_of(spec: TensorSpec, seed: str) -> torch.Tensor:
+    """Return a contiguous tensor with seeded contents."""
+    dense = TensorSpec(spec.shape, spec.dtype, low=spec.low, high=spec.high)
+    data = np.ascontiguousarray(seeded_bytes(dense, seed))
+    flat = torch.from_numpy(data.copy()).view(torch.uint8)
+    if not flat.numel():
+        return torch.empty(spec.shape, dtype=TORCH_DTYPES[spec.dtype])
+    return flat.view(TORCH_DTYPES[spec.dtype]).reshape(spec.shape).clone()
+
+
+def from_file(path: Path) -> list[Any]:
+    """Return the tensors of a safetensors file, which are named 0, 1, … in the order of the inputs."""
+    try:
+        held = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise OpforgeError(f"{str(path)!r} cannot be read as safetensors: {error}") from None
+    names = [str(number) for number in range(len(held))]
+    if sorted(held, key=str) != sorted(names):
+        raise OpforgeError(
+            f"{str(path)!r} holds {', '.join(sorted(held))}; inputs are named {', '.join(names)}, in their order"
+        )
+    return [held[name] for name in names]
+
+
+def to_file(path: Path, values: list[Any]) -> list[Any]:
+    """Write the tensors among values to a file, under their numbers; the others are returned as they are, and None for a tensor."""
+    tensors = {
+        str(n): value.detach().contiguous().clone() for n, value in enumerate(values) if isinstance(value, torch.Tensor)
+    }
+    save_file(tensors, path)
+    return [None if isinstance(value, torch.Tensor) else value for value in values]
+
+
+def with_others(path: Path, others: list[Any]) -> list[Any]:
+    """Return the values that ``to_file`` was given."""
+    held = load_file(path)
+    return [held.get(str(number), other) for number, other in enumerate(others)]

@@ -1,0 +1,172 @@
+"""Run programs in processes of their own, and say in words why one failed. Needs no torch."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from opforge import processes
+from opforge.edge import toolchain
+from opforge.edge.asking import LIMIT_S, ask
+from opforge.edge.selection import check_program, custom_operators
+from opforge.edge.trace import kernel_calls
+from opforge.errors import OpforgeError
+
+_RUN_LIMIT_S = 60.0
+_MISSING = re.compile(r"Missing operator: \[\d+\] (\S+)")
+_TWICE = re.compile(r"Re-registering (\S+?),")
+_BACKEND = re.compile(r"Backend (\S+) is not registered")
+_CHECK = re.compile(
+    r"^\[(?P<where>[\w.]+:\d+)\] (?P<what>.*(?:Check failed|assert failed|Attempted to resize|unexpected scalar type).*)$",
+    re.MULTILINE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run of a program."""
+
+    program: Path
+    libraries: tuple[Path, ...] = ()
+    text: str = ""
+    """Inputs in the text form of a case's arguments; none of the three is what the program describes."""
+    file: Path | None = None
+    """A safetensors file of inputs."""
+    values: Path | None = None
+    """A safetensors file of inputs among which are numbers, which ``others`` has."""
+    others: tuple[Any, ...] = ()
+    seed: int = 0
+    out: Path | None = None
+    """Where results are kept, as safetensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """How a run ended."""
+
+    job: Job
+    results: tuple[dict[str, Any], ...] = ()
+    """Shape, dtype and first elements of each."""
+    inputs: str = ""
+    kernels: dict[str, int] = field(default_factory=dict)
+    """How often each operator's kernel ran, as the event trace says."""
+    seconds: float = 0.0
+    error: str = ""
+    """Why there are no results, in words; empty when there are."""
+    missing: tuple[str, ...] = ()
+    """Operators that no kernel is registered for."""
+
+
+class RunError(OpforgeError):
+    """A program that did not run to its end."""
+
+    exit_code = 1
+
+
+def run_programs(jobs: Sequence[Job], *, limit_s: float = _RUN_LIMIT_S) -> list[Ran]:
+    """Run programs one after the other, each in a process of its own, which a kernel may end without harm to the others."""
+    toolchain.executorch()
+    for job in jobs:
+        _check(job)
+    with tempfile.TemporaryDirectory(prefix="opforge-edge-") as folder:
+        places = [Path(folder) / str(number) for number in range(len(jobs))]
+        rows = [_row(job, place) for job, place in zip(jobs, places, strict=True)]
+        patience = LIMIT_S + limit_s * len(jobs)
+        reply = ask("run_child", {"jobs": rows, "limit_s": limit_s}, what="running a program", limit_s=patience)
+        return [_ran(job, place, row, limit_s) for job, place, row in zip(jobs, places, reply["jobs"], strict=True)]
+
+
+def run_program(job: Job, *, limit_s: float = _RUN_LIMIT_S) -> Ran:
+    """Run one program; raises RunError with the reason when it fails."""
+    ran = run_programs([job], limit_s=limit_s)[0]
+    if ran.error:
+        raise RunError(ran.error)
+    return ran
+
+
+def _check(job: Job) -> None:
+    check_program(job.program)
+    for library in job.libraries:
+        if not library.is_file():
+            raise OpforgeError(f"there is no library {str(library)!r}; `opforge edge build` makes one")
+    if job.file is not None and not job.file.is_file():
+        raise OpforgeError(f"there is no file {str(job.file)!r} of inputs")
+
+
+def _row(job: Job, place: Path) -> dict[str, Any]:
+    place.mkdir()
+    return {
+        "place": str(place),
+        "program": str(job.program.resolve()),
+        "libraries": [str(library.resolve()) for library in job.libraries],
+        "text": job.text,
+        "file": str(job.file.resolve()) if job.file else "",
+        "values": str(job.values.resolve()) if job.values else "",
+        "others": list(job.others),
+        "seed": job.seed,
+        "trace": True,
+    }
+
+
+def _ran(job: Job, place: Path, row: dict[str, Any], limit_s: float) -> Ran:
+    missing = tuple(dict.fromkeys(_MISSING.findall(row["said"])))
+    if error := _explained(job, row, missing, limit_s):
+        return Ran(job, error=error, missing=missing)
+    calls = kernel_calls(job.program, place / "trace.etdp")
+    if job.out is not None:
+        job.out.write_bytes((place / "results.safetensors").read_bytes())
+    return Ran(job, tuple(row["results"]), row["inputs"], calls, row["seconds"])
+
+
+def _explained(job: Job, row: dict[str, Any], missing: Sequence[str], limit_s: float) -> str:
+    """Return why a run failed: what is known by name first, and else the runtime's own last words."""
+    said, stage = row["said"], row["stage"]
+    if row["hung"]:
+        return f"{job.program} was ended after {limit_s:g} s without a result (at: {stage})"
+    if missing:
+        return _without_kernel(job, missing)
+    if (twice := _TWICE.search(said)) is not None:
+        return (
+            f"{stage.removeprefix('library ')} registers {twice[1]}, which is registered already, by another library or by ExecuTorch itself; "
+            "the runtime ends the process then. Give one library only, or rename the operator"
+        )
+    if (backend := _BACKEND.search(said)) is not None:
+        return f"{job.program} is delegated to {backend[1]}, which this runtime does not have; export it without, or install a runtime with it"
+    if row["status"] < 0:
+        return f"{job.program}: the process {processes.describe_returncode(row['status'])} {_during(stage)}.{_checks(said)}"
+    if not row.get("error"):
+        return (
+            "" if row["status"] == 0 else f"{job.program}: the process {processes.describe_returncode(row['status'])}"
+        )
+    if not row.get("raised"):
+        return str(row["error"])
+    if stage.startswith("library "):
+        return f"library {stage.removeprefix('library ')} cannot be loaded: {row['error'].partition(': ')[2]}"
+    if "set_inputs" in row["error"]:
+        return f"the inputs do not fit {job.program}.{_checks(said)}. Give inputs as it was exported for, or export it with --dynamic"
+    return f"{job.program} failed {_during(stage)}: {row['error'].partition(': ')[2]}.{_checks(said)}"
+
+
+def _without_kernel(job: Job, missing: Sequence[str]) -> str:
+    where = ", ".join(str(library) for library in job.libraries) or "no library was given"
+    said = f"{job.program} needs {', '.join(missing)}, and no kernel is registered for it ({where}); "
+    if custom_operators(missing):
+        return f"{said}build a library that has it, `opforge edge build DIR --model {job.program}`, and give it with --library"
+    return f"{said}ExecuTorch's own kernels lack it: write the model with other operators, or delegate it (--xnnpack)"
+
+
+def _during(stage: str) -> str:
+    if stage.startswith("library "):
+        return f"while {stage.removeprefix('library ')} was loaded"
+    return {"program": "while the program was loaded", "run": "while it ran"}.get(stage, "")
+
+
+def _checks(said: str) -> str:
+    """Return the checks that failed, as the runtime or a kernel logged them."""
+    found = [f"{one['what'].strip()} ({one['where']})" for one in _CHECK.finditer(said)]
+    lines = found or said.strip().splitlines()[-2:]
+    return f" It said: {'; '.join(lines)[:800]}" if lines else ""

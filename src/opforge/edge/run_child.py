@@ -1,0 +1,153 @@
+"""Run programs, each in a fork of this process: ``python -m opforge.edge.run_child REQUEST ANSWER``. Kernels may end theirs."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from executorch.runtime import Runtime
+
+from opforge.cases.values import TensorSpec
+from opforge.edge import inputs
+from opforge.edge.asking import answer
+from opforge.errors import OpforgeError
+
+
+def run(request: dict[str, Any]) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    return {"jobs": [_in_fork(job, request["limit_s"]) for job in request["jobs"]]}
+
+
+def _in_fork(job: dict[str, Any], limit_s: float) -> dict[str, Any]:
+    """Run a job in a process of its own, and return what it answered, how it ended, and what it said."""
+    place = Path(job["place"])
+    answered, said = place / "answer.json", place / "said.txt"
+    pid = os.fork()
+    if pid == 0:
+        _work(job, answered, said)
+    hung = not _ended_in_time(pid, limit_s)
+    if hung:
+        os.kill(pid, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    reply = json.loads(answered.read_text()) if answered.is_file() else {}
+    stage = place / "stage.txt"
+    return {
+        **reply,
+        "status": status,
+        "hung": hung,
+        "stage": stage.read_text() if stage.is_file() else "",
+        "said": said.read_text(errors="replace") if said.is_file() else "",
+    }
+
+
+def _ended_in_time(pid: int, limit_s: float) -> bool:
+    handle = os.pidfd_open(pid)
+    try:
+        return bool(select.select([handle], [], [], limit_s)[0])
+    finally:
+        os.close(handle)
+
+
+def _work(job: dict[str, Any], answered: Path, said: Path) -> None:
+    """Do a job, and end the process: nothing returns from here."""
+    code = 1
+    try:
+        output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        try:
+            reply = _run(job)
+        except OpforgeError as error:
+            reply = {"error": str(error)}
+        except Exception as error:  # noqa: BLE001  # the border: whatever the runtime or a kernel raises
+            reply = {"error": f"{type(error).__name__}: {error}", "raised": True}
+        fresh = answered.with_suffix(".new")
+        fresh.write_text(json.dumps(reply))
+        fresh.replace(answered)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _run(job: dict[str, Any]) -> dict[str, Any]:
+    place = Path(job["place"])
+    stage = place / "stage.txt"
+    for library in job["libraries"]:
+        stage.write_text(f"library {library}")
+        ctypes.CDLL(library)
+    stage.write_text("program")
+    runtime = Runtime.get()
+    traced = bool(job["trace"])
+    program = runtime.load_program(Path(job["program"]), enable_etdump=traced, debug_buffer_size=0)
+    method = program.load_method("forward")
+    if method is None:
+        raise OpforgeError(f"{job['program']} has no method forward; it has {', '.join(sorted(program.method_names))}")
+    stage.write_text("inputs")
+    given = _inputs(job, method.metadata)
+    stage.write_text("run")
+    start = time.perf_counter()
+    results = list(method.execute(given))
+    seconds = time.perf_counter() - start
+    stage.write_text("results")
+    others = inputs.to_file(place / "results.safetensors", results)
+    if traced:
+        program.write_etdump_result_to_file(str(place / "trace.etdp"), str(place / "debug.bin"))
+    return {
+        "others": others,
+        "results": [_described(value) for value in results],
+        "seconds": seconds,
+        "inputs": inputs.text_of(tuple(given)),
+    }
+
+
+def _inputs(job: dict[str, Any], metadata: Any) -> list[Any]:
+    """Return the inputs that a job names, or those that the program describes."""
+    if job.get("values"):
+        given = inputs.with_others(Path(job["values"]), job["others"])
+    elif job.get("file"):
+        given = inputs.from_file(Path(job["file"]))
+    elif job.get("text"):
+        given = inputs.from_text(job["text"], job["seed"])
+    else:
+        return [_as_described(metadata, number, job["seed"]) for number in range(metadata.num_inputs())]
+    if len(given) != metadata.num_inputs():
+        raise OpforgeError(f"{len(given)} inputs were given, and {job['program']} takes {metadata.num_inputs()}")
+    return given
+
+
+def _as_described(metadata: Any, number: int, seed: int) -> Any:
+    try:
+        about = metadata.input_tensor_meta(number)
+    except RuntimeError:
+        raise OpforgeError(f"input {number} of the program is no tensor; give inputs with --inputs") from None
+    dtype = _SCALAR_TYPES.get(about.dtype())
+    if dtype is None:
+        raise OpforgeError(f"input {number} of the program has dtype number {about.dtype()}; give inputs with --inputs")
+    return inputs.tensor_of(TensorSpec(tuple(about.sizes()), dtype), f"{seed}/{number}")
+
+
+_SCALAR_TYPES = dict(enumerate(("u8", "i8", "i16", "i32", "i64", "f16", "f32", "f64"))) | {11: "b8", 15: "bf16"}
+"""The runtime's numbers for dtypes."""
+
+
+def _described(value: Any) -> dict[str, Any]:
+    if not isinstance(value, torch.Tensor):
+        return {"value": value}
+    shown = value.reshape(-1)[:6].tolist()
+    return {
+        "type": inputs.text_of((value,)),
+        "shape": list(value.shape),
+        "dtype": inputs.spec_of(value).dtype,
+        "first": shown,
+    }
+
+
+if __name__ == "__main__":
+    answer(run)

@@ -1,0 +1,66 @@
+"""Schemas of operators, and the out variant that belongs to a functional one. Needs no torch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from opforge.errors import OpforgeError
+
+if TYPE_CHECKING:
+    from torchgen.model import FunctionSchema
+
+_EXAMPLE = "my_ops::mul3(Tensor x) -> Tensor"
+
+
+@dataclass(frozen=True, slots=True)
+class OutForm:
+    """An operator's functional form with its out variant."""
+
+    namespace: str
+    name: str
+    functional: str
+    """Schema without the namespace."""
+    out: str
+    outputs: tuple[str, ...]
+    """Names of the arguments that are written to: ``out``, or ``out0``, ``out1``."""
+
+
+def out_form(schema: str) -> OutForm:
+    """Return the out variant of a functional schema: the same arguments, and one more for each result."""
+    namespace, sign, rest = " ".join(schema.split()).partition("::")
+    if not sign or not namespace.isidentifier():
+        raise OpforgeError(f"{schema!r} has no namespace; write it as {_EXAMPLE!r}")
+    parsed = parse(rest)
+    name = rest.partition("(")[0]
+    if not name.isidentifier():
+        raise OpforgeError(f"{schema!r}: {name!r} is no plain name; the overload .out is added for the out variant")
+    if parsed.arguments.out or any(argument.is_write for argument in parsed.arguments.flat_all):
+        raise OpforgeError(f"{schema!r} writes to an argument; give the functional form, the out variant is derived")
+    results = [str(one.type) for one in parsed.returns]
+    if not results or any(kind != "Tensor" for kind in results):
+        raise OpforgeError(
+            f"{schema!r} returns {', '.join(results) or 'nothing'}; the runtime writes tensors: one or more"
+        )
+    outputs = ("out",) if len(results) == 1 else tuple(f"out{number}" for number in range(len(results)))
+    marks = [f"Tensor({chr(ord('a') + number)}!)" for number in range(len(results))]
+    given = str(parsed.arguments)
+    keyword = "" if parsed.arguments.pre_tensor_options_kwarg_only else "*, "
+    added = ", ".join(f"{mark} {output}" for mark, output in zip(marks, outputs, strict=True))
+    returned = marks[0] if len(marks) == 1 else f"({', '.join(marks)})"
+    return OutForm(
+        namespace, name, rest, f"{name}.out({given}{', ' if given else ''}{keyword}{added}) -> {returned}", outputs
+    )
+
+
+def parse(schema: str) -> FunctionSchema:
+    """Return a schema without its namespace, parsed, or say that it is none."""
+    from torchgen.model import FunctionSchema
+
+    try:
+        return FunctionSchema.parse(schema)
+    except (AssertionError, RuntimeError, ValueError, KeyError) as error:
+        spaced = re.search(r"=\[[^\]]*, ", schema) is not None
+        hint = "; write lists without spaces, as in int[] dims=[0,1]" if spaced else ""
+        raise OpforgeError(f"{schema!r} is not a schema: {' '.join(str(error).split())}{hint}") from None

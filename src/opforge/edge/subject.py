@@ -1,0 +1,124 @@
+"""Make the model that is exported, in a process of its own: its code is the user's."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from opforge.edge.target import Dynamic, Target
+from opforge.errors import OpforgeError
+from opforge.sandbox.loader import KernelLoadError, describe_exception, import_file
+
+
+class SubjectError(OpforgeError):
+    """There is no model to export; the message says why."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model with its inputs, and what else its file says."""
+
+    model: torch.nn.Module
+    inputs: tuple[Any, ...]
+    file: Any
+    """The module in which it was found."""
+
+    def parameters(self) -> list[str]:
+        """Return the names of the inputs, as ``forward`` has them."""
+        return list(inspect.signature(self.model.forward).parameters)[: len(self.inputs)]
+
+    def dynamic_shapes(self, ranges: Dynamic, inputs: tuple[Any, ...]) -> dict[str, Any] | None:
+        """Return ranges in torch.export's form, or say which of them means no dimension of an input."""
+        if not ranges:
+            return None
+        names = self.parameters()
+        shapes: dict[str, Any] = dict.fromkeys(names)
+        for key, dims in ranges.items():
+            name = names[int(key)] if key.isdigit() and int(key) < len(names) else key
+            if name not in names:
+                raise SubjectError(f"--dynamic names the input {key!r}; forward has {', '.join(names)}")
+            tensor = inputs[names.index(name)]
+            if not isinstance(tensor, torch.Tensor):
+                raise SubjectError(f"--dynamic names {name}, which is {type(tensor).__name__}, not a tensor")
+            shapes[name] = {dim: _size(name, tensor, dim, *ends) for dim, ends in dims.items()}
+        return shapes
+
+
+def _size(name: str, tensor: torch.Tensor, dim: int, low: int, high: int) -> Any:
+    if dim >= tensor.dim():
+        raise SubjectError(f"{name} has {tensor.dim()} dimensions; there is no dimension {dim} to be dynamic")
+    if not max(low, 2) <= tensor.shape[dim] <= high:
+        raise SubjectError(
+            f"dimension {dim} of {name} is {tensor.shape[dim]} in the example inputs; to be dynamic from {low} to {high} it must be "
+            f"in that range, and not 1, which export takes as a constant"
+        )
+    return torch.export.Dim.DYNAMIC(min=low, max=high)
+
+
+def load(target: Target) -> Subject:
+    """Return the model and inputs that a target means."""
+    module = _module(target)
+    found = getattr(module, target.function, None)
+    if found is None:
+        raise SubjectError(f"{target.name} does not define {target.function}; it must define model() and inputs()")
+    made = found if isinstance(found, torch.nn.Module) else call(found, f"{target.function}() of {target.name}")
+    if isinstance(made, tuple | list) and len(made) == 2:
+        model, inputs = made
+    elif callable(getattr(module, "inputs", None)):
+        model, inputs = made, call(module.inputs, f"inputs() of {target.name}")
+    else:
+        raise SubjectError(
+            f"{target.name} gives a model without inputs; define inputs() beside it, or return (model, inputs)"
+        )
+    if not isinstance(model, torch.nn.Module):
+        raise SubjectError(f"{target.name} gives {type(model).__name__}, not a torch.nn.Module")
+    return Subject(model.eval(), ordered(model, inputs), module)
+
+
+def ordered(model: torch.nn.Module, inputs: Any) -> tuple[Any, ...]:
+    """Return inputs in the order of forward's parameters, from a tuple, a dict by name, or one tensor."""
+    if isinstance(inputs, torch.Tensor):
+        return (inputs,)
+    if isinstance(inputs, Mapping):
+        names = list(inspect.signature(model.forward).parameters)
+        if unknown := [name for name in inputs if name not in names]:
+            raise SubjectError(f"inputs name {unknown[0]!r}; forward has {', '.join(names)}")
+        return tuple(inputs[name] for name in names if name in inputs)
+    if isinstance(inputs, tuple | list):
+        return tuple(inputs)
+    raise SubjectError(f"the inputs are {type(inputs).__name__}; allowed: a tuple, a dict by name, or one tensor")
+
+
+def call(function: Any, what: str) -> Any:
+    """Call a function of the user's; what it raises is an error of ours that says so."""
+    if not callable(function):
+        raise SubjectError(f"{what.partition('()')[0]} is {type(function).__name__}, not a function")
+    try:
+        return function()
+    except Exception as error:  # noqa: BLE001  # the border: it is the user's code
+        raise SubjectError(f"{what} raised {describe_exception(error)}") from None
+
+
+def _module(target: Target) -> Any:
+    if target.file:
+        try:
+            return import_file(Path(target.file))
+        except KernelLoadError as error:
+            raise SubjectError(str(error)) from None
+    if target.folder not in sys.path:
+        sys.path.insert(0, target.folder)
+    try:
+        module: ModuleType = importlib.import_module(target.module)
+    except Exception as error:  # noqa: BLE001  # the border: it is the user's code
+        raise SubjectError(f"{target.module} raised while it was imported: {describe_exception(error)}") from None
+    return module

@@ -1,0 +1,69 @@
+"""What model is meant by a word on the command line. Needs no torch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from opforge.errors import OpforgeError
+from opforge.models import target as models
+
+_EXPECTED = (
+    "give FILE.py with model() and inputs(), FILE.py:NAME for another function or module class of it, "
+    "or module:function for a function that returns the model and its inputs"
+)
+_DYNAMIC = re.compile(r"(?P<input>\w+)\.(?P<dim>\d+)=(?P<low>\d+)\.\.(?P<high>\d+)")
+
+Dynamic = dict[str, dict[int, tuple[int, int]]]
+"""By input (name or number) and dimension: the smallest and the largest size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a model's code is."""
+
+    name: str
+    """As the user wrote it."""
+    file: str = ""
+    function: str = "model"
+    """A function that returns a model, or the class of one."""
+    module: str = ""
+    folder: str = ""
+    """Where its modules are imported from."""
+
+    def wire(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def find(word: str) -> Target:
+    """Return the model that a word means: ``FILE.py``, ``FILE.py:NAME`` or ``module:function``."""
+    file, colon, name = word.rpartition(":")
+    if word.endswith(".py"):
+        file, name = word, "model"
+    elif not (colon and file.endswith(".py")):
+        found = models.find(word)
+        return Target(word, function=found.function, module=found.module, folder=found.folder)
+    if not Path(file).is_file():
+        raise OpforgeError(f"there is no file {file!r}; {_EXPECTED}")
+    if not name.isidentifier():
+        raise OpforgeError(f"{word!r} is not FILE.py:NAME; {_EXPECTED}")
+    path = Path(file).resolve()
+    return Target(word, file=str(path), function=name, folder=str(path.parent))
+
+
+def parse_dynamic(words: list[str]) -> Dynamic:
+    """Return what ``--dynamic INPUT.DIM=LOW..HIGH`` says."""
+    ranges: Dynamic = {}
+    for word in words:
+        found = _DYNAMIC.fullmatch(word)
+        if found is None:
+            raise OpforgeError(
+                f"--dynamic {word!r} is not INPUT.DIM=LOW..HIGH, for example x.0=1..64; INPUT is a name of forward's, or a number"
+            )
+        low, high = int(found["low"]), int(found["high"])
+        if not 1 <= low < high:
+            raise OpforgeError(f"--dynamic {word!r}: sizes go from {low} to {high}; 1 or more, and the second larger")
+        ranges.setdefault(found["input"], {})[int(found["dim"])] = (low, high)
+    return ranges
