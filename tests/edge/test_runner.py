@@ -107,7 +107,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in ENDS.items():
         path = folder / "ends" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_text(text + ((MUL4 / name).read_text() if name == "ops.yaml" else ""))
+    shutil.copy(MUL4 / "kernels" / "mul4.cpp", folder / "ends" / "kernels")
     beside = folder / "beside_aten"
     beside.mkdir()
     (beside / "model.py").write_text(BESIDE_ATEN)
@@ -133,17 +134,11 @@ def one(place: Path) -> runner.Runner:
 
 @pytest.fixture(scope="module")
 def mul4(place: Path) -> Path:
-    """Return a runner for a model that has ATen operators too."""
-    folder = build.open_folder(MUL4)
-    model = place / "mul4_aten.pte"
-    assert runner.libraries_for(model) == (ATEN,)
-    return build_runner(folder, selection.select_for_model(folder.entries, model), place / "mul4", Wishes((ATEN,))).path
-
-
-@pytest.fixture(scope="module")
-def ends(place: Path) -> Path:
+    """Return a runner of mul4 and of the operators that end badly, for a model that has ATen operators too."""
     folder = build.open_folder(place / "ends")
-    return build_runner(folder, selection.select_all(folder.entries), place / "ends_runner").path
+    libraries = runner.libraries_for(place / "mul4_aten.pte")
+    assert libraries == (ATEN,)
+    return build_runner(folder, selection.select_all(folder.entries), place / "mul4", Wishes(libraries)).path
 
 
 def run(program: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -195,7 +190,7 @@ def test_it_says_how_long_a_run_takes(place, rich):
 def own_kernels(program: Path) -> list[str]:
     listed = run(program, "--kernels").stdout.splitlines()
     assert "executorch_prim::add.Scalar" in listed
-    return [name for name in listed if not name.startswith("executorch_prim::")]
+    return selection.custom_operators(listed)
 
 
 def test_what_is_not_selected_is_not_in_it(one, rich):
@@ -239,15 +234,15 @@ def test_it_needs_no_python_and_no_torch(rich):
     assert not [name for name in needed if "python" in name]
 
 
-def test_a_kernel_that_refuses_is_heard(ends, place):
-    done = run(ends, *words(place, REFUSE, 3))
+def test_a_kernel_that_refuses_is_heard(mul4, place):
+    done = run(mul4, *words(place, REFUSE, 3))
     assert done.returncode == 1
     assert "forward failed: " in done.stderr
     assert "refuse: too few elements" in done.stderr
 
 
-def test_a_kernel_that_gives_up_is_heard(ends, place):
-    done = run(ends, *words(place, STOP, 3))
+def test_a_kernel_that_gives_up_is_heard(mul4, place):
+    done = run(mul4, *words(place, STOP, 3))
     assert done.returncode == 1
     assert "a kernel or the runtime gave up: " in done.stderr
     assert "stop: this is the end" in done.stderr
