@@ -72,9 +72,9 @@ def build_runner(folder: Folder, chosen: selection.Selection, out: Path, wishes:
     """Build a runner with the selected operators of an operator folder; kernels that nothing selects leave no code in it."""
     start = time.perf_counter()
     package = toolchain.executorch()
-    out = out.absolute()
     if out.is_dir():
         raise OpforgeError(f"{str(out)!r} is a folder; give -o a file for the runner, such as {str(out / 'runner')!r}")
+    out = out.absolute()
     needed = _files(package, wishes.libraries)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="opforge-runner-") as place:
