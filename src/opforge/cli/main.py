@@ -52,6 +52,7 @@ _VERBS = (
     "check",
     "build",
     "doctor",
+    "edge",
 )
 """In the order in which the help shows them; each is a module that adds itself."""
 

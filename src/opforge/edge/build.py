@@ -10,13 +10,14 @@ import re
 import shutil
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from filelock import FileLock
 
 from opforge import cache
 from opforge.edge import toolchain
+from opforge.edge.asking import ask
 from opforge.edge.generate import Generated, generate
 from opforge.edge.operators import Entry, read_operators
 from opforge.edge.selection import Selection
@@ -79,6 +80,16 @@ def open_folder(path: Path) -> Folder:
             f"{str(kernels)!r} holds no C++ source ({', '.join(_SOURCES)}); kernels go there, one file or more"
         )
     return Folder(path, entries, tuple(sources))
+
+
+def check_registration(folder: Folder) -> bool:
+    """Hold the entries against what the folder registers ahead of time, in a process of its own; returns whether there is anything."""
+    definitions = folder.path / DEFINITIONS
+    if not definitions.is_file():
+        return False
+    request = {"definitions": str(definitions.resolve()), "entries": [asdict(entry) for entry in folder.entries]}
+    ask("schema_child", request, what=f"importing {definitions}")
+    return True
 
 
 def build(

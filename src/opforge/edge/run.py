@@ -16,7 +16,6 @@ from opforge.edge.selection import check_program, custom_operators
 from opforge.edge.trace import kernel_calls
 from opforge.errors import OpforgeError
 
-_RUN_LIMIT_S = 60.0
 _MISSING = re.compile(r"Missing operator: \[\d+\] (\S+)")
 _TWICE = re.compile(r"Re-registering (\S+?),")
 _BACKEND = re.compile(r"Backend (\S+) is not registered")
@@ -42,6 +41,8 @@ class Job:
     seed: int = 0
     out: Path | None = None
     """Where results are kept, as safetensors."""
+    limit_s: float = 60.0
+    """That it may take, without the start of the process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class RunError(OpforgeError):
     exit_code = 1
 
 
-def run_programs(jobs: Sequence[Job], *, limit_s: float = _RUN_LIMIT_S) -> list[Ran]:
+def run_programs(jobs: Sequence[Job]) -> list[Ran]:
     """Run programs one after the other, each in a process of its own, which a kernel may end without harm to the others."""
     toolchain.executorch()
     for job in jobs:
@@ -75,14 +76,14 @@ def run_programs(jobs: Sequence[Job], *, limit_s: float = _RUN_LIMIT_S) -> list[
     with tempfile.TemporaryDirectory(prefix="opforge-edge-") as folder:
         places = [Path(folder) / str(number) for number in range(len(jobs))]
         rows = [_row(job, place) for job, place in zip(jobs, places, strict=True)]
-        patience = LIMIT_S + limit_s * len(jobs)
-        reply = ask("run_child", {"jobs": rows, "limit_s": limit_s}, what="running a program", limit_s=patience)
-        return [_ran(job, place, row, limit_s) for job, place, row in zip(jobs, places, reply["jobs"], strict=True)]
+        patience = LIMIT_S + sum(job.limit_s for job in jobs)
+        reply = ask("run_child", {"jobs": rows}, what="running a program", limit_s=patience)
+        return [_ran(job, place, row) for job, place, row in zip(jobs, places, reply["jobs"], strict=True)]
 
 
-def run_program(job: Job, *, limit_s: float = _RUN_LIMIT_S) -> Ran:
+def run_program(job: Job) -> Ran:
     """Run one program; raises RunError with the reason when it fails."""
-    ran = run_programs([job], limit_s=limit_s)[0]
+    ran = run_programs([job])[0]
     if ran.error:
         raise RunError(ran.error)
     return ran
@@ -108,13 +109,13 @@ def _row(job: Job, place: Path) -> dict[str, Any]:
         "values": str(job.values.resolve()) if job.values else "",
         "others": list(job.others),
         "seed": job.seed,
-        "trace": True,
+        "limit_s": job.limit_s,
     }
 
 
-def _ran(job: Job, place: Path, row: dict[str, Any], limit_s: float) -> Ran:
+def _ran(job: Job, place: Path, row: dict[str, Any]) -> Ran:
     missing = tuple(dict.fromkeys(_MISSING.findall(row["said"])))
-    if error := _explained(job, row, missing, limit_s):
+    if error := _explained(job, row, missing):
         return Ran(job, error=error, missing=missing)
     calls = kernel_calls(job.program, place / "trace.etdp")
     if job.out is not None:
@@ -122,11 +123,11 @@ def _ran(job: Job, place: Path, row: dict[str, Any], limit_s: float) -> Ran:
     return Ran(job, tuple(row["results"]), row["inputs"], calls, row["seconds"])
 
 
-def _explained(job: Job, row: dict[str, Any], missing: Sequence[str], limit_s: float) -> str:
+def _explained(job: Job, row: dict[str, Any], missing: Sequence[str]) -> str:
     """Return why a run failed: what is known by name first, and else the runtime's own last words."""
     said, stage = row["said"], row["stage"]
     if row["hung"]:
-        return f"{job.program} was ended after {limit_s:g} s without a result (at: {stage})"
+        return f"{job.program} was ended after {job.limit_s:g} s without a result (at: {stage})"
     if missing:
         return _without_kernel(job, missing)
     if (twice := _TWICE.search(said)) is not None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from executorch.runtime import Runtime
 
+from opforge import processes
 from opforge.cases.values import TensorSpec
 from opforge.edge import inputs
 from opforge.edge.asking import answer
@@ -22,17 +23,17 @@ from opforge.errors import OpforgeError
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
     torch.set_num_threads(1)
-    return {"jobs": [_in_fork(job, request["limit_s"]) for job in request["jobs"]]}
+    return {"jobs": [_in_fork(job) for job in request["jobs"]]}
 
 
-def _in_fork(job: dict[str, Any], limit_s: float) -> dict[str, Any]:
+def _in_fork(job: dict[str, Any]) -> dict[str, Any]:
     """Run a job in a process of its own, and return what it answered, how it ended, and what it said."""
     place = Path(job["place"])
     answered, said = place / "answer.json", place / "said.txt"
     pid = os.fork()
     if pid == 0:
         _work(job, answered, said)
-    hung = not _ended_in_time(pid, limit_s)
+    hung = not _ended_in_time(pid, job["limit_s"])
     if hung:
         os.kill(pid, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -58,6 +59,7 @@ def _ended_in_time(pid: int, limit_s: float) -> bool:
 def _work(job: dict[str, Any], answered: Path, said: Path) -> None:
     """Do a job, and end the process: nothing returns from here."""
     code = 1
+    processes.die_with_parent()
     try:
         output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(output, 1)
@@ -84,8 +86,7 @@ def _run(job: dict[str, Any]) -> dict[str, Any]:
         ctypes.CDLL(library)
     stage.write_text("program")
     runtime = Runtime.get()
-    traced = bool(job["trace"])
-    program = runtime.load_program(Path(job["program"]), enable_etdump=traced, debug_buffer_size=0)
+    program = runtime.load_program(Path(job["program"]), enable_etdump=True, debug_buffer_size=0)
     method = program.load_method("forward")
     if method is None:
         raise OpforgeError(f"{job['program']} has no method forward; it has {', '.join(sorted(program.method_names))}")
@@ -97,8 +98,7 @@ def _run(job: dict[str, Any]) -> dict[str, Any]:
     seconds = time.perf_counter() - start
     stage.write_text("results")
     others = inputs.to_file(place / "results.safetensors", results)
-    if traced:
-        program.write_etdump_result_to_file(str(place / "trace.etdp"), str(place / "debug.bin"))
+    program.write_etdump_result_to_file(str(place / "trace.etdp"), str(place / "debug.bin"))
     return {
         "others": others,
         "results": [_described(value) for value in results],

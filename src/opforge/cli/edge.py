@@ -1,0 +1,264 @@
+"""`opforge edge`: custom operators on the ExecuTorch runtime: make, export, build, run, check."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from opforge.cli.progress import ProgressLine
+from opforge.errors import OpforgeError
+
+if TYPE_CHECKING:
+    from opforge.edge.build import Built, Folder
+    from opforge.edge.check import Report, Row
+    from opforge.edge.selection import Selection
+
+_FORMAT = typer.Option("--format", help="text or json.")
+_WITH = typer.Option("--with", help="What compiles: direct (the compiler itself) or cmake.")
+edge = typer.Typer(
+    name="edge",
+    help="Custom operators on the ExecuTorch runtime: make, export, build, run, check.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(edge)
+
+
+@edge.command("init")
+def init(
+    directory: Annotated[Path, typer.Argument(help="The folder to make.")],
+    namespace: Annotated[str, typer.Option(help="Of the operators.")] = "my_ops",
+    op: Annotated[
+        list[str] | None, typer.Option(help="Name of an operator; may be repeated. mul3 unless given.")
+    ] = None,
+) -> int:
+    """Make an operator folder: registration in Python, C++ kernels, their bindings, a model that uses them, tests."""
+    from opforge.edge.init import make_folder
+
+    files = make_folder(directory, namespace, op or ["mul3"])
+    sys.stdout.write(f"made {directory}, {len(files)} files:\n" + "".join(f"  {file}\n" for file in files))
+    sys.stdout.write(f"next: opforge edge check {directory}\n")
+    return 0
+
+
+@edge.command("export")
+def export(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="FILE.py with model() and inputs(), FILE.py:NAME for another function or class of it, or module:function.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path("model.pte"),
+    dynamic: Annotated[
+        list[str] | None, typer.Option(help="INPUT.DIM=LOW..HIGH: a dimension that may vary. May be repeated.")
+    ] = None,
+    xnnpack: Annotated[bool, typer.Option("--xnnpack", help="Delegate to XNNPACK what it can run.")] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds that it may take.")] = 600.0,
+    format_: Annotated[str, _FORMAT] = "text",
+) -> int:
+    """Export a model to a program of ExecuTorch, in a process of its own."""
+    _check_format(format_)
+    from opforge.edge.export import export_model
+    from opforge.edge.target import find, parse_dynamic
+
+    target, ranges = find(model), parse_dynamic(dynamic or [])
+    with ProgressLine() as progress:
+        progress(f"exporting {model}", 0, 1)
+        made = export_model(target, out, dynamic=ranges, xnnpack=xnnpack, limit_s=timeout)
+    if format_ == "json":
+        return _as_json({**asdict(made), "path": str(made.path), "custom": made.custom})
+    sys.stdout.write(f"wrote {made.path}, {made.bytes} bytes, in {made.seconds:.1f} s\n")
+    sys.stdout.write(f"inputs     {made.inputs}\n")
+    sys.stdout.write(f"operators  {', '.join(made.operators) or 'none'}\n")
+    if made.delegated:
+        sys.stdout.write(f"delegated  {made.delegated} parts to XNNPACK\n")
+    if made.custom:
+        sys.stdout.write(
+            f"needs      kernels of {', '.join(made.custom)}: opforge edge build DIR --model {made.path}\n"
+        )
+    return 0
+
+
+@edge.command("build")
+def build(
+    directory: Annotated[Path, typer.Argument(help="An operator folder: ops.yaml, kernels/, ops.py perhaps.")],
+    ops: Annotated[str | None, typer.Option(help="Only these operators, for example 'mul3,my_ops::add3'.")] = None,
+    model: Annotated[Path | None, typer.Option(help="Only the operators that this .pte needs.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where the library goes; DIRECTORY/build unless given.")] = None,
+    with_: Annotated[str, _WITH] = "direct",
+    timeout: Annotated[float, typer.Option(help="Seconds that one compiler may take.")] = 600.0,
+    format_: Annotated[str, _FORMAT] = "text",
+) -> int:
+    """Build the library of an operator folder's kernels: all, those that are named, or those that a model needs."""
+    _check_format(format_)
+    from opforge.edge.build import build as build_library
+    from opforge.edge.build import check_registration, open_folder
+
+    _check_tool(with_)
+    folder = open_folder(directory)
+    selection = _selection(folder, ops, model)
+    with ProgressLine() as progress:
+        progress("schemas", 0, 2)
+        check_registration(folder)
+        progress("building", 1, 2)
+        built = build_library(folder, selection, out, tool=with_, limit_s=timeout)
+    if format_ == "json":
+        return _as_json({**asdict(built), "library": str(built.library)})
+    _show_built(built)
+    return 0
+
+
+def _selection(folder: Folder, ops: str | None, model: Path | None) -> Selection:
+    from opforge.edge.selection import select_all, select_for_model, select_names
+
+    if ops is not None and model is not None:
+        raise OpforgeError("--ops and --model both say which operators; give one of them")
+    if model is not None:
+        return select_for_model(folder.entries, model)
+    if ops is None:
+        return select_all(folder.entries)
+    words = [word.strip() for word in ops.split(",") if word.strip()]
+    if not words:
+        raise OpforgeError("--ops is empty; leave it out to take all")
+    return select_names(folder.entries, words)
+
+
+def _show_built(built: Built) -> None:
+    how = "cached" if built.cached else f"built in {sum(built.seconds.values()):.1f} s"
+    sys.stdout.write(f"{built.library}  {built.bytes} bytes, {built.tool}, {how}\n")
+    sys.stdout.write(f"registers  {', '.join(built.operators)} ({built.selection})\n")
+    if built.left_out:
+        sys.stdout.write(f"left out   {', '.join(built.left_out)}\n")
+
+
+@edge.command("run")
+def run(
+    program: Annotated[Path, typer.Argument(metavar="MODEL.pte", help="The program to run.")],
+    inputs: Annotated[
+        str,
+        typer.Option(
+            help="Shapes and dtypes such as 'T([2, 3], f32)', or a .safetensors file with tensors 0, 1, …; what the program says unless given."
+        ),
+    ] = "",
+    library: Annotated[list[Path] | None, typer.Option(help="A library of kernels; may be repeated.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Keep the results here, as safetensors.")] = None,
+    seed: Annotated[int, typer.Option(help="Of inputs that are given by shape.")] = 0,
+    timeout: Annotated[float, typer.Option(help="Seconds that it may take.")] = 60.0,
+    format_: Annotated[str, _FORMAT] = "text",
+) -> int:
+    """Run a program on the ExecuTorch runtime, in a process of its own; show results, and the kernels that ran."""
+    _check_format(format_)
+    if timeout <= 0:
+        raise OpforgeError(f"--timeout {timeout:g} is not allowed; give seconds above 0")
+    from opforge.edge.run import Job, run_program
+
+    file = Path(inputs) if inputs.endswith(".safetensors") else None
+    job = Job(program, tuple(library or ()), "" if file else inputs, file, seed=seed, out=out, limit_s=timeout)
+    with ProgressLine() as progress:
+        progress(f"running {program}", 0, 1)
+        ran = run_program(job)
+    if format_ == "json":
+        row = {
+            "program": str(program),
+            "inputs": ran.inputs,
+            "results": ran.results,
+            "kernels": ran.kernels,
+            "seconds": ran.seconds,
+        }
+        return _as_json(row)
+    sys.stdout.write(f"inputs   {ran.inputs}\n")
+    for number, result in enumerate(ran.results):
+        sys.stdout.write(f"result {number} {_result(result)}\n")
+    sys.stdout.write(f"kernels  {_kernels(ran.kernels) or 'none'}\n")
+    return 0
+
+
+def _result(result: dict[str, Any]) -> str:
+    if "shape" not in result:
+        return repr(result["value"])
+    shown = ", ".join(f"{value:.6g}" if isinstance(value, float) else str(value) for value in result["first"])
+    more = ", …" if _count(result["shape"]) > len(result["first"]) else ""
+    return f"T({result['shape']}, {result['dtype']})  {shown}{more}"
+
+
+def _count(shape: list[int]) -> int:
+    total = 1
+    for size in shape:
+        total *= size
+    return total
+
+
+def _kernels(kernels: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count}×" for name, count in kernels.items())
+
+
+@edge.command("check")
+def check(
+    directory: Annotated[Path, typer.Argument(help="An operator folder with a model.py.")],
+    with_: Annotated[str, _WITH] = "direct",
+    format_: Annotated[str, _FORMAT] = "text",
+) -> int:
+    """Take a folder's operators all the way to the runtime; exit 1 when a result differs from eager PyTorch or a kernel did not run."""
+    _check_format(format_)
+    _check_tool(with_)
+    from opforge.edge.check import check as check_folder
+
+    with ProgressLine() as progress:
+        report = check_folder(directory, tool=with_, progress=progress)
+    if format_ == "json":
+        _as_json(report.as_json())
+    else:
+        sys.stdout.write("\n".join(_lines(report)) + "\n")
+    return report.exit_code
+
+
+def _lines(report: Report) -> list[str]:
+    about = ", ".join(f"{name} {number}" for name, number in report.versions.items())
+    lines = [f"{report.folder} ({about})", f"operators  {', '.join(report.operators)}"]
+    lines += (
+        [f"unused     {', '.join(report.unused)}: model.py does not use it, so it was not checked"]
+        if report.unused
+        else []
+    )
+    lines.append(f"library    {report.library_bytes} bytes, {report.tool}")
+    width = max(len(row.case) for row in report.rows)
+    lines += [line for row in report.rows for line in _row_lines(row, width)]
+    counts = report.counts()
+    lines.append(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+    lines.append("seconds    " + ", ".join(f"{name} {seconds:.1f}" for name, seconds in report.seconds.items()))
+    return lines
+
+
+def _row_lines(row: Row, width: int) -> list[str]:
+    if row.kind.startswith("without"):
+        said = "missing, as it must be" if row.verdict == "passed" else ""
+        lines = [f"{row.kind}  {row.verdict}  {said}".rstrip()]
+    else:
+        figures = "" if row.difference is None else f"difference {row.difference:g}, {_kernels(row.kernels)}"
+        lines = [f"{row.case:{width}}  {row.kind:7}  {row.verdict:7}  {figures}".rstrip()]
+    return [*lines, *([f"  {row.reason}"] if row.reason else [])]
+
+
+def _check_format(name: str) -> None:
+    if name not in ("text", "json"):
+        raise OpforgeError(f"unknown format {name!r}; allowed: text, json")
+
+
+def _check_tool(name: str) -> None:
+    if name not in ("direct", "cmake"):
+        raise OpforgeError(f"--with {name!r} is unknown; allowed: direct, cmake")
+
+
+def _as_json(value: dict[str, Any]) -> int:
+    sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
+    return 0

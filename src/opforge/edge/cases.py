@@ -1,0 +1,126 @@
+"""What a folder's model is checked on: its cases, each exported by itself, and dynamic programs that serve many sizes. Runs where torch is."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from opforge.edge.inputs import leaves
+from opforge.edge.subject import Subject, SubjectError, call, ordered
+from opforge.edge.target import Dynamic
+
+Inputs = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Inputs that one program is exported for: the example first, then all that it is run on."""
+
+    kind: str
+    """``static`` or ``dynamic``."""
+    ranges: Dynamic
+    example: Inputs
+    runs: tuple[Inputs, ...]
+
+
+def cases_of(subject: Subject) -> list[Inputs]:
+    """Return the inputs that a model's file lists in ``cases()``, or else its only ones."""
+    listed = getattr(subject.file, "cases", None)
+    if listed is None:
+        return [subject.inputs]
+    made = call(listed, "cases() of the model's file")
+    if not isinstance(made, list | tuple) or not made:
+        raise SubjectError(
+            "cases() of the model's file returned no list of inputs; return one, each a tuple as inputs() gives"
+        )
+    return [ordered(subject.model, one) for one in made]
+
+
+def ranges_of(subject: Subject) -> Dynamic:
+    """Return what the model's file says in ``dynamic()``: for each input and dimension the smallest and the largest size."""
+    listed = getattr(subject.file, "dynamic", None)
+    if listed is None:
+        return {}
+    made = call(listed, "dynamic() of the model's file")
+    try:
+        ranges = {
+            str(name): {int(dim): (int(low), int(high)) for dim, (low, high) in dims.items()}
+            for name, dims in made.items()
+        }
+    except (AttributeError, TypeError, ValueError):
+        raise SubjectError(f"dynamic() of the model's file returned {made!r}; return {{'x': {{0: (1, 64)}}}}") from None
+    if wrong := [ends for dims in ranges.values() for ends in dims.values() if not 1 <= ends[0] < ends[1]]:
+        raise SubjectError(f"dynamic() gives sizes {wrong[0]}; 1 or more, and the second larger than the first")
+    if unknown := [name for name in ranges if name not in subject.parameters()]:
+        raise SubjectError(f"dynamic() names the input {unknown[0]!r}; forward has {', '.join(subject.parameters())}")
+    return ranges
+
+
+def groups(subject: Subject) -> list[Group]:
+    """Return all programs to be made: one for each case, and a dynamic one for each rank and dtype that fits the ranges."""
+    cases, ranges = cases_of(subject), ranges_of(subject)
+    found = [Group("static", {}, case, (case,)) for case in cases]
+    if ranges:
+        found += _dynamic(subject.parameters(), cases, ranges)
+    return found
+
+
+def _dynamic(names: list[str], cases: list[Inputs], ranges: Dynamic) -> Iterator[Group]:
+    alike: dict[Any, list[Inputs]] = {}
+    for case in cases:
+        if _fits(names, case, ranges):
+            alike.setdefault(_kind(case), []).append(case)
+    for those in alike.values():
+        example = next((case for case in those if _fits(names, case, ranges, at_least=2)), None)
+        if example is not None:
+            ends = (_stretched(names, example, ranges, end) for end in (0, 1))
+            yield Group("dynamic", ranges, example, (*those, *ends))
+
+
+def _kind(case: Inputs) -> Any:
+    return tuple((value.dtype, value.dim()) if isinstance(value, torch.Tensor) else value for value in leaves(case))
+
+
+def _fits(names: list[str], case: Inputs, ranges: Dynamic, at_least: int = 1) -> bool:
+    """Whether all dimensions that may vary are there, and in their ranges."""
+    for name, dims in ranges.items():
+        value = case[names.index(name)] if names.index(name) < len(case) else None
+        if not isinstance(value, torch.Tensor):
+            return False
+        for dim, (low, high) in dims.items():
+            if dim >= value.dim() or not max(low, at_least) <= value.shape[dim] <= high:
+                return False
+    return True
+
+
+def _stretched(names: list[str], case: Inputs, ranges: Dynamic, end: int) -> Inputs:
+    """Return a case with all of its varying dimensions at one end of their ranges; contents repeat."""
+    made = list(case)
+    for name, dims in ranges.items():
+        for dim, ends in dims.items():
+            tensor = made[names.index(name)]
+            made[names.index(name)] = tensor.index_select(dim, torch.arange(ends[end]) % tensor.shape[dim])
+    return tuple(made)
+
+
+def answers(model: torch.nn.Module, case: Inputs) -> tuple[list[Any], list[Any] | None]:
+    """Return what a model gives in eager PyTorch, and what it gives in float64 where it can; inputs stay as they are."""
+    with torch.no_grad():
+        try:
+            found = leaves(model(*copy.deepcopy(case)))
+        except Exception as error:  # noqa: BLE001  # the border: it is the user's code
+            raise SubjectError(f"the model raised in eager PyTorch: {type(error).__name__}: {error}") from None
+        try:
+            wide = leaves(copy.deepcopy(model).double()(*torch.utils._pytree.tree_map(_widened, case)))  # noqa: SLF001
+        except Exception:  # noqa: BLE001  # not every model can; eager alone is the standard then
+            wide = None
+    fits = wide is not None and [getattr(v, "shape", None) for v in wide] == [getattr(v, "shape", None) for v in found]
+    return found, wide if fits else None
+
+
+def _widened(value: Any) -> Any:
+    return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else copy.deepcopy(value)

@@ -1,0 +1,197 @@
+"""Take an operator folder all the way to the runtime, and compare what comes out with eager PyTorch. Needs no torch."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from opforge import cache
+from opforge.edge import toolchain
+from opforge.edge.asking import ask
+from opforge.edge.build import DEFINITIONS, MODEL, Built, Folder, build, open_folder
+from opforge.edge.operators import BindingError
+from opforge.edge.run import Job, Ran, run_programs
+from opforge.edge.selection import Selection, custom_operators
+from opforge.edge.target import find
+from opforge.errors import NothingToJudgeError
+
+Progress = Callable[[str, int, int], None]
+_STEPS = 5
+
+
+def _silent(_what: str, _done: int, _total: int) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One run, or one program that could not be made."""
+
+    case: str
+    """Inputs in the text form of a case's arguments."""
+    kind: str
+    """``static``, ``dynamic`` or ``without`` an operator."""
+    verdict: str
+    """``passed``, ``wrong``, ``crashed`` or ``error``."""
+    reason: str = ""
+    difference: float | None = None
+    """The largest, from eager PyTorch."""
+    kernels: dict[str, int] = field(default_factory=dict)
+    """How often each of the folder's kernels ran, as the event trace says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a check found."""
+
+    folder: str
+    versions: dict[str, str]
+    operators: tuple[str, ...]
+    """Those that were checked."""
+    unused: tuple[str, ...]
+    """Those that the model does not use, and so were not."""
+    tool: str
+    library_bytes: int
+    rows: tuple[Row, ...]
+    seconds: dict[str, float]
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if all(row.verdict == "passed" for row in self.rows) else 1
+
+    def counts(self) -> dict[str, int]:
+        return dict(Counter(row.verdict for row in self.rows))
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "counts": self.counts(), "right": self.exit_code == 0}
+
+
+def check(path: Path, *, tool: str = "direct", progress: Progress = _silent) -> Report:
+    """Check a folder: schemas, exports, the selected library, runs on it, and runs that must fail for want of an operator."""
+    folder, package = open_folder(path), toolchain.executorch()
+    model = find(str(path / MODEL))
+    work = path / "build" / "check"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    clock = _Clock()
+    progress("exporting", 0, _STEPS)
+    programs = _prepared(folder, model.wire(), work)
+    clock.lap("export")
+    used = sorted({name for one in programs for name in custom_operators(one.get("operators", []))})
+    if not used and not any("error" in one for one in programs):
+        raise NothingToJudgeError(f"{path / MODEL} uses no operator of {path / 'ops.yaml'}; there is nothing to check")
+    _refuse_unbound(folder, used)
+    progress("building", 1, _STEPS)
+    built = _library(folder, used, work / "library", tool)
+    reduced = {
+        name: _library(folder, [one for one in used if one != name], work / f"without-{number}", tool)
+        for number, name in enumerate(used)
+    }
+    clock.lap("build")
+    progress("running", 2, _STEPS)
+    planned = [(one, run) for one in programs for run in one["runs"]]
+    negative = [(name, next(one for one in programs if name in one.get("operators", []))) for name in used]
+    ran = run_programs(_jobs(planned, built) + _negative_jobs(negative, reduced))
+    clock.lap("run")
+    progress("comparing", 3, _STEPS)
+    rows = [Row(one["example"], one["kind"], "error", one["error"]) for one in programs if "error" in one]
+    rows += _judged(planned, ran[: len(planned)])
+    rows += [
+        _judged_without(name, one, result) for (name, one), result in zip(negative, ran[len(planned) :], strict=True)
+    ]
+    clock.lap("compare")
+    versions = {"executorch": package.version, "torch": cache.torch_version()}
+    unused = tuple(entry.name for entry in folder.entries if entry.name not in used)
+    return Report(str(path), versions, tuple(used), unused, tool, built.bytes if built else 0, tuple(rows), clock.laps)
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name] = now - self._last
+        self._last = now
+
+
+def _prepared(folder: Folder, target: dict[str, Any], work: Path) -> list[dict[str, Any]]:
+    definitions = folder.path / DEFINITIONS
+    request = {
+        "step": "prepare",
+        "definitions": str(definitions.resolve()) if definitions.is_file() else "",
+        "entries": [asdict(entry) for entry in folder.entries],
+        "target": target,
+        "out": str(work.resolve()),
+    }
+    programs: list[dict[str, Any]] = ask("check_child", request, what=f"exporting {folder.path / MODEL}")["programs"]
+    return programs
+
+
+def _refuse_unbound(folder: Folder, used: Sequence[str]) -> None:
+    known = [entry.name for entry in folder.entries]
+    if unbound := [name for name in used if name not in known]:
+        raise BindingError(
+            f"{folder.path / MODEL} uses {', '.join(unbound)}, and {folder.bindings} has no entry for it (it binds {', '.join(known)}); add one, and a kernel"
+        )
+
+
+def _library(folder: Folder, names: Sequence[str], out: Path, tool: str) -> Built | None:
+    """Return a library with some operators only; of none there is none."""
+    return build(folder, Selection(tuple(names), "for the check"), out, tool=tool) if names else None
+
+
+def _jobs(planned: Sequence[tuple[dict[str, Any], dict[str, Any]]], built: Built | None) -> list[Job]:
+    libraries = (built.library,) if built else ()
+    return [
+        Job(
+            Path(one["program"]), libraries, values=Path(run["place"]) / "inputs.safetensors",
+            others=tuple(run["others"]), out=Path(run["place"]) / "results.safetensors",
+        )
+        for one, run in planned
+    ]  # fmt: skip
+
+
+def _negative_jobs(negative: Sequence[tuple[str, dict[str, Any]]], reduced: dict[str, Built | None]) -> list[Job]:
+    return [
+        Job(Path(one["program"]), (library.library,) if (library := reduced[name]) else ()) for name, one in negative
+    ]
+
+
+def _judged(planned: Sequence[tuple[dict[str, Any], dict[str, Any]]], ran: Sequence[Ran]) -> list[Row]:
+    answered = [run for (_, run), result in zip(planned, ran, strict=True) if not result.error]
+    request = {"step": "compare", "runs": answered}
+    compared = iter(ask("check_child", request, what="comparing results")["compared"] if answered else ())
+    rows = []
+    for (one, run), result in zip(planned, ran, strict=True):
+        if result.error:
+            rows.append(
+                Row(run["case"], one["kind"], "crashed" if " died of " in result.error else "error", result.error)
+            )
+            continue
+        found = next(compared)
+        rows.append(_row(one, run, result, found))
+    return rows
+
+
+def _row(one: dict[str, Any], run: dict[str, Any], result: Ran, found: dict[str, Any]) -> Row:
+    custom = custom_operators(one["operators"])
+    kernels = {name: result.kernels.get(name, 0) for name in custom}
+    idle = [name for name, count in kernels.items() if not count]
+    reason = found["reason"] or (f"the event trace has no call of {', '.join(idle)}" if idle else "")
+    return Row(run["case"], one["kind"], "wrong" if reason else "passed", reason, found["difference"], kernels)
+
+
+def _judged_without(name: str, one: dict[str, Any], result: Ran) -> Row:
+    """Judge a run on a library without an operator: it must fail, and for want of that one."""
+    what = f"without {name}"
+    if result.missing == (name,):
+        return Row(one["example"], what, "passed")
+    said = result.error or "it ran, and must not: where does the kernel come from?"
+    return Row(one["example"], what, "wrong", f"the runtime should have missed {name}: {said}")

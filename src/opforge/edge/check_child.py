@@ -1,0 +1,100 @@
+"""Prepare a check, or compare its results: ``python -m opforge.edge.check_child REQUEST ANSWER``. No kernel runs in it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from opforge.edge import inputs
+from opforge.edge.asking import answer
+from opforge.edge.cases import Group, answers, groups
+from opforge.edge.operators import Entry
+from opforge.edge.registered import check_schemas, import_definitions
+from opforge.edge.subject import Subject, load
+from opforge.edge.target import Target
+from opforge.errors import OpforgeError
+
+
+def handle(request: dict[str, Any]) -> dict[str, Any]:
+    return _prepare(request) if request["step"] == "prepare" else _compare(request)
+
+
+def _prepare(request: dict[str, Any]) -> dict[str, Any]:
+    """Import the folder's operators, hold them against its YAML file, and export its model in all the ways that are checked."""
+    torch.manual_seed(0)
+    out = Path(request["out"])
+    if request["definitions"]:
+        path = Path(request["definitions"])
+        import_definitions(path)
+        check_schemas([Entry(**row) for row in request["entries"]], path.name)
+    subject = load(Target(**request["target"]))
+    return {"programs": [_program(subject, group, out, number) for number, group in enumerate(groups(subject))]}
+
+
+def _program(subject: Subject, group: Group, out: Path, number: int) -> dict[str, Any]:
+    from opforge.edge.lowering import lower  # takes seconds to import
+
+    start = time.perf_counter()
+    row: dict[str, Any] = {"kind": group.kind, "example": inputs.text_of(group.example), "runs": []}
+    try:
+        lowered = lower(subject, group.example, group.ranges)
+    except OpforgeError as error:
+        return {**row, "error": str(error)}
+    place = out / f"{number}.pte"
+    place.write_bytes(lowered.data)
+    row |= {"program": str(place), "operators": list(lowered.operators), "seconds": time.perf_counter() - start}
+    row["runs"] = [_run(subject, case, out / f"{number}-{index}") for index, case in enumerate(group.runs)]
+    return row
+
+
+def _run(subject: Subject, case: tuple[Any, ...], place: Path) -> dict[str, Any]:
+    """Write down what a program is run on, and what it must give."""
+    place.mkdir()
+    expected, exact = answers(subject.model, case)
+    row = {
+        "case": inputs.text_of(case),
+        "place": str(place),
+        "others": inputs.to_file(place / "inputs.safetensors", inputs.leaves(case)),
+        "expected": inputs.to_file(place / "expected.safetensors", expected),
+    }
+    return row | ({"exact": inputs.to_file(place / "exact.safetensors", exact)} if exact is not None else {})
+
+
+def _compare(request: dict[str, Any]) -> dict[str, Any]:
+    return {"compared": [_compared(row) for row in request["runs"]]}
+
+
+def _compared(row: dict[str, Any]) -> dict[str, Any]:
+    """Hold the results of a run against eager PyTorch's, by its own error against float64."""
+    from opforge.models.compare import compare
+
+    place = Path(row["place"])
+    expected = inputs.with_others(place / "expected.safetensors", row["expected"])
+    exact = inputs.with_others(place / "exact.safetensors", row["exact"]) if "exact" in row else [None] * len(expected)
+    found = inputs.with_others(place / "results.safetensors", [None] * len(expected))
+    reasons, difference = [], 0.0
+    for number, (ours, eager, wide) in enumerate(zip(found, expected, exact, strict=True)):
+        if not isinstance(eager, torch.Tensor):
+            continue  # a constant of the program's
+        if not isinstance(ours, torch.Tensor):
+            reasons.append(f"result {number} is no tensor")
+            continue
+        compared = compare(f"result {number}", ours, eager, wide if isinstance(wide, torch.Tensor) else None)
+        reasons += [] if compared.right else [compared.reason]
+        difference = max(difference, _difference(ours, eager))
+    return {"reason": "; ".join(reasons), "difference": difference}
+
+
+def _difference(ours: torch.Tensor, eager: torch.Tensor) -> float:
+    if ours.shape != eager.shape or not eager.numel():
+        return 0.0
+    apart = (ours.double() - eager.double()).abs()
+    same = (ours == eager) | (ours.isnan() & eager.isnan())
+    return float(torch.where(same, 0.0, apart).max())
+
+
+if __name__ == "__main__":
+    answer(handle)
