@@ -314,7 +314,7 @@ def test_the_command_builds_it(one, rich, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--model", "x.pte", "--ops", "affine"], "--model and --ops both select operators; give one of them"),
+        (["--model", "x.pte", "--ops", "affine"], "--ops and --model both say which operators; give one of them"),
         (["--ops", "afine"], "unknown operator 'afine'"),
         (["--model", "nowhere.pte"], "'nowhere.pte' cannot be read"),
         (["--format", "xml"], "unknown format 'xml'; allowed: text, json"),

@@ -22,3 +22,13 @@ def model():
 def inputs(rows=4):
     torch.manual_seed(rows)
     return torch.randn(rows, 6), torch.randn(rows, 6)
+
+
+def cases():
+    """Return inputs of several shapes; the model is exported and run for each."""
+    return [inputs(), inputs(1), (torch.randn(2, 3, 5), torch.randn(2, 3, 5))]
+
+
+def dynamic():
+    """Return which dimensions may vary, and from where to where: one program serves all of these sizes."""
+    return {"x": {0: (1, 16)}, "y": {0: (1, 16)}}

@@ -26,7 +26,7 @@ def runner(
     model: Annotated[
         Path | None, typer.Option(help="A .pte: only the kernels that it needs go in, and what else it needs is linked.")
     ] = None,
-    ops: Annotated[str, typer.Option(help="Only these operators, such as my_ops::mul3,my_ops::mul4.")] = "",
+    ops: Annotated[str | None, typer.Option(help="Only these operators, for example 'mul3,my_ops::add3'.")] = None,
     beside: Annotated[
         bool, typer.Option("--beside", help="Copy ExecuTorch's libraries beside the runner, which finds them there.")
     ] = False,
@@ -40,17 +40,12 @@ def runner(
     """Build a program that runs a .pte without Python and torch: `runner MODEL.pte INPUT.npy … -o FOLDER`."""
     if format_ not in ("text", "json"):
         raise OpforgeError(f"unknown format {format_!r}; allowed: text, json")
-    if model is not None and ops:
-        raise OpforgeError("--model and --ops both select operators; give one of them")
+    from opforge.cli.edge import selection_of
     from opforge.edge import runner as making
     from opforge.edge.build import open_folder
-    from opforge.edge.selection import select_all, select_for_model, select_names
 
     folder = open_folder(directory)
-    if model is not None:
-        chosen = select_for_model(folder.entries, model)
-    else:
-        chosen = select_names(folder.entries, ops.split(",")) if ops else select_all(folder.entries)
+    chosen = selection_of(folder, ops, model)
     needed = set(making.libraries_for(model)) if model is not None else set()
     needed |= {making.ATEN} if aten else set()
     needed |= {making.XNNPACK} if xnnpack else set()
