@@ -77,7 +77,9 @@ def place(target: Path) -> Path:
             write_body(folder / name / "edge" / "kernels" / f"{op}.cpp", body)
         model = folder / name / "edge" / "model.py"
         model.write_text(model.read_text() + TWO.replace("NAMESPACE", name))
-    export(folder, *(job(name, folder) for name in (CPP, TRITON)), all_of(folder), PYTHONPATH=python_path(target), **MORE)
+    export(
+        folder, *(job(name, folder) for name in (CPP, TRITON)), all_of(folder), PYTHONPATH=python_path(target), **MORE
+    )
     return folder
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from opforge.edge import build, runner, selection
+from opforge.edge import run as run_module
 from opforge.edge.runner import ATEN, Wishes, build_runner
 from opforge.errors import OpforgeError
 from tests.conftest import ROOT, opforge
@@ -77,6 +78,10 @@ class Model(torch.nn.Module):
     def forward(self, x):
         return torch.ops.my_ops.mul4(x) + torch.sigmoid(x)
 
+class Affine(torch.nn.Module):
+    def forward(self, x):
+        return torch.ops.rich_ops.affine(x, 2)
+
 class Half(torch.nn.Module):
     def forward(self, x):
         return torch.ops.my_ops.mul4(x)
@@ -91,6 +96,7 @@ PLAIN = Job("mul4", str(MUL4), rows=(3,))
 WHOLE = Job("mul4_int", "", rows=(3,), model="Half", inputs="whole_numbers")
 BOTH = Job("mul4_aten", "", rows=(3, 5), dynamic=True, model="Model")
 ALL = Job("rich", str(RICH), rows=(4, 1, 16), dynamic=True)
+AFFINE = Job("affine", "", model="Affine")
 STOP = Job("stop", "", model="Stop")
 REFUSE = Job("refuse", "", model="Refuse")
 
@@ -114,7 +120,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     beside.mkdir()
     (beside / "model.py").write_text(BESIDE_ATEN)
     ends = folder / "ends"
-    export(folder, PLAIN, at(WHOLE, beside), at(BOTH, beside), ALL, at(STOP, ends), at(REFUSE, ends))
+    export(
+        folder, PLAIN, at(WHOLE, beside), at(BOTH, beside), ALL, at(AFFINE, beside), at(STOP, ends), at(REFUSE, ends)
+    )
     return folder
 
 
@@ -207,6 +215,29 @@ def build_names() -> list[str]:
     return [entry.name for entry in build.open_folder(RICH).entries]
 
 
+def test_a_library_has_the_kernels_that_a_model_needs_and_no_others(place, tmp_path):
+    folder = build.open_folder(RICH)
+    chosen = selection.select_for_model(folder.entries, place / "affine.pte")
+    part = build.build(folder, chosen, tmp_path / "part")
+    whole = build.build(folder, selection.select_all(folder.entries), tmp_path / "whole")
+    assert part.operators == ("rich_ops::affine.out",)
+    assert part.left_out == ("rich_ops::weighted_sum.out", "rich_ops::row_range.out")
+    table = (tmp_path / "part" / "generated" / "RegisterCodegenUnboxedKernels_0.cpp").read_text()
+    assert ("affine" in table, "weighted_sum" in table, "row_range" in table) == (True, False, False)
+    for library, expected in ((part, {"affine_out"}), (whole, {"affine_out", "weighted_sum_out", "row_range_out"})):
+        names = subprocess.run(["nm", "-C", library.library], capture_output=True, text=True, check=True).stdout
+        assert set(re.findall(r"rich::native::(\w+)\(", names)) == expected
+        data = library.library.read_bytes()
+        assert {
+            f"{name}_out" for name in ("affine", "weighted_sum", "row_range") if f"{name}: ".encode() in data
+        } == expected
+    assert part.bytes < whole.bytes
+    with pytest.raises(OpforgeError) as raised:
+        run_module.run_program(run_module.Job(place / "rich.pte", (part.library,)))
+    assert "rich_ops::row_range.out" in str(raised.value)
+    assert "rich_ops::weighted_sum.out" in str(raised.value)
+
+
 def test_a_model_that_needs_more_is_refused_by_name(one, place):
     done = run(one.path, *words(place, ALL, 4))
     assert done.returncode == 1
@@ -283,7 +314,11 @@ def wrong(place: Path) -> Path:
         (["rich.pte", "good.npy"], 2, "forward takes 2 inputs, and 1 were given"),
         (["rich.pte", "good.npy", "nowhere.npy"], 2, "there is no file nowhere.npy"),
         (["rich.pte", "good.npy", "f64.npy"], 2, "input 1 (f64.npy) has elements <f8, and the method takes float32"),
-        (["rich.pte", "good.npy", "columns.npy"], 2, "columns.npy is no array that can be read: its columns come first"),
+        (
+            ["rich.pte", "good.npy", "columns.npy"],
+            2,
+            "columns.npy is no array that can be read: its columns come first",
+        ),
         (["rich.pte", "good.npy", "objects.npy"], 2, "objects.npy is no array that can be read: its elements are not"),
         (["rich.pte", "good.npy", "cut.npy"], 2, "input 1 (cut.npy) has 22 bytes; a tensor (4, 6) of float32 has 96"),
         (["rich.pte", "good.npy", "text.npy"], 2, "text.npy is no array that can be read: it does not begin as"),
@@ -301,7 +336,9 @@ def test_what_is_wrong_is_said(arguments, code, said, wrong, rich):
 
 
 def test_the_command_builds_it(one, rich, tmp_path):
-    done = opforge("edge", "runner", str(RICH), "--ops", "affine", "--beside", "--compare", "-o", str(tmp_path / "runner"))
+    done = opforge(
+        "edge", "runner", str(RICH), "--ops", "affine", "--beside", "--compare", "-o", str(tmp_path / "runner")
+    )
     assert done.returncode == 0, done.stderr
     assert f"{one.bytes:,} bytes" in done.stdout
     assert "kernels    rich_ops::affine.out (named)" in done.stdout

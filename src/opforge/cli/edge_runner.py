@@ -21,10 +21,13 @@ def register(app: typer.Typer) -> None:
 
 
 def runner(
-    directory: Annotated[Path, typer.Argument(help="A folder with ops.yaml and kernels/, as `opforge edge init` makes.")],
+    directory: Annotated[
+        Path, typer.Argument(help="A folder with ops.yaml and kernels/, as `opforge edge init` makes.")
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The file of the runner.")] = Path("runner"),
     model: Annotated[
-        Path | None, typer.Option(help="A .pte: only the kernels that it needs go in, and what else it needs is linked.")
+        Path | None,
+        typer.Option(help="A .pte: only the kernels that it needs go in, and what else it needs is linked."),
     ] = None,
     ops: Annotated[str | None, typer.Option(help="Only these operators, for example 'mul3,my_ops::add3'.")] = None,
     beside: Annotated[

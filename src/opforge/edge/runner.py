@@ -109,7 +109,9 @@ def _product(folder: Folder, generated: Generated, wishes: Wishes) -> toolchain.
 def _files(package: toolchain.ExecuTorch, libraries: Sequence[str]) -> list[str]:
     names = [f"lib{name}.so" for name in (RUNTIME, THREADS, *libraries)]
     if missing := [name for name in names if not (package.library / name).is_file()]:
-        raise OpforgeError(f"executorch {package.version} has no {missing[0]} in {package.library}; install another version of it")
+        raise OpforgeError(
+            f"executorch {package.version} has no {missing[0]} in {package.library}; install another version of it"
+        )
     return names
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import jinja2
 
 from opforge.edge.asking import ask
-from opforge.edge.generate import generate
 from opforge.edge.folders import write_folder
+from opforge.edge.generate import generate
 from opforge.edge.schemas import out_form
 from opforge.edge.selection import Selection
 from opforge.errors import OpforgeError
@@ -82,7 +82,9 @@ def take(package: str, ops: Sequence[str], folder: Path) -> tuple[Path, ...]:
 
 def _taken(row: dict[str, Any]) -> Taken:
     if "!" in row["schema"]:
-        raise OpforgeError(f"{row['name']} writes to an argument; take operators that return new tensors: export makes those of a model")
+        raise OpforgeError(
+            f"{row['name']} writes to an argument; take operators that return new tensors: export replaces the others"
+        )
     form = out_form(row["schema"])
     call, parameters = [], []
     for argument in row["arguments"]:
@@ -90,7 +92,10 @@ def _taken(row: dict[str, Any]) -> Taken:
             continue
         value = _VALUES.get(argument["type"])
         if value is None:
-            raise OpforgeError(f"{row['name']} has the argument {argument['name']} of type {argument['type']}, for which no model can be made up; write the folder by hand")
+            raise OpforgeError(
+                f"{row['name']} has the argument {argument['name']} of type {argument['type']}, for which no value can be made up; "
+                "write the folder by hand, as `opforge edge init` makes one"
+            )
         if not value:
             value = f"{form.name}_{argument['name']}"
             parameters.append(value)
@@ -133,5 +138,7 @@ def _declaration(text: str, base: str) -> str:
     found = re.search(rf"^(.*\b{base}_out\(torch::executor::KernelRuntimeContext & context.*\));$", text, re.MULTILINE)
     if found is None:
         raise OpforgeError(f"code generation declares no kernel for {base}")
-    plain = found[1].replace("torch::executor::", "").replace(" & ", "& ").replace(" &", "&").replace(",Tensor", ", Tensor")
+    plain = (
+        found[1].replace("torch::executor::", "").replace(" & ", "& ").replace(" &", "&").replace(",Tensor", ", Tensor")
+    )
     return plain.replace("::std::", "std::")
