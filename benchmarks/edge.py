@@ -69,8 +69,7 @@ def steps(place: Path, count: int, repeats: int) -> None:
     timed("select what a program needs", repeats, lambda: selection.select_for_model(folder.entries, program))
     whole, part = selection.select_all(folder.entries), selection.select_for_model(folder.entries, program)
     for name, chosen in ((f"{count} operators", whole), ("1 operator", part)):
-        made = place / "generated"
-        timed(f"generate, {name}", repeats, lambda c=chosen: generate.generate(folder.bindings, c, made))
+        timed(f"generate, {name}", repeats, lambda c=chosen: generate.generate(folder.bindings, c, place / "generated"))
     made_by = {
         tool: timed(
             f"generate, compile a library, {tool}, 1 of {count}",
