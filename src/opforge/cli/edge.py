@@ -85,6 +85,10 @@ def export(
     sys.stdout.write(f"operators  {', '.join(made.operators) or 'none'}\n")
     if made.delegated:
         sys.stdout.write(f"delegated  {made.delegated} parts to XNNPACK\n")
+    for name in made.taken_apart:
+        sys.stdout.write(
+            f"note       {name} was taken apart, as CompositeImplicitAutograd is: a kernel for it would not run\n"
+        )
     if made.custom:
         sys.stdout.write(
             f"needs      kernels of {', '.join(made.custom)}: opforge edge build DIR --model {made.path}\n"

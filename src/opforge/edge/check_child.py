@@ -12,7 +12,7 @@ from opforge.edge import inputs
 from opforge.edge.asking import answer
 from opforge.edge.cases import Group, answers, groups
 from opforge.edge.operators import Entry
-from opforge.edge.registered import check_schemas, import_definitions
+from opforge.edge.registered import check_schemas, import_definitions, refuse_taken_apart
 from opforge.edge.subject import Subject, load
 from opforge.edge.target import Target
 from opforge.errors import OpforgeError
@@ -31,16 +31,20 @@ def _prepare(request: dict[str, Any]) -> dict[str, Any]:
         import_definitions(path)
         check_schemas([Entry(**row) for row in request["entries"]], path.name)
     subject = load(Target(**request["target"]))
-    return {"programs": [_program(subject, group, out, number) for number, group in enumerate(groups(subject))]}
+    entries = [Entry(**row) for row in request["entries"]]
+    return {
+        "programs": [_program(subject, group, entries, out, number) for number, group in enumerate(groups(subject))]
+    }
 
 
-def _program(subject: Subject, group: Group, out: Path, number: int) -> dict[str, Any]:
+def _program(subject: Subject, group: Group, entries: list[Entry], out: Path, number: int) -> dict[str, Any]:
     from opforge.edge.lowering import lower  # takes seconds to import
 
     start = time.perf_counter()
     row: dict[str, Any] = {"kind": group.kind, "example": inputs.text_of(group.example), "runs": []}
     try:
         lowered = lower(subject, group.example, group.ranges)
+        refuse_taken_apart(entries, lowered.taken_apart)
     except OpforgeError as error:
         return {**row, "error": str(error)}
     place = out / f"{number}.pte"

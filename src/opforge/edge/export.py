@@ -21,6 +21,8 @@ class Exported:
     operators: tuple[str, ...]
     delegated: int
     """Parts of it that a backend runs."""
+    taken_apart: tuple[str, ...]
+    """Operators of which export made others, because they are registered as composite."""
     inputs: str
     """In the text form of a case's arguments."""
     bytes: int
@@ -46,5 +48,11 @@ def export_model(
     request = {"target": target.wire(), "dynamic": dynamic or {}, "xnnpack": xnnpack, "out": str(out.resolve())}
     reply = ask("export_child", request, what=f"exporting {target.name}", limit_s=limit_s)
     return Exported(
-        out, tuple(reply["operators"]), reply["delegated"], reply["inputs"], reply["bytes"], time.perf_counter() - start
+        out,
+        tuple(reply["operators"]),
+        reply["delegated"],
+        tuple(reply["taken_apart"]),
+        reply["inputs"],
+        reply["bytes"],
+        time.perf_counter() - start,
     )

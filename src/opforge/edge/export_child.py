@@ -24,6 +24,7 @@ def export(request: dict[str, Any]) -> dict[str, Any]:
     return {
         "operators": list(lowered.operators),
         "delegated": lowered.delegated,
+        "taken_apart": list(lowered.taken_apart),
         "inputs": text_of(subject.inputs),
         "bytes": len(lowered.data),
         "seconds": time.perf_counter() - start,

@@ -10,9 +10,14 @@ from typing import Any
 import torch
 
 from opforge.edge.operators import RUNTIME_NAMESPACES
+from opforge.edge.schemas import out_form
 from opforge.edge.subject import Subject
 from opforge.edge.target import Dynamic
 from opforge.errors import OpforgeError
+
+_FIXED = re.compile(
+    r"L\['(?P<input>\w+)'\]\.size\(\)\[(?P<dim>\d+)\] as dynamic but your code specialized it to be a constant \((?P<size>\d+)\)"
+)
 
 
 class ExportError(OpforgeError):
@@ -30,6 +35,8 @@ class Lowered:
     """All that it calls."""
     delegated: int
     """How many parts of it a backend runs."""
+    taken_apart: tuple[str, ...] = ()
+    """Operators of the model's that are not in the program: export makes other operators of those that are registered as composite."""
 
 
 def lower(subject: Subject, inputs: tuple[Any, ...], ranges: Dynamic, *, xnnpack: bool = False) -> Lowered:
@@ -40,16 +47,20 @@ def lower(subject: Subject, inputs: tuple[Any, ...], ranges: Dynamic, *, xnnpack
             exported = torch.export.export(subject.model, inputs, dynamic_shapes=shapes)
         except Exception as error:  # noqa: BLE001  # the border: export runs the user's code, and raises anything
             raise _export_error(error) from None
-        used = sorted(set(_custom(exported.graph_module)))
+        overloads = {op.name(): op for op in _custom(exported.graph_module)}
+        for name, op in overloads.items():
+            if not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"):  # noqa: SLF001
+                _check_out_variant(op)
         edge = _to_edge(exported, xnnpack=xnnpack)
         try:
             program = edge.to_executorch()
         except Exception as error:  # noqa: BLE001  # the border: export runs the user's code, and raises anything
-            raise _out_variant_error(error) from None
+            raise ExportError(f"the program cannot be made: {_first(error)}") from None
     operators = tuple(_operators(program.buffer))
-    _refuse_lost(used, operators)
+    kept = {name.partition(".")[0] for name in operators}
+    lost = sorted({name.partition(".")[0] for name in overloads} - kept)
     plan = program.executorch_program.execution_plan[0]
-    return Lowered(program.buffer, operators, len(plan.delegates))
+    return Lowered(program.buffer, operators, len(plan.delegates), tuple(lost))
 
 
 def _to_edge(exported: Any, *, xnnpack: bool) -> Any:
@@ -79,51 +90,64 @@ def _operators(data: bytes) -> list[str]:
     return sorted(set(_get_program_operators(_get_program_from_buffer(data))))
 
 
-def _custom(graph_module: Any) -> Iterator[str]:
-    """Yield the names of operators in a graph whose kernels do not come with ExecuTorch."""
+def _custom(graph_module: Any) -> Iterator[Any]:
+    """Yield the operators in a graph whose kernels do not come with ExecuTorch."""
     for part in graph_module.modules():
         for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
             if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in RUNTIME_NAMESPACES:  # noqa: SLF001
-                yield node.target.name().partition(".")[0]
+                yield node.target
 
 
-def _refuse_lost(used: list[str], operators: tuple[str, ...]) -> None:
-    """Refuse a program from which an operator has vanished: export takes apart what is registered as composite."""
-    kept = {name.partition(".")[0] for name in operators}
-    if lost := [name for name in used if name not in kept]:
+def _check_out_variant(op: Any) -> None:
+    """Refuse an operator without an out variant that has its arguments, by name: the runtime calls that one."""
+    name, arguments = op.name().partition(".")[0], [one.name for one in op._schema.arguments]  # noqa: SLF001
+    written = [one for one in _schemas(name) if any(_is_written(argument) for argument in one.arguments)]
+    wanted = _wanted(op)
+    if not written:
+        raise ExportError(f"{name} has no out variant, which the runtime calls; register {wanted}")
+    given = [[one.name for one in schema.arguments if not _is_written(one)] for schema in written]
+    if arguments not in given:
         raise ExportError(
-            f"{', '.join(lost)} is in the model and not in the program: export took it apart, as it does with what is registered as CompositeImplicitAutograd. "
-            "Register it with CompositeExplicitAutograd, or for CPU with a fake"
+            f"{name} takes ({', '.join(arguments)}), and its out variant ({', '.join(given[0])}): both must have the same argument names; register {wanted}"
         )
 
 
+def _schemas(name: str) -> list[Any]:
+    return list(torch._C._jit_get_schemas_for_operator(name))  # noqa: SLF001  # torch has no public list
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and bool(argument.alias_info.is_write)
+
+
+def _wanted(op: Any) -> str:
+    """Return the out variant that an operator should have, in words."""
+    try:
+        form = out_form(str(op._schema))  # noqa: SLF001
+    except OpforgeError:
+        return "NAME.out with the same arguments, and one more for each result"
+    return f"{form.namespace}::{form.out}, or both at once with opforge.edge.define.define"
+
+
 def _export_error(error: Exception) -> ExportError:
+    """Return what torch.export's error amounts to."""
     text = str(error)
-    found = re.search(r"(\w+)[.:]+(\w+)(?:\.\w+)?", text) if "fake impl" in text or "FakeTensor" in text else None
-    if (
-        "no fake impl" in text
-        or "UnsupportedOperatorException" in type(error).__name__
-        or "DynamicOutputShape" in type(error).__name__
-    ):
-        what = f" ({found[0]})" if found else ""
+    if (fixed := _FIXED.search(text)) is not None:
         return ExportError(
-            f"an operator of the model{what} cannot be run on fake tensors, which have no contents: {_first(error)}. "
-            "Give it a fake: define(…, fake=…), or torch.library.register_fake"
+            f"dimension {fixed['dim']} of {fixed['input']} cannot vary: the model's code fixes it to {fixed['size']}; "
+            "leave it out of what is dynamic, or change the model"
+        )
+    if type(error).__name__ == "UnsupportedOperatorException":
+        found = re.match(r"(\w+)\.(\w+)\.\w+", text)
+        name = f"{found[1]}::{found[2]}" if found else "an operator of the model"
+        return ExportError(
+            f"{name} has no fake, with which export finds out shapes and dtypes; give it one: define(…, fake=…), or torch.library.register_fake"
         )
     return ExportError(f"the model cannot be exported: {_first(error)}")
 
 
-def _out_variant_error(error: Exception) -> ExportError:
-    text = str(error)
-    if "out variant" in text.lower():
-        return ExportError(
-            f"an operator has no out variant that fits its functional form: {_first(error)}. Register NAME.out with the same argument names, and one more "
-            "argument for each result; opforge.edge.define.define makes both from one definition"
-        )
-    return ExportError(f"the program cannot be made: {_first(error)}")
-
-
 def _first(error: Exception) -> str:
     """Return what an error says, without the pages that follow."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = str(error).partition("The error above occurred when calling")[0]
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
     return f"{type(error).__name__}: {' '.join(lines[:4])[:600]}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -26,6 +26,16 @@ def check_schemas(entries: Sequence[Entry], definitions: str) -> None:
     problems = [said for entry in entries if (said := _problem(entry, definitions))]
     if problems:
         raise BindingError("\n".join(problems))
+
+
+def refuse_taken_apart(entries: Sequence[Entry], names: Iterable[str]) -> None:
+    """Refuse operators with a kernel of their own from which export made others, so that the kernel would never run."""
+    bound = {entry.name.partition(".")[0] for entry in entries}
+    if lost := sorted(bound & set(names)):
+        raise BindingError(
+            f"{', '.join(lost)} is in the model and not in the program: export took it apart, as it does with what is registered as "
+            "CompositeImplicitAutograd, and its kernel would never run. Register it with CompositeExplicitAutograd, or for CPU with a fake"
+        )
 
 
 def _problem(entry: Entry, definitions: str) -> str:

@@ -1,0 +1,173 @@
+"""Libraries of kernels: both tools build them, selection leaves the rest out, and what does not fit is said in words."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from opforge.edge import toolchain
+from opforge.edge.build import build, check_registration, open_folder
+from opforge.edge.generate import generate
+from opforge.edge.operators import BindingError
+from opforge.edge.selection import Selection, select_all, select_names
+from opforge.errors import NothingToJudgeError, OpforgeError
+from opforge.kernels.native.compiler import BuildError
+from tests.conftest import opforge
+from tests.edge import folders
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPFORGE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return folders.make(tmp_path / "two", "mul3", "also3")
+
+
+@pytest.fixture
+def single(tmp_path: Path) -> Path:
+    return folders.make(tmp_path / "one", "mul3")
+
+
+def symbols(library: Path) -> str:
+    return subprocess.run(["nm", "-C", str(library)], capture_output=True, text=True, check=True).stdout
+
+
+def stripped(library: Path) -> bytes:
+    """Return a library's bytes without its names: that of each source file stays in it otherwise."""
+    bare = library.with_suffix(".bare")
+    subprocess.run(["strip", "-o", str(bare), str(library)], check=True)
+    return bare.read_bytes()
+
+
+@pytest.mark.parametrize("tool", toolchain.TOOLS)
+def test_a_library_has_what_is_selected_and_nothing_of_the_rest(folder, tool):
+    opened = open_folder(folder)
+    both = build(opened, select_all(opened.entries), tool=tool)
+    assert both.operators == ("my_ops::mul3.out", "my_ops::also3.out")
+    assert "my_ops::native::also3_out" in symbols(both.library)
+    one = build(opened, select_names(opened.entries, ["mul3"]), folder / "one", tool=tool)
+    assert (one.operators, one.left_out) == (("my_ops::mul3.out",), ("my_ops::also3.out",))
+    assert "my_ops::native::mul3_out" in symbols(one.library)
+    assert "also3" not in symbols(one.library)
+    assert b"also3" not in stripped(one.library)
+    assert one.bytes < both.bytes
+
+
+def test_a_library_is_compiled_once_for_each_content(single):
+    (single / "kernels" / "common.h").write_text("#define FACTOR 3\n")
+    source = single / "kernels" / "mul3.cpp"
+    source.write_text('#include "common.h"\n' + source.read_text())
+    opened = open_folder(single)
+    built = [build(opened, select_all(opened.entries)).cached for _ in range(2)]
+    assert built == [False, True]
+    (single / "kernels" / "common.h").write_text("#define FACTOR 4\n")
+    assert not build(opened, select_all(opened.entries)).cached
+    (single.parent / "outside.h").write_text("#define FACTOR 5\n")
+    source.write_text(source.read_text().replace("common.h", "../../outside.h"))
+    built = [build(opened, select_all(opened.entries)).cached for _ in range(2)]
+    assert built == [False, False], "what lies outside the folder may change unseen"
+
+
+def test_a_kernel_name_without_its_kernel_is_named(single):
+    (single / "kernels" / "mul3.cpp").write_text(folders.kernel("other", folders.RIGHT))
+    opened = open_folder(single)
+    with pytest.raises(BuildError) as caught:
+        build(opened, select_all(opened.entries))
+    assert "binds my_ops::mul3.out to kernel_name my_ops::mul3_out" in caught.value.first
+    assert "no source in kernels/ defines my_ops::native::also3_out" in caught.value.first
+    assert not (single / "build" / "one_kernels.so").exists()
+
+
+def test_a_kernel_without_the_context_is_not_the_one_that_is_called(single):
+    source = single / "kernels" / "mul3.cpp"
+    source.write_text(
+        folders.HEAD + "namespace my_ops::native { Tensor& mul3_out(const Tensor& x, Tensor& out) { return out; } }\n"
+    )
+    opened = open_folder(single)
+    with pytest.raises(BuildError, match="a KernelRuntimeContext& first"):
+        build(opened, select_all(opened.entries))
+
+
+def test_a_source_that_does_not_compile_is_named_with_its_line(single):
+    (single / "kernels" / "mul3.cpp").write_text("int one = 1;\nint two = three;\n")
+    opened = open_folder(single)
+    with pytest.raises(BuildError, match=r"mul3.cpp:2:11: error: .*three"):
+        build(opened, select_all(opened.entries))
+
+
+def test_what_the_generator_leaves_out_is_noticed(folder):
+    with pytest.raises(BindingError, match=r"left out my_ops::mul33.out"):
+        generate(folder / "ops.yaml", Selection(("my_ops::mul3.out", "my_ops::mul33.out"), "test"), folder / "made")
+    with pytest.raises(NothingToJudgeError, match="no operator"):
+        generate(folder / "ops.yaml", Selection((), "test"), folder / "made")
+
+
+def test_a_schema_that_differs_from_the_registered_one_is_shown_with_both(folder):
+    assert check_registration(open_folder(folder))
+    text = (folder / "ops.yaml").read_text()
+    (folder / "ops.yaml").write_text(text.replace("mul3.out(Tensor x,", "mul3.out(Tensor x, int n,"))
+    done = opforge("edge", "build", str(folder))
+    assert done.returncode == 1
+    assert "my_ops::mul3.out has one schema in ops.yaml and another where it is registered" in done.stderr
+    assert "Tensor x, int n, *" in done.stderr
+
+
+def test_an_entry_that_nothing_registers_is_named(folder):
+    (folder / "ops.py").write_text(
+        'from opforge.edge.define import define\ndefine("my_ops::mul3(Tensor x) -> Tensor", lambda x: x * 3)\n'
+    )
+    with pytest.raises(OpforgeError, match=r"binds my_ops::also3.out, and ops.py does not register it"):
+        check_registration(open_folder(folder))
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name, *rest: None if name == "executorch" else real(name, *rest)
+    )
+    with pytest.raises(OpforgeError, match=r'pip install "opforge\[executorch\]"'):
+        toolchain.executorch()
+
+
+def test_a_missing_compiler_and_a_missing_cmake_are_named(folder, monkeypatch, tmp_path):
+    opened = open_folder(folder)
+    with monkeypatch.context() as patch:
+        patch.setenv("CXX", "no-such-compiler")
+        with pytest.raises(OpforgeError, match="CXX names 'no-such-compiler'"):
+            build(opened, select_all(opened.entries))
+    monkeypatch.setattr(toolchain, "_program", lambda _name: None)
+    with pytest.raises(OpforgeError, match="pip install cmake"):
+        build(opened, select_all(opened.entries), tool="cmake")
+    with pytest.raises(OpforgeError, match="unknown build tool 'make'"):
+        build(opened, select_all(opened.entries), tool="make")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--ops", "mul3", "--model", "m.pte"), "give one of them"),
+        (("--ops", ","), "--ops is empty"),
+        (("--ops", "mul33"), "unknown operator 'mul33'"),
+        (("--with", "make"), "allowed: direct, cmake"),
+        (("--format", "xml"), "allowed: text, json"),
+    ],
+)
+def test_words_that_cannot_be_meant_are_refused(folder, words, said):
+    done = opforge("edge", "build", str(folder), *words)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_a_folder_that_is_none_says_what_makes_one(tmp_path):
+    with pytest.raises(OpforgeError, match="opforge edge init"):
+        open_folder(tmp_path / "none")
+    bare = folders.make(tmp_path / "bare", "mul3")
+    (bare / "kernels" / "mul3.cpp").unlink()
+    with pytest.raises(OpforgeError, match="no C\\+\\+ source"):
+        open_folder(bare)

@@ -1,0 +1,149 @@
+"""A folder is taken all the way to the runtime: a right one passes, and a wrong kernel is found where it is wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from opforge.edge import check
+from opforge.edge.init import make_folder
+from opforge.edge.operators import BindingError
+from opforge.errors import NothingToJudgeError
+from tests.conftest import opforge
+from tests.edge import folders
+
+MODEL = """
+import torch
+
+import ops
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.ops.my_ops.mul3(x), torch.ops.my_ops.unsized(x), torch.ops.my_ops.wrong_ints(x)
+
+
+def model():
+    return Model()
+
+
+def inputs():
+    return (torch.ones(2, 3),)
+
+
+def cases():
+    return [(torch.linspace(-1, 1, 6).reshape(2, 3),), (torch.arange(6, dtype=torch.int32).reshape(2, 3),)]
+
+
+def dynamic():
+    return {"x": {0: (1, 5)}}
+"""
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    names = ("mul3", "also3", "unsized", "wrong_ints")
+    folder = folders.make(tmp_path_factory.mktemp("check") / "wrong", *names, together=True)
+    (folder / "model.py").write_text(MODEL)
+    done = opforge("edge", "check", str(folder), "--format", "json")
+    assert done.returncode == 1, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def rows(report: dict[str, Any], kind: str) -> dict[str, dict[str, Any]]:
+    return {row["case"]: row for row in report["rows"] if row["kind"] == kind}
+
+
+def test_a_wrong_kernel_is_found_in_the_dtype_in_which_it_is_wrong(report):
+    static = rows(report, "static")
+    assert static["((T([2, 3], f32),), {})"]["verdict"] == "passed"
+    assert static["((T([2, 3], f32),), {})"]["difference"] == 0.0
+    wrong = static["((T([2, 3], i32),), {})"]
+    assert (wrong["verdict"], wrong["difference"]) == ("wrong", 1.0)
+    assert wrong["reason"].startswith("result 2:")
+
+
+def test_a_kernel_that_does_not_resize_is_found_by_dynamic_shapes(report):
+    dynamic = rows(report, "dynamic")
+    smallest = dynamic["((T([1, 3], f32),), {})"]
+    assert smallest["verdict"] == "wrong"
+    assert smallest["reason"].startswith("result 1:")
+    assert dynamic["((T([5, 3], f32),), {})"]["verdict"] == "passed", "the largest size is the planned one"
+
+
+def test_the_trace_proves_that_each_kernel_ran(report):
+    ran = {"my_ops::mul3.out": 1, "my_ops::unsized.out": 1, "my_ops::wrong_ints.out": 1}
+    assert all(row["kernels"] == ran for row in report["rows"] if row["kind"] in ("static", "dynamic"))
+
+
+def test_each_operator_is_missed_when_it_is_left_out(report):
+    without = [row for row in report["rows"] if row["kind"].startswith("without")]
+    assert [(row["kind"], row["verdict"]) for row in without] == [
+        ("without my_ops::mul3.out", "passed"),
+        ("without my_ops::unsized.out", "passed"),
+        ("without my_ops::wrong_ints.out", "passed"),
+    ]
+
+
+def test_what_the_model_does_not_use_is_said(report):
+    assert report["unused"] == ["my_ops::also3.out"]
+    assert report["right"] is False
+
+
+def test_a_new_folder_passes_its_own_tests(tmp_path):
+    folder = tmp_path / "fresh"
+    make_folder(folder, "fresh_ops", ["scale"])
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed" in done.stdout
+
+
+def program(*operators: str) -> list[dict[str, Any]]:
+    return [{"kind": "static", "example": "((), {})", "program": "none.pte", "operators": list(operators), "runs": []}]
+
+
+@pytest.mark.parametrize(
+    ("operators", "error", "said"),
+    [
+        (["my_ops::other.out"], BindingError, "uses my_ops::other.out, and .* has no entry for it"),
+        (["aten::add.out"], NothingToJudgeError, "uses no operator of"),
+    ],
+)
+def test_a_model_that_does_not_fit_its_folder_is_refused(tmp_path, monkeypatch, operators, error, said):
+    folder = folders.make(tmp_path / "one", "mul3")
+    (folder / "model.py").write_text(MODEL)
+    monkeypatch.setattr(check, "_prepared", lambda *_: program(*operators))
+    with pytest.raises(error, match=said):
+        check.check(folder)
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("import no_such_module", "no_such_module"),
+        ("model = 3", "model is int, not a function"),
+        ("def model():\n    raise ValueError('no weights')\n\n\ndef inputs():\n    return ()\n", "no weights"),
+    ],
+)
+def test_an_export_that_fails_leaves_the_program_that_was_there(tmp_path, source, said):
+    (tmp_path / "net.py").write_text(source)
+    before = tmp_path / "model.pte"
+    before.write_text("as it was")
+    done = opforge("edge", "export", str(tmp_path / "net.py"), "-o", str(before))
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert before.read_text() == "as it was"
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["model.pte", "net.py"]
+
+
+def test_an_export_to_nowhere_is_refused_at_once(tmp_path):
+    (tmp_path / "net.py").write_text("")
+    done = opforge("edge", "export", str(tmp_path / "net.py"), "-o", str(tmp_path / "none" / "model.pte"))
+    assert done.returncode == 2
+    assert "its folder is not there" in done.stderr

@@ -1,0 +1,210 @@
+"""Programs are made and run in processes of their own; what goes wrong there is said in our words. One process exports, one runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from opforge.edge.build import build, open_folder
+from opforge.edge.operators import BindingError, Entry
+from opforge.edge.registered import refuse_taken_apart
+from opforge.edge.run import Job, Ran, run_programs
+from opforge.edge.selection import program_operators, select_all, select_for_model, select_names
+from opforge.edge.toolchain import Product, compile_library
+from opforge.errors import OpforgeError
+from tests.conftest import ROOT
+from tests.edge import folders
+
+
+@dataclass(frozen=True)
+class Exports:
+    place: Path
+    said: dict[str, str | list[str]]
+
+    def __getitem__(self, name: str) -> Path:
+        return self.place / f"{name}.pte"
+
+
+@pytest.fixture(scope="module")
+def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
+    place = tmp_path_factory.mktemp("exports")
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    command = [sys.executable, "-W", "ignore", "-m", "tests.edge.exporting", str(place)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": paths}, cwd=place
+    )
+    assert done.returncode == 0, done.stderr
+    return Exports(place, json.loads((place / "said.json").read_text()))
+
+
+@pytest.mark.parametrize(
+    ("model", "operators"),
+    [
+        ("mul3", ["my_ops::mul3.out"]),
+        ("both", ["my_ops::also3.out", "my_ops::mul3.out"]),
+        ("varying", ["my_ops::mul3.out"]),
+        ("with_numpy", ["my_ops::with_numpy.out"]),
+        ("adds_too", ["aten::add.out", "my_ops::add.out"]),
+    ],
+)
+def test_a_program_calls_the_out_variants(exports, model, operators):
+    assert exports.said[model] == operators
+    assert program_operators(exports[model]) == operators
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("lone", "my_ops::lone has no out variant, which the runtime calls; register my_ops::lone.out(Tensor x, *,"),
+        ("other_names", "takes (x), and its out variant (y): both must have the same argument names"),
+        ("no_fake", "my_ops::no_fake has no fake"),
+        ("fixed", "dimension 0 of x cannot vary: the model's code fixes it to 4"),
+        ("no_such_input", "names the input 'y'; forward has x"),
+        ("no_such_dimension", "there is no dimension 2"),
+        ("out_of_range", "dimension 0 of x is 4 in the example inputs; to be dynamic from 5 to 8"),
+    ],
+)
+def test_a_model_that_cannot_be_exported_is_told_why(exports, model, said):
+    assert said in exports.said[model]
+    assert not exports[model].exists()
+
+
+def test_a_composite_operator_is_taken_apart_and_that_is_noticed(exports):
+    assert "without my_ops::composite" in exports.said["composite"]
+    assert not any(name.startswith("my_ops::") for name in exports.said["composite"])
+    entry = Entry("my_ops::composite.out", "", "my_ops::composite_out")
+    with pytest.raises(BindingError, match="my_ops::composite is in the model and not in the program"):
+        refuse_taken_apart([entry], ["my_ops::composite"])
+    refuse_taken_apart([entry], ["my_ops::another"])
+
+
+def test_delegation_works_or_names_what_is_missing(exports):
+    if importlib.util.find_spec("torchao") is None:
+        assert "delegating to XNNPACK needs torchao" in exports.said["delegated"]
+    else:
+        assert exports.said["delegated"] == ["my_ops::mul3.out"]
+
+
+@pytest.fixture(scope="module")
+def ran(exports: Exports, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
+    """Run everything in one process, each program in a fork of it."""
+    place = tmp_path_factory.mktemp("libraries")
+    folder = open_folder(folders.make(place / "all", *folders.BODIES, together=True))
+    whole = build(folder, select_all(folder.entries), place / "whole").library
+    part = build(folder, select_names(folder.entries, ["mul3"]), place / "part").library
+    override = place / "override.so"
+    (place / "override.cpp").write_text(folders.OVERRIDES)
+    compile_library(Product("override", (place / "override.cpp",)), override)
+    no_library, broken = place / "text.so", place / "broken.pte"
+    no_library.write_text("not a library")
+    broken.write_bytes(exports["mul3"].read_bytes()[:64] + b"\xff" * 64)
+    given = place / "given.safetensors"
+    save_file({"0": np.full((4, 3), 2.0, np.float32)}, given)
+    jobs = {
+        "right": Job(exports["mul3"], (whole,), "T([4, 3], f32)", out=place / "results.safetensors"),
+        "as described": Job(exports["mul3"], (whole,)),
+        "selected": Job(exports["mul3"], (part,)),
+        "unselected": Job(exports["both"], (part,)),
+        "no library": Job(exports["mul3"]),
+        "twice": Job(exports["mul3"], (whole, part)),
+        "overrides": Job(exports["mul3"], (override,)),
+        "aborts": Job(exports["aborts"], (whole,)),
+        "refuses": Job(exports["refuses"], (whole,)),
+        "hangs": Job(exports["hangs"], (whole,), limit_s=1.0),
+        "two adds": Job(exports["adds_too"], (whole,)),
+        "larger": Job(exports["varying"], (whole,), "((T([8, 3], f32),), {})"),
+        "too large": Job(exports["varying"], (whole,), "T([9, 3], f32)"),
+        "unsized": Job(exports["varying_unsized"], (whole,), "T([2, 3], f32)"),
+        "other shape": Job(exports["mul3"], (whole,), "T([4, 4], f32)"),
+        "other dtype": Job(exports["mul3"], (whole,), "T([4, 3], i64)"),
+        "too many": Job(exports["mul3"], (whole,), "T([4, 3], f32), T([4, 3], f32)"),
+        "named": Job(exports["mul3"], (whole,), "((), {'x': T([4, 3], f32)})"),
+        "no file": Job(exports["mul3"], (whole,), file=no_library),
+        "from file": Job(exports["mul3"], (whole,), file=given),
+        "text as library": Job(exports["mul3"], (no_library,)),
+        "broken": Job(broken, (whole,)),
+    }
+    return dict(zip(jobs, run_programs(list(jobs.values())), strict=True))
+
+
+@pytest.mark.parametrize("name", ["right", "as described", "selected", "larger", "from file"])
+def test_a_program_runs_on_its_library_and_the_trace_names_the_kernel(ran, name):
+    assert ran[name].error == ""
+    assert ran[name].kernels == {"my_ops::mul3.out": 1}
+    assert ran[name].results[0]["shape"] == ([8, 3] if name == "larger" else [4, 3])
+
+
+def test_inputs_come_from_a_file_and_results_go_to_one(ran):
+    assert ran["from file"].results[0]["first"] == [6.0] * 6
+    out = ran["right"].job.out
+    assert load_file(out)["0"].reshape(-1)[:6].tolist() == ran["right"].results[0]["first"]
+
+
+def test_the_trace_tells_operators_of_one_name_apart(ran):
+    assert ran["two adds"].kernels == {"my_ops::add.out": 1, "aten::add.out": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("unselected", "needs my_ops::also3.out, and no kernel is registered for it"),
+        ("no library", "needs my_ops::mul3.out, and no kernel is registered for it (no library was given)"),
+        ("twice", "registers my_ops::mul3.out, which is registered already"),
+        ("overrides", "registers aten::add.out, which is registered already"),
+        ("aborts", "died of SIGABRT (signal 6) while it ran. It said: "),
+        ("aborts", "a kernel that gives up"),
+        ("refuses", "seven dimensions are wanted"),
+        ("hangs", "was ended after 1 s without a result"),
+        ("too large", "do not fit"),
+        ("other shape", "Expected shape (4, 3), but received (4, 4)"),
+        ("other shape", "or export it with --dynamic"),
+        ("other dtype", "expected Float but was Long"),
+        ("too many", "2 inputs were given"),
+        ("named", "have no names"),
+        ("no file", "cannot be read as safetensors"),
+        ("text as library", "cannot be loaded"),
+        ("broken", "broken.pte"),
+    ],
+)
+def test_a_run_that_fails_says_why(ran, name, said):
+    assert said in ran[name].error
+    assert not ran[name].results
+
+
+def test_missing_operators_are_listed(ran):
+    assert ran["unselected"].missing == ("my_ops::also3.out",)
+    assert ran["right"].missing == ()
+
+
+def test_a_kernel_that_does_not_resize_is_not_silently_right(ran):
+    assert ran["unsized"].error or ran["unsized"].results[0]["shape"] != [2, 3]
+
+
+def test_a_model_selects_what_it_needs_and_a_missing_entry_is_named(exports, tmp_path):
+    folder = open_folder(folders.make(tmp_path / "three", "mul3", "unsized"))
+    assert select_for_model(folder.entries, exports["mul3"]).names == ("my_ops::mul3.out",)
+    with pytest.raises(BindingError, match=r"both.pte needs my_ops::also3.out, and no entry binds it"):
+        select_for_model(folder.entries, exports["both"])
+
+
+def test_a_program_that_is_cut_off_is_refused(exports, tmp_path):
+    cut = tmp_path / "cut.pte"
+    cut.write_bytes(exports["mul3"].read_bytes()[:16])
+    with pytest.raises(OpforgeError, match="cannot be read as a program"):
+        program_operators(cut)
+
+
+def test_files_that_are_not_there_are_named(exports, tmp_path):
+    with pytest.raises(OpforgeError, match="there is no library"):
+        run_programs([Job(exports["mul3"], (tmp_path / "none.so",))])
+    with pytest.raises(OpforgeError, match="there is no file"):
+        run_programs([Job(exports["mul3"], file=tmp_path / "none.safetensors")])
