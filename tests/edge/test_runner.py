@@ -13,7 +13,7 @@ import pytest
 
 from opforge.edge import build, runner, selection
 from opforge.edge import run as run_module
-from opforge.edge.runner import ATEN, Wishes, build_runner
+from opforge.edge.runner import ATEN, XNNPACK, Wishes, build_runner
 from opforge.errors import OpforgeError
 from tests.conftest import ROOT, opforge
 from tests.edge.several import Job, export, wanted, words
@@ -362,6 +362,13 @@ def test_the_command_refuses_what_cannot_be(arguments, said):
     done = opforge("edge", "runner", str(RICH), *arguments)
     assert done.returncode == 2
     assert said in done.stderr
+
+
+def test_a_backend_that_a_program_names_is_linked(place, tmp_path):
+    program = tmp_path / "delegated.pte"
+    program.write_bytes((place / "mul4.pte").read_bytes() + b"XnnpackBackend")
+    assert runner.libraries_for(place / "mul4.pte") == ()
+    assert runner.libraries_for(program) == (XNNPACK,)
 
 
 def test_a_model_of_other_operators_is_refused_when_it_is_built(place):
