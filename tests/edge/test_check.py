@@ -12,6 +12,8 @@ import pytest
 from opforge.edge import check
 from opforge.edge.init import make_folder
 from opforge.edge.operators import BindingError
+from opforge.edge.subject import SubjectError, load
+from opforge.edge.target import find
 from opforge.errors import NothingToJudgeError
 from tests.conftest import opforge
 from tests.edge import folders
@@ -83,7 +85,7 @@ def test_the_trace_proves_that_each_kernel_ran(report):
 
 def test_each_operator_is_missed_when_it_is_left_out(report):
     without = [row for row in report["rows"] if row["kind"].startswith("without")]
-    assert [(row["kind"], row["verdict"]) for row in without] == [
+    assert sorted((row["kind"], row["verdict"]) for row in without) == [
         ("without my_ops::mul3.out", "passed"),
         ("without my_ops::unsized.out", "passed"),
         ("without my_ops::wrong_ints.out", "passed"),
@@ -123,23 +125,37 @@ def test_a_model_that_does_not_fit_its_folder_is_refused(tmp_path, monkeypatch, 
         check.check(folder)
 
 
+def test_an_export_that_fails_leaves_the_program_that_was_there(tmp_path):
+    (tmp_path / "net.py").write_text(
+        "def model():\n    raise ValueError('no weights')\n\n\ndef inputs():\n    return ()\n"
+    )
+    before = tmp_path / "model.pte"
+    before.write_text("as it was")
+    done = opforge("edge", "export", str(tmp_path / "net.py"), "-o", str(before))
+    assert done.returncode == 1
+    assert "model() of" in done.stderr
+    assert "raised ValueError: no weights" in done.stderr
+    assert before.read_text() == "as it was"
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["model.pte", "net.py"]
+
+
 @pytest.mark.parametrize(
     ("source", "said"),
     [
         ("import no_such_module", "no_such_module"),
         ("model = 3", "model is int, not a function"),
-        ("def model():\n    raise ValueError('no weights')\n\n\ndef inputs():\n    return ()\n", "no weights"),
+        ("def other(): ...", "does not define model"),
+        ("def model(): return 3", "a model without inputs"),
+        ("def model(): return 3, ()", "gives int, not a torch.nn.Module"),
+        ("import torch\ndef model(): return torch.nn.ReLU(), 3", "the inputs are int"),
+        ("import torch\ndef model(): return torch.nn.ReLU(), {'y': torch.ones(2)}", "inputs name 'y'"),
     ],
 )
-def test_an_export_that_fails_leaves_the_program_that_was_there(tmp_path, source, said):
+def test_a_file_without_a_model_is_told_what_it_must_have(tmp_path, monkeypatch, source, said):
+    monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "net.py").write_text(source)
-    before = tmp_path / "model.pte"
-    before.write_text("as it was")
-    done = opforge("edge", "export", str(tmp_path / "net.py"), "-o", str(before))
-    assert done.returncode == 1
-    assert said in done.stderr
-    assert before.read_text() == "as it was"
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["model.pte", "net.py"]
+    with pytest.raises(SubjectError, match=said):
+        load(find(str(tmp_path / "net.py")))
 
 
 def test_an_export_to_nowhere_is_refused_at_once(tmp_path):

@@ -73,6 +73,8 @@ def run_programs(jobs: Sequence[Job]) -> list[Ran]:
     toolchain.executorch()
     for job in jobs:
         _check(job)
+    if not jobs:
+        return []
     with tempfile.TemporaryDirectory(prefix="opforge-edge-") as folder:
         places = [Path(folder) / str(number) for number in range(len(jobs))]
         rows = [_row(job, place) for job, place in zip(jobs, places, strict=True)]
