@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -135,3 +137,19 @@ def test_a_kernel_that_is_not_written_says_so(place, runners):
     done = run_program(runners[CPP], *words(place, all_of(place), 4))
     assert done.returncode == 1
     assert "rms_norm: the kernel in kernels/rms_norm.cpp is not written yet" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("op", "said"),
+    [
+        ("swiglo", "unknown operator 'swiglo'; did you mean 'swiglu'"),
+        ("add_scaled_", f"{CPP}::add_scaled_ writes to an argument; take operators that return new tensors"),
+    ],
+)
+def test_what_cannot_be_taken_is_refused(op, said, target, tmp_path):
+    command = [sys.executable, "-m", "opforge.cli", "edge", "take", CPP, "--op", op, "-o", str(tmp_path / "edge")]
+    environment = {**os.environ, "PYTHONPATH": python_path(target)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert not (tmp_path / "edge").exists()
