@@ -100,7 +100,8 @@ def ran(exports: Exports, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     place = tmp_path_factory.mktemp("libraries")
     folder = open_folder(folders.make(place / "all", *folders.BODIES, together=True))
     whole = build(folder, select_all(folder.entries), place / "whole").library
-    part = build(folder, select_names(folder.entries, ["mul3"]), place / "part").library
+    two = open_folder(folders.make(place / "two", "mul3", "also3", together=True))
+    part = build(two, select_names(two.entries, ["mul3"])).library
     override = place / "override.so"
     (place / "override.cpp").write_text(folders.OVERRIDES)
     compile_library(Product("override", (place / "override.cpp",)), override)
