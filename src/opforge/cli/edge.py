@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from opforge.cli import edge_runner, edge_take
 from opforge.cli.progress import ProgressLine
 from opforge.errors import OpforgeError
 
@@ -29,6 +30,8 @@ edge = typer.Typer(
 
 
 def register(app: typer.Typer) -> None:
+    edge_runner.register(edge)
+    edge_take.register(edge)
     app.add_typer(edge)
 
 
@@ -110,7 +113,7 @@ def build(
 
     _check_tool(with_)
     folder = open_folder(directory)
-    selection = _selection(folder, ops, model)
+    selection = selection_of(folder, ops, model)
     with ProgressLine() as progress:
         progress("schemas", 0, 2)
         check_registration(folder)
@@ -122,7 +125,7 @@ def build(
     return 0
 
 
-def _selection(folder: Folder, ops: str | None, model: Path | None) -> Selection:
+def selection_of(folder: Folder, ops: str | None, model: Path | None) -> Selection:
     from opforge.edge.selection import select_all, select_for_model, select_names
 
     if ops is not None and model is not None:

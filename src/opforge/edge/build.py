@@ -108,7 +108,7 @@ def build(
     product = product_of(folder, generated)
     library = place / f"{product.name}.so"
     (place / "CMakeLists.txt").write_text(toolchain.cmake_text(product, library.name))
-    cached = _compiled(folder, product, library, tool, limit_s)
+    cached = compiled(folder, product, library, tool, limit_s)
     end = time.perf_counter()
     left_out = tuple(entry.name for entry in folder.entries if entry.name not in generated.operators)
     seconds = {"generate": middle - start, "compile": end - middle}
@@ -123,7 +123,7 @@ def product_of(folder: Folder, generated: Generated) -> Product:
     return Product(f"{folder.name}_kernels", (*folder.sources, generated.source), include)
 
 
-def _compiled(folder: Folder, product: Product, library: Path, tool: str, limit_s: float) -> bool:
+def compiled(folder: Folder, product: Product, library: Path, tool: str, limit_s: float) -> bool:
     """Compile a product, or take what was compiled before from the same content; returns whether it was there."""
     key = _key(folder, product, tool)
     if key is None:
@@ -176,7 +176,7 @@ def _key(folder: Folder, product: Product, tool: str) -> str | None:
     settings = [os.environ.get(name, "") for name in compiler.SETTINGS]
     about = [
         package.version, str(package.path), program.path, program.version, platform.machine(), tool, settings, product.name,
-        product.compile_options, product.defines, product.link_options, product.libraries, product.shared,
+        product.compile_options, product.defines, product.link_options, product.libraries, product.shared, product.rpath,
     ]  # fmt: skip
     whole = hashlib.sha256(json.dumps(about).encode())
     for path, text in texts.items():

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import jinja2
 
 from opforge.authoring.names import refuse_operator
+from opforge.edge.folders import write_folder
 from opforge.edge.operators import RUNTIME_NAMESPACES
 from opforge.errors import OpforgeError
 from opforge.kernels.native.building import checked_namespace
@@ -22,17 +22,7 @@ _FIRST_FACTOR = 3
 def make_folder(folder: Path, namespace: str, ops: Sequence[str]) -> tuple[Path, ...]:
     """Make an operator folder, the whole of it or nothing, and return its files."""
     _refuse_names(namespace, ops)
-    if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
-        raise OpforgeError(f"{str(folder)!r} is there already and not an empty folder; choose another")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as workshop:
-            made = Path(workshop) / "made"
-            _write(made, _texts(folder.name, namespace, ops))
-            made.rename(folder)  # over an empty folder at most
-    except OSError as error:
-        raise OpforgeError(f"folder {str(folder)!r} cannot be made: {error.strerror}") from None
-    return tuple(sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file()))
+    return write_folder(folder, _texts(folder.name, namespace, ops))
 
 
 def _refuse_names(namespace: str, ops: Sequence[str]) -> None:
@@ -71,9 +61,3 @@ def _factor(op: str, otherwise: int) -> int:
     """Return what an operator multiplies by until its author writes something else: mul7 by 7."""
     found = re.fullmatch(r"mul(\d{1,2})", op)
     return int(found[1]) if found else otherwise
-
-
-def _write(folder: Path, texts: dict[str, str]) -> None:
-    for name, text in texts.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)

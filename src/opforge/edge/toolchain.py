@@ -64,6 +64,8 @@ class Product:
     link_options: tuple[str, ...] = LINK_OPTIONS
     shared: bool = True
     """A shared library; otherwise a program."""
+    rpath: str = ""
+    """Where the package's libraries are looked for when it runs; where they lie here unless given."""
 
 
 def executorch() -> ExecuTorch:
@@ -106,7 +108,7 @@ def compile_words(package: ExecuTorch, product: Product) -> tuple[str, ...]:
 def link_words(package: ExecuTorch, product: Product) -> tuple[str, ...]:
     """Return the words that follow the objects when they are linked."""
     kind = ("-shared",) if product.shared else ()
-    place = (f"-L{package.library}", f"-Wl,-rpath,{package.library}")
+    place = (f"-L{package.library}", f"-Wl,-rpath,{product.rpath or package.library}")
     return (*kind, *product.link_options, *place, *(f"-l{name}" for name in product.libraries))
 
 

@@ -1,6 +1,8 @@
 // ${generated_comment}; the kernels that registration calls.
 #pragma once
 
+#include <tuple>
+
 ${headers}
 
 ${nativeFunctions_declarations}

@@ -1,0 +1,90 @@
+"""`opforge edge runner`: a program for the device, without Python and torch, with the kernels that a model needs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from opforge.errors import OpforgeError
+
+if TYPE_CHECKING:
+    from opforge.edge.build import Folder
+    from opforge.edge.runner import Runner, Wishes
+
+
+def register(app: typer.Typer) -> None:
+    app.command("runner")(runner)
+
+
+def runner(
+    directory: Annotated[
+        Path, typer.Argument(help="A folder with ops.yaml and kernels/, as `opforge edge init` makes.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file of the runner.")] = Path("runner"),
+    model: Annotated[
+        Path | None,
+        typer.Option(help="A .pte: only the kernels that it needs go in, and what else it needs is linked."),
+    ] = None,
+    ops: Annotated[str | None, typer.Option(help="Only these operators, for example 'mul3,my_ops::add3'.")] = None,
+    beside: Annotated[
+        bool, typer.Option("--beside", help="Copy ExecuTorch's libraries beside the runner, which finds them there.")
+    ] = False,
+    aten: Annotated[bool, typer.Option("--aten", help="Link ExecuTorch's kernels of ATen operators.")] = False,
+    xnnpack: Annotated[bool, typer.Option("--xnnpack", help="Link the XNNPACK backend.")] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Say besides how large it would be with all operators of the folder.")
+    ] = False,
+    format_: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
+) -> int:
+    """Build a program that runs a .pte without Python and torch: `runner MODEL.pte INPUT.npy … -o FOLDER`."""
+    if format_ not in ("text", "json"):
+        raise OpforgeError(f"unknown format {format_!r}; allowed: text, json")
+    from opforge.cli.edge import selection_of
+    from opforge.edge import runner as making
+    from opforge.edge.build import open_folder
+
+    folder = open_folder(directory)
+    chosen = selection_of(folder, ops, model)
+    needed = set(making.libraries_for(model)) if model is not None else set()
+    needed |= {making.ATEN} if aten else set()
+    needed |= {making.XNNPACK} if xnnpack else set()
+    wishes = making.Wishes(tuple(sorted(needed)), beside)
+    made = making.build_runner(folder, chosen, out, wishes)
+    whole = _with_all(folder, wishes) if compare else None
+    if format_ == "json":
+        row = {**made.as_json(), "all_bytes": whole.bytes if whole else None}
+        sys.stdout.write(json.dumps(row, indent=2) + "\n")
+    else:
+        _show(made, whole, out, folder, beside)
+    return 0
+
+
+def _with_all(folder: Folder, wishes: Wishes) -> Runner:
+    """Return what a runner with all operators would be; it is not kept."""
+    import tempfile
+    from dataclasses import replace
+
+    from opforge.edge.runner import build_runner
+    from opforge.edge.selection import select_all
+
+    with tempfile.TemporaryDirectory(prefix="opforge-runner-") as place:
+        return build_runner(folder, select_all(folder.entries), Path(place) / "runner", replace(wishes, beside=False))
+
+
+def _show(made: Runner, whole: Runner | None, out: Path, folder: Folder, beside: bool) -> None:
+    how = "cached" if made.cached else f"built in {made.seconds:.1f} s"
+    left_out = [entry.name for entry in folder.entries if entry.name not in made.operators]
+    place = "beside it" if beside else "of the installed package"
+    lines = [
+        f"{out}  {made.bytes:,} bytes, {how}",
+        f"  kernels    {', '.join(made.operators)} ({made.origin})",
+        *([f"  left out   {', '.join(left_out)}"] if left_out else []),
+        f"  libraries  {', '.join(made.libraries)}: {made.library_bytes:,} bytes, {place}",
+        *([f"  with all {len(folder.entries)} operators it has {whole.bytes:,} bytes"] if whole else []),
+        f"run it: {out} MODEL.pte INPUT.npy … -o FOLDER",
+    ]
+    sys.stdout.write("\n".join(lines) + "\n")

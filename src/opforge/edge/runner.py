@@ -1,0 +1,120 @@
+"""A program that runs a ``.pte`` on a device: the selected kernels and ExecuTorch's runtime, no Python and no torch."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from opforge.edge import selection, toolchain
+from opforge.edge.build import Folder, compiled, product_of
+from opforge.edge.generate import Generated, generate
+from opforge.errors import OpforgeError
+from opforge.kernels.native import compiler
+
+SOURCES = Path(__file__).parent / "cpp"
+RUNTIME = "executorch"
+ATEN = "executorch_kernels_optimized"
+QUANTIZED = "executorch_kernels_quantized"
+XNNPACK = "executorch_backend_xnnpack"
+THREADS = "executorch_threadpool"
+_KERNELS_OF = {"aten": ATEN, "dim_order_ops": ATEN, "quantized_decomposed": QUANTIZED}
+"""The package's library that holds the kernels of a namespace."""
+_BACKENDS = {b"XnnpackBackend": XNNPACK}
+"""The package's library to which a program of this mark hands work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """How a runner is to be made."""
+
+    libraries: tuple[str, ...] = ()
+    """Of the package, besides the runtime: ``ATEN``, ``QUANTIZED``, ``XNNPACK``."""
+    beside: bool = False
+    """Whether the libraries are copied beside the runner, which then finds them there, on whatever machine."""
+    limit_s: float = compiler.LIMIT_S
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """A runner that was made."""
+
+    path: Path
+    bytes: int
+    operators: tuple[str, ...]
+    """Whose kernels are in it, but for those of the package's libraries."""
+    origin: str
+    """Who chose them, in words."""
+    libraries: tuple[str, ...]
+    """The files of the package that it needs to run."""
+    library_bytes: int
+    cached: bool
+    seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "path": str(self.path)}
+
+
+def libraries_for(model: Path) -> tuple[str, ...]:
+    """Return the package's libraries that a ``.pte`` needs besides the runtime."""
+    namespaces = {name.partition("::")[0] for name in selection.program_operators(model)}
+    found = {_KERNELS_OF[name] for name in namespaces if name in _KERNELS_OF}
+    data = model.read_bytes()
+    found |= {library for mark, library in _BACKENDS.items() if mark in data}
+    return tuple(sorted(found))
+
+
+def build_runner(folder: Folder, chosen: selection.Selection, out: Path, wishes: Wishes = Wishes()) -> Runner:  # noqa: B008  # frozen
+    """Build a runner with the selected operators of an operator folder; kernels that nothing selects leave no code in it."""
+    start = time.perf_counter()
+    package = toolchain.executorch()
+    if out.is_dir():
+        raise OpforgeError(f"{str(out)!r} is a folder; give -o a file for the runner, such as {str(out / 'runner')!r}")
+    out = out.absolute()
+    needed = _files(package, wishes.libraries)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="opforge-runner-") as place:
+        generated = generate(folder.bindings, chosen, Path(place) / "generated")
+        for path in SOURCES.iterdir():
+            shutil.copy(path, generated.folder)
+        cached = compiled(folder, _product(folder, generated, wishes), out, "direct", wishes.limit_s)
+    files = tuple(name for name in needed if wishes.libraries or _is_used(out, name))
+    if wishes.beside:
+        for name in files:
+            shutil.copy2(package.library / name, out.parent / name)
+    size = sum((package.library / name).stat().st_size for name in files)
+    seconds = time.perf_counter() - start
+    return Runner(out, out.stat().st_size, generated.operators, chosen.origin, files, size, cached, seconds)
+
+
+def _product(folder: Folder, generated: Generated, wishes: Wishes) -> toolchain.Product:
+    # nothing in a runner calls into a library of kernels: they register themselves, and a linker would leave them out
+    keep = "-Wl,--no-as-needed" if wishes.libraries else "-Wl,--as-needed"
+    product = product_of(folder, generated)
+    return replace(
+        product,
+        name=f"{folder.name}_runner",
+        sources=(*product.sources, generated.folder / "runner.cpp"),
+        libraries=(RUNTIME, THREADS, *wishes.libraries),
+        link_options=(*toolchain.LINK_OPTIONS, "-Wl,-s", keep),
+        shared=False,
+        rpath="$ORIGIN" if wishes.beside else "",
+    )
+
+
+def _files(package: toolchain.ExecuTorch, libraries: Sequence[str]) -> list[str]:
+    names = [f"lib{name}.so" for name in (RUNTIME, THREADS, *libraries)]
+    if missing := [name for name in names if not (package.library / name).is_file()]:
+        raise OpforgeError(
+            f"executorch {package.version} has no {missing[0]} in {package.library}; install another version of it"
+        )
+    return names
+
+
+def _is_used(program: Path, library: str) -> bool:
+    """Whether a program names a library among those that it loads."""
+    return library.encode() + b"\0" in program.read_bytes()

@@ -1,0 +1,144 @@
+"""Take operators that a package registers already, such as one of `opforge new`, to ExecuTorch: all but the body of the kernel is written. Needs no torch."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from opforge.edge.asking import ask
+from opforge.edge.folders import write_folder
+from opforge.edge.generate import generate
+from opforge.edge.schemas import out_form
+from opforge.edge.selection import Selection
+from opforge.errors import OpforgeError
+
+TEMPLATES = Path(__file__).parent / "templates" / "taken"
+_FILES = ("ops.py", "ops.yaml", "model.py")
+_VALUES = {
+    "Tensor": "", "int": "1", "float": "0.5", "bool": "False", "str": '""', "number": "2", "Optional[Tensor]": "None", "List[int]": "[1]",
+    "List[float]": "[0.5]",
+}  # fmt: skip
+"""By type: what stands in the model for an argument that has no default; a tensor is an input."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """One operator, as the templates need it."""
+
+    name: str
+    out: str
+    """Schema of the out variant, with the namespace."""
+    outputs: tuple[str, ...]
+    call: tuple[str, ...]
+    """The arguments in the model."""
+    parameters: tuple[str, ...]
+    """Those of the model."""
+    declaration: str = ""
+    """Of the C++ function."""
+
+    @property
+    def namespace(self) -> str:
+        return self.name.partition("::")[0]
+
+    @property
+    def base(self) -> str:
+        return self.name.partition("::")[2]
+
+    @property
+    def results(self) -> int:
+        return len(self.outputs)
+
+    @property
+    def returned(self) -> str:
+        return f"std::tuple<{', '.join(['Tensor&'] * self.results)}>"
+
+    @property
+    def answer(self) -> str:
+        """Return what the C++ function returns."""
+        return "results" if self.results > 1 else "out"
+
+
+def take(package: str, ops: Sequence[str], folder: Path) -> tuple[Path, ...]:
+    """Make an operator folder for operators of an installed package, and return its files; the kernels' bodies remain to be written."""
+    if not ops:
+        raise OpforgeError(f"name the operators of {package} that are to run on the device, such as --op swiglu")
+    request = {"package": package, "ops": list(ops), "folder": str(Path.cwd())}
+    rows = ask("take_child", request, what=f"importing {package}")["ops"]
+    taken = [_taken(row) for row in rows]
+    texts = _texts(package, taken)
+    declarations = _declarations(texts["ops.yaml"], taken)
+    kernel = _environment().get_template("kernels/op.cpp.j2")
+    for one in taken:
+        declared = Taken(one.name, one.out, one.outputs, one.call, one.parameters, declarations[one.name])
+        texts[f"kernels/{one.base}.cpp"] = kernel.render(op=declared)
+    return write_folder(folder, texts)
+
+
+def _taken(row: dict[str, Any]) -> Taken:
+    if "!" in row["schema"]:
+        raise OpforgeError(
+            f"{row['name']} writes to an argument; take operators that return new tensors: export replaces the others"
+        )
+    form = out_form(row["schema"])
+    call, parameters = [], []
+    for argument in row["arguments"]:
+        if not argument["required"]:
+            continue
+        value = _VALUES.get(argument["type"])
+        if value is None:
+            raise OpforgeError(
+                f"{row['name']} has the argument {argument['name']} of type {argument['type']}, for which no value can be made up; "
+                "write the folder by hand, as `opforge edge init` makes one"
+            )
+        if not value:
+            value = f"{form.name}_{argument['name']}"
+            parameters.append(value)
+        call.append(f"{argument['name']}={value}" if argument["keyword"] else value)
+    return Taken(row["name"], f"{form.namespace}::{form.out}", form.outputs, tuple(call), tuple(parameters))
+
+
+def _environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        autoescape=False,  # noqa: S701  # source files
+    )
+
+
+def _texts(package: str, taken: Sequence[Taken]) -> dict[str, str]:
+    environment = _environment()
+    parameters = [name for one in taken for name in one.parameters]
+    return {
+        file: environment.get_template(f"{file}.j2").render(package=package, ops=taken, parameters=parameters)
+        for file in _FILES
+    }
+
+
+def _declarations(bindings: str, taken: Sequence[Taken]) -> dict[str, str]:
+    """Return the C++ declaration of each kernel, as code generation has it."""
+    with tempfile.TemporaryDirectory(prefix="opforge-edge-") as place:
+        path = Path(place) / "ops.yaml"
+        path.write_text(bindings)
+        names = tuple(f"{one.name}.out" for one in taken)
+        generated = generate(path, Selection(names, "taken"), Path(place) / "generated")
+        text = (generated.folder / "NativeFunctions.h").read_text()
+    return {one.name: _declaration(text, one.base) for one in taken}
+
+
+def _declaration(text: str, base: str) -> str:
+    """Return the declaration that takes a context, in the words that the kernel's file uses."""
+    found = re.search(rf"^(.*\b{base}_out\(torch::executor::KernelRuntimeContext & context.*\));$", text, re.MULTILINE)
+    if found is None:
+        raise OpforgeError(f"code generation declares no kernel for {base}")
+    plain = (
+        found[1].replace("torch::executor::", "").replace(" & ", "& ").replace(" &", "&").replace(",Tensor", ", Tensor")
+    )
+    return plain.replace("::std::", "std::")

@@ -1,0 +1,60 @@
+"""Say what a package registers: ``python -m opforge.edge.take_child REQUEST ANSWER``."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import torch
+
+from opforge.edge.asking import answer
+from opforge.errors import OpforgeError, UnknownNameError
+from opforge.sandbox.loader import describe_exception
+
+
+def describe(request: dict[str, Any]) -> dict[str, Any]:
+    package, wanted = request["package"], request["ops"]
+    sys.path.insert(0, request["folder"])
+    before = set(_names())
+    try:
+        importlib.import_module(package)
+    except Exception as error:  # noqa: BLE001  # the package is the user's: whatever it raises is the answer
+        raise OpforgeError(f"the package {package} cannot be imported: {describe_exception(error)}") from None
+    added = sorted(set(_names()) - before)
+    schemas = {name: _schema(name) for name in added if "." not in name}
+    if not schemas:
+        raise OpforgeError(f"importing {package} registers no operator; is it the package that does?")
+    return {"ops": [_row(name, schemas[name]) for name in _chosen(schemas, wanted)]}
+
+
+def _names() -> list[str]:
+    names: list[str] = torch._C._dispatch_get_all_op_names()  # noqa: SLF001  # torch has no public list of operators
+    return names
+
+
+def _schema(name: str) -> Any:
+    return torch._C._get_schema(name, "")  # noqa: SLF001  # torch has no public name for it
+
+
+def _chosen(schemas: dict[str, Any], wanted: list[str]) -> list[str]:
+    """Return the operators that are named, in full or without the namespace."""
+    chosen = []
+    for word in wanted:
+        found = [name for name in schemas if word in (name, name.partition("::")[2])]
+        if not found:
+            raise UnknownNameError("operator", word, [name.partition("::")[2] for name in schemas])
+        chosen += found
+    return list(dict.fromkeys(chosen))
+
+
+def _row(name: str, schema: Any) -> dict[str, Any]:
+    arguments = [
+        {"name": one.name, "type": str(one.type), "required": not one.has_default_value(), "keyword": one.kwarg_only}
+        for one in schema.arguments
+    ]
+    return {"name": name, "schema": str(schema), "arguments": arguments}
+
+
+if __name__ == "__main__":
+    answer(describe)

@@ -1,0 +1,71 @@
+"""Out variants for operators that are registered without one, such as those of a package made by `opforge new`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from opforge.edge.schemas import OutForm, out_form
+from opforge.errors import OpforgeError
+
+_LIBRARIES: list[Any] = []
+"""Registrations last as long as their library."""
+
+
+def register_out(*names: str) -> list[str]:
+    """Register the out variants of operators (``ns::name``) which have none; returns those that were registered.
+
+    The variant runs the operator and copies its results into the given tensors. That is for export, which plans memory with it,
+    and for eager PyTorch; on the device the kernel of ops.yaml runs.
+    """
+    import torch
+
+    made = []
+    for name in names:
+        operator = _operator(name)
+        form = out_form(str(operator._schema))  # noqa: SLF001  # torch has no public name for it
+        full = f"{name}.out"
+        if full in torch._C._dispatch_get_all_op_names():  # noqa: SLF001  # nor for the list of operators
+            continue
+        library = torch.library.Library(form.namespace, "FRAGMENT")
+        _LIBRARIES.append(library)
+        library.define(form.out)
+        library.impl(f"{form.name}.out", _through(operator, form), "CompositeExplicitAutograd")
+        torch.library.register_fake(full, _fake(form), lib=library)
+        made.append(full)
+    return made
+
+
+def _operator(name: str) -> Any:
+    import torch
+
+    namespace, sign, base = name.partition("::")
+    if not sign or not base.isidentifier():
+        raise OpforgeError(f"{name!r} is no full name of an operator; write namespace::name, such as my_ops::mul3")
+    try:
+        return getattr(getattr(torch.ops, namespace), base).default
+    except AttributeError:
+        raise OpforgeError(f"there is no operator {name}; import the package that registers it first") from None
+
+
+def _through(operator: Any, form: OutForm) -> Any:
+    """Return an implementation of the out variant that calls the operator."""
+
+    def run(*arguments: Any, **named: Any) -> Any:
+        targets = [named.pop(name) for name in form.outputs]
+        results = operator(*arguments, **named)
+        for target, result in zip(targets, results if len(targets) > 1 else [results], strict=True):
+            target.resize_(result.shape)
+            target.copy_(result)
+        return tuple(targets) if len(targets) > 1 else targets[0]
+
+    return run
+
+
+def _fake(form: OutForm) -> Any:
+    """Return what stands for the out variant where there are shapes and no contents: the given tensors come back."""
+
+    def run(*_arguments: Any, **named: Any) -> Any:
+        targets = [named[name] for name in form.outputs]
+        return tuple(targets) if len(targets) > 1 else targets[0]
+
+    return run
