@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from opforge.edge import lowering
 from opforge.edge.build import build, open_folder
 from opforge.edge.operators import BindingError, Entry
 from opforge.edge.registered import refuse_taken_apart
@@ -87,11 +88,26 @@ def test_a_composite_operator_is_taken_apart_and_that_is_noticed(exports):
     refuse_taken_apart([entry], ["my_ops::another"])
 
 
-def test_delegation_works_or_names_what_is_missing(exports):
-    if importlib.util.find_spec("torchao") is None:
-        assert "delegating to XNNPACK needs torchao" in exports.said["delegated"]
-    else:
-        assert exports.said["delegated"] == ["my_ops::mul3.out"]
+def test_what_xnnpack_can_run_is_delegated_beside_an_operator_of_ours(exports, ran):
+    assert exports.said["delegated"] == ["my_ops::mul3.out"]
+    assert exports.said["delegated delegates"] == 2
+    assert exports.said["mul3 delegates"] == 0
+    assert ran["delegated"].error == ""
+    assert ran["delegated"].kernels == {"my_ops::mul3.out": 1}
+    assert ran["delegated"].results[0]["first"] == pytest.approx([36.0] * 6, abs=1e-4)
+
+
+def test_without_what_delegation_needs_it_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "executorch.exir", SimpleNamespace(to_edge=None, to_edge_transform_and_lower=None))
+
+    class Missing:
+        def find_spec(self, name, path=None, target=None):
+            if name.startswith("executorch.backends.xnnpack"):
+                raise ModuleNotFoundError("No module named 'torchao'", name="torchao")
+
+    monkeypatch.setattr(sys, "meta_path", [Missing(), *sys.meta_path])
+    with pytest.raises(OpforgeError, match="delegating to XNNPACK needs torchao"):
+        lowering._to_edge(None, xnnpack=True)
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +146,7 @@ def ran(exports: Exports, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         "too many": Job(exports["mul3"], (whole,), "T([4, 3], f32), T([4, 3], f32)"),
         "named": Job(exports["mul3"], (whole,), "((), {'x': T([4, 3], f32)})"),
         "no file": Job(exports["mul3"], (whole,), file=no_library),
+        "delegated": Job(exports["delegated"], (whole,), file=given),
         "from file": Job(exports["mul3"], (whole,), file=given),
         "text as library": Job(exports["mul3"], (no_library,)),
         "broken": Job(broken, (whole,)),
