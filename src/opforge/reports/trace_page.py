@@ -26,7 +26,8 @@ def _head(trace: Trace, path: Path) -> Iterator[str]:
         for seen in call.seen:
             phases[seen.phase] += seen.count
     device = str(about.get("device", "?")) + (", without contents" if about.get("fake") else "")
-    yield "Operator calls of whole models, with the shapes, strides and dtypes that they have there. Each distinct call is a case, weighted by how often it was made."
+    yield "Operator calls of whole models, with the shapes, strides and dtypes that they have there."
+    yield "Each distinct call is a case, weighted by how often it was made."
     yield ""
     yield from _table(
         ("", ""),

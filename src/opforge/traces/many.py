@@ -49,15 +49,13 @@ class _Going:
 
 def preload(kinds: Iterable[str]) -> None:
     """Import what all runs need, so that their forks have it; a library that is missing is each run's own error."""
-    import torch.optim  # noqa: F401
-
     import opforge.ops
     import opforge.traces.architectures
     import opforge.traces.child
-    import opforge.traces.recorder  # noqa: F401
+    import opforge.traces.recorder
 
     opforge.ops.table()
-    for kind in sorted(set(kinds)):
+    for kind in sorted(set(kinds) & set(LIBRARIES)):
         with contextlib.suppress(ImportError):
             importlib.import_module(LIBRARIES[kind])
     if "transformers" in sys.modules:

@@ -57,6 +57,10 @@ class _Known:
 class Recorder(TorchDispatchMode):
     """Sends what it sees to a pipe; see `opforge.traces.collect` for the other end."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler when the first mode is made, which takes seconds
+
     def __init__(self, pipe: BinaryIO, device: str) -> None:
         super().__init__()
         self._pipe = pipe
@@ -106,6 +110,11 @@ class Recorder(TorchDispatchMode):
         finally:
             for hook in hooks:
                 hook.remove()
+
+    def lost(self, what: str, count: int) -> None:
+        """Count what could not be kept as it was."""
+        if count:
+            self._losses[what] += count
 
     def flush(self) -> None:
         """Send the counts of the calls since the last time."""
