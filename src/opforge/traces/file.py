@@ -132,8 +132,9 @@ def _call(row: tuple[Any, ...]) -> TracedCall:
     """Return the call of a row, whose fields are in the order of TracedCall's."""
     if len(row) == len(_SCALARS):
         return TracedCall(*row)
-    *scalars, seen, stored = row
-    return TracedCall(*scalars, seen=tuple(Seen(**s) for s in seen), stored=stored or b"")
+    seen, stored = row[-2:]
+    fields = dict(zip(_SCALARS, row, strict=False))
+    return TracedCall(**fields, seen=tuple(Seen(**s) for s in seen), stored=stored or b"")
 
 
 def read_about(path: Path) -> dict[str, Any]:
