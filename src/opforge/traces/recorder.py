@@ -161,8 +161,8 @@ class Recorder(TorchDispatchMode):
         if writes_to_overlap(op, args, kwargs):
             known.lost = f"{op}: writes to a tensor that overlaps itself, so its result depends on the order of writing"
             return known, None
-        contents = _Contents(op, _tensors([args, list(kwargs.values())]), needs(op, data))
         try:
+            contents = _Contents(op, _tensors([args, list(kwargs.values())]), needs(op, data))
             with unset_fake_temporarily():  # numbers that a program has are real in a fake run too
                 with_contents = mapped(data, contents.next)
         except ValueError as error:
