@@ -1,63 +1,113 @@
 """Record a suite of popular architectures: all of the zoo, inference and training, each in a process of its own.
 
-    python benchmarks/record_zoo.py OUT.parquet --device cuda     # as it is shipped: on a GPU
+    python benchmarks/record_zoo.py OUT.parquet --device cuda --workers 8 --minutes 9    # as it is shipped: on a GPU
+    python benchmarks/record_zoo.py OUT.parquet --device cuda --workers 8 --resume       # goes on where that ended
     python benchmarks/record_zoo.py OUT.parquet --fake --only hf:BertForMaskedLM,timm:resnet50
+    python benchmarks/record_zoo.py OUT.parquet --page docs/torchbench.md                # what is in a file, as a page
 
-Architectures that fail are named with their reasons, and what they did until then is kept. It needs transformers, timm and
-torchvision.
+What each run records is kept in OUT.parquet.parts until the file is whole. A run that fails costs only itself, is named with
+its reason, and gives what it did until then. It needs transformers, timm and torchvision.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
 
-from opforge.traces.collect import Collector
-from opforge.traces.conduct import about, trace
-from opforge.traces.file import write
+from opforge.reports.trace_page import page
+from opforge.traces import file
+from opforge.traces.conduct import about
+from opforge.traces.many import Limits, Recording, forks_reach, preload
+from opforge.traces.parts import Ended, Parts, Run
 from opforge.traces.targets import Settings
-from opforge.traces.zoo import Architecture, architectures
+from opforge.traces.zoo import runs
+
+_TO_PUT_TOGETHER_S = 30.0
+"""What is left of --minutes for writing the file."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("out", type=Path)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--fake", action="store_true", help="tensors without contents: nothing is computed")
     parser.add_argument("--only", default="", help="names such as hf:BertForMaskedLM,timm:resnet50")
-    parser.add_argument(
-        "--limit", type=float, default=300.0, help="seconds without a new call after which a model is ended"
-    )
+    parser.add_argument("--workers", type=int, default=1, help="runs at a time")
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds after which a run is ended")
+    parser.add_argument("--minutes", type=float, help="end by then, with what there is")
+    parser.add_argument("--resume", action="store_true", help="go on: runs that ended well are not run again")
+    parser.add_argument("--no-fork", action="store_true", help="fresh processes, which import everything themselves")
+    parser.add_argument("--page", type=Path, help="only say on this page what is in the file")
     options = parser.parse_args()
+    if options.page is not None:
+        options.page.write_text(page(file.read(options.out), options.out))
+        return
+    until = time.monotonic() + 60 * options.minutes - _TO_PUT_TOGETHER_S if options.minutes else float("inf")
+    chosen = runs(options.device, fake=options.fake)
     wanted = set(filter(None, options.only.split(",")))
-    chosen = [a for a in architectures() if not wanted or _name(a) in wanted]
-    if unknown := wanted - {_name(a) for a in chosen}:
+    if unknown := wanted - {name(run) for run in chosen}:
         parser.error(f"not in the zoo: {', '.join(sorted(unknown))}")
-    collector, failed = Collector(), []
-    for number, architecture in enumerate(chosen, 1):
-        for name, settings in architecture.runs(options.device, fake=options.fake):
-            begun = time.monotonic()
-            try:
-                ended = trace(collector, architecture.target, settings, lambda *_: None, options.limit).error
-            except Exception as error:
-                ended = str(error)
-            took = time.monotonic() - begun
-            print(f"{number}/{len(chosen)} {_name(architecture)} {name}: {took:.0f} s {ended}", flush=True)
-            if ended:
-                failed.append(f"{_name(architecture)} {name}: {ended}")
-    made = collector.trace({**about(Settings(options.device, options.fake), sys.argv), "failed": failed})
-    models = made.about["models"] = sorted({seen.model for call in made.calls for seen in call.seen})
-    write(options.out, made)
+    chosen = [run for run in chosen if not wanted or name(run) in wanted]
+    folder = Path(f"{options.out}.parts")
+    if not options.resume and folder.exists():
+        shutil.rmtree(folder)
+    parts = Parts(folder)
+    record(parts, chosen, Limits(options.workers, options.limit, until), options)
+    put_together(parts, chosen, options)
+
+
+def name(run: Run) -> str:
+    return f"{run.target.kind}:{run.target.name}"
+
+
+def record(parts: Parts, chosen: list[Run], limits: Limits, options: argparse.Namespace) -> None:
+    begun = time.monotonic()
+    fork = not options.no_fork
+    if fork:
+        preload(run.target.kind for run in chosen)
+        fork = options.fake or forks_reach(options.device)
+    if not fork and not options.fake:
+        test = f"import torch; torch.zeros(1, device={options.device!r})"
+        if subprocess.run([sys.executable, "-c", test], check=False).returncode:
+            sys.exit(f"device {options.device} cannot be used: see above")
+    print(f"{'forks' if fork else 'fresh processes'}, ready after {time.monotonic() - begun:.0f} s", flush=True)
+    done = 0
+
+    def say(run: Run, ended: Ended) -> None:
+        nonlocal done
+        done += 1
+        at = time.monotonic() - begun
+        print(f"{at:4.0f} s {done}/{len(chosen)} {run.name}: {ended.seconds:.1f} s {ended.error}", flush=True)
+
+    Recording(parts, limits, say, fork).record(sorted(chosen, key=_mixed))
+
+
+def _mixed(run: Run) -> int:
+    """Return a place in an order in which large ones are not all run at the same time."""
+    return sum((n + 1) * 2654435761 * ord(c) for n, c in enumerate(run.name)) % 1000003
+
+
+def put_together(parts: Parts, chosen: list[Run], options: argparse.Namespace) -> None:
+    begun = time.monotonic()
+    made = parts.gather(chosen, about(Settings(options.device, options.fake), sys.argv))
+    file.write(options.out, made)
+    written = time.monotonic()
+    file.read(options.out, whole=False)
+    models, failed = made.about["models"], made.about["failed"]
     print(
-        f"{len(models)} architectures, {made.operators} operators, {len(made.calls)} distinct calls, {options.out.stat().st_size >> 10} KiB"
+        f"{len(models)} architectures, {made.operators} operators, {len(made.calls)} distinct calls, "
+        f"{sum(c.count for c in made.calls)} calls, {options.out.stat().st_size / (1 << 20):.2f} MiB; "
+        f"put together in {written - begun:.1f} s, read in {time.monotonic() - written:.2f} s"
     )
-    print(f"{len(failed)} runs failed", *failed, sep="\n  ")
-
-
-def _name(architecture: Architecture) -> str:
-    return f"{architecture.target.kind}:{architecture.target.name}"
+    print(f"{len(chosen) - len(failed)} of {len(chosen)} runs ended well; the others:")
+    for what, why in sorted(failed.items()):
+        print(f"  {what}: {why}")
 
 
 if __name__ == "__main__":

@@ -87,12 +87,12 @@ def test_right_kernels_pass_and_are_timed(judge):
     assert report["notes"] == []
     names = [row["name"] for row in report["results"]]
     assert names[:3] == ["output['logits']", "output['pooled']", "loss"]
-    assert len(names) == 34
+    assert len(names) == 65  # of the 31 parameters the gradients, and what they are after a step
     assert all(row["right"] and row["aten_error"] > 0 for row in report["results"])
     assert report["time"]["low"] <= report["time"]["speedup"] <= report["time"]["high"]
     kernels = {row["kernel"].removesuffix("_implementation_1"): row for row in report["kernels"]}
     assert len(kernels) == 10
-    assert kernels["add"]["ops"] == {"add.Tensor": 6, "add_.Tensor": 5}
+    assert kernels["add"]["ops"] == {"add.Tensor": 6 + 31, "add_.Tensor": 5 + 31}  # and those of the optimizer's step
     assert kernels["bmm"]["calls"] == 12  # 4 forward, 8 backward
     for row in kernels.values():
         assert row["calls"] > 0
@@ -213,6 +213,72 @@ def test_a_function_of_a_module_and_json(place):
     assert report["kernels"][0]["ops"] == {"relu.default": 1}
 
 
+LIBRARY = """
+import torch
+
+class Net(torch.nn.Module):
+    default_cfg = {"input_size": (3, 8, 8)}
+    def __init__(self, width=4):
+        super().__init__()
+        self.line = torch.nn.Linear(8, width)
+    def forward(self, x):
+        return torch.relu(self.line(x))
+
+def list_models():
+    return ["tiny"]
+
+def create_model(name, pretrained, img_size=8, **changes):
+    return Net(**changes)
+"""
+
+
+@pytest.fixture
+def library(place):
+    """Return where a library of architectures lies that is called as a well-known one, and how large that is not."""
+    (place / "library" / "timm").mkdir(parents=True)
+    (place / "library" / "timm" / "__init__.py").write_text(LIBRARY)
+    return {"cwd": place, "PYTHONPATH": f"{place / 'library'}:{ROOT / 'src'}"}
+
+
+def test_an_architecture_by_name_is_trained_for_a_step(library):
+    words = ["--train", "--set", "width=6", "--batch", "2", "--ops-directory", "kernels", "--format", "json"]
+    done = opforge("model", "timm:tiny", *words, **library)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["model"], report["verdict"]) == ("timm:tiny", "passed")
+    assert [row["name"] for row in report["results"]] == [
+        "output",
+        "loss",
+        "gradient of line.weight",
+        "gradient of line.bias",
+        "line.weight after a step",
+        "line.bias after a step",
+    ]
+    assert report["kernels"][0]["ops"] == {"relu.default": 1}
+
+
+def test_an_architecture_that_there_is_not_is_answered_with_the_nearest(library):
+    done = opforge("model", "timm:tinny", "--ops-directory", "kernels", **library)
+    assert done.returncode == 2
+    assert "unknown architecture of timm 'tinny'; did you mean 'tiny'?" in done.stderr
+
+
+def test_a_kernel_that_is_wrong_in_the_optimizers_step_alone_is_named(judge, tmp_path):
+    source = (
+        TRANSFORMER.read_text()
+        + "\ndef optimizer(parameters):\n    return torch.optim.AdamW(parameters, foreach=False)\n"
+    )
+    (tmp_path / "mine.py").write_text(source)
+    wrong = "import torch\ndef addcdiv__kernel_impl(self, tensor1, tensor2, *, value=1):\n    return self.add_(tensor1 / tensor2 * value * 1.5)\n"
+    report = judge(
+        {"addcdiv_": wrong}, model=tmp_path / "mine.py", train=True, without=tuple(k.name for k in KERNELS.iterdir())
+    )
+    assert report["verdict"] == "wrong"
+    assert guilty(report) == ["addcdiv_"]
+    assert report["blame"]["guilty"][0]["first"]["phase"] == "optimizer"
+    assert {row["name"].endswith("after a step") for row in report["results"] if not row["right"]} == {True}
+
+
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
@@ -228,6 +294,12 @@ def test_a_function_of_a_module_and_json(place):
             "--dtype i64 is not one that a model's weights are run in; allowed: f32, f16",
         ),
         (["net:make", "--dtype", "f33"], 2, "unknown dtype 'f33'"),
+        (
+            ["net:make", "--layers", "2"],
+            2,
+            "are for architectures by name, such as hf:BertModel, and 'net:make' is none",
+        ),
+        (["net:make", "--set", "x"], 2, "--set 'x' is not NAME=VALUE"),
         (["net:make", "--seed", "-1"], 2, "--seed -1 is out of range"),
         (["net:make", "--device", "gpu"], 2, "unknown device 'gpu'; allowed: cpu, cuda"),
         (["net:make", "--backend", "directori"], 2, "unknown backend 'directori'; did you mean 'directory'?"),

@@ -150,7 +150,10 @@ def test_functions_of_modules_give_models_or_say_why(tmp_path, monkeypatch):
     assert isinstance(of("models_of_mine", "make").model, nn.Linear)
     with pytest.raises(SubjectError, match="models_of_mine has no function 'made'"):
         of("models_of_mine", "made")
-    with pytest.raises(SubjectError, match=r"models_of_mine:odd returned int, not \(model, inputs\) or"):
+    with pytest.raises(
+        SubjectError,
+        match=r"models_of_mine:odd returned int, not \(model, inputs\), with a loss and an optimizer after them",
+    ):
         of("models_of_mine", "odd")
     with pytest.raises(SubjectError, match="raised while it was imported: ZeroDivisionError"):
         of("broken_module_of_mine", "make")

@@ -6,6 +6,7 @@ import pytest
 
 from opforge.errors import OpforgeError
 from opforge.models.target import Target, find
+from opforge.traces.targets import Settings
 
 
 def test_files_and_functions_are_found(tmp_path, monkeypatch):
@@ -41,3 +42,19 @@ def test_words_that_mean_no_model(tmp_path, monkeypatch, word, said):
     (tmp_path / "package" / "__init__.py").touch()
     with pytest.raises(OpforgeError, match=said):
         find(word)
+
+
+def test_architectures_are_found_by_their_library(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    with pytest.raises(
+        OpforgeError, match=r"hf:BertModel needs the package transformers; install it with `pip install"
+    ):
+        find("hf:BertModel")
+    (tmp_path / "transformers").mkdir()
+    (tmp_path / "transformers" / "__init__.py").write_text("raise SystemExit\n")
+    found = find("hf:BertModel", Settings(batch=3, changes={"hidden_size": 8}))
+    assert (found.library, found.architecture, found.folder) == ("hf", "BertModel", str(tmp_path))
+    assert found.settings["batch"] == 3
+    assert Target.from_wire(found.wire()) == found
+    with pytest.raises(OpforgeError, match="--seq 0 is too small"):
+        find("hf:BertModel", Settings(seq=0))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -85,6 +87,29 @@ def everything():
     many_numbers()
     own_operator()
     forks()
+
+
+def asks():
+    """Asks for a number, as a program that logs its loss does."""
+    loss = torch.ones(3).sum()
+    print(loss.item() > 0)
+    loss.exp()
+
+
+def hangs():
+    torch.ones(3).cosh()
+    while True:
+        time.sleep(1)
+
+
+def without_memory_once():
+    """Finds no memory the first time, and some the second."""
+    mark = Path(os.environ["OPFORGE_TEST_FOLDER"]) / "tried"
+    torch.ones(3).tanh()
+    if not mark.exists():
+        mark.touch()
+        raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB")
+    torch.ones(3).exp()
 
 
 def nothing():

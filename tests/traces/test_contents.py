@@ -64,3 +64,10 @@ def test_operations_are_counted(op, args, expected):
 def test_bytes_are_those_that_the_memory_of_inputs_takes():
     assert input_bytes(parse_arguments("((T([4, 4], f32, stride=(0, 1)), [T([2], i64)]), {})")) == 16 + 16
     assert input_bytes(parse_arguments("((T([4], f32, offset=4096000),), {})")) == 16
+
+
+def test_a_call_that_reads_a_workspace_is_not_replayed():
+    """On the CPU and on a GPU alike: the workspace is known to the forward call alone."""
+    for op in ("mkldnn_rnn_layer_backward.default", "_cudnn_rnn_backward.default"):
+        with pytest.raises(ValueError, match="reads the workspace of the call before it"):
+            needs(op, parse_arguments("((T([2, 2], f32),), {})"))

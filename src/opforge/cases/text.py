@@ -66,6 +66,8 @@ class LogEntry:
 def parse_log(lines: Iterable[str]) -> Iterator[LogEntry | CaseSyntaxError]:
     """Read an operator-input log; a line that cannot be read is given back as its error, and reading goes on."""
     op = ""
+    known: dict[str, str] = {}
+    """What texts come to: logs of several models repeat most of them."""
     for number, raw in enumerate(lines, 1):
         line = raw.strip()
         if not line:
@@ -80,12 +82,13 @@ def parse_log(lines: Iterable[str]) -> Iterator[LogEntry | CaseSyntaxError]:
                 f"line {number}: expected 'Operator: NAME' or 'cnt: N, (…)', found {_shorten(line)!r}"
             )
             continue
-        try:
-            args, kwargs = parse_arguments(text)
-        except CaseSyntaxError as error:
-            yield CaseSyntaxError(f"line {number}: {error}")
-            continue
-        yield LogEntry(op, int(count), format_arguments(args, kwargs))
+        if text not in known:
+            try:
+                known[text] = format_arguments(*parse_arguments(text))
+            except CaseSyntaxError as error:
+                yield CaseSyntaxError(f"line {number}: {error}")
+                continue
+        yield LogEntry(op, int(count), known[text])
 
 
 def format_log(entries: Iterable[LogEntry]) -> Iterator[str]:

@@ -25,8 +25,8 @@ def model(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A Python file that defines model() and inputs(), and loss(output) if you like; "
-            "or module:function, which returns the model and its inputs.",
+            help="A Python file that defines model() and inputs(), and loss(output) and optimizer(parameters) if you like; "
+            "module:function, which returns the model and its inputs; hf:CLASS (of transformers), timm:NAME or torchvision:NAME.",
         ),
     ],
     backend: Annotated[str, typer.Option(help="Where kernels come from: see `opforge ls backends`.")] = "directory",
@@ -42,8 +42,15 @@ def model(
         str | None, typer.Option(help="f32, f16, bf16 or f64, of weights and inputs; the model's own unless given.")
     ] = None,
     train: Annotated[
-        bool, typer.Option("--train", help="Forward and backward in training mode, not forward alone.")
+        bool, typer.Option("--train", help="Forward, backward and an optimizer's step, not forward alone.")
     ] = False,
+    batch: Annotated[int, typer.Option(help="Of an architecture by name: how many inputs.")] = 1,
+    seq: Annotated[int, typer.Option(help="Of an architecture by name: tokens of an input.")] = 128,
+    image: Annotated[int | None, typer.Option(help="Of an architecture by name: pixels of a side.")] = None,
+    layers: Annotated[int | None, typer.Option(help="Of an architecture by name: no more layers than this.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="NAME=VALUE in an architecture's configuration. May be repeated.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of weights, inputs, and what is drawn in a run.")] = 0,
     timeout: Annotated[float, typer.Option(help="Seconds that one run of the model may take.")] = 300.0,
     memory_gib: Annotated[float, typer.Option(help="Memory that a model's process may take (CPU).")] = 8.0,
@@ -59,7 +66,9 @@ def model(
         raise OpforgeError(f"--seed {seed} is out of range; it must be 0 to {(1 << 62) - 1}")
     from opforge.cli.run import chosen_implementations, names_in, say_what_is_missing
     from opforge.models.conduct import ModelConfig, judge_model
+    from opforge.traces.targets import Settings, parse_changes
 
+    settings = Settings(batch=batch, seq=seq, image=image, layers=layers, changes=parse_changes(set_ or []))
     config = RunConfig(
         suite="model",
         backend=backend,
@@ -72,7 +81,8 @@ def model(
         confine=not no_confine,
     )
     with ProgressLine() as progress:
-        report = judge_model(ModelConfig(target, config, _dtype(dtype), train, seed), lambda what: progress(what, 0, 1))
+        asked = ModelConfig(target, config, _dtype(dtype), train, seed, settings)
+        report = judge_model(asked, lambda what: progress(what, 0, 1))
     say_what_is_missing({"config": {"confine": config.confine}, "confinement": report["confinement"]})
     _show(report, as_json=format_ == "json")
     return _exit_code(report)

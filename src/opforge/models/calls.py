@@ -21,8 +21,11 @@ MOST_BYTES = 256 << 20
 class CallRecorder:
     """Keeps calls from a number on, until the room for their contents is used up."""
 
-    def __init__(self, arena: mmap.mmap, at: int, start: int, device: torch.device) -> None:
+    def __init__(
+        self, arena: mmap.mmap, at: int, start: int, device: torch.device, learning: Callable[[], bool]
+    ) -> None:
         self._arena = arena
+        self._learning = learning
         self._at = self._begin = at
         self._end = min(at + MOST_BYTES, len(arena))
         self._start = start
@@ -49,8 +52,7 @@ class CallRecorder:
         return call
 
     def _take(self, op: str, args: Any, kwargs: dict[str, Any]) -> None:
-        backward = torch._C._current_graph_task_id() != -1  # noqa: SLF001  # torch has no public way to ask
-        head = {"number": self.seen, "op": op, "phase": "backward" if backward else "forward"}
+        head = {"number": self.seen, "op": op, "phase": self._phase()}
         before = self._at
         try:
             positional = tuple(from_torch(a, self._tensor) for a in args)
@@ -67,6 +69,11 @@ class CallRecorder:
             {n: encode(_placed(v), spec_row) for n, v in named.items()},
         ]
         self.calls.append({**head, "text": text, "tree": tree})
+
+    def _phase(self) -> str:
+        if torch._C._current_graph_task_id() != -1:  # noqa: SLF001  # torch has no public way to ask
+            return "backward"
+        return "optimizer" if self._learning() else "forward"
 
     def _tensor(self, value: torch.Tensor) -> TensorSpec:
         """Return a tensor as data, with its contents put into the arena from its first element on."""

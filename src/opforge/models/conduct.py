@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from opforge.sandbox import probe
 from opforge.sandbox.client import ForkServerProcess
 from opforge.sandbox.confined import words_before
 from opforge.sandbox.wire import Channel, ChannelClosedError
+from opforge.traces.targets import Settings
 
 _ROLES = {**ROLES, "model": "opforge.models.worker:serve", "model_judge": "opforge.models.session:serve"}
 
@@ -31,19 +32,21 @@ class ModelConfig:
     """What a user asks of `opforge model`."""
 
     target: str
-    """``FILE.py`` or ``module:function``."""
+    """``FILE.py``, ``module:function``, or an architecture such as ``hf:BertModel``."""
     run: RunConfig
     """Backend, device and limits, as for a run."""
     dtype: str = ""
     """A short name; empty for the model's own."""
     train: bool = False
     seed: int = 0
+    settings: Settings = field(default_factory=Settings)
+    """How large an architecture is."""
 
 
 def judge_model(config: ModelConfig, say: Say = lambda _what: None) -> dict[str, Any]:
     """Return the report on a model with a backend's kernels in place."""
     run = config.run.checked()
-    target = find(config.target)
+    target = find(config.target, config.settings)
     backend = registry.load("backends", run.backend)(run.backend_options)
     kernels = _installable(backend.kernels(_wanted(run)), run)
     server = start_server(run.device, _ROLES)

@@ -17,6 +17,8 @@ from opforge.models.wide import Wide
 from opforge.sandbox.state import seed_generator
 
 LOSS = "loss"
+_LEARNS = {"lr": 0.01, "momentum": 0.9, "weight_decay": 0.01}
+"""Of the optimizer where a model has none: its step goes along with the gradient, so that small errors stay small. Adam's does not."""
 _STEPS_OF_WAVE = 64
 
 
@@ -28,7 +30,7 @@ class How:
     dtype: torch.dtype | None = None
     """None leaves the model's own."""
     train: bool = False
-    """Forward and backward in training mode, instead of forward alone in evaluation mode."""
+    """Forward, backward and an optimizer's step in training mode, instead of forward alone in evaluation mode."""
     wide: bool = False
     """In float64, from the weights and inputs of the narrower dtype."""
     seed: int = 0
@@ -42,6 +44,7 @@ class Execution:
         self.during: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
         """What is in force while the model itself runs, and not while weights are put back or results are read."""
         self._loss = subject.loss
+        self._make_optimizer = subject.optimizer
         model = subject.model if how.dtype is None else subject.model.to(how.dtype)
         self._given = _each((subject.args, subject.kwargs), lambda t: _cast(t, how.dtype).detach().cpu().clone())
         self._kept = {name: t.detach().cpu().clone() for name, t in _state(model)}
@@ -51,6 +54,9 @@ class Execution:
             model = model.double()
         self._model = model.to(how.device).train(how.train)
         self._inputs: Any = None
+        self._optimizer: Any = None
+        self.learning = False
+        """Whether its optimizer makes a step just now."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -58,7 +64,7 @@ class Execution:
         return self._narrow
 
     def run(self, move: int = 0) -> list[tuple[str, torch.Tensor]]:
-        """Run from the start and return output, loss, gradients and buffers by name.
+        """Run from the start and return output, loss, gradients, buffers, and parameters after a step, by name.
 
         With ``move``, weights and inputs are moved by about a rounding step, in one of many ways.
         """
@@ -69,6 +75,7 @@ class Execution:
             found += [(LOSS, loss)]
             found += [(f"gradient of {n}", p.grad) for n, p in self._model.named_parameters() if p.grad is not None]
             found += [(f"buffer {n}", b) for n, b in self._model.named_buffers()]
+            found += [(f"{n} after a step", p) for n, p in self._model.named_parameters() if p.grad is not None]
         if not found:
             raise SubjectError("the model's output holds no tensor")
         return [(name, tensor.detach()) for name, tensor in found]
@@ -80,6 +87,17 @@ class Execution:
             for name, tensor in _state(self._model):
                 tensor.copy_(changed(self._kept[name]))
             self._inputs = _each(self._given, lambda t: self._ready(changed(t)))
+        self._optimizer = self._learner() if self._how.train else None
+
+    def _learner(self) -> Any:
+        """Return an optimizer that has made no step yet."""
+        trained = [p for p in self._model.parameters() if p.requires_grad]
+        if self._make_optimizer is None:
+            return torch.optim.SGD(trained, **_LEARNS) if trained else None
+        made = self._make_optimizer(trained)
+        if not isinstance(made, torch.optim.Optimizer):
+            raise SubjectError(f"optimizer(parameters) returned {type(made).__name__}, not a torch.optim.Optimizer")
+        return made
 
     def _ready(self, tensor: torch.Tensor) -> torch.Tensor:
         wide = self._how.wide and tensor.is_floating_point()
@@ -97,9 +115,17 @@ class Execution:
             loss = self._loss_of(output) if how.train else None
             if loss is not None:
                 loss.backward()
+                self._learn()
             if how.device.type == "cuda":
                 torch.cuda.synchronize()
         return output, loss
+
+    def _learn(self) -> None:
+        self.learning = True
+        try:
+            self._optimizer.step()
+        finally:
+            self.learning = False
 
     def _loss_of(self, output: Any) -> torch.Tensor:
         if self._loss is not None:

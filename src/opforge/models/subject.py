@@ -5,14 +5,17 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from opforge.errors import OpforgeError
 from opforge.models.target import Target
 from opforge.sandbox.loader import KernelLoadError, describe_exception, import_file
+from opforge.traces.targets import Settings
+from opforge.traces.targets import Target as Traced
 
 
 class SubjectError(Exception):
@@ -28,31 +31,50 @@ class Subject:
     kwargs: dict[str, Any] = field(default_factory=dict)
     loss: Callable[[Any], torch.Tensor] | None = None
     """Makes a number of the model's output, for training; None for one of our own."""
+    optimizer: Callable[[Any], torch.optim.Optimizer] | None = None
+    """Makes an optimizer of the model's parameters, for training; None for one of our own."""
 
     @classmethod
-    def of(cls, model: Any, inputs: Any, loss: Any = None) -> Subject:
+    def of(cls, model: Any, inputs: Any, loss: Any = None, optimizer: Any = None) -> Subject:
         """Return a subject of what the user's functions gave; inputs are a tuple, a dict of names, or one tensor."""
         if not isinstance(model, torch.nn.Module):
             raise SubjectError(f"the model is {type(model).__name__}, not a torch.nn.Module")
         if loss is not None and not callable(loss):
             raise SubjectError(f"loss is {type(loss).__name__}, not a function of the model's output")
+        if optimizer is not None and not callable(optimizer):
+            raise SubjectError(f"optimizer is {type(optimizer).__name__}, not a function of the model's parameters")
         if isinstance(inputs, Mapping):
-            return cls(model, (), dict(inputs), loss)
+            return cls(model, (), dict(inputs), loss, optimizer)
         if isinstance(inputs, torch.Tensor):
             inputs = (inputs,)
         if not isinstance(inputs, tuple | list):
             raise SubjectError(
                 f"the inputs are {type(inputs).__name__}; allowed: a tuple, a dict by name, or one tensor"
             )
-        return cls(model, tuple(inputs), {}, loss)
+        return cls(model, tuple(inputs), {}, loss, optimizer)
 
 
-def load(target: Target) -> Subject:
+def load(target: Target, *, train: bool = False) -> Subject:
     """Return the model and inputs that a target means; raises SubjectError with the reason when it gives none.
 
     Another kind of model needs a branch here, and one in `target.find`, which says where its code is.
     """
+    if target.library:
+        return _of_architecture(target, train=train)
     return _of_file(Path(target.file)) if target.file else _of_function(target)
+
+
+def _of_architecture(target: Target, *, train: bool) -> Subject:
+    from opforge.traces.architectures import make
+
+    settings = replace(Settings(**target.settings), train=train)
+    try:
+        made = make(Traced(target.library, target.architecture), settings)
+    except OpforgeError as error:
+        raise SubjectError(str(error)) from None
+    except BaseException as error:  # noqa: BLE001  # the border: it is other people's code
+        raise SubjectError(f"{target.name} could not be made: {describe_exception(error)}") from None
+    return Subject(made.model, made.args, made.kwargs)
 
 
 def _of_file(path: Path) -> Subject:
@@ -66,7 +88,7 @@ def _of_file(path: Path) -> Subject:
         if not callable(function):
             raise SubjectError(f"{path.name} does not define {name}(); it must define model() and inputs()")
         made[name] = _called(function, f"{name}() of {path.name}", path)
-    return Subject.of(made["model"], made["inputs"], getattr(module, "loss", None))
+    return Subject.of(made["model"], made["inputs"], getattr(module, "loss", None), getattr(module, "optimizer", None))
 
 
 def _of_function(target: Target) -> Subject:
@@ -82,9 +104,9 @@ def _of_function(target: Target) -> Subject:
     made = _called(function, target.name, Path(module.__file__ or ""))
     if isinstance(made, Subject):
         return made
-    if not isinstance(made, tuple | list) or len(made) not in (2, 3):
+    if not isinstance(made, tuple | list) or len(made) not in (2, 3, 4):
         raise SubjectError(
-            f"{target.name} returned {type(made).__name__}, not (model, inputs) or (model, inputs, loss)"
+            f"{target.name} returned {type(made).__name__}, not (model, inputs), with a loss and an optimizer after them if you like"
         )
     return Subject.of(*made)
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
 from opforge.errors import OpforgeError
+from opforge.traces.targets import LIBRARIES, Settings
 
-_EXPECTED = "give a Python file that defines model() and inputs(), or module:function for a function that returns the model and its inputs"
+_EXPECTED = (
+    "give a Python file that defines model() and inputs(), module:function for a function that returns the model and its inputs, "
+    "or an architecture's name: hf:CLASS (of transformers), timm:NAME or torchvision:NAME"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,11 @@ class Target:
     """Where its modules are imported from."""
     reads: str = ""
     """The file or package beside which a worker may read."""
+    library: str = ""
+    """Of an architecture by name: a key of LIBRARIES."""
+    architecture: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Of an architecture: how large it is, and in which dtype."""
 
     def wire(self) -> dict[str, Any]:
         return asdict(self)
@@ -37,9 +46,18 @@ class Target:
         return cls(**row)
 
 
-def find(word: str) -> Target:
-    """Return the model that a word means: ``FILE.py`` or ``module:function``."""
+def find(word: str, settings: Settings | None = None) -> Target:
+    """Return the model that a word means: ``FILE.py``, ``module:function``, or an architecture such as ``hf:BertModel``.
+
+    The settings say how large an architecture is; they are for those alone.
+    """
     module, colon, function = word.partition(":")
+    if module in LIBRARIES and function:
+        return _architecture(word, module, function, settings or Settings())
+    if settings not in (None, Settings()):
+        raise OpforgeError(
+            f"--batch, --seq, --image, --layers and --set are for architectures by name, such as hf:BertModel, and {word!r} is none"
+        )
     if word.endswith(".py"):
         path = Path(word)
         if not path.is_file():
@@ -52,6 +70,16 @@ def find(word: str) -> Target:
         raise OpforgeError(f"{word!r} is not module:function; {_EXPECTED}")
     place = _place_of(module)
     return Target(word, module=module, function=function, folder=str(place.parent), reads=str(place))
+
+
+def _architecture(word: str, library: str, name: str, settings: Settings) -> Target:
+    package = LIBRARIES[library]
+    spec = PathFinder.find_spec(package, sys.path)
+    if spec is None:
+        raise OpforgeError(f"{word} needs the package {package}; install it with `pip install {package}`")
+    place = _location(spec, package)
+    given = settings.checked().as_json()
+    return Target(word, folder=str(place.parent), reads=str(place), library=library, architecture=name, settings=given)
 
 
 def _place_of(module: str) -> Path:

@@ -142,7 +142,7 @@ class ModelWorker:
         dtype = TORCH_DTYPES[request["dtype"]] if request["dtype"] else None
         how = How(self._device, dtype, request["train"], request["wide"], request["seed"])
         seed_generator(how.seed, torch.device("cpu"))
-        self._execution = Execution(load(target), how)
+        self._execution = Execution(load(target, train=how.train), how)
         self._execution.during = self._awake
         return {"dtype": SHORT_DTYPES[self._execution.dtype]}
 
@@ -234,7 +234,7 @@ class ModelWorker:
 
     def _record(self, ops: list[str], start: int) -> dict[str, Any]:
         """Run with ATen's own kernels and hand out the calls of some operators, from a number on, as many as there is room for."""
-        recorder = CallRecorder(self._arena, self._out_at, start, self._device)
+        recorder = CallRecorder(self._arena, self._out_at, start, self._device, lambda: self._built.learning)
         with Installation(self._device.type) as recording:
             for op in ops:
                 with suppress(RefusedError):  # then no kernel stands there either

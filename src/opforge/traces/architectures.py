@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from opforge.cases.encoding import TORCH_DTYPES
 from opforge.errors import OpforgeError, UnknownNameError
 from opforge.traces import hf_inputs
-from opforge.traces.hf_inputs import ModelCall
+from opforge.traces.hf_inputs import Follow
 from opforge.traces.targets import LIBRARIES, Settings, Target
 
 _LAYERS = (
@@ -25,17 +26,34 @@ _DERIVED = ("stage_names", "out_features", "out_indices", "_out_features", "_out
 """What a configuration works out itself from the number of its layers."""
 
 
-def prepared(target: Target, settings: Settings) -> Callable[[], None]:
-    """Make a model and its inputs; returns what runs it once, or trains it for one step."""
+@dataclass(frozen=True, slots=True)
+class Made:
+    """An architecture's model, and inputs for it."""
+
+    model: Any
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    follow: Follow | None = None
+    """A second call, which goes on with the result of the first, where the model is one that generates."""
+
+
+def make(target: Target, settings: Settings) -> Made:
+    """Make the model of an architecture, with random weights, and inputs of a size."""
     library = _library(target)
     with _dtype(settings.dtype), torch.device(settings.device):
-        model, calls = _MAKERS[target.kind](library, target.name, settings)
-    model.train(settings.train)
+        made = _MAKERS[target.kind](library, target.name, settings)
+    made.model.train(settings.train)
+    return made
+
+
+def prepared(target: Target, settings: Settings) -> Callable[[], None]:
+    """Make a model and its inputs; returns what runs it once, or trains it for one step."""
+    made = make(target, settings)
     if not settings.train:
-        return lambda: _infer(model, calls)
+        return lambda: _infer(made)
     fused = True if settings.fake else None  # the others ask for the number of the step, which is not known then
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=fused)
-    return lambda: _train(model, calls[0], optimizer)
+    optimizer = torch.optim.AdamW(made.model.parameters(), lr=1e-4, fused=fused)
+    return lambda: _train(made, optimizer)
 
 
 def _library(target: Target) -> Any:
@@ -48,15 +66,15 @@ def _library(target: Target) -> Any:
         ) from None
 
 
-def _infer(model: Any, calls: list[ModelCall]) -> None:
+def _infer(made: Made) -> None:
     with torch.no_grad():
-        last = None
-        for call in calls:
-            last = call(model, last)
+        result = made.model(*made.args, **made.kwargs)
+        if made.follow is not None:
+            made.follow(made.model, result)
 
 
-def _train(model: Any, call: ModelCall, optimizer: Any) -> None:
-    loss_of(call(model, None)).backward()
+def _train(made: Made, optimizer: Any) -> None:
+    loss_of(made.model(*made.args, **made.kwargs)).backward()
     optimizer.step()
     optimizer.zero_grad()
 
@@ -92,7 +110,7 @@ def _dtype(short: str) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _hf(library: Any, name: str, settings: Settings) -> tuple[Any, list[ModelCall]]:
+def _hf(library: Any, name: str, settings: Settings) -> Made:
     cls = getattr(library, name, None)
     if cls is None or not hasattr(cls, "config_class"):
         models = [n for n in dir(library) if n[0].isupper() and ("Model" in n or "For" in n)]
@@ -102,7 +120,8 @@ def _hf(library: Any, name: str, settings: Settings) -> tuple[Any, list[ModelCal
     config = configured(cls.config_class, settings)
     with _weights_left() if settings.fake else nullcontext():
         model = cls(config)
-    return model, hf_inputs.calls(model, config, settings)
+    inputs, follow = hf_inputs.inputs(model, config, settings)
+    return Made(model, (), inputs, follow)
 
 
 @contextmanager
@@ -153,7 +172,7 @@ def _fewer_layers(words: dict[str, Any], layers: int) -> None:
             _fewer_layers(value, layers)
 
 
-def _timm(library: Any, name: str, settings: Settings) -> tuple[Any, list[ModelCall]]:
+def _timm(library: Any, name: str, settings: Settings) -> Made:
     if name not in library.list_models():
         raise UnknownNameError("architecture of timm", name, library.list_models())
     sized = {} if settings.image is None else {"img_size": settings.image}
@@ -163,10 +182,10 @@ def _timm(library: Any, name: str, settings: Settings) -> tuple[Any, list[ModelC
         model = library.create_model(name, pretrained=False, **settings.changes)
     channels, height, width = model.default_cfg["input_size"]
     size = (settings.image, settings.image) if settings.image else (height, width)
-    return model, [_on(torch.randn(settings.batch, channels, *size))]
+    return Made(model, (torch.randn(settings.batch, channels, *size),))
 
 
-def _torchvision(library: Any, name: str, settings: Settings) -> tuple[Any, list[ModelCall]]:
+def _torchvision(library: Any, name: str, settings: Settings) -> Made:
     models = library.models.list_models()
     if name not in models:
         raise UnknownNameError("architecture of torchvision", name, models)
@@ -176,15 +195,10 @@ def _torchvision(library: Any, name: str, settings: Settings) -> tuple[Any, list
     side = settings.image or 224
     shape = (3, 16, side, side) if ".video." in kind else (3, side, side)
     images = torch.randn(settings.batch, *shape)
-    return model, [_on(list(images) if ".detection." in kind else images)]
+    return Made(model, (list(images) if ".detection." in kind else images,))
 
 
-def _on(inputs: Any) -> ModelCall:
-    """Return a call of a model with one argument."""
-    return lambda model, _last: model(inputs)
-
-
-_MAKERS: dict[str, Callable[[Any, str, Settings], tuple[Any, list[ModelCall]]]] = {
+_MAKERS: dict[str, Callable[[Any, str, Settings], Made]] = {
     "hf": _hf,
     "timm": _timm,
     "torchvision": _torchvision,

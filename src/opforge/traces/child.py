@@ -11,22 +11,24 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+
+import torch
+from torch._subclasses import FakeTensorMode
 
 from opforge.errors import OpforgeError
 from opforge.processes import die_with_parent
+from opforge.traces.guesses import GUESSED, Guesses
+from opforge.traces.recorder import Recorder
 from opforge.traces.stream import send
 from opforge.traces.targets import SCRIPT, Settings, Target
 
 
 def run(target: Target, settings: Settings, fd: int) -> None:
     """Run a target under a recorder, and send what is recorded; an error of the target's is sent as well."""
-    from opforge.traces.recorder import Recorder
-
     with os.fdopen(fd, "wb") as pipe:
-        recorder = Recorder(pipe, settings.device)
+        recorder, guesses = Recorder(pipe, settings.device), Guesses()
         try:
-            with _fake(settings):
+            with _fake(guesses) if settings.fake else contextlib.nullcontext():
                 action = _action(target, settings)
                 with recorder.optimizer_steps(), recorder:
                     action()
@@ -36,18 +38,17 @@ def run(target: Target, settings: Settings, fd: int) -> None:
         except OpforgeError as error:
             send(pipe, {"error": str(error), "ours": True})
         except BaseException as error:  # noqa: BLE001  # other people's code: whatever it raises ends the trace, and is said
-            send(pipe, {"error": _words(error, settings), "traceback": traceback.format_exc(limit=-8)})
+            send(pipe, {"error": _words(error, settings), "traceback": _frames(error)})
         finally:
+            recorder.lost(GUESSED, guesses.count)
             recorder.flush()
 
 
-def _fake(settings: Settings) -> contextlib.AbstractContextManager[Any]:
-    if not settings.fake:
-        return contextlib.nullcontext()
-    from torch._subclasses import FakeTensorMode
-
-    mode: contextlib.AbstractContextManager[Any] = FakeTensorMode(allow_non_fake_inputs=True)
-    return mode
+@contextlib.contextmanager
+def _fake(guesses: Guesses) -> Iterator[None]:
+    """Let tensors have no contents."""
+    with FakeTensorMode(allow_non_fake_inputs=True), guesses:
+        yield
 
 
 def _action(target: Target, settings: Settings) -> Callable[[], None]:
@@ -86,6 +87,15 @@ def _function(name: str) -> Callable[[], None]:
                 pass
 
     return call
+
+
+def _frames(error: BaseException) -> str:
+    """Return where an error was raised, the inside of torch left out."""
+    told = traceback.TracebackException.from_exception(error)
+    inside = str(Path(torch.__file__).parent)
+    frames = [frame for frame in told.stack if not frame.filename.startswith(inside)]
+    told.stack = traceback.StackSummary.from_list(frames[-8:])
+    return "".join(told.format(chain=False))
 
 
 def _words(error: BaseException, settings: Settings) -> str:

@@ -36,7 +36,7 @@ def trace(
     """Run a target in a process of its own and gather its calls; its output goes to stderr. A crash keeps what was recorded."""
     words = {**asdict(target), "settings": settings.checked().as_json()}
     collector.begin(target.model)
-    child = Child([*CHILD, json.dumps(words)], limit_s, stdout=sys.stderr.fileno(), env=_environment())
+    child = Child([*CHILD, json.dumps(words)], limit_s, stdout=sys.stderr.fileno(), env=environment())
     said: dict[str, Any] = {}
     calls = 0
     try:
@@ -72,7 +72,8 @@ def about(settings: Settings, command: list[str]) -> dict[str, Any]:
     }
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
+    """Return the environment of a process that is to find this very package."""
     package = str(Path(__file__).resolve().parents[2])
     paths = [package, os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}

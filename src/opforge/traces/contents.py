@@ -56,9 +56,15 @@ _POSITIVE = frozenset({
 """Operators whose floats should not be negative; ``bernoulli`` and ``multinomial`` raise otherwise."""
 
 
+_OF_A_WORKSPACE = frozenset({"mkldnn_rnn_layer_backward", "_cudnn_rnn_backward", "miopen_rnn_backward"})
+"""Operators that read what their forward call has left for them, in a form that no one else knows: ATen crashes on anything else."""
+
+
 def needs(op: str, data: Arguments) -> list[Needed]:
-    """Return what each tensor of a call needs, in the order of its arguments."""
+    """Return what each tensor of a call needs, in the order of its arguments; raises ValueError where no contents would do."""
     facts = table().get(op)
+    if facts is not None and facts.packet in _OF_A_WORKSPACE:
+        raise ValueError("reads the workspace of the call before it, which cannot be replayed")
     if facts is None:
         return [_of_unknown(spec) for value in _values(data) for spec in tensors(value)]
     given = facts.bind(*data)

@@ -24,6 +24,7 @@ from opforge.errors import OpforgeError
 FORMAT = 1
 _KEY = b"opforge.trace"
 _MAGIC = b"PAR1"
+# in the order of TracedCall's fields
 _SCALARS = ("op", "args", "count", "input_bytes", "result_bytes", "flops", "source", "digest", "stored_at")
 
 
@@ -109,21 +110,30 @@ def drafted(path: Path) -> Iterator[Path]:
 
 def read(path: Path, ops: Iterable[str] | None = None, *, whole: bool = True) -> Trace:
     """Return a trace, all or some operators of it; ``whole`` with every model that made a call, and the stored bytes."""
-    import pyarrow.parquet as pq
-
     about = read_about(path)
     names = [*_SCALARS, "seen", "stored"] if whole else list(_SCALARS)
-    wanted = None if ops is None else [("op", "in", sorted(ops))]
-    if wanted is not None and not wanted[0][2]:
-        return Trace([], about, about.pop("losses"))
-    table = pq.read_table(path, columns=names, filters=wanted)
-    rows = zip(*(table.column(name).to_pylist() for name in names), strict=True)
-    calls = [_call(row, *more) for row, more in ((r[: len(_SCALARS)], r[len(_SCALARS) :]) for r in rows)]
+    columns = _columns(path, names)
+    wanted = None if ops is None else set(ops)
+    rows = zip(*columns, strict=True)
+    calls = [_call(row) for row in rows if wanted is None or row[0] in wanted]
     return Trace(calls, about, about.pop("losses"))
 
 
-def _call(scalars: tuple[Any, ...], seen: Iterable[dict[str, Any]] = (), stored: bytes | None = None) -> TracedCall:
-    fields = dict(zip(_SCALARS, scalars, strict=True))
+def _columns(path: Path, names: list[str]) -> list[list[Any]]:
+    """Return columns of a file; without `read_table`, whose imports take longer than the reading."""
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as opened:
+        table = opened.read(columns=names)
+    return [table.column(name).to_pylist() for name in names]
+
+
+def _call(row: tuple[Any, ...]) -> TracedCall:
+    """Return the call of a row, whose fields are in the order of TracedCall's."""
+    if len(row) == len(_SCALARS):
+        return TracedCall(*row)
+    seen, stored = row[-2:]
+    fields = dict(zip(_SCALARS, row, strict=False))
     return TracedCall(**fields, seen=tuple(Seen(**s) for s in seen), stored=stored or b"")
 
 
@@ -148,10 +158,8 @@ def read_about(path: Path) -> dict[str, Any]:
 
 def write_blob(path: Path, blob: Path) -> None:
     """Write the bytes that a trace has stored as a blob, for the processes that make its cases."""
-    import pyarrow.parquet as pq
-
-    table = pq.read_table(path, columns=["stored_at", "stored"], filters=[("stored_at", ">=", 0)])
-    rows = sorted(zip(table.column("stored_at").to_pylist(), table.column("stored").to_pylist(), strict=True))
+    places, stored = _columns(path, ["stored_at", "stored"])
+    rows = sorted((at, contents) for at, contents in zip(places, stored, strict=True) if at >= 0)
     with drafted(blob) as draft:
         writer = BlobWriter(draft)
         for at, contents in rows:

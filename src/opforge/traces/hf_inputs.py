@@ -10,8 +10,8 @@ import torch
 
 from opforge.traces.targets import Settings
 
-ModelCall = Callable[[Any, Any], Any]
-"""Calls a model, given what the call before gave back."""
+Follow = Callable[[Any, Any], Any]
+"""Calls a model again, given what the call before gave back."""
 
 _SAMPLES = 16000
 """Of sound: one second."""
@@ -19,19 +19,18 @@ _GENERATES = ("CausalLM", "MaskedLM", "LMHead", "ConditionalGeneration", "ForSpe
 _CLASSIFIES = ("SequenceClassification", "ImageClassification", "AudioClassification", "VideoClassification")
 
 
-def calls(model: Any, config: Any, settings: Settings) -> list[ModelCall]:
-    """Return the calls of a model: one, and one more with a single token where it keeps a cache of the first."""
-    inputs = _inputs(model, config, settings)
-    first: ModelCall = lambda model, _last: model(**inputs)  # noqa: E731  # named for what it is
+def inputs(model: Any, config: Any, settings: Settings) -> tuple[dict[str, Any], Follow | None]:
+    """Return a model's inputs by name, and one more call, with a single token, where it keeps a cache of the first."""
+    found = _inputs(model, config, settings)
     generates = "CausalLM" in type(model).__name__ or "LMHead" in type(model).__name__
     if settings.train or not generates or "past_key_values" not in _names(model):
-        return [first]
+        return found, None
     token = torch.randint(0, _vocabulary(config), (settings.batch, 1))
 
     def follow(model: Any, last: Any) -> Any:
         return model(input_ids=token, past_key_values=last.past_key_values, use_cache=True)
 
-    return [lambda model, _last: model(**inputs, use_cache=True), follow]
+    return {**found, "use_cache": True}, follow
 
 
 def _names(model: Any) -> set[str]:

@@ -38,18 +38,22 @@ def from_log(lines: Iterable[str], model: str) -> Trace:
     """Return the trace that a log tells of; its losses say which lines are of no use, and why."""
     losses: Counter[str] = Counter()
     calls: dict[tuple[str, str], TracedCall] = {}
+    known: dict[tuple[str, str], TracedCall | str] = {}
+    """Of each distinct line its call, counted once, or why it is of no use."""
     for entry in parse_log(lines):
         if isinstance(entry, CaseSyntaxError):
             losses[_unread(str(entry))] += 1
             continue
-        try:
-            call = _call(entry, model)
-        except ValueError as error:
-            losses[f"{entry.op}: {error}"] += 1
+        line = entry.op, entry.args
+        if line not in known:
+            known[line] = _call_or_reason(entry, model)
+        call = known[line]
+        if isinstance(call, str):
+            losses[call] += 1
             continue
         key = call.op, call.args
-        known = calls.get(key)
-        calls[key] = call if known is None else _added(known, call)
+        before = calls[key].count if key in calls else 0
+        calls[key] = _counted(call, before + entry.count)
     return Trace(list(calls.values()), {"models": [model], "device": "cuda"}, dict(losses.most_common()))
 
 
@@ -82,9 +86,15 @@ def _worded(value: Value) -> Value:
     return value.name.partition(":")[0] if isinstance(value, Device) else value
 
 
-def _added(known: TracedCall, call: TracedCall) -> TracedCall:
-    count = known.count + call.count
-    return replace(known, count=count, seen=(replace(known.seen[0], count=count),))
+def _counted(call: TracedCall, count: int) -> TracedCall:
+    return replace(call, count=count, seen=(replace(call.seen[0], count=count),))
+
+
+def _call_or_reason(entry: LogEntry, model: str) -> TracedCall | str:
+    try:
+        return _call(entry, model)
+    except ValueError as error:
+        return f"{entry.op}: {error}"
 
 
 def _call(entry: LogEntry, model: str) -> TracedCall:

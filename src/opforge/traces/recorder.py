@@ -57,6 +57,10 @@ class _Known:
 class Recorder(TorchDispatchMode):
     """Sends what it sees to a pipe; see `opforge.traces.collect` for the other end."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler when the first mode is made, which takes seconds
+
     def __init__(self, pipe: BinaryIO, device: str) -> None:
         super().__init__()
         self._pipe = pipe
@@ -107,6 +111,11 @@ class Recorder(TorchDispatchMode):
             for hook in hooks:
                 hook.remove()
 
+    def lost(self, what: str, count: int) -> None:
+        """Count what could not be kept as it was."""
+        if count:
+            self._losses[what] += count
+
     def flush(self) -> None:
         """Send the counts of the calls since the last time."""
         with self._lock:
@@ -152,8 +161,8 @@ class Recorder(TorchDispatchMode):
         if writes_to_overlap(op, args, kwargs):
             known.lost = f"{op}: writes to a tensor that overlaps itself, so its result depends on the order of writing"
             return known, None
-        contents = _Contents(op, _tensors([args, list(kwargs.values())]), needs(op, data))
         try:
+            contents = _Contents(op, _tensors([args, list(kwargs.values())]), needs(op, data))
             with unset_fake_temporarily():  # numbers that a program has are real in a fake run too
                 with_contents = mapped(data, contents.next)
         except ValueError as error:

@@ -8,7 +8,7 @@ import os
 import select
 import struct
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO, cast
 
 from opforge.processes import describe_returncode
@@ -23,6 +23,16 @@ def send(pipe: BinaryIO, message: dict[str, Any], contents: bytes = b"") -> None
     """Send a message; it may wait in the pipe's buffer until that is flushed."""
     body = json.dumps(message).encode()
     pipe.write(LENGTHS.pack(len(body), len(contents)) + body + contents)
+
+
+def messages(file: BinaryIO) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """Yield the messages that were sent to a file; one that was broken off ends them."""
+    while len(head := file.read(LENGTHS.size)) == LENGTHS.size:
+        size, extra = LENGTHS.unpack(head)
+        body, contents = file.read(size), file.read(extra)
+        if (len(body), len(contents)) != (size, extra):
+            return
+        yield json.loads(body), contents
 
 
 class Child:

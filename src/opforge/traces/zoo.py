@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from opforge.traces.parts import Run
 from opforge.traces.targets import Settings, Target
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class How:
     """How the architectures of a family are run for inference, or trained."""
 
     dtype: str
@@ -26,8 +27,8 @@ class Run:
 class Family:
     """Architectures that are run alike."""
 
-    infer: Run
-    train: Run | None
+    infer: How
+    train: How | None
     layers: int | None = 2
 
 
@@ -65,16 +66,16 @@ class Architecture:
 
 
 FAMILIES = {
-    "encoder": Family(Run("f16", 16, 256), Run("f32", 8, 128)),
-    "decoder": Family(Run("bf16", 1, 1024), Run("bf16", 2, 512)),
-    "mixture": Family(Run("bf16", 1, 512), Run("bf16", 1, 256)),
-    "encoder-decoder": Family(Run("bf16", 4, 256), Run("f32", 4, 128)),
-    "state-space": Family(Run("bf16", 1, 32), Run("f32", 1, 16)),
-    "vision": Family(Run("f16", 16), Run("f32", 8), layers=None),
-    "convolution": Family(Run("f16", 16), Run("f32", 8), layers=None),
-    "detection": Family(Run("f32", 1), None, layers=None),
-    "audio": Family(Run("f16", 2), Run("f32", 2)),
-    "multimodal": Family(Run("f16", 8, 64), Run("f32", 4, 64)),
+    "encoder": Family(How("f16", 16, 256), How("f32", 8, 128)),
+    "decoder": Family(How("bf16", 1, 1024), How("bf16", 2, 512)),
+    "mixture": Family(How("bf16", 1, 512), How("bf16", 1, 256)),
+    "encoder-decoder": Family(How("bf16", 4, 256), How("f32", 4, 128)),
+    "state-space": Family(How("bf16", 1, 32), How("f32", 1, 16)),
+    "vision": Family(How("f16", 16), How("f32", 8), layers=None),
+    "convolution": Family(How("f16", 16), How("f32", 8), layers=None),
+    "detection": Family(How("f32", 1), None, layers=None),
+    "audio": Family(How("f16", 2), How("f32", 2)),
+    "multimodal": Family(How("f16", 8, 64), How("f32", 4, 64)),
 }
 
 _LLAMA = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8}
@@ -210,3 +211,8 @@ def architectures() -> list[Architecture]:
             for name in names
         ]
     return found
+
+
+def runs(device: str, *, fake: bool = False) -> list[Run]:
+    """Return every run of every architecture."""
+    return [Run(one.target, way, settings) for one in architectures() for way, settings in one.runs(device, fake=fake)]

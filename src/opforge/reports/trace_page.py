@@ -1,0 +1,106 @@
+"""What is in a trace, as a page of Markdown: its operators, its cases, and the models that they came from."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from opforge.traces.file import Trace, TracedCall
+
+_NAMED = 3
+"""Of the models that made an operator's calls, those that are named."""
+
+
+def page(trace: Trace, path: Path, title: str = "The suite `torchbench`") -> str:
+    """Return the page on a trace that was read from a file."""
+    lines = [f"# {title}", *_head(trace, path), *_models(trace.calls), *_operators(trace.calls), *_gaps(trace)]
+    return "\n".join(lines) + "\n"
+
+
+def _head(trace: Trace, path: Path) -> Iterator[str]:
+    about = trace.about
+    phases: Counter[str] = Counter()
+    for call in trace.calls:
+        for seen in call.seen:
+            phases[seen.phase] += seen.count
+    device = str(about.get("device", "?")) + (", without contents" if about.get("fake") else "")
+    yield "Operator calls of whole models, with the shapes, strides and dtypes that they have there."
+    yield "Each distinct call is a case, weighted by how often it was made."
+    yield ""
+    yield from _table(
+        ("", ""),
+        [
+            ("architectures", len(about.get("models", []))),
+            ("operators", trace.operators),
+            ("distinct calls", len(trace.calls)),
+            ("calls", f"{phases.total()}: " + ", ".join(f"{n} {phase}" for phase, n in phases.most_common())),
+            ("of other namespaces than ATen's", sum("::" in call.op for call in trace.calls)),
+            ("with stored contents", sum(bool(call.digest) for call in trace.calls)),
+            ("size", f"{path.stat().st_size / (1 << 20):.2f} MiB"),
+            ("recorded", f"{about.get('recorded', '?')[:10]}, torch {about.get('torch', '?')}, {device}"),
+        ],
+    )
+
+
+def _models(calls: Iterable[TracedCall]) -> Iterator[str]:
+    operators: dict[str, set[str]] = defaultdict(set)
+    cases: Counter[str] = Counter()
+    own: Counter[str] = Counter()
+    phases: dict[str, Counter[str]] = defaultdict(Counter)
+    for call in calls:
+        models = {seen.model for seen in call.seen}
+        for model in models:
+            operators[model].add(call.op)
+            cases[model] += 1
+            own[model] += len(models) == 1
+        for seen in call.seen:
+            phases[seen.model][seen.phase] += seen.count
+    yield "\n## Architectures"
+    yield "*Its own* are cases that no other architecture has.\n"
+    rows = [
+        (f"`{m}`", len(operators[m]), cases[m], own[m], *(phases[m][p] for p in ("forward", "backward", "optimizer")))
+        for m in sorted(cases)
+    ]
+    yield from _table(("architecture", "operators", "cases", "its own", "forward", "backward", "optimizer"), rows)
+
+
+def _operators(calls: Iterable[TracedCall]) -> Iterator[str]:
+    cases: Counter[str] = Counter()
+    made: dict[str, Counter[str]] = defaultdict(Counter)
+    for call in calls:
+        cases[call.op] += 1
+        for seen in call.seen:
+            made[call.op][seen.model] += seen.count
+    yield "\n## Operators"
+    yield f"With the {_NAMED} architectures that made most of the calls; the file has all of them, by case, in `seen`.\n"
+    rows = [(f"`{op}`", cases[op], made[op].total(), _named(made[op])) for op in sorted(cases)]
+    yield from _table(("operator", "cases", "calls", "from"), rows)
+
+
+def _named(made: Counter[str]) -> str:
+    first = ", ".join(model for model, _ in made.most_common(_NAMED))
+    return f"{first} and {len(made) - _NAMED} more" if len(made) > _NAMED else first
+
+
+def _gaps(trace: Trace) -> Iterator[str]:
+    failed: dict[str, str] = trace.about.get("failed", {})
+    if failed:
+        yield "\n## Runs that did not end well"
+        yield "What they did until then is kept.\n"
+        yield from _table(("run", "why"), [(f"`{run}`", _cell(why)) for run, why in sorted(failed.items())])
+    if trace.losses:
+        yield "\n## Calls that could not be kept\n"
+        yield from _table(("why", "calls"), [(_cell(why), count) for why, count in trace.losses.items()])
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> Iterator[str]:
+    yield "| " + " | ".join(head) + " |"
+    yield "|" + "---|" * len(head)
+    for row in rows:
+        yield "| " + " | ".join(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row) + " |"

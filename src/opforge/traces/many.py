@@ -1,0 +1,211 @@
+"""Record many runs at once, each in a process of its own that is forked from this one, which has the libraries imported.
+
+A run that fails, dies or takes too long costs only itself. One that finds no memory is run again by itself at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from opforge.processes import describe_returncode, die_with_parent
+from opforge.traces.conduct import CHILD, environment
+from opforge.traces.parts import Ended, Parts, Run
+from opforge.traces.targets import LIBRARIES
+
+_NO_MEMORY = re.compile(r"out of memory|OutOfMemoryError|ALLOC_FAILED|MemoryError|SIGKILL", re.IGNORECASE)
+_LOOK_EVERY_S = 0.02
+
+Say = Callable[[Run, Ended], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How many runs at once, and how long."""
+
+    workers: int = 1
+    run_s: float = 300.0
+    """Seconds after which a run is ended; what it recorded until then is kept."""
+    until: float = float("inf")
+    """The time, of `time.monotonic`, at which all must have ended; runs that have not are as if never begun."""
+
+
+@dataclass
+class _Going:
+    run: Run
+    begun: float
+    crowded: bool
+    """Whether other runs were going on beside it."""
+
+
+def preload(kinds: Iterable[str]) -> None:
+    """Import what all runs need, so that their forks have it; a library that is missing is each run's own error."""
+    import opforge.ops
+    import opforge.traces.architectures
+    import opforge.traces.child
+    import opforge.traces.recorder
+
+    opforge.ops.table()
+    for kind in sorted(set(kinds) & set(LIBRARIES)):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(LIBRARIES[kind])
+    if "transformers" in sys.modules:
+        importlib.import_module(
+            "transformers.modeling_utils"
+        )  # loaded only when a class is asked for; it takes longest
+
+
+@dataclass
+class Recording:
+    """Many runs, as far as they have come."""
+
+    parts: Parts
+    limits: Limits
+    say: Say = lambda _run, _ended: None
+    fork: bool = True
+    """Whether processes are forked; False for fresh ones, which import everything themselves."""
+    _going: dict[int, _Going] = field(default_factory=dict)
+    _alone: deque[Run] = field(default_factory=deque)
+    """Runs that found no memory while others had some."""
+
+    def record(self, runs: Iterable[Run]) -> None:
+        """Record the runs that have not ended well before: first those that were never run, then those that failed."""
+        known = [(run, self.parts.ended(run)) for run in runs]
+        waiting = deque(run for run, ended in known if ended is None)
+        waiting.extend(run for run, ended in known if ended is not None and ended.error)
+        try:
+            while (waiting or self._going or self._alone) and time.monotonic() < self.limits.until:
+                self._begin_some(waiting)
+                if not self._look():
+                    time.sleep(_LOOK_EVERY_S)
+        finally:
+            for pid, going in list(self._going.items()):
+                _kill(pid)
+                os.waitpid(pid, 0)
+                self.parts.forget(going.run)
+            self._going.clear()
+
+    def _begin_some(self, waiting: deque[Run]) -> None:
+        while waiting and len(self._going) < self.limits.workers:
+            self._begin(waiting.popleft())
+        if self._alone and not waiting and not self._going:
+            self._begin(self._alone.popleft())
+
+    def _begin(self, run: Run) -> None:
+        self.parts.forget(run)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = _forked(self.parts, run, self.limits.workers) if self.fork else _fresh(self.parts, run)
+        for other in self._going.values():
+            other.crowded = True
+        self._going[pid] = _Going(run, time.monotonic(), crowded=bool(self._going))
+
+    def _look(self) -> bool:
+        """Note which runs have ended, ending those that take too long; returns whether any has."""
+        found = False
+        for pid, going in list(self._going.items()):
+            seconds = time.monotonic() - going.begun
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended == 0 and seconds <= self.limits.run_s:
+                continue
+            found = True
+            del self._going[pid]
+            if ended == 0:
+                _kill(pid)
+                os.waitpid(pid, 0)
+                self._keep(going, f"took more than {self.limits.run_s:g} s")
+            else:
+                code = os.waitstatus_to_exitcode(status)
+                said = self.parts.error(going.run)
+                self._keep(going, said or (f"its process {describe_returncode(code)}" if code else ""))
+        return found
+
+    def _keep(self, going: _Going, error: str) -> None:
+        if going.crowded and _NO_MEMORY.search(error):
+            self._alone.append(going.run)
+            return
+        ended = Ended(round(time.monotonic() - going.begun, 1), error)
+        self.parts.keep(going.run, ended)
+        self.say(going.run, ended)
+
+
+def _forked(parts: Parts, run: Run, workers: int) -> int:
+    """Run in a fork of this process, and return its number."""
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        os.setsid()
+        die_with_parent()
+        _redirect(parts, run)
+        import torch
+
+        from opforge.traces.child import run as run_here
+
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+        run_here(run.target, run.settings, _opened(parts, run))
+        status = 0
+    finally:
+        os._exit(status)  # never on into the code of the process that this is a fork of
+
+
+def _fresh(parts: Parts, run: Run) -> int:
+    """Run in a process that begins anew, and return its number."""
+    fd = _opened(parts, run)
+    os.set_inheritable(fd, True)
+    out = os.open(parts.output(run), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        return os.posix_spawn(
+            CHILD[0],
+            [*CHILD, json.dumps(run.words()), str(fd)],
+            environment(),
+            setsid=True,
+            file_actions=[(os.POSIX_SPAWN_DUP2, out, 1), (os.POSIX_SPAWN_DUP2, out, 2)],
+        )
+    finally:
+        os.close(fd)
+        os.close(out)
+
+
+def _redirect(parts: Parts, run: Run) -> None:
+    out = os.open(parts.output(run), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for fd, to in ((nothing, 0), (out, 1), (out, 2)):
+        os.dup2(fd, to)
+
+
+def _opened(parts: Parts, run: Run) -> int:
+    return os.open(parts.calls(run), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+
+
+def _kill(pid: int) -> None:
+    """End a process and what it has started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or has not yet a session of its own
+        os.killpg(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def forks_reach(device: str) -> bool:
+    """Whether a fork of this process can use a device: CUDA cannot where it was asked for before the fork."""
+    pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            import torch
+
+            torch.zeros(1, device=device).sum().item()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitpid(pid, 0)[1] == 0
