@@ -12,7 +12,7 @@ from opforge.install import Installation, RefusedError
 from opforge.install.loading import install_kernel
 from opforge.ops import table
 from opforge.sandbox.loader import KernelLoadError
-from opforge.sandbox.originals import registrations
+from opforge.runtime.originals import registrations
 
 X = torch.tensor([-1.0, 0.5, 2.0])
 

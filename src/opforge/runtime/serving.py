@@ -1,0 +1,153 @@
+"""One operator's place in the dispatcher: who is asked, in which order, and what becomes of a call.
+
+A kernel stands below autograd: ATen's own derivative formulas are above it. Inside a kernel every operator is ATen's own, so that kernels
+do not run on each other, or round in circles.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .domain import Ask
+from .facts import FUNCTIONAL, Facts
+from .originals import Original, put
+from .results import Likeness, check_kind
+
+Function = Callable[..., Any]
+_MOST_REASONS = 16
+"""Reasons for falling back that are told apart; further ones count as one."""
+_OTHER_REASONS = "other reasons"
+
+
+class KernelWarning(RuntimeWarning):
+    """A kernel failed and was taken out, or is passed by."""
+
+
+@dataclass
+class Count:
+    """What became of the calls that one kernel was asked for."""
+
+    served: int = 0
+    aten: Counter[str] = field(default_factory=Counter)
+    """How often it was passed by, by reason."""
+
+    def passed_by(self, reason: str) -> None:
+        known = reason in self.aten or len(self.aten) < _MOST_REASONS
+        self.aten[reason if known else _OTHER_REASONS] += 1
+
+
+class Server:
+    """A kernel at one operator."""
+
+    def __init__(
+        self, op: Facts, kernel: str, function: Function, ask: Ask | None, *, required: bool = True, own_form: bool
+    ) -> None:
+        self.kernel = kernel
+        self.count = Count()
+        self._op = op
+        self._function = function
+        self._ask = ask
+        self._required = required
+        self._redoable = not own_form or op.form == FUNCTIONAL
+        """Whether ATen can still answer when the kernel has raised: the adapters write last."""
+        self._likeness = Likeness(op) if ask is None and op.form == FUNCTIONAL else None
+        """Where nothing is asked nothing is proven, and results are looked at."""
+
+    def outside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        """Say why a call is not for this kernel; nothing where it is."""
+        return "" if self._ask is None else self._ask(args, kwargs)
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the kernel's answer to a call."""
+        if torch.is_grad_enabled() and any(getattr(a, "requires_grad", False) for a in args):
+            with torch.no_grad():  # the kernel is below autograd, and sees tensors that want no gradients
+                result = self._function(*map(_detached, args), **kwargs)
+        else:
+            result = self._function(*args, **kwargs)
+        check_kind(self._op, result)
+        if self._likeness is not None:
+            self._likeness.check(result, args, kwargs)
+        return result
+
+    def failed(self, error: Exception) -> bool:
+        """Whether an exception is a failure of the kernel's, and not its way of declining."""
+        return self._required and not isinstance(error, NotImplementedError)
+
+    @property
+    def redoable(self) -> bool:
+        return self._redoable
+
+
+class _Inside(threading.local):
+    """Whether this thread is inside a kernel."""
+
+    now = False
+
+
+_inside = _Inside()
+
+
+class Place:
+    """An operator's place for one device. It is ATen's again when ``leave`` is called."""
+
+    def __init__(self, op: Facts, key: str) -> None:
+        self.op = op
+        self._original = Original(op, key)
+        self.servers: tuple[Server, ...] = ()
+        """The one that was enabled last is asked first."""
+        self._library = torch.library.Library("aten", "IMPL")
+        put(self._library, op, self._call, key)
+
+    def leave(self) -> None:
+        """Give the place back; afterwards the dispatcher is what it was before."""
+        self._library._destroy()  # noqa: SLF001  # torch has no public way to take an implementation out again
+
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
+        failures: list[tuple[Server, Exception]] = []
+        if not _inside.now:
+            for server in self.servers:
+                reason = server.outside(args, kwargs)
+                if reason:
+                    server.count.passed_by(reason)
+                    continue
+                _inside.now = True
+                try:
+                    result = server.call(args, kwargs)
+                except Exception as error:  # kernels raise anything
+                    if not server.redoable:
+                        self._take_out(server, error, "the call is lost, because it may have written already")
+                        raise
+                    failures += self._passed_by(server, error)
+                    continue
+                finally:
+                    _inside.now = False
+                server.count.served += 1
+                return result
+        result = self._original(*args, **kwargs)
+        for server, error in failures:  # where ATen raises too, that was no fault of the kernel's
+            self._take_out(server, error, "ATen answers from now on")
+        return result
+
+    def _passed_by(self, server: Server, error: Exception) -> list[tuple[Server, Exception]]:
+        failed = server.failed(error)
+        server.count.passed_by(f"{'raised' if failed else 'declined:'} {type(error).__name__}: {error}")
+        return [(server, error)] if failed else []
+
+    def _take_out(self, server: Server, error: Exception, then: str) -> None:
+        self.servers = tuple(s for s in self.servers if s is not server)
+        what = f"{type(error).__name__}: {error}"
+        text = f"kernel {server.kernel} failed in a call of {self.op.name} and was taken out ({what}); {then}"
+        warnings.warn(text, KernelWarning, stacklevel=3)
+
+
+def _detached(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    return [_detached(v) for v in value] if isinstance(value, list | tuple) else value
