@@ -244,7 +244,7 @@ class Race:
         """Time a block of one side."""
         heard = side.is_kernel and (figure.done or figure.rounds < _HEARD)
         shift = self._turn(side, figure, self._turns(side, figure, heard=heard))
-        waited = side.worker.waited_ns()
+        waited, own_wait = side.worker.waited_ns(), processes.waited_ns(os.getpid())
         began = time.perf_counter_ns()
         side.worker.begin({"do": "go"})
         if self._watch is not None and figure.rounds % _WATCHED == 0:
@@ -255,12 +255,13 @@ class Race:
             self._ask_aten(figure)
             raise
         outside = time.perf_counter_ns() - began
-        waited = side.worker.waited_ns() - waited
+        waited = max(0, side.worker.waited_ns() - waited)
+        own_wait = max(0, processes.waited_ns(os.getpid()) - own_wait)
         if not isinstance(said, int | float) or not math.isfinite(said) or said <= 0:
             raise NotRightError(Outcome.CHEATED, f"says that a timed call took {said!r} ns")
         figure.waited[-1] |= waited > _WAITED * said * figure.work
         (figure.kernel_ns if side.is_kernel else figure.aten_ns).append(float(said))
-        beside = outside - said * figure.work
+        beside = outside - said * figure.work - waited - own_wait
         (figure.kernel_beside if side.is_kernel else figure.aten_beside).append(beside)
         if heard:
             moved = shift + figure.passes if figure.name == "device" else 0

@@ -10,7 +10,6 @@ import signal
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ import numpy as np
 from opforge.cases.materialise import Bytes
 from opforge.judge.rooms import Guard
 from opforge.judge.verdict import Outcome
-from opforge.processes import describe_status
+from opforge.processes import describe_status, waited_ns
 from opforge.sandbox.client import Spawner
 from opforge.sandbox.confinement import Room
 from opforge.sandbox.wire import Channel, ChannelClosedError
@@ -154,11 +153,8 @@ class KernelWorker:
             os.sched_setaffinity(self._pid, cores)
 
     def waited_ns(self) -> int:
-        """Return for how long in all the worker's first thread was ready to run and had no core; 0 where the system does not say."""
-        try:
-            return int(Path(f"/proc/{self._pid}/schedstat").read_text().split()[1])
-        except (OSError, IndexError, ValueError):
-            return 0
+        """Return for how long in all the worker was ready to run and others had its core."""
+        return waited_ns(self._pid)
 
     def release(self, used: int) -> None:
         """Give back the arena's memory when a batch has used much of it."""
