@@ -11,8 +11,8 @@ from opforge.errors import UnknownNameError
 from opforge.install import Installation, RefusedError
 from opforge.install.loading import install_kernel
 from opforge.ops import table
-from opforge.sandbox.loader import KernelLoadError
 from opforge.runtime.originals import registrations
+from opforge.sandbox.loader import KernelLoadError
 
 X = torch.tensor([-1.0, 0.5, 2.0])
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from opforge import registry
 from opforge.backends import BackendOptions
@@ -31,6 +33,16 @@ def enable(
     names = ops.split(",") if isinstance(ops, str) else ops
     wanted = None if names is None else {op.name for op in table().select(names)}
     return enabling.enable(sources(_kernels(source)), device=device, policy=policy, ops=wanted)
+
+
+@contextmanager
+def enabled(source: str | Path, **options: Any) -> Iterator[Enabled]:
+    """Enable kernels within a block; options are those of ``enable``."""
+    made = enable(source, **options)
+    try:
+        yield made
+    finally:
+        made.disable()
 
 
 def disable() -> None:

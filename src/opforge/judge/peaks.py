@@ -20,8 +20,8 @@ from filelock import FileLock
 from opforge import cache
 from opforge.errors import InternalError
 from opforge.judge.kinds import Kind
-from opforge.sandbox.client import Spawner
 from opforge.runtime.devices import device_name
+from opforge.sandbox.client import Spawner
 from opforge.sandbox.wire import Channel, ChannelClosedError
 
 _FORMAT = 2

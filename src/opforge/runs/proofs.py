@@ -17,6 +17,7 @@ from typing import Any
 from opforge.cache import read_json, write_atomically
 from opforge.cases.text import parse_arguments
 from opforge.cases.values import DTYPES, TensorSpec
+from opforge.errors import CaseSyntaxError
 from opforge.kernels import Kernel
 from opforge.kernels.proofs import proof_of
 from opforge.ops import table
@@ -123,15 +124,16 @@ def _proof(
         "opforge_proof": _FORMAT,
         "kernel": kernel.name,
         "digest": kernel.digest,
-        "versions": manifest["versions"],
+        "torch": manifest["versions"]["torch"],
         "device": manifest["machine"]["name"],
     }
     operators: dict[str, dict[str, Any]] = {}
     suites = {manifest["config"]["suite"]}
-    if isinstance(before, dict) and all(before.get(key) == head[key] for key in ("opforge_proof", "digest", "device")):
-        if before.get("versions", {}).get("torch") == manifest["versions"]["torch"]:
-            operators = {op: dict(found) for op, found in before["operators"].items()}
-            suites |= set(before["suites"])
+    if isinstance(before, dict) and all(
+        before.get(key) == head[key] for key in ("opforge_proof", "digest", "device", "torch")
+    ):
+        operators = {op: dict(found) for op, found in before["operators"].items()}
+        suites |= set(before["suites"])
     for op, found in groups.items():
         kept = operators.setdefault(op, {})
         for signature, group in found.items():
@@ -159,7 +161,10 @@ def _call(row: Mapping[str, Any]) -> tuple[str, list[TensorSpec]] | None:
     op = table().get(row["op"])
     if op is None:
         return None
-    args, kwargs = parse_arguments(row["case"])
+    try:
+        args, kwargs = parse_arguments(row["case"])
+    except CaseSyntaxError:
+        return None  # its verdict says so
     given = op.bind(args, kwargs)
     values = [given.get(a.name) for a in op.arguments if "Tensor" in a.type]
     return ",".join(map(_word, values)), list(_specs(values))

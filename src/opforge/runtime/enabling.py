@@ -167,7 +167,7 @@ def _add(made: Enabled, source: Source, ops: Collection[str] | None) -> None:
                 function = load(source.file, source.entries, source.library)
             implements = _facts(source.primary)
             adapted = adapt(function, _facts(op), implements)
-        except (LoadError, NotImplementedError, _Refused) as error:
+        except (LoadError, NotImplementedError, _RefusedError) as error:
             made.refused[op] = str(error)
             continue
         ask = None if made.policy == "all" else found.quick()
@@ -177,7 +177,7 @@ def _add(made: Enabled, source: Source, ops: Collection[str] | None) -> None:
         )
 
 
-class _Refused(Exception):
+class _RefusedError(Exception):
     """An operator that a kernel cannot stand at; the message says why."""
 
 
@@ -185,21 +185,21 @@ def _server(made: Enabled, source: Source, op: str, proof: Mapping[str, Any] | N
     """Return for which calls of an operator a kernel is to be asked; raises where it is for none."""
     known = _facts(op)
     if known.composite:
-        raise _Refused(
+        raise _RefusedError(
             f"{op} is made of other operators (CompositeImplicitAutograd): a kernel in its place would cut off gradients. "
             "Write one for an operator that it is made of"
         )
     has = torch._C._dispatch_has_computed_kernel_for_dispatch_key  # noqa: SLF001
     name = f"aten::{op.removesuffix('.default')}"
     if not has(name, device_key(made.device)):
-        raise _Refused(f"{op} has no kernel of ATen's for {device_key(made.device)} to be put in place of")
+        raise _RefusedError(f"{op} has no kernel of ATen's for {device_key(made.device)} to be put in place of")
     if made.policy == "all":
         return Domain(known, {}, speed=False)
     if proof is None:
-        raise _Refused(void or f"{source.name} has no proof; judge it with `opforge run`, or take policy='all'")
+        raise _RefusedError(void or f"{source.name} has no proof; judge it with `opforge run`, or take policy='all'")
     rows = proof["operators"].get(op)
     if not rows:
-        raise _Refused(f"{source.name} is not proven for {op}")
+        raise _RefusedError(f"{source.name} is not proven for {op}")
     return Domain(known, rows, speed=made.policy == "proven")
 
 
@@ -209,7 +209,7 @@ def _proof(source: Source, device: str) -> tuple[Mapping[str, Any] | None, str |
         return None, None
     try:
         proof = json.loads(source.proof.read_text())
-        made_with, on = proof["versions"]["torch"], proof["device"]
+        made_with, on = proof["torch"], proof["device"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         return None, f"the proof {source.proof} cannot be read: {error}"
     if proof["digest"] != source.digest:
@@ -225,5 +225,5 @@ def _proof(source: Source, device: str) -> tuple[Mapping[str, Any] | None, str |
 def _facts(op: str) -> Facts:
     found = facts(op)
     if found is None:
-        raise _Refused(f"this torch ({torch.__version__}) has no operator {op}")
+        raise _RefusedError(f"this torch ({torch.__version__}) has no operator {op}")
     return found

@@ -131,8 +131,8 @@ class Place:
                 server.count.served += 1
                 return result
         result = self._original(*args, **kwargs)
-        for server, error in failures:  # where ATen raises too, that was no fault of the kernel's
-            self._take_out(server, error, "ATen answers from now on")
+        for server, failure in failures:  # where ATen raises too, that was no fault of the kernel's
+            self._take_out(server, failure, "ATen answers from now on")
         return result
 
     def _passed_by(self, server: Server, error: Exception) -> list[tuple[Server, Exception]]:

@@ -16,8 +16,8 @@ from torch.autograd.graph import _engine_run_backward
 from opforge.kernels.native.looking import in_words
 from opforge.ops import Operator, table
 from opforge.runtime.adapters import adapt
-from opforge.sandbox.mutants import Mutated
 from opforge.runtime.originals import put
+from opforge.sandbox.mutants import Mutated
 
 Function = Callable[..., Any]
 
