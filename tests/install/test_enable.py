@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import threading
@@ -15,9 +14,9 @@ import opforge
 from opforge.errors import OpforgeError, UnknownNameError
 from opforge.kernels.proofs import proof_of
 from opforge.ops import table
-from opforge.runtime.devices import cpu_name
 from opforge.runtime.originals import registrations
 from opforge.runtime.serving import KernelWarning
+from tests.install.proving import prove
 
 RELU = "import torch\ndef relu_kernel_impl(self):\n    return torch.where(self > 0, self, 0).to(self.dtype) + MARK\n"
 ADD = "import torch\ndef add_kernel_impl(self, other, *, alpha=1):\n    return torch.sub(self, other, alpha=-alpha) + MARK\n"
@@ -42,22 +41,6 @@ def kernels(tmp_path):
         return root
 
     return write
-
-
-def prove(root, op, operators, **changes):
-    """Write a proof beside a kernel."""
-    from opforge.backends import BackendOptions
-    from opforge.backends.directory import DirectoryBackend
-
-    file = root / op / f"{op}_implementation_1.py"
-    (kernel,) = (
-        k for k in DirectoryBackend(BackendOptions(ops_directory=root))._all() if k.file == str(file.resolve())
-    )
-    proof = {
-        "opforge_proof": 1, "kernel": kernel.name, "digest": kernel.digest, "torch": torch.__version__, "device": cpu_name(),
-        "suites": ["here"], "operators": operators, **changes,
-    }  # fmt: skip
-    proof_of(file).write_text(json.dumps(proof))
 
 
 def marked(tensor):

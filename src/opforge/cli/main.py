@@ -51,6 +51,7 @@ _VERBS = (
     "add_op",
     "check",
     "build",
+    "pack",
     "doctor",
 )
 """In the order in which the help shows them; each is a module that adds itself."""

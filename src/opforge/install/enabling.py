@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from opforge.errors import OpforgeError
 from opforge.kernels import Kernel, native
 from opforge.kernels.proofs import proof_of
 from opforge.ops import table
-from opforge.runtime import enabling
+from opforge.runtime import RUNTIME, enabling
 from opforge.runtime.enabling import POLICIES, Enabled, Source
 
 
@@ -32,7 +33,8 @@ def enable(
         )
     names = ops.split(",") if isinstance(ops, str) else ops
     wanted = None if names is None else {op.name for op in table().select(names)}
-    return enabling.enable(sources(_kernels(source)), device=device, policy=policy, ops=wanted)
+    made: Enabled = _runtime().enable(sources(_kernels(source)), device=device, policy=policy, ops=wanted)
+    return made
 
 
 @contextmanager
@@ -47,7 +49,12 @@ def enabled(source: str | Path, **options: Any) -> Iterator[Enabled]:
 
 def disable() -> None:
     """Take out all kernels that are enabled; afterwards the dispatcher is what it was before."""
-    enabling.disable()
+    _runtime().disable()
+
+
+def _runtime() -> Any:
+    """Return the runtime: that of a packed backend, if one is in this process already, so that all know of each other."""
+    return sys.modules.setdefault(f"_opforge_runtime_{RUNTIME}", enabling)
 
 
 def sources(kernels: Iterable[Kernel]) -> list[Source]:

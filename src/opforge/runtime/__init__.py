@@ -2,3 +2,6 @@
 
 Needs torch and nothing else, and imports nothing of opforge: `opforge pack` takes these files along as they are.
 """
+
+RUNTIME = 1
+"""Its number: packages of one number share the runtime in a process."""
