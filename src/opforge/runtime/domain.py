@@ -17,6 +17,8 @@ from .layouts import CONTIGUOUS, NUMBER, OFFSET, layout
 
 Ask = Callable[[tuple[Any, ...], Mapping[str, Any]], str]
 """Returns why a call is outside; nothing where it is inside."""
+Quick = Callable[[tuple[Any, ...]], bool]
+"""Whether a call with these positional arguments is surely inside."""
 UNPROVEN_DTYPES = "dtypes not proven"
 UNPROVEN_LAYOUT = "layout not proven"
 UNPROVEN_RANK = "number of dimensions not proven"
@@ -75,19 +77,19 @@ class Domain:
             return UNPROVEN_LAYOUT
         return proven.speed(numel) if self._speed else ""
 
-    def quick(self) -> Ask:
-        """Return what asks the same, faster where all arguments are plain contiguous tensors that begin their memory."""
+    def quick(self) -> Quick | None:
+        """Return what says at once of many calls that they are inside, if there is such a thing for this operator.
+
+        It knows plain contiguous tensors that begin their memory and want no gradients; what it does not know may be inside all the same.
+        """
         plain = {
-            signature: (proven.rank, self._sizes(proven))
+            tuple(map(_dtype_named, signature.split(","))): (*proven.rank, *self._sizes(proven))
             for signature, proven in self.proven.items()
-            if CONTIGUOUS in proven.layouts
+            if CONTIGUOUS in proven.layouts and _all_plain(signature)
         }
-        dtypes = {tuple(map(_dtype_named, s.split(","))): r for s, r in plain.items() if _all_plain(s)}
-        if len(self._at) == 1 and self._at[0] == 0:
-            return _quick_one(self.ask, {d[0]: r for d, r in dtypes.items() if len(d) == 1})
-        if self._at == [0, 1]:
-            return _quick_two(self.ask, {d: r for d, r in dtypes.items() if len(d) == 2})
-        return self.ask
+        if not plain or self._at not in ([0], [0, 1]):
+            return None
+        return _quick_one({d[0]: r for d, r in plain.items()}) if self._at == [0] else _quick_two(plain)
 
     def _sizes(self, proven: Proven) -> tuple[int, int]:
         """Return one range of sizes that is inside; where there are several, the largest."""
@@ -98,44 +100,42 @@ class Domain:
         return max((r for r in good if r[0] <= r[1]), key=lambda r: r[1] - r[0], default=(1, 0))
 
 
-def _quick_one(ask: Ask, inside: Mapping[torch.dtype, Any]) -> Ask:
-    def quick(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+def _quick_one(inside: Mapping[torch.dtype, Any]) -> Quick:
+    find, nowhere = inside.get, (0, -1, 0, -1)
+
+    def quick(args: tuple[Any, ...]) -> bool:
         one = args[0]
-        try:
-            (least, most), (low, high) = inside[one.dtype]
-            if low <= one.numel() <= high and least <= one.dim() <= most and _plain(one):
-                return ""
-        except (KeyError, AttributeError):
-            pass
-        return ask(args, kwargs)
+        least, most, low, high = find(one.dtype, nowhere)
+        return (
+            low <= one.numel() <= high
+            and least <= one.dim() <= most
+            and one.is_contiguous()
+            and not one.storage_offset()
+            and not one.requires_grad
+        )
 
     return quick
 
 
-def _quick_two(ask: Ask, inside: Mapping[tuple[torch.dtype, ...], Any]) -> Ask:
-    def quick(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-        try:
-            one, other, *_ = args
-            (least, most), (low, high) = inside[one.dtype, other.dtype]
-            if (
-                low <= max(one.numel(), other.numel()) <= high
-                and least <= one.dim() <= most
-                and least <= other.dim() <= most
-                and _plain(one)
-                and _plain(other)
-                and one.numel()
-                and other.numel()
-            ):
-                return ""
-        except (KeyError, AttributeError, ValueError):
-            pass
-        return ask(args, kwargs)
+def _quick_two(inside: Mapping[tuple[torch.dtype, ...], Any]) -> Quick:
+    find, nowhere = inside.get, (0, -1, 0, -1)
+
+    def quick(args: tuple[Any, ...]) -> bool:
+        one, other, *_ = args
+        if other.__class__ is not torch.Tensor:
+            return False
+        least, most, low, high = find((one.dtype, other.dtype), nowhere)
+        return (
+            low <= one.numel() <= high
+            and low <= other.numel() <= high
+            and least <= one.dim() <= most
+            and least <= other.dim() <= most
+            and one.is_contiguous()
+            and other.is_contiguous()
+            and not (one.storage_offset() or other.storage_offset() or one.requires_grad or other.requires_grad)
+        )
 
     return quick
-
-
-def _plain(tensor: torch.Tensor) -> bool:
-    return tensor.is_contiguous() and not tensor.storage_offset()
 
 
 def _all_plain(signature: str) -> bool:

@@ -170,10 +170,10 @@ def _add(made: Enabled, source: Source, ops: Collection[str] | None) -> None:
         except (LoadError, NotImplementedError, _RefusedError) as error:
             made.refused[op] = str(error)
             continue
-        ask = None if made.policy == "all" else found.quick()
+        ask, quick = (None, None) if made.policy == "all" else (found.ask, found.quick())
         own_form = adapted is function
         made._servers[op] = Server(  # noqa: SLF001
-            _facts(op), source.name, adapted, ask, required=required, own_form=own_form
+            _facts(op), source.name, adapted, ask, quick, required=required, own_form=own_form
         )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .domain import Ask
+from .domain import Ask, Quick
 from .facts import FUNCTIONAL, Facts
 from .originals import Original, put
 from .results import Likeness, check_kind
@@ -47,12 +47,21 @@ class Server:
     """A kernel at one operator."""
 
     def __init__(
-        self, op: Facts, kernel: str, function: Function, ask: Ask | None, *, required: bool = True, own_form: bool
+        self,
+        op: Facts,
+        kernel: str,
+        function: Function,
+        ask: Ask | None,
+        quick: Quick | None = None,
+        *,
+        required: bool = True,
+        own_form: bool,
     ) -> None:
         self.kernel = kernel
         self.count = Count()
         self._op = op
-        self._function = function
+        self.function = function
+        self.quick = quick
         self._ask = ask
         self._required = required
         self._redoable = not own_form or op.form == FUNCTIONAL
@@ -68,9 +77,9 @@ class Server:
         """Return the kernel's answer to a call."""
         if torch.is_grad_enabled() and any(getattr(a, "requires_grad", False) for a in args):
             with torch.no_grad():  # the kernel is below autograd, and sees tensors that want no gradients
-                result = self._function(*map(_detached, args), **kwargs)
+                result = self.function(*map(_detached, args), **kwargs)
         else:
-            result = self._function(*args, **kwargs)
+            result = self.function(*args, **kwargs)
         check_kind(self._op, result)
         if self._likeness is not None:
             self._likeness.check(result, args, kwargs)
@@ -100,36 +109,79 @@ class Place:
     def __init__(self, op: Facts, key: str) -> None:
         self.op = op
         self._original = Original(op, key)
-        self.servers: tuple[Server, ...] = ()
-        """The one that was enabled last is asked first."""
+        self._servers: tuple[Server, ...] = ()
         self._library = torch.library.Library("aten", "IMPL")
-        put(self._library, op, self._call, key)
+        call, self._take = self._shortest()
+        put(self._library, op, call, key)
+
+    @property
+    def servers(self) -> tuple[Server, ...]:
+        """Return the kernels that stand here; the one that was enabled last is asked first."""
+        return self._servers
+
+    @servers.setter
+    def servers(self, servers: tuple[Server, ...]) -> None:
+        self._servers = servers
+        self._take(servers)
 
     def leave(self) -> None:
         """Give the place back; afterwards the dispatcher is what it was before."""
         self._library._destroy()  # noqa: SLF001  # torch has no public way to take an implementation out again
 
-    def _call(self, *args: Any, **kwargs: Any) -> Any:
+    def _shortest(self) -> tuple[Function, Callable[[tuple[Server, ...]], None]]:
+        """Return what the dispatcher calls, and what tells it who stands here.
+
+        Most calls go to the kernel that is asked first, on tensors of which it is known at once that they are inside: for those as little is done as can be.
+        """
+        inside, whole, tensor = _inside, self._call, torch.Tensor
+        single = [r.type for r in self.op.returns] == ["Tensor"]
+        quick: Quick | None = None
+        function: Function = whole
+        count = Count()
+
+        def take(servers: tuple[Server, ...]) -> None:
+            nonlocal quick, function, count
+            if servers and single:
+                quick, function, count = servers[0].quick, servers[0].function, servers[0].count
+            else:
+                quick = None
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if quick is None or inside.now or not quick(args):
+                return whole(args, kwargs)
+            inside.now = True
+            try:
+                result = function(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001  # kernels raise anything
+                inside.now = False
+                return whole(args, kwargs, error)
+            finally:
+                inside.now = False
+            if result.__class__ is not tensor:
+                return whole(args, kwargs, TypeError(f"it returned {type(result).__name__}, not a tensor"))
+            count.served += 1
+            return result
+
+        return call, take
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], raised: Exception | None = None) -> Any:
+        """Answer a call; ``raised`` is what the kernel that is asked first has raised on it already."""
         failures: list[tuple[Server, Exception]] = []
-        if not _inside.now:
-            for server in self.servers:
-                reason = server.outside(args, kwargs)
-                if reason:
-                    server.count.passed_by(reason)
-                    continue
-                _inside.now = True
-                try:
-                    result = server.call(args, kwargs)
-                except Exception as error:  # kernels raise anything
-                    if not server.redoable:
-                        self._take_out(server, error, "the call is lost, because it may have written already")
-                        raise
-                    failures += self._passed_by(server, error)
-                    continue
-                finally:
-                    _inside.now = False
-                server.count.served += 1
-                return result
+        for server in self._servers if not _inside.now else ():
+            if raised is None and (reason := server.outside(args, kwargs)):
+                server.count.passed_by(reason)
+                continue
+            try:
+                result = _within(server, args, kwargs, raised)
+            except Exception as error:  # kernels raise anything
+                raised = None
+                if not server.redoable:
+                    self._take_out(server, error, "the call is lost, because it may have written already")
+                    raise
+                failures += self._passed_by(server, error)
+                continue
+            server.count.served += 1
+            return result
         result = self._original(*args, **kwargs)
         for server, failure in failures:  # where ATen raises too, that was no fault of the kernel's
             self._take_out(server, failure, "ATen answers from now on")
@@ -145,6 +197,17 @@ class Place:
         what = f"{type(error).__name__}: {error}"
         text = f"kernel {server.kernel} failed in a call of {self.op.name} and was taken out ({what}); {then}"
         warnings.warn(text, KernelWarning, stacklevel=3)
+
+
+def _within(server: Server, args: tuple[Any, ...], kwargs: dict[str, Any], raised: Exception | None) -> Any:
+    """Return a kernel's answer, with this thread marked as inside a kernel."""
+    if raised is not None:
+        raise raised
+    _inside.now = True
+    try:
+        return server.call(args, kwargs)
+    finally:
+        _inside.now = False
 
 
 def _detached(value: Any) -> Any:
