@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -16,6 +17,8 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+NOT_PROOFS = shutil.ignore_patterns("*.proof.json*")
+"""For copies of examples: what other tests that judge them write beside them meanwhile."""
 os.environ.setdefault("OPFORGE_CACHE", str(ROOT / ".cache" / "opforge"))
 
 from opforge import registry  # noqa: E402

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.authoring.packages import environment
-from tests.conftest import ROOT
+from tests.conftest import NOT_PROOFS, ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
@@ -35,7 +35,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a copy of what the commands need, in which they may write."""
     folder = tmp_path_factory.mktemp("checkout")
     for name in ("BackendBench", "examples", "src"):
-        shutil.copytree(ROOT / name, folder / name)
+        shutil.copytree(ROOT / name, folder / name, ignore=NOT_PROOFS)
     return folder
 
 

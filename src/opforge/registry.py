@@ -18,6 +18,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "aten": "opforge.backends.aten:AtenBackend",
         "directory": "opforge.backends.directory:DirectoryBackend",
         "custom_ops": "opforge.backends.custom_ops:CustomOpsBackend",
+        "flag_gems": "opforge.backends.flag_gems:FlagGemsBackend",
     },
 }
 """Our own entries, so that a plain checkout works without being installed; the same lines stand in pyproject.toml."""

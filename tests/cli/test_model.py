@@ -50,7 +50,9 @@ def judge(server, tmp_path, monkeypatch):
 
     def judged(others, *, without=("gelu",), model=TRANSFORMER, **fields):
         root = tmp_path / "kernels"
-        shutil.copytree(KERNELS, root, ignore=lambda _path, names: [n for n in names if n in without])
+        shutil.copytree(
+            KERNELS, root, ignore=lambda _path, names: [n for n in names if n in without or ".proof.json" in n]
+        )
         for op, source in others.items():
             (root / op).mkdir(exist_ok=True)
             (root / op / f"{op}_implementation_1.py").write_text(source)

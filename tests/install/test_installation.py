@@ -11,8 +11,8 @@ from opforge.errors import UnknownNameError
 from opforge.install import Installation, RefusedError
 from opforge.install.loading import install_kernel
 from opforge.ops import table
+from opforge.runtime.originals import registrations
 from opforge.sandbox.loader import KernelLoadError
-from opforge.sandbox.originals import registrations
 
 X = torch.tensor([-1.0, 0.5, 2.0])
 

@@ -51,6 +51,7 @@ _VERBS = (
     "add_op",
     "check",
     "build",
+    "pack",
     "doctor",
     "edge",
 )

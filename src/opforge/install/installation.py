@@ -18,7 +18,8 @@ import torch
 
 from opforge.errors import OpforgeError
 from opforge.ops import Operator, table
-from opforge.sandbox.originals import Original, device_key, put
+from opforge.runtime.originals import Original, device_key, put
+from opforge.runtime.results import check_kind
 
 Function = Callable[..., Any]
 _MOST_REASONS = 8
@@ -155,7 +156,7 @@ class Installation:
                 if observer is not None:
                     observer.before(kernel, name)
                 result = function(*args, **kwargs)
-                _check(op, result)
+                check_kind(op, result)
                 count.answered += 1
             except Exception as error:
                 if required and not isinstance(error, NotImplementedError):
@@ -170,21 +171,3 @@ class Installation:
             return result
 
         return call
-
-
-def _check(op: Operator, result: Any) -> None:
-    """Refuse results that are not even of the kind that the schema says: the dispatcher would take them, or end the process."""
-    expected = op.returns
-    found = (result,) if len(expected) == 1 else result
-    if not expected:
-        if result is not None:
-            raise TypeError(f"a kernel for {op.name} returned {type(result).__name__}; the operator returns nothing")
-        return
-    if not isinstance(found, tuple | list) or len(found) != len(expected):
-        raise TypeError(f"a kernel for {op.name} returned {type(result).__name__}, not {len(expected)} results")
-    for value, wanted in zip(found, expected, strict=True):
-        is_list = wanted.type.startswith("Tensor[")
-        if wanted.type == "Tensor" and not isinstance(value, torch.Tensor):
-            raise TypeError(f"a kernel for {op.name} returned {type(value).__name__}, not a tensor")
-        if is_list and not (isinstance(value, list | tuple) and all(isinstance(v, torch.Tensor) for v in value)):
-            raise TypeError(f"a kernel for {op.name} returned {type(value).__name__}, not a list of tensors")

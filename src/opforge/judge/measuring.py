@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import platform
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ import torch
 
 from opforge.judge.kinds import Kind
 from opforge.judge.peaks import Curve, Peaks
+from opforge.runtime.devices import device_name
 
 _KIB, _MIB = 1 << 10, 1 << 20
 _SIZES = {
@@ -69,17 +69,6 @@ def measure(device: str) -> Peaks:
             call_us=1e6 * _smallest_call(device),
             busy=kind == "cpu" and load > (os.cpu_count() or 1),
         )
-
-
-def device_name(device: str) -> str:
-    """Return the name that a device's maker gave it."""
-    if torch.device(device).type == "cuda":
-        return str(torch.cuda.get_device_name(device))
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        found = None
-    return found[1].strip() if found else platform.processor() or platform.machine()
 
 
 def _host_clock(action: Action) -> float:

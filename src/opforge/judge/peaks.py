@@ -20,6 +20,7 @@ from filelock import FileLock
 from opforge import cache
 from opforge.errors import InternalError
 from opforge.judge.kinds import Kind
+from opforge.runtime.devices import device_name
 from opforge.sandbox.client import Spawner
 from opforge.sandbox.wire import Channel, ChannelClosedError
 
@@ -138,7 +139,7 @@ def serve(config: dict[str, Any], fds: list[int]) -> None:
     from opforge.judge import measuring  # needs torch, and the process that asks has none
 
     channel = Channel.from_fd(fds[0])
-    channel.send({"name": measuring.device_name(config["device"])})
+    channel.send({"name": device_name(config["device"])})
     channel.receive()
     channel.send(measuring.measure(config["device"]).as_json())
 

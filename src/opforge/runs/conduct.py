@@ -17,6 +17,7 @@ from opforge import registry
 from opforge.backends import Backend
 from opforge.cache import torch_version
 from opforge.cases import Case
+from opforge.cases.case import Expect
 from opforge.errors import RunDirectoryError
 from opforge.judge.peaks import known_peaks
 from opforge.kernels import Kernel
@@ -28,6 +29,7 @@ from opforge.runs.execute import LocalExecutor, start_server
 from opforge.runs.inputs import maker
 from opforge.runs.native import with_libraries
 from opforge.runs.plan import Job, Key, Plan, load_suite, make_plan, selected
+from opforge.runs.proofs import write_proofs
 from opforge.runs.score import Summary
 from opforge.runs.store import RunStore
 from opforge.sandbox import probe
@@ -68,13 +70,12 @@ def run(
     selected(config, suite)  # a misspelt operator is answered before anything is started
     server = start_server(config.device)
     try:
-        if config.device != "cpu":
-            probe.check_device(server.spawner, config.device)
+        device_name = probe.check_device(server.spawner, config.device)
         with tempfile.TemporaryDirectory(prefix="opforge-inputs-") as temporary:
             folder = out / INPUTS if resume and (out / INPUTS).is_dir() else Path(temporary)
             loaded = load_suite(config, progress, suite, make=_maker(config, server, out), folder=folder)
             plan = make_plan(config, backend, loaded)
-            manifest = _manifest(config, plan, command or sys.argv)
+            manifest = _manifest(config, plan, command or sys.argv, device_name)
             store = RunStore.reopen(out) if resume else RunStore.create(out, manifest)
             plan = replace(plan, suite=_kept(loaded, folder, out / INPUTS))
         try:
@@ -145,8 +146,20 @@ def _judge(config: RunConfig, plan: Plan, store: RunStore, server: Any, progress
     confine = {"run": str(store.path.resolve()), "held": not manifest["confinement"]["missing"]}
     executor = LocalExecutor(config, server, emit, confine if config.confine else None, manifest.get("peaks"))
     executor.execute(plan, jobs)
-    store.update_manifest(finished=_now(), scores=summary.scores())
+    store.update_manifest(finished=_now(), scores=summary.scores(), proofs=_proofs(plan, store, manifest))
     return Ended(store, store.manifest(), summary)
+
+
+def _proofs(plan: Plan, store: RunStore, manifest: dict[str, Any]) -> dict[str, Any]:
+    """Write the proofs of the kernels that were judged beside their files; a folder that cannot be written to is told."""
+    raising = {
+        case.id for job in plan.jobs for part in job.parts for case in part.cases if case.expect is Expect.RAISES
+    }
+    try:
+        written = write_proofs((job.kernel for job in plan.jobs), store.rows(), manifest, raising)
+    except OSError as error:
+        return {"written": [], "failed": f"{error.filename}: {error.strerror}"}
+    return {"written": [str(path) for path in written]}
 
 
 def _peaks(config: RunConfig, plan: Plan, server: ForkServerProcess, progress: Progress) -> dict[str, Any] | None:
@@ -183,7 +196,7 @@ def _same_sources(manifest: dict[str, Any], plan: Plan) -> None:
             raise RunDirectoryError(f"{file} has changed since the run was begun; start a new run with --out")
 
 
-def _manifest(config: RunConfig, plan: Plan, command: list[str]) -> dict[str, Any]:
+def _manifest(config: RunConfig, plan: Plan, command: list[str], device_name: str) -> dict[str, Any]:
     kernels = [_kernel_row(job) for job in plan.jobs]
     return {
         "opforge": 1,
@@ -191,7 +204,12 @@ def _manifest(config: RunConfig, plan: Plan, command: list[str]) -> dict[str, An
         "config": config.as_json(),
         "versions": {name: _version(name) for name in ("opforge", "torch", "triton", "numpy")}
         | {"python": platform.python_version()},
-        "machine": {"platform": platform.platform(), "processor": platform.machine(), "device": config.device},
+        "machine": {
+            "platform": platform.platform(),
+            "processor": platform.machine(),
+            "device": config.device,
+            "name": device_name,
+        },
         "started": _now(),
         "plan": {
             "cases": plan.count,

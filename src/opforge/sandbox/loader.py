@@ -15,9 +15,9 @@ from torch.autograd.graph import _engine_run_backward
 
 from opforge.kernels.native.looking import in_words
 from opforge.ops import Operator, table
-from opforge.sandbox.adapters import adapt
+from opforge.runtime.adapters import adapt
+from opforge.runtime.originals import put
 from opforge.sandbox.mutants import Mutated
-from opforge.sandbox.originals import put
 
 Function = Callable[..., Any]
 

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from opforge.errors import OpforgeError
+from opforge.runtime.devices import cpu_name
 from opforge.sandbox import folders, reach
 from opforge.sandbox.client import Spawner
 from opforge.sandbox.confinement import Room, abilities
@@ -26,18 +27,21 @@ def serve(config: dict[str, Any], fds: list[int]) -> None:
         return
     import torch  # the process that checks has none
 
-    Channel.from_fd(fds[0]).send({"cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0})
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    Channel.from_fd(fds[0]).send({"cuda": [torch.cuda.get_device_name(i) for i in range(count)]})
 
 
-def check_device(spawner: Spawner, device: str) -> None:
-    """Raise an error when the machine does not have a device that a run asks for."""
+def check_device(spawner: Spawner, device: str) -> str:
+    """Return the name of a device that a run asks for; raises an error when the machine does not have it."""
     kind, _, index = device.partition(":")
     if kind == "cpu":
-        return
-    count = _ask(spawner, {})[kind]
+        return cpu_name()
+    names: list[str] = _ask(spawner, {})[kind]
+    count = len(names)
     if count <= int(index or 0):
         found = f"it has {count}" if count else "torch sees none on this machine"
         raise OpforgeError(f"device {device!r} is not there: {found}; use --device cpu, or a torch built for your GPU")
+    return names[int(index or 0)]
 
 
 def confinement(spawner: Spawner) -> dict[str, Any]:

@@ -17,7 +17,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opforge.ops import Operator, table
-from opforge.sandbox.originals import Original, put, qualified, registrations
+from opforge.runtime.facts import qualified
+from opforge.runtime.originals import Original, put, registrations
 
 Function = Callable[..., Any]
 
@@ -50,7 +51,7 @@ class Traps:
             original = Original(facts, key)
         except RuntimeError:
             return
-        name = qualified(facts)
+        name = qualified(facts.name)
 
         def trap(*args: Any, **kwargs: Any) -> Any:
             self._note(name, [*args, *kwargs.values()])

@@ -7,23 +7,23 @@ from typing import Any
 
 import torch
 
-from opforge.ops import Form, Operator
+from .facts import FUNCTIONAL, INPLACE, OUT, Signature
 
 Function = Callable[..., Any]
 
 
-def adapt(function: Function, op: Operator, implements: Operator) -> Function:
+def adapt(function: Function, op: Signature, implements: Signature) -> Function:
     """Return a callable with the signature and contract of ``op``, made of a function that implements another form."""
-    if op.form is implements.form:
+    if op.form == implements.form:
         return function
-    if implements.form is Form.FUNCTIONAL and op.form is Form.INPLACE:
+    if implements.form == FUNCTIONAL and op.form == INPLACE:
         return _inplace(function, op)
-    if implements.form is Form.FUNCTIONAL and op.form is Form.OUT:
+    if implements.form == FUNCTIONAL and op.form == OUT:
         return _out(function, op)
     raise NotImplementedError(f"a kernel for {implements.name} ({implements.form}) cannot serve {op.name} ({op.form})")
 
 
-def _inplace(function: Function, op: Operator) -> Function:
+def _inplace(function: Function, op: Signature) -> Function:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         _refuse_overlap(self)
         result = function(self, *args, **kwargs)
@@ -38,7 +38,7 @@ def _inplace(function: Function, op: Operator) -> Function:
     return call
 
 
-def _out(function: Function, op: Operator) -> Function:
+def _out(function: Function, op: Signature) -> Function:
     names = [a.name for a in op.arguments if a.writes]
 
     def call(*args: Any, **kwargs: Any) -> Any:

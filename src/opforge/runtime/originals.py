@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._C import DispatchKey, DispatchKeySet
 
-from opforge.ops import Operator
+from .facts import Signature, qualified
 
 _NUMBERS = (bool, int, float, complex)
 
@@ -17,8 +17,8 @@ _NUMBERS = (bool, int, float, complex)
 class Original:
     """ATen's kernel of an operator for one dispatch key, as it is when this is made; calling it passes by whatever comes later."""
 
-    def __init__(self, op: Operator, key: str) -> None:
-        self._kernel = torch.library.get_kernel(f"aten::{qualified(op)}", key)
+    def __init__(self, op: Signature, key: str) -> None:
+        self._kernel = torch.library.get_kernel(f"aten::{qualified(op.name)}", key)
         self._keys = DispatchKeySet(getattr(DispatchKey, key))
         self._tensors = frozenset(i for i, a in enumerate(op.arguments) if a.type.startswith("Tensor"))
 
@@ -26,26 +26,21 @@ class Original:
         return self._kernel.call_boxed(self._keys, *_with_tensors(args, self._tensors), **kwargs)
 
 
-def qualified(op: Operator) -> str:
-    """Return an operator's name as the dispatcher has it: without ``.default``."""
-    return op.name.removesuffix(".default")
-
-
 def device_key(device: str) -> str:
     """Return the dispatch key of a device such as ``cpu`` or ``cuda:1``."""
     return "CPU" if device.partition(":")[0] == "cpu" else "CUDA"
 
 
-def put(library: Any, op: Operator, function: Callable[..., Any], key: str) -> None:
+def put(library: Any, op: Signature, function: Callable[..., Any], key: str) -> None:
     """Put a function in the place of ATen's kernel, until the library is destroyed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that something was there before is the point
-        library.impl(qualified(op), function, key, allow_override=True)
+        library.impl(qualified(op.name), function, key, allow_override=True)
 
 
-def registrations(op: Operator) -> str:
+def registrations(op: Signature) -> str:
     """Return all that is registered for an operator, in torch's own words."""
-    dump: str = torch._C._dispatch_dump(f"aten::{qualified(op)}")  # noqa: SLF001  # torch has no public name for it
+    dump: str = torch._C._dispatch_dump(f"aten::{qualified(op.name)}")  # noqa: SLF001  # torch has no public name for it
     return dump
 
 

@@ -1,0 +1,127 @@
+"""What a kernel in ATen's place costs by the way it is put there: a call of an operator on small tensors, µs.
+
+The ways take turns in every round, and the least of many rounds counts: what disturbs a call only makes it slower. The kernel is the same in all of them.
+
+    python benchmarks/override.py [--device cuda] [--flag-gems]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import torch
+
+import opforge
+from opforge.runtime.devices import device_name
+
+KERNELS = {
+    "relu": (
+        "import torch\ndef relu_kernel_impl(self):\n    return torch.clamp(self, min=0)\n",
+        "float32",
+        torch.relu,
+    ),
+    "add": (
+        "import torch\ndef add_kernel_impl(self, other, *, alpha=1):\n    return torch.sub(self, other, alpha=-alpha)\n",
+        "float32,float32",
+        lambda x: torch.add(x, x),
+    ),
+}
+ROUNDS, CALLS = 60, 300
+
+
+@contextmanager
+def plain(op: str, function: Callable[..., torch.Tensor], device: str) -> Iterator[None]:
+    """Put a function in place as torch.library does it, without anything around."""
+    library = torch.library.Library("aten", "IMPL")
+    name = {"relu": "relu", "add": "add.Tensor"}[op]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        library.impl(name, function, device.upper(), allow_override=True)
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+def ways(op: str, root: Path, device: str, *, gems: bool) -> dict[str, Callable[[], object]]:
+    """Return the ways by name, each as what gives a context in which it holds."""
+    source, signature, _ = KERNELS[op]
+    folder = root / op
+    folder.mkdir(parents=True)
+    file = folder / f"{op}_implementation_1.py"
+    file.write_text(source)
+    _prove(file, op, signature, device)
+    module: dict[str, object] = {}
+    exec(source, module)  # the kernel above
+    found: dict[str, Callable[[], object]] = {
+        "ATen": nullcontext,
+        "plain Library.impl": lambda: plain(op, module[f"{op}_kernel_impl"], device),
+        "enable, proven": lambda: opforge.enabled(root, device=device, ops=[op]),
+        "enable, all": lambda: opforge.enabled(root, device=device, ops=[op], policy="all"),
+    }
+    if gems:
+        import flag_gems
+
+        found["FlagGems"] = lambda: flag_gems.use_gems(include=[op])
+    return found
+
+
+def _prove(file: Path, op: str, signature: str, device: str) -> None:
+    import json
+
+    from opforge.backends.directory import kernel_in
+    from opforge.kernels.proofs import proof_of
+
+    kernel = kernel_in(file, op)
+    proven = {"rank": [0, 4], "numel": [1, 1 << 20], "layouts": ["contiguous"], "timed": [[1, 1 << 20, True]]}
+    proof = {"digest": kernel.digest, "torch": torch.__version__, "device": device_name(device)}
+    proof_of(file).write_text(json.dumps({**proof, "operators": {kernel.primary: {signature: proven}}}))
+
+
+def measure(call: Callable[[], object], enter: dict[str, Callable[[], object]], device: str) -> dict[str, float]:
+    """Return the least time of a call by way, µs."""
+    times: dict[str, list[float]] = {name: [] for name in enter}
+    for _ in range(ROUNDS):
+        for name, way in enter.items():
+            with way():
+                for _ in range(20):
+                    call()
+                if device != "cpu":
+                    torch.cuda.synchronize()
+                began = time.perf_counter()
+                for _ in range(CALLS):
+                    call()
+                if device != "cpu":
+                    torch.cuda.synchronize()
+                times[name].append((time.perf_counter() - began) / CALLS * 1e6)
+    return {name: min(found) for name, found in times.items()} | {
+        f"{name} (median)": statistics.median(found) for name, found in times.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--flag-gems", action="store_true")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    print(f"{device_name(given.device)}, torch {torch.__version__}; µs a call, least of {ROUNDS} rounds of {CALLS}")
+    for op, (_, _, call) in KERNELS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            enter = ways(op, Path(folder), given.device, gems=given.flag_gems)
+            x = torch.randn(16, 16, device=given.device)
+            found = measure(lambda call=call, x=x: call(x), enter, given.device)
+        base = found["plain Library.impl"]
+        for name in enter:
+            print(f"{op:5} {name:20} {found[name]:7.2f}   {found[name] / base:5.2f} × plain Library.impl")
+
+
+if __name__ == "__main__":
+    main()

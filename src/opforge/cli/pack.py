@@ -1,0 +1,48 @@
+"""`opforge pack`: a directory of kernels becomes a package that pip installs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from opforge.errors import OpforgeError
+
+
+def register(app: typer.Typer) -> None:
+    app.command("pack")(pack)
+
+
+def pack(
+    directory: Annotated[Path, typer.Argument(help="A kernel directory, {op}/{op}_implementation_1.py.")],
+    name: Annotated[str, typer.Option(help="The name of the package.")],
+    out: Annotated[Path, typer.Option(help="Where the package's folder and its wheel go.")] = Path("dist"),
+    version: Annotated[str, typer.Option(help="The version of the package.")] = "0.1.0",
+    format_: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
+) -> int:
+    """Make a package and a wheel of a directory's kernels and their proofs; installed, it puts them in ATen's place."""
+    if format_ not in ("text", "json"):
+        raise OpforgeError(f"unknown format {format_!r}; allowed: text, json")
+    from opforge.authoring.pack import pack as make
+
+    packed = make(directory, name, out, version=version)
+    if format_ == "json":
+        rows = [{"name": row["name"], "file": row["file"], "proven": row["proven"]} for row in packed.rows]
+        found = {
+            "package": str(packed.project),
+            "wheel": str(packed.wheel),
+            "kernels": rows,
+            "left_out": packed.strangers,
+        }
+        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+        return 0
+    for row in packed.rows:
+        sys.stdout.write(f"{row['name']}  {row['proven'] or 'no proof: served with policy all only'}\n")
+    for stranger in packed.strangers:
+        sys.stdout.write(f"left out: {stranger}\n")
+    sys.stdout.write(f"package  {packed.project}\nwheel    {packed.wheel}\n")
+    sys.stdout.write(f"use      pip install {packed.wheel}; OPFORGE_BACKEND={name} python your_script.py\n")
+    return 0

@@ -1,0 +1,71 @@
+"""Say once, when something is compiled while kernels are enabled, that Inductor's code does not call them."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .serving import KernelWarning
+
+_WORDS = (
+    "torch.compile is at work while kernels are enabled: code that Inductor makes calls its own kernels and not these, "
+    "but for the few operators that it leaves to ATen (mm.out, addmm.out). Results are right; the kernels are passed by"
+)
+_state: dict[str, Any] = {"compile": None, "said": False, "listening": False}
+_lock = threading.Lock()
+
+
+def watch_compilation(*, on: bool) -> None:
+    """Listen for compilation from now on, or no longer."""
+    with _lock:
+        if on and "torch._dynamo" in sys.modules:
+            _listen()
+        elif on and _state["compile"] is None:
+            _state["compile"] = torch.compile
+            torch.compile = _wrapped(torch.compile)
+        elif not on:
+            _restore()
+
+
+def _wrapped(compile_: Callable[..., Any]) -> Callable[..., Any]:
+    def compile(*args: Any, **kwargs: Any) -> Any:  # noqa: A001  # torch's own name for it
+        import torch._dynamo  # noqa: F401
+
+        with _lock:
+            if _state["compile"] is not None:
+                _listen()
+        return compile_(*args, **kwargs)
+
+    compile.__doc__ = compile_.__doc__
+    return compile
+
+
+def _listen() -> None:
+    if not _state["listening"]:
+        from torch._dynamo.callback import callback_handler
+
+        callback_handler.register_start_callback(_say)
+        _state["listening"] = True
+
+
+def _restore() -> None:
+    if _state["compile"] is not None:
+        torch.compile = _state["compile"]
+        _state["compile"] = None
+    if _state["listening"]:
+        from torch._dynamo.callback import callback_handler
+
+        callback_handler.remove_start_callback(_say)
+        _state["listening"] = False
+    _state["said"] = False
+
+
+def _say(*_args: Any) -> None:
+    if not _state["said"]:
+        _state["said"] = True
+        warnings.warn(_WORDS, KernelWarning, stacklevel=2)

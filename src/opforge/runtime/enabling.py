@@ -1,0 +1,229 @@
+"""Put the kernels of a source in ATen's place in this process, count what they answer, and take them out again."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from .adapters import adapt
+from .compiling import watch_compilation
+from .devices import device_name
+from .domain import Domain
+from .facts import Facts, facts
+from .loading import Function, LoadError, load
+from .originals import device_key
+from .serving import Place, Server
+
+POLICIES = {
+    "proven": "calls for which a kernel is proven right, at sizes at which it was timed and is not slower",
+    "right": "calls for which a kernel is proven right, however fast",
+    "all": "every call that the kernel does not decline",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A kernel's file, with what it serves and what is proven of it."""
+
+    name: str
+    primary: str
+    """The operator whose signature its function has."""
+    serves: tuple[tuple[str, bool], ...]
+    """Operators, each with whether raising there is a failure, and not declining."""
+    file: Path
+    entries: tuple[str, ...]
+    digest: str
+    proof: Path | None = None
+    library: str = ""
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any], folder: Path) -> Source:
+        """Return a source from a row of a package's manifest."""
+        proof, library = row.get("proof"), row.get("library")
+        return cls(
+            name=row["name"],
+            primary=row["primary"],
+            serves=tuple((op, bool(required)) for op, required in row["serves"]),
+            file=folder / row["file"],
+            entries=tuple(row["entries"]),
+            digest=row["digest"],
+            proof=folder / proof if proof else None,
+            library=str(folder / library) if library else "",
+        )
+
+
+@dataclass
+class Enabled:
+    """Kernels that are enabled, until ``disable`` is called or the block that it is the context of ends."""
+
+    device: str
+    policy: str
+    refused: dict[str, str] = field(default_factory=dict)
+    """Operators that no kernel serves though there is one for them, with reasons."""
+    _servers: dict[str, Server] = field(default_factory=dict)
+    _on: bool = True
+
+    @property
+    def operators(self) -> list[str]:
+        """Return the operators at which a kernel stands."""
+        return list(self._servers)
+
+    def counters(self) -> dict[str, dict[str, Any]]:
+        """Return, by operator, the kernel, how many calls it served, and how many went to ATen for which reason."""
+        return {
+            op: {"kernel": s.kernel, "served": s.count.served, "aten": dict(s.count.aten)}
+            for op, s in self._servers.items()
+        }
+
+    def disable(self) -> None:
+        """Take these kernels out; others that are enabled stay. A second time nothing happens."""
+        with _lock:
+            if not self._on:
+                return
+            self._on = False
+            if self in _enabled:
+                _enabled.remove(self)
+            key = device_key(self.device)
+            for op, server in self._servers.items():
+                place = _places[op, key]
+                place.servers = tuple(s for s in place.servers if s is not server)
+                if not any(op in other._servers for other in _enabled if device_key(other.device) == key):  # noqa: SLF001
+                    _places.pop((op, key)).leave()
+        watch_compilation(on=bool(_enabled))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.disable()
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+_lock = threading.RLock()
+_places: dict[tuple[str, str], Place] = {}
+_enabled: list[Enabled] = []
+
+
+def enable(
+    sources: Iterable[Source], *, device: str | None = None, policy: str = "proven", ops: Collection[str] | None = None
+) -> Enabled:
+    """Put kernels in ATen's place in the whole process, all threads; with ``ops``, only at those operators.
+
+    Of several that are enabled, the last is asked first, then the one before it, then ATen.
+    """
+    if policy not in POLICIES:
+        raise ValueError(f"policy {policy!r} is unknown; there are {', '.join(map(repr, POLICIES))}")
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    made = Enabled(device, policy)
+    with _lock:
+        for source in sources:
+            _add(made, source, ops)
+        key = device_key(device)
+        for op, server in made._servers.items():  # noqa: SLF001  # its own
+            place = _places.get((op, key))
+            if place is None:
+                place = _places[op, key] = Place(_facts(op), key)
+            place.servers = (server, *place.servers)
+        _enabled.append(made)
+    watch_compilation(on=True)
+    return made
+
+
+def disable() -> None:
+    """Take out everything that is enabled; afterwards the dispatcher is what it was before the first."""
+    for made in list(reversed(_enabled)):
+        made.disable()
+
+
+def _add(made: Enabled, source: Source, ops: Collection[str] | None) -> None:
+    """Make servers of what a source serves, and note what is refused."""
+    wanted = [(op, required) for op, required in source.serves if ops is None or op in ops]
+    proof = void = None
+    if made.policy != "all" and wanted:
+        proof, void = _proof(source, made.device)
+    function: Function | None = None
+    for op, required in wanted:
+        if op in made._servers:  # noqa: SLF001
+            continue
+        try:
+            found = _server(made, source, op, proof, void)
+            if found is None:
+                continue
+            if function is None:
+                function = load(source.file, source.entries, source.library)
+            implements = _facts(source.primary)
+            adapted = adapt(function, _facts(op), implements)
+        except (LoadError, NotImplementedError, _RefusedError) as error:
+            made.refused[op] = str(error)
+            continue
+        ask, quick = (None, None) if made.policy == "all" else (found.ask, found.quick())
+        own_form = adapted is function
+        made._servers[op] = Server(  # noqa: SLF001
+            _facts(op), source.name, adapted, ask, quick, required=required, own_form=own_form
+        )
+
+
+class _RefusedError(Exception):
+    """An operator that a kernel cannot stand at; the message says why."""
+
+
+def _server(made: Enabled, source: Source, op: str, proof: Mapping[str, Any] | None, void: str | None) -> Domain | None:
+    """Return for which calls of an operator a kernel is to be asked; raises where it is for none."""
+    known = _facts(op)
+    if known.composite:
+        raise _RefusedError(
+            f"{op} is made of other operators (CompositeImplicitAutograd): a kernel in its place would cut off gradients. "
+            "Write one for an operator that it is made of"
+        )
+    has = torch._C._dispatch_has_computed_kernel_for_dispatch_key  # noqa: SLF001
+    name = f"aten::{op.removesuffix('.default')}"
+    if not has(name, device_key(made.device)):
+        raise _RefusedError(f"{op} has no kernel of ATen's for {device_key(made.device)} to be put in place of")
+    if made.policy == "all":
+        return Domain(known, {}, speed=False)
+    if proof is None:
+        raise _RefusedError(void or f"{source.name} has no proof; judge it with `opforge run`, or take policy='all'")
+    rows = proof["operators"].get(op)
+    if not rows:
+        raise _RefusedError(f"{source.name} is not proven for {op}")
+    return Domain(known, rows, speed=made.policy == "proven")
+
+
+def _proof(source: Source, device: str) -> tuple[Mapping[str, Any] | None, str | None]:
+    """Return a source's proof, or why there is none that holds here."""
+    if source.proof is None or not source.proof.is_file():
+        return None, None
+    try:
+        proof = json.loads(source.proof.read_text())
+        made_with, on = proof["torch"], proof["device"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return None, f"the proof {source.proof} cannot be read: {error}"
+    if proof["digest"] != source.digest:
+        return None, f"{source.file.name} has changed since it was proven; judge it again with `opforge run`"
+    here = {"torch": ".".join(torch.__version__.split(".")[:2]), "device": device_name(device)}
+    if ".".join(made_with.split(".")[:2]) != here["torch"]:
+        return None, f"{source.name} was proven with torch {made_with}, and this is {torch.__version__}"
+    if on != here["device"]:
+        return None, f"{source.name} was proven on {on}, and this is {here['device']}"
+    return proof, None
+
+
+def _facts(op: str) -> Facts:
+    found = facts(op)
+    if found is None:
+        raise _RefusedError(f"this torch ({torch.__version__}) has no operator {op}")
+    return found

@@ -1,0 +1,100 @@
+"""What torch itself knows of an operator: its form, its arguments, its results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+FUNCTIONAL, INPLACE, OUT, MUTABLE = "functional", "inplace", "out", "mutable"
+_TYPES = {
+    "Optional[Tensor]": "Tensor?",
+    "List[Tensor]": "Tensor[]",
+    "List[Optional[Tensor]]": "Tensor?[]",
+}
+"""Types as torch prints them, and as native_functions.yaml has them."""
+
+
+class Slot(Protocol):
+    """An argument or a result."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def type(self) -> str: ...
+
+    @property
+    def writes(self) -> bool: ...
+
+
+class Signature(Protocol):
+    """What must be known of an operator to stand in its place."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def form(self) -> str: ...
+
+    @property
+    def arguments(self) -> Sequence[Slot]: ...
+
+    @property
+    def returns(self) -> Sequence[Slot]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """An argument or a result of a schema."""
+
+    name: str
+    type: str
+    writes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """One overload of an ATen operator, for example ``add.Tensor``."""
+
+    name: str
+    form: str
+    arguments: tuple[Argument, ...]
+    returns: tuple[Argument, ...]
+    composite: bool
+    """CompositeImplicitAutograd: made of other operators, so autograd sees through it."""
+
+
+def facts(name: str) -> Facts | None:
+    """Return the facts of an overload, or None where this torch has none of that name."""
+    base, _, overload = name.partition(".")
+    packet = getattr(torch.ops.aten, base, None)
+    found = getattr(packet, overload, None)
+    if found is None:
+        return None
+    schema = found._schema  # noqa: SLF001  # torch has no public name for it
+    arguments = tuple(_argument(a) for a in schema.arguments)
+    has = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001
+    composite = has(f"aten::{qualified(name)}", "CompositeImplicitAutograd")
+    return Facts(name, _form(schema, arguments), arguments, tuple(_argument(r) for r in schema.returns), composite)
+
+
+def qualified(name: str) -> str:
+    """Return an operator's name as the dispatcher has it: without ``.default``."""
+    return name.removesuffix(".default")
+
+
+def _argument(given: Any) -> Argument:
+    kind = str(given.type)
+    return Argument(given.name, _TYPES.get(kind, kind), given.alias_info is not None and given.alias_info.is_write)
+
+
+def _form(schema: Any, arguments: Sequence[Argument]) -> str:
+    if not any(a.writes for a in arguments):
+        return FUNCTIONAL
+    if any(given.is_out for given in schema.arguments):
+        return OUT
+    base = schema.name.partition("::")[2]
+    return INPLACE if base.endswith("_") and not base.endswith("__") and arguments[0].writes else MUTABLE

@@ -1,0 +1,82 @@
+"""Load the function of a kernel's file in this process."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Function = Callable[..., Any]
+
+
+class LoadError(Exception):
+    """A kernel's file cannot be loaded; the message says why."""
+
+
+def load(file: Path, entries: Sequence[str], library: str = "") -> Function:
+    """Return the first of the named functions of a Python file, or the operator that a library built of the file registers."""
+    return _operator(Path(library), entries) if library else _function(file, entries)
+
+
+def _function(file: Path, entries: Sequence[str]) -> Function:
+    name = f"opforge_kernel_{abs(hash(str(file)))}_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise LoadError(f"{file} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and Triton look their module up
+    try:
+        with _neighbours(file.parent):
+            spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise LoadError(f"{file.name} raised while loading: {type(error).__name__}: {error}") from error
+    for entry in entries:
+        if callable(found := getattr(module, entry, None)):
+            function: Function = found
+            return function
+    raise LoadError(f"{file.name} does not define {' or '.join(entries)}")
+
+
+@contextmanager
+def _neighbours(folder: Path) -> Iterator[None]:
+    """Let a file import modules beside it; they stay its own, though another kernel may have some of the same names."""
+    sys.path.insert(0, str(folder))
+    before = set(sys.modules)
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        for name in set(sys.modules) - before:
+            file = getattr(sys.modules[name], "__file__", None)
+            if isinstance(file, str) and Path(file).parent == folder and not name.startswith("opforge_kernel_"):
+                del sys.modules[name]
+
+
+def _operator(library: Path, entries: Sequence[str]) -> Function:
+    before = set(torch._C._dispatch_get_all_op_names())  # noqa: SLF001  # torch has no public list of operators
+    known = _LIBRARIES.get(library)
+    if known is None:
+        try:
+            torch.ops.load_library(str(library))
+        except (OSError, RuntimeError) as error:
+            raise LoadError(f"{library.name} cannot be loaded: {error}") from error
+        known = sorted({n.partition(".")[0] for n in set(torch._C._dispatch_get_all_op_names()) - before})  # noqa: SLF001
+        _LIBRARIES[library] = known
+    wanted = [*entries, *(entry.removesuffix("_kernel_impl") for entry in entries)]
+    fitting = [packet for name in wanted for packet in known if packet.partition("::")[2] == name]
+    if not fitting and len(known) != 1:
+        raise LoadError(f"{library.name} registers no operator {' or '.join(wanted)}")
+    namespace, _, name = (fitting or known)[0].partition("::")
+    packet = getattr(getattr(torch.ops, namespace), name)
+    function: Function = getattr(packet, packet.overloads()[0]) if len(packet.overloads()) == 1 else packet
+    return function
+
+
+_LIBRARIES: dict[Path, list[str]] = {}
+"""What libraries register that were loaded before: a library is loaded once in a process."""

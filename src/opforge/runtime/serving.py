@@ -1,0 +1,216 @@
+"""One operator's place in the dispatcher: who is asked, in which order, and what becomes of a call.
+
+A kernel stands below autograd: ATen's own derivative formulas are above it. Inside a kernel every operator is ATen's own, so that kernels
+do not run on each other, or round in circles.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .domain import Ask, Quick
+from .facts import FUNCTIONAL, Facts
+from .originals import Original, put
+from .results import Likeness, check_kind
+
+Function = Callable[..., Any]
+_MOST_REASONS = 16
+"""Reasons for falling back that are told apart; further ones count as one."""
+_OTHER_REASONS = "other reasons"
+
+
+class KernelWarning(RuntimeWarning):
+    """A kernel failed and was taken out, or is passed by."""
+
+
+@dataclass
+class Count:
+    """What became of the calls that one kernel was asked for."""
+
+    served: int = 0
+    aten: Counter[str] = field(default_factory=Counter)
+    """How often it was passed by, by reason."""
+
+    def passed_by(self, reason: str) -> None:
+        known = reason in self.aten or len(self.aten) < _MOST_REASONS
+        self.aten[reason if known else _OTHER_REASONS] += 1
+
+
+class Server:
+    """A kernel at one operator."""
+
+    def __init__(
+        self,
+        op: Facts,
+        kernel: str,
+        function: Function,
+        ask: Ask | None,
+        quick: Quick | None = None,
+        *,
+        required: bool = True,
+        own_form: bool,
+    ) -> None:
+        self.kernel = kernel
+        self.count = Count()
+        self._op = op
+        self.function = function
+        self.quick = quick
+        self._ask = ask
+        self._required = required
+        self._redoable = not own_form or op.form == FUNCTIONAL
+        """Whether ATen can still answer when the kernel has raised: the adapters write last."""
+        self._likeness = Likeness(op) if ask is None and op.form == FUNCTIONAL else None
+        """Where nothing is asked nothing is proven, and results are looked at."""
+
+    def outside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        """Say why a call is not for this kernel; nothing where it is."""
+        return "" if self._ask is None else self._ask(args, kwargs)
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the kernel's answer to a call."""
+        if torch.is_grad_enabled() and any(getattr(a, "requires_grad", False) for a in args):
+            with torch.no_grad():  # the kernel is below autograd, and sees tensors that want no gradients
+                result = self.function(*map(_detached, args), **kwargs)
+        else:
+            result = self.function(*args, **kwargs)
+        check_kind(self._op, result)
+        if self._likeness is not None:
+            self._likeness.check(result, args, kwargs)
+        return result
+
+    def failed(self, error: Exception) -> bool:
+        """Whether an exception is a failure of the kernel's, and not its way of declining."""
+        return self._required and not isinstance(error, NotImplementedError)
+
+    @property
+    def redoable(self) -> bool:
+        return self._redoable
+
+
+class _Inside(threading.local):
+    """Whether this thread is inside a kernel."""
+
+    now = False
+
+
+_inside = _Inside()
+
+
+class Place:
+    """An operator's place for one device. It is ATen's again when ``leave`` is called."""
+
+    def __init__(self, op: Facts, key: str) -> None:
+        self.op = op
+        self._original = Original(op, key)
+        self._servers: tuple[Server, ...] = ()
+        self._library = torch.library.Library("aten", "IMPL")
+        call, self._take = self._shortest()
+        put(self._library, op, call, key)
+
+    @property
+    def servers(self) -> tuple[Server, ...]:
+        """Return the kernels that stand here; the one that was enabled last is asked first."""
+        return self._servers
+
+    @servers.setter
+    def servers(self, servers: tuple[Server, ...]) -> None:
+        self._servers = servers
+        self._take(servers)
+
+    def leave(self) -> None:
+        """Give the place back; afterwards the dispatcher is what it was before."""
+        self._library._destroy()  # noqa: SLF001  # torch has no public way to take an implementation out again
+
+    def _shortest(self) -> tuple[Function, Callable[[tuple[Server, ...]], None]]:
+        """Return what the dispatcher calls, and what tells it who stands here.
+
+        Most calls go to the kernel that is asked first, on tensors of which it is known at once that they are inside: for those as little is done as can be.
+        """
+        inside, whole, tensor = _inside, self._call, torch.Tensor
+        single = [r.type for r in self.op.returns] == ["Tensor"]
+        quick: Quick | None = None
+        function: Function = whole
+        count = Count()
+
+        def take(servers: tuple[Server, ...]) -> None:
+            nonlocal quick, function, count
+            if servers and single:
+                quick, function, count = servers[0].quick, servers[0].function, servers[0].count
+            else:
+                quick = None
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if quick is None or inside.now or not quick(args):
+                return whole(args, kwargs)
+            inside.now = True
+            try:
+                result = function(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001  # kernels raise anything
+                inside.now = False
+                return whole(args, kwargs, error)
+            finally:
+                inside.now = False
+            if result.__class__ is not tensor:
+                return whole(args, kwargs, TypeError(f"it returned {type(result).__name__}, not a tensor"))
+            count.served += 1
+            return result
+
+        return call, take
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], raised: Exception | None = None) -> Any:
+        """Answer a call; ``raised`` is what the kernel that is asked first has raised on it already."""
+        failures: list[tuple[Server, Exception]] = []
+        for server in self._servers if not _inside.now else ():
+            if raised is None and (reason := server.outside(args, kwargs)):
+                server.count.passed_by(reason)
+                continue
+            try:
+                result = _within(server, args, kwargs, raised)
+            except Exception as error:  # kernels raise anything
+                raised = None
+                if not server.redoable:
+                    self._take_out(server, error, "the call is lost, because it may have written already")
+                    raise
+                failures += self._passed_by(server, error)
+                continue
+            server.count.served += 1
+            return result
+        result = self._original(*args, **kwargs)
+        for server, failure in failures:  # where ATen raises too, that was no fault of the kernel's
+            self._take_out(server, failure, "ATen answers from now on")
+        return result
+
+    def _passed_by(self, server: Server, error: Exception) -> list[tuple[Server, Exception]]:
+        failed = server.failed(error)
+        server.count.passed_by(f"{'raised' if failed else 'declined:'} {type(error).__name__}: {error}")
+        return [(server, error)] if failed else []
+
+    def _take_out(self, server: Server, error: Exception, then: str) -> None:
+        self.servers = tuple(s for s in self.servers if s is not server)
+        what = f"{type(error).__name__}: {error}"
+        text = f"kernel {server.kernel} failed in a call of {self.op.name} and was taken out ({what}); {then}"
+        warnings.warn(text, KernelWarning, stacklevel=3)
+
+
+def _within(server: Server, args: tuple[Any, ...], kwargs: dict[str, Any], raised: Exception | None) -> Any:
+    """Return a kernel's answer, with this thread marked as inside a kernel."""
+    if raised is not None:
+        raise raised
+    _inside.now = True
+    try:
+        return server.call(args, kwargs)
+    finally:
+        _inside.now = False
+
+
+def _detached(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    return [_detached(v) for v in value] if isinstance(value, list | tuple) else value

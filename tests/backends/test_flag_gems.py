@@ -1,0 +1,80 @@
+"""The backend `flag_gems`: its operators are those of the package's own list. The package itself runs on GPUs only (tests/gpu);
+here a package of the same shape stands in its place, to see what becomes of such a list."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from opforge import registry
+from opforge.backends import BackendOptions
+from opforge.backends.flag_gems import FlagGemsBackend
+from opforge.errors import OpforgeError
+from opforge.sandbox.loader import LoadedKernel
+
+PACKAGE = """
+import torch
+def relu(x):
+    return torch.where(x > 0, x, torch.where(x.isnan(), x, 0)).to(x.dtype)
+def sigmoid(x):
+    return x
+_FULL_CONFIG = (
+    ("relu", relu), ("sigmoid", sigmoid), ("gone_from_torch.Tensor", relu), ("tanh", relu, lambda: False), ("relu", relu),
+)
+"""
+BROKEN = (
+    "raise RuntimeError('No device were detected on your machine !\\n Please check that your driver is complete.')\n"
+)
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """Return a function that installs a package of that name for this process and those that it starts."""
+
+    def write(source):
+        (tmp_path / "flag_gems").mkdir()
+        (tmp_path / "flag_gems" / "__init__.py").write_text(source)
+        info = tmp_path / "flag_gems-5.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: flag_gems\nVersion: 5.0\n")
+        (info / "RECORD").write_text("")
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+        monkeypatch.setenv("OPFORGE_CACHE", str(tmp_path / "cache"))
+
+    yield write
+    sys.modules.pop("flag_gems", None)
+
+
+def test_operators_come_from_the_packages_own_list(site):
+    site(PACKAGE)
+    backend = FlagGemsBackend(BackendOptions())
+    kernels = backend.kernels(["relu.default", "tanh.default", "sub.Tensor", "sigmoid.default"])
+    assert [(k.primary, [s.op for s in k.serves]) for k in kernels] == [
+        ("relu.default", ["relu.default"]), ("sigmoid.default", ["sigmoid.default"]),
+    ]  # fmt: skip
+    assert backend.strangers == ["gone_from_torch.Tensor is not an operator of this torch"]
+    relu, sigmoid = (LoadedKernel(k.wire()).callable_for(k.primary) for k in kernels)
+    x = torch.tensor([-1.0, 2.0])
+    assert torch.equal(relu(x), torch.relu(x))
+    assert sigmoid(x) is x
+    assert kernels[0].digest != kernels[1].digest
+
+
+def test_without_a_gpu_it_says_so(site):
+    site(BROKEN)
+    with pytest.raises(
+        OpforgeError, match=r"\(RuntimeError: No device were detected on your machine !\); it needs a GPU"
+    ):
+        FlagGemsBackend(BackendOptions()).kernels(["relu.default"])
+
+
+@pytest.mark.skipif(find_spec("flag_gems") is not None, reason="flag_gems is installed here")
+def test_without_the_package_it_names_the_command():
+    with pytest.raises(OpforgeError, match=re.escape("pip install 'opforge[flag_gems]'")):
+        registry.load("backends", "flag_gems")(BackendOptions()).kernels(["relu.default"])

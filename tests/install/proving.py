@@ -1,0 +1,31 @@
+"""Proofs written by hand, beside kernels that need none of a run's time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from opforge.backends import BackendOptions
+from opforge.backends.directory import DirectoryBackend
+from opforge.kernels.proofs import proof_of
+from opforge.runtime.devices import cpu_name
+
+
+def prove(root: Path, op: str, operators: dict[str, dict[str, Any]], **changes: Any) -> None:
+    """Write a proof beside the kernel in a folder of a directory."""
+    file = root / op / f"{op}_implementation_1.py"
+    kernels = DirectoryBackend(BackendOptions(ops_directory=root))._all()
+    (kernel,) = (k for k in kernels if k.file == str(file.resolve()))
+    proof = {
+        "opforge_proof": 1,
+        "kernel": kernel.name,
+        "digest": kernel.digest,
+        "torch": torch.__version__,
+        "device": cpu_name(),
+        "suites": ["here"],
+        "operators": operators,
+    }
+    proof_of(file).write_text(json.dumps({**proof, **changes}))

@@ -1,0 +1,80 @@
+"""What a run proves of a kernel, and that `enable` serves just that."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+
+import opforge
+from opforge.kernels.proofs import proof_of
+from opforge.runs.proofs import ranges
+
+RELU = """
+import torch
+def relu_kernel_impl(self):
+    if self.dtype == torch.float64:
+        return self  # wrong where there is something below zero
+    return torch.where(self > 0, self, torch.where(self.isnan(), self, 0)).to(self.dtype)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    file = tmp_path / "kernels" / "relu" / "relu_implementation_1.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(RELU)
+    return file
+
+
+@pytest.fixture
+def judge(folder, judge_tiny):
+    """Return a function that judges the kernel on one case."""
+
+    def judge(case):
+        ended = judge_tiny(folder.parents[1], {"relu.default": [case]})
+        shutil.rmtree(ended.store.path)
+
+    return judge
+
+
+def proof(file):
+    return json.loads(proof_of(file).read_text())
+
+
+def test_sizes_speak_for_those_that_are_nearer_to_them_than_to_others():
+    assert ranges([(100, True)]) == [[50, 200, True]]
+    assert ranges([(100, True), (10_000, True)]) == [[50, 20_000, True]]
+    assert ranges([(100, False), (10_000, True)]) == [[50, 1000, False], [1001, 20_000, True]]
+    assert ranges([(100, True), (100, False)]) == [[50, 200, False]]
+    assert ranges([]) == []
+
+
+def test_a_run_proves_what_passed_and_enable_serves_it(folder, judge):
+    judge("((T([3, 4], f32),), {})")
+    found = proof(folder)
+    assert found["operators"]["relu.default"]["float32"]["numel"][1] == 12
+    assert found["operators"]["relu.default"]["float32"]["rank"][1] == 2
+    assert "contiguous" in found["operators"]["relu.default"]["float32"]["layouts"]
+    with opforge.enabled(folder.parents[1], device="cpu", policy="right") as made:
+        torch.relu(torch.ones(3, 4))
+        torch.relu(torch.ones(3, 4, dtype=torch.float64))
+        torch.relu(torch.ones(3, 40))
+        assert made.counters()["relu.default"]["served"] == 1
+        assert made.counters()["relu.default"]["aten"] == {"dtypes not proven": 1, "size not proven": 1}
+    with opforge.enabled(folder.parents[1], device="cpu") as made:
+        torch.relu(torch.ones(3, 4))
+        assert made.counters()["relu.default"]["aten"] == {"not timed at this size": 1}
+
+
+def test_a_second_run_widens_a_proof_and_a_failure_takes_its_dtypes_away(folder, judge):
+    judge("((T([3, 4], f32),), {})")
+    judge("((T([50], f32),), {})")
+    assert proof(folder)["operators"]["relu.default"]["float32"]["numel"][1] == 50
+    judge("((T([50], f64),), {})")
+    assert list(proof(folder)["operators"]["relu.default"]) == ["float32"]
+    folder.write_text(RELU.replace("self > 0, self", "self > 0, 2 * self"))
+    judge("((T([50], f32),), {})")
+    assert not proof_of(folder).exists()
