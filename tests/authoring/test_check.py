@@ -397,8 +397,9 @@ PUBLIC = "optimum-quanto==0.2.7"
 def public(tmp_path_factory) -> Path:
     """A small package of other people's, from PyPI."""
     folder = tmp_path_factory.mktemp("public")
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), PUBLIC]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    words = ["--quiet", "--no-deps", "--retries", "1", "--timeout", "15", "--target", str(folder)]
+    command = ["timeout", "120", sys.executable, "-m", "pip", "install", *words, PUBLIC]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(f"{PUBLIC} cannot be installed, which needs the network: {done.stderr.strip()[-200:]}")
     return folder
