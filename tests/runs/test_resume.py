@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -34,7 +36,8 @@ def wait_for_lines(path: Path, count: int, process: subprocess.Popen[bytes]) -> 
                 if sum(1 for _ in handle) >= count:
                     return
         except FileNotFoundError:
-            continue
+            pass
+        time.sleep(0.01)  # the run needs the cores
     pytest.fail("the run ended before it was interrupted")
 
 
@@ -100,28 +103,40 @@ def test_two_runs_into_one_folder_the_second_refuses(tmp_path):
         process.wait()
 
 
-def test_a_finished_folder_is_not_written_over(tmp_path):
-    out = tmp_path / "run"
-    words = ("run", "--suite", "smoke", "--backend", "aten", "--out", str(out))
-    assert opforge(*words).returncode == 0
-    kept = (out / "results.jsonl").read_bytes()
-    again = opforge(*words)
+SMOKE = ("run", "--suite", "smoke", "--backend", "aten", "--out")
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory):
+    """Return the folder of a run that has ended."""
+    out = tmp_path_factory.mktemp("smoke") / "run"
+    assert opforge(*SMOKE, str(out)).returncode == 0
+    return out
+
+
+@pytest.fixture
+def finished(smoke, tmp_path):
+    """Return a copy of that folder."""
+    return Path(shutil.copytree(smoke, tmp_path / "run"))
+
+
+def test_a_finished_folder_is_not_written_over(finished):
+    kept = (finished / "results.jsonl").read_bytes()
+    again = opforge(*SMOKE, str(finished))
     assert again.returncode == 2
     assert "--resume" in again.stderr
-    assert (out / "results.jsonl").read_bytes() == kept
-    resumed = opforge("run", "--resume", str(out))
+    assert (finished / "results.jsonl").read_bytes() == kept
+    resumed = opforge("run", "--resume", str(finished))
     assert resumed.returncode == 0
-    assert (out / "results.jsonl").read_bytes() == kept
+    assert (finished / "results.jsonl").read_bytes() == kept
 
 
 @pytest.mark.parametrize("cut", [1, 7, 40])
-def test_a_truncated_results_file_is_mended(tmp_path, cut):
-    out = tmp_path / "run"
-    assert opforge("run", "--suite", "smoke", "--backend", "aten", "--out", str(out)).returncode == 0
-    contents = (out / "results.jsonl").read_bytes()
-    (out / "results.jsonl").write_bytes(contents[:-cut])
-    assert opforge("run", "--resume", str(out)).returncode == 0
-    rows = list(read_rows(out))
+def test_a_truncated_results_file_is_mended(finished, cut):
+    contents = (finished / "results.jsonl").read_bytes()
+    (finished / "results.jsonl").write_bytes(contents[:-cut])
+    assert opforge("run", "--resume", str(finished)).returncode == 0
+    rows = list(read_rows(finished))
     assert len({row["id"] for row in rows}) == len(rows) == 2
 
 

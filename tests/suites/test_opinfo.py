@@ -134,7 +134,7 @@ def samples(entry, device, dtype, recorder):
     with RecordingMode(recorder):
         torch.abs(torch.ones(len(entry.formatted_name)))
 
-entries.all_entries = lambda: [Entry(n) for n in ("one", "crash", "four")]
+entries.all_entries = lambda: [Entry(n) for n in ("one", "crash", "four", *{"a", "b", "c", "d", "e", "f", "g", "h"})]
 entries.record_samples = samples
 child.run(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
 """
@@ -149,6 +149,10 @@ def test_a_native_crash_while_recording_loses_one_entry_and_says_so(tmp_path):
     recorded = {(case.op, case.source) for case in read_table(tmp_path / "cases.parquet")}
     for name in ("one", "four"):
         assert {("relu.default", f"{name} forward"), ("abs.default", f"{name} forward")} <= recorded
+    code = "print(*{'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'})"
+    hashed = subprocess.run([sys.executable, "-c", code], stdout=-1, text=True, env={"PYTHONHASHSEED": "0"}, check=True)
+    first = hashed.stdout.split()[0]
+    assert ("relu.default", f"{first} forward") in recorded, "sets have the same order in every recording"
 
 
 def test_two_processes_that_start_at_once_record_once(tmp_path):

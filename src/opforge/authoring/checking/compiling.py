@@ -13,6 +13,7 @@ from opforge.authoring.checking import fixes
 from opforge.authoring.checking.calls import Call, flat
 from opforge.authoring.checking.comparing import differences
 from opforge.authoring.checking.subject import Findings, Subject, failed, short
+from opforge.sandbox.state import seed_generator
 
 _OP = "torch.ops.{}"
 
@@ -50,7 +51,7 @@ def _one(subject: Subject, name: str, function: Callable[..., Any], *, random: b
 
 
 def _results(subject: Subject, function: Callable[..., Any], call: Call) -> list[Any]:
-    torch.manual_seed(0)
+    seed_generator(0, torch.device(subject.device))
     with torch.no_grad():
         value = function(*call.args, **call.kwargs)
     return [*flat(value), *subject.written_tensors(call)]

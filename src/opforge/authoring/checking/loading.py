@@ -8,6 +8,7 @@ import fnmatch
 import gc
 import importlib
 import importlib.util
+import json
 import os
 import sys
 import traceback
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from opforge import cache
 from opforge.authoring.checking import forks
 from opforge.errors import NothingToJudgeError, OpforgeError, UnknownNameError
 
@@ -86,25 +88,39 @@ def prepare(device: str) -> None:
 
 
 def warm(*, compiles: bool) -> None:
-    """Import what checks import on the way; of which modules compiling needs, a fork finds out."""
-    import torch._dynamo  # calling an operator of Python's imports it
+    """Import what checks import on the way."""
+    importlib.import_module("torch._dynamo")  # calling an operator of Python's imports it
 
     if not compiles:
         return
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no processes beside ours
+    for name in _modules_for_compiling():
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
+def _modules_for_compiling() -> list[str]:
+    """Return the modules that opcheck and the compiler import on their way: a fork finds out, once for each torch."""
     import torch.testing._internal.optests
+
+    kept = cache.root() / "checking" / f"modules-{cache.torch_version()}.json"
+    found = cache.read_json(kept)
+    if isinstance(found, list):
+        return [str(name) for name in found]
 
     def look(tell: forks.Tell) -> None:
         before = set(sys.modules)
         torch.library.opcheck(torch.ops.aten.sin.default, (torch.ones(2, requires_grad=True),))
         torch.compile(torch.sin, backend="aot_eager", fullgraph=True, dynamic=True)(torch.ones(3))
-        tell({"modules": sorted(set(sys.modules) - before)})
+        new = [name for name in sys.modules if name not in before]  # in this order no import runs into a circle
+        tell({"modules": [name for name in new if name.partition(".")[0] in ("torch", "sympy")]})
 
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no processes beside ours
-    for outcome in forks.run([forks.Job("warm", look, _LIMIT_S)], 1):
-        for name in (name for row in outcome.rows for name in row.get("modules", ())):
-            if name.partition(".")[0] in ("torch", "sympy"):
-                with contextlib.suppress(ImportError):
-                    importlib.import_module(name)
+    (outcome,) = forks.run([forks.Job("look", look, _LIMIT_S)], 1)
+    modules = [str(name) for row in outcome.rows for name in row.get("modules", ())]
+    if modules:
+        with contextlib.suppress(OSError):
+            cache.write_atomically(kept, json.dumps(modules))
+    return modules
 
 
 def _import(target: dict[str, Any]) -> str:

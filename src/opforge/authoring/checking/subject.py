@@ -14,6 +14,7 @@ from torch._library.custom_ops import OPDEFS
 from opforge.authoring.checking.calls import Call, flat, resized
 from opforge.authoring.checking.comparing import differences
 from opforge.authoring.checking.report import Finding, Status
+from opforge.sandbox.state import seed_generator
 
 BACKENDS = ("CPU", "CUDA", "XPU", "MPS", "HPU", "PrivateUse1")
 _FOR_ALL = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
@@ -110,7 +111,7 @@ class Subject:
 
     def run(self, call: Call, seed: int = 0) -> list[Any]:
         """Call the operator, and return its results and then what it wrote to; the call's own tensors are used."""
-        torch.manual_seed(seed)
+        seed_generator(seed, torch.device(self.device))
         return [*self.results(call), *self.written_tensors(call)]
 
     def answer(self, call: Call, seed: int = 0) -> list[Any]:

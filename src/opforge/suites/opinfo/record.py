@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -72,9 +73,10 @@ def record(
 ) -> None:
     """Record one slot (a dtype, or the wrong inputs) into a folder."""
     writer, losses = _Writer(folder), Counter[str]()
+    environment = {**os.environ, "PYTHONHASHSEED": "0"}  # some of OpInfo's samples come in the order of a set
     index, total, name = 0, 1, ""
     while index < total:
-        child = Child([*command, device, slot, str(index)], _ENTRY_LIMIT_S, stdout=subprocess.DEVNULL)
+        child = Child([*command, device, slot, str(index)], _ENTRY_LIMIT_S, stdout=subprocess.DEVNULL, env=environment)
         begun = False
         while (message := child.message()) is not None:
             row, contents = message
