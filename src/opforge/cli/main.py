@@ -46,6 +46,7 @@ _VERBS = (
     "ls",
     "setup",
     "report",
+    "reproduce",
     "strength",
     "new",
     "add_op",
