@@ -46,6 +46,7 @@ _VERBS = (
     "ls",
     "setup",
     "report",
+    "view",
     "reproduce",
     "strength",
     "new",
