@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -23,6 +24,8 @@ def view(
     """Serve the page of a run, or a list of runs, on this machine; it shows what comes while a run goes on. Ctrl-C ends it."""
     from opforge.reports.page.server import Viewer
 
+    for ending in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ending, signal.default_int_handler)
     with Viewer(folder, host, port) as server:
         sys.stdout.write(f"{server.address}\n")
         sys.stdout.flush()

@@ -73,31 +73,26 @@ def _unit_names(manifest: dict[str, Any], summary: Summary, columns: Columns) ->
 
 def _units(names: list[str], manifest: dict[str, Any], summary: Summary) -> dict[str, list[Any]]:
     """Return the operators as columns."""
-    numbers = {k["name"]: number for number, k in enumerate(manifest["plan"]["kernels"])}
-    planned = {
-        (k["name"] if k["name"] in summary.apart else op): (op, k["name"])
-        for k in manifest["plan"]["kernels"]
-        for op in k["ops"]
-    }
+    kernels = manifest["plan"]["kernels"]
+    numbers = {(k["name"], op): number for number, k in enumerate(kernels) for op in k["ops"]}
+    planned = {(kernel if kernel in summary.apart else op): OperatorTally(op, kernel) for kernel, op in numbers}
     missing, declined = set(summary.missing), set(summary.declined)
     rows = []
     for name in names:
         tally = summary.operators.get(name)
         if tally is None:
-            op, kernel = planned.get(name, (name, ""))
-            word = _MISSING if name in missing else _WAITING
-            rows.append(_unit(OperatorTally(op, kernel), numbers, word, summary))
+            tally, word = planned.get(name, OperatorTally(name)), _MISSING if name in missing else _WAITING
         else:
             word = _DECLINED if tally.op in declined else _verdict(tally)
-            rows.append(_unit(tally, numbers, word, summary))
+        rows.append(_unit(tally, numbers.get((tally.kernel, tally.op), -1), word, summary))
     return {key: [row[key] for row in rows] for key in (rows[0] if rows else ())}
 
 
-def _unit(tally: OperatorTally, numbers: dict[str, int], word: str, summary: Summary) -> dict[str, Any]:
+def _unit(tally: OperatorTally, kernel: int, word: str, summary: Summary) -> dict[str, Any]:
     ratio = tally.speed or tally.launch_speed
     return {
         "op": tally.op,
-        "kernel": numbers.get(tally.kernel, -1),
+        "kernel": kernel,
         "verdict": word,
         "counts": {o.value: n for o in Outcome if (n := tally.verdicts[o.value])},
         "cases": tally.total,
@@ -141,13 +136,13 @@ def _scores(summary: Summary) -> Iterator[dict[str, str]]:
         "correctness",
         f"{summary.correctness:.4f}",
         "",
-        f"of {scores['operators']} {summary.things}; {summary.correctness_of_judged:.4f} of the {scores['judged']} with a kernel",
+        f"of {scores['operators']} {summary.things}; {summary.correctness_of_judged:.4f} of the {scores['judged']} that were judged",
     )
     yield _score(
         "coverage",
         f"{summary.coverage:.4f}",
         "",
-        f"{scores['judged']} of {scores['operators']} {summary.things} have a kernel",
+        f"{scores['judged']} of {scores['operators']} {summary.things} were judged",
     )
     ratios = {
         "performance": (summary.speed, f"over {summary.against}, geometric mean of {scores['performance_operators']}"),

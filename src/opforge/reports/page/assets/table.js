@@ -23,6 +23,7 @@ const BEYOND = 8;
 const view = { sort: "verdict", down: false, query: "", verdict: "all", speed: "any speed", group: null, chosen: null };
 let units = [];
 let shown = [];
+let present = new Map();
 
 /** Return the columns that the page carries as one record for each operator. */
 function readUnits() {
@@ -84,6 +85,7 @@ function heading(column) {
 function change(settings = {}) {
   Object.assign(view, settings);
   shown = ordered(units.filter(matches));
+  present = new Map();
   const rows = document.getElementById("rows");
   rows.style.height = `calc(var(--row) * ${Math.max(shown.length, 1)})`;
   document.getElementById("table").setAttribute("aria-rowcount", shown.length + 1);
@@ -106,7 +108,7 @@ function showChips() {
   if (focused) box.querySelector(`[data-verdict="${focused}"]`)?.focus();
 }
 
-/** Put the rows in sight into the document. */
+/** Put the rows in sight into the document; one that is there stays the same element. */
 function showRows() {
   const rows = document.getElementById("rows");
   if (!rows) return;
@@ -114,10 +116,19 @@ function showRows() {
   const top = rows.getBoundingClientRect().top;
   const first = Math.max(0, Math.floor(-top / tall) - BEYOND);
   const last = Math.min(shown.length, Math.ceil((innerHeight - top) / tall) + BEYOND);
-  const made = [];
-  for (let at = first; at < last; at++) made.push(rowOf(shown[at], at));
-  if (!shown.length) made.push(make("p", { class: "empty" }, units.length ? "Nothing fits this search." : "No operators."));
-  rows.replaceChildren(...made);
+  const wanted = new Map();
+  for (let at = first; at < last; at++) {
+    const key = `${at} ${view.chosen === shown[at].key}`;
+    wanted.set(key, present.get(key) || rowOf(shown[at], at));
+  }
+  if (!shown.length) wanted.set("", make("p", { class: "empty" }, units.length ? "Nothing fits this search." : "No operators."));
+  for (const row of [...rows.children]) if (![...wanted.values()].includes(row)) row.remove();
+  let before = null;
+  for (const row of wanted.values()) {
+    if (row.parentNode !== rows) before ? before.after(row) : rows.prepend(row);
+    before = row;
+  }
+  present = wanted;
   document.getElementById("table").setAttribute("aria-activedescendant", view.chosen ? "chosen" : "");
 }
 
