@@ -94,7 +94,7 @@ def test_a_run_and_what_comes_to_it(serve, run):
     assert grown["state"] == grown["state"] | {"word": "running", "judged": 3, "planned": 4}
     assert grown["units"]["verdict"] == ["passed", "wrong"]
     (cases,) = unpacked(ask(server, "/blob/unit:1")[1])
-    assert cases["reason"] == ["off by one"]
+    assert [case["reason"] for case in cases] == ["off by one"]
     assert json.loads(ask(server, "/data")[1])["state"]["word"] == "interrupted"
 
 

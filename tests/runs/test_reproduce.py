@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from opforge.backends.single import SingleBackend
+from opforge.cli.main import call
 from opforge.errors import OpforgeError, RunDirectoryError
 from opforge.runs import RunConfig, run
 from opforge.runs.reproduce import find_row, reproduce
 from opforge.suites.given import GivenSuite, performance_case
-from tests.conftest import UNARY, gen_input, opforge
+from tests.conftest import UNARY, gen_input
 
 WRONG = "import torch\ndef relu_kernel_impl(self):\n    return torch.where(self <= 0.5, 0, self)\n"
 RIGHT = WRONG.replace("0.5", "0")
@@ -93,11 +94,16 @@ def test_cases_that_are_not_there(judge_tiny, kernel_directory, tmp_path):
         reproduce(tmp_path / "run", "not a digest a", tmp_path / "again")
 
 
-def test_the_command(kernel_directory, tmp_path):
+def test_the_command(judge_tiny, kernel_directory, tmp_path, capsys):
     root = kernel_directory({"relu": WRONG})
-    opforge("run", "--backend", "directory", "--ops-directory", str(root), "--out", str(tmp_path / "run"))
+    judge_tiny(root, {"relu.default": UNARY})
     line = rows_of(tmp_path / "run")[0]
-    done = opforge("reproduce", str(tmp_path / "run"), line["id"])
-    assert done.returncode == 1, done.stderr
-    assert f"in the run   wrong: {line['reason']}\nnow          wrong: {line['reason']}\n" in done.stdout
-    assert opforge("reproduce", str(tmp_path / "run"), "zz").returncode == 2
+    words = ["reproduce", str(tmp_path / "run"), line["id"]]
+    assert call(words) == 1
+    assert f"in the run   wrong: {line['reason']}\nnow          wrong: {line['reason']}\n" in capsys.readouterr().out
+    (root / "relu" / "relu_implementation_1.py").write_text(RIGHT)
+    assert call([*words, "--format", "json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["before"]["verdict"], answer["now"]["verdict"]) == ("wrong", "passed")
+    assert len(answer["changed"]) == 1
+    assert call([*words[:2], "zz"]) == 2

@@ -1,4 +1,4 @@
-"""The cases of a run in little room: columns of each operator, packed as they come, and the points of the charts."""
+"""The cases of a run in little room: packed as they come, an operator's together, and the points of the charts as columns."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opforge.judge.verdict import Outcome
-from opforge.runs.score import OperatorTally, Summary
+from opforge.runs.score import Summary
 
 _CHUNK = 128
 """How many cases of an operator are packed at once: what has been packed takes a tenth of the room."""
-_FIELDS = (
+_FIELDS = frozenset({
     "id", "phase", "verdict", "case", "source", "reason", "notes", "forms",
     "kernel_error", "aten_error", "bound", "rtol", "atol",
     "kernel_residual", "aten_residual", "residual_bound", "draws", "z", "z_limit", "identical_draws",
     "timed", "kernel_us", "aten_us", "speedup", "speedup_low", "speedup_high", "rounds", "launch_bound", "alarm",
-)  # fmt: skip
-_LIGHT = ("bytes", "flops", "us", "bound", "kernel", "aten", "counted")
+    "light_bytes", "light_flops", "light_us", "light_bound", "light_kernel", "light_aten",
+})  # fmt: skip
 _OUTCOMES = {outcome.value: number for number, outcome in enumerate(Outcome)}
 NOUGHT, ENDLESS = -32768, 32767
 """Where the logarithm of a point is none."""
@@ -30,15 +30,19 @@ NOUGHT, ENDLESS = -32768, 32767
 
 def plain(value: Any) -> Any:
     """Return a value as JSON has it, floats in six digits; what JSON has no number for becomes its name."""
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-        return float(f"{value:.6g}")
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return {str(name): plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [plain(inner) for inner in value]
-    return value
+    return _figure(value)
+
+
+def _figure(value: Any) -> Any:
+    if not isinstance(value, float):
+        return value
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return float(f"{value:.6g}")
 
 
 def as_json(value: Any) -> str:
@@ -48,7 +52,11 @@ def as_json(value: Any) -> str:
 
 def packed(value: Any) -> str:
     """Return a value as the page unpacks it: JSON, deflated, in base64."""
-    return base64.b64encode(zlib.compress(as_json(value).encode(), 6)).decode()
+    return _deflated(as_json(value))
+
+
+def _deflated(text: str) -> str:
+    return base64.b64encode(zlib.compress(text.encode(), 6)).decode()
 
 
 @dataclass
@@ -56,29 +64,28 @@ class _Cases:
     """The cases of one operator, or of one kernel where those are scored apart."""
 
     chunks: list[str] = field(default_factory=list)
-    waiting: list[dict[str, Any]] = field(default_factory=list)
+    waiting: list[str] = field(default_factory=list)
 
     def add(self, row: Mapping[str, Any]) -> None:
         self.waiting.append(_chosen(row))
         if len(self.waiting) >= _CHUNK:
-            self.chunks.append(_columns(self.waiting))
+            self.chunks.append(_joined(self.waiting))
             self.waiting = []
 
     def packed(self) -> list[str]:
-        return [*self.chunks, _columns(self.waiting)] if self.waiting else self.chunks
+        return [*self.chunks, _joined(self.waiting)] if self.waiting else self.chunks
 
 
-def _chosen(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the page shows of a line; what says nothing is left out."""
+def _chosen(row: Mapping[str, Any]) -> str:
+    """Return what the page shows of a line, as JSON; what says nothing is left out."""
     light = row.get("light") or {}
-    chosen = {name: row.get(name) for name in _FIELDS} | {f"light_{name}": light.get(name) for name in _LIGHT}
-    return {name: value for name, value in chosen.items() if value not in (None, "", [])}
+    figures = (*row.items(), *((f"light_{name}", value) for name, value in light.items()))
+    kept = {name: _figure(value) for name, value in figures if name in _FIELDS and value not in (None, "", [])}
+    return json.dumps(kept, separators=(",", ":"), allow_nan=False)
 
 
-def _columns(rows: list[dict[str, Any]]) -> str:
-    """Return rows as columns, packed; a column that nobody has is left out."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    return packed({"rows": len(rows), **{name: [row.get(name) for row in rows] for name in names}})
+def _joined(rows: list[str]) -> str:
+    return _deflated(f"[{','.join(rows)}]")
 
 
 @dataclass
@@ -118,7 +125,7 @@ class Columns:
 
     def add(self, row: Mapping[str, Any], summary: Summary) -> None:
         """Take in one line."""
-        name = OperatorTally(row["op"], row["kernel"], row["kernel"] in summary.apart).unit
+        name = row["kernel"] if row["kernel"] in summary.apart else row["op"]
         unit = self.units.setdefault(name, len(self.units))
         if unit == len(self.cases):
             self.cases.append(_Cases())

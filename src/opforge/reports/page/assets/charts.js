@@ -10,11 +10,11 @@ const ENDLESS = 32767;
  * points: {x, y, low, high, kind, at}, x and y as powers of ten (null where there is none: at the lower end, Infinity: at the upper);
  * guides: {from: [x, y], to: [x, y], name}; say(point) tells of one, pick(point) opens it.
  */
-function chart({ points, guides = [], xTitle, yTitle, xText, yText, say, pick, label }) {
+function chart({ points, guides = [], xTitle, yTitle, xText, yText, xBase, say, pick, label }) {
   const words = make("p", { class: "readout", "aria-live": "polite" }, "\u00a0");
   const plot = make("div", { class: "plot" });
   const box = make("figure", { class: "chart" }, plot, words);
-  const paint = () => paintChart(plot, words, { points, guides, xTitle, yTitle, xText, yText, say, pick, label });
+  const paint = () => paintChart(plot, words, { points, guides, xTitle, yTitle, xText, yText, xBase, say, pick, label });
   let wide = 0;
   new ResizeObserver(() => {
     if (plot.clientWidth && plot.clientWidth !== wide) {
@@ -45,22 +45,25 @@ function scale([low, high], from, to) {
   };
 }
 
-/** Return whole powers of ten within a range; 2 and 5 besides where there are few of them. */
-function ticks([low, high], most) {
+/** Return where lines go, as powers of ten: at powers of the base, or in even steps where the range has few of those. */
+function ticks([low, high], most, base = 10) {
+  const unit = Math.log10(base);
   const whole = [];
-  for (let power = Math.ceil(low); power <= high; power++) whole.push(power);
+  for (let at = Math.ceil(low / unit); at * unit <= high; at++) whole.push(at);
   if (whole.length >= 3) {
     const every = Math.ceil(whole.length / most);
-    return whole.filter((power) => power % every === 0);
+    return whole.filter((at) => at % every === 0).map((at) => at * unit);
   }
-  const fine = [];
-  for (let power = Math.floor(low); power <= high; power++) {
-    for (const step of [1, 1.5, 2, 3, 5, 7]) fine.push(power + Math.log10(step));
-  }
-  return fine.filter((power) => power >= low && power <= high);
+  const [from, to] = [10 ** low, 10 ** high];
+  const rough = (to - from) / Math.min(most, 6);
+  const size = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].find((times) => times * size >= rough) * size;
+  const even = [];
+  for (let at = Math.ceil(from / step); at * step <= to; at++) if (at > 0) even.push(Math.log10(at * step));
+  return even;
 }
 
-function paintChart(plot, words, { points, guides, xTitle, yTitle, xText, yText, say, pick, label }) {
+function paintChart(plot, words, { points, guides, xTitle, yTitle, xText, yText, xBase, say, pick, label }) {
   const wide = plot.clientWidth;
   const xRange = extent(points.map((point) => point.x));
   const yRange = extent(points.flatMap((point) => [point.y, point.low ?? point.y, point.high ?? point.y]).concat(guides.flatMap((guide) => (guide.keep ? [guide.from[1]] : []))));
@@ -70,7 +73,7 @@ function paintChart(plot, words, { points, guides, xTitle, yTitle, xText, yText,
   const inner = draw("g", { "clip-path": `url(#${clip})` });
   const svg = draw("svg", { viewBox: `0 0 ${wide} ${TALL}`, width: wide, height: TALL, role: "img", "aria-label": label });
   svg.append(draw("clipPath", { id: clip }, draw("rect", { x: MARGIN.left - 5, y: MARGIN.top - 5, width: Math.max(wide - MARGIN.left - MARGIN.right + 10, 0), height: TALL - MARGIN.top - MARGIN.bottom + 10 })));
-  for (const tick of ticks(xRange, Math.floor(wide / 70))) {
+  for (const tick of ticks(xRange, Math.floor(wide / 90), xBase)) {
     svg.append(draw("line", { class: "grid", x1: x(tick), x2: x(tick), y1: MARGIN.top, y2: TALL - MARGIN.bottom }));
     svg.append(draw("text", { class: "tick", x: x(tick), y: TALL - MARGIN.bottom + 15, "text-anchor": "middle" }, xText(10 ** tick)));
   }

@@ -2,13 +2,13 @@
 
 const AT_ONCE = 50;
 const FIGURES = [
-  ["error", (c) => c.kernel_error === undefined || c.kernel_error === null ? "" : `${short(c.kernel_error)} (${data.against} ${short(c.aten_error)}), allowed ${short(c.bound)}`],
-  ["tolerance", (c) => (c.rtol === undefined || c.rtol === null ? "" : `rtol ${short(c.rtol)}, atol ${short(c.atol)}`)],
-  ["residual", (c) => (c.kernel_residual === undefined || c.kernel_residual === null ? "" : `${short(c.kernel_residual)} (${data.against} ${short(c.aten_residual)}), allowed ${short(c.residual_bound)}`)],
-  ["draws", (c) => (c.z === undefined || c.z === null ? (c.identical_draws ? `${data.against}'s own` : "") : `${c.draws}, largest test ${short(c.z)}, allowed ${short(c.z_limit)}`)],
-  ["times", (c) => (c.kernel_us === undefined || c.kernel_us === null ? "" : `${short(c.kernel_us, 4)} µs, ${data.against} ${short(c.aten_us, 4)} µs (${c.timed || "call"}, ${c.rounds} rounds)`)],
+  ["error", (c) => c.kernel_error === undefined ? "" : `${short(c.kernel_error)} (${data.against} ${short(c.aten_error)}), allowed ${short(c.bound)}`],
+  ["tolerance", (c) => (c.rtol === undefined ? "" : `rtol ${short(c.rtol)}, atol ${short(c.atol)}`)],
+  ["residual", (c) => (c.kernel_residual === undefined ? "" : `${short(c.kernel_residual)} (${data.against} ${short(c.aten_residual)}), allowed ${short(c.residual_bound)}`)],
+  ["draws", (c) => (c.z === undefined ? (c.identical_draws ? `${data.against}'s own` : "") : `${c.draws}, largest test ${short(c.z)}, allowed ${short(c.z_limit)}`)],
+  ["times", (c) => (c.kernel_us === undefined ? "" : `${short(c.kernel_us, 4)} µs, ${data.against} ${short(c.aten_us, 4)} µs (${c.timed || "call"}, ${c.rounds} rounds)`)],
   ["speedup", (c) => interval(c.speedup, c.speedup_low, c.speedup_high) + (c.launch_bound ? " launch-bound" : "")],
-  ["light", (c) => (c.light_us === undefined || c.light_us === null ? "" : `${short(c.light_kernel)} % (${data.against} ${short(c.light_aten)} %) of ${c.light_bound}: ${bytes(c.light_bytes)}, ${short(c.light_flops)} operations`)],
+  ["light", (c) => (c.light_us === undefined ? "" : `${short(c.light_kernel)} % (${data.against} ${short(c.light_aten)} %) of ${c.light_bound}: ${bytes(c.light_bytes)}, ${short(c.light_flops)} operations`)],
   ["forms", (c) => (c.forms || []).join(", ")],
   ["seen in", (c) => c.source || ""],
 ];
@@ -18,9 +18,9 @@ let opened = null;
 function detailDialog() {
   const dialog = make("dialog", { id: "detail", "aria-label": "an operator" });
   dialog.addEventListener("close", () => {
+    if (dialog.open) return; // opened again before this was told
     opened = null;
     if (location.hash) history.replaceState(null, "", location.pathname + location.search);
-    document.getElementById("table").focus({ preventScroll: true });
   });
   dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
   dialog.addEventListener("keydown", (event) => {
@@ -76,9 +76,9 @@ function unitCharts(cases) {
   if (timed.length) {
     const points = timed.map((c) => ({ x: power(c.light_bytes), y: power(c.speedup), low: power(c.speedup_low), high: power(c.speedup_high), kind: c.alarm ? "wrong" : c.launch_bound ? "faint" : "passed", of: c }));
     const [low, high] = extent(points.map((point) => point.x));
-    charts.push(make("h3", {}, "Speedup over size"), chart({ points, guides: [{ from: [low, 0], to: [high, 0], name: `as fast as ${data.against}`, keep: true }], xTitle: "bytes moved", yTitle: `× ${data.against}`, xText: bytes, yText: short, label: "speedup over size", say: ({ of }) => `${interval(of.speedup, of.speedup_low, of.speedup_high)} at ${bytes(of.light_bytes)}: ${of.case}` }));
+    charts.push(make("h3", {}, "Speedup over size"), chart({ points, guides: [{ from: [low, 0], to: [high, 0], name: `as fast as ${data.against}`, keep: true }], xTitle: "bytes moved", yTitle: `× ${data.against}`, xText: bytes, yText: short, xBase: 2, label: "speedup over size", say: ({ of }) => `${interval(of.speedup, of.speedup_low, of.speedup_high)} at ${bytes(of.light_bytes)}: ${of.case}` }));
   }
-  const bounded = cases.filter((c) => c.bound && c.kernel_error !== undefined && c.kernel_error !== null);
+  const bounded = cases.filter((c) => c.bound && c.kernel_error !== undefined);
   if (bounded.length) {
     const points = bounded.map((c) => ({ x: power(c.bound), y: power(c.kernel_error), kind: kindOfVerdict(c.verdict), of: c }));
     charts.push(make("h3", {}, "Error against bound"), errorChart(points, ({ of }) => `${of.verdict}: error ${short(of.kernel_error)}, allowed ${short(of.bound)}: ${of.case}`));

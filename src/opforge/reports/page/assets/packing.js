@@ -1,4 +1,4 @@
-// Cases and sources are unpacked when they are looked at: base64, deflate, JSON; cases come as columns.
+// Cases and sources are unpacked when they are looked at: base64, deflate, JSON.
 
 let embedded = null;
 
@@ -27,10 +27,5 @@ async function unpacked(name) {
 
 /** Return the cases of an operator, a record each. */
 async function casesOf(unit) {
-  const found = [];
-  for (const { rows, ...columns } of await unpacked(`unit:${unit}`)) {
-    const names = Object.keys(columns);
-    for (let at = 0; at < rows; at++) found.push(Object.fromEntries(names.map((name) => [name, columns[name][at]])));
-  }
-  return found;
+  return (await unpacked(`unit:${unit}`)).flat();
 }
