@@ -35,7 +35,7 @@ function reasonsBox() {
 }
 
 function showGroup(group) {
-  change({ group: new Set(group.units), verdict: "all", query: "", speed: "any speed" });
+  change({ group: new Set(group.units.map((at) => units[at].key)), verdict: "all", query: "", speed: "any speed" });
   document.getElementById("search").value = "";
   document.getElementById("speed").value = "any speed";
   document.getElementById("table").scrollIntoView();

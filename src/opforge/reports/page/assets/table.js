@@ -44,7 +44,7 @@ function readUnits() {
 function matches(unit) {
   if (view.verdict === "not right" && (unit.verdict === "passed" || !unit.cases || unit.verdict === "declined")) return false;
   if (!["all", "not right"].includes(view.verdict) && unit.verdict !== view.verdict && !unit.counts[view.verdict]) return false;
-  if (view.group && !view.group.has(unit.at)) return false;
+  if (view.group && !view.group.has(unit.key)) return false;
   return SPEEDS[view.speed](unit) && view.query.split(" ").every((word) => unit.text.includes(word));
 }
 
