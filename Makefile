@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-gpu lint bench clean
+.PHONY: setup browser demo test test-gpu lint bench clean
 
 setup: $(STAMP)
 
@@ -14,10 +14,18 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps executorch torchao
 	touch $(STAMP)
 
+# Chromium, in which the tests look at report.html; installed where that can be done, and not needed for anything else.
+browser:
+	@if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq >/dev/null 2>&1 && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium chromium-driver >/dev/null 2>&1; \
+	then echo "installed Chromium for the tests of pages"; \
+	else echo "no Chromium: the tests of pages will be skipped (apt-get install chromium chromium-driver)"; fi
+
 demo: setup
 	PATH=$(abspath $(BIN)):$$PATH sh examples/demo.sh
 
-test: setup
+test: setup browser
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu"
 
 # On a machine with a GPU, with the packages it has: PYTHONPATH=src python3 -m pytest -m gpu

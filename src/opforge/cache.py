@@ -26,7 +26,9 @@ def torch_version() -> str:
 def write_atomically(path: Path, text: str) -> None:
     """Write a whole file or nothing: other processes never see half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as handle:
+    with tempfile.NamedTemporaryFile(
+        "w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8"
+    ) as handle:
         handle.write(text)
     Path(handle.name).replace(path)
 

@@ -25,6 +25,7 @@ def test_run_writes_everything(tmp_path):
     names = {p.name for p in out.iterdir()} - {".lock"}
     assert names == {
         "manifest.json", "results.jsonl", "OVERALL_SUMMARY.md", "operator_summary.csv", "failed_tests.json", "full_results.json",
+        "report.html",
     }  # fmt: skip
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["versions"]["torch"]

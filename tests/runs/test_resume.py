@@ -86,6 +86,7 @@ def test_an_interrupt_keeps_what_was_judged_and_says_how_to_go_on(tmp_path):
     assert process.returncode == 130
     assert f"opforge run --resume {out}" in said
     assert "Traceback" not in said
+    assert '"word":"interrupted"' in (out / "report.html").read_text()
     assert opforge("run", "--resume", str(out)).returncode == 0
 
 

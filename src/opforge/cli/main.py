@@ -46,6 +46,8 @@ _VERBS = (
     "ls",
     "setup",
     "report",
+    "view",
+    "reproduce",
     "strength",
     "new",
     "add_op",

@@ -18,7 +18,7 @@ def register(app: typer.Typer) -> None:
 
 def report(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
-    format_: Annotated[str, typer.Option("--format", help="text, json or markdown.")] = "text",
+    format_: Annotated[str, typer.Option("--format", help="text, json, markdown or html.")] = "text",
 ) -> int:
     """Show a finished or broken-off run, from what its folder holds."""
     from opforge.reports.files import overall, write_all
@@ -31,6 +31,10 @@ def report(
         sys.stdout.write(json.dumps(summary.scores(), indent=2) + "\n")
     elif format_ == "markdown":
         sys.stdout.write(overall(manifest, summary))
+    elif format_ == "html":
+        from opforge.reports.page import PAGE
+
+        sys.stdout.write(f"{(run / PAGE).resolve()}\n")
     elif format_ == "text":
         from opforge.reports.terminal import console_for_results, show
 
@@ -43,6 +47,6 @@ def report(
                 soft_wrap=True,
             )
     else:
-        raise OpforgeError(f"unknown format {format_!r}; allowed: text, json, markdown")
+        raise OpforgeError(f"unknown format {format_!r}; allowed: text, json, markdown, html")
     write_all(run, summary)
     return summary.exit_code

@@ -117,6 +117,7 @@ def _judge(config: RunConfig, folder: Path, *, resume: bool, as_json: bool) -> i
     except KeyboardInterrupt:
         if (folder / "results.jsonl").exists():
             sys.stderr.write(f"what was judged is kept; go on with `opforge run --resume {folder}`\n")
+            _report_as_it_stands(folder)
         raise
     say_what_is_missing(ended.manifest)
     write_all(folder, ended.summary)
@@ -130,6 +131,16 @@ def _judge(config: RunConfig, folder: Path, *, resume: bool, as_json: bool) -> i
         show(console, ended.manifest, ended.summary)
         console.print(f"results      {folder}", soft_wrap=True)
     return ended.summary.exit_code
+
+
+def _report_as_it_stands(folder: Path) -> None:
+    """Write the report files of a run that was broken off, from what stands in its folder."""
+    from opforge.reports.files import write_all
+    from opforge.runs.score import Summary
+    from opforge.runs.store import is_held, read_manifest, read_rows
+
+    if not is_held(folder):  # by another process, into whose run this one would have gone
+        write_all(folder, Summary.of(read_manifest(folder), read_rows(folder)))
 
 
 def say_what_is_missing(manifest: dict[str, Any]) -> None:

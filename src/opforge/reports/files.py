@@ -11,6 +11,7 @@ from typing import Any
 from opforge.cache import write_atomically
 from opforge.judge.verdict import Outcome
 from opforge.reports import implementations, speed
+from opforge.reports.page import write_page
 from opforge.runs.score import CURVE, OperatorTally, Summary
 from opforge.runs.store import read_manifest, read_rows
 
@@ -20,7 +21,7 @@ _SPEEDUPS = "Speedups over {} with their 95 % intervals; only right kernels have
 
 
 def write_all(path: Path, summary: Summary) -> None:
-    """Write the four report files of a run into its folder."""
+    """Write the report files of a run, and its page, into its folder."""
     manifest = read_manifest(path)
     write_atomically(path / SUMMARY, overall(manifest, summary))
     _write_table(path / TABLE, summary)
@@ -28,6 +29,7 @@ def write_all(path: Path, summary: Summary) -> None:
     weak = summary.weak
     marked = (row | {"weak_to": weak[row["op"]]} if row["op"] in weak else row for row in read_rows(path))
     _write_json_rows(path / FULL, marked)
+    write_page(path, manifest, summary)
 
 
 def overall(manifest: dict[str, Any], summary: Summary) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -91,6 +92,16 @@ class RunStore:
         self._results = (self.path / RESULTS).open("a", encoding="utf-8")
 
 
+def is_held(path: Path) -> bool:
+    """Whether a process is writing to a run's folder; it is looked up, not tried, and False where the system does not tell."""
+    try:
+        inode = (path / _LOCK).stat().st_ino
+        locks = Path("/proc/locks").read_text()
+    except OSError:
+        return False
+    return re.search(rf":{inode} \d+ \w+$", locks, re.MULTILINE) is not None
+
+
 def read_manifest(path: Path) -> dict[str, Any]:
     """Return the manifest of a run."""
     try:
@@ -102,20 +113,25 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the verdicts of a run, one at a time."""
+def read_rows(path: Path, start: int = 0, place: Callable[[int], None] | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the verdicts of a run, one at a time, from a byte of its file on; ``place`` hears where the next line begins."""
     try:
-        handle = (path / RESULTS).open(encoding="utf-8")
+        handle = (path / RESULTS).open("rb")
     except FileNotFoundError:
         return
     with handle:
+        handle.seek(start)
         for number, line in enumerate(handle, 1):
-            if not line.endswith("\n"):
+            if not line.endswith(b"\n"):
                 return  # a line still being written
             try:
-                yield json.loads(line)
+                row = json.loads(line)
             except ValueError as error:
                 raise RunDirectoryError(f"{path / RESULTS}, line {number} is broken: {error}") from None
+            if place is not None:
+                start += len(line)
+                place(start)
+            yield row
 
 
 def _mend(results: Path) -> None:

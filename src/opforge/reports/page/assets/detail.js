@@ -1,0 +1,141 @@
+// One operator: its charts, its cases with commands that reproduce them, its kernel's source.
+
+const AT_ONCE = 50;
+const FIGURES = [
+  ["error", (c) => c.kernel_error === undefined ? "" : `${short(c.kernel_error)} (${data.against} ${short(c.aten_error)}), allowed ${short(c.bound)}`],
+  ["tolerance", (c) => (c.rtol === undefined ? "" : `rtol ${short(c.rtol)}, atol ${short(c.atol)}`)],
+  ["residual", (c) => (c.kernel_residual === undefined ? "" : `${short(c.kernel_residual)} (${data.against} ${short(c.aten_residual)}), allowed ${short(c.residual_bound)}`)],
+  ["draws", (c) => (c.z === undefined ? (c.identical_draws ? `${data.against}'s own` : "") : `${c.draws}, largest test ${short(c.z)}, allowed ${short(c.z_limit)}`)],
+  ["times", (c) => (c.kernel_us === undefined ? "" : `${short(c.kernel_us, 4)} µs, ${data.against} ${short(c.aten_us, 4)} µs (${c.timed || "call"}, ${c.rounds} rounds)`)],
+  ["speedup", (c) => interval(c.speedup, c.speedup_low, c.speedup_high) + (c.launch_bound ? " launch-bound" : "")],
+  ["light", (c) => (c.light_us === undefined ? "" : `${short(c.light_kernel)} % (${data.against} ${short(c.light_aten)} %) of ${c.light_bound}: ${bytes(c.light_bytes)}, ${short(c.light_flops)} operations`)],
+  ["forms", (c) => (c.forms || []).join(", ")],
+  ["seen in", (c) => c.source || ""],
+];
+
+let opened = null;
+
+function detailDialog() {
+  const dialog = make("dialog", { id: "detail", "aria-label": "an operator" });
+  dialog.addEventListener("close", () => {
+    if (dialog.open) return; // opened again before this was told
+    opened = null;
+    if (location.hash) history.replaceState(null, "", location.pathname + location.search);
+  });
+  dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
+  dialog.addEventListener("keydown", (event) => {
+    const step = { "]": 1, "[": -1 }[event.key];
+    if (!step || event.target.closest("input, select")) return;
+    const unit = choose(step);
+    if (unit) openUnit(unit);
+  });
+  return dialog;
+}
+
+/** Show an operator; the address remembers which. */
+async function openUnit(unit) {
+  const dialog = document.getElementById("detail");
+  opened = view.chosen = unit.key;
+  showRows();
+  history.replaceState(null, "", `#${encodeURIComponent(unit.key)}`);
+  const body = make("div", { class: "body" }, make("p", {}, "…"));
+  const close = make("button", { type: "button", class: "close", "aria-label": "close (Esc)", on: { click: () => dialog.close() } }, "×");
+  dialog.replaceChildren(make("header", {}, make("h2", {}, unit.op), badge(unit.verdict), close), body);
+  if (!dialog.open) dialog.showModal();
+  dialog.scrollTop = 0;
+  const cases = unit.cases ? await casesOf(unit.at) : [];
+  if (opened !== unit.key) return;
+  body.replaceChildren(...facts(unit), ...unitCharts(cases), casesSection(unit, cases), await kernelSection(unit));
+}
+
+function openAddressed() {
+  const key = decodeURIComponent(location.hash.slice(1));
+  const unit = key && units.find((other) => other.key === key);
+  if (unit) openUnit(unit);
+}
+
+function facts(unit) {
+  const rows = [
+    ["kernel", unit.kernelName || "none"],
+    ["cases", unit.cases ? `${unit.passed} of ${unit.cases} passed${unit.passed < unit.cases ? `: ${countsText(unit).replaceAll("_", " ")}` : ""}` : unit.verdict],
+    [`× ${data.against}`, `${interval(unit.speedup, unit.low, unit.high)} ${unit.marks}`.trim()],
+    ["% of light", unit.light === null ? "" : `${short(unit.light)} (${data.against} ${short(unit.aten_light)})`],
+    ["calls of ATen", unit.calls],
+    ["weak to", unit.weak],
+  ];
+  return [list(rows)];
+}
+
+function list(rows) {
+  return make("dl", {}, rows.filter(([, text]) => text).map(([name, text]) => [make("dt", {}, name), make("dd", {}, text)]));
+}
+
+function unitCharts(cases) {
+  const charts = [];
+  const timed = cases.filter((c) => c.speedup && c.light_bytes);
+  if (timed.length) {
+    const points = timed.map((c) => ({ x: power(c.light_bytes), y: power(c.speedup), low: power(c.speedup_low), high: power(c.speedup_high), kind: c.alarm ? "wrong" : c.launch_bound ? "faint" : "passed", of: c }));
+    const [low, high] = extent(points.map((point) => point.x));
+    charts.push(make("h3", {}, "Speedup over size"), chart({ points, guides: [{ from: [low, 0], to: [high, 0], name: `as fast as ${data.against}`, keep: true }], xTitle: "bytes moved", yTitle: `× ${data.against}`, xText: bytes, yText: short, xBase: 2, label: "speedup over size", say: ({ of }) => `${interval(of.speedup, of.speedup_low, of.speedup_high)} at ${bytes(of.light_bytes)}: ${of.case}` }));
+  }
+  const bounded = cases.filter((c) => c.bound && c.kernel_error !== undefined);
+  if (bounded.length) {
+    const points = bounded.map((c) => ({ x: power(c.bound), y: power(c.kernel_error), kind: kindOfVerdict(c.verdict), of: c }));
+    charts.push(make("h3", {}, "Error against bound"), errorChart(points, ({ of }) => `${of.verdict}: error ${short(of.kernel_error)}, allowed ${short(of.bound)}: ${of.case}`));
+  }
+  return charts;
+}
+
+function kindOfVerdict(verdict) {
+  return verdict === "passed" ? "passed" : "wrong";
+}
+
+/** List cases, those that are not right first, some at a time. */
+function casesSection(unit, cases) {
+  if (!cases.length) return make("p", {}, unit.verdict === "no kernel" ? "No kernel serves this operator." : "No case of it has been judged.");
+  const sorted = cases.map((c, at) => [GRADES.indexOf(c.verdict), at, c]).sort((a, b) => a[0] - b[0] || a[1] - b[1]).map(([, , c]) => c);
+  const failing = sorted.filter((c) => c.verdict !== "passed").length;
+  const box = make("div", { class: "cases" });
+  const more = make("button", { type: "button" });
+  let count = 0;
+  const grow = () => {
+    box.append(...sorted.slice(count, count + AT_ONCE).map((c) => caseRow(unit, c)));
+    count = Math.min(count + AT_ONCE, sorted.length);
+    more.textContent = `show more (${sorted.length - count} left)`;
+    more.hidden = count === sorted.length;
+  };
+  more.addEventListener("click", grow);
+  grow();
+  if (failing) box.firstElementChild.open = true;
+  return make("section", { "aria-label": "cases" }, make("h3", {}, failing ? `Cases: ${failing} of ${cases.length} are not right` : `Cases: all ${cases.length} right`), box, more);
+}
+
+function caseRow(unit, c) {
+  const row = make("details", { class: "case" }, make("summary", {}, badge(c.verdict), c.phase === "performance" ? make("span", { class: "phase" }, "timed") : "", make("code", {}, c.case)));
+  row.addEventListener("toggle", () => row.open && row.childElementCount === 1 && row.append(caseBody(unit, c)));
+  return row;
+}
+
+function caseBody(unit, c) {
+  const command = `${data.reproduce} ${c.id}${unit.option}`;
+  return make("div", {},
+    c.reason ? make("p", { class: "reason" }, c.reason) : "",
+    c.alarm ? make("p", { class: "reason" }, `ALARM: ${c.alarm}`) : "",
+    make("pre", { class: "call" }, c.case),
+    list(FIGURES.map(([name, text]) => [name, text(c)])),
+    (c.notes || []).length ? make("ul", {}, c.notes.map((note) => make("li", {}, note))) : "",
+    make("p", {}, "Judge it again:"),
+    make("div", { class: "command" }, make("code", {}, command), copyButton(command)));
+}
+
+async function kernelSection(unit) {
+  const section = make("section", { "aria-label": "kernel" });
+  const kernel = data.kernels[unit.kernel];
+  if (!kernel) return section;
+  section.append(make("h3", {}, "Kernel"), list([["name", kernel.name], ["file", kernel.file], ["digest", kernel.digest], ["reference", kernel.reference], ["hints", (kernel.hints || []).join("; ")]]));
+  if (!kernel.file) return section;
+  const [source] = await unpacked(`kernel:${unit.kernel}`);
+  if (source?.remark) section.append(make("p", { class: "remark" }, source.remark));
+  if (source?.text) section.append(sourceCode(source.text, kernel.file));
+  return section;
+}

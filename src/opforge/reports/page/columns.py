@@ -1,0 +1,155 @@
+"""The cases of a run in little room: packed as they come, an operator's together, and the points of the charts as columns."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import zlib
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from opforge.judge.verdict import Outcome
+from opforge.runs.score import Summary
+
+_CHUNK = 128
+"""How many cases of an operator are packed at once: what has been packed takes a tenth of the room."""
+_FIELDS = frozenset({
+    "id", "phase", "verdict", "case", "source", "reason", "notes", "forms",
+    "kernel_error", "aten_error", "bound", "rtol", "atol",
+    "kernel_residual", "aten_residual", "residual_bound", "draws", "z", "z_limit", "identical_draws",
+    "timed", "kernel_us", "aten_us", "speedup", "speedup_low", "speedup_high", "rounds", "launch_bound", "alarm",
+    "light_bytes", "light_flops", "light_us", "light_bound", "light_kernel", "light_aten",
+})  # fmt: skip
+_OUTCOMES = {outcome.value: number for number, outcome in enumerate(Outcome)}
+NOUGHT, ENDLESS = -32768, 32767
+"""Where the logarithm of a point is none."""
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON has it, floats in six digits; what JSON has no number for becomes its name."""
+    if isinstance(value, dict):
+        return {str(name): plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    return _figure(value)
+
+
+def _figure(value: Any) -> Any:
+    if not isinstance(value, float):
+        return value
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return float(f"{value:.6g}")
+
+
+def as_json(value: Any) -> str:
+    """Return JSON that any parser takes, in ASCII."""
+    return json.dumps(plain(value), separators=(",", ":"), allow_nan=False)
+
+
+def packed(value: Any) -> str:
+    """Return a value as the page unpacks it: JSON, deflated, in base64."""
+    return _deflated(as_json(value))
+
+
+def _deflated(text: str) -> str:
+    return base64.b64encode(zlib.compress(text.encode(), 6)).decode()
+
+
+@dataclass
+class _Cases:
+    """The cases of one operator, or of one kernel where those are scored apart."""
+
+    chunks: list[str] = field(default_factory=list)
+    waiting: list[str] = field(default_factory=list)
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        self.waiting.append(_chosen(row))
+        if len(self.waiting) >= _CHUNK:
+            self.chunks.append(_joined(self.waiting))
+            self.waiting = []
+
+    def packed(self) -> list[str]:
+        return [*self.chunks, _joined(self.waiting)] if self.waiting else self.chunks
+
+
+def _chosen(row: Mapping[str, Any]) -> str:
+    """Return what the page shows of a line, as JSON; what says nothing is left out."""
+    light = row.get("light") or {}
+    figures = (*row.items(), *((f"light_{name}", value) for name, value in light.items()))
+    kept = {name: _figure(value) for name, value in figures if name in _FIELDS and value not in (None, "", [])}
+    return json.dumps(kept, separators=(",", ":"), allow_nan=False)
+
+
+def _joined(rows: list[str]) -> str:
+    return _deflated(f"[{','.join(rows)}]")
+
+
+@dataclass
+class _Points:
+    """A scatter over all cases: logarithms in hundredths, and whose they are."""
+
+    unit: array[int] = field(default_factory=lambda: array("l"))
+    x: array[int] = field(default_factory=lambda: array("h"))
+    y: array[int] = field(default_factory=lambda: array("h"))
+    verdict: array[int] = field(default_factory=lambda: array("b"))
+
+    def add(self, unit: int, x: float, y: float, verdict: str) -> None:
+        self.unit.append(unit)
+        self.x.append(_logarithm(x))
+        self.y.append(_logarithm(y))
+        self.verdict.append(_OUTCOMES[verdict])
+
+    def as_json(self) -> dict[str, list[int]]:
+        return {name: list(getattr(self, name)) for name in ("unit", "x", "y", "verdict")}
+
+
+def _logarithm(value: float) -> int:
+    if value <= 0:
+        return NOUGHT
+    return round(100 * math.log10(value)) if math.isfinite(value) else ENDLESS
+
+
+@dataclass
+class Columns:
+    """All cases of a run; one line after the other is added, and none is kept as it was."""
+
+    units: dict[str, int] = field(default_factory=dict)
+    """The number of each operator (or kernel, where those are scored apart), in the order of their first lines."""
+    cases: list[_Cases] = field(default_factory=list)
+    errors: _Points = field(default_factory=_Points)
+    roofline: _Points = field(default_factory=_Points)
+
+    def add(self, row: Mapping[str, Any], summary: Summary) -> None:
+        """Take in one line."""
+        name = row["kernel"] if row["kernel"] in summary.apart else row["op"]
+        unit = self.units.setdefault(name, len(self.units))
+        if unit == len(self.cases):
+            self.cases.append(_Cases())
+        self.cases[unit].add(row)
+        self._add_points(unit, row)
+
+    def _add_points(self, unit: int, row: Mapping[str, Any]) -> None:
+        error, bound = row.get("kernel_error"), row.get("bound")
+        if error is not None and bound is not None and bound > 0 and not math.isnan(error):
+            self.errors.add(unit, bound, error, row["verdict"])
+        light, time_us = row.get("light") or {}, row.get("kernel_us")
+        if time_us and light.get("bytes") and light.get("flops"):
+            rate = light["flops"] / time_us * 1e6
+            self.roofline.add(unit, light["flops"] / light["bytes"], rate, row["verdict"])
+
+    def blob(self, name: str) -> list[str] | None:
+        """Return what the page asks for when it is needed: ``errors``, ``roofline``, or the cases ``unit:N``."""
+        if name in ("errors", "roofline"):
+            points: _Points = getattr(self, name)
+            return [packed(points.as_json())]
+        kind, _, number = name.partition(":")
+        if kind != "unit" or not number.isdecimal() or int(number) >= len(self.cases):
+            return None
+        return self.cases[int(number)].packed()
+
+    def names(self) -> list[str]:
+        return ["errors", "roofline", *(f"unit:{number}" for number in range(len(self.cases)))]

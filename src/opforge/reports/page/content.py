@@ -1,0 +1,209 @@
+"""What the page shows at once: scores, state, operators, reasons, remarks. Cases come when an operator is opened."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from opforge.judge.verdict import Outcome
+from opforge.reports import speed
+from opforge.reports.page.columns import Columns
+from opforge.reports.page.sources import Sources
+from opforge.runs.score import CURVE, OperatorTally, Summary
+
+FINISHED, RUNNING, INTERRUPTED = "finished", "running", "interrupted"
+_MISSING, _DECLINED, _WAITING = "no kernel", "declined", "not judged"
+"""What is said of an operator instead of a verdict."""
+_WORST_FIRST = (
+    Outcome.CHEATED, Outcome.CRASHED, Outcome.TIMED_OUT, Outcome.WRONG, Outcome.CONTRACT, Outcome.ERROR,
+    Outcome.UNSUPPORTED, Outcome.PASSED,
+)  # fmt: skip
+_MOST_REASONS = 200
+_MOST_LINES = 500
+_NUMBER = re.compile(r"-?\d[\d.]*(?:e[-+]?\d+)?")
+
+
+def content(path: Path, manifest: dict[str, Any], summary: Summary, columns: Columns, state: str) -> dict[str, Any]:
+    """Return the data of a run's page, but for the cases and the sources."""
+    config = manifest["config"]
+    judged, planned = summary.case_counts.total(), manifest["plan"]["cases"]
+    names = _unit_names(manifest, summary, columns)
+    return {
+        "kind": "run",
+        "title": f"{config['backend']} on {Path(config['suite']).name}",
+        "device": config["device"],
+        "state": {"word": state, "judged": judged, "planned": planned, "resume": _command("run", "--resume", path)},
+        "reproduce": _command("reproduce", path),
+        "against": summary.against,
+        "things": summary.things,
+        "outcomes": [outcome.value for outcome in Outcome],
+        "scores": list(_scores(summary)),
+        "verdicts": {o.value: n for o in Outcome if (n := summary.case_counts[o.value])},
+        "units": _units(names, manifest, summary),
+        "kernels": Sources(manifest).rows(),
+        "reasons": _reasons(names, summary),
+        "alarms": [{"who": who, "alarm": alarm, "case": case} for who, alarm, case in speed.alarm_lines(summary)],
+        "sections": list(_sections(manifest, summary)),
+        "about": list(_about(manifest)),
+        "roofs": _roofs(manifest.get("peaks")),
+    }
+
+
+def state_of(manifest: dict[str, Any], summary: Summary, *, held: bool = False) -> str:
+    """Return how a run stands; ``held`` says whether a process is writing to its folder."""
+    complete = summary.case_counts.total() >= manifest["plan"]["cases"]
+    if complete and "finished" in manifest:
+        return FINISHED
+    return RUNNING if held else INTERRUPTED
+
+
+def _command(*words: str | Path) -> str:
+    return shlex.join(["opforge", *(str(w.resolve()) if isinstance(w, Path) else w for w in words)])
+
+
+def _unit_names(manifest: dict[str, Any], summary: Summary, columns: Columns) -> list[str]:
+    """Return what has a row: what was judged, in the order of `columns`, then what waits, then what has no kernel."""
+    kernels = manifest["plan"]["kernels"]
+    planned = [k["name"] if k["name"] in summary.apart else op for k in kernels for op in k["ops"]]
+    return list(dict.fromkeys([*columns.units, *planned, *summary.missing]))
+
+
+def _units(names: list[str], manifest: dict[str, Any], summary: Summary) -> dict[str, list[Any]]:
+    """Return the operators as columns."""
+    kernels = manifest["plan"]["kernels"]
+    numbers = {(k["name"], op): number for number, k in enumerate(kernels) for op in k["ops"]}
+    planned = {(kernel if kernel in summary.apart else op): OperatorTally(op, kernel) for kernel, op in numbers}
+    missing, declined = set(summary.missing), set(summary.declined)
+    rows = []
+    for name in names:
+        tally = summary.operators.get(name)
+        if tally is None:
+            tally, word = planned.get(name, OperatorTally(name)), _MISSING if name in missing else _WAITING
+        else:
+            word = _DECLINED if tally.op in declined else _verdict(tally)
+        rows.append(_unit(tally, numbers.get((tally.kernel, tally.op), -1), word, summary))
+    return {key: [row[key] for row in rows] for key in (rows[0] if rows else ())}
+
+
+def _unit(tally: OperatorTally, kernel: int, word: str, summary: Summary) -> dict[str, Any]:
+    ratio = tally.speed or tally.launch_speed
+    return {
+        "op": tally.op,
+        "kernel": kernel,
+        "verdict": word,
+        "counts": {o.value: n for o in Outcome if (n := tally.verdicts[o.value])},
+        "cases": tally.total,
+        "passed": tally.passed,
+        "speedup": None if ratio is None else ratio.value,
+        "low": None if ratio is None else ratio.low,
+        "high": None if ratio is None else ratio.high,
+        "timed": len(tally.times),
+        "light": tally.light,
+        "aten_light": tally.aten_light,
+        "marks": speed.marks(tally),
+        "calls": ", ".join(f"{name} {count}×" for name, count in sorted(tally.calls.items())),
+        "weak": ", ".join(summary.weak.get(tally.op, ())),
+        "option": f" --kernel {shlex.quote(tally.kernel)}" if tally.apart else "",
+    }
+
+
+def _verdict(tally: OperatorTally) -> str:
+    """Return the gravest verdict that any of its cases got."""
+    return next((o.value for o in _WORST_FIRST if tally.verdicts[o.value]), _WAITING)
+
+
+def _reasons(names: list[str], summary: Summary) -> list[dict[str, Any]]:
+    """Return why cases are not right, reasons that differ only in their numbers, or in the operator that they name, as one, the most frequent first."""
+    number = {name: index for index, name in enumerate(names)}
+    groups: dict[tuple[str, str], dict[str, Any]] = {}
+    for unit, tally in summary.operators.items():
+        for (verdict, reason), count in tally.reasons.items():
+            key = verdict, _NUMBER.sub("#", reason.replace(tally.op, "#"))
+            group = groups.setdefault(key, {"verdict": verdict, "reason": reason, "count": 0, "units": {}})
+            group["count"] += count
+            group["units"][number[unit]] = None
+    found = sorted(groups.values(), key=lambda g: -g["count"])[:_MOST_REASONS]
+    return [{**group, "units": list(group["units"])} for group in found]
+
+
+def _scores(summary: Summary) -> Iterator[dict[str, str]]:
+    """Yield the scores, each with its interval where it has one, and what it is over."""
+    scores = summary.scores()
+    yield _score(
+        "correctness",
+        f"{summary.correctness:.4f}",
+        "",
+        f"of {scores['operators']} {summary.things}; {summary.correctness_of_judged:.4f} of the {scores['judged']} that were judged",
+    )
+    yield _score(
+        "coverage",
+        f"{summary.coverage:.4f}",
+        "",
+        f"{scores['judged']} of {scores['operators']} {summary.things} were judged",
+    )
+    ratios = {
+        "performance": (summary.speed, f"over {summary.against}, geometric mean of {scores['performance_operators']}"),
+        "call times": (summary.call_speed, f"over {summary.against}"),
+        "launch-bound": (
+            summary.launch_speed,
+            f"over {summary.against}, {scores['launch_bound_cases']} cases, scored apart",
+        ),
+    }
+    for title, (ratio, remark) in ratios.items():
+        if ratio is not None:
+            yield _score(title, f"{ratio.value:.3f}×", f"[{ratio.low:.3f}, {ratio.high:.3f}]", remark)
+    if summary.speed is None:
+        yield _score("performance", "–", "", "nothing was timed that counts")
+    if (share := summary.share_at(summary.p)) is not None:
+        curve = ", ".join(f"{s.value:.2f} at {s.p:g}" for p in CURVE if (s := summary.share_at(p)) is not None)
+        remark = f"right and that fast, of {len(summary.racing)} {summary.things}; {curve}"
+        yield _score(f"perf@{share.p:g}", f"{share.value:.2f}", f"[{share.low:.2f}, {share.high:.2f}]", remark)
+
+
+def _score(title: str, value: str, interval: str, remark: str) -> dict[str, str]:
+    return {"title": title, "value": value, "interval": interval, "remark": remark}
+
+
+def _sections(manifest: dict[str, Any], summary: Summary) -> Iterator[dict[str, Any]]:
+    """Yield what is worth knowing beside the verdicts, as lists of lines under titles."""
+    plan, tallies = manifest["plan"], [t for _, t in sorted(summary.operators.items())]
+    missing_walls = manifest.get("confinement", {}).get("missing", ())
+    sections = {
+        "The machine while it was timed": list(speed.machine_lines(summary)),
+        "Weak cases: mutants of ATen that pass": [
+            f"{op}: {', '.join(mutants)}" for op, mutants in sorted(summary.weak_judged.items())
+        ],
+        "Not judged because of a defect of the standard": [
+            f"{t.unit}: {note} ({count}×)" for t in tallies for note, count in sorted(t.defects.items())
+        ],
+        "Kernels were not kept from": list(missing_walls),
+        "Remarks": list(plan["remarks"]),
+        "Samples that could not become cases": list(plan["losses"]),
+    }
+    for title, lines in sections.items():
+        if lines:
+            more = [f"… and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
+            yield {"title": title, "lines": [*lines[:_MOST_LINES], *more]}
+
+
+def _about(manifest: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    config, versions, machine = manifest["config"], manifest["versions"], manifest["machine"]
+    yield "command", shlex.join(manifest["command"])
+    yield "suite", config["suite"]
+    yield "backend", config["backend"]
+    yield "device", f"{config['device']} ({(manifest.get('peaks') or {}).get('device') or machine['platform']})"
+    yield "versions", ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    for name in ("started", "finished"):
+        if manifest.get(name):
+            yield name, manifest[name]
+
+
+def _roofs(peaks: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return the bandwidths of the smallest and the largest working set, and the rates of arithmetic."""
+    if not peaks or not peaks.get("bandwidth"):
+        return None
+    curve = [rate for _, rate in peaks["bandwidth"]]
+    return {"bandwidths": {"caches": max(curve), "memory": curve[-1]}, "rates": peaks.get("rates", {})}

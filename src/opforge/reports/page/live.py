@@ -1,0 +1,100 @@
+"""A run that is looked at while it goes on: new lines are read as they come, and no line twice."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from opforge.errors import RunDirectoryError
+from opforge.reports.page.columns import Columns
+from opforge.reports.page.content import FINISHED, INTERRUPTED, RUNNING, content, state_of
+from opforge.reports.page.sources import Sources
+from opforge.runs.score import Summary
+from opforge.runs.store import MANIFEST, RESULTS, is_held, read_manifest, read_rows
+
+
+class LiveRun:
+    """One run's folder. Several threads may ask at once; each gets what stands there now."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._shown: dict[str, Any] | None = None
+        self._start_anew(read_manifest(path))
+
+    def data(self) -> dict[str, Any]:
+        """Return what the page shows at once, with the version of it."""
+        with self._lock:
+            version = self._catch_up()
+            if self._shown is None or self._shown["version"] != version:
+                state = state_of(self._manifest, self._summary, held=version.endswith("held"))
+                shown = content(self._path, self._manifest, self._summary, self._columns, state)
+                self._shown = {**shown, "version": version}
+            return self._shown
+
+    def blob(self, name: str) -> list[str] | None:
+        """Return cases, points or a source, packed."""
+        with self._lock:
+            self._catch_up()
+            maker = Sources(self._manifest) if name.startswith("kernel:") else self._columns
+            return maker.blob(name)
+
+    def _start_anew(self, manifest: dict[str, Any]) -> None:
+        self._manifest = manifest
+        self._summary = Summary.start(manifest)
+        self._columns = Columns()
+        self._place = 0
+        self._shown = None
+
+    def _catch_up(self) -> str:
+        """Read the lines that have come, and return what tells this state from others."""
+        manifest = read_manifest(self._path)
+        written = (self._path / MANIFEST).stat().st_mtime_ns
+        results = self._path / RESULTS
+        size = results.stat().st_size if results.exists() else 0
+        if manifest.get("started") != self._manifest.get("started") or size < self._place:
+            self._start_anew(manifest)  # another run has taken its place
+        self._manifest = manifest
+        for row in read_rows(self._path, self._place, self._note):
+            self._summary.add(row)
+            self._columns.add(row, self._summary)
+        return f"{written}.{self._place}.{'held' if is_held(self._path) else 'free'}"
+
+    def _note(self, place: int) -> None:
+        self._place = place
+
+
+def runs_in(folder: Path) -> dict[str, Path]:
+    """Return the runs that a folder holds, by name, the newest first."""
+    found = [p for p in folder.iterdir() if (p / MANIFEST).is_file() and p.name.isprintable()]
+    return {p.name: p for p in sorted(found, key=lambda p: ((p / MANIFEST).stat().st_mtime_ns, p.name), reverse=True)}
+
+
+def list_content(folder: Path) -> dict[str, Any]:
+    """Return the data of the page that lists a folder's runs."""
+    rows = [_row(name, path) for name, path in runs_in(folder).items()]
+    version = str(hash(str(rows)))
+    return {"kind": "list", "title": f"Runs in {folder.resolve().name}", "runs": rows, "version": version}
+
+
+def _row(name: str, path: Path) -> dict[str, str]:
+    """Return what the list says of a run; one that cannot be read keeps its place."""
+    try:
+        manifest = read_manifest(path)
+    except RunDirectoryError as error:
+        return {"name": name, "state": str(error)}
+    config, scores = manifest["config"], manifest.get("scores") or {}
+    state = FINISHED if "finished" in manifest else RUNNING if is_held(path) else INTERRUPTED
+    speed, ends = scores.get("performance"), scores.get("performance_interval")
+    return {
+        "name": name,
+        "backend": config["backend"],
+        "suite": Path(config["suite"]).name,
+        "device": config["device"],
+        "started": manifest.get("started", ""),
+        "state": state,
+        "cases": str(manifest["plan"]["cases"]),
+        "correctness": f"{scores['correctness']:.4f}" if "correctness" in scores else "",
+        "performance": f"{speed:.3f}× [{ends[0]:.3f}, {ends[1]:.3f}]" if speed is not None and ends else "",
+    }

@@ -1,0 +1,49 @@
+"""The sources of a run's kernels, as they were judged: a file that has changed since is not shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from opforge.kernels.custom import digest
+from opforge.reports.page.columns import packed
+
+_MOST = 1 << 18
+"""How many characters of a source are shown."""
+
+
+class Sources:
+    """Sources by kernel's number, read when they are asked for."""
+
+    def __init__(self, manifest: dict[str, Any]) -> None:
+        self._kernels: list[dict[str, Any]] = manifest["plan"]["kernels"]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return what is known of each kernel."""
+        names = ("name", "file", "digest", "hints", "reference")
+        return [{name: kernel[name] for name in names if kernel.get(name)} for kernel in self._kernels]
+
+    def names(self) -> list[str]:
+        return [f"kernel:{number}" for number, kernel in enumerate(self._kernels) if kernel.get("file")]
+
+    def blob(self, name: str) -> list[str] | None:
+        """Return the source ``kernel:N``, or why there is none."""
+        kind, _, number = name.partition(":")
+        if kind != "kernel" or not number.isdecimal() or int(number) >= len(self._kernels):
+            return None
+        text, remark = _source(self._kernels[int(number)])
+        return [packed({"text": text, "remark": remark})]
+
+
+def _source(kernel: dict[str, Any]) -> tuple[str, str]:
+    """Return a kernel's source and a remark; only what has the digest of the manifest is read out."""
+    if not kernel.get("file"):
+        return "", "ATen's own kernel, which comes with torch."
+    path = Path(kernel["file"])
+    try:
+        if digest(path) != kernel.get("digest"):
+            return "", f"{path} has changed since the run, or is gone; what was judged is not there any more."
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        return "", f"{path} cannot be read: {error.strerror}"
+    return text[:_MOST], "" if len(text) <= _MOST else f"The first {_MOST} of {len(text)} characters."

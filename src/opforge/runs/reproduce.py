@@ -1,0 +1,141 @@
+"""One case of a run again: the same call with the same contents, and the kernel as it is now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from opforge import registry
+from opforge.backends import Backend
+from opforge.backends.single import SingleBackend
+from opforge.errors import OpforgeError, RunDirectoryError
+from opforge.kernels import Kernel
+from opforge.runs.conduct import INPUTS, run
+from opforge.runs.config import RunConfig
+from opforge.runs.store import read_manifest, read_rows
+from opforge.suites import LoadedSuite, Suite, SuiteOptions
+from opforge.suites.base import Progress, silent
+from opforge.suites.finding import find_suite
+from opforge.suites.given import GivenSuite, performance_case
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """A case judged once more."""
+
+    before: dict[str, Any]
+    """The line of the run."""
+    now: dict[str, Any]
+    """The line that the same case got now."""
+    changed: tuple[str, ...]
+    """The files that are others than in the run: the kernel's, a reference, what makes inputs."""
+
+    @property
+    def same(self) -> bool:
+        return bool(self.before["verdict"] == self.now["verdict"])
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.now["verdict"] == "passed" else 1
+
+
+def reproduce(folder: Path, case: str, out: Path, *, kernel: str | None = None, progress: Progress = silent) -> Again:
+    """Judge one case of the run in ``folder`` again, into the new folder ``out``; its settings are those of the run."""
+    manifest = read_manifest(folder)
+    before = find_row(folder, case, kernel)
+    judged = {k["name"]: k for k in manifest["plan"]["kernels"]}[before["kernel"]]
+    config = replace(RunConfig.from_json(manifest["config"]), ops=(before["op"],), workers=1)
+    suite = _OneCase(_suite(config, before), before["id"], folder / INPUTS)
+    backend = _OneKernel(_backend(config, judged, before["op"]), before["kernel"])
+    ended = run(config, out, progress=progress, suite=suite, backend=backend)
+    (now,) = ended.store.rows()
+    (served,) = ended.manifest["plan"]["kernels"]
+    sources = manifest["plan"].get("sources", {})
+    changed = [f for f, digest in ended.manifest["plan"]["sources"].items() if digest != sources.get(f)]
+    if served["digest"] != judged["digest"]:
+        changed.append(served["file"])
+    return Again(before, now, tuple(sorted(changed)))
+
+
+def find_row(folder: Path, case: str, kernel: str | None = None) -> dict[str, Any]:
+    """Return the line of a case, named by its id or the beginning of it; that must leave no choice."""
+    found = [row for row in read_rows(folder) if case and row["id"].startswith(case)]
+    if not found:
+        raise OpforgeError(f"no case {case!r} in {str(folder)!r}; ids are in its results.jsonl and report.html")
+    if kernel is not None:
+        names = sorted({row["kernel"] for row in found})
+        found = [row for row in found if row["kernel"] == kernel]
+        if not found:
+            raise OpforgeError(f"case {case!r} was not judged for kernel {kernel!r}; it was for: {', '.join(names)}")
+    if len(found) > 1:
+        ids = sorted({row["id"] for row in found})
+        if len(ids) > 1:
+            raise OpforgeError(f"{case!r} begins several ids: {', '.join(ids[:_SHOWN])}; give more of it")
+        names = sorted({row["kernel"] for row in found})
+        raise OpforgeError(f"case {case!r} was judged for several kernels: {', '.join(names)}; say which with --kernel")
+    return found[0]
+
+
+def _suite(config: RunConfig, row: dict[str, Any]) -> Suite:
+    """Return the run's suite; the cases of `opforge time` stand in its lines."""
+    if config.suite == GivenSuite.name:
+        return GivenSuite([performance_case(row["op"], row["case"])])
+    return find_suite(config.suite)
+
+
+def _backend(config: RunConfig, kernel: dict[str, Any], op: str) -> Backend:
+    """Return the run's backend, with the implementation that was judged where there may be a newer one."""
+    if config.backend == SingleBackend.name:
+        return (
+            SingleBackend.named(kernel["file"], op) if kernel["file"] is not None else SingleBackend.named(f"aten:{op}")
+        )
+    if config.backend == "directory":
+        file = Path(kernel["file"])
+        config = replace(config, implementations={**config.implementations, file.parent.name: file.name})
+    backend: Backend = registry.load("backends", config.backend)(config.backend_options)
+    return backend
+
+
+class _OneCase:
+    """A suite of which one case is left."""
+
+    def __init__(self, suite: Suite, case: str, inputs: Path) -> None:
+        self.name = suite.name
+        self._suite = suite
+        self._case = case
+        self._inputs = inputs
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._suite, name)
+
+    def load(self, options: SuiteOptions, progress: Progress = silent) -> LoadedSuite:
+        """Return the case; inputs that were made for the run are those that the run has kept."""
+        if self._inputs.is_dir():
+            options = replace(options, folder=self._inputs.resolve())
+        loaded = self._suite.load(options, progress)
+        chosen = {op: [c for c in cases if c.id == self._case] for op, cases in loaded.cases.items()}
+        chosen = {op: cases for op, cases in chosen.items() if cases}
+        if not chosen:
+            raise RunDirectoryError(
+                f"suite {self.name!r} has no case {self._case} any more: its source, or torch, is another than at the time of the run"
+            )
+        return replace(loaded, cases=chosen)
+
+
+class _OneKernel:
+    """A backend of which one kernel is left."""
+
+    def __init__(self, backend: Backend, kernel: str) -> None:
+        self.name = backend.name
+        self._backend = backend
+        self._kernel = kernel
+
+    def kernels(self, ops: Iterable[str]) -> list[Kernel]:
+        found = [k for k in self._backend.kernels(ops) if k.name == self._kernel]
+        if not found:
+            raise RunDirectoryError(f"kernel {self._kernel} was there at the time of the run and is gone")
+        return found
