@@ -222,7 +222,9 @@ def test_where_aten_raises_on_turned_contents_a_right_kernel_passes_and_is_not_t
 def test_at_the_edge_of_what_aten_takes_rounding_is_nobodys_fault(ring, monkeypatch, check):
     class Turns(random.SystemRandom):
         def randrange(self, start, stop=None, step=1):
-            return 22 if stop == 1 << 30 else super().randrange(start, stop, step)  # singular but for a rounding of ATen's
+            return (
+                22 if stop == 1 << 30 else super().randrange(start, stop, step)
+            )  # singular but for a rounding of ATen's
 
     edge = turned(positive(6), 22)
     factor, raises = torch.linalg.cholesky_ex(edge)
