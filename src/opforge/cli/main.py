@@ -46,6 +46,8 @@ _VERBS = (
     "ls",
     "setup",
     "report",
+    "compare",
+    "leaderboard",
     "strength",
     "new",
     "add_op",

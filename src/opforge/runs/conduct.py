@@ -194,6 +194,8 @@ def _manifest(config: RunConfig, plan: Plan, command: list[str]) -> dict[str, An
         "machine": {"platform": platform.platform(), "processor": platform.machine(), "device": config.device},
         "started": _now(),
         "plan": {
+            "suite": plan.suite.name,
+            "suite_digest": plan.suite.digest,
             "cases": plan.count,
             "operators": plan.units,
             "missing": list(plan.missing),

@@ -1,0 +1,72 @@
+"""How much speed has changed between two runs, and how much of that is surely no chance.
+
+The interval of a timed case says how well one race knows its ratio. Two runs of the same kernel differ by more: another
+process, other memory, other neighbours on the machine. How much more is learnt from the kernels that have not changed from
+one run to the other, and a floor stands for it where there are too few of them.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+from opforge.runs.speed import Ratio
+
+FALSE_ALARM = 0.01
+"""How often two runs of the same kernels may name anything at all as slower or faster."""
+CONTROLS = 8
+"""So many unchanged ones it takes to learn the noise between two runs from them."""
+FLOORS = {"device": 0.005, "call": 0.02}
+"""The least noise between two runs, as a standard deviation: of device times and of call times."""
+_Z95 = NormalDist().inv_cdf(0.975)
+_QUARTILE = NormalDist().inv_cdf(0.75)
+"""Half of all deviations of a normal distribution are larger than so many standard deviations."""
+_MOST = 2.0
+"""Noise beyond a factor of seven is not looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """What two runs of the same kernel differ by beside the intervals of their races: a standard deviation of logarithms."""
+
+    deviation: float
+    controls: int = 0
+    """From how many unchanged ones it was learnt; 0 where it is the floor."""
+
+
+def noise_of(controls: Sequence[Ratio], floor: float) -> Noise:
+    """Return the noise that makes half of the unchanged ones deviate by as much as half of them should.
+
+    The median is not moved by a few that did change, in something that their source does not show.
+    """
+    if len(controls) < CONTROLS:
+        return Noise(floor)
+    low, high = floor, _MOST
+    if _typical(controls, floor) <= _QUARTILE:
+        return Noise(floor, len(controls))
+    while high - low > 1e-4:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _typical(controls, middle) > _QUARTILE else (low, middle)
+    return Noise(high, len(controls))
+
+
+def _typical(changes: Iterable[Ratio], noise: float) -> float:
+    """Return the median deviation of changes from none, in standard deviations."""
+    return statistics.median(abs(math.log(c.value)) / math.hypot(_deviation(c), noise) for c in changes)
+
+
+def _deviation(change: Ratio) -> float:
+    """Return the standard deviation on the side on which there would be no change."""
+    end = change.high if change.value < 1 else change.low
+    return abs(math.log(change.value / end)) / _Z95
+
+
+def widened(change: Ratio, noise: Noise, tests: int) -> Ratio:
+    """Return a change with an interval that holds for all of so many tests at once, noise between runs included."""
+    sure = NormalDist().inv_cdf(1 - FALSE_ALARM / max(1, tests) / 2)
+    below = math.hypot(math.log(change.value / change.low) / _Z95, noise.deviation) * sure
+    above = math.hypot(math.log(change.high / change.value) / _Z95, noise.deviation) * sure
+    return Ratio(change.value, change.value * math.exp(-below), change.value * math.exp(above))
