@@ -48,6 +48,7 @@ _VERBS = (
     "report",
     "compare",
     "leaderboard",
+    "query",
     "strength",
     "new",
     "add_op",

@@ -7,11 +7,12 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from opforge.reports.plain import code, one_line
 from opforge.reports.speed import operator_fields, speed_cell
+from opforge.reports.terminal import plain_table
 from opforge.runs.leaderboard import Board, Entry, Leaderboard
+from opforge.runs.score import OperatorTally
 from opforge.runs.speed import Ratio
 
 _MOST_OPERATORS = 40
@@ -23,9 +24,11 @@ def show(console: Console, found: Leaderboard) -> None:
     """Print all boards."""
     for board in found.boards:
         console.print(f"{escape(board.suite)}; {escape(board.device)}", soft_wrap=True, highlight=False)
-        console.print(_table(_COLUMNS, _rows(board, one_line)))
+        console.print(plain_table(_COLUMNS, _rows(board, one_line)))
         console.print(_common_text(board, found.order), soft_wrap=True)
-        console.print(_table(("operator", *_names(board, one_line)), _operator_rows(board, one_line)[:_MOST_OPERATORS]))
+        console.print(
+            plain_table(("operator", *_names(board, one_line)), _operator_rows(board, one_line)[:_MOST_OPERATORS])
+        )
         if len(board.operators) > _MOST_OPERATORS:
             console.print(f"… and {len(board.operators) - _MOST_OPERATORS} more operators; --format json has all")
         console.print()
@@ -33,15 +36,6 @@ def show(console: Console, found: Leaderboard) -> None:
         console.print(APART, soft_wrap=True)
     for path, reason in found.left_out:
         console.print(f"left out: {escape(path)}: {escape(reason)}", soft_wrap=True)
-
-
-def _table(titles: tuple[str, ...], rows: list[list[str]]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for title in titles:
-        table.add_column(escape(title), overflow="fold")
-    for row in rows:
-        table.add_row(*map(escape, row))
-    return table
 
 
 def markdown(found: Leaderboard) -> str:
@@ -92,13 +86,10 @@ def _common_text(board: Board, order: str) -> str:
 
 def _operator_rows(board: Board, word: Callable[[str], str]) -> list[list[str]]:
     served = [entry.served for entry in board.entries]
-    return [
-        [word(op), *(_cell(entry, tallies.get(op)) for entry, tallies in zip(board.entries, served, strict=True))]
-        for op in board.operators
-    ]
+    return [[word(op), *(_cell(tallies.get(op)) for tallies in served)] for op in board.operators]
 
 
-def _cell(_entry: Entry, tally: Any) -> str:
+def _cell(tally: OperatorTally | None) -> str:
     """Say how an operator fares in a run."""
     if tally is None:
         return "–"
