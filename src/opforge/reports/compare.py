@@ -28,7 +28,7 @@ _WORDS = {
 }
 _COLOURS = {Became.WRONG: "red", Became.DISAPPEARED: "red", Became.SLOWER: "red"}
 _SHOWN_CASES = 3
-_SCORES = ("correctness", "coverage", "performance", "perf_at_p")
+_SCORES = {"correctness": "correctness", "coverage": "coverage", "performance": "performance", "perf_at_p": "perf@p"}
 
 
 def show(console: Console, comparison: Comparison, share: float | None) -> None:
@@ -46,13 +46,17 @@ def show(console: Console, comparison: Comparison, share: float | None) -> None:
     console.print(f"[{'red' if worse else 'green'}]{escape(verdict(comparison, share))}[/]", soft_wrap=True)
 
 
+def asked_text(share: float | None) -> str:
+    """Say what counts as a regression."""
+    return "wrong or gone" if share is None else f"wrong, gone or surely more than {share * 100:g} % slower"
+
+
 def verdict(comparison: Comparison, share: float | None) -> str:
     """Say whether there is a regression."""
     worse = comparison.regressions(share)
-    asked = "wrong or gone" if share is None else f"wrong, gone or surely more than {share * 100:g} % slower"
     if not worse:
-        return f"no regression: nothing that is {asked}"
-    return f"regression ({asked}): {', '.join(one_line(d.unit) for d in worse)}"
+        return f"no regression: nothing is {asked_text(share)}"
+    return f"regression ({asked_text(share)}): {', '.join(one_line(d.unit) for d in worse)}"
 
 
 def _table(comparison: Comparison) -> Table:
@@ -99,10 +103,7 @@ def _where(comparison: Comparison) -> str:
 def _notes(comparison: Comparison) -> Iterator[str]:
     """Yield how much can be told, and what else has changed."""
     yield _counts(comparison)
-    yield from (
-        f"{name.replace('_', '@', 1).replace('_', '') if name == 'perf_at_p' else name} {text}"
-        for name, text in _scores(comparison)
-    )
+    yield from (f"{name} {text}" for name, text in _scores(comparison))
     if comparison.raced:
         yield _noise(comparison)
     if comparison.moved is not None:
@@ -129,9 +130,9 @@ def _noise(comparison: Comparison) -> str:
 
 def _scores(comparison: Comparison) -> Iterator[tuple[str, str]]:
     one, other = comparison.scores
-    for name in _SCORES:
+    for name, title in _SCORES.items():
         if one.get(name) is not None and other.get(name) is not None:
-            yield name, f"{_score(one, name)} → {_score(other, name)}"
+            yield title, f"{_score(one, name)} → {_score(other, name)}"
 
 
 def _score(scores: dict[str, Any], name: str) -> str:
@@ -142,8 +143,11 @@ def _score(scores: dict[str, Any], name: str) -> str:
 def markdown(comparison: Comparison, share: float | None) -> str:
     """Return a comparison for a pull request."""
     worse = comparison.regressions(share)
-    names = ", ".join(code(d.unit) for d in worse)
-    head = f"❌ **regression** in {names}" if worse else "✅ no regression"
+    head = (
+        f"❌ {asked_text(share)}: {', '.join(code(d.unit) for d in worse)}"
+        if worse
+        else f"✅ {verdict(comparison, share)}"
+    )
     lines = [
         f"### opforge: {head}",
         "",

@@ -7,6 +7,7 @@ one run to the other, and a floor stands for it where there are too few of them.
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Iterable, Sequence
@@ -24,6 +25,8 @@ FLOORS = {"device": 0.005, "call": 0.02}
 _Z95 = NormalDist().inv_cdf(0.975)
 _QUARTILE = NormalDist().inv_cdf(0.75)
 """Half of all deviations of a normal distribution are larger than so many standard deviations."""
+_PLENTY = 200
+"""With more degrees of freedom Student's distribution is the normal one as far as it matters."""
 _MOST = 2.0
 """Noise beyond a factor of seven is not looked for."""
 
@@ -66,7 +69,32 @@ def _deviation(change: Ratio) -> float:
 
 def widened(change: Ratio, noise: Noise, tests: int) -> Ratio:
     """Return a change with an interval that holds for all of so many tests at once, noise between runs included."""
-    sure = NormalDist().inv_cdf(1 - FALSE_ALARM / max(1, tests) / 2)
+    freedom = min(max(noise.controls, CONTROLS) - 1, _PLENTY)
+    sure = student(1 - FALSE_ALARM / max(1, tests) / 2, freedom)
     below = math.hypot(math.log(change.value / change.low) / _Z95, noise.deviation) * sure
     above = math.hypot(math.log(change.high / change.value) / _Z95, noise.deviation) * sure
     return Ratio(change.value, change.value * math.exp(-below), change.value * math.exp(above))
+
+
+@functools.cache
+def student(share: float, freedom: int) -> float:
+    """Return the value below which Student's distribution lies with a share above a half: noise that was learnt from few is not known well."""
+    low, high = 0.0, 1e6
+    while high - low > 1e-9 * max(1.0, high):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _student_below(middle, freedom) < share else (low, middle)
+    return high
+
+
+def _student_below(value: float, freedom: int) -> float:
+    """Return the share of Student's distribution below a value, by its finite series."""
+    angle = math.atan2(value, math.sqrt(freedom))
+    sine, square = math.sin(angle), math.cos(angle) ** 2
+    odd = freedom % 2
+    term = sine * (math.cos(angle) if odd else 1.0)
+    total = term if freedom > 1 else 0.0
+    for k in range(3 if odd else 2, freedom - 1, 2):
+        term *= square * (k - 1) / k
+        total += term
+    inside = (angle + total) * 2 / math.pi if odd else total
+    return 0.5 + inside / 2

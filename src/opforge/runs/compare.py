@@ -122,7 +122,7 @@ class Comparison:
 
 
 @dataclass
-class _Side:
+class Side:
     """What is read of one run: its summary, the cases that are not right, and the times."""
 
     manifest: dict[str, Any]
@@ -131,7 +131,7 @@ class _Side:
     times: dict[str, dict[Key, tuple[str, Timed]]] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, path: Path) -> _Side:
+    def read(cls, path: Path) -> Side:
         manifest = finished_manifest(path)
         side = cls(manifest, Summary.start(manifest))
         for row in read_rows(path):
@@ -160,7 +160,7 @@ class _Side:
 
 
 @dataclass
-class _Raced:
+class Raced:
     """The speeds of all that is right and timed in both runs."""
 
     speeds: dict[str, Speeds]
@@ -175,11 +175,11 @@ def compare(before: Path, after: Path, *, unchanged: bool = False) -> Comparison
     A kernel whose source is the same in both runs is what noise is learnt from, and not said to be slower or faster
     unless ``unchanged`` asks for it.
     """
-    one, other = _Side.read(before), _Side.read(after)
+    one, other = Side.read(before), Side.read(after)
     if found := list(differences(one.manifest, other.manifest)):
         raise IncomparableError(f"{str(before)!r} and {str(after)!r} cannot be compared: {'; '.join(found)}")
-    same = _unchanged(one.manifest, other.manifest)
-    raced = _speeds(one, other, same, unchanged=unchanged)
+    same = same_source(one.manifest, other.manifest)
+    raced = held(one, other, same, unchanged=unchanged)
     units = sorted({*one.served, *other.served})
     made = (_difference(unit, one, other, unit in same, raced.speeds.get(unit)) for unit in units)
     return Comparison(
@@ -197,7 +197,7 @@ def compare(before: Path, after: Path, *, unchanged: bool = False) -> Comparison
     )
 
 
-def _unchanged(one: Mapping[str, Any], other: Mapping[str, Any]) -> frozenset[str]:
+def same_source(one: Mapping[str, Any], other: Mapping[str, Any]) -> frozenset[str]:
     """Return the operators and kernels whose source is the same in both runs; none where what runs them is another."""
     if any(one["versions"].get(name) != other["versions"].get(name) for name in ("torch", "triton", "numpy", "python")):
         return frozenset()
@@ -213,7 +213,7 @@ def _digests(manifest: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _difference(unit: str, one: _Side, other: _Side, same: bool, speeds: Speeds | None) -> Difference | None:
+def _difference(unit: str, one: Side, other: Side, same: bool, speeds: Speeds | None) -> Difference | None:
     """Return what has become of one operator; None of one that is as it was, as far as anyone can tell."""
     before, after = one.served.get(unit), other.served.get(unit)
     was, now = one.wrong.get(unit, {}), other.wrong.get(unit, {})
@@ -237,7 +237,7 @@ def _difference(unit: str, one: _Side, other: _Side, same: bool, speeds: Speeds 
     return None
 
 
-def _speeds(one: _Side, other: _Side, same: frozenset[str], *, unchanged: bool) -> _Raced:
+def held(one: Side, other: Side, same: frozenset[str], *, unchanged: bool) -> Raced:
     """Return the speeds of all that is right and timed in both runs and may have changed, and the noise between the runs."""
     pairs = {unit: found for unit in sorted(one.times) if (found := list(_pairs(unit, one, other)))}
     changes = {unit: [over(b.speed, a.speed) for _, a, b in found] for unit, found in pairs.items()}
@@ -252,10 +252,10 @@ def _speeds(one: _Side, other: _Side, same: frozenset[str], *, unchanged: bool) 
     speeds = {unit: _of(pairs[unit], changes[unit], means[unit], noise, tests) for unit in asked}
     controls = [(unit, mean) for unit, mean in means.items() if unit in same]
     moved = max(controls, key=lambda item: abs(math.log(item[1].value)), default=None)
-    return _Raced(speeds, noise, tests, moved)
+    return Raced(speeds, noise, tests, moved)
 
 
-def _pairs(unit: str, one: _Side, other: _Side) -> Iterator[tuple[str, Timed, Timed]]:
+def _pairs(unit: str, one: Side, other: Side) -> Iterator[tuple[str, Timed, Timed]]:
     """Yield the cases of an operator that were timed in both runs, in the same way, with both times."""
     right = [side.served.get(unit) for side in (one, other)]
     if not all(tally is not None and tally.right for tally in right):
