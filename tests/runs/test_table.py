@@ -54,7 +54,7 @@ def test_every_line_has_all_columns_with_their_types(two):
     found = table.results(two).read_all()
     assert found.schema.equals(table.RESULTS)
     first, second, third = found.to_pylist()
-    assert first["run"], third["run"] == ("one", "two")
+    assert (first["run"], third["run"]) == ("one", "two")
     assert first["digest"] == "same"
     assert first["calls"] == [("aten::mul", 2)]
     assert first["device_time"]["method"] == "graph"
