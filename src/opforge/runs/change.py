@@ -20,8 +20,10 @@ FALSE_ALARM = 0.01
 """How often two runs of the same kernels may name anything at all as slower or faster."""
 CONTROLS = 8
 """So many unchanged ones it takes to learn the noise between two runs from them."""
-FLOORS = {"device": 0.005, "call": 0.02}
+FLOORS = {"device": 0.005, "call": 0.03}
 """The least noise between two runs, as a standard deviation: of device times and of call times."""
+DRIFT = 0.3
+"""What part of a change in ATen's own time may be a change of the ratio: a busy core slows down two programs, and not alike."""
 _Z95 = NormalDist().inv_cdf(0.975)
 _QUARTILE = NormalDist().inv_cdf(0.75)
 """Half of all deviations of a normal distribution are larger than so many standard deviations."""
@@ -36,8 +38,26 @@ class Noise:
     """What two runs of the same kernel differ by beside the intervals of their races: a standard deviation of logarithms."""
 
     deviation: float
-    controls: int = 0
-    """From how many unchanged ones it was learnt; 0 where it is the floor."""
+    outliers: tuple[float, ...] = ()
+    """How far the unchanged ones have moved, in standard deviations, the farthest first; none where there are too few to learn from."""
+
+    @property
+    def controls(self) -> int:
+        """Return from how many unchanged ones it was learnt; 0 where it is the floor."""
+        return len(self.outliers)
+
+    def sure(self, tests: int) -> float:
+        """Return how many standard deviations a change must have, for none of so many tests to be a false alarm.
+
+        Student's distribution says so for noise that is normal. Noise of a busy machine is not: so a change must also be
+        larger than those of the unchanged ones, all of them where there are not hundreds.
+        """
+        share = FALSE_ALARM / max(1, tests)
+        normal = student(1 - share / 2, min(max(self.controls, CONTROLS) - 1, _PLENTY))
+        if not self.outliers:
+            return normal
+        rank = max(1, math.floor(share * (self.controls + 1)))
+        return max(normal, self.outliers[rank - 1])
 
 
 def noise_of(controls: Sequence[Ratio], floor: float) -> Noise:
@@ -48,17 +68,15 @@ def noise_of(controls: Sequence[Ratio], floor: float) -> Noise:
     if len(controls) < CONTROLS:
         return Noise(floor)
     low, high = floor, _MOST
-    if _typical(controls, floor) <= _QUARTILE:
-        return Noise(floor, len(controls))
     while high - low > 1e-4:
         middle = (low + high) / 2
-        low, high = (middle, high) if _typical(controls, middle) > _QUARTILE else (low, middle)
-    return Noise(high, len(controls))
+        low, high = (middle, high) if statistics.median(_moved(controls, middle)) > _QUARTILE else (low, middle)
+    return Noise(high, tuple(sorted(_moved(controls, high), reverse=True)))
 
 
-def _typical(changes: Iterable[Ratio], noise: float) -> float:
-    """Return the median deviation of changes from none, in standard deviations."""
-    return statistics.median(abs(math.log(c.value)) / math.hypot(_deviation(c), noise) for c in changes)
+def _moved(changes: Iterable[Ratio], noise: float) -> list[float]:
+    """Return how far changes are from none, in standard deviations."""
+    return [abs(math.log(c.value)) / math.hypot(_deviation(c), noise) for c in changes]
 
 
 def _deviation(change: Ratio) -> float:
@@ -67,10 +85,19 @@ def _deviation(change: Ratio) -> float:
     return abs(math.log(change.value / end)) / _Z95
 
 
+def drifted(change: Ratio, before_us: float | None, after_us: float | None) -> Ratio:
+    """Return a change with its 95 % interval widened by what ATen's own time says: where that differs, so did the machine."""
+    if not before_us or not after_us:
+        return change
+    drift = DRIFT * abs(math.log(after_us / before_us)) * _Z95
+    below = math.hypot(math.log(change.value / change.low), drift)
+    above = math.hypot(math.log(change.high / change.value), drift)
+    return Ratio(change.value, change.value * math.exp(-below), change.value * math.exp(above))
+
+
 def widened(change: Ratio, noise: Noise, tests: int) -> Ratio:
     """Return a change with an interval that holds for all of so many tests at once, noise between runs included."""
-    freedom = min(max(noise.controls, CONTROLS) - 1, _PLENTY)
-    sure = student(1 - FALSE_ALARM / max(1, tests) / 2, freedom)
+    sure = noise.sure(tests)
     below = math.hypot(math.log(change.value / change.low) / _Z95, noise.deviation) * sure
     above = math.hypot(math.log(change.high / change.value) / _Z95, noise.deviation) * sure
     return Ratio(change.value, change.value * math.exp(-below), change.value * math.exp(above))

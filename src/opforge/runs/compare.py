@@ -240,7 +240,10 @@ def _difference(unit: str, one: Side, other: Side, same: bool, speeds: Speeds | 
 def held(one: Side, other: Side, same: frozenset[str], *, unchanged: bool) -> Raced:
     """Return the speeds of all that is right and timed in both runs and may have changed, and the noise between the runs."""
     pairs = {unit: found for unit in sorted(one.times) if (found := list(_pairs(unit, one, other)))}
-    changes = {unit: [over(b.speed, a.speed) for _, a, b in found] for unit, found in pairs.items()}
+    changes = {
+        unit: [change.drifted(over(b.speed, a.speed), a.aten_us, b.aten_us) for _, a, b in found]
+        for unit, found in pairs.items()
+    }
     means = {unit: mean for unit, parts in changes.items() if (mean := geomean(parts)) is not None}
     floor = change.FLOORS[_kind(pairs)]
     noise = {
