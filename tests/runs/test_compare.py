@@ -136,6 +136,19 @@ def test_noise_is_learnt_from_what_has_not_changed(tmp_path):
     assert comparison.differences == ()  # on a quiet machine it is named: see above
 
 
+def test_where_aten_took_another_time_the_machine_was_another(tmp_path):
+    before, after = timed("a.x", 1.0), timed("a.x", 0.7, aten_us=25.0)
+    assert held(tmp_path, [*steady(), before], [*steady(), after], edited=("a.x",)).differences == ()
+
+
+def test_a_change_must_be_larger_than_those_of_what_has_not_changed(tmp_path):
+    after = [*steady()[1:], timed(RULERS[0], 0.5), timed("a.x", 0.6)]
+    comparison = held(tmp_path, [*steady(), timed("a.x", 1.0)], after, edited=("a.x",))
+    assert comparison.noise["operators"].deviation == pytest.approx(0.03, abs=1e-3)
+    assert comparison.differences == ()
+    assert comparison.moved[0] == RULERS[0]
+
+
 def test_one_case_among_many_is_not_lost_in_the_mean(tmp_path):
     before = [*steady(), *(timed("a.x", 1.0, number=n) for n in range(30))]
     after = [*steady(), *(timed("a.x", 0.6 if n == 7 else 1.0, number=n) for n in range(30))]

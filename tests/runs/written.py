@@ -24,7 +24,7 @@ def verdict(op: str, verdict: str = "passed", *, number: int = 0, **fields: Any)
 def timed(op: str, speedup: float, *, within: float = 0.01, number: int = 0, **fields: Any) -> dict[str, Any]:
     """Return a line for a timed case whose interval goes so far to either side."""
     ends = {"speedup_low": speedup * (1 - within), "speedup_high": speedup * (1 + within)}
-    times = {"timed": "call", "kernel_us": 10.0, "aten_us": 10.0 * speedup, "speedup": speedup, **ends, "rounds": 40}
+    times = {"timed": "call", "kernel_us": 10.0 / speedup, "aten_us": 10.0, "speedup": speedup, **ends, "rounds": 40}
     return verdict(op, number=number, phase="performance", **{**times, **fields})
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -106,6 +105,8 @@ def _notes(comparison: Comparison) -> Iterator[str]:
     yield from (f"{name} {text}" for name, text in _scores(comparison))
     if comparison.raced:
         yield _noise(comparison)
+    if comparison.unseen is not None:
+        yield f"a typical {comparison.things.removesuffix('s')} would have to be {comparison.unseen * 100:.0f} % slower to be named here"
     if comparison.moved is not None:
         unit, ratio = comparison.moved
         yield f"of what has not changed, {one_line(unit)} differs most between the runs: {ratio_text(ratio)}"
@@ -182,7 +183,8 @@ def as_json(comparison: Comparison, share: float | None) -> dict[str, Any]:
         "raced": comparison.raced,
         "tests": comparison.tests,
         "false_alarm": FALSE_ALARM,
-        "noise": {name: asdict(noise) for name, noise in comparison.noise.items()},
+        "unseen": comparison.unseen,
+        "noise": {name: {"deviation": n.deviation, "controls": n.controls} for name, n in comparison.noise.items()},
         "moved": None
         if comparison.moved is None
         else {"op": comparison.moved[0], "change": _ratio(comparison.moved[1])},

@@ -46,18 +46,19 @@ class Noise:
         """Return from how many unchanged ones it was learnt; 0 where it is the floor."""
         return len(self.outliers)
 
-    def sure(self, tests: int) -> float:
+    def sure(self, tests: int, *, among: bool = False) -> float:
         """Return how many standard deviations a change must have, for none of so many tests to be a false alarm.
 
         Student's distribution says so for noise that is normal. Noise of a busy machine is not: so a change must also be
-        larger than those of the unchanged ones, all of them where there are not hundreds.
+        larger than those of the unchanged ones, all of them where there are not hundreds. ``among`` is for one that is
+        among them itself.
         """
         share = FALSE_ALARM / max(1, tests)
         normal = student(1 - share / 2, min(max(self.controls, CONTROLS) - 1, _PLENTY))
         if not self.outliers:
             return normal
         rank = max(1, math.floor(share * (self.controls + 1)))
-        return max(normal, self.outliers[rank - 1])
+        return max(normal, self.outliers[rank if among else rank - 1])
 
 
 def noise_of(controls: Sequence[Ratio], floor: float) -> Noise:
@@ -95,9 +96,9 @@ def drifted(change: Ratio, before_us: float | None, after_us: float | None) -> R
     return Ratio(change.value, change.value * math.exp(-below), change.value * math.exp(above))
 
 
-def widened(change: Ratio, noise: Noise, tests: int) -> Ratio:
+def widened(change: Ratio, noise: Noise, tests: int, *, among: bool = False) -> Ratio:
     """Return a change with an interval that holds for all of so many tests at once, noise between runs included."""
-    sure = noise.sure(tests)
+    sure = noise.sure(tests, among=among)
     below = math.hypot(math.log(change.value / change.low) / _Z95, noise.deviation) * sure
     above = math.hypot(math.log(change.high / change.value) / _Z95, noise.deviation) * sure
     return Ratio(change.value, change.value * math.exp(-below), change.value * math.exp(above))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
+import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,6 +108,8 @@ class Comparison:
     moved: tuple[str, Ratio] | None
     """Of the kernels that are the same in both runs the one whose speed differs most, with its plain 95 % interval."""
     things: str = "operators"
+    unseen: float | None = None
+    """The share of its speed that one of them, in the middle, could have lost or won without being named."""
 
     def of(self, became: Became) -> list[Difference]:
         """Return those that became so."""
@@ -194,6 +197,7 @@ def compare(before: Path, after: Path, *, unchanged: bool = False) -> Comparison
         raced.noise,
         raced.moved,
         one.summary.things,
+        statistics.median(1 - s.change.low / s.change.value for s in raced.speeds.values()) if raced.speeds else None,
     )
 
 
@@ -252,7 +256,7 @@ def held(one: Side, other: Side, same: frozenset[str], *, unchanged: bool) -> Ra
     }
     asked = [unit for unit in means if unchanged or unit not in same]
     tests = sum(1 if len(changes[unit]) == 1 else 1 + len(changes[unit]) for unit in asked)
-    speeds = {unit: _of(pairs[unit], changes[unit], means[unit], noise, tests) for unit in asked}
+    speeds = {unit: _of(pairs[unit], changes[unit], means[unit], noise, tests, unit in same) for unit in asked}
     controls = [(unit, mean) for unit, mean in means.items() if unit in same]
     moved = max(controls, key=lambda item: abs(math.log(item[1].value)), default=None)
     return Raced(speeds, noise, tests, moved)
@@ -276,19 +280,24 @@ def _kind(pairs: Mapping[str, list[tuple[str, Timed, Timed]]]) -> str:
 
 
 def _of(
-    pairs: list[tuple[str, Timed, Timed]], changes: list[Ratio], mean: Ratio, noise: Mapping[str, Noise], tests: int
+    pairs: list[tuple[str, Timed, Timed]],
+    changes: list[Ratio],
+    mean: Ratio,
+    noise: Mapping[str, Noise],
+    tests: int,
+    among: bool,
 ) -> Speeds:
     before, after = geomean(a.speed for _, a, _ in pairs), geomean(b.speed for _, _, b in pairs)
     if before is None or after is None:
         raise ValueError("there is no speed of no cases")
     cases: list[CaseChange] = []
     if len(pairs) > 1:
-        wide = (change.widened(c, noise["cases"], tests) for c in changes)
+        wide = (change.widened(c, noise["cases"], tests, among=among) for c in changes)
         cases = [CaseChange(case, a.speed, b.speed, c) for (case, a, b), c in zip(pairs, wide, strict=True)]
     return Speeds(
         before,
         after,
-        change.widened(mean, noise["operators"], tests),
+        change.widened(mean, noise["operators"], tests, among=among),
         len(pairs),
         tuple(c for c in cases if c.change.high < 1),
         tuple(c for c in cases if c.change.low > 1),
