@@ -22,7 +22,7 @@ CONTROLS = 8
 """So many unchanged ones it takes to learn the noise between two runs from them."""
 FLOORS = {"device": 0.005, "call": 0.03}
 """The least noise between two runs, as a standard deviation: of device times and of call times."""
-DRIFT = 0.3
+DRIFT = 0.2
 """What part of a change in ATen's own time may be a change of the ratio: a busy core slows down two programs, and not alike."""
 _Z95 = NormalDist().inv_cdf(0.975)
 _QUARTILE = NormalDist().inv_cdf(0.75)
