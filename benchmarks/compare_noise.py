@@ -101,7 +101,7 @@ def planted_table(folder: Path) -> list[str]:
     lines = [
         "repeat  planted        change of speed         named slower or faster    other differences            noise"
     ]
-    found, alone = 0, 0
+    found, strangers, alone = 0, 0, 0
     ended = Counter(p.name.partition("-")[0] for p in folder.glob("*-*") if _finished(p))
     repeats = sorted(number for number, runs in ended.items() if runs == 2)
     for number in repeats:
@@ -121,8 +121,14 @@ def planted_table(folder: Path) -> list[str]:
             f"{number:7} {planted.removesuffix('.default'):14} {change:23} {', '.join(named):25} {'; '.join(others):28} {noise:.1f} %"
         )
         found += f"{planted} slower" in named
-        alone += named == [f"{planted} slower"]
-    lines.append(f"named: {found} of {len(repeats)}; and no other as slower or faster: {alone} of {len(repeats)}")
+        strangers += any(not name.startswith(planted) for name in named)
+        alone += named == [f"{planted} slower"] and not others
+    of = f"of {len(repeats)}"
+    lines += [
+        f"planted regression named as slower: {found} {of}",
+        f"another operator named as slower or faster: {strangers} {of}",
+        f"the planted one named as slower and no difference besides, verdicts included: {alone} {of}",
+    ]
     return lines
 
 
