@@ -6,7 +6,7 @@ import datetime as dt
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +17,9 @@ from opforge.errors import OpforgeError
 from opforge.runs.config import RunConfig
 from opforge.suites.base import DEFAULT_DTYPES
 from opforge.suites.finding import find_suite, short_name
+
+if TYPE_CHECKING:  # it needs what a run needs, and --help does not
+    from opforge.runs.conduct import Ended
 
 _GOES_WITH_RESUME = {"resume", "workers", "format_"}
 
@@ -72,12 +75,17 @@ def run(
         Path | None, typer.Option(help="A new folder for the results [default: opforge-runs/TIME-SUITE-BACKEND].")
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with a run that was broken off.")] = None,
-    format_: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
+    format_: Annotated[
+        str,
+        typer.Option(
+            "--format", help="What stands on stdout: text, json, junit or github (annotations, step summary)."
+        ),
+    ] = "text",
 ) -> int:
     """Judge every kernel of a backend on every case of a suite, each kernel in its own process."""
     wanted, of_dtypes = names_in("--ops", ops), names_in("--dtypes", dtypes)
-    if format_ not in ("text", "json"):
-        raise OpforgeError(f"unknown format {format_!r}; allowed: text, json")
+    if format_ not in _SHOW:
+        raise OpforgeError(f"unknown format {format_!r}; allowed: {', '.join(_SHOW)}")
     if resume is not None:
         config, folder = _resumed(context, resume, workers), resume
     else:
@@ -104,10 +112,10 @@ def run(
         folder = out or _default_folder(suite, backend)
     find_suite(config.suite)  # a misspelt name is answered before anything is imported
     registry.load("backends", config.backend)
-    return _judge(config, folder, resume=resume is not None, as_json=format_ == "json")
+    return _judge(config, folder, resume=resume is not None, format_=format_)
 
 
-def _judge(config: RunConfig, folder: Path, *, resume: bool, as_json: bool) -> int:
+def _judge(config: RunConfig, folder: Path, *, resume: bool, format_: str) -> int:
     from opforge.reports.files import write_all
     from opforge.runs import run as judge
 
@@ -121,15 +129,7 @@ def _judge(config: RunConfig, folder: Path, *, resume: bool, as_json: bool) -> i
         raise
     say_what_is_missing(ended.manifest)
     write_all(folder, ended.summary)
-    if as_json:
-        scores = {**ended.summary.scores(), "out": str(folder)}
-        sys.stdout.write(json.dumps({"scores": scores, "operators": _operator_rows(ended.summary)}, indent=2) + "\n")
-    else:
-        from opforge.reports.terminal import console_for_results, show
-
-        console = console_for_results()
-        show(console, ended.manifest, ended.summary)
-        console.print(f"results      {folder}", soft_wrap=True)
+    _SHOW[format_](folder, ended)
     return ended.summary.exit_code
 
 
@@ -141,6 +141,36 @@ def _report_as_it_stands(folder: Path) -> None:
 
     if not is_held(folder):  # by another process, into whose run this one would have gone
         write_all(folder, Summary.of(read_manifest(folder), read_rows(folder)))
+
+
+def _show_text(folder: Path, ended: Ended) -> None:
+    from opforge.reports.terminal import console_for_results, show
+
+    console = console_for_results()
+    show(console, ended.manifest, ended.summary)
+    console.print(f"results      {folder}", soft_wrap=True)
+
+
+def _show_json(folder: Path, ended: Ended) -> None:
+    scores = {**ended.summary.scores(), "out": str(folder)}
+    sys.stdout.write(json.dumps({"scores": scores, "operators": _operator_rows(ended.summary)}, indent=2) + "\n")
+
+
+def _show_junit(folder: Path, ended: Ended) -> None:
+    from opforge.reports.junit import of_run
+    from opforge.runs.store import read_rows
+
+    sys.stdout.writelines(of_run(ended.manifest, ended.summary, read_rows(folder)))
+
+
+def _show_github(_folder: Path, ended: Ended) -> None:
+    from opforge.reports import github
+
+    sys.stdout.writelines(github.commands(ended.manifest, ended.summary, github.workspace()))
+    github.append_step_summary(github.step_summary(ended.manifest, ended.summary))
+
+
+_SHOW = {"text": _show_text, "json": _show_json, "junit": _show_junit, "github": _show_github}
 
 
 def say_what_is_missing(manifest: dict[str, Any]) -> None:

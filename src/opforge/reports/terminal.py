@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from rich.console import Console
@@ -12,6 +12,7 @@ from rich.table import Table
 from opforge.judge.verdict import Outcome
 from opforge.reports import implementations, speed
 from opforge.reports.files import verdict_text, weak_text
+from opforge.reports.plain import visible
 from opforge.runs.score import OperatorTally, Summary
 
 _PLAIN_WIDTH = 140
@@ -32,6 +33,16 @@ def console_for_results() -> Console:
     """Return a console on stdout; wide when nobody's window limits it."""
     console = Console()
     return console if console.is_terminal else Console(width=_PLAIN_WIDTH)
+
+
+def plain_table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
+    """Return a table of texts that are shown as they are, whatever stands in them."""
+    table = Table(box=None, pad_edge=False)
+    for title in titles:
+        table.add_column(escape(title), overflow="fold")
+    for row in rows:
+        table.add_row(*(escape(visible(cell)) for cell in row))
+    return table
 
 
 def show(console: Console, manifest: dict[str, Any], summary: Summary) -> None:

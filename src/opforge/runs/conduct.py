@@ -212,6 +212,8 @@ def _manifest(config: RunConfig, plan: Plan, command: list[str], device_name: st
         },
         "started": _now(),
         "plan": {
+            "suite": plan.suite.name,
+            "suite_digest": plan.suite.digest,
             "cases": plan.count,
             "operators": plan.units,
             "missing": list(plan.missing),

@@ -40,6 +40,8 @@ class Timed:
     """Whether device time was taken by events around the calls, because they could not be captured as a graph."""
     case: str = ""
     """The call's text, of an alarmed case."""
+    aten_us: float | None = None
+    """What ATen took."""
 
     @property
     def counts(self) -> bool:
@@ -63,6 +65,7 @@ class Timed:
             alarm=row.get("alarm") or "",
             events=device.get("method") == "events",
             case=row.get("case", "") if row.get("alarm") else "",
+            aten_us=row.get("aten_us"),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,6 +56,12 @@ class LoadedSuite:
     @property
     def count(self) -> int:
         return sum(len(cases) for cases in self.cases.values())
+
+    @property
+    def digest(self) -> str:
+        """Return a digest of all calls with their contents, in any order: runs on the same suite can be held against each other."""
+        lines = sorted(f"{op}|{case.id}\n" for op, cases in self.cases.items() for case in cases)
+        return hashlib.blake2b("".join(lines).encode(), digest_size=16).hexdigest()
 
 
 class Suite(Protocol):

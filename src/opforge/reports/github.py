@@ -1,0 +1,107 @@
+"""What GitHub's workflows read: annotations on stdout, and the summary of a step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from opforge.reports.files import verdict_text
+from opforge.reports.plain import code, visible
+from opforge.reports.speed import score_lines, speed_cell
+from opforge.runs.score import OperatorTally, Summary
+
+_MOST_ANNOTATIONS = 10
+"""GitHub shows no more of a kind in one step."""
+_MOST_ROWS = 200
+_MOST_BYTES = 1_000_000
+"""GitHub takes a summary of 1 MiB."""
+
+
+def command(name: str, message: str, **properties: str) -> str:
+    """Return a workflow command; nothing in its parts can end it or begin another."""
+    given = ",".join(f"{key}={_property(value)}" for key, value in properties.items() if value)
+    return f"::{name}{' ' if given else ''}{given}::{_data(message)}\n"
+
+
+def _data(text: str) -> str:
+    return visible(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def commands(manifest: dict[str, Any], summary: Summary, root: Path) -> Iterator[str]:
+    """Yield an error for each operator that is not right, at its kernel's file, alarms as warnings, and the scores as a notice."""
+    files = _files(manifest, root)
+    wrong = [t for t in sorted(summary.judged, key=lambda t: t.unit) if not t.right]
+    for tally in wrong[:_MOST_ANNOTATIONS]:
+        file = files.get((tally.kernel, tally.op), "")
+        yield command("error", _reasons(tally), file=file, title=f"{tally.op} ({tally.kernel}) is not right")
+    if len(wrong) > _MOST_ANNOTATIONS:
+        yield command(
+            "notice", f"and {len(wrong) - _MOST_ANNOTATIONS} more operators are not right: see the step's summary"
+        )
+    for tally, timed in summary.alarms[:_MOST_ANNOTATIONS]:
+        file = files.get((tally.kernel, tally.op), "")
+        yield command("warning", f"{timed.alarm}\n{timed.case}", file=file, title=f"{tally.op}: faster than light")
+    yield command(
+        "notice", scores_text(summary), title=f"{manifest['config']['backend']} on {manifest['config']['suite']}"
+    )
+
+
+def _files(manifest: dict[str, Any], root: Path) -> dict[tuple[str, str], str]:
+    """Return the kernels' files as GitHub names them, relative to the repository; those outside of it have no name there."""
+    found = {}
+    for kernel in manifest["plan"]["kernels"]:
+        file = Path(kernel["file"] or "/")
+        if file.is_relative_to(root):
+            found.update({(kernel["name"], op): str(file.relative_to(root)) for op in kernel["ops"]})
+    return found
+
+
+def _reasons(tally: OperatorTally) -> str:
+    lines = [f"{tally.passed} of {tally.total} cases passed"]
+    lines += [f"{count}× {verdict}: {reason[:600]}" for verdict, reason, count in tally.main_reasons(3)]
+    return "\n".join(lines)
+
+
+def scores_text(summary: Summary) -> str:
+    """Say the scores in two lines."""
+    scores = summary.scores()
+    right = f"{scores['right']} of {scores['operators']} {summary.things} right, {scores['missing']} without a kernel"
+    return "\n".join(
+        [f"{right}; cases: {verdict_text(scores['verdicts'])}", *(text for _, text in score_lines(summary))]
+    )
+
+
+def step_summary(manifest: dict[str, Any], summary: Summary) -> str:
+    """Return a run as Markdown for a step's summary: scores, then operators, those that are not right first."""
+    config = manifest["config"]
+    lines = [f"## opforge: {code(config['backend'])} on {code(config['suite'])} ({config['device']})", ""]
+    lines += [f"- {text}" for text in scores_text(summary).splitlines()]
+    lines += ["", f"| operator | kernel | passed | × {summary.against} | reason |", "|---|---|---|---|---|"]
+    tallies = sorted(summary.judged, key=lambda t: (t.right, t.unit))
+    for t in tallies[:_MOST_ROWS]:
+        reason = "" if t.right else code("; ".join(f"{n}× {v}: {r}" for v, r, n in t.main_reasons(2)))
+        passed = f"{'✅' if t.right else '❌'} {t.passed}/{t.total}"
+        lines.append(f"| {code(t.op)} | {code(t.kernel)} | {passed} | {speed_cell(t)} | {reason} |")
+    if len(tallies) > _MOST_ROWS:
+        lines += ["", f"… and {len(tallies) - _MOST_ROWS} more"]
+    if summary.missing:
+        lines += ["", f"Without a kernel: {', '.join(map(code, summary.missing[:_MOST_ROWS]))}"]
+    return "\n".join(lines).encode()[:_MOST_BYTES].decode(errors="ignore") + "\n"
+
+
+def append_step_summary(text: str) -> None:
+    """Add Markdown to the step's summary, where there is one (``GITHUB_STEP_SUMMARY``)."""
+    if path := os.environ.get("GITHUB_STEP_SUMMARY"):
+        with Path(path).open("a", encoding="utf-8") as handle:
+            handle.write(text)
+
+
+def workspace() -> Path:
+    """Return the repository's folder in a workflow; elsewhere the working directory."""
+    return Path(os.environ.get("GITHUB_WORKSPACE") or Path.cwd()).resolve()

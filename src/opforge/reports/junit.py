@@ -1,0 +1,107 @@
+"""JUnit's XML, written as it goes: a file of any number of cases takes no memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from xml.sax.saxutils import escape, quoteattr
+
+from opforge.judge.verdict import Outcome
+from opforge.reports.plain import visible
+from opforge.runs.score import Summary
+
+_NAME_LENGTH = 500
+
+
+@dataclass(frozen=True, slots=True)
+class TestCase:
+    """One line of a JUnit report."""
+
+    __test__ = False  # it is none of pytest's
+
+    group: str
+    name: str
+    status: str = ""
+    """Empty for one that passed; else ``failure``, ``error`` or ``skipped``."""
+    kind: str = ""
+    text: str = ""
+
+    def lines(self) -> Iterator[str]:
+        head = f"    <testcase classname={_attribute(self.group)} name={_attribute(self.name)}"
+        if not self.status:
+            yield f"{head}/>\n"
+            return
+        kind = f" type={_attribute(self.kind)}" if self.status != "skipped" else ""
+        yield f"{head}>\n"
+        yield f"      <{self.status}{kind} message={_attribute(self.text)}>{escape(visible(self.text))}</{self.status}>\n"
+        yield "    </testcase>\n"
+
+
+def document(name: str, cases: Iterable[TestCase], counts: dict[str, int]) -> Iterator[str]:
+    """Yield a report; ``counts`` says how many tests, failures, errors and skipped ones it will hold."""
+    said = "".join(
+        f" {what}={_attribute(str(counts.get(what, 0)))}" for what in ("tests", "failures", "errors", "skipped")
+    )
+    yield '<?xml version="1.0" encoding="UTF-8"?>\n'
+    yield f"<testsuites name={_attribute(name)}{said}>\n"
+    yield f"  <testsuite name={_attribute(name)}{said}>\n"
+    for case in cases:
+        yield from case.lines()
+    yield "  </testsuite>\n</testsuites>\n"
+
+
+def counted(cases: Iterable[TestCase]) -> dict[str, int]:
+    """Return how many tests there are, and of which kind."""
+    counts = dict.fromkeys(("tests", "failures", "errors", "skipped"), 0)
+    names = {"failure": "failures", "error": "errors", "skipped": "skipped"}
+    for case in cases:
+        counts["tests"] += 1
+        if case.status:
+            counts[names[case.status]] += 1
+    return counts
+
+
+def of_run(manifest: dict[str, Any], summary: Summary, rows: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """Yield the report of a run: a test for each verdict, and a skipped one for each operator without a kernel."""
+    config = manifest["config"]
+    declined = frozenset(summary.declined)
+
+    def cases() -> Iterator[TestCase]:
+        for row in rows:
+            yield _of_row(row, declined)
+        for op in summary.missing:
+            yield TestCase(op, "kernel", "skipped", text="the backend has no kernel for it")
+
+    return document(f"opforge {config['backend']} on {config['suite']}", cases(), _counts(summary))
+
+
+def _of_row(row: dict[str, Any], declined: frozenset[str]) -> TestCase:
+    name = f"{row['phase']} {row['id']} {row['case']}"[:_NAME_LENGTH]
+    group = f"{row['op']}.{row['kernel']}"
+    if row["verdict"] == Outcome.PASSED:
+        return TestCase(group, name)
+    return TestCase(group, name, _status(row["verdict"], row["op"] in declined), row["verdict"], row["reason"])
+
+
+def _status(verdict: str, declined: bool) -> str:
+    """Return what a verdict is to JUnit; an overload that a kernel may decline, and declined whole, is skipped."""
+    if declined:
+        return "skipped"
+    return "error" if verdict in (Outcome.ERROR, Outcome.CRASHED, Outcome.TIMED_OUT) else "failure"
+
+
+def _counts(summary: Summary) -> dict[str, int]:
+    counts = {"tests": len(summary.missing), "skipped": len(summary.missing), "failures": 0, "errors": 0}
+    declined = frozenset(summary.declined)
+    names = {"failure": "failures", "error": "errors", "skipped": "skipped"}
+    for tally in summary.operators.values():
+        for verdict, count in tally.verdicts.items():
+            counts["tests"] += count
+            if verdict != Outcome.PASSED:
+                counts[names[_status(verdict, tally.op in declined)]] += count
+    return counts
+
+
+def _attribute(text: str) -> str:
+    return quoteattr(visible(text))

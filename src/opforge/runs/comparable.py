@@ -1,0 +1,77 @@
+"""Whether runs can be held against each other: the same cases on the same device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from opforge.errors import RunDirectoryError
+from opforge.runs.store import read_manifest
+
+
+class IncomparableError(RunDirectoryError):
+    """Two runs that say nothing of each other."""
+
+
+def finished_manifest(path: Path) -> dict[str, Any]:
+    """Return the manifest of a run that has come to its end."""
+    manifest = read_manifest(path)
+    if "finished" not in manifest:
+        raise RunDirectoryError(
+            f"the run in {str(path)!r} is unfinished, so that what it lacks says nothing; end it with `opforge run --resume {path}`"
+        )
+    return manifest
+
+
+def device_name(manifest: Mapping[str, Any]) -> str:
+    """Return what a run was made on: the name that the device's maker gave it where something was to be timed, else its kind."""
+    kind = str(manifest["config"]["device"]).partition(":")[0]
+    name = (manifest.get("peaks") or {}).get("device")
+    return f"{kind} ({name})" if name else kind
+
+
+def suite_words(manifest: Mapping[str, Any]) -> str:
+    """Say which cases a run was on."""
+    plan = manifest["plan"]
+    name = plan.get("suite", manifest["config"]["suite"])
+    return f"{name}, {plan['operators']} operators, digest {plan.get('suite_digest', 'unknown (of an older opforge)')}"
+
+
+def key(manifest: Mapping[str, Any]) -> tuple[str, str]:
+    """Return what runs must share to be comparable: the suite's digest and the device."""
+    return str(manifest["plan"].get("suite_digest", "")), device_name(manifest)
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
+    """Yield why two runs cannot be compared; nothing where they can."""
+    digests = key(one)[0], key(other)[0]
+    if digests[0] != digests[1] or not digests[0]:
+        yield f"the cases differ: {suite_words(one)}; and {suite_words(other)}"
+        for name in ("ops", "dtypes", "topn", "sample", "profile", "max_mib"):
+            mine, theirs = one["config"].get(name), other["config"].get(name)
+            if mine != theirs:
+                yield f"--{name.replace('_', '-')} was {_setting(mine)}, and {_setting(theirs)}"
+    if key(one)[1] != key(other)[1]:
+        yield f"the devices differ: {key(one)[1]}, and {key(other)[1]}"
+
+
+def remarks(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what else differs between two runs that can be compared, and may be the reason of what has changed."""
+    for name in ("torch", "triton", "python", "opforge"):
+        mine, theirs = one["versions"].get(name), other["versions"].get(name)
+        if mine != theirs:
+            yield f"{name} differs: {mine}, and {theirs}" + ("; ATen is another, too" if name == "torch" else "")
+    for file, digest in one["plan"].get("sources", {}).items():
+        if other["plan"].get("sources", {}).get(file, digest) != digest:
+            yield f"{file} has changed"
+    for name in ("timeout_s", "memory_gib", "allow_fallback", "confine"):
+        mine, theirs = one["config"].get(name), other["config"].get(name)
+        if mine != theirs:
+            yield f"setting {name} was {_setting(mine)}, and {_setting(theirs)}"
+
+
+def _setting(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value)) or "not given"
+    return "not given" if value is None else str(value)

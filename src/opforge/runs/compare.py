@@ -1,0 +1,304 @@
+"""Hold one run against another: operators that became wrong, right, slower, faster, that appeared or disappeared."""
+
+from __future__ import annotations
+
+import enum
+import math
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from opforge.judge.verdict import Outcome
+from opforge.runs import change
+from opforge.runs.change import Noise
+from opforge.runs.comparable import IncomparableError, differences, finished_manifest, remarks
+from opforge.runs.score import OperatorTally, Summary
+from opforge.runs.speed import Ratio, Timed, geomean, over
+from opforge.runs.store import read_rows
+
+Key = tuple[str, str]
+"""Id and phase of a case, within an operator or kernel."""
+_KEPT_REASONS = 5
+
+
+class Became(enum.StrEnum):
+    """What has become of an operator."""
+
+    WRONG = "wrong"
+    DISAPPEARED = "disappeared"
+    SLOWER = "slower"
+    RIGHT = "right"
+    FASTER = "faster"
+    APPEARED = "appeared"
+
+
+@dataclass(frozen=True, slots=True)
+class CaseChange:
+    """A timed case whose speed has surely changed."""
+
+    case: str
+    before: Ratio
+    after: Ratio
+    change: Ratio
+    """The speed after over the speed before, with its widened interval."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """How fast an operator was and is, over the cases that were timed in both runs."""
+
+    before: Ratio
+    after: Ratio
+    change: Ratio
+    """The speed after over the speed before; its interval holds for all operators and cases at once."""
+    cases: int
+    slower: tuple[CaseChange, ...] = ()
+    faster: tuple[CaseChange, ...] = ()
+    """Single cases that have surely changed."""
+
+    @property
+    def surely_slower(self) -> bool:
+        return self.change.high < 1 or bool(self.slower)
+
+    @property
+    def surely_faster(self) -> bool:
+        return self.change.low > 1 or bool(self.faster)
+
+    def slower_by(self, share: float) -> bool:
+        """Whether the operator, or one of its cases, surely has lost more than such a share of its speed."""
+        return any(c.high < 1 - share for c in (self.change, *(s.change for s in self.slower)))
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One operator, or kernel where those are scored apart, that has changed."""
+
+    unit: str
+    became: Became
+    before: str
+    """In words: ``right``, ``2 of 9 wrong``, ``no kernel`` …"""
+    after: str
+    unchanged: bool
+    """Whether its kernel's source is the same in both runs."""
+    reasons: tuple[tuple[str, str, str], ...] = ()
+    """Verdict, reason and case of some that failed in the second run only."""
+    failing: int = 0
+    """How many cases fail in the second run only."""
+    speeds: Speeds | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two runs held against each other."""
+
+    paths: tuple[str, str]
+    manifests: tuple[dict[str, Any], dict[str, Any]]
+    scores: tuple[dict[str, Any], dict[str, Any]]
+    differences: tuple[Difference, ...]
+    remarks: tuple[str, ...]
+    units: int
+    raced: int
+    """Of how many it was asked whether they are slower or faster."""
+    tests: int
+    """How many means and single cases were asked whether they have changed."""
+    noise: dict[str, Noise]
+    """Between the runs, of ``operators`` and of ``cases``."""
+    moved: tuple[str, Ratio] | None
+    """Of the kernels that are the same in both runs the one whose speed differs most, with its plain 95 % interval."""
+    things: str = "operators"
+    unseen: float | None = None
+    """The share of its speed that one of them, in the middle, could have lost or won without being named."""
+
+    def of(self, became: Became) -> list[Difference]:
+        """Return those that became so."""
+        return [d for d in self.differences if d.became is became]
+
+    def regressions(self, share: float | None) -> list[Difference]:
+        """Return what is worse: wrong now, gone though it was right, or slower by more than a share if one is given."""
+        lost = [d for d in self.differences if d.became is Became.WRONG]
+        lost += [d for d in self.differences if d.became is Became.DISAPPEARED and d.before == "right"]
+        if share is not None:
+            lost += [d for d in self.differences if d.speeds is not None and d.speeds.slower_by(share)]
+        return lost
+
+
+@dataclass
+class Side:
+    """What is read of one run: its summary, the cases that are not right, and the times."""
+
+    manifest: dict[str, Any]
+    summary: Summary
+    wrong: dict[str, dict[Key, tuple[str, str, str]]] = field(default_factory=dict)
+    times: dict[str, dict[Key, tuple[str, Timed]]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path) -> Side:
+        manifest = finished_manifest(path)
+        side = cls(manifest, Summary.start(manifest))
+        for row in read_rows(path):
+            side._add(row)
+        return side
+
+    def _add(self, row: dict[str, Any]) -> None:
+        self.summary.add(row)
+        unit = row["kernel"] if row["kernel"] in self.summary.apart else row["op"]
+        key = row["id"], row["phase"]
+        if row["verdict"] != Outcome.PASSED:
+            self.wrong.setdefault(unit, {})[key] = row["verdict"], row["reason"], row["case"]
+        timed = Timed.of(row)
+        if timed is not None and not timed.alarm:
+            self.times.setdefault(unit, {})[key] = row["case"], timed
+
+    @property
+    def served(self) -> dict[str, OperatorTally]:
+        return {t.unit: t for t in self.summary.judged}
+
+    def state(self, unit: str) -> str:
+        tally = self.served.get(unit)
+        if tally is None:
+            return "declined" if unit in self.summary.operators else "no kernel"
+        return "right" if tally.right else f"{tally.total - tally.passed} of {tally.total} not right"
+
+
+@dataclass
+class Raced:
+    """The speeds of all that is right and timed in both runs."""
+
+    speeds: dict[str, Speeds]
+    noise: dict[str, Noise]
+    tests: int
+    moved: tuple[str, Ratio] | None
+
+
+def compare(before: Path, after: Path, *, unchanged: bool = False) -> Comparison:
+    """Hold a run against an earlier one; raises IncomparableError where that says nothing.
+
+    A kernel whose source is the same in both runs is what noise is learnt from, and not said to be slower or faster
+    unless ``unchanged`` asks for it.
+    """
+    one, other = Side.read(before), Side.read(after)
+    if found := list(differences(one.manifest, other.manifest)):
+        raise IncomparableError(f"{str(before)!r} and {str(after)!r} cannot be compared: {'; '.join(found)}")
+    same = same_source(one.manifest, other.manifest)
+    raced = held(one, other, same, unchanged=unchanged)
+    units = sorted({*one.served, *other.served})
+    made = (_difference(unit, one, other, unit in same, raced.speeds.get(unit)) for unit in units)
+    return Comparison(
+        (str(before), str(after)),
+        (one.manifest, other.manifest),
+        (one.summary.scores(), other.summary.scores()),
+        tuple(sorted((d for d in made if d is not None), key=lambda d: (list(Became).index(d.became), d.unit))),
+        tuple(remarks(one.manifest, other.manifest)),
+        len(units),
+        len(raced.speeds),
+        raced.tests,
+        raced.noise,
+        raced.moved,
+        one.summary.things,
+        statistics.median(1 - s.change.low / s.change.value for s in raced.speeds.values()) if raced.speeds else None,
+    )
+
+
+def same_source(one: Mapping[str, Any], other: Mapping[str, Any]) -> frozenset[str]:
+    """Return the operators and kernels whose source is the same in both runs; none where what runs them is another."""
+    if any(one["versions"].get(name) != other["versions"].get(name) for name in ("torch", "triton", "numpy", "python")):
+        return frozenset()
+    mine, theirs = _digests(one), _digests(other)
+    return frozenset(unit for unit, digest in mine.items() if theirs.get(unit) == digest)
+
+
+def _digests(manifest: Mapping[str, Any]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for kernel in manifest["plan"]["kernels"]:
+        units = [kernel["name"]] if "reference" in kernel else kernel["ops"]
+        found.update(dict.fromkeys(units, f"{kernel['name']} {kernel['digest']}"))
+    return found
+
+
+def _difference(unit: str, one: Side, other: Side, same: bool, speeds: Speeds | None) -> Difference | None:
+    """Return what has become of one operator; None of one that is as it was, as far as anyone can tell."""
+    before, after = one.served.get(unit), other.served.get(unit)
+    was, now = one.wrong.get(unit, {}), other.wrong.get(unit, {})
+    failing = [finding for key, finding in now.items() if key not in was]
+    words = one.state(unit), other.state(unit)
+
+    def became(what: Became) -> Difference:
+        told = tuple(failing[:_KEPT_REASONS]) if what in (Became.WRONG, Became.APPEARED) else ()
+        return Difference(unit, what, *words, same, told, len(failing), speeds)
+
+    if before is None or after is None:
+        return became(Became.APPEARED if before is None else Became.DISAPPEARED)
+    if failing:
+        return became(Became.WRONG)
+    if after.right and not before.right:
+        return became(Became.RIGHT)
+    if speeds is not None and speeds.surely_slower:
+        return became(Became.SLOWER)
+    if speeds is not None and speeds.surely_faster:
+        return became(Became.FASTER)
+    return None
+
+
+def held(one: Side, other: Side, same: frozenset[str], *, unchanged: bool) -> Raced:
+    """Return the speeds of all that is right and timed in both runs and may have changed, and the noise between the runs."""
+    pairs = {unit: found for unit in sorted(one.times) if (found := list(_pairs(unit, one, other)))}
+    changes = {
+        unit: [change.drifted(over(b.speed, a.speed), a.aten_us, b.aten_us) for _, a, b in found]
+        for unit, found in pairs.items()
+    }
+    means = {unit: mean for unit, parts in changes.items() if (mean := geomean(parts)) is not None}
+    floor = change.FLOORS[_kind(pairs)]
+    noise = {
+        "operators": change.noise_of([m for unit, m in means.items() if unit in same], floor),
+        "cases": change.noise_of([c for unit, parts in changes.items() if unit in same for c in parts], floor),
+    }
+    asked = [unit for unit in means if unchanged or unit not in same]
+    tests = sum(1 if len(changes[unit]) == 1 else 1 + len(changes[unit]) for unit in asked)
+    speeds = {unit: _of(pairs[unit], changes[unit], means[unit], noise, tests, unit in same) for unit in asked}
+    controls = [(unit, mean) for unit, mean in means.items() if unit in same]
+    moved = max(controls, key=lambda item: abs(math.log(item[1].value)), default=None)
+    return Raced(speeds, noise, tests, moved)
+
+
+def _pairs(unit: str, one: Side, other: Side) -> Iterator[tuple[str, Timed, Timed]]:
+    """Yield the cases of an operator that were timed in both runs, in the same way, with both times."""
+    right = [side.served.get(unit) for side in (one, other)]
+    if not all(tally is not None and tally.right for tally in right):
+        return
+    for key, (case, before) in one.times[unit].items():
+        _, after = other.times.get(unit, {}).get(key, ("", None))
+        if after is not None and after.of_device == before.of_device:
+            yield case, before, after
+
+
+def _kind(pairs: Mapping[str, list[tuple[str, Timed, Timed]]]) -> str:
+    """Return of what the times are: of the device, if all are."""
+    times = [before.of_device for found in pairs.values() for _, before, _ in found]
+    return "device" if times and all(times) else "call"
+
+
+def _of(
+    pairs: list[tuple[str, Timed, Timed]],
+    changes: list[Ratio],
+    mean: Ratio,
+    noise: Mapping[str, Noise],
+    tests: int,
+    among: bool,
+) -> Speeds:
+    before, after = geomean(a.speed for _, a, _ in pairs), geomean(b.speed for _, _, b in pairs)
+    if before is None or after is None:
+        raise ValueError("there is no speed of no cases")
+    cases: list[CaseChange] = []
+    if len(pairs) > 1:
+        wide = (change.widened(c, noise["cases"], tests, among=among) for c in changes)
+        cases = [CaseChange(case, a.speed, b.speed, c) for (case, a, b), c in zip(pairs, wide, strict=True)]
+    return Speeds(
+        before,
+        after,
+        change.widened(mean, noise["operators"], tests, among=among),
+        len(pairs),
+        tuple(c for c in cases if c.change.high < 1),
+        tuple(c for c in cases if c.change.low > 1),
+    )

@@ -1,0 +1,159 @@
+"""Many runs beside each other: those on the same cases and device, ranked by a score."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from opforge.errors import OpforgeError, RunDirectoryError
+from opforge.runs.comparable import device_name, finished_manifest, key, suite_words
+from opforge.runs.score import OperatorTally, Summary
+from opforge.runs.speed import Ratio, geomean
+from opforge.runs.store import MANIFEST, read_rows
+
+ORDERS = ("correctness", "performance", "common", "perf_at_p", "coverage")
+"""The scores that a board can be ranked by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A run on a board."""
+
+    name: str
+    """Its folder's."""
+    path: str
+    manifest: dict[str, Any]
+    summary: Summary
+    common: Ratio | None = None
+    """The geometric mean over the operators that every run of the board has right and timed."""
+
+    @property
+    def served(self) -> dict[str, OperatorTally]:
+        return {t.unit: t for t in self.summary.judged}
+
+    def score(self, order: str) -> Ratio | None:
+        """Return a score with its interval; what is counted and not measured has no width."""
+        if order == "common":
+            return self.common
+        if order == "performance":
+            return self.summary.speed
+        if order == "perf_at_p":
+            share = self.summary.share_at(self.summary.p)
+            return None if share is None else Ratio(share.value, share.low, share.high)
+        value = self.summary.correctness if order == "correctness" else self.summary.coverage
+        return Ratio(value, value, value)
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """Runs on the same cases and device, the best first."""
+
+    suite: str
+    digest: str
+    device: str
+    entries: tuple[Entry, ...]
+    ranks: tuple[int, ...]
+    """One more than there are runs that are surely better: runs whose intervals overlap share a rank."""
+    operators: tuple[str, ...]
+    """All that any of them has a verdict on or should have."""
+    common: int
+    """How many operators every run has right and timed."""
+    differing: str = ""
+    """What is not the same in all of its runs though it weighs: perf@p's p, or torch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaderboard:
+    """All boards, that with most runs first, and the runs that are on none."""
+
+    boards: tuple[Board, ...]
+    left_out: tuple[tuple[str, str], ...]
+    """Folder and reason."""
+    order: str
+
+
+def leaderboard(folders: Iterable[Path], order: str = ORDERS[0]) -> Leaderboard:
+    """Return the boards of the runs in some folders, each a run's own or one that holds runs."""
+    if order not in ORDERS:
+        raise OpforgeError(f"cannot rank by {order!r}; allowed: {', '.join(ORDERS)}")
+    groups: dict[tuple[str, str], list[Entry]] = {}
+    left_out: list[tuple[str, str]] = []
+    paths = runs_in(folders)
+    for path in paths:
+        try:
+            manifest = finished_manifest(path)
+        except RunDirectoryError as error:
+            left_out.append((str(path), str(error)))
+            continue
+        if not key(manifest)[0]:
+            left_out.append(
+                (str(path), "its manifest has no digest of the suite: it is of an older opforge; run it again")
+            )
+            continue
+        entry = Entry(path.resolve().name, str(path), manifest, Summary.of(manifest, read_rows(path)))
+        groups.setdefault(key(manifest), []).append(entry)
+    boards = sorted((_board(entries, order) for entries in groups.values()), key=lambda b: (-len(b.entries), b.suite))
+    return Leaderboard(tuple(boards), tuple(left_out), order)
+
+
+def runs_in(folders: Iterable[Path]) -> list[Path]:
+    """Return the runs in some folders, each once."""
+    found: dict[Path, Path] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise RunDirectoryError(f"{str(folder)!r} is no folder")
+        inside = [folder] if (folder / MANIFEST).is_file() else sorted(p.parent for p in folder.glob(f"*/{MANIFEST}"))
+        if not inside:
+            raise RunDirectoryError(f"{str(folder)!r} holds no run: neither {MANIFEST} nor folders that have one")
+        for path in inside:
+            found.setdefault(path.resolve(), path)
+    return list(found.values())
+
+
+def _board(entries: list[Entry], order: str) -> Board:
+    first = entries[0].manifest
+    common = _common(entries)
+    made = [
+        Entry(e.name, e.path, e.manifest, e.summary, geomean(s for u in common if (s := e.served[u].speed) is not None))
+        for e in entries
+    ]
+    ranked = sorted(made, key=lambda e: (-_value(e, order), -e.summary.correctness, e.name))
+    operators = {u for e in made for u in (*e.served, *e.summary.missing, *e.summary.declined)}
+    return Board(
+        suite_words(first),
+        key(first)[0],
+        device_name(first),
+        tuple(ranked),
+        tuple(1 + sum(_surely_better(other, e, order) for other in ranked) for e in ranked),
+        tuple(sorted(operators)),
+        len(common),
+        "; ".join(_differing(made)),
+    )
+
+
+def _common(entries: list[Entry]) -> list[str]:
+    timed = [{unit for unit, tally in e.served.items() if tally.speed is not None} for e in entries]
+    return sorted(set.intersection(*timed))
+
+
+def _value(entry: Entry, order: str) -> float:
+    score = entry.score(order)
+    return -1.0 if score is None else score.value
+
+
+def _surely_better(one: Entry, other: Entry, order: str) -> bool:
+    mine, theirs = one.score(order), other.score(order)
+    if mine is None or theirs is None:
+        return mine is not None
+    return mine.low > theirs.high
+
+
+def _differing(entries: list[Entry]) -> Iterable[str]:
+    for what, values in {
+        "torch": {e.manifest["versions"]["torch"] for e in entries},
+        "the p of perf@p": {f"{e.summary.p:g}" for e in entries},
+    }.items():
+        if len(values) > 1:
+            yield f"{what} differs: {', '.join(sorted(values))}"

@@ -1,0 +1,30 @@
+"""Ask runs in SQL, by DuckDB: tables `results` and `runs`, as `opforge.runs.table` makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from opforge.errors import OpforgeError
+from opforge.runs import table
+
+
+def query(paths: Iterable[Path], sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """Return the columns and rows that a query answers with."""
+    try:
+        import duckdb  # an extra of its own, and large
+    except ImportError:
+        raise OpforgeError("queries need the package duckdb; install it with `pip install 'opforge[duckdb]'`") from None
+    paths = list(paths)
+    with duckdb.connect(":memory:") as connection:
+        given = {"results": table.results(paths), "runs": table.runs(paths)}
+        for name, data in given.items():
+            connection.register("given", data)
+            connection.execute(f"CREATE TABLE {name} AS SELECT * FROM given")  # noqa: S608  # the names are ours
+            connection.unregister("given")
+        try:
+            answer = connection.execute(sql)
+            return [column[0] for column in answer.description or ()], answer.fetchall()
+        except duckdb.Error as error:
+            raise OpforgeError(f"the query cannot be answered: {error}") from None

@@ -1,0 +1,141 @@
+"""Runs as Arrow tables with fixed types: `results`, a row per verdict, and `runs`, a row per run. docs/queries.md describes them."""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from opforge.runs.comparable import device_name
+from opforge.runs.score import Summary
+from opforge.runs.store import read_manifest, read_rows
+
+_BATCH_ROWS = 8192
+_TEXT, _REAL, _WHOLE, _FLAG = pa.string(), pa.float64(), pa.int64(), pa.bool_()
+
+_FIGURE = pa.struct(
+    {
+        **dict.fromkeys(("kernel_us", "aten_us", "speedup", "low", "high"), _REAL),
+        **dict.fromkeys(("rounds", "set_aside", "calls"), _WHOLE),
+        **dict.fromkeys(("method", "cache"), _TEXT),
+    }.items()
+)
+_LIGHT = pa.struct(
+    {
+        **dict.fromkeys(("bytes", "flops"), _WHOLE),
+        **dict.fromkeys(("us", "kernel", "aten"), _REAL),
+        **dict.fromkeys(("bound", "counted"), _TEXT),
+    }.items()
+)
+
+RESULTS = pa.schema(
+    {
+        **dict.fromkeys(("run", "backend", "suite", "op", "kernel", "digest", "case", "id", "source"), _TEXT),
+        **dict.fromkeys(("phase", "verdict", "reason"), _TEXT),
+        **dict.fromkeys(("notes", "forms"), pa.list_(_TEXT)),
+        "calls": pa.map_(_TEXT, _WHOLE),
+        "raised": _FLAG,
+        **dict.fromkeys(("kernel_error", "aten_error", "bound", "rtol", "atol"), _REAL),
+        **dict.fromkeys(("kernel_residual", "aten_residual", "residual_bound"), _REAL),
+        **dict.fromkeys(("draws", "elements", "tests", "identical_draws"), _WHOLE),
+        **dict.fromkeys(("ks", "ks_limit", "z", "z_limit", "false_alarm"), _REAL),
+        "timed": _TEXT,
+        **dict.fromkeys(("kernel_us", "aten_us", "speedup", "speedup_low", "speedup_high"), _REAL),
+        "rounds": _WHOLE,
+        **dict.fromkeys(("device_time", "call_time", "sync_time"), _FIGURE),
+        "light": _LIGHT,
+        "launch_bound": _FLAG,
+        **dict.fromkeys(("alarm", "clocks"), _TEXT),
+    }.items()
+)
+"""A row for each verdict. What a line of results.jsonl lacks is null."""
+
+RUNS = pa.schema(
+    {
+        **dict.fromkeys(("run", "path", "backend", "suite", "suite_digest", "device", "torch", "opforge"), _TEXT),
+        **dict.fromkeys(("started", "finished"), pa.timestamp("s", tz="UTC")),
+        **dict.fromkeys(("operators", "judged", "right", "missing", "declined", "cases"), _WHOLE),
+        **dict.fromkeys(("correctness", "correctness_of_judged", "coverage"), _REAL),
+        **dict.fromkeys(("performance", "performance_low", "performance_high"), _REAL),
+        **dict.fromkeys(("p", "perf_at_p", "perf_at_p_low", "perf_at_p_high"), _REAL),
+    }.items()
+)
+"""A row for each run, finished or not."""
+
+_RENAMED = {"device_time": "device", "call_time": "call", "sync_time": "sync"}
+
+
+def results(paths: Iterable[Path]) -> pa.RecordBatchReader:
+    """Return the verdicts of some runs, read as they are asked for."""
+    return pa.RecordBatchReader.from_batches(RESULTS, _batches(paths))
+
+
+def runs(paths: Iterable[Path]) -> pa.Table:
+    """Return some runs, one row each."""
+    return pa.Table.from_pylist([_run(path) for path in paths], schema=RUNS)
+
+
+def write_parquet(paths: Iterable[Path], folder: Path) -> list[Path]:
+    """Write both tables as Parquet files into a folder; memory stays flat."""
+    paths = list(paths)
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [folder / "results.parquet", folder / "runs.parquet"]
+    with pq.ParquetWriter(files[0], RESULTS, compression="zstd") as writer:
+        for batch in _batches(paths):
+            writer.write_batch(batch)
+    pq.write_table(runs(paths), files[1], compression="zstd")
+    return files
+
+
+def _batches(paths: Iterable[Path]) -> Iterator[pa.RecordBatch]:
+    for path in paths:
+        manifest = read_manifest(path)
+        digests = {kernel["name"]: kernel["digest"] for kernel in manifest["plan"]["kernels"]}
+        common = {"run": path.resolve().name, "backend": manifest["config"]["backend"]}
+        rows = (_row(row, {**common, "digest": digests.get(row["kernel"])}) for row in read_rows(path))
+        while some := list(itertools.islice(rows, _BATCH_ROWS)):
+            yield pa.RecordBatch.from_pylist(some, schema=RESULTS)
+
+
+def _row(row: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a line of the results with the types of the table; flags that a line leaves out are false."""
+    made = {**row, **common, **{name: row.get(old) for name, old in _RENAMED.items()}}
+    made["calls"] = list(row.get("calls", {}).items())
+    made["clocks"] = json.dumps(row["clocks"]) if "clocks" in row else None
+    made["notes"], made["forms"] = row.get("notes", []), row.get("forms", [])
+    made["raised"] = "raised" in row
+    made["launch_bound"] = bool(row.get("launch_bound"))
+    return {name: made.get(name) for name in RESULTS.names}
+
+
+def _run(path: Path) -> dict[str, Any]:
+    manifest = read_manifest(path)
+    scores = Summary.of(manifest, read_rows(path)).scores()
+    low_high = {
+        f"{name}_{end}": None if scores[f"{name}_interval"] is None else scores[f"{name}_interval"][at]
+        for name in ("performance", "perf_at_p")
+        for at, end in enumerate(("low", "high"))
+    }
+    facts = {
+        "run": path.resolve().name,
+        "path": str(path.resolve()),
+        "backend": manifest["config"]["backend"],
+        "suite": manifest["plan"].get("suite", manifest["config"]["suite"]),
+        "suite_digest": manifest["plan"].get("suite_digest"),
+        "device": device_name(manifest),
+        "torch": manifest["versions"]["torch"],
+        "opforge": manifest["versions"]["opforge"],
+        "started": _time(manifest["started"]),
+        "finished": _time(manifest.get("finished")),
+    }
+    return {**{name: scores.get(name) for name in RUNS.names}, **low_high, **facts}
+
+
+def _time(text: str | None) -> dt.datetime | None:
+    return None if text is None else dt.datetime.fromisoformat(text)
