@@ -11,7 +11,10 @@ import sys
 
 import pytest
 
+from opforge.cli.main import call
+from opforge.kernels.proofs import proof_of
 from tests.conftest import ROOT, opforge
+from tests.install.proving import prove
 
 RELU = "import torch\ndef relu_kernel_impl(self):\n    return torch.where(self <= 0, 0, self)\n"
 
@@ -101,6 +104,34 @@ def test_ls():
     kernels = opforge("ls", "kernels", "--ops-directory", "examples/generated_kernels").stdout
     assert "relu_implementation_1" in kernels
     assert "relu_.default" in kernels
+
+
+FLOAT32 = {"rank": [0, 2], "numel": [0, 9], "layouts": ["contiguous"]}
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "changes", "mark"),
+    [
+        (["float32", "float32,float32", "float32,number"], {}, "proven for float32"),
+        (["float32", "bfloat16", "float32,int64,"], {}, "proven for bfloat16, float32, float32 with int64"),
+        (["a", "b", "[c]", "d", "e", "f"], {}, "proven for a, b, c, d and 2 more"),
+        (["float32"], {"device": "NVIDIA H200"}, "proven for float32 on NVIDIA H200"),
+        (["float32"], {"torch": "2.1.0"}, ""),
+        (["float32"], {"digest": "0123456789abcdef"}, ""),
+        (["float32"], {"operators": {}}, ""),
+        (["float32"], {"operators": None}, ""),
+    ],
+)
+def test_ls_marks_kernels_that_are_proven(tmp_path, capsys, dtypes, changes, mark):
+    file = tmp_path / "relu" / "relu_implementation_1.py"
+    file.parent.mkdir()
+    file.write_text(RELU)
+    prove(tmp_path, "relu", {"relu.default": dict.fromkeys(dtypes, FLOAT32)})
+    proof = proof_of(file)
+    proof.write_text(json.dumps({**json.loads(proof.read_text()), **changes}))
+    assert call(["ls", "kernels", "--ops-directory", str(tmp_path)]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.split("relu.out", 1)[1] == (f"; {mark}" if mark else "")
 
 
 def test_setup_makes_templates_that_run_and_decline(tmp_path):

@@ -19,7 +19,10 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
+from opforge.cache import write_atomically
 from opforge.errors import OpforgeError, RunDirectoryError
+from opforge.kernels.custom import digest
+from opforge.kernels.proofs import proof_of
 from opforge.reports.page.server import Viewer
 from tests.conftest import ROOT
 from tests.reports.browsing import chromium, manifest, row, write_run
@@ -242,4 +245,51 @@ def test_the_page_follows_a_run(serve, run, tmp_path):
         shown.click()
         reason = WebDriverWait(browser, 30).until(lambda b: b.find_elements(By.CSS_SELECTOR, "dialog .reason"))
         assert reason[0].text == "gone"
+        assert browser.execute_script("return window.violations") == []
+
+
+def test_an_operator_that_is_open_follows_the_run(serve, run, tmp_path):
+    kernel = tmp_path / "b.py"
+    kernel.write_text("def b_kernel_impl(self): ...")
+    about = json.loads((run / "manifest.json").read_text())
+    about["plan"]["kernels"][1] |= {"file": str(kernel), "digest": digest(kernel)}
+    about["machine"]["name"] = "a CPU"
+    write_run(
+        run, about, [row("a.default", "a"), row("b.default", "b", 0, "contract", reason="first", case="((1,), {})")]
+    )
+    server = serve(run)
+    with chromium(tmp_path / "profile") as browser:
+        from selenium.webdriver.common.by import By
+        from selenium.webdriver.support.wait import WebDriverWait
+
+        def until(words: str) -> None:
+            WebDriverWait(browser, 30).until(lambda b: words in b.find_element(By.ID, "detail").text)
+
+        browser.get(f"{server.address}#b.default|b")
+        until("Cases: 1 of 1 are not right")
+        assert "that is done at the end of a run" in browser.find_element(By.ID, "detail").text
+        summary = browser.find_element(By.CSS_SELECTOR, "dialog .case summary")
+        browser.execute_script("arguments[0].focus(); arguments[0].parentElement.mark = 1", summary)
+        append(run, row("b.default", "b", 1, "wrong", reason="second", case="((2,), {})"))
+        until("Cases: 2 of 2 are not right")
+        assert browser.find_element(By.CSS_SELECTOR, "dialog header .badge").text == "wrong"
+        rows = browser.find_elements(By.CSS_SELECTOR, "dialog .case")  # the graver comes first; what was open stays so
+        assert [(r.get_property("mark"), r.get_property("open")) for r in rows] == [(None, False), (1, True)]
+        assert browser.execute_script("return document.activeElement === arguments[0]", summary)
+
+        append(run, row("a.default", "a", 1))
+        proven = {"b.default": {"float32": {"rank": [1, 2], "numel": [3, 4], "layouts": ["contiguous"]}}}
+        proof = {
+            "digest": digest(kernel),
+            "torch": "2.13.0",
+            "device": "a CPU",
+            "suites": ["tiny"],
+            "operators": proven,
+        }
+        proof_of(kernel).write_text(json.dumps(proof))
+        write_atomically(
+            run / "manifest.json",
+            json.dumps({**about, "finished": "now", "proofs": {"written": [str(proof_of(kernel))]}}),
+        )
+        until("b.default float32 1 to 2 3 to 4 contiguous none was timed")
         assert browser.execute_script("return window.violations") == []

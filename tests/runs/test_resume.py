@@ -68,10 +68,11 @@ def test_kill_halfway_then_resume_loses_nothing_and_judges_nothing_twice(tmp_pat
     assert json.loads(done.stdout)["scores"]["cases"] == planned
 
 
-def test_an_interrupt_keeps_what_was_judged_and_says_how_to_go_on(tmp_path):
+@pytest.mark.parametrize(("ending", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_keeps_what_was_judged_and_says_how_to_go_on(tmp_path, ending, code):
     out = tmp_path / "run"
     command = [sys.executable, "-m", "opforge.cli", *WORDS, "--out", str(out)]
-    heeded = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
+    heeded = functools.partial(signal.signal, ending, signal.SIG_DFL)  # a shell's background jobs ignore it
     process = subprocess.Popen(
         command,
         cwd=ROOT,
@@ -81,9 +82,9 @@ def test_an_interrupt_keeps_what_was_judged_and_says_how_to_go_on(tmp_path):
         preexec_fn=heeded,  # noqa: PLW1509  # no threads here
     )
     wait_for_lines(out / "results.jsonl", 200, process)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(ending)
     _, said = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == code
     assert f"opforge run --resume {out}" in said
     assert "Traceback" not in said
     assert '"word":"interrupted"' in (out / "report.html").read_text()

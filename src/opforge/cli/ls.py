@@ -14,10 +14,13 @@ from opforge.cases.values import dtype_from_user
 from opforge.cli import custom
 from opforge.cli.progress import ProgressLine
 from opforge.errors import UnknownNameError
+from opforge.kernels import Kernel
 from opforge.suites.base import DEFAULT_DTYPES, LoadedSuite, SuiteOptions
 from opforge.suites.finding import find_suite
 
 _KINDS = ("suites", "backends", "ops", "kernels")
+_MOST_DTYPES = 4
+"""How many dtypes of a proof are named."""
 
 
 def register(app: typer.Typer) -> None:
@@ -79,9 +82,25 @@ def _kernels(directory: Path) -> None:
     for kernel in backend.kernels(op.name for op in table()):
         own = [s.op for s in kernel.serves if s.required]
         more = [s.op for s in kernel.serves if not s.required]
-        _line(f"{kernel.name:40} {', '.join(own)}" + (f"; may serve {', '.join(more)}" if more else ""))
+        parts = [", ".join(own), f"may serve {', '.join(more)}" if more else "", _proven(kernel)]
+        _line(f"{kernel.name:40} {'; '.join(filter(None, parts))}")
     for stranger in backend.strangers:
         _line(f"passed over: {stranger}")
+
+
+def _proven(kernel: Kernel) -> str:
+    """Say for which dtypes a kernel's proof holds with this torch; a device is named unless it is this machine's CPU."""
+    from opforge.cache import torch_version
+    from opforge.kernels.proofs import read_proof
+    from opforge.runtime.devices import cpu_name
+
+    proof = read_proof(Path(kernel.file or ""), kernel.digest)
+    if isinstance(proof, str) or proof.torch.split(".")[:2] != torch_version().split(".")[:2] or not proof.operators:
+        return ""
+    dtypes = proof.dtypes
+    more = f" and {len(dtypes) - _MOST_DTYPES} more" if len(dtypes) > _MOST_DTYPES else ""
+    on = "" if proof.device == cpu_name() else f" on {proof.device}"
+    return f"proven for {', '.join(dtypes[:_MOST_DTYPES])}{more}{on}"
 
 
 def _suite(name: str, device: str, dtypes: tuple[str, ...], ops: str) -> None:

@@ -12,6 +12,7 @@ import typer
 
 from opforge import registry
 from opforge.cases.values import dtype_from_user
+from opforge.cli.ending import TERMINATED, Terminated, heeding_termination
 from opforge.cli.progress import ProgressLine
 from opforge.errors import OpforgeError
 from opforge.runs.config import RunConfig
@@ -120,12 +121,14 @@ def _judge(config: RunConfig, folder: Path, *, resume: bool, format_: str) -> in
     from opforge.runs import run as judge
 
     try:
-        with ProgressLine() as progress:
+        with ProgressLine() as progress, heeding_termination():
             ended = judge(config, folder, resume=resume, progress=progress)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         if (folder / "results.jsonl").exists():
             sys.stderr.write(f"what was judged is kept; go on with `opforge run --resume {folder}`\n")
             _report_as_it_stands(folder)
+        if isinstance(interrupt, Terminated):
+            raise typer.Exit(TERMINATED) from None
         raise
     say_what_is_missing(ended.manifest)
     write_all(folder, ended.summary)

@@ -1,8 +1,15 @@
-"""Where the proof of a kernel is kept."""
+"""Where the proof of a kernel is kept, and what stands in it. What a run proves is in `opforge.runs.proofs`."""
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from opforge.runtime.layouts import NUMBER
 
 SUFFIX = ".proof.json"
 
@@ -10,3 +17,75 @@ SUFFIX = ".proof.json"
 def proof_of(file: Path) -> Path:
     """Return where the proof of a kernel's file is kept: beside it."""
     return file.with_name(file.stem + SUFFIX)
+
+
+@dataclass(frozen=True, slots=True)
+class Proven:
+    """What is proven for the calls of one operator whose tensors have the same dtypes."""
+
+    rank: tuple[int, int]
+    numel: tuple[int, int]
+    """Of the largest tensor of a call."""
+    layouts: tuple[str, ...]
+    timed: tuple[tuple[int, int, bool], ...] = ()
+    """Ranges of numbers of elements with whether the kernel is not slower there, ascending; none where nothing was timed."""
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Proven:
+        (least, most), (low, high) = row["rank"], row["numel"]
+        timed = tuple((int(first), int(last), bool(good)) for first, last, good in row.get("timed", ()))
+        return cls((int(least), int(most)), (int(low), int(high)), tuple(map(_text, row["layouts"])), timed)
+
+    def sizes(self, *, not_slower: bool) -> list[tuple[int, int]]:
+        """Return at which of the proven sizes the kernel is not slower, or slower, as ranges."""
+        low, high = self.numel
+        found = [(max(low, first), min(high, last)) for first, last, good in self.timed if good == not_slower]
+        return [(first, last) for first, last in found if first <= last]
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What runs have proven of one source, with one torch, on one device."""
+
+    torch: str
+    device: str
+    suites: tuple[str, ...]
+    operators: Mapping[str, Mapping[str, Proven]]
+    """By operator, and by the dtypes of a call's tensors as text."""
+
+    @property
+    def dtypes(self) -> list[str]:
+        """Return the dtypes for which anything is proven, those that go together as one: ``float32 with int64``."""
+        return sorted({words for found in self.operators.values() for key in found if (words := _dtypes(key))})
+
+
+def read_proof(file: Path, digest: str) -> Proof | str:
+    """Return the proof beside a kernel's file, or why there is none that holds for the source of this digest."""
+    path = proof_of(file)
+    try:
+        proof = json.loads(path.read_text(encoding="utf-8"))
+        if proof["digest"] != digest:
+            return f"{path} is the proof of another version of the source."
+        operators = {
+            _text(op): {_text(key): Proven.of(row) for key, row in found.items()}
+            for op, found in proof["operators"].items()
+        }
+        return Proof(_text(proof["torch"]), _text(proof["device"]), tuple(map(_text, proof["suites"])), operators)
+    except FileNotFoundError:
+        return f"{path} is not there."
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror}"
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return f"{path} is broken; judge the kernel again with `opforge run`."
+
+
+def _text(value: Any) -> str:
+    """Return a text that can be shown as it is; the file may be anybody's."""
+    if not isinstance(value, str) or not value.isprintable():
+        raise ValueError(value)
+    return value
+
+
+def _dtypes(signature: str) -> str:
+    words = (word for word in re.findall(r"\w+", signature) if word != NUMBER)
+    return " with ".join(dict.fromkeys(words))

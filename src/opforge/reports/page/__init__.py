@@ -20,7 +20,7 @@ PAGE = "report.html"
 
 def write_page(path: Path, manifest: dict[str, Any], summary: Summary) -> None:
     """Write the page of a run into its folder; lines are read one at a time, and kept packed."""
-    columns, sources = Columns(), Sources(manifest)
+    columns, sources = Columns(), Sources(manifest, summary)
     for row in read_rows(path):
         columns.add(row, summary)
     data = content(path, manifest, summary, columns, state_of(manifest, summary, held=is_held(path)))

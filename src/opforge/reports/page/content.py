@@ -11,7 +11,7 @@ from typing import Any
 from opforge.judge.verdict import Outcome
 from opforge.reports import speed
 from opforge.reports.page.columns import Columns
-from opforge.reports.page.sources import Sources
+from opforge.reports.page.sources import kernel_rows
 from opforge.runs.score import CURVE, OperatorTally, Summary
 
 FINISHED, RUNNING, INTERRUPTED = "finished", "running", "interrupted"
@@ -43,7 +43,7 @@ def content(path: Path, manifest: dict[str, Any], summary: Summary, columns: Col
         "scores": list(_scores(summary)),
         "verdicts": {o.value: n for o in Outcome if (n := summary.case_counts[o.value])},
         "units": _units(names, manifest, summary),
-        "kernels": Sources(manifest).rows(),
+        "kernels": kernel_rows(manifest),
         "reasons": _reasons(names, summary),
         "alarms": [{"who": who, "alarm": alarm, "case": case} for who, alarm, case in speed.alarm_lines(summary)],
         "sections": list(_sections(manifest, summary)),

@@ -37,7 +37,7 @@ class LiveRun:
         """Return cases, points or a source, packed."""
         with self._lock:
             self._catch_up()
-            maker = Sources(self._manifest) if name.startswith("kernel:") else self._columns
+            maker = Sources(self._manifest, self._summary) if name.startswith("kernel:") else self._columns
             return maker.blob(name)
 
     def _start_anew(self, manifest: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The sources of a run's kernels, as they were judged: a file that has changed since is not shown."""
+"""The sources of a run's kernels, as they were judged: a file that has changed since is not shown; and what is proven of them."""
 
 from __future__ import annotations
 
@@ -7,32 +7,38 @@ from typing import Any
 
 from opforge.kernels.custom import digest
 from opforge.reports.page.columns import packed
+from opforge.reports.page.proven import Proofs
+from opforge.runs.score import Summary
 
 _MOST = 1 << 18
 """How many characters of a source are shown."""
 
 
 class Sources:
-    """Sources by kernel's number, read when they are asked for."""
+    """Sources and proofs by kernel's number, read when they are asked for."""
 
-    def __init__(self, manifest: dict[str, Any]) -> None:
+    def __init__(self, manifest: dict[str, Any], summary: Summary) -> None:
         self._kernels: list[dict[str, Any]] = manifest["plan"]["kernels"]
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return what is known of each kernel."""
-        names = ("name", "file", "digest", "hints", "reference")
-        return [{name: kernel[name] for name in names if kernel.get(name)} for kernel in self._kernels]
+        self._proofs = Proofs(manifest, summary)
 
     def names(self) -> list[str]:
         return [f"kernel:{number}" for number, kernel in enumerate(self._kernels) if kernel.get("file")]
 
     def blob(self, name: str) -> list[str] | None:
-        """Return the source ``kernel:N``, or why there is none."""
+        """Return the source ``kernel:N`` and its proof, or why there is none."""
         kind, _, number = name.partition(":")
         if kind != "kernel" or not number.isdecimal() or int(number) >= len(self._kernels):
             return None
-        text, remark = _source(self._kernels[int(number)])
-        return [packed({"text": text, "remark": remark})]
+        kernel = self._kernels[int(number)]
+        text, remark = _source(kernel)
+        proof = self._proofs.shown(kernel) if kernel.get("file") else {}
+        return [packed({"text": text, "remark": remark, "proof": proof})]
+
+
+def kernel_rows(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what the page says of each kernel at once."""
+    names = ("name", "file", "digest", "hints", "reference")
+    return [{name: kernel[name] for name in names if kernel.get(name)} for kernel in manifest["plan"]["kernels"]]
 
 
 def _source(kernel: dict[str, Any]) -> tuple[str, str]:

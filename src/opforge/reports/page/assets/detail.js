@@ -1,4 +1,4 @@
-// One operator: its charts, its cases with commands that reproduce them, its kernel's source.
+// One operator: its charts, its cases with commands that reproduce them, its kernel's proof and source.
 
 const AT_ONCE = 50;
 const FIGURES = [
@@ -13,7 +13,10 @@ const FIGURES = [
   ["seen in", (c) => c.source || ""],
 ];
 
+const PROVEN = { op: "operator", dtypes: "dtypes", dimensions: "dimensions", elements: "elements", layouts: "layouts", speed: "not slower at" };
+
 let opened = null;
+let drawn = null; // what the open operator was drawn from
 
 function detailDialog() {
   const dialog = make("dialog", { id: "detail", "aria-label": "an operator" });
@@ -36,6 +39,7 @@ function detailDialog() {
 async function openUnit(unit) {
   const dialog = document.getElementById("detail");
   opened = view.chosen = unit.key;
+  drawn = null;
   showRows();
   history.replaceState(null, "", `#${encodeURIComponent(unit.key)}`);
   const body = make("div", { class: "body" }, make("p", {}, "…"));
@@ -43,9 +47,45 @@ async function openUnit(unit) {
   dialog.replaceChildren(make("header", {}, make("h2", {}, unit.op), badge(unit.verdict), close), body);
   if (!dialog.open) dialog.showModal();
   dialog.scrollTop = 0;
+  await fillUnit(unit, body);
+}
+
+/** Draw an operator's body; of one that is drawn already, rows of cases stay the same elements. */
+async function fillUnit(unit, body) {
+  const seen = stateOf(unit);
   const cases = unit.cases ? await casesOf(unit.at) : [];
-  if (opened !== unit.key) return;
-  body.replaceChildren(...facts(unit), ...unitCharts(cases), casesSection(unit, cases), await kernelSection(unit));
+  const kernel = await kernelSections(unit);
+  if (opened !== unit.key || !body.isConnected) return;
+  const before = [...body.querySelectorAll(".case")];
+  const [focused, place] = [document.activeElement, placeIn(body)];
+  body.replaceChildren(...facts(unit), ...unitCharts(cases), casesSection(unit, cases, before), ...kernel);
+  if (focused !== document.activeElement) (body.contains(focused) ? focused : document.querySelector("dialog .close")).focus({ preventScroll: true });
+  place();
+  drawn = seen;
+}
+
+/** Return what tells whether an operator must be drawn anew: its figures, and whether the run has ended (then there are proofs). */
+function stateOf(unit) {
+  return JSON.stringify([unit, data.kernels[unit.kernel], data.state.word]);
+}
+
+/** Draw the open operator anew if there is news of it; what is open and in sight stays. */
+async function refreshOpened() {
+  const unit = opened !== null && units.find((other) => other.key === opened);
+  if (!unit || drawn === stateOf(unit)) return;
+  const dialog = document.getElementById("detail");
+  dialog.querySelector("header .badge").replaceWith(badge(unit.verdict));
+  await fillUnit(unit, dialog.querySelector(".body"));
+}
+
+/** Remember what is in sight: the first case, or else how far the reader has come. Calling what is returned goes there. */
+function placeIn(body) {
+  const dialog = body.parentElement;
+  const top = dialog.scrollTop;
+  const row = [...body.querySelectorAll(".case")].find((other) => other.getBoundingClientRect().bottom > 0);
+  const before = row?.getBoundingClientRect().top;
+  const anchored = row && before < innerHeight && top > 0;
+  return () => { dialog.scrollTop = anchored && row.isConnected ? dialog.scrollTop + row.getBoundingClientRect().top - before : top; };
 }
 
 function openAddressed() {
@@ -90,28 +130,38 @@ function kindOfVerdict(verdict) {
   return verdict === "passed" ? "passed" : "wrong";
 }
 
-/** List cases, those that are not right first, some at a time. */
-function casesSection(unit, cases) {
+/** List cases, those that are not right first, some at a time; rows that are there already are taken. */
+function casesSection(unit, cases, before = []) {
   if (!cases.length) return make("p", {}, unit.verdict === "no kernel" ? "No kernel serves this operator." : "No case of it has been judged.");
   const sorted = cases.map((c, at) => [GRADES.indexOf(c.verdict), at, c]).sort((a, b) => a[0] - b[0] || a[1] - b[1]).map(([, , c]) => c);
   const failing = sorted.filter((c) => c.verdict !== "passed").length;
   const box = make("div", { class: "cases" });
   const more = make("button", { type: "button" });
+  const rows = new Map(before.map((row) => [row.dataset.key, row]));
+  const rowFor = (c) => {
+    const row = rows.get(caseKey(c)) || caseRow(unit, c);
+    rows.delete(caseKey(c));
+    return row;
+  };
   let count = 0;
-  const grow = () => {
-    box.append(...sorted.slice(count, count + AT_ONCE).map((c) => caseRow(unit, c)));
-    count = Math.min(count + AT_ONCE, sorted.length);
+  const grow = (some) => {
+    box.append(...sorted.slice(count, count + some).map(rowFor));
+    count = Math.min(count + some, sorted.length);
     more.textContent = `show more (${sorted.length - count} left)`;
     more.hidden = count === sorted.length;
   };
-  more.addEventListener("click", grow);
-  grow();
-  if (failing) box.firstElementChild.open = true;
+  more.addEventListener("click", () => grow(AT_ONCE));
+  grow(Math.max(AT_ONCE, before.length));
+  if (failing && !before.length) box.firstElementChild.open = true;
   return make("section", { "aria-label": "cases" }, make("h3", {}, failing ? `Cases: ${failing} of ${cases.length} are not right` : `Cases: all ${cases.length} right`), box, more);
 }
 
+function caseKey(c) {
+  return `${c.id} ${c.phase}`;
+}
+
 function caseRow(unit, c) {
-  const row = make("details", { class: "case" }, make("summary", {}, badge(c.verdict), c.phase === "performance" ? make("span", { class: "phase" }, "timed") : "", make("code", {}, c.case)));
+  const row = make("details", { class: "case", "data-key": caseKey(c) }, make("summary", {}, badge(c.verdict), c.phase === "performance" ? make("span", { class: "phase" }, "timed") : "", make("code", {}, c.case)));
   row.addEventListener("toggle", () => row.open && row.childElementCount === 1 && row.append(caseBody(unit, c)));
   return row;
 }
@@ -128,14 +178,28 @@ function caseBody(unit, c) {
     make("div", { class: "command" }, make("code", {}, command), copyButton(command)));
 }
 
-async function kernelSection(unit) {
+async function kernelSections(unit) {
   const section = make("section", { "aria-label": "kernel" });
   const kernel = data.kernels[unit.kernel];
-  if (!kernel) return section;
+  if (!kernel) return [];
   section.append(make("h3", {}, "Kernel"), list([["name", kernel.name], ["file", kernel.file], ["digest", kernel.digest], ["reference", kernel.reference], ["hints", (kernel.hints || []).join("; ")]]));
-  if (!kernel.file) return section;
+  if (!kernel.file) return [section];
   const [source] = await unpacked(`kernel:${unit.kernel}`);
   if (source?.remark) section.append(make("p", { class: "remark" }, source.remark));
   if (source?.text) section.append(sourceCode(source.text, kernel.file));
+  return [proofSection(unit, source?.proof ?? {}), section];
+}
+
+/** Tell what is proven of a kernel, the open operator first, or why nothing is. */
+function proofSection(unit, { remark, about = [], rows = [], without = {} }) {
+  const section = make("section", { "aria-label": "proof" }, make("h3", {}, "Proven"));
+  if (remark) section.append(make("p", { class: "remark" }, remark));
+  const names = Object.entries(PROVEN);
+  const lines = [...rows.filter((row) => row.op === unit.op), ...rows.filter((row) => row.op !== unit.op)].map((row) => make("tr", {}, names.map(([name]) => make("td", { class: `p-${name}` }, row[name]))));
+  const heads = make("tr", {}, names.map(([, title]) => make("th", { scope: "col" }, title)));
+  if (lines.length) section.append(make("div", { class: "wide" }, make("table", { class: "proof" }, make("thead", {}, heads), make("tbody", {}, lines))));
+  const absent = Object.entries(without);
+  if (absent.length) section.append(make("p", {}, "Nothing is proven of:"), list(absent));
+  if (about.length) section.append(list(about));
   return section;
 }

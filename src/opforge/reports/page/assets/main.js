@@ -54,6 +54,7 @@ async function ask() {
         data.kind === "run" ? refresh() : drawList();
         nameSwitch();
       }
+      if (data.kind === "run") await refreshOpened();
       document.body.classList.remove("away");
     } catch {
       document.body.classList.add("away");

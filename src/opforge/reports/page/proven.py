@@ -1,0 +1,96 @@
+"""What is proven of a run's kernels, in words: from the proof beside each, if it is one of the source that was judged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from opforge.judge.verdict import Outcome
+from opforge.kernels.proofs import Proof, Proven, proof_of, read_proof
+from opforge.runs.proofs import NEVER
+from opforge.runs.score import Summary
+
+
+class Proofs:
+    """The proofs of a run's kernels, read when they are asked for."""
+
+    def __init__(self, manifest: dict[str, Any], summary: Summary) -> None:
+        self._manifest = manifest
+        self._summary = summary
+        tallies = summary.operators.values()
+        self._void = {t.kernel for t in tallies if any(t.verdicts[verdict] for verdict in NEVER)}
+
+    def shown(self, kernel: dict[str, Any]) -> dict[str, Any]:
+        """Return what the page shows of a kernel's proof; ``remark`` says why there is none, or what is to be known of it."""
+        if kernel.get("reference"):
+            return {"remark": "Proofs are written for operators of ATen; this one is judged against a reference."}
+        if kernel["name"] in self._void:
+            return {"remark": "Nothing: it cheated, crashed or hung in this run."}
+        found = read_proof(Path(kernel["file"]), kernel.get("digest", ""))
+        if isinstance(found, str):
+            return {"remark": self._why_none(kernel, found)}
+        if other := self._elsewhere(found):
+            return {"remark": other}
+        return {
+            "remark": ""
+            if self._is_of_this_run(kernel)
+            else f"By another run of the same source. {self._end()}".strip(),
+            "about": [("suites", ", ".join(found.suites)), ("device", found.device), ("torch", found.torch)],
+            "rows": [_row(op, key, row) for op, rows in found.operators.items() for key, row in rows.items()],
+            "without": {op: self._why_not(op) for op in kernel["ops"] if not found.operators.get(op)},
+        }
+
+    def _is_of_this_run(self, kernel: dict[str, Any]) -> bool:
+        return str(proof_of(Path(kernel["file"]))) in self._manifest.get("proofs", {}).get("written", ())
+
+    def _why_none(self, kernel: dict[str, Any], reason: str) -> str:
+        if self._is_of_this_run(kernel):
+            return f"What this run has proven is gone: {reason}"
+        return self._end() or "Nothing: no dtypes of which some case passed and none failed."
+
+    def _end(self) -> str:
+        """Say why this run has written no proofs at all, if that is so."""
+        proofs = self._manifest.get("proofs")
+        if proofs is None:
+            return "This run has written no proofs; that is done at the end of a run."
+        return f"This run could not write its proofs: {proofs['failed']}" if proofs.get("failed") else ""
+
+    def _elsewhere(self, found: Proof) -> str:
+        """Say that a proof is not of this run's torch and device, if that is so."""
+        here = self._manifest["versions"].get("torch"), self._manifest["machine"].get("name")
+        if (found.torch, found.device) == here:
+            return ""
+        return f"The proof beside it is of other surroundings: {found.device}, torch {found.torch}."
+
+    def _why_not(self, op: str) -> str:
+        tally = self._summary.operators.get(op)
+        if tally is None:
+            return "not judged"
+        if not tally.passed:
+            return "no case passed"
+        if tally.passed + tally.verdicts[Outcome.UNSUPPORTED] < tally.total:
+            return "no dtypes of which some case passed and none failed"
+        return "its cases are calls on which ATen raises"
+
+
+def _row(op: str, dtypes: str, proven: Proven) -> dict[str, str]:
+    return {
+        "op": op,
+        "dtypes": dtypes.replace(",", ", "),
+        "dimensions": _ranges([proven.rank]),
+        "elements": _ranges([proven.numel]),
+        "layouts": ", ".join(proven.layouts).replace("_", " "),
+        "speed": _speed(proven),
+    }
+
+
+def _speed(proven: Proven) -> str:
+    """Say at which sizes a kernel is not slower."""
+    if not proven.timed:
+        return "none was timed"
+    return _ranges(proven.sizes(not_slower=True)) or f"none: slower at {_ranges(proven.sizes(not_slower=False))}"
+
+
+def _ranges(ranges: Iterable[tuple[int, int]]) -> str:
+    return "; ".join(str(low) if low == high else f"{low} to {high}" for low, high in ranges)

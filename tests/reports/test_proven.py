@@ -1,0 +1,197 @@
+"""What is proven of a kernel, in its page: taken from the proof beside it, only of the source that was judged, and as text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opforge.cli.main import call
+from opforge.kernels.custom import digest
+from opforge.kernels.proofs import Proof, proof_of, read_proof
+from opforge.reports.page.proven import Proofs
+from opforge.runs.score import Summary
+from tests.conftest import opforge
+from tests.reports.browsing import chromium, manifest, row, write_run
+from tests.reports.test_page import EVIL, find, nothing_ran, text, wait
+
+RELU = """
+import torch
+def relu_kernel_impl(self):
+    return torch.where(self > 0, self, torch.where(self.isnan(), self, 0)).to(self.dtype)
+"""
+WHERE = {"torch": "2.13.0", "device": "a CPU"}
+ROW = {"rank": [0, 2], "numel": [0, 1000], "layouts": ["contiguous", "channels_last"]}
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with chromium(tmp_path_factory.mktemp("profile")) as started:
+        yield started
+
+
+def cells(browser: Any) -> list[list[str]]:
+    """Return the rows of the table of what is proven."""
+    return [[cell.text for cell in find(line, "td")] for line in find(browser, "dialog .proof tbody tr")]
+
+
+def open_first(browser: Any, folder: Path) -> None:
+    browser.get("about:blank")
+    browser.get_log("browser")  # what is told of earlier pages
+    browser.get((folder / "report.html").as_uri())
+    find(browser, "#rows .row")[0].click()
+    wait(browser, lambda b: find(b, "dialog section[aria-label=proof]"))
+
+
+def test_the_page_that_a_run_leaves_shows_what_the_run_has_proven(browser, tmp_path):
+    file = tmp_path / "kernels" / "relu" / "relu_implementation_1.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(RELU)
+    done = opforge("run", "--backend", "directory", "--ops-directory", "kernels", "--out", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    open_first(browser, tmp_path / "run")
+    proof = read_proof(file, digest(file))
+    assert isinstance(proof, Proof)
+    ((op, dtypes, dimensions, elements, layouts, speed),) = cells(browser)
+    assert (op, dtypes, dimensions, elements) == ("relu.default", "float32", "0 to 2", "0 to 1048576")
+    assert layouts.split(", ")[0] == "contiguous"
+    (good,) = (good for _, _, good in proof.operators["relu.default"]["float32"].timed)
+    assert speed == ("" if good else "none: slower at ") + "524288 to 1048576"
+    assert find(browser, "dialog [aria-label=proof] .remark") == []
+    assert f"smoke\ndevice\n{proof.device}" in text(browser, "dialog [aria-label=proof]")
+    nothing_ran(browser)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Callable[..., tuple[Path, dict[str, Any]]]:
+    """Return a function that writes a kernel with a proof, and returns its file and the manifest of a run that judged it."""
+
+    def make(operators: dict[str, Any], ops: tuple[str, ...] = ("a.default", "a.out"), /, **changes: Any) -> Any:
+        file = tmp_path / "a.py"
+        file.write_text(RELU)
+        proof = {"digest": digest(file), **WHERE, "suites": ["tiny"], "operators": operators}
+        proof_of(file).write_text(json.dumps({**proof, **changes}))
+        about = manifest({"a": list(ops)}, 3, finished="now", proofs={"written": [str(proof_of(file))]})
+        about["machine"]["name"] = WHERE["device"]
+        about["plan"]["kernels"][0] |= {"file": str(file), "digest": digest(file)}
+        return file, about
+
+    return make
+
+
+def shown(about: dict[str, Any], *rows: dict[str, Any]) -> dict[str, Any]:
+    return Proofs(about, Summary.of(about, rows)).shown(about["plan"]["kernels"][0])
+
+
+def test_sizes_in_words(made):
+    ranges = [[5, 90, True], [91, 600, False], [601, 4000, True]]
+    slower = [[500, 2000, False]]
+    rows = {"float32": ROW, "float32,int64": {**ROW, "timed": ranges}, "[float32]": {**ROW, "timed": slower}}
+    _, about = made({"a.default": rows})
+    found = shown(about, row("a.default", "a"))
+    assert found["remark"] == ""
+    assert [r["speed"] for r in found["rows"]] == [
+        "none was timed",
+        "5 to 90; 601 to 1000",
+        "none: slower at 500 to 1000",
+    ]
+    assert found["rows"][1] | {"speed": ""} == {
+        "op": "a.default", "dtypes": "float32, int64", "dimensions": "0 to 2", "elements": "0 to 1000",
+        "layouts": "contiguous, channels last", "speed": "",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "reason"),
+    [
+        ([], "not judged"),
+        (["wrong", "unsupported"], "no case passed"),
+        (["passed", "wrong"], "no dtypes of which some case passed and none failed"),
+        (["passed", "unsupported"], "its cases are calls on which ATen raises"),
+    ],
+)
+def test_why_an_operator_is_not_in_the_proof(made, verdicts, reason):
+    _, about = made({"a.default": {"float32": ROW}})
+    assert shown(about, *(row("a.out", "a", n, v) for n, v in enumerate(verdicts)))["without"] == {"a.out": reason}
+
+
+@pytest.mark.parametrize(
+    ("changes", "remark"),
+    [
+        ({"digest": "0123456789abcdef"}, "is the proof of another version of the source"),
+        ({"torch": "2.12.0"}, "The proof beside it is of other surroundings: a CPU, torch 2.12.0."),
+        ({"device": "a GPU"}, "The proof beside it is of other surroundings: a GPU, torch 2.13.0."),
+        ({"operators": ["float32"]}, "is broken"),
+        ({"operators": {"a.default": {"float32": {"rank": [1]}}}}, "is broken"),
+        ({"device": "\x1b[2J"}, "is broken"),
+    ],
+)
+def test_a_proof_of_something_else_is_not_shown(made, changes, remark):
+    _, about = made({"a.default": {"float32": ROW}}, **changes)
+    found = shown(about, row("a.default", "a"))
+    assert set(found) == {"remark"}
+    assert remark in found["remark"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 100_000])
+def test_a_broken_proof_is_told(made, content):
+    file, about = made({})
+    proof_of(file).write_bytes(content)
+    assert "is broken; judge the kernel again" in shown(about)["remark"]
+
+
+def test_why_there_is_none(made):
+    file, about = made({"a.default": {"float32": ROW}})
+    for verdict in ("cheated", "crashed", "timed_out"):
+        assert shown(about, row("a.out", "a", 0, verdict)) == {
+            "remark": "Nothing: it cheated, crashed or hung in this run."
+        }
+    assert shown({**about, "proofs": {"written": []}})["remark"] == "By another run of the same source."
+    proof_of(file).unlink()
+    assert "What this run has proven is gone" in shown(about)["remark"]
+    assert "no dtypes of which" in shown({**about, "proofs": {"written": []}})["remark"]
+    failed = {"written": [], "failed": "/k/a.proof.json: Permission denied"}
+    assert shown({**about, "proofs": failed})["remark"].endswith(
+        "could not write its proofs: /k/a.proof.json: Permission denied"
+    )
+    del about["proofs"]
+    assert "at the end of a run" in shown(about)["remark"]
+    about["plan"]["kernels"][0]["reference"] = "mine"
+    assert "judged against a reference" in shown(about)["remark"]
+
+
+def test_a_proof_of_html_and_script_shows_as_text(browser, made, tmp_path):
+    rows = {EVIL: {**ROW, "layouts": [EVIL]}}
+    places = {"a.default": {"float32": ROW}, EVIL: rows}
+    _, about = made(places, ("a.default", f"gone {EVIL}"), suites=[EVIL], device=EVIL, torch=EVIL)
+    about["machine"]["name"] = about["versions"]["torch"] = EVIL
+    folder = write_run(tmp_path / "run", about, [row("a.default", "a", n) for n in range(3)])
+    assert call(["report", str(folder), "--format", "html"]) in (0, 1)
+    browser.get("about:blank")
+    browser.get((folder / "report.html").as_uri())
+    find(browser, "#search")[0].send_keys("passed")
+    find(browser, "#rows .row")[0].click()
+    wait(browser, lambda b: find(b, "dialog .proof"))
+    assert [line[0] for line in cells(browser)] == ["a.default", EVIL]  # that which is open comes first
+    assert cells(browser)[1][4] == EVIL.replace("_", " ")
+    assert f"gone {EVIL}\nnot judged" in text(browser, "dialog [aria-label=proof]")
+    nothing_ran(browser)
+
+
+def test_a_proof_on_a_phone_needs_no_scrolling_of_the_page(browser, made, tmp_path):
+    rows = {",".join(["float32"] * 6): {**ROW, "timed": [[1, 10**9, True]]}}
+    _, about = made({"a.default": rows}, ("a.default",))
+    folder = write_run(tmp_path / "run", about, [row("a.default", "a", n) for n in range(3)])
+    assert call(["report", str(folder), "--format", "html"]) == 0
+    size = {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        open_first(browser, folder)
+        beyond = "const d = document.getElementById('detail'); return d.scrollWidth - d.clientWidth"
+        assert len(cells(browser)) == 1
+        assert browser.execute_script(beyond) <= 0
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
