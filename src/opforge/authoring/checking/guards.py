@@ -13,6 +13,8 @@ from opforge.authoring.checking.calls import Call
 
 ROOM = 4096
 """Elements on each side: more than a block of a kernel."""
+MARK = -12345.0
+"""A value that is seldom seen."""
 _LARGEST_RESULT = 1 << 26
 _ALLOCATES = {
     "aten::empty",
@@ -118,6 +120,18 @@ def call_in_guards(overload: Any, call: Call, device: str, fill: float) -> tuple
     with torch.no_grad(), torch._C._AutoDispatchBelowAutograd(), _Serve(fill) as served:  # noqa: SLF001
         value = kernel.call_boxed(keys, *positional)
     return value, served.rooms
+
+
+def spoils(overload: Any, call: Call, device: str) -> bool:
+    """Whether a call writes outside its tensors. It is made in memory with guards, so that nothing comes of it."""
+    if not call.tensors or any(t.layout != torch.strided for t in call.tensors):
+        return False
+    laid, around = laid_in(call, MARK)
+    try:
+        _value, own = call_in_guards(overload, laid, device, MARK)
+    except Exception:  # noqa: BLE001  # arguments that it does not take, or a kernel that cannot be called so
+        return False
+    return any(room.spoilt() for room in (*own, *around))
 
 
 def _positional(overload: Any, call: Call) -> list[Any]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from opforge.authoring.checking import fake, samples
+from opforge.authoring.checking import fake, guards, samples
 from opforge.authoring.checking.calls import Call, moved
 from opforge.authoring.checking.comparing import differences
 from opforge.authoring.checking.forks import Tell
@@ -136,6 +136,8 @@ class _Search:
         self.seen.add(str(call))
         self.tell({"at": self.number, "call": str(call)})
         self.tried += 1
+        if guards.spoils(self.subject.overload, call, self.subject.device):
+            return self.take(plan, call)  # `mask` will say so; outside of guards the call would spoil this process
         try:
             answer = self.subject.answer(call)
             if careful and differences(answer, self.subject.answer(call), exact=True):
@@ -146,6 +148,9 @@ class _Search:
         except Exception as error:  # noqa: BLE001  # an operator may raise anything on arguments that it does not take
             self.refused(error)
             return False
+        return self.take(plan, call)
+
+    def take(self, plan: samples.Plan, call: Call) -> bool:
         self.taken.append(plan)
         self.tell({"plan": [plan.shapes, plan.dtypes, plan.numbers, plan.given], "call": str(call)})
         return True

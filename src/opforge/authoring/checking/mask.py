@@ -25,7 +25,6 @@ _BUDGET_S, _FEW_WAYS = 5.0, 2
 """How long other sizes of a call are begun with, after the first few: Triton's interpreter is slow."""
 _SMALL = 3
 _POISONS = (math.nan, 1e30, -1e30)
-_MARK = -12345.0
 _Sizing = Callable[[Subject, Call, int, int], Call]
 
 
@@ -152,7 +151,7 @@ def _writes(subject: Subject, call: Call) -> Iterator[tuple[str, str, str]]:
     if any(t.layout != torch.strided for t in call.tensors):
         return
     answers, rooms = [], []
-    for fill in (math.nan, _MARK):
+    for fill in (math.nan, guards.MARK):
         laid, around = guards.laid_in(call, fill)
         subject.before_call(laid)
         try:
@@ -182,7 +181,7 @@ def _left(one: torch.Tensor, two: torch.Tensor) -> str:
     """Say which elements were what the memory held before, both times."""
     if one.shape != two.shape or not one.numel() or one.dtype == torch.bool:
         return ""
-    before = guards.Guarded(one, one, 0, math.nan).unwritten() & guards.Guarded(two, two, 0, _MARK).unwritten()
+    before = guards.Guarded(one, one, 0, math.nan).unwritten() & guards.Guarded(two, two, 0, guards.MARK).unwritten()
     if not bool(before.any()):
         return ""
     index = [int(i) for i in before.nonzero()[0]]
