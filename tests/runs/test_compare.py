@@ -197,7 +197,7 @@ def test_kernels_of_one_custom_operator_are_held_each_against_itself(tmp_path):
     ("options", "words"),
     [
         ({"suite_digest": "d2", "config": {"dtypes": ["f16"]}}, ["the cases differ", "digest d1", "digest d2", "--dtypes was f32, and f16"]),
-        ({"peaks": {"device": "Another"}}, ["the devices differ: cpu (A CPU), and cpu (Another)"]),
+        ({"machine": {"name": "Another"}}, ["the devices differ: cpu (A CPU), and cpu (Another)"]),
         ({"config": {"device": "cuda:1"}}, ["the devices differ: cpu (A CPU), and cuda (A CPU)"]),
     ],
 )  # fmt: skip

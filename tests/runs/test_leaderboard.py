@@ -20,7 +20,7 @@ def many(tmp_path):
     write(runs / "fair", [timed("a.x", 1.5), verdict("b.x", "wrong")], config={"backend": "fair"})
     write(runs / "alike", [timed("a.x", 1.99), timed("b.x", 1.01)], config={"backend": "alike"})
     write(runs / "other_cases", [timed("a.x", 9.0)], suite_digest="d2")
-    write(runs / "other_device", [timed("a.x", 9.0)], peaks={"device": "Another"})
+    write(runs / "other_device", [timed("a.x", 9.0)], machine={"name": "Another"})
     write(runs / "broken_off", [timed("a.x", 9.0)], unfinished=True)
     write(runs / "old", [timed("a.x", 9.0)], suite_digest="")
     (runs / "no run at all").mkdir()

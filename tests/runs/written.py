@@ -32,7 +32,7 @@ def manifest(rows: list[dict[str, Any]], **plan: Any) -> dict[str, Any]:
     """Return the manifest of a run with such results."""
     ops = sorted({row["op"] for row in rows})
     digests = plan.pop("digests", {})
-    top = {name: plan.pop(name) for name in ("versions", "config", "peaks") if name in plan}
+    top = {name: plan.pop(name) for name in ("versions", "config", "machine") if name in plan}
     kernels = [
         {
             "name": row["kernel"],
@@ -51,10 +51,11 @@ def manifest(rows: list[dict[str, Any]], **plan: Any) -> dict[str, Any]:
         | top.get("config", {}),
         "versions": {"opforge": "0.1.0", "torch": "2.13.0", "triton": None, "numpy": "2.0", "python": "3.11.7"}
         | top.get("versions", {}),
-        "machine": {"platform": "Linux", "processor": "x86_64", "device": "cpu"},
+        "machine": {"platform": "Linux", "processor": "x86_64", "device": "cpu", "name": "A CPU"}
+        | top.get("machine", {}),
         "started": "2026-01-01T00:00:00+00:00",
         "finished": "2026-01-01T00:01:00+00:00",
-        "peaks": top.get("peaks", {"device": "A CPU"}),
+        "peaks": {"device": "A CPU"},
         "plan": {
             "suite": "tiny",
             "suite_digest": "d1",

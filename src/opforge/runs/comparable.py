@@ -25,9 +25,9 @@ def finished_manifest(path: Path) -> dict[str, Any]:
 
 
 def device_name(manifest: Mapping[str, Any]) -> str:
-    """Return what a run was made on: the name that the device's maker gave it where something was to be timed, else its kind."""
+    """Return what a run was made on: the device's kind, and the name that its maker gave it."""
     kind = str(manifest["config"]["device"]).partition(":")[0]
-    name = (manifest.get("peaks") or {}).get("device")
+    name = manifest.get("machine", {}).get("name")
     return f"{kind} ({name})" if name else kind
 
 
