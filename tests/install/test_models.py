@@ -76,6 +76,5 @@ def test_a_transformer_infers_and_trains_on_kernels_as_on_aten(example, right_ke
     assert curve[-1] < 0.9 * curve[0]
     torch.testing.assert_close(our_curve, curve, rtol=1e-4, atol=0)
     assert {op.name: registrations(op) for op in table()} == before
-    assert answers(example, model, inputs).keys() == aten.keys()
     again = answers(example, model, inputs)
     assert all(torch.equal(again[name], aten[name]) for name in aten)
