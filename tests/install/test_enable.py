@@ -148,6 +148,15 @@ def test_composites_are_refused_with_the_reason(kernels):
         assert "would cut off gradients" in made.refused["linear.default"]
 
 
+def test_an_operator_with_kernels_besides_its_composition_is_served(kernels):
+    source = "def silu_backward_kernel_impl(grad_output, self):\n    return grad_output * 2\n"
+    x = torch.ones(3, requires_grad=True)
+    with opforge.enabled(kernels({"silu_backward": source}), device="cpu", policy="all") as made:
+        torch.nn.functional.silu(x).sum().backward()
+        assert made.counters()["silu_backward.default"]["served"] == 1
+    assert x.grad.tolist() == [2, 2, 2]
+
+
 def test_wrong_words_are_answered(kernels, tmp_path):
     root = kernels({"relu": RELU})
     with pytest.raises(OpforgeError, match="policy 'fast' is unknown; there are proven"):

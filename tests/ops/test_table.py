@@ -52,6 +52,7 @@ def test_a_folder_named_after_an_overload_serves_that_family_alone():
 def test_schema_facts():
     assert table().resolve("linear").composite
     assert not table().resolve("mm").composite
+    assert not table().resolve("silu_backward").composite  # it has kernels of its own besides
     assert table().resolve("bernoulli.p").random
     assert not table().resolve("relu").random
     inplace = table().resolve("relu_")

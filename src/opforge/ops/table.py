@@ -12,7 +12,7 @@ from opforge import cache as cache_folder
 from opforge.errors import UnknownNameError
 from opforge.ops.operator import Form, Operator, packet_of
 
-_FORMAT = 2
+_FORMAT = 3
 
 
 class OpTable:

@@ -26,7 +26,12 @@ def read_operators() -> list[Operator]:
         families.update({_name(member): _name(members[0]) for member in members})
     by_name = {function.func.name: function for function in functions}
     return [
-        _operator(function, families[_name(function)], _devices(by_name, parsed.backend_indices, function))
+        _operator(
+            function,
+            families[_name(function)],
+            _devices(by_name, parsed.backend_indices, function),
+            composite=_is_composite(by_name, parsed.backend_indices, function),
+        )
         for function in functions
     ]
 
@@ -43,6 +48,16 @@ def _devices(by_name: dict[Any, Any], indices: dict[Any, Any], function: Any) ->
     return frozenset(device for device in DEVICES if DispatchKey.parse(device.upper()) in keys)
 
 
+def _is_composite(by_name: dict[Any, Any], indices: dict[Any, Any], function: Any) -> bool:
+    """Say whether an operator is made of others on every device; some have a kernel of their own for common devices besides."""
+    from torchgen.model import DispatchKey
+
+    own = by_name[function.structured_delegate] if function.structured_delegate is not None else function
+    return function.has_composite_implicit_autograd_kernel and not any(
+        indices[DispatchKey.parse(device.upper())].has_kernel(own) for device in DEVICES
+    )
+
+
 def _name(function: Any) -> str:
     name = function.func.name
     return f"{name.name}.{name.overload_name or 'default'}"
@@ -52,7 +67,7 @@ def _form(function: Any) -> Form:
     return _KINDS.get(function.func.kind().name, Form.MUTABLE)
 
 
-def _operator(function: Any, family: str, devices: frozenset[str]) -> Operator:
+def _operator(function: Any, family: str, devices: frozenset[str], *, composite: bool) -> Operator:
     schema = function.func
     arguments = [_argument(a, kwarg_only=False) for a in schema.arguments.flat_positional]
     arguments += [_argument(a, kwarg_only=True) for a in schema.arguments.flat_kwarg_only]
@@ -66,7 +81,7 @@ def _operator(function: Any, family: str, devices: frozenset[str]) -> Operator:
         family=family,
         arguments=tuple(arguments),
         returns=tuple(_argument(r, kwarg_only=False) for r in schema.returns),
-        composite=function.has_composite_implicit_autograd_kernel,
+        composite=composite,
         tags=frozenset(function.tags),
         devices=devices,
     )

@@ -64,7 +64,7 @@ class Facts:
     arguments: tuple[Argument, ...]
     returns: tuple[Argument, ...]
     composite: bool
-    """CompositeImplicitAutograd: made of other operators, so autograd sees through it."""
+    """CompositeImplicitAutograd: made of other operators, so autograd sees through it. A few have kernels of their own besides."""
 
 
 def facts(name: str) -> Facts | None:
@@ -77,7 +77,8 @@ def facts(name: str) -> Facts | None:
     schema = found._schema  # noqa: SLF001  # torch has no public name for it
     arguments = tuple(_argument(a) for a in schema.arguments)
     has = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001
-    composite = has(f"aten::{qualified(name)}", "CompositeImplicitAutograd")
+    full = f"aten::{qualified(name)}"
+    composite = has(full, "CompositeImplicitAutograd") and not (has(full, "CPU") or has(full, "CUDA"))
     return Facts(name, _form(schema, arguments), arguments, tuple(_argument(r) for r in schema.returns), composite)
 
 

@@ -1,0 +1,307 @@
+"""Real architectures with kernels in ATen's place: are results right, which kernels served, what does it take; and a training run.
+
+    python benchmarks/under_models.py --device cuda --json FILE        # six architectures, then 200 steps of training
+    python benchmarks/under_models.py --only BertForMaskedLM --layers 1 --batch 1 --seq 16 --steps 0
+
+First the calls that the suite `torchbench` has of these models are judged, so that the kernels have proofs. Then each model, made
+from its configuration with random weights, runs with ATen alone, with what is proven (`policy="proven"`), and with all kernels
+(`policy="all"`), in turns. Errors are against a run in float64: the largest difference, over the largest value. A decoder that
+keeps a cache makes 16 more calls with a token each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import opforge
+from opforge.suites.torchbench import DATA
+from opforge.traces import file
+from opforge.traces.architectures import Made, make
+from opforge.traces.zoo import architectures
+
+KERNELS = Path(__file__).parents[1] / "examples" / "triton_kernels"
+SIX = {
+    "BertForMaskedLM": "encoder",
+    "LlamaForCausalLM": "decoder with a cache",
+    "T5ForConditionalGeneration": "encoder-decoder",
+    "ViTForImageClassification": "vision",
+    "WhisperForConditionalGeneration": "speech",
+    "MixtralForCausalLM": "mixture of experts",
+}
+LAYERS = {"LlamaForCausalLM": 8, "MixtralForCausalLM": 2}
+"""Of the large ones; the others have all of theirs."""
+TOKENS, ROUNDS, RUNS = 16, 9, 3
+WAYS = ("ATen", "proven", "all")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--kernels", type=Path, default=KERNELS)
+    parser.add_argument("--trace", type=Path, default=DATA, help="where calls to be judged come from")
+    parser.add_argument("--only", default=",".join(SIX), help="names of architectures")
+    for name in ("layers", "batch", "seq"):
+        parser.add_argument(f"--{name}", type=int)
+    parser.add_argument("--steps", type=int, default=200, help="of training")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    found: dict[str, Any] = {"device": device_words(options.device), "models": {}}
+    with tempfile.TemporaryDirectory() as folder:
+        kernels = Path(folder) / "kernels"
+        shutil.copytree(options.kernels, kernels, ignore=shutil.ignore_patterns("*.proof.json", "__pycache__"))
+        names = options.only.split(",")
+        found["proving"] = prove(kernels, options.trace, names, options.device)
+        for name in names:
+            settings = settings_of(name, options)
+            found["models"][name] = under(name, settings, kernels, options.device)
+            show(name, found["models"][name])
+        if options.steps:
+            found["training"] = train(kernels, options.device, options.steps)
+            show_training(found["training"])
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1))
+
+
+def device_words(device: str) -> str:
+    return torch.cuda.get_device_name() if device.startswith("cuda") else "cpu"
+
+
+def prove(kernels: Path, trace: Path, names: list[str], device: str) -> dict[str, Any]:
+    """Judge and time the kernels on the calls that the models make, which leaves proofs beside them."""
+    made = file.read(trace)
+    served = {folder.name for folder in kernels.iterdir()}
+    calls = [
+        call
+        for call in made.calls
+        if any(seen.model in names and seen.phase == "forward" for seen in call.seen)
+        and call.op.split(".")[0] in served
+    ]
+    chosen, out = kernels.parent / "calls.parquet", kernels.parent / "run"
+    file.write(chosen, replace(made, calls=calls))
+    begun = time.monotonic()
+    words = ["--suite", str(chosen), "--backend", "directory", "--ops-directory", str(kernels), "--device", device]
+    command = [
+        sys.executable,
+        "-m",
+        "opforge.cli",
+        "run",
+        *words,
+        "--out",
+        str(out),
+        "--workers",
+        str(os.cpu_count() or 1),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode not in (0, 1):
+        sys.exit(f"the kernels could not be judged: {done.stderr[-2000:]}")
+    print(
+        f"{len(calls)} calls of these models judged and timed in {time.monotonic() - begun:.0f} s\n{done.stdout}",
+        flush=True,
+    )
+    return {"calls": len(calls), "seconds": time.monotonic() - begun, "said": done.stdout}
+
+
+def settings_of(name: str, options: argparse.Namespace) -> tuple[Any, Any]:
+    (one,) = [a for a in architectures() if a.target.name == name]
+    _, settings = next(one.runs(options.device))
+    wanted = {key: value for key in ("batch", "seq") if (value := getattr(options, key))}
+    return one.target, replace(settings, layers=options.layers or LAYERS.get(name), **wanted)
+
+
+def under(name: str, made_from: tuple[Any, Any], kernels: Path, device: str) -> dict[str, Any]:
+    torch.manual_seed(0)
+    made = make(*made_from)
+    outcome: dict[str, Any] = {
+        "kind": SIX.get(name, ""),
+        "dtype": made_from[1].dtype,
+        "parameters": sum(p.numel() for p in made.model.parameters()),
+    }
+    answers, counters = {}, {}
+    for way in WAYS:
+        with placed(way, kernels, device) as enabled:
+            answers[way] = call(made)
+            counters[way] = enabled.counters() if enabled else {}
+    outcome["counters"] = {way: counted(counters[way]) for way in WAYS[1:]}
+    times = race(made, kernels, device)
+    outcome["ms"] = {way: statistics.median(times[way]) for way in WAYS}
+    outcome["rounds"] = times
+    true, outcome["standard"] = standard(made)
+    outcome["error"] = {way: apart(answers[way], true) for way in WAYS}
+    outcome["same_choice"] = {way: same_choice(answers[way], answers["ATen"]) for way in WAYS[1:]}
+    return outcome
+
+
+@contextmanager
+def placed(way: str, kernels: Path, device: str) -> Iterator[Any]:
+    with nullcontext() if way == "ATen" else opforge.enabled(kernels, device=device, policy=way) as enabled:
+        yield enabled
+
+
+def call(made: Made) -> list[torch.Tensor]:
+    """Return what the model gives, and what it gives for more tokens where it keeps a cache."""
+    with torch.no_grad():
+        last = made.model(*made.args, **made.kwargs)
+        found = [last.logits]
+        for _ in range(TOKENS if made.follow is not None else 0):
+            last = made.follow(made.model, last)
+            found.append(last.logits)
+    return found
+
+
+def race(made: Made, kernels: Path, device: str) -> dict[str, list[float]]:
+    """Return milliseconds of a run by way, the ways in turns."""
+    times: dict[str, list[float]] = {way: [] for way in WAYS}
+    for turn in range(ROUNDS + 1):
+        for way in WAYS[turn % 3 :] + WAYS[: turn % 3]:
+            with placed(way, kernels, device):
+                call(made)
+                settle(device)
+                begun = time.perf_counter()
+                for _ in range(RUNS):
+                    call(made)
+                settle(device)
+            if turn:
+                times[way].append((time.perf_counter() - begun) / RUNS * 1e3)
+    return times
+
+
+def settle(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+def standard(made: Made) -> tuple[list[torch.Tensor], str]:
+    """Return the model's answers in float64, or in float32 where it does not run so; the model is not what it was afterwards."""
+    for words, dtype in (("float64", torch.float64), ("float32", torch.float32)):
+        model = made.model.to(dtype)
+        kwargs = {k: v.to(dtype) if torch.is_tensor(v) and v.is_floating_point() else v for k, v in made.kwargs.items()}
+        try:
+            return call(replace(made, model=model, kwargs=kwargs)), words
+        except RuntimeError as error:
+            print(f"not in {words}: {str(error).splitlines()[0]}", flush=True)
+    sys.exit("the model runs in no wider dtype")
+
+
+def apart(found: list[torch.Tensor], true: list[torch.Tensor]) -> float:
+    return max(
+        ((a.double() - b.double()).abs().max() / b.double().abs().max()).item()
+        for a, b in zip(found, true, strict=True)
+    )
+
+
+def same_choice(found: list[torch.Tensor], aten: list[torch.Tensor]) -> float:
+    """Return how often the largest of the last dimension is the same one."""
+    pairs = list(zip(found, aten, strict=True))
+    same = sum((a.argmax(-1) == b.argmax(-1)).sum().item() for a, b in pairs)
+    return same / sum(a[..., 0].numel() for a, _ in pairs)
+
+
+def counted(counters: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    met = {op: row for op, row in counters.items() if row["served"] or row["aten"]}
+    reasons: dict[str, int] = {}
+    for row in met.values():
+        for reason, count in row["aten"].items():
+            reasons[reason] = reasons.get(reason, 0) + count
+    return {"served": {op: row["served"] for op, row in met.items() if row["served"]}, "aten": reasons}
+
+
+def show(name: str, outcome: dict[str, Any]) -> None:
+    print(f"\n{name} ({outcome['kind']}, {outcome['dtype']}, {outcome['parameters'] / 1e6:.0f} M parameters)")
+    for way in WAYS:
+        rounds = sorted(outcome["rounds"][way])
+        line = f"  {way:7} {outcome['ms'][way]:8.2f} ms ({rounds[0]:.2f} to {rounds[-1]:.2f})"
+        line += f"   error against {outcome['standard']} {outcome['error'][way]:.2e}"
+        if way != "ATen":
+            line += f" ({outcome['error'][way] / outcome['error']['ATen']:.2f} of ATen's), same choice {outcome['same_choice'][way]:.2%}"
+        print(line)
+    for way in WAYS[1:]:
+        tally = outcome["counters"][way]
+        served = ", ".join(f"{op} {n}" for op, n in tally["served"].items()) or "none"
+        print(
+            f"  {way}: served {sum(tally['served'].values())} ({served}); to ATen {sum(tally['aten'].values())} {tally['aten'] or ''}"
+        )
+    sys.stdout.flush()
+
+
+def train(kernels: Path, device: str, steps: int) -> dict[str, Any]:
+    """Train one small decoder with ATen and with all kernels, from the same weights on the same data."""
+    curves, tally = {}, {}
+    for way, narrow, placing in (("ATen", True, "ATen"), ("kernels", True, "all"), ("ATen in float32", False, "ATen")):
+        with placed(placing, kernels, device) as enabled:
+            begun = time.monotonic()
+            curves[way] = curve(device, steps, narrow=narrow)
+            print(f"{steps} steps, {way}: {time.monotonic() - begun:.1f} s", flush=True)
+            if enabled:
+                tally = counted(enabled.counters())
+    return {"curves": curves, "counters": tally}
+
+
+def curve(device: str, steps: int, *, narrow: bool) -> list[float]:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    words = {
+        "hidden_size": 512,
+        "intermediate_size": 1408,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+    }
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=2048, **words)).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    text = chain(steps * 8, 128)
+    losses = []
+    for step in range(steps):
+        ids = text[step * 8 : step * 8 + 8].to(device)
+        with torch.autocast(device.split(":", maxsplit=1)[0], torch.bfloat16, enabled=narrow):
+            loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    return [value.item() for value in losses]
+
+
+def chain(rows: int, length: int) -> torch.Tensor:
+    """Return text in which each token has four that may follow it: something to be learnt, the same each time."""
+    draws = torch.Generator().manual_seed(7)
+    follows = torch.randint(0, 2048, (2048, 4), generator=draws)
+    text = torch.empty(rows, length, dtype=torch.long)
+    text[:, 0] = torch.randint(0, 2048, (rows,), generator=draws)
+    for at in range(1, length):
+        text[:, at] = follows[text[:, at - 1], torch.randint(0, 4, (rows,), generator=draws)]
+    return text
+
+
+def show_training(outcome: dict[str, Any]) -> None:
+    curves = outcome["curves"]
+    marks = [n for n in (1, 25, 50, 100, 150, 200, 300) if n <= len(curves["ATen"])]
+    print("\nloss at step " + "".join(f"{n:>9}" for n in marks))
+    for way, losses in curves.items():
+        print(f"{way:>16} " + "".join(f"{losses[n - 1]:>9.4f}" for n in marks))
+    for way in list(curves)[1:]:
+        off: Callable[[tuple[float, float]], float] = lambda pair: abs(pair[0] - pair[1]) / pair[1]  # noqa: E731
+        print(f"{way}: at most {max(map(off, zip(curves[way], curves['ATen'], strict=True))):.2%} from ATen's loss")
+    tally = outcome["counters"]
+    print(f"served {sum(tally['served'].values())} {tally['served']}; to ATen {tally['aten']}")
+
+
+if __name__ == "__main__":
+    main()
