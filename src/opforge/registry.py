@@ -12,6 +12,7 @@ BUILTIN: dict[str, dict[str, str]] = {
     "suites": {
         "smoke": "opforge.suites.smoke:SmokeSuite",
         "opinfo": "opforge.suites.opinfo.suite:OpInfoSuite",
+        "torchbench": "opforge.suites.torchbench:TorchbenchSuite",
         "custom_ops": "opforge.suites.custom_ops:CustomOpsSuite",
     },
     "backends": {

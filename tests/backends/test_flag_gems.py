@@ -23,6 +23,7 @@ def relu(x):
     return torch.where(x > 0, x, torch.where(x.isnan(), x, 0)).to(x.dtype)
 def sigmoid(x):
     return x
+vendor_name = "nvidia"
 _FULL_CONFIG = (
     ("relu", relu), ("sigmoid", sigmoid), ("gone_from_torch.Tensor", relu), ("tanh", relu, lambda: False), ("relu", relu),
 )

@@ -22,7 +22,7 @@ def package(request, tmp_path_factory):
         done = opforge("add-op", name, *wishes, "--package", str(project))
         assert done.returncode == 0, done.stderr
     target = install(project, folder / "site")
-    return project, target, run_tests(project, target, "-v")
+    return project, target, run_tests(project, target, "-vv")
 
 
 def test_its_own_tests_pass_on_the_device(package):
@@ -36,8 +36,9 @@ def test_its_operators_are_right_on_the_device(package):
     project, target, _ = package
     path = os.pathsep.join([str(target), os.environ.get("PYTHONPATH", "")])
     done = opforge("check", project.name, "--device", "cuda", "--format", "json", PYTHONPATH=path)
+    assert done.stdout, done.stderr
     report = json.loads(done.stdout)
-    wrong = {row["name"]: row["findings"] for row in report["operators"] if row["verdict"] != "passed"}
+    wrong = {row["name"]: row for row in report["operators"] if row["verdict"] != "passed"}
     assert not wrong, json.dumps(wrong, indent=1)
     assert len(report["operators"]) >= 7
     assert done.returncode == 0

@@ -88,6 +88,13 @@ def test_a_kernel_that_cannot_be_captured_is_timed_by_events(kernel_directory):
     assert any(note.startswith("timed by events, since it cannot be captured") for note in row["notes"])
 
 
+def test_a_kernel_whose_launch_takes_long_is_not_held_to_lie(kernel_directory):
+    slow = RELU.replace("{first}", "sum(range(10_000))")
+    row = timed(kernel_directory({"relu": slow}) / "relu")
+    check_figures(row)
+    assert row["sync"]["kernel_us"] > 2 * row["sync"]["aten_us"]
+
+
 def test_a_kernel_that_does_less_when_it_is_captured_is_a_cheat(kernel_directory):
     lazy = RELU.replace("{first}", "if torch.cuda.is_current_stream_capturing(): return torch.empty_like(self)")
     row = timed(kernel_directory({"relu": lazy}) / "relu", code=1)

@@ -7,6 +7,7 @@ import pytest
 
 from opforge.judge.figures import Figure, median_interval
 from opforge.judge.verdict import NotRightError, Outcome
+from opforge.sandbox.track import rehearsed_calls
 
 MS = 1e6
 
@@ -118,6 +119,7 @@ def test_the_work_of_a_block_is_all_that_is_called_in_it(method, calls):
     short = 16 if method == "graph" and calls == 64 else 0
     assert Figure("device", calls, passes=2, method=method).work == 3 * calls + 2 * short
     assert Figure("call", calls).work == calls
+    assert Figure("sync", 1, rehearsed=rehearsed_calls(sets=calls, calls=1)).work == 9
 
 
 def test_a_kernel_whose_blocks_take_much_longer_than_it_says_is_a_cheat():

@@ -15,7 +15,7 @@ CALLS_ATEN = """
 using torch::stable::Tensor;
 Tensor relu(const Tensor& self) {
   StableIValue stack[] = {torch::stable::detail::from(self)};
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::relu", "", stack, TORCH_ABI_VERSION));
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::relu", "", stack, TORCH_ABI_VERSION));
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 STABLE_TORCH_LIBRARY(any_name, m) { m.def("relu(Tensor self) -> Tensor"); }

@@ -17,7 +17,7 @@ Tensor neg(const Tensor& self) {
   STD_TORCH_CHECK(self.scalar_type() == torch::headeronly::ScalarType::Float, "neg: float32 only");
   Tensor input = torch::stable::contiguous(self), result = torch::stable::empty_like(input);
   void* stream = nullptr;  // torch's current one: work on another would not be waited for
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(input.get_device_index(), &stream));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(input.get_device_index(), &stream));
   const int64_t count = input.numel();
   if (count > 0) {
     negate<<<(count + 255) / 256, 256, 0, static_cast<cudaStream_t>(stream)>>>(

@@ -22,11 +22,24 @@ from opforge.ops import table
 _ASK = """
 import json, flag_gems
 rows = [row[0] for row in flag_gems._FULL_CONFIG if len(row) < 3 or row[2]()]
-print(json.dumps(rows))
+print(json.dumps([flag_gems.vendor_name, rows]))
 """
 _KERNEL = '''"""What FlagGems {version} registers for {op}."""
 
-import flag_gems
+import multiprocessing
+import os
+import threading
+
+os.environ.setdefault("GEMS_VENDOR", {vendor!r})  # else it runs a command of every vendor to find out
+lock = multiprocessing.Lock
+try:
+    lock()
+except OSError:  # confined: nothing can be shared with other processes, so a lock for this one will do
+    multiprocessing.Lock = threading.Lock
+try:
+    import flag_gems
+finally:
+    multiprocessing.Lock = lock
 
 {entry} = {{row[0]: row[1] for row in flag_gems._FULL_CONFIG}}[{row!r}]
 '''
@@ -52,17 +65,18 @@ class FlagGemsBackend:
             ) from None
         folder = cache.root() / "flag_gems" / release
         found = []
-        for row in _rows():
+        vendor, rows = _registered()
+        for row in rows:
             name = row if "." in row else f"{row}.default"
             if table().get(name) is None:
                 self.strangers.append(f"{name} is not an operator of this torch")
             elif name in wanted:
-                found.append(_kernel(folder, release, row, name))
+                found.append(_kernel(folder, release, vendor, row, name))
         return found
 
 
-def _rows() -> list[str]:
-    """Ask FlagGems, in a process of its own, what it registers."""
+def _registered() -> tuple[str, list[str]]:
+    """Ask FlagGems, in a process of its own, whose device this is and what it registers."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", _ASK], capture_output=True, text=True, check=False, timeout=_LIMIT_S
@@ -74,15 +88,15 @@ def _rows() -> list[str]:
         raise OpforgeError(
             f"flag_gems cannot be imported here ({said[-1].strip()}); it needs a GPU that Triton knows, and a torch built for it"
         )
-    rows: list[str] = json.loads(done.stdout.strip().splitlines()[-1])
-    return list(dict.fromkeys(rows))
+    vendor, rows = json.loads(done.stdout.strip().splitlines()[-1])
+    return vendor, list(dict.fromkeys(rows))
 
 
-def _kernel(folder: Path, release: str, row: str, name: str) -> Kernel:
+def _kernel(folder: Path, release: str, vendor: str, row: str, name: str) -> Kernel:
     """Write the file that hands out FlagGems' function for an operator, and return it as a kernel."""
     stem = re.sub(r"\W", "_", name)
     entry = f"{stem}_kernel_impl"
-    text = _KERNEL.format(version=release, op=name, entry=entry, row=row)
+    text = _KERNEL.format(version=release, vendor=vendor, op=name, entry=entry, row=row)
     file = folder / f"{stem}.py"
     if not file.is_file() or file.read_text() != text:
         cache.write_atomically(file, text)

@@ -47,6 +47,8 @@ class Figure:
     waited: list[bool] = field(default_factory=list)
     """Whether a side had to wait for a core in the round."""
     done: bool = False
+    rehearsed: int = 0
+    """How many calls are made before those that are timed, and not timed."""
 
     @property
     def rounds(self) -> int:
@@ -56,7 +58,7 @@ class Figure:
     def work(self) -> int:
         """Return how many calls are made in a block, timed or not."""
         if self.name != "device":
-            return self.calls
+            return self.calls + self.rehearsed
         short = short_calls(self.calls) if self.method == "graph" else 0
         return (self.passes + 1) * self.calls + self.passes * short
 

@@ -23,6 +23,7 @@ from opforge.judge.figures import Figure
 from opforge.judge.replies import FORGED
 from opforge.judge.verdict import Finding, NotRightError, Outcome
 from opforge.judge.workers import DeathError, KernelWorker
+from opforge.sandbox.track import rehearsed_calls
 
 _BUDGET_S = 1.0
 _WATCHED = 4
@@ -202,8 +203,10 @@ class Race:
         several = _between(_BLOCK_NS / 4 / call_ns, 1, max(1, min(_MAX_CALLS, self._sets - _SPARE)))
         return [
             Figure("device", calls, passes, call_ns * calls, self._method),
-            Figure("call", several, secondary=True),
-            Figure("sync", min(several, _SYNC_CALLS), secondary=True),
+            *(
+                Figure(name, count, secondary=True, rehearsed=rehearsed_calls(self._sets, count))
+                for name, count in (("call", several), ("sync", min(several, _SYNC_CALLS)))
+            ),
         ]
 
     def _laid(self, calls: int, most: int, *, guess: bool = False) -> list[dict[str, float]]:

@@ -156,7 +156,7 @@ def make_plan(config: RunConfig, backend: Backend, suite: LoadedSuite) -> Plan:
 def _remarks(config: RunConfig, backend: Backend) -> Iterable[str]:
     """Say which folders and kernels of the selection are not judged, and why."""
     for stranger in getattr(backend, "strangers", ()):
-        yield f"folder passed over: {stranger}"
+        yield f"passed over: {stranger}"
     yield from getattr(backend, "remarks", ())
     idle = getattr(backend, "idle", ())
     wanted = {op.name for op in table().select(config.ops)} if config.ops and idle else None

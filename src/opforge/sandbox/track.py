@@ -35,6 +35,11 @@ class _CaptureError(Exception):
     """A kernel cannot be captured."""
 
 
+def rehearsed_calls(sets: int, calls: int) -> int:
+    """Return how many calls are made on spare sets before those that are timed one by one."""
+    return max(0, min(sets - calls, _REHEARSED))
+
+
 def short_calls(calls: int) -> int:
     """Return how many calls the short pass has that is timed beside a pass of so many; 0 for none."""
     return calls // 4 if calls >= _MANY_CALLS else 0
@@ -146,7 +151,7 @@ class Track:
 
     def _rehearse(self, calls: int) -> None:
         """Call on spare sets, if there are any, so that the first of the timed calls finds the processor as the others do."""
-        for args, kwargs, _ in self._sets[calls:][:_REHEARSED]:
+        for args, kwargs, _ in self._sets[calls:][: rehearsed_calls(len(self._sets), calls)]:
             self._function(*args, **kwargs)
         self._wait()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ _CLASSIFIES = ("SequenceClassification", "ImageClassification", "AudioClassifica
 
 def inputs(model: Any, config: Any, settings: Settings) -> tuple[dict[str, Any], Follow | None]:
     """Return a model's inputs by name, and one more call, with a single token, where it keeps a cache of the first."""
+    settings = replace(settings, seq=_length(config, settings.seq))
     found = _inputs(model, config, settings)
     generates = "CausalLM" in type(model).__name__ or "LMHead" in type(model).__name__
     if settings.train or not generates or "past_key_values" not in _names(model):
@@ -58,6 +60,13 @@ def _inputs(model: Any, config: Any, settings: Settings) -> dict[str, Any]:
     if settings.train and "labels" in names and (labels := _labels(model, config, found, settings)) is not None:
         found["labels"] = labels
     return found
+
+
+def _length(config: Any, wanted: int) -> int:
+    """Return how many tokens an input has: no more than there are positions for, with one left for a token that follows."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    positions = getattr(text, "max_position_embeddings", None)
+    return min(wanted, positions - 1) if isinstance(positions, int) and positions > 1 else wanted
 
 
 def _vocabulary(config: Any) -> int:

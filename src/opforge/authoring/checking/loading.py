@@ -12,14 +12,14 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from opforge import cache
 from opforge.authoring.checking import forks
-from opforge.errors import NothingToJudgeError, OpforgeError, UnknownNameError
+from opforge.errors import InternalError, NothingToJudgeError, OpforgeError, UnknownNameError
 
 _LIMIT_S = 300.0
 
@@ -44,12 +44,13 @@ def load(target: dict[str, Any], device: str, wanted: Sequence[str]) -> Loaded:
     before, kernels = _names(), _interpreted_kernels()
     sys.path[:0] = target["paths"]
     faulthandler.dump_traceback_later(_LIMIT_S, exit=True)
-    package = _import(target)
+    with _watched() as starts:
+        package = _import(target)
     faulthandler.cancel_dump_traceback_later()
     after = _names()
     if device != "cpu" and torch.cuda.is_initialized():
         raise OpforgeError(
-            f"importing {target['text']} starts CUDA, and processes forked after that cannot use it; "
+            f"importing {target['text']} starts CUDA{starts[0] if starts else ''}, and processes forked after that cannot use it; "
             "let the package touch the GPU when an operator is called, not when it is imported"
         )
     notes = []
@@ -66,6 +67,28 @@ def load(target: dict[str, Any], device: str, wanted: Sequence[str]) -> Loaded:
     return Loaded(_selected(wanted, mine), package, interpreted, notes)
 
 
+@contextlib.contextmanager
+def _watched() -> Iterator[list[str]]:
+    """Note where CUDA is started within the block."""
+    import torch
+
+    starts: list[str] = []
+    start = torch.cuda._lazy_init  # noqa: SLF001  # torch has no public hook for it
+
+    def noting() -> None:
+        if not torch.cuda.is_initialized():
+            frames = [f for f in traceback.extract_stack()[:-1] if not _own(f.filename)]
+            outside = [f for f in frames if "/torch/" not in f.filename] or frames
+            starts.append(f" at {outside[-1].filename}:{outside[-1].lineno}")
+        start()
+
+    torch.cuda._lazy_init = noting  # noqa: SLF001
+    try:
+        yield starts
+    finally:
+        torch.cuda._lazy_init = start  # noqa: SLF001
+
+
 def _names() -> set[str]:
     import torch
 
@@ -78,6 +101,9 @@ def prepare(device: str) -> None:
     if number:
         seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
         os.environ["CUDA_VISIBLE_DEVICES"] = seen[int(number)] if int(number) < len(seen) and seen[0] else number
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = (
+        "1"  # asking whether there is a GPU must not start it: forks could not use it
+    )
     import torch
 
     torch.set_num_threads(1)  # a fork has one thread only
@@ -97,6 +123,10 @@ def warm(*, compiles: bool) -> None:
     for name in _modules_for_compiling():
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    import torch
+
+    if torch.cuda.is_initialized():
+        raise InternalError("importing torch's compiler started CUDA, and processes forked after that cannot use it")
 
 
 def _modules_for_compiling() -> list[str]:
