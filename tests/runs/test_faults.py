@@ -271,3 +271,11 @@ def test_keys_do_not_reach_a_kernel(kernel_directory, judge_tiny, monkeypatch):
     """
     ended = judge_tiny(kernel_directory({"relu": source}), {"relu.default": UNARY})
     assert {row["verdict"] for row in ended.store.rows()} == {"passed"}
+
+
+def test_a_result_that_no_room_is_left_for_is_nobodys_fault(judge_tiny):
+    huge = "((T([1, 1], f32), [65536, 65536]), {})"
+    small = "((T([1, 4], f32), [3, 4]), {})"
+    found = verdicts(judge_tiny(None, {"expand.default": [huge, small]}))["expand.default"]
+    why = "the case cannot be made here: its results take more than the 1073741824 bytes that a worker's arena has for them"
+    assert found == {("passed", ""), ("unsupported", why)}

@@ -31,15 +31,12 @@ import os
 import threading
 
 os.environ.setdefault("GEMS_VENDOR", {vendor!r})  # else it runs a command of every vendor to find out
-lock = multiprocessing.Lock
 try:
-    lock()
+    multiprocessing.Lock()
 except OSError:  # confined: nothing can be shared with other processes, so a lock for this one will do
     multiprocessing.Lock = threading.Lock
-try:
-    import flag_gems
-finally:
-    multiprocessing.Lock = lock
+
+import flag_gems
 
 {entry} = {{row[0]: row[1] for row in flag_gems._FULL_CONFIG}}[{row!r}]
 '''

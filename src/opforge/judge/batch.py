@@ -18,7 +18,7 @@ from opforge.cases.twists import SAME_ELEMENTS, TWISTS, Inputs, Twist, changed_c
 from opforge.cases.values import TensorSpec
 from opforge.judge.asked import AskedCall, Reference
 from opforge.judge.properties import LAYOUT_IS_INPUT, UNDEFINED_CONTENTS, WRITES_UNSAID
-from opforge.judge.reference import Answer, Call, alike, end_without_device, same_dtypes
+from opforge.judge.reference import Answer, Call, alike, end_without_device, same_dtypes, tensors_of
 from opforge.judge.trees import INPUTS_AT, aligned, rows_of, storage_bytes, with_rows
 from opforge.judge.verdict import FAULT, REFERENCE_FAULT
 from opforge.ops import Form, Operator
@@ -88,6 +88,8 @@ class Batch:
         self._reference = reference
         """What answers in the place of ATen, for an operator of the user's own."""
         self.used = INPUTS_AT
+        self._results = 0
+        """Bytes that come back of the calls so far."""
         self.placed: list[Placed] = []
         self.defects: dict[str, list[str]] = {}
         """By case, the layouts in which ATen's own answer is another one."""
@@ -138,6 +140,7 @@ class Batch:
         args, kwargs = json.loads(case.tree or tree_of(case.args))
         rows = list(rows_of([args, kwargs]))
         need = sum(aligned(row[1]) for row in rows)
+        before = self.used
         if self.used + need > self._capacity:
             raise MemoryError(f"its inputs take {need} bytes, more than the {self._capacity} that a worker's arena has")
         if self.used + need > len(self._buffer):
@@ -148,13 +151,31 @@ class Batch:
             self._place(row, f"{case.id}:{index}", self._blobs.get(case.blob))
         seed = int(case.id, 16) % (1 << 62) if self._op.random else None
         call = self._call(args, kwargs, seed)
-        placed = Placed(case, call, rows, call.run())
+        answer = call.run()
+        if not self._takes_results(answer):
+            if self.placed:
+                self.used = before
+                return None
+            raise MemoryError(
+                f"its results take more than the {self._capacity} bytes that a worker's arena has for them"
+            )
+        placed = Placed(case, call, rows, answer)
         self.placed.append(placed)
         return placed
 
+    def _takes_results(self, answer: Answer) -> bool:
+        """Set room aside for what comes back of a call, if there is some left."""
+        back = tensors_of(answer.result) if answer.raised is None else []
+        need = sum(aligned(t.numel() * t.element_size()) for t in back)
+        if self._results + need > self._capacity:
+            return False
+        self._results += need
+        return True
+
     def again(self, first: Placed) -> None:
-        """Run a case that was just placed a second time."""
-        self.placed.append(replace(first, form="again"))
+        """Run a case that was just placed a second time, if there is room."""
+        if self._takes_results(first.answer):
+            self.placed.append(replace(first, form="again"))
 
     def twist(self, first: Placed, inputs: Inputs, name: str) -> bool:
         """Place a hostile form of a case, unless there is none, ATen does not take it, or no room is left."""
@@ -199,7 +220,7 @@ class Batch:
         if not harmless and replace(call, device=torch.device("cpu")).run().raised is not None:
             return None
         answer = call.run()
-        return None if answer.raised is not None else answer
+        return None if answer.raised is not None or not self._takes_results(answer) else answer
 
     def inputs(self, first: Placed) -> Inputs:
         """Return the tensors of a case that was placed, to be twisted."""

@@ -50,7 +50,7 @@ class Racing:
         reference: Reference | None = None,
     ) -> Finding:
         """Return the finding with times, or what was found out while it was timed."""
-        device = torch.device(self.config.device)
+        device = self._place(placed)
         watch = clocks.Watch(self.config.device)
 
         def hear(reply: dict[str, Any], turn: int) -> Finding:
@@ -79,7 +79,7 @@ class Racing:
         race = timing.Race(
             worker,
             baseline,
-            {"op": op.name, "case": placed.request()},
+            {"op": op.name, "case": placed.request(), "device": str(device)},
             hear,
             device,
             sum(row[1] for row in placed.inputs) + sum(t.nbytes for t in tensors_of(placed.answer.result)),
@@ -94,9 +94,19 @@ class Racing:
             return replace(finding, notes=(*finding.notes, f"not timed: {op.authority}'s own process: {error}"))
         except NotRightError as error:
             return error.finding
-        figures = {**finding.figures, **times, **self._light(op, placed, race.footprint, times)}
+        seen_light = self._light(op, placed, race.footprint, times) if device.type == self._device.type else {}
+        figures = {**finding.figures, **times, **seen_light}
         figures |= {"clocks": seen} if (seen := watch.figures()) else {}
         return replace(finding, notes=(*finding.notes, *race.notes, *watch.remarks()), figures=figures)
+
+    @property
+    def _device(self) -> torch.device:
+        return torch.device(self.config.device)
+
+    def _place(self, placed: Placed) -> torch.device:
+        """Return where a case takes its time: calls of which nothing lies on the GPU are timed as on a CPU."""
+        tensors = [*placed.answer.inputs, *tensors_of(placed.answer.result)]
+        return self._device if not tensors or any(t.is_cuda for t in tensors) else torch.device("cpu")
 
     def _ready_baseline(self, op: Operator, batch: Batch, reference: Reference | None) -> KernelWorker:
         """Return a worker that runs ATen, or a user's reference; the one of the last race where it runs the same."""

@@ -26,11 +26,14 @@ _MAX_TESTS = 10_000
 class Inputs:
     """The border to a user's file: whatever it raises is said of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._file: InputFile | None = None
+        self._device = device
 
     def tests(self, file: str) -> dict[str, Any]:
         """Load a file, and say how many tests it has."""
+        if self._device.type != "cpu":
+            torch.set_default_device(self._device)  # what names no device is made where kernels are judged
         try:
             self._file = InputFile(Path(file))
             return self._file.tests()

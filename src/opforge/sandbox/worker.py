@@ -79,7 +79,7 @@ class Worker:
         self._kernel: LoadedKernel | None = None
         self._path: Path | None = None
         self._track: Track | None = None
-        self._inputs = Inputs()
+        self._inputs = Inputs(self._device)
         self._watch = watch
         self._pid = getpid()
         self._traps = Traps(device.type)
@@ -337,7 +337,8 @@ class Worker:
         """Make the calls that are to be timed."""
         if "case" in request:
             self._track = None  # its memory first
-            self._track = Track(self._function(request["op"]), request["case"], self._arena, self._device)
+            device = torch.device(request["device"])
+            self._track = Track(self._function(request["op"]), request["case"], self._arena, device)
         track = self._present_track()
 
         def laid() -> dict[str, Any]:
