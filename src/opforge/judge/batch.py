@@ -152,7 +152,7 @@ class Batch:
         seed = int(case.id, 16) % (1 << 62) if self._op.random else None
         call = self._call(args, kwargs, seed)
         answer = call.run()
-        if not self._takes_results(answer):
+        if not self._takes_results(call, answer):
             if self.placed:
                 self.used = before
                 return None
@@ -163,9 +163,9 @@ class Batch:
         self.placed.append(placed)
         return placed
 
-    def _takes_results(self, answer: Answer) -> bool:
-        """Set room aside for what comes back of a call, if there is some left."""
-        back = tensors_of(answer.result) if answer.raised is None else []
+    def _takes_results(self, call: Call, answer: Answer) -> bool:
+        """Set room aside for what comes back of a call, if there is some left: results, and inputs that are not read where they lie."""
+        back = [*tensors_of(answer.result), *(answer.inputs if call.own else ())] if answer.raised is None else []
         need = sum(aligned(t.numel() * t.element_size()) for t in back)
         if self._results + need > self._capacity:
             return False
@@ -174,7 +174,7 @@ class Batch:
 
     def again(self, first: Placed) -> None:
         """Run a case that was just placed a second time, if there is room."""
-        if self._takes_results(first.answer):
+        if self._takes_results(first.call, first.answer):
             self.placed.append(replace(first, form="again"))
 
     def twist(self, first: Placed, inputs: Inputs, name: str) -> bool:
@@ -220,7 +220,7 @@ class Batch:
         if not harmless and replace(call, device=torch.device("cpu")).run().raised is not None:
             return None
         answer = call.run()
-        return None if answer.raised is not None or not self._takes_results(answer) else answer
+        return None if answer.raised is not None or not self._takes_results(call, answer) else answer
 
     def inputs(self, first: Placed) -> Inputs:
         """Return the tensors of a case that was placed, to be twisted."""

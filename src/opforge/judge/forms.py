@@ -21,6 +21,8 @@ _TWICE = 2
 _REPLAYED = 4
 """How many are replayed at once; of the others one in eight."""
 _MAX_TWISTED_BYTES = 4 << 20
+LARGE_BYTES = 64 << 20
+"""Inputs above it make a case that is judged as it stands, and once with other contents where it is timed: each form takes seconds."""
 
 REPLAYS = ("replayed", "reordered")
 _WORDS = {
@@ -62,10 +64,11 @@ def place(batch: Batch, op: Operator, case: CaseRow, number: int, cases: int, *,
         return True
     inputs = batch.inputs(first)
     with contextlib.suppress(MemoryError):  # no room for more of it
-        if number < _TWICE and not op.random:
+        large = sum(row[1] for row in first.inputs) > LARGE_BYTES
+        if number < _TWICE and not op.random and not large:
             batch.again(first)
-        if _replayable(op) and (number < _REPLAYED or case.phase is Phase.PERFORMANCE or int(case.id[-1], 16) % 8 == 0):
-            for name in REPLAYS:
+        if _replayable(op) and _is_replayed(case, number, large=large):
+            for name in REPLAYS[: 1 if large else None]:
                 batch.replay(first, inputs, name)
         if hostile and case.phase is Phase.CORRECTNESS and sum(row[1] for row in first.inputs) <= _MAX_TWISTED_BYTES:
             values = not op.random and op.base not in UNDEFINED_CONTENTS
@@ -97,6 +100,10 @@ def _arguments(op: Operator, number: int, cases: int) -> Iterator[tuple[str, Any
     count = min(len(found), -(-3 * len(found) // max(cases, 1)))
     for i in range(count):
         yield found[(number * count + i) % len(found)]
+
+
+def _is_replayed(case: CaseRow, number: int, *, large: bool) -> bool:
+    return case.phase is Phase.PERFORMANCE or (not large and (number < _REPLAYED or int(case.id[-1], 16) % 8 == 0))
 
 
 def _replayable(op: Operator) -> bool:

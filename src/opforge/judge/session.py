@@ -391,7 +391,8 @@ def _differentiable(judged: _Op, placed: Placed) -> bool:
         return False  # another right answer has other gradients
     plain = op.form is Form.FUNCTIONAL and not op.composite and not op.random and "_backward" not in op.base
     floats = any(row[2][0] in "fbc" and row[2] != "b8" and row[6] is None for row in placed.inputs)
-    return plain and floats and placed.case.expect is Expect.RETURNS
+    large = sum(row[1] for row in placed.inputs) > forms.LARGE_BYTES
+    return plain and floats and not large and placed.case.expect is Expect.RETURNS
 
 
 def _stale(first: Hearing, replayed: Hearing) -> Finding | None:

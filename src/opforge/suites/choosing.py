@@ -12,7 +12,7 @@ from opforge.errors import OpforgeError
 from opforge.traces.file import TracedCall
 
 _ROOM = 1 << 30
-"""What a worker's memory has for the inputs of a case, and as much again for its results."""
+"""What a worker's memory has for the inputs of a case, and as much again for all that comes back of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,8 @@ class Profile:
     flops: float
 
 
-PROFILES = {"small": Profile(32 << 20, 2e9), "full": Profile(_ROOM, math.inf)}
-"""``small`` is what two cores of a CPU do in well under a second; ``full`` is all that a worker can hold."""
+PROFILES = {"small": Profile(32 << 20, 2e9), "full": Profile(256 << 20, math.inf)}
+"""``small`` is what two cores of a CPU do in well under a second; ``full`` is several times what the caches of a GPU hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Choice:
         by_op: dict[str, list[TracedCall]] = defaultdict(list)
         losses: Counter[str] = Counter()
         for call in calls:
-            if max(call.input_bytes, call.result_bytes) > profile.bytes:
+            if max(call.input_bytes, call.result_bytes) > profile.bytes or call.input_bytes + call.result_bytes > _ROOM:
                 losses[f"{call.op}: more than {profile.bytes >> 20} MiB ({name})"] += 1
             elif call.flops > profile.flops:
                 losses[f"{call.op}: more than {profile.flops:.0e} operations ({name})"] += 1

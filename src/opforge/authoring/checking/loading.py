@@ -215,7 +215,9 @@ def _of_torch(name: str) -> bool:
 
     if name in OPDEFS:
         module = str(getattr(OPDEFS[name]._init_fn, "__module__", ""))  # noqa: SLF001  # torch has no public name for it
-        return module.partition(".")[0] in ("torch", "functorch")
+        return (
+            module.partition(".")[0] in ("torch", "functorch") and module != "torch._library.triton"
+        )  # a user's triton_op
     try:
         lines = torch._C._dispatch_dump(name).splitlines()  # noqa: SLF001
     except RuntimeError:
