@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -186,3 +187,30 @@ def test_an_infinity_times_nearly_zero_may_have_any_sign_but_not_become_a_number
         else:
             with pytest.raises(NotRightError, match="NaN or inf not where ATen has it"):
                 comparison.check()
+
+
+class Wavering:
+    """A call that ATen answers a little differently each time, and that has no float64 form."""
+
+    tensors = None
+
+    def __init__(self, answers: list[torch.Tensor]) -> None:
+        self._answers = iter(answers)
+        self.call = self
+
+    def run(self) -> SimpleNamespace:
+        return SimpleNamespace(tensors=[next(self._answers)])
+
+
+def test_aten_that_wavers_without_a_float64_form_is_allowed_for_as_far_as_it_wavers():
+    aten = torch.full((4,), 10.0)
+    apart = torch.tensor([3e-5, 0.0, 0.0, 0.0])
+
+    def compared(kernel: torch.Tensor, again: torch.Tensor) -> None:
+        Comparison(kernel, aten, Wavering([again] * 8), 0, "result", 1.0).check()  # type: ignore[arg-type]
+
+    compared(aten + apart, aten - apart)
+    with pytest.raises(NotRightError, match=r"off by more than rtol 1.3e-06, atol 1e-05"):
+        compared(aten + apart, aten)
+    with pytest.raises(NotRightError):
+        compared(aten + 100 * apart, aten - apart)
