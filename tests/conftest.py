@@ -30,7 +30,6 @@ from opforge.sandbox.client import ForkServerProcess  # noqa: E402
 from opforge.suites import LoadedSuite, SuiteOptions  # noqa: E402
 from opforge.suites.base import Progress, silent  # noqa: E402
 
-
 LONGEST = (
     "suites/test_opinfo.py",  # records OpInfo, for which others wait
     "authoring/test_cpp_template.py",
