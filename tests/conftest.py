@@ -45,8 +45,11 @@ LONGEST = (
     "authoring/test_new.py",
     "edge/test_build.py",
     "edge/test_export_and_run.py",
+    "judge/test_draws.py",
     "runs/test_resume.py",
     "test_examples.py",
+    "judge/test_forms.py",
+    "sandbox/test_confinement.py",
 )
 """Files that take long, the longest first."""
 
