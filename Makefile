@@ -26,7 +26,7 @@ demo: setup
 	PATH=$(abspath $(BIN)):$$PATH sh examples/demo.sh
 
 test: setup browser
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu"
 
 # On a machine with a GPU, with the packages it has: PYTHONPATH=src python3 -m pytest -m gpu
 test-gpu:

@@ -30,6 +30,35 @@ from opforge.sandbox.client import ForkServerProcess  # noqa: E402
 from opforge.suites import LoadedSuite, SuiteOptions  # noqa: E402
 from opforge.suites.base import Progress, silent  # noqa: E402
 
+LONGEST = (
+    "suites/test_opinfo.py",  # records OpInfo, for which others wait
+    "authoring/test_cpp_template.py",
+    "test_docs.py",
+    "authoring/test_check.py",
+    "edge/test_runner.py",
+    "edge/test_packages.py",
+    "exploits/test_exploits.py",
+    "honest/test_honest.py",
+    "edge/test_check.py",
+    "authoring/test_add_op.py",
+    "authoring/test_build.py",
+    "authoring/test_new.py",
+    "edge/test_build.py",
+    "edge/test_export_and_run.py",
+    "judge/test_draws.py",
+    "runs/test_resume.py",
+    "test_examples.py",
+    "judge/test_forms.py",
+    "sandbox/test_confinement.py",
+)
+"""Files that take long, the longest first."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest: workers take a file at a time, and one that began last would keep the others waiting."""
+    places = {ROOT / "tests" / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
+
 
 class TinySuite:
     """A few cases of each of some operators."""

@@ -109,10 +109,15 @@ print({NAME}.__file__)
     assert str(python.parents[1]) in run(python, "-c", code, cwd=file.parent)
 
 
+@pytest.fixture(scope="module")
+def site(packed):
+    """Return where the package lies that is imported from the wheel."""
+    return Path(run(packed[1], "-c", f"import {NAME}; print({NAME}.__path__[0])").strip())
+
+
 @pytest.fixture
-def copy(packed, tmp_path):
+def copy(site, tmp_path):
     """Return a copy of what is installed, to be spoiled."""
-    site = Path(run(packed[1], "-c", f"import {NAME}; print({NAME}.__path__[0])").strip())
     return shutil.copytree(site, tmp_path / NAME)
 
 
@@ -221,6 +226,7 @@ def test_cuda_sources_compile_without_a_warning(grown, tmp_path):
 
 def test_the_full_abi_is_for_the_torch_it_was_built_with(folder, monkeypatch):
     monkeypatch.setenv("SKBUILD_CMAKE_BUILD_TYPE", "Debug")  # half the time, and the same ABI
+    monkeypatch.setenv("SKBUILD_CMAKE_DEFINE", "CMAKE_CXX_FLAGS_DEBUG=-O0")  # nobody looks at its symbols
     project = bake(folder / "whole", NAME, "--variant", "cpp", "--abi", "full")
     add_op(project, "spread")
     target = install(project, folder / "whole" / "site")

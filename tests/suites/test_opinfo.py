@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -156,23 +155,30 @@ def test_a_native_crash_while_recording_loses_one_entry_and_says_so(tmp_path):
 
 
 def test_two_processes_that_start_at_once_record_once(tmp_path):
-    """Both wait for one recording and read the same folder."""
+    """Both wait for one recording, of a few entries, and read the same folder."""
+    script = tmp_path / "child.py"
+    script.write_text(CRASHING.replace('"crash", ', ""))
     code = (
-        "from opforge.suites import SuiteOptions; from opforge.suites.opinfo.suite import OpInfoSuite, slot_folder\n"
-        "import opforge.suites.opinfo.suite as s\n"
+        "import sys\n"
+        "import opforge.suites.opinfo.suite as s; from opforge.suites.opinfo.record import record\n"
         "made = []\n"
-        "real = s._record_in_process\n"
-        "def count(*a):\n    made.append(1)\n    yield from real(*a)\n"
+        "def count(device, slot, draft):\n"
+        "    made.append(1)\n"
+        "    yield 0, 1, 'begun'\n"
+        f"    record(device, slot, draft, lambda *_: None, command=(sys.executable, {str(script)!r}))\n"
         "s._record_in_process = count\n"
-        "list(s._record_once('cpu', 'errors', slot_folder('cpu', 'errors')))\n"
-        "print(len(made))\n"
+        "folder = s.slot_folder('cpu', 'f32')\n"
+        "print('ready', flush=True); sys.stdin.readline()\n"
+        "list(s._record_once('cpu', 'f32', folder))\n"
+        "print(len(made), (folder / 'losses.json').exists())\n"
     )
-    environment = {**os.environ, "OPFORGE_CACHE": str(tmp_path)}
-    both = [
-        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
-        for _ in range(2)
-    ]
-    made = sorted(p.communicate()[0].strip() for p in both)
-    assert made == ["0", "1"]
-    (folder,) = Path(tmp_path).glob("opinfo/*/cpu/errors")
+    environment = {**os.environ, "OPFORGE_CACHE": str(tmp_path / "cache")}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
+    both = [subprocess.Popen([sys.executable, "-c", code], **pipes) for _ in range(2)]
+    assert [p.stdout.readline() for p in both] == ["ready\n"] * 2
+    for process in both:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    assert sorted(p.communicate()[0].strip() for p in both) == ["0 True", "1 True"]
+    (folder,) = (tmp_path / "cache").glob("opinfo/*/cpu/f32")
     assert {p.name for p in folder.iterdir()} == {"cases.parquet", "tensors.safetensors", "losses.json"}

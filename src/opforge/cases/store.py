@@ -8,8 +8,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from opforge.cases.case import Case, Expect, Phase
 
 if TYPE_CHECKING:
@@ -85,6 +83,8 @@ class BlobWriter:
 
 def open_blob(path: Path) -> Bytes:
     """Map the bytes of a blob read-only."""
+    import numpy as np  # not above: the command line would start a quarter slower
+
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(length))

@@ -1,7 +1,20 @@
 """A run: what to judge, doing it, keeping it, scoring it."""
 
-from opforge.runs.conduct import run
-from opforge.runs.config import RunConfig
-from opforge.runs.score import Summary
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from opforge.runs.conduct import run
+    from opforge.runs.config import RunConfig
+    from opforge.runs.score import Summary
 
 __all__ = ["RunConfig", "Summary", "run"]
+
+_HOMES = {"RunConfig": "config", "Summary": "score", "run": "conduct"}
+
+
+def __getattr__(name: str) -> Any:
+    """Load what is asked for when it is asked for: every command knows what a run is set to, and few of them do one."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'opforge.runs' has no attribute {name!r}")
+    return getattr(import_module(f"opforge.runs.{_HOMES[name]}"), name)

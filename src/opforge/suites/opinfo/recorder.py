@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -49,7 +49,8 @@ class _Snapshot:
             return plain
         at = PLACE + len(self.storages)
         self.storages.append(storage_bytes(value, nbytes) if self.keep else b"")
-        return replace(plain, at=at, nbytes=None if nbytes == plain.storage_nbytes else nbytes)
+        size = None if nbytes == plain.storage_nbytes else nbytes
+        return TensorSpec(plain.shape, plain.dtype, plain.stride, plain.offset, plain.device, at, size)
 
 
 def _plain(value: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields
 from typing import BinaryIO
 
 from opforge.traces.stream import send
@@ -22,7 +22,10 @@ class Recorded:
     storages: list[bytes]
 
 
+_SENT = [field.name for field in fields(Recorded) if field.name != "storages"]
+
+
 def send_call(pipe: BinaryIO, recorded: Recorded) -> None:
     """Send one call with the contents of its tensors."""
-    row = {**asdict(replace(recorded, storages=[])), "sizes": [len(s) for s in recorded.storages]}
-    send(pipe, row, b"".join(recorded.storages))
+    row = {name: getattr(recorded, name) for name in _SENT}
+    send(pipe, {**row, "sizes": [len(s) for s in recorded.storages]}, b"".join(recorded.storages))
