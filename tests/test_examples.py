@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 
 import pytest
 
-from tests.conftest import ROOT, opforge
+from tests.conftest import NOT_PROOFS, ROOT, opforge, verdicts
 
 EXAMPLES = ROOT / "examples"
 
@@ -93,3 +94,28 @@ def test_cheating_kernels_are_named(tmp_path):
     operators = {o["op"]: o for o in json.loads(done.stdout)["operators"] if o["kernel"]}
     for op in ("abs.default", "neg.default", "exp.default"):
         assert operators[op]["reasons"][0]["verdict"] == "cheated"
+
+
+FEW = {
+    "relu.default": ["((T([7, 33], f32),), {})"],
+    "silu.default": ["((T([7, 33], f32),), {})"],
+    "sigmoid.default": ["((T([7, 33], f32),), {})"],
+    "gelu.default": ["((T([7, 33], f32),), {})", "((T([7, 33], f32),), {'approximate': 'tanh'})"],
+    "gelu_backward.default": ["((T([5, 9], f32), T([5, 9], f32)), {})"],
+    "silu_backward.default": ["((T([5, 9], f32), T([5, 9], f32)), {})"],
+    "add.Tensor": ["((T([5, 9], f32), T([9], f32)), {'alpha': 2})"],
+    "mul.Tensor": ["((T([5, 9], f32), T([5, 1], f32)), {})"],
+    "_softmax.default": ["((T([5, 9], f32), -1, False), {})", "((T([5, 9], f32), 0, False), {})"],
+    "native_layer_norm.default": ["((T([5, 9], f32), [9], T([9], f32), T([9], f32), 1e-05), {})"],
+    "mm.default": ["((T([5, 9], f32), T([9, 3], f32)), {})"],
+    "addmm.default": ["((T([3], f32), T([5, 9], f32), T([9, 3], f32)), {})"],
+    "bmm.default": ["((T([2, 5, 9], f32), T([2, 9, 3], f32)), {})"],
+}
+
+
+def test_triton_kernels_are_right_in_the_interpreter(judge_tiny, tmp_path):
+    """In float32, which is what they have there: the interpreter has no other float that is right."""
+    shutil.copytree(EXAMPLES / "triton_kernels", tmp_path / "kernels", ignore=NOT_PROOFS)
+    assert {folder.name for folder in (tmp_path / "kernels").iterdir()} == {op.split(".")[0] for op in FEW}
+    found = verdicts(judge_tiny(tmp_path / "kernels", FEW, timeout_s=120.0))
+    assert found == dict.fromkeys(FEW, {("passed", "")})
