@@ -72,7 +72,7 @@ class _Lane:
     heard: float = 0.0
 
 
-def _heading(job: Job, case: Case) -> dict[str, Any]:
+def heading(job: Job, case: Case) -> dict[str, Any]:
     """Return the fields with which the line of a verdict begins."""
     return {"op": case.op, "kernel": job.kernel.name, "case": case.args, "source": case.source}
 
@@ -80,7 +80,7 @@ def _heading(job: Job, case: Case) -> dict[str, Any]:
 def _without_inputs(job: Job, case: Case) -> dict[str, Any]:
     """Return the line of a case whose inputs could not be made: it is not the kernel's fault, and it is not right."""
     finding = Finding(Outcome.ERROR, f"its inputs could not be made: {case.lost}")
-    return {**_heading(job, case), "id": case.id, "phase": case.phase.value, **finding.row()}
+    return {**heading(job, case), "id": case.id, "phase": case.phase.value, **finding.row()}
 
 
 class LocalExecutor:
@@ -156,7 +156,7 @@ class LocalExecutor:
             job = lane.task.job
             lane.channel.send({
                 "kernel": job.kernel.wire(), "ops": parts, "batch": lane.task.batch, "until": job.until,
-                "plain": sorted(lane.task.plain), "allow_fallback": self._config.allow_fallback,
+                "plain": sorted(lane.task.plain), "allow_fallback": self._config.allow_fallback, "serves": list(job.serves),
             })  # fmt: skip
         except ChannelClosedError:
             self._lost(lane, "")
@@ -181,7 +181,7 @@ class LocalExecutor:
         for verdict in verdicts:
             case = task.waiting.pop(task.key(op, verdict["id"], verdict["phase"]), None)
             if case is not None:
-                rows.append({**_heading(task.job, case), **verdict})
+                rows.append({**heading(task.job, case), **verdict})
         self._emit(rows)
 
     def _end_hung(self) -> None:
