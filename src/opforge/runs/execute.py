@@ -93,8 +93,13 @@ class LocalExecutor:
         emit: Emit,
         confine: dict[str, Any] | None = None,
         peaks: dict[str, Any] | None = None,
+        *,
+        keep: bool = False,
     ) -> None:
+        """``keep`` lets the judges live on for what is executed next; ``close`` ends them then."""
         self._config = config
+        self._keep = keep
+        self._idle: list[_Lane] = []
         self._peaks = peaks
         self._confine = confine
         self._server = server
@@ -120,11 +125,19 @@ class LocalExecutor:
     def _run(self, tasks: list[_Task], lanes: int) -> None:
         self._tasks = deque(tasks)
         for _ in range(min(lanes, len(tasks))):
-            self._next(self._lane())
+            self._next(self._resumed() or self._lane())
         while len(self._selector.get_map()):
             for key, _events in self._selector.select(timeout=1.0):
                 self._hear(key.data)
             self._end_hung()
+
+    def _resumed(self) -> _Lane | None:
+        """Return a judge that was kept, if there is one."""
+        if not self._idle:
+            return None
+        lane = self._idle.pop()
+        self._selector.register(lane.channel, selectors.EVENT_READ, lane)
+        return lane
 
     def _lane(self) -> _Lane:
         ours, theirs = Channel.pair()
@@ -146,7 +159,7 @@ class LocalExecutor:
 
     def _next(self, lane: _Lane) -> None:
         if not self._tasks:
-            self._close(lane)
+            self._rest(lane)
             return
         lane.task = self._tasks.popleft()
         lane.task.start()
@@ -210,9 +223,20 @@ class LocalExecutor:
         if self._tasks:
             self._next(self._lane())
 
-    def _close(self, lane: _Lane) -> None:
-        self._forget(lane)
-        self._spawner.stop(lane.pid)
+    def _rest(self, lane: _Lane) -> None:
+        """A judge has nothing more to do."""
+        lane.task = None
+        self._selector.unregister(lane.channel)
+        self._idle.append(lane)
+        if not self._keep:
+            self.close()
+
+    def close(self) -> None:
+        """End the judges that were kept."""
+        while self._idle:
+            lane = self._idle.pop()
+            lane.channel.close()
+            self._spawner.stop(lane.pid)
 
     def _forget(self, lane: _Lane) -> None:
         self._selector.unregister(lane.channel)

@@ -30,7 +30,9 @@ class RayCluster:
     default_workers = 100_000
     most_workers = 100_000
 
-    def __init__(self, config: RunConfig, server: ForkServerProcess, placement: Placement | None = None) -> None:
+    def __init__(
+        self, config: RunConfig, _server: ForkServerProcess | None = None, placement: Placement | None = None
+    ) -> None:
         self._config = config
         self._ray = load_ray()
         if config.device.startswith("cuda:"):

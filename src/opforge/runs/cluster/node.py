@@ -19,6 +19,7 @@ from opforge.runs.cluster.joining import same_versions, versions
 from opforge.runs.cluster.parcels import Parcel, Unpacked, stored, unpacked
 from opforge.runs.config import RunConfig
 from opforge.runs.execute import LocalExecutor, start_server
+from opforge.runs.executors import Emit
 from opforge.runs.native import with_libraries
 from opforge.runs.plan import Plan
 from opforge.sandbox import probe
@@ -31,6 +32,10 @@ from opforge.suites.base import silent
 _GATHER_S = 0.1
 """For how long verdicts are gathered before they are sent together."""
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def _nobody(_rows: list[dict[str, Any]]) -> None:
+    """Hear nothing."""
 
 
 class LostError(Exception):
@@ -58,6 +63,24 @@ class _Here:
         self.server: ForkServerProcess = start_server(device)
         self._confinement: dict[str, Any] | None = None
         self._peaks: dict[str, Any] | None = None
+        self._kept: tuple[Any, LocalExecutor] | None = None
+        self.emit: Emit = _nobody
+        """Who hears the verdicts of the present task."""
+
+    def executor(self, config: RunConfig, blobs: Mapping[str, Path], folder: str, *, timed: bool) -> LocalExecutor:
+        """Return what judges here; its judge lives on from task to task, as it does from job to job on a single machine."""
+        key = (config, blobs, folder, timed)
+        if self._kept is None or self._kept[0] != key:
+            if self._kept is not None:
+                self._kept[1].close()
+            confine = {"run": folder, "held": not self.confinement["missing"]} if config.confine else None
+            peaks = self.peaks if timed else None
+            made = LocalExecutor(config, self.server, self._hear, confine, peaks, keep=True)
+            self._kept = (key, made)
+        return self._kept[1]
+
+    def _hear(self, rows: list[dict[str, Any]]) -> None:
+        self.emit(rows)
 
     def serves(self, device: str) -> bool:
         return self.device == device and self.visible == os.environ.get(_VISIBLE)
@@ -147,17 +170,15 @@ def _gathered(rows: queue.SimpleQueue[Any]) -> tuple[list[dict[str, Any]], bool]
         until = until or time.monotonic() + _GATHER_S
 
 
-def _execute(settings: Settings, there: Unpacked, emit: Any, *, timed: bool) -> None:
+def _execute(settings: Settings, there: Unpacked, emit: Emit, *, timed: bool) -> None:
     config = replace(settings.config, workers=1)
     blobs = {name: _blob(digest, pieces) for name, (digest, pieces) in settings.blobs.items()}
     within = words_before if config.confine else unconfined
     (job,) = with_libraries([there.job], 1, silent, within)
     try:
         here = _server(config.device)
-        confine = None
-        if config.confine:
-            confine = {"run": settings.folder, "held": not here.confinement["missing"]}
-        executor = LocalExecutor(config, here.server, emit, confine, here.peaks if timed else None)
+        here.emit = emit
+        executor = here.executor(config, blobs, settings.folder, timed=timed)
         executor.execute(Plan(LoadedSuite("", {}, blobs), (job,), ()), [job])
     except (ChannelClosedError, TimeoutError, InternalError) as error:
         _end_server()
