@@ -13,7 +13,6 @@ import os
 import random
 import signal
 import tempfile
-import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -32,31 +31,34 @@ CASES_PER_KERNEL = 100
 WIDTH = 60
 
 
-@dataclass
 class Killer:
     """Kills at random: a Ray worker, the fork server in one, or now and then the spare node, in whose place comes another.
 
     What runs a kernel is left alone: its death is that kernel's verdict.
     """
 
-    cluster: Any
-    every_s: float
-    node_every_s: float
-    killed: Counter[str] = field(default_factory=Counter)
-    stop: threading.Event = field(default_factory=threading.Event)
+    def __init__(self, cluster: Any, every_s: float, node_every_s: float) -> None:
+        self.killed: Counter[str] = Counter()
+        self._cluster = cluster
+        self._every_s = every_s
+        self._node_every_s = node_every_s
+        self._chance = random.Random(7)
+        self._spare = cluster.add_node(num_cpus=1)
+        self._next = self._next_node = float("inf")
 
-    def work(self) -> None:
-        chance = random.Random(7)
-        spare = self.cluster.add_node(num_cpus=1)
-        last = time.monotonic()
-        while not self.stop.wait(chance.uniform(0.5, 1.5) * self.every_s):
-            if time.monotonic() - last > self.node_every_s:
-                last = time.monotonic()
-                self.cluster.remove_node(spare, allow_graceful=False)
-                self.killed["node"] += 1
-                spare = self.cluster.add_node(num_cpus=1)
-            else:
-                self._kill(chance)
+    def tick(self) -> None:
+        """Kill if it is time to; called in the main thread, where alone a node can be started."""
+        now = time.monotonic()
+        if now > self._next_node:
+            self._cluster.remove_node(self._spare, allow_graceful=False)
+            self.killed["node"] += 1
+            self._spare = self._cluster.add_node(num_cpus=1)
+        elif now > self._next:
+            self._kill(self._chance)
+        if now > self._next_node or self._next_node == float("inf"):
+            self._next_node = now + self._node_every_s
+        if now > self._next or self._next == float("inf"):
+            self._next = now + self._chance.uniform(0.5, 1.5) * self._every_s
 
     def _kill(self, chance: random.Random) -> None:
         workers = [p for p in psutil.Process().children(recursive=True) if _says(p, "ray::judge")]
@@ -119,20 +121,22 @@ def soak(kernels: int, folder: Path, words: argparse.Namespace) -> list[str]:
     ray = joining.load_ray()
     joining.join(ray, cluster.address)
     killer = Killer(cluster, words.kill_every, words.node_every)
-    thread = threading.Thread(target=killer.work)
-    thread.start()
     meter = Meter()
+
+    def progress(what: str, done: int, total: int) -> None:
+        meter(what, done, total)
+        if done:
+            killer.tick()
+
     backend = TinyBackend(folder / "kernels", kernels, faults=True)
     config = RunConfig(
         "given", "tiny", executor="ray", workers=RayCluster.default_workers, timeout_s=words.timeout, dtypes=("f32",)
     )
     try:
         start = time.monotonic()
-        run(config, folder / "run", suite=suite(CASES_PER_KERNEL), backend=backend, progress=meter)
+        run(config, folder / "run", suite=suite(CASES_PER_KERNEL), backend=backend, progress=progress)
         took = time.monotonic() - start
     finally:
-        killer.stop.set()
-        thread.join()
         ray.shutdown()
         cluster.shutdown()
     return _told(folder / "run", backend, kernels, took, killer.killed) + meter.plot()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import selectors
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -70,6 +70,8 @@ class _Lane:
     channel: Channel
     task: _Task | None = None
     heard: float = 0.0
+    gpu: str = ""
+    """The only one that it sees, of several."""
 
 
 def heading(job: Job, case: Case) -> dict[str, Any]:
@@ -95,10 +97,12 @@ class LocalExecutor:
         peaks: dict[str, Any] | None = None,
         *,
         keep: bool = False,
+        gpus: Sequence[str] = (),
     ) -> None:
-        """``keep`` lets the judges live on for what is executed next; ``close`` ends them then."""
+        """``keep`` lets the judges live on for what is executed next; ``close`` ends them then. ``gpus`` are those to be shared out, if several."""
         self._config = config
         self._keep = keep
+        self._gpus = gpus or ("",)
         self._idle: list[_Lane] = []
         self._peaks = peaks
         self._confine = confine
@@ -113,19 +117,20 @@ class LocalExecutor:
         return self._server.spawner
 
     def execute(self, plan: Plan, jobs: list[Job]) -> None:
-        """Judge all jobs; every case gets its verdict through ``emit``. What is timed comes last, and by itself."""
+        """Judge all jobs; every case gets its verdict through ``emit``. What is timed comes last, one kernel at a time on a device."""
         self._blobs = {name: str(path) for name, path in plan.suite.blobs.items()}
         self._emit(
             [_without_inputs(job, case) for job in jobs for part in job.parts for case in part.cases if case.lost]
         )
-        for phase, lanes in ((Phase.CORRECTNESS, self._config.workers), (Phase.PERFORMANCE, 1)):
+        devices = len(self._gpus)
+        for phase, lanes in ((Phase.CORRECTNESS, max(self._config.workers, devices)), (Phase.PERFORMANCE, devices)):
             of_phase = (job.of(phase) for job in jobs)
             self._run([_Task(job) for job in of_phase if job.parts], lanes)
 
     def _run(self, tasks: list[_Task], lanes: int) -> None:
         self._tasks = deque(tasks)
-        for _ in range(min(lanes, len(tasks))):
-            self._next(self._resumed() or self._lane())
+        for number in range(min(lanes, len(tasks))):
+            self._next(self._resumed() or self._lane(self._gpus[number % len(self._gpus)]))
         while len(self._selector.get_map()):
             for key, _events in self._selector.select(timeout=1.0):
                 self._hear(key.data)
@@ -139,9 +144,9 @@ class LocalExecutor:
         self._selector.register(lane.channel, selectors.EVENT_READ, lane)
         return lane
 
-    def _lane(self) -> _Lane:
+    def _lane(self, gpu: str) -> _Lane:
         ours, theirs = Channel.pair()
-        line = self._spawner.connect()
+        line = self._spawner.connect(gpu)
         settings = {
             "device": self._config.device,
             "timeout_s": self._config.timeout_s,
@@ -149,11 +154,12 @@ class LocalExecutor:
             "blobs": self._blobs,
             "confine": self._confine,
             "peaks": self._peaks,
+            "gpu": gpu,
         }
         pid = self._spawner.spawn("judge", settings, [theirs.fileno(), line.fileno()], limits={}, output=False)
         theirs.close()
         line.close()
-        lane = _Lane(pid, ours)
+        lane = _Lane(pid, ours, gpu=gpu)
         self._selector.register(ours, selectors.EVENT_READ, lane)
         return lane
 
@@ -221,7 +227,7 @@ class LocalExecutor:
             if (rest := task.rest(1, plain)) is not None:
                 self._tasks.appendleft(rest)
         if self._tasks:
-            self._next(self._lane())
+            self._next(self._lane(lane.gpu))
 
     def _rest(self, lane: _Lane) -> None:
         """A judge has nothing more to do."""

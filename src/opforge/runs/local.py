@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from opforge.judge.peaks import known_peaks
@@ -13,6 +14,13 @@ from opforge.runs.native import with_libraries
 from opforge.sandbox import probe
 from opforge.sandbox.client import ForkServerProcess
 from opforge.sandbox.confined import words_before
+
+
+def alike(names: list[str], visible: str | None) -> list[str]:
+    """Return which GPUs of a machine are of the same kind as its first, if there are several: a run is on one kind of device."""
+    own = [word.strip() for word in visible.split(",")] if visible else list(map(str, range(len(names))))
+    found = [own[number] for number, name in enumerate(names) if name == names[0]]
+    return found if len(found) > 1 else []
 
 
 class ThisMachine:
@@ -40,7 +48,14 @@ class ThisMachine:
         jobs = with_libraries(work.jobs, config.workers, work.progress, words_before if config.confine else unconfined)
         held = not work.manifest["confinement"]["missing"]
         confine = {"run": str(work.folder.resolve()), "held": held} if config.confine else None
-        LocalExecutor(config, self._server, work.emit, confine, work.manifest.get("peaks")).execute(work.plan, jobs)
+        peaks, gpus = work.manifest.get("peaks"), self._gpus()
+        LocalExecutor(config, self._server, work.emit, confine, peaks, gpus=gpus).execute(work.plan, jobs)
+
+    def _gpus(self) -> list[str]:
+        """Return the GPUs to be shared out, as CUDA_VISIBLE_DEVICES names them; none where there is no choice."""
+        if self._config.device != "cuda":
+            return []
+        return alike(probe.gpu_names(self._server.spawner), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
     def close(self) -> None:
         """There is nothing that the server does not end."""

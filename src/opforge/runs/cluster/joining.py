@@ -6,9 +6,11 @@ import importlib
 import logging
 import os
 import platform
+import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -55,12 +57,16 @@ def join(ray: Any, address: str) -> None:
 
 def _initialise(ray: Any, **options: Any) -> None:
     where = options["address"]
+    before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, configure_logging=True, **options)
     except ConnectionError as error:
         raise OpforgeError(f"no Ray cluster was found at --ray-address {where}: {_first_line(error)}") from None
     except (RuntimeError, ValueError) as error:
         raise OpforgeError(f"Ray cannot be used at {where!r}: {' '.join(str(error).split())}") from None
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)  # Ray has put its own in the place of ours
     _keep_off_stdout(ray)
 
 
