@@ -25,7 +25,7 @@ _BATCH = 96
 
 
 class RayCluster:
-    """A Ray cluster, which is started on this machine or joined by its address. Needs the package ray."""
+    """A Ray cluster, started on this machine or joined by its address; where Ray runs in this process already, that. Needs the package ray."""
 
     default_workers = 100_000
     most_workers = 100_000
@@ -138,6 +138,6 @@ class RayCluster:
             ) from None
         except self._ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, OpforgeError):
-                raise type(error.cause)(str(error.cause)) from None
+                raise error.cause from None
             raise
         return found

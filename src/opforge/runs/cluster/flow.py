@@ -77,7 +77,11 @@ class Flow:
         self._ask_nodes = nodes
         self._nodes: list[Node] = []
         self._looked = self._last_node = float("-inf")
-        self._losses: Counter[str] = Counter()
+        self._judge = ray.remote(judge)
+        self._bound: Counter[str] = Counter()
+        """How many tasks must run on which node."""
+        self._losses: Counter[tuple[str, str]] = Counter()
+        """Of Ray workers, by the kernel that they had."""
         self._flying: dict[Any, _Task] = {}
         self._jobs: deque[Job] = deque()
 
@@ -103,11 +107,10 @@ class Flow:
             job = self._jobs.popleft() if self._jobs else next(iterator, None)
             if job is None:
                 return False
-            if self._losses[job.kernel.name] >= MOST_LOSSES:
+            if self._losses[_name(job)] >= MOST_LOSSES:
                 self._give_up(job, _waiting(job))
                 continue
-            bound = Counter(task.place.node for task in self._flying.values() if task.place.node)
-            place = self._placement.place(self._nodes, phase, bound)
+            place = self._placement.place(self._nodes, phase, self._bound)
             if place is None:
                 self._jobs.appendleft(job)
                 break
@@ -139,8 +142,8 @@ class Flow:
             from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(place.node, soft=False)
-        remote = self._ray.remote(**options)(judge)
-        flying = remote.remote(settings, packed(job), timed=phase is Phase.PERFORMANCE)
+            self._bound[place.node] += 1
+        flying = self._judge.options(**options).remote(settings, packed(job), timed=phase is Phase.PERFORMANCE)
         record = {"kernel": job.kernel.name, "phase": phase.value, "cases": job.count}
         self._flying[flying] = _Task(job, _waiting(job), place, time.monotonic(), record)
 
@@ -185,13 +188,13 @@ class Flow:
             self._ended(flying, "lost")
             self._again(task, cause)
         elif isinstance(cause, OpforgeError):
-            raise type(cause)(str(cause)) from None
+            raise cause from None
         else:
             raise InternalError(f"a task on a node of the cluster failed: {error}") from error
 
     def _again(self, task: _Task, error: BaseException | None) -> None:
         """Do what is left of a lost task once more, elsewhere; a kernel that has lost too many is not tried again."""
-        name = task.job.kernel.name
+        name = _name(task.job)
         if error is not None and "began" in task.record:
             self._losses[name] += 1
         left = replace(task.job, parts=tuple(_left(task)))
@@ -218,9 +221,15 @@ class Flow:
 
     def _ended(self, flying: Any, how: str) -> None:
         task = self._flying.pop(flying)
+        self._bound[task.place.node] -= 1
         line = {**task.record, "ended": task.record.get("ended", time.time()), "end": how}
         self._record.write(json.dumps(line) + "\n")
         self._record.flush()
+
+
+def _name(job: Job) -> tuple[str, str]:
+    """Return what tells a kernel from others: ATen's own have one name."""
+    return job.kernel.name, job.kernel.primary
 
 
 def _waiting(job: Job) -> dict[Key, Case]:
