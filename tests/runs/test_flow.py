@@ -20,7 +20,8 @@ from opforge.runs.cluster.parcels import Parcel
 from opforge.runs.cluster.placement import AHEAD, Node, Placement
 from opforge.runs.plan import Job, Part
 
-NODES = [Node("a", "", 2, 0), Node("b", "", 1, 0)]
+HOME = "a" * 56
+NODES = [Node(HOME, "", 2, 0), Node("b" * 56, "", 1, 0)]
 
 
 class RayError(Exception):
@@ -48,12 +49,14 @@ class StandIn:
         self._loses = loses
         self.tries: Counter[str] = Counter()
         self.most = 0
+        self.asked: list[Any] = []
 
     def remote(self, _function: Any) -> StandIn:
         return self
 
     def options(self, **options: Any) -> Any:
         assert options["max_retries"] == 0
+        self.asked.append(options.get("scheduling_strategy"))
         return SimpleNamespace(remote=self._task)
 
     def wait(self, flying: list[Any], num_returns: int = 1, **_options: Any) -> tuple[list[Any], list[Any]]:
@@ -72,7 +75,7 @@ class StandIn:
         name = job.kernel.name
         self.tries[name] += 1
         lost = self._loses(name, self.tries[name])
-        yield {"began": 0.0, "node": "a"}
+        yield {"began": 0.0, "node": HOME}
         for number, case in enumerate(c for p in job.parts for c in p.cases):
             if lost is not None and number == lost[0]:
                 yield lost[1]
@@ -120,6 +123,19 @@ def test_what_a_user_can_mend_ends_the_run():
     ray = StandIn(lambda _name, _tried: (0, RayTaskError(OpforgeError("node n has torch 1"))))
     with pytest.raises(OpforgeError, match="node n has torch 1"):
         flown(ray, [job("one", 2)])
+
+
+def test_what_was_built_on_a_node_is_timed_there_if_it_can_be():
+    ray = StandIn(lambda _name, _tried: None)
+    timed = [Case.make("relu.default", "((T([3], f32),), {})", phase=phase) for phase in Phase]
+    jobs = [
+        Job(Kernel(file, "relu.default", (), f"/nowhere/{file}"), (Part("relu.default", True, timed),))
+        for file in ("one.cpp", "two.py")
+    ]
+    flow = Flow(ray, Placement(gpu=True), 1000, lambda _rows: None, io.StringIO(), 60.0, lambda: [Node(HOME, "", 2, 1)])
+    for phase in Phase:
+        flow.run(jobs, phase, None)
+    assert [one and (one.node_id, one.soft) for one in ray.asked] == [None, None, (HOME, True), None]
 
 
 def test_chunks_are_cut_between_operators_and_know_the_whole_job():

@@ -258,10 +258,11 @@ def test_places_by_kind_of_device():
     assert (gpu.slots(every, Phase.CORRECTNESS), gpu.slots(every, Phase.PERFORMANCE)) == (16, 8)
     assert cpu.most(every, Phase.CORRECTNESS, 1000) == 20 * AHEAD
     assert cpu.most(every, Phase.CORRECTNESS, 3) == 3
-    assert cpu.place(every, Phase.PERFORMANCE, Counter({"b": 1})) == Place(16.0, node="c")
+    assert cpu.place(every, Phase.PERFORMANCE, Counter({"b": 1})) == Place(16.0, node="c", must=True)
+    assert cpu.place(every, Phase.PERFORMANCE, Counter(), "c") == Place(16.0, node="c", must=True)
     assert cpu.place(every, Phase.PERFORMANCE, Counter({"b": 1, "c": 1})) is None
     assert gpu.place(every, Phase.PERFORMANCE, Counter()) == Place(1.0, 1.0)
-    assert gpu.place(every, Phase.CORRECTNESS, Counter()) == Place(1.0, 1.0 / PER_GPU)
+    assert gpu.place(every, Phase.CORRECTNESS, Counter(), "c") == Place(1.0, 1.0 / PER_GPU, "c")
 
 
 def test_other_versions_on_a_node_are_named(nodes, monkeypatch, kernel_directory, tmp_path):

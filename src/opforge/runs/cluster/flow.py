@@ -12,6 +12,7 @@ from typing import Any, TextIO
 from opforge.cases import Case, Phase
 from opforge.errors import InternalError, OpforgeError
 from opforge.judge.verdict import Finding, Outcome
+from opforge.kernels.native import is_native
 from opforge.runs.cluster.node import LostError, judge
 from opforge.runs.cluster.parcels import packed
 from opforge.runs.cluster.placement import Node, Place, Placement
@@ -82,6 +83,8 @@ class Flow:
         """How many tasks must run on which node."""
         self._losses: Counter[tuple[str, str]] = Counter()
         """Of Ray workers, by the kernel that they had."""
+        self._homes: dict[tuple[str, str], str] = {}
+        """The nodes on which kernels that must be built were built."""
         self._flying: dict[Any, _Task] = {}
         self._jobs: deque[Job] = deque()
 
@@ -110,7 +113,7 @@ class Flow:
             if self._losses[_name(job)] >= MOST_LOSSES:
                 self._give_up(job, _waiting(job))
                 continue
-            place = self._placement.place(self._nodes, phase, self._bound)
+            place = self._placement.place(self._nodes, phase, self._bound, self._homes.get(_name(job), ""))
             if place is None:
                 self._jobs.appendleft(job)
                 break
@@ -141,8 +144,10 @@ class Flow:
         if place.node:
             from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(place.node, soft=False)
-            self._bound[place.node] += 1
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(
+                place.node, soft=not place.must, _spill_on_unavailable=not place.must
+            )
+        self._bound[place.node] += place.must
         flying = self._judge.options(**options).remote(settings, packed(job), timed=phase is Phase.PERFORMANCE)
         record = {"kernel": job.kernel.name, "phase": phase.value, "cases": job.count}
         self._flying[flying] = _Task(job, _waiting(job), place, time.monotonic(), record)
@@ -178,6 +183,8 @@ class Flow:
             task.heard = time.monotonic()
             rows = message.pop("rows", [])
             task.record.update(message)
+            if "began" in message and is_native(task.job.kernel.file or ""):
+                self._homes.setdefault(_name(task.job), message["node"])
             self._emit([row for row in rows if task.waiting.pop(_key(row), None) is not None])
 
     def _failed(self, flying: Any, error: Any) -> None:
@@ -221,7 +228,7 @@ class Flow:
 
     def _ended(self, flying: Any, how: str) -> None:
         task = self._flying.pop(flying)
-        self._bound[task.place.node] -= 1
+        self._bound[task.place.node] -= task.place.must
         line = {**task.record, "ended": task.record.get("ended", time.time()), "end": how}
         self._record.write(json.dumps(line) + "\n")
         self._record.flush()

@@ -32,11 +32,12 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a task asks for: resources, and a node where it must be that one."""
+    """What a task asks for: resources, and a node where that one is better than others, or it must be that one."""
 
     cpus: float
     gpus: float = 0.0
     node: str = ""
+    must: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +64,14 @@ class Placement:
             return min(workers, slots)
         return slots * AHEAD if workers >= slots * AHEAD else min(workers, slots)
 
-    def place(self, nodes: Iterable[Node], phase: Phase, taken: Counter[str]) -> Place | None:
-        """Return what the next task asks for; None where it must wait for a node. ``taken`` counts the tasks bound to a node."""
-        if phase is Phase.CORRECTNESS:
-            return Place(1.0, 1.0 / PER_GPU) if self.gpu else Place(1.0)
-        if self.gpu:
-            return Place(1.0, 1.0)
-        free = next((n for n in self.usable(nodes) if not taken[n.id]), None)
-        return None if free is None else Place(float(free.cpus), node=free.id)
+    def place(self, nodes: Iterable[Node], phase: Phase, taken: Counter[str], home: str = "") -> Place | None:
+        """Return what the next task asks for; None where it must wait for a node.
+
+        ``taken`` counts the tasks that must be on a node; ``home`` is the node whose cache has what the kernel needs.
+        """
+        if self.gpu or phase is Phase.CORRECTNESS:
+            share = 1.0 if phase is Phase.PERFORMANCE else 1.0 / PER_GPU
+            return Place(1.0, share if self.gpu else 0.0, home)
+        free = [n for n in self.usable(nodes) if not taken[n.id]]
+        chosen = next((n for n in free if n.id == home), free[0] if free else None)
+        return None if chosen is None else Place(float(chosen.cpus), node=chosen.id, must=True)
