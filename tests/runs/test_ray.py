@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -55,23 +56,26 @@ KILLS = """
 """
 
 
-STORE = {"object_store_memory": 100 << 20}
-
-
 class Nodes:
     """The cluster: a head without CPUs, and two nodes; what a node keeps is kept apart from what this process keeps."""
 
     def __init__(self, folder: Path) -> None:
         self.cache = folder / "cache"
+        self._folder = folder
         joining.load_ray()
         from ray.cluster_utils import Cluster
 
-        self.cluster = Cluster(
-            initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **STORE}
-        )
-        self.own = self.cluster.add_node(num_cpus=2, num_gpus=2, **STORE)
-        self.spare = self.cluster.add_node(num_cpus=1, num_gpus=1, **STORE)
+        self.cluster = Cluster()
+        self._add(num_cpus=0, include_dashboard=False)
+        self._add(num_cpus=2, num_gpus=2)
+        self.spare = self._add(num_cpus=1, num_gpus=1)
         self.cluster.wait_for_nodes()
+
+    def _add(self, **has: Any) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("OPFORGE_CACHE", str(self.cache))
+            patch.setenv("OPFORGE_TEST_MARK", str(self._folder))
+            return self.cluster.add_node(object_store_memory=100 << 20, **has)
 
     def lose(self) -> None:
         self.cluster.remove_node(self.spare, allow_graceful=False)
@@ -79,17 +83,14 @@ class Nodes:
 
     def mend(self) -> None:
         if self.spare is None:
-            self.spare = self.cluster.add_node(num_cpus=1, num_gpus=1, **STORE)
+            self.spare = self._add(num_cpus=1, num_gpus=1)
             self.cluster.wait_for_nodes()
 
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("nodes")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OPFORGE_CACHE", str(folder / "cache"))
-        patch.setenv("OPFORGE_TEST_MARK", str(folder))
-        made = Nodes(folder)
+    made = Nodes(folder)
     ray = joining.load_ray()
     joining.join(ray, made.cluster.address)
     yield made
@@ -272,6 +273,14 @@ def test_other_versions_on_a_node_are_named(nodes, monkeypatch, kernel_directory
     with pytest.raises(OpforgeError, match=r"node .* has torch .*, and here it is 2\.99\.0; install the same"):
         judged(root, tmp_path / "run", GivenSuite(cases("abs", 1)), **on_ray())
     assert not (tmp_path / "run").exists()
+
+
+def test_another_version_of_ray_is_named():
+    def init(**_options: Any) -> None:
+        raise RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.1.0\n    Python: 3.9.1\n")
+
+    with pytest.raises(OpforgeError, match=r"started with: Ray: 2\.1\.0 Python: 3\.9\.1; install the same on all"):
+        joining.join(SimpleNamespace(init=init), "auto")
 
 
 def test_no_ray(monkeypatch):

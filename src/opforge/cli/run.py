@@ -56,7 +56,9 @@ def run(
         int | None,
         typer.Option(help="How many kernels are judged at once [default: 2; with Ray as many as there is room for]."),
     ] = None,
-    executor: Annotated[str, typer.Option(help="Where kernels are judged: local or ray.")] = "local",
+    executor: Annotated[
+        str, typer.Option(help="Where kernels are judged: local or ray; see `opforge ls executors`.")
+    ] = "local",
     ray_address: Annotated[
         str,
         typer.Option(help="With ray, the cluster: auto, or HOST:PORT [default: Ray is started on this machine]."),

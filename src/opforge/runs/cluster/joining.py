@@ -63,7 +63,8 @@ def _initialise(ray: Any, **options: Any) -> None:
     except ConnectionError as error:
         raise OpforgeError(f"no Ray cluster was found at --ray-address {where}: {_first_line(error)}") from None
     except (RuntimeError, ValueError) as error:
-        raise OpforgeError(f"Ray cannot be used at {where!r}: {' '.join(str(error).split())}") from None
+        remedy = "; install the same on all machines of the cluster" if "Version mismatch" in str(error) else ""
+        raise OpforgeError(f"Ray cannot be used at {where!r}: {' '.join(str(error).split())}{remedy}") from None
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)  # Ray has put its own in the place of ours
