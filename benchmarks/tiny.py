@@ -7,7 +7,7 @@ from pathlib import Path
 
 from opforge.cases import Case
 from opforge.kernels import Kernel, Served
-from opforge.suites.given import GivenSuite
+from opforge.suites.given import GivenSuite, performance_case
 
 OP = "relu.default"
 _HONEST = "import torch\ndef relu_kernel_impl(self):\n    return torch.where(self <= 0, 0, self)\n"
@@ -15,9 +15,10 @@ _CRASH = "import os\ndef relu_kernel_impl(self):\n    os.abort()\n"
 _HANG = "def relu_kernel_impl(self):\n    while True:\n        pass\n"
 
 
-def suite(count: int) -> GivenSuite:
-    """Return small cases of one operator."""
-    return GivenSuite([Case.make(OP, f"((T([{n + 1}, 3], f32),), {{}})") for n in range(count)])
+def suite(count: int, *, timed: bool = False) -> GivenSuite:
+    """Return small cases of one operator, and one to be timed if that is asked for."""
+    cases = [Case.make(OP, f"((T([{n + 1}, 3], f32),), {{}})") for n in range(count)]
+    return GivenSuite([*cases, performance_case(OP, "((T([32, 33], f32),), {})")] if timed else cases)
 
 
 class TinyBackend:
