@@ -1,4 +1,4 @@
-"""The same kernels judged on this machine without Ray and with it: verdicts, how long, and what Ray costs for each task.
+"""The same kernels judged on this machine without Ray and with it: verdicts, cases per second, and what Ray costs for each task.
 
 python benchmarks/ray_efficiency.py --kernels 200 --cases 50 --repeats 3
 """
@@ -26,14 +26,20 @@ from opforge.runs.plan import make_plan
 from opforge.runs.store import read_rows
 from opforge.suites import SuiteOptions
 
+_LEFT_OUT = 0.25
+"""Of a run, at its beginning, where processes still start."""
+
 
 def judged(executor: str, kernels: int, cases: int, workers: int) -> tuple[float, float, set[tuple[str, str, str]]]:
-    """Return the seconds from the first verdict to the last, those of the whole run, and the verdicts."""
-    first: list[float] = []
+    """Return cases per second once all lanes are at work, the seconds of the whole run, and the verdicts."""
+    first: list[tuple[float, int]] = []
+    last = (0.0, 0)
 
-    def progress(what: str, _done: int, _total: int) -> None:
-        if what == OP and not first:
-            first.append(time.monotonic())
+    def progress(what: str, done: int, total: int) -> None:
+        nonlocal last
+        last = (time.monotonic(), done)
+        if what == OP and not first and done >= total * _LEFT_OUT:
+            first.append(last)
 
     with tempfile.TemporaryDirectory(prefix="opforge-bench-") as folder:
         backend = TinyBackend(Path(folder) / "kernels", kernels, faults=False)
@@ -42,7 +48,7 @@ def judged(executor: str, kernels: int, cases: int, workers: int) -> tuple[float
         run(config, Path(folder) / "run", suite=suite(cases), backend=backend, progress=progress)
         end = time.monotonic()
         rows = {(r["kernel"], r["id"], r["verdict"]) for r in read_rows(Path(folder) / "run")}
-    return end - first[0], end - start, rows
+    return (last[1] - first[0][1]) / (last[0] - first[0][0]), end - start, rows
 
 
 def task_ms(count: int) -> tuple[float, float]:
@@ -93,10 +99,10 @@ def main() -> None:
     for number in range(1, words.repeats + 1):
         local, local_whole, one = judged("local", words.kernels, words.cases, cores)
         there, there_whole, other = judged("ray", words.kernels, words.cases, RayCluster.default_workers)
-        ratios.append(local / there)
+        ratios.append(there / local)
         same = "identical" if one == other else "DIFFERENT"
         print(
-            f"{number}: local {local:.1f} s (whole run {local_whole:.1f}), Ray {there:.1f} s (whole run {there_whole:.1f}), "
+            f"{number}: local {local:.0f} cases/s (whole run {local_whole:.1f} s), Ray {there:.0f} cases/s (whole run {there_whole:.1f} s), "
             f"efficiency {ratios[-1]:.2f}, verdicts {same}",
             flush=True,
         )
