@@ -1,4 +1,4 @@
-"""One registry for everything that other packages may add: suites, backends, and what comes later."""
+"""One registry for everything that other packages may add: suites, backends, executors, and what comes later."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ BUILTIN: dict[str, dict[str, str]] = {
         "directory": "opforge.backends.directory:DirectoryBackend",
         "custom_ops": "opforge.backends.custom_ops:CustomOpsBackend",
         "flag_gems": "opforge.backends.flag_gems:FlagGemsBackend",
+    },
+    "executors": {
+        "local": "opforge.runs.local:ThisMachine",
+        "ray": "opforge.runs.cluster.executor:RayCluster",
     },
 }
 """Our own entries, so that a plain checkout works without being installed; the same lines stand in pyproject.toml."""

@@ -15,6 +15,9 @@ from tests.conftest import opforge
     [
         (["--suite", "smok"], 2, "unknown suite 'smok'; did you mean 'smoke'?"),
         (["--backend", "atn"], 2, "unknown backend 'atn'; did you mean 'aten'?"),
+        (["--executor", "rai"], 2, "unknown executor 'rai'; did you mean 'ray'?"),
+        (["--ray-address", "auto"], 2, "--ray-address auto goes with --executor ray"),
+        (["--executor", "ray", "--ray-address", "head"], 2, "--ray-address 'head' is not auto or HOST:PORT"),
         (["--ops", "rellu"], 2, "unknown operator 'rellu'; did you mean 'relu'"),
         (["--ops", "add.Tensr"], 2, "did you mean 'add.Tensor'"),
         (["--suite", "opinfo", "--dtypes", "bf17"], 2, "unknown dtype 'bf17'; did you mean 'bf16'"),
@@ -108,6 +111,9 @@ def test_a_device_that_is_not_there(tmp_path):
     ("words", "code", "message"),
     [
         (["--suite", "opinf"], 2, "unknown suite 'opinf'; did you mean 'opinfo'?"),
+        (["--executor", "rai"], 2, "unknown executor 'rai'; did you mean 'ray'?"),
+        (["--ray-address", "auto"], 2, "--ray-address auto goes with --executor ray"),
+        (["--executor", "ray", "--ray-address", "head"], 2, "--ray-address 'head' is not auto or HOST:PORT"),
         (["--ops", "rellu"], 2, "unknown operator 'rellu'; did you mean 'relu'"),
         (["--dtypes", ","], 2, "--dtypes is empty"),
         (["--least", "2"], 2, "--least 2.0 is out of range"),

@@ -7,6 +7,7 @@ from itertools import groupby
 from opforge.backends.directory import DirectoryBackend
 from opforge.cases import Case, Phase
 from opforge.runs import RunConfig, run
+from opforge.runs.local import ThisMachine, alike
 from opforge.suites.given import GivenSuite
 from tests.conftest import verdicts
 
@@ -52,3 +53,41 @@ def test_what_is_timed_comes_after_all_else_one_kernel_at_a_time(kernel_director
     assert len(timed) > 100 * len(OPS)
     turns = [pid for pid, _ in groupby(timed)]
     assert len(turns) == len(set(turns)) == len(OPS)  # each has its turn, and none comes in between
+
+
+ON_GPUS = """
+    import os, time, torch
+    said = os.open({diary!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    def {op}_kernel_impl(self):
+        if tuple(self.shape) in ({to_check}, {to_time}):
+            os.write(said, f"{{os.environ.get('CUDA_VISIBLE_DEVICES')}} {{os.getpid()}} {{self.shape[0]}} {op}\\n".encode())
+        return {body}
+"""
+
+
+def test_on_two_gpus_each_times_one_kernel_at_a_time(kernel_directory, tmp_path, monkeypatch):
+    monkeypatch.setattr(ThisMachine, "_gpus", lambda _self: ["3", "5"])
+    diary = tmp_path / "diary"
+    words = {"diary": str(diary), "to_check": TO_CHECK, "to_time": TO_TIME}
+    root = kernel_directory({op: ON_GPUS.format(op=op, body=BODIES[op], **words) for op in OPS})
+    config = RunConfig("given", "directory", ops_directory=str(root), workers=1, timeout_s=30.0, confine=False)
+    suite = GivenSuite([*cases(Phase.PERFORMANCE, TO_TIME), *cases(Phase.CORRECTNESS, TO_CHECK)])
+    ended = run(config, tmp_path / "run", suite=suite, backend=DirectoryBackend(config.backend_options))
+    assert verdicts(ended) == {f"{op}.default": {("passed", "")} for op in OPS}
+
+    calls = [line.split() for line in diary.read_text().splitlines()]
+    for first in (TO_CHECK[0], TO_TIME[0]):
+        assert {gpu for gpu, _, shape, _ in calls if int(shape) == first} == {"3", "5"}
+    for gpu in ("3", "5"):
+        turns = [
+            pid for pid, _ in groupby(pid for at, pid, shape, _ in calls if at == gpu and int(shape) == TO_TIME[0])
+        ]
+        assert len(turns) == len(set(turns))  # no other kernel on this GPU between two calls of one
+    assert {op for *_, op in calls} == set(OPS)
+
+
+def test_gpus_of_one_kind_are_shared_out():
+    assert alike(["H200"], None) == []
+    assert alike(["H200", "H200", "T4", "H200"], None) == ["0", "1", "3"]
+    assert alike(["H200", "H200"], "4, 7") == ["4", "7"]
+    assert alike(["H200", "T4"], None) == []

@@ -22,7 +22,7 @@ from opforge.suites.finding import find_suite, short_name
 if TYPE_CHECKING:  # it needs what a run needs, and --help does not
     from opforge.runs.conduct import Ended
 
-_GOES_WITH_RESUME = {"resume", "workers", "format_"}
+_GOES_WITH_RESUME = {"resume", "workers", "executor", "ray_address", "format_"}
 
 
 def register(app: typer.Typer) -> None:
@@ -52,7 +52,17 @@ def run(
         str, typer.Option(help="The folder of your own operators, for suite and backend `custom_ops`.")
     ] = "custom_ops",
     p: Annotated[float, typer.Option(help="The speedup that counts for perf@p.")] = 1.0,
-    workers: Annotated[int, typer.Option(help="How many kernels are judged at once.")] = 2,
+    workers: Annotated[
+        int | None,
+        typer.Option(help="How many kernels are judged at once [default: 2; with Ray as many as there is room for]."),
+    ] = None,
+    executor: Annotated[
+        str, typer.Option(help="Where kernels are judged: local or ray; see `opforge ls executors`.")
+    ] = "local",
+    ray_address: Annotated[
+        str,
+        typer.Option(help="With ray, the cluster: auto, or HOST:PORT [default: Ray is started on this machine]."),
+    ] = "",
     timeout: Annotated[float, typer.Option(help="Seconds that one case may take.")] = 60.0,
     memory_gib: Annotated[float, typer.Option(help="Memory that a kernel's process may take (CPU).")] = 8.0,
     allow_fallback: Annotated[
@@ -87,8 +97,14 @@ def run(
     wanted, of_dtypes = names_in("--ops", ops), names_in("--dtypes", dtypes)
     if format_ not in _SHOW:
         raise OpforgeError(f"unknown format {format_!r}; allowed: {', '.join(_SHOW)}")
+    default = registry.load("executors", executor).default_workers
+    placed: dict[str, Any] = {
+        "executor": executor,
+        "ray_address": ray_address,
+        "workers": default if workers is None else workers,
+    }
     if resume is not None:
-        config, folder = _resumed(context, resume, workers), resume
+        config, folder = _resumed(context, resume, placed), resume
     else:
         config = RunConfig(
             suite=suite,
@@ -102,13 +118,13 @@ def run(
             p=p,
             timeout_s=timeout,
             memory_gib=memory_gib,
-            workers=workers,
             allow_fallback=allow_fallback,
             confine=not no_confine,
             topn=topn,
             sample=sample,
             profile=profile,
             max_mib=max_mib,
+            **placed,
         )
         folder = out or _default_folder(suite, backend)
     find_suite(config.suite)  # a misspelt name is answered before anything is imported
@@ -224,8 +240,8 @@ def _operator_rows(summary: object) -> list[dict[str, object]]:
     ]
 
 
-def _resumed(context: typer.Context, folder: Path, workers: int) -> RunConfig:
-    """Return the settings of a run that is taken up again; they come from its manifest."""
+def _resumed(context: typer.Context, folder: Path, placed: dict[str, Any]) -> RunConfig:
+    """Return the settings of a run that is taken up again; they come from its manifest, but for where it is done."""
     from dataclasses import replace
 
     from opforge.runs.store import read_manifest
@@ -236,7 +252,7 @@ def _resumed(context: typer.Context, folder: Path, workers: int) -> RunConfig:
         raise OpforgeError(
             f"--{clash[0].strip('_').replace('_', '-')} does not go with --resume: the settings are those of the run's manifest"
         )
-    return replace(RunConfig.from_json(read_manifest(folder)["config"]), workers=workers)
+    return replace(RunConfig.from_json(read_manifest(folder)["config"]), **placed)
 
 
 def names_in(option: str, text: str | None) -> tuple[str, ...]:

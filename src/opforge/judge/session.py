@@ -140,7 +140,7 @@ class Judge:
         """Return the operators that the job's kernel may not call."""
         if job["kernel"]["file"] is None or job.get("allow_fallback"):
             return []
-        served = [table().get(part["op"]) for part in job["ops"]]
+        served = map(table().get, job.get("serves") or [part["op"] for part in job["ops"]])
         return bypass.forbidden(op for op in served if op is not None)
 
     def _judge(self, op: _Op, cases: list[CaseRow], batch_size: int) -> None:

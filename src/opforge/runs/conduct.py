@@ -19,22 +19,19 @@ from opforge.cache import torch_version
 from opforge.cases import Case
 from opforge.cases.case import Expect
 from opforge.errors import RunDirectoryError
-from opforge.judge.peaks import known_peaks
 from opforge.kernels import Kernel
 from opforge.kernels.hints import hints, native_hints
 from opforge.kernels.native import is_native
-from opforge.kernels.native.building import unconfined
 from opforge.runs.config import RunConfig
-from opforge.runs.execute import LocalExecutor, start_server
+from opforge.runs.execute import start_server
+from opforge.runs.executors import Executor, Work
 from opforge.runs.inputs import maker
-from opforge.runs.native import with_libraries
 from opforge.runs.plan import Job, Key, Plan, load_suite, make_plan, selected
 from opforge.runs.proofs import write_proofs
 from opforge.runs.score import Summary
 from opforge.runs.store import RunStore
 from opforge.sandbox import probe
 from opforge.sandbox.client import ForkServerProcess
-from opforge.sandbox.confined import words_before
 from opforge.suites import LoadedSuite, Suite
 from opforge.suites.base import Make, Progress, silent
 from opforge.suites.finding import find_suite
@@ -68,9 +65,12 @@ def run(
     backend = backend or registry.load("backends", config.backend)(config.backend_options)
     suite = suite or find_suite(config.suite)
     selected(config, suite)  # a misspelt operator is answered before anything is started
+    of_executor = registry.load("executors", config.executor)
     server = start_server(config.device)
+    executor: Executor | None = None
     try:
-        device_name = probe.check_device(server.spawner, config.device)
+        executor = of_executor(config, server)
+        device_name = executor.device_name()
         with tempfile.TemporaryDirectory(prefix="opforge-inputs-") as temporary:
             folder = out / INPUTS if resume and (out / INPUTS).is_dir() else Path(temporary)
             loaded = load_suite(config, progress, suite, make=_maker(config, server, out), folder=folder)
@@ -79,12 +79,14 @@ def run(
             store = RunStore.reopen(out) if resume else RunStore.create(out, manifest)
             plan = replace(plan, suite=_kept(loaded, folder, out / INPUTS))
         try:
-            confinement = probe.confinement(server.spawner) if config.confine else probe.off()
-            store.update_manifest(confinement=confinement, peaks=_peaks(config, plan, server, progress))
-            return _judge(config, plan, store, server, progress)
+            confinement = executor.confinement() if config.confine else probe.off()
+            store.update_manifest(confinement=confinement, peaks=_peaks(config, plan, executor, progress))
+            return _judge(plan, store, executor, progress)
         finally:
             store.close()
     finally:
+        if executor is not None:
+            executor.close()
         server.close()
 
 
@@ -120,7 +122,7 @@ def _kept(loaded: LoadedSuite, made: Path, kept: Path) -> LoadedSuite:
     return replace(loaded, blobs=blobs)
 
 
-def _judge(config: RunConfig, plan: Plan, store: RunStore, server: Any, progress: Progress) -> Ended:
+def _judge(plan: Plan, store: RunStore, executor: Executor, progress: Progress) -> Ended:
     manifest = store.manifest()
     _same_kernels(manifest, plan)
     _same_sources(manifest, plan)
@@ -130,7 +132,6 @@ def _judge(config: RunConfig, plan: Plan, store: RunStore, server: Any, progress
         done.add((row["kernel"], row["op"], row["id"], row["phase"]))
         summary.add(row)
     jobs = [job for job in (j.without(done) for j in plan.jobs) if job.parts] if done else list(plan.jobs)
-    jobs = with_libraries(jobs, config.workers, progress, words_before if config.confine else unconfined)
     count, total = len(done), plan.count
 
     def emit(rows: list[dict[str, Any]]) -> None:
@@ -143,9 +144,7 @@ def _judge(config: RunConfig, plan: Plan, store: RunStore, server: Any, progress
         if rows:
             progress(rows[-1]["op"], count, total)
 
-    confine = {"run": str(store.path.resolve()), "held": not manifest["confinement"]["missing"]}
-    executor = LocalExecutor(config, server, emit, confine if config.confine else None, manifest.get("peaks"))
-    executor.execute(plan, jobs)
+    executor.execute(Work(plan, jobs, emit, store.path, manifest, progress))
     store.update_manifest(finished=_now(), scores=summary.scores(), proofs=_proofs(plan, store, manifest))
     return Ended(store, store.manifest(), summary)
 
@@ -162,12 +161,12 @@ def _proofs(plan: Plan, store: RunStore, manifest: dict[str, Any]) -> dict[str, 
     return {"written": [str(path) for path in written]}
 
 
-def _peaks(config: RunConfig, plan: Plan, server: ForkServerProcess, progress: Progress) -> dict[str, Any] | None:
+def _peaks(config: RunConfig, plan: Plan, executor: Executor, progress: Progress) -> dict[str, Any] | None:
     """Return the device's measured peaks if anything is to be timed; measuring them takes seconds, once."""
     if not plan.performance:
         return None
     progress(f"peaks of {config.device}", 0, 1)
-    return known_peaks(server.spawner, config.device).as_json()
+    return executor.peaks()
 
 
 def _same_kernels(manifest: dict[str, Any], plan: Plan) -> None:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from opforge import registry
 from opforge.backends.base import BackendOptions
 from opforge.errors import OpforgeError
 from opforge.suites.base import DEFAULT_DTYPES
@@ -36,6 +37,9 @@ class RunConfig:
     """Whether a kernel may call the operator that it replaces."""
     confine: bool = True
     """Whether kernels are kept from network, files and other processes."""
+    executor: str = "local"
+    ray_address: str = ""
+    """Of a cluster that runs already; empty to have Ray started on this machine."""
     topn: int | None = None
     sample: int | None = None
     profile: str | None = None
@@ -51,8 +55,11 @@ class RunConfig:
         ):
             if not value >= least:
                 raise OpforgeError(f"{name} {value} is too small; it must be at least {least}")
-        if not 1 <= self.workers <= 256:
-            raise OpforgeError(f"--workers {self.workers} is out of range; it must be 1 to 256")
+        most = registry.load("executors", self.executor).most_workers
+        if not 1 <= self.workers <= most:
+            raise OpforgeError(f"--workers {self.workers} is out of range; it must be 1 to {most}")
+        if self.ray_address and self.executor == "local":
+            raise OpforgeError(f"--ray-address {self.ray_address} goes with --executor ray")
         if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
             raise OpforgeError(f"unknown device {self.device!r}; allowed: cpu, cuda, cuda:N")
         self.choice.checked()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import selectors
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -70,9 +70,11 @@ class _Lane:
     channel: Channel
     task: _Task | None = None
     heard: float = 0.0
+    gpu: str = ""
+    """The only one that it sees, of several."""
 
 
-def _heading(job: Job, case: Case) -> dict[str, Any]:
+def heading(job: Job, case: Case) -> dict[str, Any]:
     """Return the fields with which the line of a verdict begins."""
     return {"op": case.op, "kernel": job.kernel.name, "case": case.args, "source": case.source}
 
@@ -80,7 +82,7 @@ def _heading(job: Job, case: Case) -> dict[str, Any]:
 def _without_inputs(job: Job, case: Case) -> dict[str, Any]:
     """Return the line of a case whose inputs could not be made: it is not the kernel's fault, and it is not right."""
     finding = Finding(Outcome.ERROR, f"its inputs could not be made: {case.lost}")
-    return {**_heading(job, case), "id": case.id, "phase": case.phase.value, **finding.row()}
+    return {**heading(job, case), "id": case.id, "phase": case.phase.value, **finding.row()}
 
 
 class LocalExecutor:
@@ -93,8 +95,15 @@ class LocalExecutor:
         emit: Emit,
         confine: dict[str, Any] | None = None,
         peaks: dict[str, Any] | None = None,
+        *,
+        keep: bool = False,
+        gpus: Sequence[str] = (),
     ) -> None:
+        """``keep`` lets the judges live on for what is executed next; ``close`` ends them then. ``gpus`` are those to be shared out, if several."""
         self._config = config
+        self._keep = keep
+        self._gpus = gpus or ("",)
+        self._idle: list[_Lane] = []
         self._peaks = peaks
         self._confine = confine
         self._server = server
@@ -108,27 +117,36 @@ class LocalExecutor:
         return self._server.spawner
 
     def execute(self, plan: Plan, jobs: list[Job]) -> None:
-        """Judge all jobs; every case gets its verdict through ``emit``. What is timed comes last, and by itself."""
+        """Judge all jobs; every case gets its verdict through ``emit``. What is timed comes last, one kernel at a time on a device."""
         self._blobs = {name: str(path) for name, path in plan.suite.blobs.items()}
         self._emit(
             [_without_inputs(job, case) for job in jobs for part in job.parts for case in part.cases if case.lost]
         )
-        for phase, lanes in ((Phase.CORRECTNESS, self._config.workers), (Phase.PERFORMANCE, 1)):
+        devices = len(self._gpus)
+        for phase, lanes in ((Phase.CORRECTNESS, max(self._config.workers, devices)), (Phase.PERFORMANCE, devices)):
             of_phase = (job.of(phase) for job in jobs)
             self._run([_Task(job) for job in of_phase if job.parts], lanes)
 
     def _run(self, tasks: list[_Task], lanes: int) -> None:
         self._tasks = deque(tasks)
-        for _ in range(min(lanes, len(tasks))):
-            self._next(self._lane())
+        for number in range(min(lanes, len(tasks))):
+            self._next(self._resumed() or self._lane(self._gpus[number % len(self._gpus)]))
         while len(self._selector.get_map()):
             for key, _events in self._selector.select(timeout=1.0):
                 self._hear(key.data)
             self._end_hung()
 
-    def _lane(self) -> _Lane:
+    def _resumed(self) -> _Lane | None:
+        """Return a judge that was kept, if there is one."""
+        if not self._idle:
+            return None
+        lane = self._idle.pop()
+        self._selector.register(lane.channel, selectors.EVENT_READ, lane)
+        return lane
+
+    def _lane(self, gpu: str) -> _Lane:
         ours, theirs = Channel.pair()
-        line = self._spawner.connect()
+        line = self._spawner.connect(gpu)
         settings = {
             "device": self._config.device,
             "timeout_s": self._config.timeout_s,
@@ -136,17 +154,18 @@ class LocalExecutor:
             "blobs": self._blobs,
             "confine": self._confine,
             "peaks": self._peaks,
+            "gpu": gpu,
         }
         pid = self._spawner.spawn("judge", settings, [theirs.fileno(), line.fileno()], limits={}, output=False)
         theirs.close()
         line.close()
-        lane = _Lane(pid, ours)
+        lane = _Lane(pid, ours, gpu=gpu)
         self._selector.register(ours, selectors.EVENT_READ, lane)
         return lane
 
     def _next(self, lane: _Lane) -> None:
         if not self._tasks:
-            self._close(lane)
+            self._rest(lane)
             return
         lane.task = self._tasks.popleft()
         lane.task.start()
@@ -156,7 +175,7 @@ class LocalExecutor:
             job = lane.task.job
             lane.channel.send({
                 "kernel": job.kernel.wire(), "ops": parts, "batch": lane.task.batch, "until": job.until,
-                "plain": sorted(lane.task.plain), "allow_fallback": self._config.allow_fallback,
+                "plain": sorted(lane.task.plain), "allow_fallback": self._config.allow_fallback, "serves": list(job.serves),
             })  # fmt: skip
         except ChannelClosedError:
             self._lost(lane, "")
@@ -181,7 +200,7 @@ class LocalExecutor:
         for verdict in verdicts:
             case = task.waiting.pop(task.key(op, verdict["id"], verdict["phase"]), None)
             if case is not None:
-                rows.append({**_heading(task.job, case), **verdict})
+                rows.append({**heading(task.job, case), **verdict})
         self._emit(rows)
 
     def _end_hung(self) -> None:
@@ -208,11 +227,22 @@ class LocalExecutor:
             if (rest := task.rest(1, plain)) is not None:
                 self._tasks.appendleft(rest)
         if self._tasks:
-            self._next(self._lane())
+            self._next(self._lane(lane.gpu))
 
-    def _close(self, lane: _Lane) -> None:
-        self._forget(lane)
-        self._spawner.stop(lane.pid)
+    def _rest(self, lane: _Lane) -> None:
+        """A judge has nothing more to do."""
+        lane.task = None
+        self._selector.unregister(lane.channel)
+        self._idle.append(lane)
+        if not self._keep:
+            self.close()
+
+    def close(self) -> None:
+        """End the judges that were kept."""
+        while self._idle:
+            lane = self._idle.pop()
+            lane.channel.close()
+            self._spawner.stop(lane.pid)
 
     def _forget(self, lane: _Lane) -> None:
         self._selector.unregister(lane.channel)

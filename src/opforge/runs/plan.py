@@ -43,6 +43,8 @@ class Job:
     parts: tuple[Part, ...]
     until: str = ""
     """``rejected``: the first case that turns the kernel down is all that is asked for."""
+    serves: tuple[str, ...] = ()
+    """The operators of the whole job, where this is a part of one."""
 
     @property
     def count(self) -> int:

@@ -48,7 +48,9 @@ def reproduce(folder: Path, case: str, out: Path, *, kernel: str | None = None, 
     manifest = read_manifest(folder)
     before = find_row(folder, case, kernel)
     judged = {k["name"]: k for k in manifest["plan"]["kernels"]}[before["kernel"]]
-    config = replace(RunConfig.from_json(manifest["config"]), ops=(before["op"],), workers=1)
+    config = replace(
+        RunConfig.from_json(manifest["config"]), ops=(before["op"],), workers=1, executor="local", ray_address=""
+    )
     suite = _OneCase(_suite(config, before), before["id"], folder / INPUTS)
     backend = _OneKernel(_backend(config, judged, before["op"]), before["kernel"])
     ended = run(config, out, progress=progress, suite=suite, backend=backend)

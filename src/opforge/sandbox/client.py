@@ -58,10 +58,10 @@ class Spawner:
         """Return a new folder for this client's workers; the server removes it when the client goes."""
         return str(self._ask({"do": "folder"})["folder"])
 
-    def connect(self) -> socket.socket:
-        """Return the other end of a new line to the server, to be handed to another process."""
+    def connect(self, gpu: str = "") -> socket.socket:
+        """Return the other end of a new line to the server, to be handed to another process; what it asks for sees one GPU, if named."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._ask({"do": "connect"}, [theirs.fileno()])
+        self._ask({"do": "connect", "gpu": gpu}, [theirs.fileno()])
         theirs.close()
         return ours
 

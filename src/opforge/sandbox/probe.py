@@ -36,12 +36,18 @@ def check_device(spawner: Spawner, device: str) -> str:
     kind, _, index = device.partition(":")
     if kind == "cpu":
         return cpu_name()
-    names: list[str] = _ask(spawner, {})[kind]
+    names = gpu_names(spawner)
     count = len(names)
     if count <= int(index or 0):
         found = f"it has {count}" if count else "torch sees none on this machine"
         raise OpforgeError(f"device {device!r} is not there: {found}; use --device cpu, or a torch built for your GPU")
     return names[int(index or 0)]
+
+
+def gpu_names(spawner: Spawner) -> list[str]:
+    """Return the names of the GPUs that torch sees on this machine."""
+    names: list[str] = _ask(spawner, {})["cuda"]
+    return names
 
 
 def confinement(spawner: Spawner) -> dict[str, Any]:

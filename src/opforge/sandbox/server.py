@@ -45,6 +45,8 @@ class _Client:
     workers: dict[int, _Worker] = field(default_factory=dict)
     """By pid."""
     folder: str | None = None
+    gpu: str = ""
+    """The only one that its workers see."""
 
 
 class ForkServer:
@@ -90,7 +92,7 @@ class ForkServer:
             request, fds = client.channel.receive_with_fds()
             match request["do"]:
                 case "connect":
-                    self._add(Channel.from_fd(fds.pop()))
+                    self._add(Channel.from_fd(fds.pop())).gpu = request["gpu"]
                     reply: dict[str, Any] = {}
                 case "spawn":
                     reply = self._spawn(client, request, fds)
@@ -121,6 +123,7 @@ class ForkServer:
     def _spawn(self, client: _Client, request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         mark = self._next_mark
         self._next_mark = _FIRST_MARK + (mark + 1 - _FIRST_MARK) % 100_000
+        request["config"].setdefault("gpu", client.gpu)
         room = request["config"].get("room")
         tasks = self._tasks.count() if room else None
         worker = _Worker(mark, confinement.user_for(room["folder"], mark - _FIRST_MARK) if room else None)
@@ -138,6 +141,8 @@ class ForkServer:
         try:
             processes.die_with_parent()
             os.setsid()
+            if gpu := request["config"]["gpu"]:
+                os.environ["CUDA_VISIBLE_DEVICES"] = gpu
             room = request["config"].get("room")
             _keep_only({0, 1, 2, *fds, *(confinement.opened().handles if room else ())})
             if request.get("output"):

@@ -1,0 +1,143 @@
+"""The executor for a Ray cluster."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from opforge.cases import Phase
+from opforge.errors import OpforgeError
+from opforge.runs.cluster import node
+from opforge.runs.cluster.flow import Flow
+from opforge.runs.cluster.joining import join, load_ray, same_versions, start, versions
+from opforge.runs.cluster.parcels import digest_of, pieces_of
+from opforge.runs.cluster.placement import PER_GPU, Node, Placement
+from opforge.runs.config import RunConfig
+from opforge.runs.executors import Work
+from opforge.sandbox.client import ForkServerProcess
+
+TASKS = "tasks.jsonl"
+"""The part of a run's folder that says which task ran where, and when."""
+_LOOK_S = 180.0
+_SLACK_S = 600.0
+_BATCH = 96
+
+
+class RayCluster:
+    """A Ray cluster, started on this machine or joined by its address; where Ray runs in this process already, that. Needs the package ray."""
+
+    default_workers = 100_000
+    most_workers = 100_000
+
+    def __init__(
+        self, config: RunConfig, _server: ForkServerProcess | None = None, placement: Placement | None = None
+    ) -> None:
+        self._config = config
+        self._ray = load_ray()
+        if config.device.startswith("cuda:"):
+            raise OpforgeError(
+                f"--device {config.device} does not go with --executor ray, which gives each task a GPU; use --device cuda"
+            )
+        self._placement = placement or Placement(gpu=config.device == "cuda")
+        self._owned = not self._ray.is_initialized()
+        if self._owned and config.ray_address:
+            join(self._ray, config.ray_address)
+        elif self._owned:
+            start(self._ray, os.cpu_count() or 1)
+        self._settings = node.Settings(config, versions(), "")
+        self._looks: list[dict[str, Any]] = []
+        self._flow: Flow | None = None
+
+    def device_name(self) -> str:
+        """Return the device's name, when all nodes have the right versions and, of GPUs, the same."""
+        usable = self._placement.usable(self._nodes())
+        if not usable:
+            what = "GPU" if self._placement.gpu else "CPU"
+            raise OpforgeError(f"the Ray cluster has no node with a {what} to judge on; see `ray status`")
+        self._same_versions(usable)
+        self._looks = self._look(usable, confine=self._config.confine, timed=False)
+        names = sorted({look["name"] for look in self._looks})
+        if len(names) > 1 and self._placement.gpu:
+            raise OpforgeError(f"the nodes have different GPUs ({', '.join(names)}); a run is on one kind of device")
+        return ", ".join(names)
+
+    def confinement(self) -> dict[str, Any]:
+        """Return what holds on all nodes: that of the one which misses the most."""
+        found = [look["confinement"] for look in self._looks]
+        return max(found, key=lambda held: len(held["missing"]))
+
+    def peaks(self) -> dict[str, Any]:
+        """Return the peaks of the first node; each is held against its own when it times."""
+        first = self._placement.usable(self._nodes())[:1]
+        (look,) = self._look(first, confine=False, timed=True)
+        peaks: dict[str, Any] = look["peaks"]
+        return peaks
+
+    def execute(self, work: Work) -> None:
+        """Judge everything, then time everything."""
+        config = self._config
+        blobs = {
+            name: (digest_of(path), [self._ray.put(piece) for piece in pieces_of(path)])
+            for name, path in work.plan.suite.blobs.items()
+        }
+        settings = self._ray.put(node.Settings(config, versions(), str(work.folder.resolve()), blobs))
+        patience_s = config.timeout_s * (_BATCH + 1) + _SLACK_S
+        with (work.folder / TASKS).open("a", encoding="utf-8") as record:
+            self._flow = Flow(self._ray, self._placement, config.workers, work.emit, record, patience_s, self._nodes)
+            for phase in (Phase.CORRECTNESS, Phase.PERFORMANCE):
+                self._flow.run(work.jobs, phase, settings)
+
+    def close(self) -> None:
+        if self._flow is not None:
+            self._flow.close()
+        if self._owned:
+            self._ray.shutdown()
+
+    def _nodes(self) -> list[Node]:
+        return [Node.from_ray(row) for row in self._ray.nodes() if row["Alive"]]
+
+    def _same_versions(self, nodes: Iterable[Node]) -> None:
+        """Ask each node for its versions with a function that travels whole: a node may not have opforge at all."""
+
+        def ask(packages: list[str]) -> dict[str, str | None]:
+            import platform
+            from importlib import metadata
+
+            found: dict[str, str | None] = {"python": ".".join(platform.python_version_tuple()[:2])}
+            for package in packages:
+                try:
+                    found[package] = metadata.version(package)
+                except metadata.PackageNotFoundError:
+                    found[package] = None
+            return found
+
+        ours = versions()
+        asked = {n: self._remote(n, ask, [p for p in ours if p != "python"]) for n in nodes}
+        for one, theirs in zip(asked, self._get(list(asked.values())), strict=True):
+            same_versions(ours, theirs, one.address)
+
+    def _look(self, nodes: Iterable[Node], *, confine: bool, timed: bool) -> list[dict[str, Any]]:
+        share = {"num_gpus": 1.0 if timed else 1.0 / PER_GPU} if self._placement.gpu else {}
+        asked = [self._remote(n, node.look, self._settings, confine=confine, timed=timed, **share) for n in nodes]
+        return self._get(asked)
+
+    def _remote(self, at: Node, function: Any, *words: Any, num_gpus: float = 0.0, **named: Any) -> Any:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        strategy = NodeAffinitySchedulingStrategy(at.id, soft=False)
+        options = {"num_cpus": 0, "num_gpus": num_gpus, "scheduling_strategy": strategy}
+        return self._ray.remote(**options)(function).remote(*words, **named)
+
+    def _get(self, asked: list[Any]) -> list[dict[str, Any]]:
+        try:
+            found: list[dict[str, Any]] = self._ray.get(asked, timeout=_LOOK_S)
+        except self._ray.exceptions.GetTimeoutError:
+            raise OpforgeError(
+                f"not all nodes of the Ray cluster answered within {_LOOK_S:.0f} s; are they busy with other work? See `ray status`"
+            ) from None
+        except self._ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, OpforgeError):
+                raise error.cause from None
+            raise
+        return found

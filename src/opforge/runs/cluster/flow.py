@@ -1,0 +1,254 @@
+"""Tasks on their way through a cluster: a bounded number at a time, each case judged once, whatever is lost on the way."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, TextIO
+
+from opforge.cases import Case, Phase
+from opforge.errors import InternalError, OpforgeError
+from opforge.judge.verdict import Finding, Outcome
+from opforge.kernels.native import is_native
+from opforge.runs.cluster.node import LostError, judge
+from opforge.runs.cluster.parcels import packed
+from opforge.runs.cluster.placement import Node, Place, Placement
+from opforge.runs.execute import heading
+from opforge.runs.executors import Emit
+from opforge.runs.plan import Job, Key, Part
+
+CHUNK = 500
+"""How many cases a task has at most, unless one operator has more: an operator's cases are judged together."""
+MOST_LOSSES = 3
+_LOOK_EVERY_S = 2.0
+_WITHOUT_NODES_S = 60.0
+_PAUSE_S = 0.2
+_UNSEEN = 16
+"""How many messages of a task may wait for the driver."""
+
+
+def chunks(job: Job, phase: Phase) -> Iterable[Job]:
+    """Yield the cases of a job that are of a phase, cut between operators into parts that one task takes."""
+    parts = [replace(p, cases=[c for c in p.cases if c.phase is phase]) for p in job.parts]
+    taken: list[Part] = []
+    count = 0
+    for part in (p for p in parts if p.cases):
+        if taken and count + len(part.cases) > CHUNK:
+            yield replace(job, parts=tuple(taken), serves=tuple(p.op for p in job.parts))
+            taken, count = [], 0
+        taken.append(part)
+        count += len(part.cases)
+    if taken:
+        yield replace(job, parts=tuple(taken), serves=tuple(p.op for p in job.parts))
+
+
+@dataclass
+class _Task:
+    """A chunk on its way."""
+
+    job: Job
+    waiting: dict[Key, Case]
+    place: Place
+    heard: float
+    record: dict[str, Any] = field(default_factory=dict)
+
+
+class Flow:
+    """Feeds a cluster and hears what comes back."""
+
+    def __init__(
+        self,
+        ray: Any,
+        placement: Placement,
+        workers: int,
+        emit: Emit,
+        record: TextIO,
+        patience_s: float,
+        nodes: Callable[[], list[Node]],
+    ) -> None:
+        self._ray = ray
+        self._placement = placement
+        self._workers = workers
+        self._emit = emit
+        self._record = record
+        self._patience_s = patience_s
+        self._ask_nodes = nodes
+        self._nodes: list[Node] = []
+        self._looked = self._last_node = float("-inf")
+        self._judge = ray.remote(judge)
+        self._bound: Counter[str] = Counter()
+        """How many tasks must run on which node."""
+        self._losses: Counter[tuple[str, str]] = Counter()
+        """Of Ray workers, by the kernel that they had."""
+        self._homes: dict[tuple[str, str], str] = {}
+        """The nodes on which kernels that must be built were built."""
+        self._flying: dict[Any, _Task] = {}
+        self._jobs: deque[Job] = deque()
+
+    def run(self, jobs: Iterable[Job], phase: Phase, settings: Any) -> None:
+        """Judge what a phase has of all jobs."""
+        coming = (chunk for job in jobs for chunk in chunks(job, phase))
+        while self._send(coming, phase, settings) or self._flying:
+            self._hear()
+            self._end_silent()
+
+    def close(self) -> None:
+        """Call back what is under way."""
+        for task in list(self._flying):
+            self._ray.cancel(task, force=True)
+        self._flying.clear()
+
+    def _send(self, coming: Iterable[Job], phase: Phase, settings: Any) -> bool:
+        """Hand out tasks as long as there is room; return whether any are left."""
+        self._look_around()
+        most = self._placement.most(self._nodes, phase, self._workers)
+        iterator = iter(coming)
+        while len(self._flying) < max(1, most):
+            job = self._jobs.popleft() if self._jobs else next(iterator, None)
+            if job is None:
+                return False
+            if self._losses[_name(job)] >= MOST_LOSSES:
+                self._give_up(job, _waiting(job))
+                continue
+            place = self._placement.place(self._nodes, phase, self._bound, self._homes.get(_name(job), ""))
+            if place is None:
+                self._jobs.appendleft(job)
+                break
+            self._start(job, place, phase, settings)
+        return True
+
+    def _look_around(self) -> None:
+        now = time.monotonic()
+        if now - self._looked < _LOOK_EVERY_S:
+            return
+        self._looked = now
+        self._nodes = self._placement.usable(self._ask_nodes())
+        if self._nodes or self._last_node < 0:
+            self._last_node = now
+        elif now - self._last_node > _WITHOUT_NODES_S:
+            raise OpforgeError(
+                f"the cluster has had no node to judge on for {_WITHOUT_NODES_S:.0f} s; mend it, and go on with --resume"
+            )
+
+    def _start(self, job: Job, place: Place, phase: Phase, settings: Any) -> None:
+        options: dict[str, Any] = {
+            "num_cpus": place.cpus,
+            "num_gpus": place.gpus,
+            "max_retries": 0,
+            "num_returns": "streaming",
+            "_generator_backpressure_num_objects": _UNSEEN,
+        }
+        if place.node:
+            from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(
+                place.node, soft=not place.must, _spill_on_unavailable=not place.must
+            )
+        self._bound[place.node] += place.must
+        flying = self._judge.options(**options).remote(settings, packed(job), timed=phase is Phase.PERFORMANCE)
+        record = {"kernel": job.kernel.name, "phase": phase.value, "cases": job.count}
+        self._flying[flying] = _Task(job, _waiting(job), place, time.monotonic(), record)
+
+    def _hear(self) -> None:
+        """Take what has come: wait for the first, then all that is there."""
+        flying = list(self._flying)
+        if not flying:  # there is no node to send to
+            time.sleep(_PAUSE_S)
+            return
+        ready, _ = self._ray.wait(flying, timeout=1.0, fetch_local=False)
+        if ready and len(flying) > 1:
+            ready, _ = self._ray.wait(flying, num_returns=len(flying), timeout=0, fetch_local=False)
+        for one in ready:
+            self._take(one)
+
+    def _take(self, flying: Any) -> None:
+        task = self._flying[flying]
+        errors = self._ray.exceptions
+        try:
+            message = self._ray.get(next(flying))
+        except StopIteration:
+            self._ended(flying, "done")
+        except errors.RayTaskError as error:
+            self._failed(flying, error)
+        except errors.TaskUnschedulableError:  # its node has gone before it began
+            self._ended(flying, "lost")
+            self._again(task, None)
+        except errors.RayError as error:
+            self._ended(flying, "lost")
+            self._again(task, error)
+        else:
+            task.heard = time.monotonic()
+            rows = message.pop("rows", [])
+            task.record.update(message)
+            if "began" in message and is_native(task.job.kernel.file or ""):
+                self._homes.setdefault(_name(task.job), message["node"])
+            self._emit([row for row in rows if task.waiting.pop(_key(row), None) is not None])
+
+    def _failed(self, flying: Any, error: Any) -> None:
+        """A task has raised: what was lost is done again, what a user can mend is told, all else is our fault."""
+        cause = error.cause
+        if isinstance(cause, LostError):
+            task = self._flying[flying]
+            self._ended(flying, "lost")
+            self._again(task, cause)
+        elif isinstance(cause, OpforgeError):
+            raise cause from None
+        else:
+            raise InternalError(f"a task on a node of the cluster failed: {error}") from error
+
+    def _again(self, task: _Task, error: BaseException | None) -> None:
+        """Do what is left of a lost task once more, elsewhere; a kernel that has lost too many is not tried again."""
+        name = _name(task.job)
+        if error is not None and "began" in task.record:
+            self._losses[name] += 1
+        left = replace(task.job, parts=tuple(_left(task)))
+        if not left.parts:
+            return
+        if self._losses[name] >= MOST_LOSSES:
+            self._give_up(left, task.waiting)
+        else:
+            self._jobs.append(left)
+
+    def _give_up(self, job: Job, waiting: dict[Key, Case]) -> None:
+        reason = f"the Ray worker that judged it was lost {MOST_LOSSES} times; it is not tried again"
+        finding = Finding(Outcome.CRASHED, reason).row()
+        self._emit([{**heading(job, c), "id": c.id, "phase": c.phase.value, **finding} for c in waiting.values()])
+
+    def _end_silent(self) -> None:
+        """Call back tasks that have begun and not been heard of for longer than their own limits allow."""
+        now = time.monotonic()
+        for flying, task in list(self._flying.items()):
+            if "began" in task.record and now - task.heard > self._patience_s:
+                self._ray.cancel(flying, force=True)
+                self._ended(flying, "silent")
+                self._again(task, TimeoutError())
+
+    def _ended(self, flying: Any, how: str) -> None:
+        task = self._flying.pop(flying)
+        self._bound[task.place.node] -= task.place.must
+        line = {**task.record, "ended": task.record.get("ended", time.time()), "end": how}
+        self._record.write(json.dumps(line) + "\n")
+        self._record.flush()
+
+
+def _name(job: Job) -> tuple[str, str]:
+    """Return what tells a kernel from others: ATen's own have one name."""
+    return job.kernel.name, job.kernel.primary
+
+
+def _waiting(job: Job) -> dict[Key, Case]:
+    return {(job.kernel.name, p.op, c.id, c.phase.value): c for p in job.parts for c in p.cases}
+
+
+def _left(task: _Task) -> Iterable[Part]:
+    name = task.job.kernel.name
+    for part in task.job.parts:
+        if cases := [c for c in part.cases if (name, part.op, c.id, c.phase.value) in task.waiting]:
+            yield replace(part, cases=cases)
+
+
+def _key(row: dict[str, Any]) -> Key:
+    return row["kernel"], row["op"], row["id"], row["phase"]

@@ -1,0 +1,127 @@
+"""Ray started on this machine, or a cluster joined by its address. Whatever is wrong is answered within a bounded time."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import platform
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from opforge.errors import OpforgeError
+
+_CONNECT_S = 5.0
+_ANSWER_S = 30.0
+_SETTINGS = {
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # without it Ray warns of what it will do by itself one day
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+def load_ray() -> Any:
+    """Return Ray's package; raises an error that says how to install it."""
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
+    try:
+        return importlib.import_module("ray")
+    except ImportError as error:
+        raise OpforgeError(
+            f"--executor ray needs the package ray, which cannot be imported ({error}); pip install 'opforge[ray]'"
+        ) from None
+
+
+def start(ray: Any, cpus: int) -> None:
+    """Start Ray on this machine, for this process only."""
+    _initialise(ray, address="local", num_cpus=cpus, include_dashboard=False)
+
+
+def join(ray: Any, address: str) -> None:
+    """Join a cluster that runs already."""
+    if "://" in address:
+        raise OpforgeError(
+            f"--ray-address {address!r} is not the address of a cluster's head; allowed: auto, or HOST:PORT (the port that "
+            "`ray start --head` names, 6379 unless given)"
+        )
+    if address != "auto":
+        _answers(address)
+    _initialise(ray, address=address)
+
+
+def _initialise(ray: Any, **options: Any) -> None:
+    where = options["address"]
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, configure_logging=True, **options)
+    except ConnectionError as error:
+        raise OpforgeError(f"no Ray cluster was found at --ray-address {where}: {_first_line(error)}") from None
+    except (RuntimeError, ValueError) as error:
+        remedy = "; install the same on all machines of the cluster" if "Version mismatch" in str(error) else ""
+        raise OpforgeError(f"Ray cannot be used at {where!r}: {' '.join(str(error).split())}{remedy}") from None
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)  # Ray has put its own in the place of ours
+    _keep_off_stdout(ray)
+
+
+def _keep_off_stdout(ray: Any) -> None:
+    """Have Ray's remarks on lost workers, which it prints to stdout, not printed: they are in the run's own record."""
+    worker: Any = getattr(getattr(ray, "_private", None), "worker", None)
+    if worker is not None and hasattr(worker, "print_to_stdstream"):
+        worker.print_to_stdstream = lambda *_data, **_options: None
+
+
+def _answers(address: str) -> None:
+    """Raise an error unless a Ray head answers at an address. Ray itself tries for minutes, and ends the process."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise OpforgeError(f"--ray-address {address!r} is not auto or HOST:PORT, for example 10.0.0.1:6379")
+    try:
+        socket.create_connection((host, int(port)), _CONNECT_S).close()
+    except OSError as error:
+        raise OpforgeError(
+            f"nothing answers at --ray-address {address} ({error.strerror or error}); is the cluster up, and the port that of its "
+            "head (6379 unless given to `ray start --head`)?"
+        ) from None
+    words = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--skip-version-check", "--address", address]
+    try:
+        done = subprocess.run(words, capture_output=True, check=False, timeout=_ANSWER_S, stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired:
+        done = None
+    if done is None or done.returncode:
+        raise OpforgeError(
+            f"what answers at --ray-address {address} is not the head of a Ray cluster (asked for {_ANSWER_S:.0f} s at most); "
+            "its port is the one that `ray start --head` names"
+        )
+
+
+def versions() -> dict[str, str | None]:
+    """Return the versions that must be the same wherever kernels of one run are judged."""
+    found: dict[str, str | None] = {"python": ".".join(platform.python_version_tuple()[:2])}
+    for package in ("opforge", "torch", "ray"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def same_versions(ours: Mapping[str, str | None], theirs: Mapping[str, str | None], node: str) -> None:
+    """Raise an error where a node has other versions than the process that asks it."""
+    for name, mine in ours.items():
+        if theirs.get(name) != mine:
+            there = theirs.get(name) or "none"
+            raise OpforgeError(
+                f"node {node} has {name} {there}, and here it is {mine}; install the same on all machines of the cluster"
+            )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or ["it does not say why"])[0]

@@ -1,0 +1,203 @@
+"""What runs in a Ray worker: our own fork server, judge and sandbox, as on a single machine. No kernel's code runs in the Ray worker itself."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import queue
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from opforge.errors import InternalError
+from opforge.judge.peaks import known_peaks
+from opforge.kernels.native.building import unconfined
+from opforge.runs.cluster.joining import same_versions, versions
+from opforge.runs.cluster.parcels import Parcel, Unpacked, stored, unpacked
+from opforge.runs.config import RunConfig
+from opforge.runs.execute import LocalExecutor, start_server
+from opforge.runs.executors import Emit
+from opforge.runs.native import with_libraries
+from opforge.runs.plan import Plan
+from opforge.sandbox import probe
+from opforge.sandbox.client import ForkServerProcess
+from opforge.sandbox.confined import words_before
+from opforge.sandbox.wire import ChannelClosedError
+from opforge.suites import LoadedSuite
+from opforge.suites.base import silent
+
+_GATHER_S = 0.1
+"""For how long verdicts are gathered before they are sent together."""
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def _nobody(_rows: list[dict[str, Any]]) -> None:
+    """Hear nothing."""
+
+
+class LostError(Exception):
+    """The fork server in this worker has gone; the task can be done by another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What all tasks of a run have in common."""
+
+    config: RunConfig
+    versions: Mapping[str, str | None]
+    folder: str
+    """The run's, on the machine where it is kept."""
+    blobs: Mapping[str, tuple[str, list[Any]]] = field(default_factory=dict)
+    """For each blob its digest, and its pieces in the object store."""
+
+
+class _Here:
+    """The fork server of this Ray worker, and what is known of the machine."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.visible = os.environ.get(_VISIBLE)
+        self.server: ForkServerProcess = start_server(device)
+        self._confinement: dict[str, Any] | None = None
+        self._peaks: dict[str, Any] | None = None
+        self._kept: tuple[Any, LocalExecutor] | None = None
+        self.emit: Emit = _nobody
+        """Who hears the verdicts of the present task."""
+
+    def executor(self, config: RunConfig, blobs: Mapping[str, Path], folder: str, *, timed: bool) -> LocalExecutor:
+        """Return what judges here; its judge lives on from task to task, as it does from job to job on a single machine."""
+        key = (config, blobs, folder, timed)
+        if self._kept is None or self._kept[0] != key:
+            if self._kept is not None:
+                self._kept[1].close()
+            confine = {"run": folder, "held": not self.confinement["missing"]} if config.confine else None
+            peaks = self.peaks if timed else None
+            made = LocalExecutor(config, self.server, self._hear, confine, peaks, keep=True)
+            self._kept = (key, made)
+        return self._kept[1]
+
+    def _hear(self, rows: list[dict[str, Any]]) -> None:
+        self.emit(rows)
+
+    def serves(self, device: str) -> bool:
+        return self.device == device and self.visible == os.environ.get(_VISIBLE)
+
+    @property
+    def confinement(self) -> dict[str, Any]:
+        if self._confinement is None:
+            self._confinement = probe.confinement(self.server.spawner)
+        return self._confinement
+
+    @property
+    def peaks(self) -> dict[str, Any]:
+        if self._peaks is None:
+            self._peaks = known_peaks(self.server.spawner, self.device).as_json()
+        return self._peaks
+
+
+_here: _Here | None = None
+
+
+def _server(device: str) -> _Here:
+    """Return the fork server of this process: one, until the task's GPU is another one."""
+    global _here  # noqa: PLW0603  # a Ray worker has no other place that outlives a task
+    if _here is not None and not _here.serves(device):
+        _end_server()
+    if _here is None:
+        _here = _Here(device)
+    return _here
+
+
+def _end_server() -> None:
+    global _here
+    if _here is not None:
+        here, _here = _here, None
+        here.server.close()
+
+
+atexit.register(_end_server)
+
+
+def look(settings: Settings, *, confine: bool, timed: bool) -> dict[str, Any]:
+    """Return what this node is: its device's name, what confinement holds here, and its peaks where they are asked for."""
+    same_versions(settings.versions, versions(), _place()["node"])
+    here = _server(settings.config.device)
+    return {
+        "name": probe.check_device(here.server.spawner, settings.config.device),
+        "confinement": here.confinement if confine else None,
+        "peaks": here.peaks if timed else None,
+    }
+
+
+def judge(settings: Settings, parcel: Parcel, *, timed: bool) -> Iterator[dict[str, Any]]:
+    """Yield where this is, then the verdicts on a parcel as they come, then when it was done."""
+    yield {"began": time.time(), **_place()}
+    same_versions(settings.versions, versions(), _place()["node"])
+    rows: queue.SimpleQueue[list[dict[str, Any]] | BaseException | None] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            _execute(settings, there, rows.put, timed=timed)
+            rows.put(None)
+        except BaseException as error:  # noqa: BLE001  # raised again in the task's own thread
+            rows.put(error)
+
+    there = unpacked(parcel)
+    threading.Thread(target=work, daemon=True).start()
+    done = False
+    while not done:
+        gathered, done = _gathered(rows)
+        yield {"rows": there.told(gathered)} | ({"ended": time.time()} if done else {})
+
+
+def _gathered(rows: queue.SimpleQueue[Any]) -> tuple[list[dict[str, Any]], bool]:
+    """Return the verdicts of a moment, and whether they are the last."""
+    gathered: list[dict[str, Any]] = []
+    until = None
+    while True:
+        try:
+            got = rows.get(timeout=None if until is None else max(0.0, until - time.monotonic()))
+        except queue.Empty:
+            return gathered, False
+        if got is None:
+            return gathered, True
+        if isinstance(got, BaseException):
+            raise got
+        gathered += got
+        until = until or time.monotonic() + _GATHER_S
+
+
+def _execute(settings: Settings, there: Unpacked, emit: Emit, *, timed: bool) -> None:
+    config = replace(settings.config, workers=1)
+    blobs = {name: _blob(digest, pieces) for name, (digest, pieces) in settings.blobs.items()}
+    within = words_before if config.confine else unconfined
+    (job,) = with_libraries([there.job], 1, silent, within)
+    try:
+        here = _server(config.device)
+        here.emit = emit
+        executor = here.executor(config, blobs, settings.folder, timed=timed)
+        executor.execute(Plan(LoadedSuite("", {}, blobs), (job,), ()), [job])
+    except (ChannelClosedError, TimeoutError, InternalError) as error:
+        _end_server()
+        raise LostError(f"the fork server was lost: {error}") from error
+
+
+def _blob(digest: str, pieces: list[Any]) -> Path:
+    import ray
+
+    return stored(digest, [lambda piece=piece: ray.get(piece) for piece in pieces])  # type: ignore[misc]
+
+
+def _place() -> dict[str, Any]:
+    """Return where this process is, as the record of tasks has it."""
+    import ray
+
+    context = ray.get_runtime_context()
+    return {
+        "node": context.get_node_id(),
+        "pid": os.getpid(),
+        "gpus": context.get_accelerator_ids().get("GPU", []),
+    }

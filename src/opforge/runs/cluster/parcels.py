@@ -1,0 +1,201 @@
+"""What is shipped to a node: kernels with the files that they may read, and cases; tensors once for each node, into its cache."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from opforge import cache
+from opforge.runs.plan import Job
+from opforge.sandbox import reach
+
+MOST_BYTES = 32 << 20
+"""What the files of one kernel may hold together."""
+PIECE = 32 << 20
+_KEPT_S = 7 * 24 * 3600.0
+"""After so long without use, what was shipped is removed."""
+
+Pieces = list[Callable[[], bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """The files in a kernel's folder."""
+
+    folder: str
+    """Where they lie on the machine that they come from."""
+    files: Mapping[str, bytes]
+    """By their path in the folder."""
+
+    @property
+    def digest(self) -> str:
+        whole = hashlib.sha256()
+        for name, data in sorted(self.files.items()):
+            whole.update(f"{name}\0{len(data)}\0".encode() + data)
+        return whole.hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """A kernel with some of its cases, and its files."""
+
+    job: Job
+    bundles: tuple[Bundle, ...]
+
+
+def packed(job: Job) -> Parcel:
+    """Return a job as data that can go to another machine; a kernel with too much beside it says so in its verdicts."""
+    reference = job.kernel.reference
+    named = [job.kernel.file, reference.file if reference is not None else None]
+    bundles: dict[str, Bundle] = {}
+    for file in filter(None, named):
+        folder = str(Path(file).absolute().parent)
+        files = dict(_files(file, folder))
+        if sum(map(len, files.values())) > MOST_BYTES:
+            reason = f"its folder {folder} holds more than {MOST_BYTES >> 20} MiB, which are not shipped; give it a folder of its own"
+            return Parcel(replace(job, kernel=replace(job.kernel, broken=reason)), ())
+        bundles[folder] = Bundle(folder, {**(bundles[folder].files if folder in bundles else {}), **files})
+    return Parcel(job, tuple(bundles.values()))
+
+
+def _files(file: str, folder: str) -> Iterator[tuple[str, bytes]]:
+    """Yield what the kernel in a file may read, until it is too much."""
+    left = MOST_BYTES
+    for path in _walk([*reach.kernel_reads(file), file]):
+        name = os.path.relpath(path, folder)
+        if left < 0 or name.startswith(os.pardir):
+            continue
+        with contextlib.suppress(OSError):  # one that cannot be read is missed where the kernel is loaded
+            data = Path(path).read_bytes()
+            left -= len(data)
+            yield name, data
+
+
+def _walk(paths: Iterable[str]) -> Iterator[str]:
+    for path in dict.fromkeys(paths):
+        if Path(path).is_file():
+            yield path
+        for folder, inner, names in os.walk(path):
+            inner[:] = [name for name in inner if not name.startswith((".", "__pycache__"))]
+            yield from (f"{folder}/{name}" for name in names if not _is_ours(name))
+
+
+def _is_ours(name: str) -> bool:
+    return name.startswith(".") or name.endswith((".pyc", ".proof.json"))
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """A job whose files lie on this machine."""
+
+    job: Job
+    moved: tuple[tuple[str, str], ...]
+    """Folders here, and where they are on the machine that they came from."""
+
+    def told(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return lines of verdicts with the paths as the user knows them."""
+        text = json.dumps(rows)
+        for here, there in self.moved:
+            text = text.replace(json.dumps(here)[1:-1], json.dumps(there)[1:-1])
+        back: list[dict[str, Any]] = json.loads(text)
+        return back
+
+
+def unpacked(parcel: Parcel) -> Unpacked:
+    """Return a parcel's job with its files in this machine's cache; what is there already is left."""
+    moved = {bundle.folder: str(_laid(bundle)) for bundle in parcel.bundles}
+    kernel = parcel.job.kernel
+    kernel = replace(kernel, file=_moved(kernel.file, moved))
+    if kernel.reference is not None:
+        kernel = replace(kernel, reference=replace(kernel.reference, file=_moved(kernel.reference.file, moved)))
+    return Unpacked(replace(parcel.job, kernel=kernel), tuple((here, there) for there, here in moved.items()))
+
+
+def _moved(file: str | None, moved: Mapping[str, str]) -> str | None:
+    if file is None:
+        return None
+    path = Path(file).absolute()
+    return str(Path(moved.get(str(path.parent), path.parent)) / path.name)
+
+
+def _laid(bundle: Bundle) -> Path:
+    root = _root("kernels")
+    folder = root / bundle.digest
+    if not folder.is_dir():
+        _sweep(root)
+        temporary = Path(tempfile.mkdtemp(dir=root, prefix=".new-"))
+        for name, data in bundle.files.items():
+            path = temporary / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        temporary.chmod(0o755)
+        try:
+            temporary.rename(folder)
+        except OSError:  # another process was faster
+            shutil.rmtree(temporary)
+    _touch(folder)
+    return folder
+
+
+def digest_of(blob: Path) -> str:
+    """Return the digest of a blob's contents."""
+    with blob.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()[:32]
+
+
+def pieces_of(blob: Path) -> Iterator[bytes]:
+    """Yield a blob in pieces that an object store takes."""
+    with blob.open("rb") as handle:
+        while piece := handle.read(PIECE):
+            yield piece
+
+
+def stored(digest: str, pieces: Pieces) -> Path:
+    """Return a blob in this machine's cache; its pieces are asked for by the first process that needs it, once."""
+    path = _root("blobs") / f"{digest}.safetensors"
+    if not path.exists():
+        with FileLock(path.with_suffix(".lock")):
+            if not path.exists():
+                _sweep(path.parent)
+                _write(path, pieces)
+    _touch(path)
+    return path
+
+
+def _write(path: Path, pieces: Pieces) -> None:
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".new-", delete=False) as handle:
+        for piece in pieces:
+            handle.write(piece())
+    Path(handle.name).rename(path)
+
+
+def _root(kind: str) -> Path:
+    root = cache.root() / "shipped" / kind
+    root.mkdir(parents=True, exist_ok=True)
+    return root
+
+
+def _touch(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        os.utime(path)
+
+
+@functools.cache
+def _sweep(root: Path) -> None:
+    """Remove what nobody has used for days; a process looks once."""
+    for path in root.iterdir():
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > _KEPT_S:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -1,0 +1,61 @@
+"""The executor for this machine, which is the default."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from opforge.judge.peaks import known_peaks
+from opforge.kernels.native.building import unconfined
+from opforge.runs.config import RunConfig
+from opforge.runs.execute import LocalExecutor
+from opforge.runs.executors import Work
+from opforge.runs.native import with_libraries
+from opforge.sandbox import probe
+from opforge.sandbox.client import ForkServerProcess
+from opforge.sandbox.confined import words_before
+
+
+def alike(names: list[str], visible: str | None) -> list[str]:
+    """Return which GPUs of a machine are of the same kind as its first, if there are several: a run is on one kind of device."""
+    own = [word.strip() for word in visible.split(",")] if visible else list(map(str, range(len(names))))
+    found = [own[number] for number, name in enumerate(names) if name == names[0]]
+    return found if len(found) > 1 else []
+
+
+class ThisMachine:
+    """The machine that one sits at: its cores and its GPUs."""
+
+    default_workers = 2
+    most_workers = 256
+
+    def __init__(self, config: RunConfig, server: ForkServerProcess) -> None:
+        self._config = config
+        self._server = server
+
+    def device_name(self) -> str:
+        return probe.check_device(self._server.spawner, self._config.device)
+
+    def confinement(self) -> dict[str, Any]:
+        return probe.confinement(self._server.spawner)
+
+    def peaks(self) -> dict[str, Any]:
+        return known_peaks(self._server.spawner, self._config.device).as_json()
+
+    def execute(self, work: Work) -> None:
+        """Build what must be built, then judge."""
+        config = self._config
+        jobs = with_libraries(work.jobs, config.workers, work.progress, words_before if config.confine else unconfined)
+        held = not work.manifest["confinement"]["missing"]
+        confine = {"run": str(work.folder.resolve()), "held": held} if config.confine else None
+        peaks, gpus = work.manifest.get("peaks"), self._gpus()
+        LocalExecutor(config, self._server, work.emit, confine, peaks, gpus=gpus).execute(work.plan, jobs)
+
+    def _gpus(self) -> list[str]:
+        """Return the GPUs to be shared out, as CUDA_VISIBLE_DEVICES names them; none where there is no choice."""
+        if self._config.device != "cuda":
+            return []
+        return alike(probe.gpu_names(self._server.spawner), os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+    def close(self) -> None:
+        """There is nothing that the server does not end."""
