@@ -155,8 +155,12 @@ def _show_text(folder: Path, ended: Ended) -> None:
 
 
 def _show_json(folder: Path, ended: Ended) -> None:
-    scores = {**ended.summary.scores(), "out": str(folder)}
-    sys.stdout.write(json.dumps({"scores": scores, "operators": _operator_rows(ended.summary)}, indent=2) + "\n")
+    from opforge.reports.feedback import feedback
+    from opforge.runs.store import read_rows
+
+    said = feedback(ended.summary, read_rows(folder))
+    said["scores"] = {**said["scores"], "out": str(folder)}
+    sys.stdout.write(json.dumps(said, indent=2) + "\n")
 
 
 def _show_junit(folder: Path, ended: Ended) -> None:
@@ -182,46 +186,6 @@ def say_what_is_missing(manifest: dict[str, Any]) -> None:
         sys.stderr.write("kernels ran unconfined (--no-confine): they had your files, network and processes\n")
     elif missing := manifest["confinement"]["missing"]:
         sys.stderr.write(f"this system could not keep kernels from: {', '.join(missing)} (see docs/confinement.md)\n")
-
-
-def _operator_rows(summary: object) -> list[dict[str, object]]:
-    from opforge.reports.speed import operator_fields
-    from opforge.runs import Summary
-
-    if not isinstance(summary, Summary):
-        raise TypeError("expected a summary")
-    rows: list[dict[str, object]] = []
-    declined = set(summary.declined)
-    for _, tally in sorted(summary.operators.items()):
-        op = tally.op
-        reasons = [{"verdict": v, "reason": r, "count": n} for v, r, n in tally.main_reasons(10)]
-        rows.append(
-            {
-                "op": op,
-                "kernel": tally.kernel,
-                "cases": tally.total,
-                "passed": tally.passed,
-                "speedup": tally.speedup,
-                **operator_fields(tally),
-                "declined": op in declined,
-                "weak_to": summary.weak.get(op, []),
-                "reasons": reasons,
-            }
-        )
-    return rows + [
-        {
-            "op": op,
-            "kernel": None,
-            "cases": 0,
-            "passed": 0,
-            "speedup": None,
-            **operator_fields(None),
-            "declined": False,
-            "weak_to": [],
-            "reasons": [],
-        }
-        for op in summary.missing
-    ]
 
 
 def _resumed(context: typer.Context, folder: Path, workers: int) -> RunConfig:

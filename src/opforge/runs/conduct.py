@@ -31,7 +31,9 @@ from opforge.runs.native import with_libraries
 from opforge.runs.plan import Job, Key, Plan, load_suite, make_plan, selected
 from opforge.runs.proofs import write_proofs
 from opforge.runs.score import Summary
+from opforge.runs.service import JudgingService
 from opforge.runs.store import RunStore
+from opforge.runs.workshop import MakesKernels, Workshop
 from opforge.sandbox import probe
 from opforge.sandbox.client import ForkServerProcess
 from opforge.sandbox.confined import words_before
@@ -74,13 +76,16 @@ def run(
         with tempfile.TemporaryDirectory(prefix="opforge-inputs-") as temporary:
             folder = out / INPUTS if resume and (out / INPUTS).is_dir() else Path(temporary)
             loaded = load_suite(config, progress, suite, make=_maker(config, server, out), folder=folder)
-            plan = make_plan(config, backend, loaded)
+            makes = isinstance(backend, MakesKernels)
+            plan = Plan(loaded, (), tuple(loaded.cases)) if makes else make_plan(config, backend, loaded)
             manifest = _manifest(config, plan, command or sys.argv, device_name)
             store = RunStore.reopen(out) if resume else RunStore.create(out, manifest)
             plan = replace(plan, suite=_kept(loaded, folder, out / INPUTS))
         try:
             confinement = probe.confinement(server.spawner) if config.confine else probe.off()
             store.update_manifest(confinement=confinement, peaks=_peaks(config, plan, server, progress))
+            if isinstance(backend, MakesKernels):
+                plan = _made(config, backend, plan.suite, store, server, progress)
             return _judge(config, plan, store, server, progress)
         finally:
             store.close()
@@ -120,6 +125,30 @@ def _kept(loaded: LoadedSuite, made: Path, kept: Path) -> LoadedSuite:
     return replace(loaded, blobs=blobs)
 
 
+def _made(
+    config: RunConfig,
+    backend: MakesKernels,
+    suite: LoadedSuite,
+    store: RunStore,
+    server: ForkServerProcess,
+    progress: Progress,
+) -> Plan:
+    """Have a backend make its kernels, judged as often as it likes, and plan with what it has made."""
+    manifest = store.manifest()
+    with JudgingService(config, server, suite, _confine(config, store), manifest.get("peaks")) as judging:
+        backend.make(Workshop(config, suite, store.path, manifest, judging, progress))
+    plan = make_plan(config, backend, suite)
+    if not manifest["plan"]["kernels"]:  # else it is taken up again after they were made
+        store.update_manifest(plan=_plan_row(config, plan))
+    return plan
+
+
+def _confine(config: RunConfig, store: RunStore) -> dict[str, Any] | None:
+    """Return what judges need to confine workers; None where they are not to."""
+    held = not store.manifest()["confinement"]["missing"]
+    return {"run": str(store.path.resolve()), "held": held} if config.confine else None
+
+
 def _judge(config: RunConfig, plan: Plan, store: RunStore, server: Any, progress: Progress) -> Ended:
     manifest = store.manifest()
     _same_kernels(manifest, plan)
@@ -143,8 +172,7 @@ def _judge(config: RunConfig, plan: Plan, store: RunStore, server: Any, progress
         if rows:
             progress(rows[-1]["op"], count, total)
 
-    confine = {"run": str(store.path.resolve()), "held": not manifest["confinement"]["missing"]}
-    executor = LocalExecutor(config, server, emit, confine if config.confine else None, manifest.get("peaks"))
+    executor = LocalExecutor(config, server, emit, _confine(config, store), manifest.get("peaks"))
     executor.execute(plan, jobs)
     store.update_manifest(finished=_now(), scores=summary.scores(), proofs=_proofs(plan, store, manifest))
     return Ended(store, store.manifest(), summary)
@@ -197,7 +225,6 @@ def _same_sources(manifest: dict[str, Any], plan: Plan) -> None:
 
 
 def _manifest(config: RunConfig, plan: Plan, command: list[str], device_name: str) -> dict[str, Any]:
-    kernels = [_kernel_row(job) for job in plan.jobs]
     return {
         "opforge": 1,
         "command": command,
@@ -211,20 +238,24 @@ def _manifest(config: RunConfig, plan: Plan, command: list[str], device_name: st
             "name": device_name,
         },
         "started": _now(),
-        "plan": {
-            "suite": plan.suite.name,
-            "suite_digest": plan.suite.digest,
-            "cases": plan.count,
-            "operators": plan.units,
-            "missing": list(plan.missing),
-            "optional": sorted(plan.optional),
-            "performance": list(plan.performance),
-            "kernels": kernels,
-            "sources": dict(plan.suite.sources),
-            "losses": list(plan.suite.losses),
-            "remarks": list(plan.remarks),
-            "weak": _weak(config, plan),
-        },
+        "plan": _plan_row(config, plan),
+    }
+
+
+def _plan_row(config: RunConfig, plan: Plan) -> dict[str, Any]:
+    return {
+        "suite": plan.suite.name,
+        "suite_digest": plan.suite.digest,
+        "cases": plan.count,
+        "operators": plan.units,
+        "missing": list(plan.missing),
+        "optional": sorted(plan.optional),
+        "performance": list(plan.performance),
+        "kernels": [_kernel_row(job) for job in plan.jobs],
+        "sources": dict(plan.suite.sources),
+        "losses": list(plan.suite.losses),
+        "remarks": list(plan.remarks),
+        "weak": _weak(config, plan),
     }
 
 
