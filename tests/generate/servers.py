@@ -202,7 +202,7 @@ class AnthropicServer(ModelServer):
     }
 
     def key_of(self, headers: dict[str, str]) -> str:
-        return headers.get("x-api-key", "")
+        return headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ")
 
     def fault(self, seen: Seen) -> str:
         if "anthropic-version" not in seen.headers:
@@ -307,8 +307,9 @@ class OpenAIServer(ModelServer):
         yield "data: [DONE]\n\n"
 
     def error_body(self, status: int, message: str) -> dict[str, Any]:
-        kind = "server_error" if status >= 500 else "invalid_request_error"
-        return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+        kind = "server_error" if status >= 500 else "requests" if status == 429 else "invalid_request_error"
+        code = "rate_limit_exceeded" if status == 429 else None
+        return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
     def error_event(self, fail: Fail) -> str:
         return self._data({"error": {"message": fail.message, "type": fail.kind, "param": None, "code": None}})
