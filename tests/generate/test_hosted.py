@@ -17,6 +17,7 @@ from opforge.generate.openai import RelayProvider
 from opforge.generate.provider import Message, MissingKeyError, ProviderError, Request
 from opforge.generate.retrying import Retries
 from opforge.generate.settings import ProviderOptions
+from opforge.sandbox.secret_names import looks_secret
 from tests.generate.conftest import KEY, MODELS, Desk, Desks
 from tests.generate.servers import Cut, Drop, Fail, Hang, OpenAIServer, Say, Status, Step
 
@@ -161,6 +162,10 @@ def test_a_key_is_never_said(desk: Desks) -> None:
 def test_a_masked_key_is_not_said_either(desk: Desks) -> None:
     at = desk([Status(401, "Incorrect API key provided: sk-te***************Zc6Y.")])
     assert "sk-te" not in str(final(at))
+
+
+def test_keys_are_kept_out_of_the_sandbox() -> None:
+    assert all(looks_secret(name) for name in ("ANTHROPIC_API_KEY", "OPENAI_API_KEY", RelayProvider.key_variable))
 
 
 def test_without_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
