@@ -1,4 +1,4 @@
-"""One registry for everything that other packages may add: suites, backends, and what comes later."""
+"""One registry for everything that other packages may add: suites, backends, providers, and what comes later."""
 
 from __future__ import annotations
 
@@ -19,6 +19,12 @@ BUILTIN: dict[str, dict[str, str]] = {
         "directory": "opforge.backends.directory:DirectoryBackend",
         "custom_ops": "opforge.backends.custom_ops:CustomOpsBackend",
         "flag_gems": "opforge.backends.flag_gems:FlagGemsBackend",
+    },
+    "providers": {
+        "anthropic": "opforge.generate.anthropic:AnthropicProvider",
+        "openai": "opforge.generate.openai:OpenAIProvider",
+        "relay": "opforge.generate.openai:RelayProvider",
+        "transcript": "opforge.generate.transcript:TranscriptProvider",
     },
 }
 """Our own entries, so that a plain checkout works without being installed; the same lines stand in pyproject.toml."""

@@ -38,6 +38,10 @@ class Usage:
     cost: float | None
     """USD; None where no price is known."""
 
+    def __add__(self, other: Usage) -> Usage:
+        cost = None if self.cost is None or other.cost is None else self.cost + other.cost
+        return Usage(self.input_tokens + other.input_tokens, self.output_tokens + other.output_tokens, cost)
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:
