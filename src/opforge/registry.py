@@ -19,6 +19,9 @@ BUILTIN: dict[str, dict[str, str]] = {
         "directory": "opforge.backends.directory:DirectoryBackend",
         "custom_ops": "opforge.backends.custom_ops:CustomOpsBackend",
         "flag_gems": "opforge.backends.flag_gems:FlagGemsBackend",
+        "llm": "opforge.generate.backend:LlmBackend",
+        "llm-relay": "opforge.generate.backend:RelayBackend",
+        "kernel_agent": "opforge.generate.backend:KernelAgentBackend",
     },
     "providers": {
         "anthropic": "opforge.generate.anthropic:AnthropicProvider",

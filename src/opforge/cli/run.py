@@ -12,6 +12,7 @@ import typer
 
 from opforge import registry
 from opforge.cases.values import dtype_from_user
+from opforge.cli import generation
 from opforge.cli.ending import TERMINATED, Terminated, heeding_termination
 from opforge.cli.progress import ProgressLine
 from opforge.errors import OpforgeError
@@ -43,8 +44,11 @@ def run(
         str, typer.Option(help="Dtypes that OpInfo's samples are made in; operators inside them may use others.")
     ] = ",".join(DEFAULT_DTYPES),
     ops_directory: Annotated[
-        str, typer.Option(help="The folder of kernels of backend `directory`.")
-    ] = "generated_kernels",
+        str | None,
+        typer.Option(
+            help="The folder of kernels (generated_kernels); right ones by language models go there (OUT/generated_kernels)."
+        ),
+    ] = None,
     implementation: Annotated[
         list[str] | None, typer.Option(help="FOLDER=NAME: not the newest one. May be repeated.")
     ] = None,
@@ -82,6 +86,21 @@ def run(
             "--format", help="What stands on stdout: text, json, junit or github (annotations, step summary)."
         ),
     ] = "text",
+    llm_model: generation.Model = None,
+    llm_attempts: generation.Attempts = 5,
+    llm_relay_url: generation.RelayUrl = "",
+    kernel_agent_workers: generation.AgentWorkers = 4,
+    kernel_agent_max_rounds: generation.AgentRounds = 10,
+    kernel_agent_target: generation.AgentTarget = 1.0,
+    dsl: generation.Dsl = "triton",
+    max_cost: generation.MaxCost = None,
+    max_tokens: generation.MaxTokens = None,
+    reply_tokens: generation.ReplyTokens = 16384,
+    parallel: generation.Parallel = 8,
+    prompts: generation.PromptsFolder = None,
+    prices: generation.PricesFile = None,
+    transcript: generation.TranscriptFile = None,
+    record: generation.RecordFile = None,
 ) -> int:
     """Judge every kernel of a backend on every case of a suite, each kernel in its own process."""
     wanted, of_dtypes = names_in("--ops", ops), names_in("--dtypes", dtypes)
@@ -90,13 +109,14 @@ def run(
     if resume is not None:
         config, folder = _resumed(context, resume, workers), resume
     else:
+        folder = out or _default_folder(suite, backend)
         config = RunConfig(
             suite=suite,
             backend=backend,
             ops=wanted,
             device=device,
             dtypes=tuple(dict.fromkeys(map(dtype_from_user, of_dtypes))),
-            ops_directory=ops_directory,
+            ops_directory=ops_directory or _default_directory(backend, folder),
             implementations=chosen_implementations(implementation or []),
             custom_ops_root=custom_ops_root,
             p=p,
@@ -109,8 +129,8 @@ def run(
             sample=sample,
             profile=profile,
             max_mib=max_mib,
+            generation=generation.generation(context, backend, device),
         )
-        folder = out or _default_folder(suite, backend)
     find_suite(config.suite)  # a misspelt name is answered before anything is imported
     registry.load("backends", config.backend)
     return _judge(config, folder, resume=resume is not None, format_=format_)
@@ -131,6 +151,7 @@ def _judge(config: RunConfig, folder: Path, *, resume: bool, format_: str) -> in
             raise typer.Exit(TERMINATED) from None
         raise
     say_what_is_missing(ended.manifest)
+    generation.say_what_was_made(folder)
     write_all(folder, ended.summary)
     _SHOW[format_](folder, ended)
     return ended.summary.exit_code
@@ -220,6 +241,10 @@ def chosen_implementations(words: list[str]) -> dict[str, str]:
             raise OpforgeError(f"--implementation {word!r} is not FOLDER=NAME, for example relu=relu_implementation_1")
         chosen[folder] = name
     return chosen
+
+
+def _default_directory(backend: str, folder: Path) -> str:
+    return str(folder / "generated_kernels") if backend in generation.BACKENDS else "generated_kernels"
 
 
 def _default_folder(suite: str, backend: str) -> Path:

@@ -23,8 +23,6 @@ class Code:
     """A kernel's source."""
 
     text: str
-    cut: bool = False
-    """Whether the reply broke off inside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,9 @@ def extract(reply: str, entry: str, suffix: str) -> Code | NoCode:
     if found:
         whole = [block for block in found if _parses(block.text, suffix)]
         best = (whole or found)[-1]
-        return Code(_tidy(best.text), cut=not best.closed)
+        if not best.closed and not whole:
+            return NoCode("the reply breaks off inside the code")
+        return Code(_tidy(best.text))
     if blocks:
         tagged = [block for block in blocks if block.tag in _TAGS[suffix]] or blocks
         if suffix == ".py" and (joined := _joined(tagged, entry)):

@@ -49,10 +49,16 @@ class GenerationOptions:
         if self.dsl not in DSLS:
             raise UnknownNameError("DSL", self.dsl, DSLS)
         if self.dsl == "cuda" and device == "cpu":
-            raise OpforgeError("--dsl cuda goes with --device cuda; for the CPU there are: cpp, triton, helion, pytorch")
+            raise OpforgeError(
+                "--dsl cuda goes with --device cuda; for the CPU there are: cpp, triton, helion, pytorch"
+            )
         if self.provider not in registry.names("providers"):
             raise UnknownNameError("provider", self.provider, registry.names("providers"))
-        for name, value, most in (("workers", self.workers, 64), ("rounds", self.rounds, 1000), ("parallel", self.parallel, 256)):
+        for name, value, most in (
+            ("workers", self.workers, 64),
+            ("rounds", self.rounds, 1000),
+            ("parallel", self.parallel, 256),
+        ):
             if not 1 <= value <= most:
                 raise OpforgeError(f"{_OPTIONS[name]} {value} is out of range; it must be 1 to {most}")
         for name, number in (("target", self.target), ("max_cost", self.max_cost), ("max_tokens", self.max_tokens)):
