@@ -38,6 +38,7 @@ class Attempt:
     cheated: bool
     correctness: float
     speedup: float | None
+    """Over the cases that count, or over those bound by their launch where there are no others; None where nothing was timed."""
     reason: str = ""
     """Of the first thing that is not right."""
 
@@ -53,7 +54,7 @@ class Attempt:
             verdict["right"],
             "cheated" in scores["verdicts"],
             scores["correctness"],
-            scores["performance"],
+            scores["performance"] if scores["performance"] is not None else scores.get("performance_launch_bound"),
             reason,
         )
 
