@@ -23,29 +23,8 @@ RELU = (
 WRONG = RELU.replace("self <= 0", "self <= 1")
 CHEAT = "import torch\n\n\ndef relu_kernel_impl(self):\n    return torch.relu(self)\n"
 HANG = "import time\n\n\ndef relu_kernel_impl(self):\n    time.sleep(1000)\n"
-TRITON = """\
-import torch
-import triton
-import triton.language as tl
-
-
-@triton.jit
-def positive_part(source, result, count, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
-    x = tl.load(source + at, mask=inside)
-    tl.store(result + at, tl.where(x <= 0, tl.zeros_like(x), x), mask=inside)
-
-
-def relu_kernel_impl(self):
-    if self.dtype == torch.bool or self.is_complex():
-        raise RuntimeError(f"relu is not defined for {self.dtype}")
-    source = self.contiguous()
-    result = torch.empty_like(source)
-    if source.numel():
-        positive_part[(triton.cdiv(source.numel(), 1024),)](source, result, source.numel(), BLOCK=1024)
-    return result
-"""
+KERNELS = Path(__file__).parent / "kernels"
+TRITON = (KERNELS / "relu.py").read_text()
 CASES = ["((T([3, 4], f32),), {})", "((T([4, 3], f32, stride=(1, 4)),), {})"]
 
 
