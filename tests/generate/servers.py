@@ -353,6 +353,7 @@ class _Http(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     server: _Http
 
     def do_POST(self) -> None:
