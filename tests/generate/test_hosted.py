@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, repeat
 
@@ -243,23 +242,32 @@ def test_many_threads_ask_one_provider(desk: Desks) -> None:
     assert replies == [f"reply to q{n}" for n in range(40)]
 
 
-def test_closing_breaks_off_what_is_on_its_way(desk: Desks) -> None:
+@pytest.mark.parametrize("step", [Hang(), Hang(LONG), Hang(LONG, drip_s=0.05)], ids=["silent", "half", "alive"])
+def test_closing_breaks_off_what_is_on_its_way(desk: Desks, step: Step) -> None:
     reached = threading.Event()
 
     def script(_seen: object) -> Step:
         reached.set()
-        return Hang(LONG, drip_s=0.02)
+        return step
 
-    at = desk(script, sleep=None)
+    at = desk(script, sleep=None, timeout_s=600)
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(at.provider.ask, at.request())
-        assert reached.wait(20)
-        while not at.provider._streams:
-            assert not asked.done()
-            time.sleep(0.01)
+        assert reached.wait(60)
         at.provider.close()
         with pytest.raises(ProviderError, match="broken off"):
-            asked.result(20)
+            asked.result(60)
+
+
+def test_closing_ends_a_wait() -> None:
+    waits = threading.Event()
+    with OpenAIServer(repeat(Status(429, retry_after="100"))) as server, ThreadPoolExecutor(1) as pool:
+        with open_provider("relay", ProviderOptions(url=server.url)) as provider:
+            request = Request("m", "", (Message("user", "hi"),), 10)
+            asked = pool.submit(provider.ask, request, lambda _text: waits.set())
+            assert waits.wait(60)
+        with pytest.raises(ProviderError, match="broken off"):
+            asked.result(60)
 
 
 def test_no_sdk_is_imported_before_it_is_needed() -> None:

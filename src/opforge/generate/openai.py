@@ -26,7 +26,7 @@ class OpenAIProvider(HostedProvider):
         return find_key(self.key_variable, self.name), options.url
 
     def connect(self, sdk: Any, key: str, url: str) -> Any:
-        return sdk.OpenAI(api_key=key, base_url=url or None, max_retries=0, timeout=self.timeout(sdk))
+        return sdk.OpenAI(api_key=key, base_url=url or None, **self.transport(sdk))
 
     def start(self, request: Request) -> Any:
         more: dict[str, Any] = {self.bound: request.max_tokens}
