@@ -11,6 +11,7 @@ from itertools import chain, repeat
 
 import pytest
 
+from opforge.errors import OpforgeError
 from opforge.generate.finding import open_provider
 from opforge.generate.openai import RelayProvider
 from opforge.generate.provider import Message, MissingKeyError, ProviderError, Request
@@ -18,7 +19,7 @@ from opforge.generate.retrying import Retries
 from opforge.generate.settings import ProviderOptions
 from opforge.sandbox.secret_names import looks_secret
 from tests.generate.conftest import KEY, MODELS, Desk, Desks
-from tests.generate.servers import Cut, Drop, Fail, Hang, OpenAIServer, Say, Status, Step
+from tests.generate.servers import AnthropicServer, Cut, Drop, Fail, Hang, ModelServer, OpenAIServer, Say, Status, Step
 
 LONG = "def relu_kernel_impl(x):\n    return x.clamp(min=0)\n" * 40
 
@@ -120,6 +121,22 @@ def test_half_a_reply_is_not_taken_for_a_whole_one(desk: Desks) -> None:
     assert len(at.server.requests) == 2 * len(CUTS)
 
 
+@pytest.mark.parametrize("server, name", [(AnthropicServer, "anthropic"), (OpenAIServer, "openai")])
+def test_what_is_not_the_protocol_is_tried_again(server: type[ModelServer], name: str) -> None:
+    class Garbling(server):  # type: ignore[valid-type, misc]
+        def error_event(self, fail: Fail) -> str:
+            return "event: content_block_delta\ndata: {half of an obj\n\n"
+
+    heard: list[str] = []
+    with (
+        Garbling([Fail(LONG), Say("clear")]) as garbling,
+        open_provider(name, ProviderOptions(url=garbling.url, sleep=lambda _s: None)) as provider,
+    ):
+        reply = provider.ask(Request("m", "", (Message("user", "hi"),), 10), heard.append)
+    assert reply.text == "clear"
+    assert "not the protocol's" in heard[0]
+
+
 def test_cut_every_time(desk: Desks) -> None:
     at = desk(repeat(Cut(LONG)))
     error = final(at)
@@ -195,6 +212,27 @@ def test_a_relay_gets_openais_key_only_where_its_address_says(monkeypatch: pytes
         with open_provider("relay") as provider:
             provider.ask(request)
         assert [seen.key for seen in server.requests] == ["no-key", KEY]
+
+
+def test_the_environment_may_name_the_server(desk: Desks, monkeypatch: pytest.MonkeyPatch) -> None:
+    at = desk([Say("yes")])
+    variable = "ANTHROPIC_BASE_URL" if at.name == "anthropic" else "OPENAI_BASE_URL"
+    monkeypatch.setenv(variable, at.server.url)
+    with open_provider(at.name) as provider:
+        assert provider.ask(at.request()).text == "yes"
+    monkeypatch.setenv(variable, "localhost")
+    with pytest.raises(OpforgeError, match="'localhost' is no address"), open_provider(at.name):
+        pass
+
+
+def test_a_password_in_an_address_is_not_said(desk: Desks) -> None:
+    at = desk([])
+    at = desk([], url=at.server.url.replace("//", "//me:pa55word@"))
+    error = final(at)
+    assert "pa55word" not in f"{error}{at.provider!r}"
+    with pytest.raises(OpforgeError, match="is no address") as caught:
+        ProviderOptions(url="ftp://me:pa55word@host/v1")
+    assert "pa55word" not in str(caught.value)
 
 
 def test_a_relay_wants_an_address() -> None:
@@ -287,5 +325,5 @@ def test_a_missing_sdk_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) 
 
 def test_an_address_that_is_none() -> None:
     for url in ("localhost:8000", "ftp://host/", "http://", "http://host:99999"):
-        with pytest.raises(Exception, match="is no address"):
+        with pytest.raises(OpforgeError, match="is no address"):
             ProviderOptions(url=url)

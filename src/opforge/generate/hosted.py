@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from opforge.generate.keys import Scrubber, shown
 from opforge.generate.prices import about_tokens
 from opforge.generate.provider import NOTHING, ProviderError, Reply, Request, Usage, silent
 from opforge.generate.retrying import TryFailedError, ask_again
-from opforge.generate.settings import ProviderOptions
+from opforge.generate.settings import ProviderOptions, check_address
 
 _CONNECT_S = 30.0
 
@@ -44,11 +45,16 @@ class HostedProvider(ABC):
     package: ClassVar[str]
     """Of the SDK; our extra has the same name."""
     key_variable: ClassVar[str]
+    address_variable: ClassVar[str]
+    """What the environment calls the server's address, where it is not the provider's own."""
 
     def __init__(self, options: ProviderOptions) -> None:
         self._options = options
         self._sdk = _sdk(self.package, self.name)
-        key, url = self.find_server(options)
+        url = options.url or os.environ.get(self.address_variable, "")
+        if url:
+            check_address(url)
+        key = self.find_key(url)
         self._scrub = Scrubber(key, url)
         self._failures = Failures(self._sdk, self._scrub, self.key_variable)
         self._url = shown(url)
@@ -58,8 +64,8 @@ class HostedProvider(ABC):
         self._without_temperature: set[str] = set()
 
     @abstractmethod
-    def find_server(self, options: ProviderOptions) -> tuple[str, str]:
-        """Return key and address; an empty address stands for the SDK's own."""
+    def find_key(self, url: str) -> str:
+        """Return the key for a server; an empty address stands for the SDK's own."""
 
     @abstractmethod
     def connect(self, sdk: Any, key: str, url: str) -> Any:
