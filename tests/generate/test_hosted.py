@@ -6,12 +6,12 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, repeat
 
 import pytest
 
+from opforge.errors import OpforgeError
 from opforge.generate.finding import open_provider
 from opforge.generate.openai import RelayProvider
 from opforge.generate.provider import Message, MissingKeyError, ProviderError, Request
@@ -19,7 +19,7 @@ from opforge.generate.retrying import Retries
 from opforge.generate.settings import ProviderOptions
 from opforge.sandbox.secret_names import looks_secret
 from tests.generate.conftest import KEY, MODELS, Desk, Desks
-from tests.generate.servers import Cut, Drop, Fail, Hang, OpenAIServer, Say, Status, Step
+from tests.generate.servers import AnthropicServer, Cut, Drop, Fail, Hang, ModelServer, OpenAIServer, Say, Status, Step
 
 LONG = "def relu_kernel_impl(x):\n    return x.clamp(min=0)\n" * 40
 
@@ -80,39 +80,61 @@ def test_a_rate_limit_is_waited_for_as_long_as_asked(desk: Desks) -> None:
     assert "1 of 4 tries" in heard[0]
 
 
-@pytest.mark.parametrize("status", [500, 503, 529, 408])
-def test_server_errors_are_tried_again_until_the_tries_are_spent(desk: Desks, status: int) -> None:
-    at = desk(repeat(Status(status, "out of order")))
-    error = final(at)
-    assert f"status {status}: out of order (tried 4 times)" in str(error)
-    assert len(at.server.requests) == 4
-    assert [low <= s <= 2 * low for s, low in zip(at.slept_s, (0.5, 1, 2), strict=True)] == [True] * 3
-    assert error.usage.input_tokens == 0
+def test_server_errors_are_tried_again_until_the_tries_are_spent(desk: Desks) -> None:
+    statuses = (500, 503, 529, 408)
+    at = desk([Status(status, "out of order") for status in statuses for _ in range(4)])
+    for status in statuses:
+        at.slept_s.clear()
+        error = final(at)
+        assert f"status {status}: out of order (tried 4 times)" in str(error)
+        assert [low <= s <= 2 * low for s, low in zip(at.slept_s, (0.5, 1, 2), strict=True)] == [True] * 3
+        assert error.usage.input_tokens == 0
+    assert len(at.server.requests) == 16
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 413])
-def test_what_no_try_mends_is_final_at_once(desk: Desks, status: int) -> None:
-    at = desk(repeat(Status(status, "no")))
-    error = final(at)
-    assert f"status {status}: no" in str(error)
-    assert len(at.server.requests) == 1
+def test_what_no_try_mends_is_final_at_once(desk: Desks) -> None:
+    statuses = (400, 401, 403, 404, 413)
+    at = desk([Status(status, "no") for status in statuses])
+    for status in statuses:
+        assert f"status {status}: no" in str(final(at))
+    assert len(at.server.requests) == 5
     assert at.slept_s == []
 
 
 CUTS: list[Step] = [Cut(LONG), Cut(LONG, reset=True), Cut(LONG, clean=True), Fail(LONG), Drop()]
 
 
-@pytest.mark.parametrize("step", CUTS, ids=["cut", "reset", "ended", "failed", "dropped"])
-def test_half_a_reply_is_not_taken_for_a_whole_one(desk: Desks, step: Step) -> None:
-    at = desk([step, Say("whole", input_tokens=10, output_tokens=5)])
-    reply = at.provider.ask(at.request())
-    assert (reply.text, reply.stop, len(at.server.requests)) == ("whole", "end", 2)
-    if isinstance(step, Drop):
-        assert reply.usage.output_tokens == 5
-    elif not (isinstance(step, Cut) and step.reset):  # what came of the first try was paid for; a reset throws it away
-        assert reply.usage.output_tokens == pytest.approx(5 + len(LONG) / 8, abs=2)
-    if isinstance(step, Cut) and not step.reset and at.name == "anthropic":
-        assert reply.usage.input_tokens == 110
+def test_half_a_reply_is_not_taken_for_a_whole_one(desk: Desks) -> None:
+    whole = Say("whole", input_tokens=10, output_tokens=5)
+    at = desk([each for step in CUTS for each in (step, whole)])
+    for step in CUTS:
+        reply = at.provider.ask(at.request())
+        assert (reply.text, reply.stop) == ("whole", "end"), step
+        if isinstance(step, Cut) and step.reset:
+            continue  # a reset throws away what came
+        if isinstance(step, Drop):
+            assert reply.usage.output_tokens == 5
+        else:  # what came of the first try was paid for
+            assert reply.usage.output_tokens == pytest.approx(5 + len(LONG) / 8, abs=2), step
+        if isinstance(step, Cut) and at.name == "anthropic":
+            assert reply.usage.input_tokens == 110
+    assert len(at.server.requests) == 2 * len(CUTS)
+
+
+@pytest.mark.parametrize("server, name", [(AnthropicServer, "anthropic"), (OpenAIServer, "openai")])
+def test_what_is_not_the_protocol_is_tried_again(server: type[ModelServer], name: str) -> None:
+    class Garbling(server):  # type: ignore[valid-type, misc]
+        def error_event(self, fail: Fail) -> str:
+            return "event: content_block_delta\ndata: {half of an obj\n\n"
+
+    heard: list[str] = []
+    with (
+        Garbling([Fail(LONG), Say("clear")]) as garbling,
+        open_provider(name, ProviderOptions(url=garbling.url, sleep=lambda _s: None)) as provider,
+    ):
+        reply = provider.ask(Request("m", "", (Message("user", "hi"),), 10), heard.append)
+    assert reply.text == "clear"
+    assert "not the protocol's" in heard[0]
 
 
 def test_cut_every_time(desk: Desks) -> None:
@@ -192,6 +214,27 @@ def test_a_relay_gets_openais_key_only_where_its_address_says(monkeypatch: pytes
         assert [seen.key for seen in server.requests] == ["no-key", KEY]
 
 
+def test_the_environment_may_name_the_server(desk: Desks, monkeypatch: pytest.MonkeyPatch) -> None:
+    at = desk([Say("yes")])
+    variable = "ANTHROPIC_BASE_URL" if at.name == "anthropic" else "OPENAI_BASE_URL"
+    monkeypatch.setenv(variable, at.server.url)
+    with open_provider(at.name) as provider:
+        assert provider.ask(at.request()).text == "yes"
+    monkeypatch.setenv(variable, "localhost")
+    with pytest.raises(OpforgeError, match="'localhost' is no address"), open_provider(at.name):
+        pass
+
+
+def test_a_password_in_an_address_is_not_said(desk: Desks) -> None:
+    at = desk([])
+    at = desk([], url=at.server.url.replace("//", "//me:pa55word@"))
+    error = final(at)
+    assert "pa55word" not in f"{error}{at.provider!r}"
+    with pytest.raises(OpforgeError, match="is no address") as caught:
+        ProviderOptions(url="ftp://me:pa55word@host/v1")
+    assert "pa55word" not in str(caught.value)
+
+
 def test_a_relay_wants_an_address() -> None:
     with pytest.raises(ProviderError, match="--llm-relay-url"):
         RelayProvider(ProviderOptions())
@@ -237,23 +280,32 @@ def test_many_threads_ask_one_provider(desk: Desks) -> None:
     assert replies == [f"reply to q{n}" for n in range(40)]
 
 
-def test_closing_breaks_off_what_is_on_its_way(desk: Desks) -> None:
+@pytest.mark.parametrize("step", [Hang(), Hang(LONG), Hang(LONG, drip_s=0.05)], ids=["silent", "half", "alive"])
+def test_closing_breaks_off_what_is_on_its_way(desk: Desks, step: Step) -> None:
     reached = threading.Event()
 
     def script(_seen: object) -> Step:
         reached.set()
-        return Hang(LONG, drip_s=0.02)
+        return step
 
-    at = desk(script, sleep=None)
+    at = desk(script, sleep=None, timeout_s=600)
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(at.provider.ask, at.request())
-        assert reached.wait(20)
-        while not at.provider._streams:
-            assert not asked.done()
-            time.sleep(0.01)
+        assert reached.wait(60)
         at.provider.close()
         with pytest.raises(ProviderError, match="broken off"):
-            asked.result(20)
+            asked.result(60)
+
+
+def test_closing_ends_a_wait() -> None:
+    waits = threading.Event()
+    with OpenAIServer(repeat(Status(429, retry_after="100"))) as server, ThreadPoolExecutor(1) as pool:
+        with open_provider("relay", ProviderOptions(url=server.url)) as provider:
+            request = Request("m", "", (Message("user", "hi"),), 10)
+            asked = pool.submit(provider.ask, request, lambda _text: waits.set())
+            assert waits.wait(60)
+        with pytest.raises(ProviderError, match="broken off"):
+            asked.result(60)
 
 
 def test_no_sdk_is_imported_before_it_is_needed() -> None:
@@ -273,5 +325,5 @@ def test_a_missing_sdk_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) 
 
 def test_an_address_that_is_none() -> None:
     for url in ("localhost:8000", "ftp://host/", "http://", "http://host:99999"):
-        with pytest.raises(Exception, match="is no address"):
+        with pytest.raises(OpforgeError, match="is no address"):
             ProviderOptions(url=url)

@@ -7,7 +7,6 @@ from typing import Any
 from opforge.generate.hosted import Arriving, HostedProvider
 from opforge.generate.keys import find_key
 from opforge.generate.provider import Request
-from opforge.generate.settings import ProviderOptions
 
 _STOPS = {"end_turn": "end", "stop_sequence": "end", "model_context_window_exceeded": "max_tokens"}
 """Words of Anthropic's for which we have others; the rest are the same."""
@@ -19,12 +18,13 @@ class AnthropicProvider(HostedProvider):
     name = "anthropic"
     package = "anthropic"
     key_variable = "ANTHROPIC_API_KEY"
+    address_variable = "ANTHROPIC_BASE_URL"
 
-    def find_server(self, options: ProviderOptions) -> tuple[str, str]:
-        return find_key(self.key_variable, self.name), options.url
+    def find_key(self, url: str) -> str:  # noqa: ARG002  # one key for all
+        return find_key(self.key_variable, self.name)
 
     def connect(self, sdk: Any, key: str, url: str) -> Any:
-        return sdk.Anthropic(api_key=key, base_url=url or None, max_retries=0, timeout=self.timeout(sdk))
+        return sdk.Anthropic(api_key=key, base_url=url or None, **self.transport(sdk))
 
     def start(self, request: Request) -> Any:
         more: dict[str, Any] = {"system": request.system} if request.system else {}

@@ -111,7 +111,7 @@ class Budget:
         most = self._prices.usage(request.model, most_input_tokens(request), request.max_tokens)
         if self._max_cost is not None and most.cost is None:
             raise OpforgeError(
-                f"--max-cost cannot hold for model {request.model!r}, whose price is not known; give it in a file of prices, or bound the run with --max-tokens"
+                f"--max-cost cannot hold for model {request.model!r}, whose price is not known; give it in a file (--prices), or bound tokens with --max-tokens"
             )
         with self._changed:
             while True:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
+import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any, ClassVar, Self
 
+from opforge.generate.connections import Connections, hang_up
 from opforge.generate.failures import Failures
 from opforge.generate.keys import Scrubber, shown
 from opforge.generate.prices import about_tokens
 from opforge.generate.provider import NOTHING, ProviderError, Reply, Request, Usage, silent
 from opforge.generate.retrying import TryFailedError, ask_again
-from opforge.generate.settings import ProviderOptions
+from opforge.generate.settings import ProviderOptions, check_address
 
 _CONNECT_S = 30.0
 
@@ -44,25 +44,28 @@ class HostedProvider(ABC):
     name: str
     package: ClassVar[str]
     """Of the SDK; our extra has the same name."""
+    key_variable: ClassVar[str]
+    address_variable: ClassVar[str]
+    """What the environment calls the server's address, where it is not the provider's own."""
 
     def __init__(self, options: ProviderOptions) -> None:
         self._options = options
         self._sdk = _sdk(self.package, self.name)
-        key, url = self.find_server(options)
+        url = options.url or os.environ.get(self.address_variable, "")
+        if url:
+            check_address(url)
+        key = self.find_key(url)
         self._scrub = Scrubber(key, url)
         self._failures = Failures(self._sdk, self._scrub, self.key_variable)
         self._url = shown(url)
+        self._connections = Connections()
         self._client = self.connect(self._sdk, key, url)
         self._closing = threading.Event()
-        self._streams: set[_Watched] = set()
-        self._lock = threading.Lock()
         self._without_temperature: set[str] = set()
 
-    key_variable: ClassVar[str]
-
     @abstractmethod
-    def find_server(self, options: ProviderOptions) -> tuple[str, str]:
-        """Return key and address; an empty address stands for the SDK's own."""
+    def find_key(self, url: str) -> str:
+        """Return the key for a server; an empty address stands for the SDK's own."""
 
     @abstractmethod
     def connect(self, sdk: Any, key: str, url: str) -> Any:
@@ -76,9 +79,11 @@ class HostedProvider(ABC):
     def take(self, arriving: Arriving, event: Any) -> None:
         """Add an event to what has come."""
 
-    def timeout(self, sdk: Any) -> Any:
-        """Return the SDK's form of our time-out, which is for silence and not for the whole."""
-        return sdk.Timeout(self._options.timeout_s, connect=min(self._options.timeout_s, _CONNECT_S))
+    def transport(self, sdk: Any) -> dict[str, Any]:
+        """Return what both SDKs are told of the way: no retries of theirs, a time-out that is for silence, connections that we can end."""
+        timeout = sdk.Timeout(self._options.timeout_s, connect=min(self._options.timeout_s, _CONNECT_S))
+        http = sdk.DefaultHttpxClient(timeout=timeout, event_hooks={"request": [self._connections.hook]})
+        return {"max_retries": 0, "timeout": timeout, "http_client": http}
 
     def ask(self, request: Request, waiting: Callable[[str], None] = silent) -> Reply:
         """Return the whole reply, or raise ``ProviderError``."""
@@ -86,11 +91,9 @@ class HostedProvider(ABC):
         return ask_again(lambda: self._once(request, waiting), self.name, self._options.retries, waiting, sleep)
 
     def close(self) -> None:
-        """Break off what is on its way and close the connections; to be called once, from any thread."""
+        """Break off what is on its way and close the connections; may be called from any thread."""
         self._closing.set()
-        with self._lock:
-            for stream in self._streams:
-                stream.hang_up()
+        self._connections.hang_up()
         self._client.close()
 
     def __enter__(self) -> Self:
@@ -118,19 +121,21 @@ class HostedProvider(ABC):
     def _read(self, request: Request) -> Reply | TryFailedError:
         """Return the reply, or what became of it. Errors of the SDK, which hold the key in their request, end here."""
         if self._closing.is_set():
-            return TryFailedError("broken off", again=False)
+            return _broken_off()
         arriving = Arriving()
         late = False
         try:
-            with self._watched(self.start(request)) as stream:
+            with _Watched(self.start(request), self._options.limit_s) as stream:
                 try:
                     for event in stream.events:
                         self.take(arriving, event)
                 finally:
                     late = stream.late
         except Exception as error:
-            if (failed := self._failures.understand(error, request.model)) is None:
+            understood = self._failures.understand(error, request.model)
+            if understood is None and not self._closing.is_set():
                 raise
+            failed = understood or _broken_off()
         else:
             if arriving.stop and not late:
                 return Reply(arriving.text, self._usage(request, arriving), arriving.stop)
@@ -138,7 +143,7 @@ class HostedProvider(ABC):
         if late:
             failed = TryFailedError(f"the reply was not complete after {self._options.limit_s:g} s", again=True)
         if self._closing.is_set():
-            failed = TryFailedError("broken off", again=False)
+            failed = _broken_off()
         failed.usage = self._usage(request, arriving) if arriving.parts or arriving.input_tokens else NOTHING
         return failed
 
@@ -152,18 +157,6 @@ class HostedProvider(ABC):
             got = max(got or 0, about_tokens(arriving.text))
         return self._options.prices.usage(request.model, given, got)
 
-    @contextlib.contextmanager
-    def _watched(self, events: Any) -> Iterator[_Watched]:
-        stream = _Watched(events, self._options.limit_s)
-        with self._lock:
-            self._streams.add(stream)
-        try:
-            yield stream
-        finally:
-            with self._lock:
-                self._streams.discard(stream)
-            stream.close()
-
 
 class _Watched:
     """A stream that is hung up when it takes too long: a server that sends signs of life and nothing else has no time-out."""
@@ -173,23 +166,23 @@ class _Watched:
         self.late = False
         self._timer = threading.Timer(limit_s, self._end)
         self._timer.daemon = True
+
+    def __enter__(self) -> Self:
         self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        self.events.close()
 
     def _end(self) -> None:
         self.late = True
-        self.hang_up()
+        if (network := self.events.response.extensions.get("network_stream")) is not None:
+            hang_up(network)
 
-    def hang_up(self) -> None:
-        """End the connection under the reader, which then gets an error; closing it would leave a reader waiting."""
-        network = self.events.response.extensions.get("network_stream")
-        connection = network.get_extra_info("socket") if network is not None else None
-        if connection is not None:
-            with contextlib.suppress(OSError):
-                socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
-    def close(self) -> None:
-        self._timer.cancel()
-        self.events.close()
+def _broken_off() -> TryFailedError:
+    return TryFailedError("broken off, as the provider was closed", again=False)
 
 
 def _sdk(package: str, name: str) -> Any:

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 from opforge.generate.hosted import Arriving, HostedProvider
 from opforge.generate.keys import find_key, read_key
 from opforge.generate.provider import ProviderError, Request
-from opforge.generate.settings import ProviderOptions
 
 _STOPS = {"stop": "end", "length": "max_tokens", "content_filter": "refusal"}
 
@@ -19,14 +18,15 @@ class OpenAIProvider(HostedProvider):
     name = "openai"
     package = "openai"
     key_variable = "OPENAI_API_KEY"
+    address_variable = "OPENAI_BASE_URL"
     bound: ClassVar[str] = "max_completion_tokens"
     """What the protocol calls the bound on a reply; newer models take this name only, other servers often only the older."""
 
-    def find_server(self, options: ProviderOptions) -> tuple[str, str]:
-        return find_key(self.key_variable, self.name), options.url
+    def find_key(self, url: str) -> str:  # noqa: ARG002  # one key for all
+        return find_key(self.key_variable, self.name)
 
     def connect(self, sdk: Any, key: str, url: str) -> Any:
-        return sdk.OpenAI(api_key=key, base_url=url or None, max_retries=0, timeout=self.timeout(sdk))
+        return sdk.OpenAI(api_key=key, base_url=url or None, **self.transport(sdk))
 
     def start(self, request: Request) -> Any:
         more: dict[str, Any] = {self.bound: request.max_tokens}
@@ -56,12 +56,12 @@ class RelayProvider(OpenAIProvider):
     key_variable = "OPFORGE_RELAY_API_KEY"
     bound = "max_tokens"
 
-    def find_server(self, options: ProviderOptions) -> tuple[str, str]:
-        """Return key and address. A key of OpenAI's goes only where OPENAI_BASE_URL points, never to an address given otherwise."""
-        named = os.environ.get("OPENAI_BASE_URL", "")
-        if not (url := options.url or named):
+    def find_key(self, url: str) -> str:
+        """Return the relay's key. One of OpenAI's goes only where OPENAI_BASE_URL points, never to an address given otherwise."""
+        if not url:
             raise ProviderError(
                 "provider 'relay' wants the address of a server; give --llm-relay-url URL, or export OPENAI_BASE_URL (such as http://localhost:8000/v1)"
             )
-        key = read_key(self.key_variable) or (read_key(OpenAIProvider.key_variable) if url == named else "")
-        return key or "no-key", url  # the SDK wants one, and servers without keys take any
+        paired = url == os.environ.get(self.address_variable)
+        key = read_key(self.key_variable) or (read_key(OpenAIProvider.key_variable) if paired else "")
+        return key or "no-key"  # the SDK wants one, and servers without keys take any

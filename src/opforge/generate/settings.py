@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,14 +35,16 @@ class ProviderOptions:
             if not value > 0:
                 raise OpforgeError(f"{name} {value} is too small; it must be more than 0")
         if self.url:
-            _check(self.url)
+            check_address(self.url)
 
 
-def _check(url: str) -> None:
+def check_address(url: str) -> None:
+    """Raise where this is no address of a server."""
     try:
         parts = urlsplit(url)
         whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         whole = False
     if not whole:
-        raise OpforgeError(f"{url!r} is no address of a server; wanted is one like http://localhost:8000/v1")
+        said = re.sub(r"[^/]*@", "", url)  # without the password that may be in it
+        raise OpforgeError(f"{said!r} is no address of a server; wanted is one like http://localhost:8000/v1")
