@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from opforge.errors import OpforgeError
+
+if TYPE_CHECKING:
+    from opforge.generate.options import GenerationOptions
 
 BACKENDS = ("llm", "llm-relay", "kernel_agent")
 _PANEL = "Kernels by language models (--backend llm, llm-relay, kernel_agent)"
@@ -88,7 +91,17 @@ def generation(context: typer.Context, backend: str, device: str) -> dict[str, A
         raise OpforgeError(
             f"--backend {backend} wants the name of a model; give --llm-model NAME, as the server calls it"
         )
-    return options.checked(device).as_json()
+    _check_provider(options.checked(device))
+    return options.as_json()
+
+
+def _check_provider(options: GenerationOptions) -> None:
+    """Have a missing key or package said before anything is started."""
+    from opforge.generate.backend import provider_of
+    from opforge.generate.prices import Prices
+
+    with provider_of(options, Prices.known(Path(options.prices) if options.prices else None)):
+        pass
 
 
 def _typed(context: typer.Context, name: str) -> bool:

@@ -55,8 +55,6 @@ def assignments(suite: LoadedSuite) -> list[Assignment]:
     for name in names:
         parts = tuple(part for part in _parts(name, suite) if part.op not in taken)
         taken |= {part.op for part in parts}
-        if not any(part.required for part in parts):  # what is asked for alone may not be declined
-            parts = tuple(replace(part, required=True) for part in parts)
         if parts:
             found.append(Assignment(name, table().resolve(name), parts))
     return found

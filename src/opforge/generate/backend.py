@@ -68,7 +68,7 @@ class GeneratingBackend:
         board = Board(len(tasks), workshop.progress)
         board.cost = lambda: budget.spent.cost
         begun, judged_before = time.monotonic(), workshop.judging.busy_s
-        with _provider(options, prices) as provider:
+        with provider_of(options, prices) as provider:
             prompts = Prompts(options.prompts, options.dsl, _machine(workshop))
             means = Means(provider, budget, workshop.judging, journal, prompts, options, board.tell)
             kept = Agent(means, board, self._directory, workshop.folder / REJECTED).make(tasks)
@@ -102,7 +102,8 @@ class KernelAgentBackend(GeneratingBackend):
 
 
 @contextmanager
-def _provider(options: GenerationOptions, prices: Prices) -> Iterator[Provider]:
+def provider_of(options: GenerationOptions, prices: Prices) -> Iterator[Provider]:
+    """Yield who is asked, and close it afterwards."""
     transcript = Path(options.transcript) if options.transcript else None
     with open_provider(options.provider, ProviderOptions(options.url, transcript, prices)) as provider:
         if not options.record:

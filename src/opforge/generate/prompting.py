@@ -51,7 +51,7 @@ class Prompts:
             op=task.primary,
             entry=task.entry,
             signature=python_signature(task.primary),
-            schemas={op: _schema(op) for op in own},
+            schemas={op: _schema(op) for op in (task.primary.name, *own)},
             others={op: _schema(op) for op in others},
             cases=[*_some(cases, Phase.CORRECTNESS, _MOST_CASES), *_of_others(others)],
             races=_some(cases, Phase.PERFORMANCE, _MOST_RACES),

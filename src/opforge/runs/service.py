@@ -126,10 +126,11 @@ class JudgingService:
 
 
 def is_right(job: Job, rows: Iterable[Row]) -> bool:
-    """Whether a kernel came through all that it was judged on; overloads beyond its family may be declined as a whole."""
-    tallies = tallied(rows)
+    """Whether a kernel came through all that it was judged on; overloads beyond its family may be declined, but not all that there is."""
+    tallies = tallied(rows).values()
     optional = {part.op for part in job.parts if not part.required}
-    return all(t.right or (t.op in optional and t.declined) for t in tallies.values())
+    served = [t for t in tallies if not (t.op in optional and t.declined)]
+    return all(t.right for t in served) and bool(served or not tallies)
 
 
 def tallied(rows: Iterable[Row]) -> dict[str, OperatorTally]:
