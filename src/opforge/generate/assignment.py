@@ -77,6 +77,11 @@ def spread(cases: Sequence[Case], most: int) -> list[Case]:
 
 
 def call_text(case: Case) -> str:
-    """Return a call as text without the places of its contents."""
-    text = _STORED.sub("", case.args)
+    """Return a case's call as text."""
+    return without_places(case.args)
+
+
+def without_places(call: str) -> str:
+    """Return the text of a call without the places of its contents, and of bounded length."""
+    text = _STORED.sub("", call)
     return text if len(text) <= _LONGEST else text[:_LONGEST] + " …"

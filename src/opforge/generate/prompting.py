@@ -12,7 +12,7 @@ from opforge.backends.scaffold import python_signature
 from opforge.cases import Case, Phase
 from opforge.cases.case import Expect
 from opforge.errors import OpforgeError
-from opforge.generate.assignment import Assignment, call_text, spread
+from opforge.generate.assignment import Assignment, call_text, spread, without_places
 from opforge.generate.options import DSLS
 from opforge.ops import table
 
@@ -34,7 +34,7 @@ class Prompts:
             lstrip_blocks=True,
             autoescape=False,  # noqa: S701  # Markdown for a model
         )
-        self._templates.filters["shorten"] = shorten
+        self._templates.filters |= {"shorten": shorten, "call": without_places}
         self._common = {"dsl": dsl, "suffix": DSLS[dsl], "machine": dict(machine)}
 
     def system(self) -> str:

@@ -14,6 +14,8 @@ from opforge.runs.speed import Timed
 _MOST_GROUPS = 40
 _MOST_CASES = 3
 _MOST_TIMES = 40
+_NUMBERS = re.compile(r"\[[\d, ]*\]|-?\d[\d.e+-]*")
+"""What may differ between reasons that are one: numbers, and positions in tensors."""
 _FIGURES = ("phase", "kernel_error", "aten_error", "bound", "rtol", "atol")
 
 
@@ -48,7 +50,7 @@ def feedback(summary: Summary, rows: Iterable[Mapping[str, Any]]) -> dict[str, A
     declined = {op for op in summary.declined if op in summary.optional}
     for row in rows:
         if row["verdict"] != "passed" and row["op"] not in declined:
-            key = row["op"], row["verdict"], re.sub(r"\d[\d.e+-]*", "#", row["reason"])
+            key = row["op"], row["verdict"], _NUMBERS.sub("#", row["reason"])
             groups.setdefault(key, _Group(*key)).add(row)
         elif (time := Timed.of(row)) is not None:
             times = sorted([*times, _time(row, time)], key=lambda t: t["speedup"])[:_MOST_TIMES]
