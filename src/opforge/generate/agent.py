@@ -15,10 +15,14 @@ from opforge.cache import write_atomically
 from opforge.errors import OpforgeError
 from opforge.generate.assignment import Assignment
 from opforge.generate.attempts import Contest, Means, Worker, earlier
+from opforge.generate.prompting import shorten
 from opforge.suites.base import Progress
 
 _PATIENCE = 3
 """After so many requests that failed for good, and none that was answered, the run is broken off."""
+
+_MOST_WORDS = 400
+"""Characters of a reason in a report."""
 
 
 class NoAnswerError(OpforgeError):
@@ -104,11 +108,12 @@ class Agent:
         self._give_up(contest)
         if best is None or best.file is None:
             reasons = [*contest.failures, *(a.reason for a in contest.attempts.values())]
-            kept = Kept(name, None, False, len(contest.attempts), reasons[0] if reasons else "nothing was asked")
+            words = shorten(reasons[0], _MOST_WORDS) if reasons else "nothing was asked"
+            kept = Kept(name, None, False, len(contest.attempts), words)
             self._board.keep(kept)
             return
         source = best.file.read_text(encoding="utf-8")
-        words = best.words if best.right else f"{best.words}; {best.reason}"
+        words = best.words if best.right else f"{best.words}; {shorten(best.reason, _MOST_WORDS)}"
         with self._lock:
             file = _next_file(self._folders[best.right] / name, best.file.suffix)
             row = {**Kept(name, str(file), best.right, len(contest.attempts), words).as_json(), "source": source}

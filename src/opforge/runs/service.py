@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import socket
 import threading
@@ -93,7 +94,8 @@ class JudgingService:
         return answer.result()
 
     def _wake(self) -> None:
-        self._ours.send(b"!")
+        with contextlib.suppress(OSError):  # closed meanwhile, and who waits is told
+            self._ours.send(b"!")
 
     def _drain(self) -> None:
         """Take what was handed in."""
