@@ -1,6 +1,6 @@
 """Kernels by language models against loopback servers: the whole road, and many operators at once.
 
-    python benchmarks/generation.py road [--device cuda]
+    python benchmarks/generation.py road [--device cuda] [--replayed]
     python benchmarks/generation.py load [--operators 100] [--workers 4] [--rounds 2] [--delay 2.0] [--parallel 32] [--judges 2]
 
 ``road``: relu, add and softmax of OpInfo, by backend llm (wrong at first, right after feedback) and by kernel_agent with 6 workers and 15 rounds;
@@ -18,7 +18,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -43,56 +46,56 @@ def reply(name: str, *, right: bool) -> str:
     return UNFINISHED.format(name=name)
 
 
-def start(words: list[str], server: AnthropicServer | OpenAIServer, out: Path) -> subprocess.Popen[bytes]:
-    keys = {
-        "ANTHROPIC_API_KEY": KEY,
-        "ANTHROPIC_BASE_URL": server.url,
-        "OPENAI_API_KEY": KEY,
-        "OPENAI_BASE_URL": server.url,
-    }
-    command = [
-        sys.executable,
-        "-m",
-        "opforge.cli",
-        "run",
-        "--suite",
-        "opinfo",
-        "--dtypes",
-        "f32",
-        *words,
-        "--out",
-        str(out),
-    ]
-    return subprocess.Popen(command, env={**os.environ, **keys}, stdout=subprocess.DEVNULL)
+def start(words: list[str], out: Path, url: str = "") -> subprocess.Popen[bytes]:
+    keys = {"ANTHROPIC_API_KEY": KEY, "ANTHROPIC_BASE_URL": url, "OPENAI_API_KEY": KEY, "OPENAI_BASE_URL": url}
+    command = [sys.executable, "-m", "opforge.cli", "run", "--suite", "opinfo", "--dtypes", "f32", *words]
+    return subprocess.Popen([*command, "--out", str(out)], env={**os.environ, **keys}, stdout=subprocess.DEVNULL)
 
 
-def summary_of(out: Path) -> dict:
-    return json.loads((out / "generation" / "summary.json").read_text())
+def summary_of(out: Path) -> dict[str, Any]:
+    row: dict[str, Any] = json.loads((out / "generation" / "summary.json").read_text())
+    return row
 
 
-def road(device: str) -> None:
+def road(device: str, *, replayed: bool) -> None:
     """Show that both backends come to right kernels, and in how long."""
+    agent = ["--kernel-agent-workers", "6", "--kernel-agent-max-rounds", "15", "--parallel", "18"]
+    for kind, words in (("llm", []), ("kernel_agent", agent)):
+        with tempfile.TemporaryDirectory() as folder, _answering(kind, Path(folder), replayed=replayed) as (more, url):
+            begun = time.monotonic()
+            ops = ["--ops", ",".join(ROAD), "--device", device, "--backend", kind]
+            code = start([*ops, *words, *more], Path(folder) / "run", url).wait()
+            row = summary_of(Path(folder) / "run")
+            print(
+                f"{kind} on {device}: exit code {code}, {row['right']} of {len(row['operators'])} kernels right, "
+                f"{row['attempts']} attempts, {row['requests']} requests, {time.monotonic() - begun:.0f} s",
+                flush=True,
+            )
+
+
+@contextmanager
+def _answering(kind: str, folder: Path, *, replayed: bool) -> Iterator[tuple[list[str], str]]:
+    """Yield the words and the address with which a run is answered: wrong at first; then right, of several workers the fourth."""
 
     def answer(seen: Seen) -> Say:
         task = next(m for m in seen.body["messages"] if m["role"] == "user")["content"]
         name = next(name for name in ROAD if f"{name}_kernel_impl" in task)
-        again = len(seen.body["messages"]) > 2
-        return Say(reply(name, right=again and ("worker" not in task or "worker 4 of 6" in task)))
+        right = len(seen.body["messages"]) > 2 and ("worker" not in task or "worker 4 of 6" in task)
+        return Say(reply(name, right=right))
 
-    agent = ["--kernel-agent-workers", "6", "--kernel-agent-max-rounds", "15", "--parallel", "18"]
-    for kind, words in (("llm", []), ("kernel_agent", agent)):
-        with (
-            (AnthropicServer if kind == "llm" else OpenAIServer)(answer) as server,
-            tempfile.TemporaryDirectory() as folder,
-        ):
-            begun = time.monotonic()
-            ops = ["--ops", ",".join(ROAD), "--device", device, "--backend", kind]
-            code = start([*ops, *words], server, Path(folder) / "run").wait()
-            row = summary_of(Path(folder) / "run")
-            print(
-                f"{kind} on {device}: exit code {code}, {row['right']} of {len(row['operators'])} kernels right, {row['attempts']} attempts, "
-                f"{row['requests']} requests, {time.monotonic() - begun:.0f} s"
-            )
+    if not replayed:
+        with (AnthropicServer if kind == "llm" else OpenAIServer)(answer) as server:
+            yield [], server.url
+        return
+    lines = []
+    for name in ROAD:
+        for worker in range(1, 7) if kind == "kernel_agent" else (0,):
+            texts = [f"{name}_kernel_impl", *([f"worker {worker} of 6"] if worker else [])]
+            replies = [reply(name, right=number > 0 and worker in (0, 4)) for number in range(15)]
+            lines += [{"contains": texts, "reply": {"text": text}} for text in replies]
+    transcript = folder / "transcript.jsonl"
+    transcript.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    yield ["--transcript", str(transcript)], ""
 
 
 def load(arguments: argparse.Namespace) -> None:
@@ -111,7 +114,7 @@ def load(arguments: argparse.Namespace) -> None:
     ]  # fmt: skip
     with OpenAIServer(answer) as server, tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        process = start(words, server, out)
+        process = start(words, out, server.url)
         sizes = watch(process, out)
         row = summary_of(out)
         asked, judged = row["asking_seconds"], row["judging_seconds"]
@@ -126,7 +129,8 @@ def load(arguments: argparse.Namespace) -> None:
         print(
             f"judging: {judged:.0f} s in all, judges busy {judged / row['seconds'] / arguments.judges:.0%} of the time"
         )
-        print(f"one after the other it would have been {asked + judged / arguments.judges:.0f} s")
+        apart = asked / arguments.parallel + judged / arguments.judges
+        print(f"first all asking, {arguments.parallel} at once, and then all judging would have been {apart:.0f} s")
         quarter = max(1, len(sizes) // 4)
         early, late = statistics.median(sizes[quarter : 2 * quarter] or sizes), statistics.median(sizes[-quarter:])
         print(
@@ -156,6 +160,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("road", "load"))
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--replayed", action="store_true", help="road: by transcripts, which need no SDK")
     parser.add_argument("--operators", type=int, default=100)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=2)
@@ -164,7 +169,7 @@ def main() -> None:
     parser.add_argument("--judges", type=int, default=2)
     arguments = parser.parse_args()
     if arguments.what == "road":
-        road(arguments.device)
+        road(arguments.device, replayed=arguments.replayed)
     else:
         load(arguments)
 
