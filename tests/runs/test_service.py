@@ -58,6 +58,21 @@ def test_each_thread_gets_its_own_verdicts_and_what_is_timed_runs_alone(kernel_d
     assert service.busy_s > 0
 
 
+def test_a_wrong_kernel_is_not_judged_on_all_of_many_cases_and_a_right_one_is(kernel_directory, service):
+    root = kernel_directory({
+        "relu": "def relu_kernel_impl(self):\n    return self * 0",
+        "square": "def square_kernel_impl(self):\n    return self * self",
+    })  # fmt: skip
+    counts = {}
+    for op in ("relu", "square"):
+        many = [Case.make(f"{op}.default", f"((T([{size}], f32),), {{}})") for size in range(1, 101)]
+        kernel = kernel_in(root / op / f"{op}_implementation_1.py", op)
+        rows = service.judge(Job(kernel, (Part(f"{op}.default", True, many),)))
+        assert len({row["id"] for row in rows}) == len(rows)
+        counts[op] = len(rows)
+    assert counts == {"relu": 25, "square": 100}
+
+
 def test_a_kernel_that_declines_all_that_there_is_is_not_right(kernel_directory, service):
     root = kernel_directory({"add": "def add_kernel_impl(self, other, alpha=1):\n    raise NotImplementedError"})
     case = Case.make("add.Scalar", "((T([3], f32), 2), {})")

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -26,6 +27,8 @@ from opforge.suites import LoadedSuite
 from opforge.suites.base import silent
 
 Row = dict[str, Any]
+_FIRST = 24
+"""How many cases of an operator are judged first, about."""
 _Waiting = tuple[Job, Phase, "Future[list[Row]]"]
 
 
@@ -60,11 +63,18 @@ class JudgingService:
         self._thread.start()
 
     def judge(self, job: Job) -> list[Row]:
-        """Return the verdicts on a kernel, waiting for them; it is timed where it is right. C++ and CUDA are built first."""
+        """Return the verdicts on a kernel, waiting for them. C++ and CUDA are built first.
+
+        Where an operator has many cases, some of them are judged first, and the others only if those are right: who mends a kernel
+        need not wait for a thousand cases that fail in the same way. What is right on all of them is timed.
+        """
         (job,) = with_libraries([job], 1, silent, self._within)
-        rows = self._ask(job, Phase.CORRECTNESS)
+        some, others = screened(job)
+        rows = self._ask(some, Phase.CORRECTNESS)
+        if others.parts and is_right(job, rows):
+            rows += self._ask(others, Phase.CORRECTNESS)
         if is_right(job, rows):
-            rows = [*rows, *self._ask(job, Phase.PERFORMANCE)]
+            rows += self._ask(job, Phase.PERFORMANCE)
         return rows
 
     def close(self) -> None:
@@ -125,6 +135,16 @@ class JudgingService:
             left, self._open = self._open, set()
         for answer in left:
             answer.set_exception(fault)
+
+
+def screened(job: Job) -> tuple[Job, Job]:
+    """Return what is judged of a kernel first, a spread of each operator's cases, and all the rest."""
+    first, later = [], []
+    for part in job.of(Phase.CORRECTNESS).parts:
+        step = max(1, len(part.cases) // _FIRST)
+        first.append(replace(part, cases=part.cases[::step]))
+        later.append(replace(part, cases=[case for number, case in enumerate(part.cases) if number % step]))
+    return replace(job, parts=tuple(first)), replace(job, parts=tuple(part for part in later if part.cases))
 
 
 def is_right(job: Job, rows: Iterable[Row]) -> bool:
