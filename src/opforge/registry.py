@@ -1,4 +1,4 @@
-"""One registry for everything that other packages may add: suites, backends, executors, and what comes later."""
+"""One registry for everything that other packages may add: suites, backends, providers, executors, and what comes later."""
 
 from __future__ import annotations
 
@@ -20,6 +20,15 @@ BUILTIN: dict[str, dict[str, str]] = {
         "directory": "opforge.backends.directory:DirectoryBackend",
         "custom_ops": "opforge.backends.custom_ops:CustomOpsBackend",
         "flag_gems": "opforge.backends.flag_gems:FlagGemsBackend",
+        "llm": "opforge.generate.backend:LlmBackend",
+        "llm-relay": "opforge.generate.backend:RelayBackend",
+        "kernel_agent": "opforge.generate.backend:KernelAgentBackend",
+    },
+    "providers": {
+        "anthropic": "opforge.generate.anthropic:AnthropicProvider",
+        "openai": "opforge.generate.openai:OpenAIProvider",
+        "relay": "opforge.generate.openai:RelayProvider",
+        "transcript": "opforge.generate.transcript:TranscriptProvider",
     },
     "executors": {
         "local": "opforge.runs.local:ThisMachine",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from opforge.kernels import Kernel
 
@@ -18,6 +18,8 @@ class BackendOptions:
     implementations: Mapping[str, str] | None = None
     """Which implementation to take for a folder, where it is not the newest."""
     custom_ops_root: Path = Path("custom_ops")
+    generation: Mapping[str, Any] | None = None
+    """How kernels are made, for a backend that makes them."""
 
 
 class Backend(Protocol):

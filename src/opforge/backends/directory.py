@@ -30,20 +30,12 @@ class DirectoryBackend:
         """Kernels for which there is no case."""
 
     def kernels(self, ops: Iterable[str]) -> list[Kernel]:
-        wanted = set(ops)
-        taken: set[str] = set()
-        found = []
-        for kernel in self._all():
-            serves = tuple(s for s in kernel.serves if s.op in wanted and s.op not in taken)
-            taken.update(s.op for s in serves)
-            if not serves:
-                self.idle.append(kernel)
-            else:
-                found.append(Kernel(kernel.name, kernel.primary, serves, kernel.file, kernel.entries, kernel.digest))
+        found, idle = matched(self._all(), ops)
+        self.idle += idle
         return found
 
     def _all(self) -> list[Kernel]:
-        """Return every kernel, those that serve less first: a folder named after one overload or form wins over the packet's."""
+        """Return every kernel."""
         if not self._root.is_dir():
             raise OpforgeError(
                 f"there is no kernel directory {str(self._root)!r}; make one with `opforge setup --ops-directory {self._root}`, "
@@ -58,7 +50,7 @@ class DirectoryBackend:
                 f"no kernel in {str(self._root)!r}: expected {{op}}/{{op}}_implementation_1.py"
                 + "".join(f"; {stranger}" for stranger in self.strangers)
             )
-        return sorted(kernels, key=lambda kernel: len(kernel.serves))
+        return kernels
 
     def _kernel(self, folder: Path) -> Kernel | None:
         name = operator_name(folder.name)
@@ -84,6 +76,23 @@ class DirectoryBackend:
         if wanted not in by_name:
             raise UnknownNameError(f"implementation of {folder.name}", wanted, by_name)
         return by_name[wanted]
+
+
+def matched(kernels: Iterable[Kernel], ops: Iterable[str]) -> tuple[list[Kernel], list[Kernel]]:
+    """Return the kernels with which of the operators each of them serves, and those that serve none.
+
+    Those that serve less come first: a folder named after one overload or form wins over the packet's.
+    """
+    wanted = set(ops)
+    found, idle = [], []
+    for kernel in sorted(kernels, key=lambda kernel: len(kernel.serves)):
+        serves = tuple(s for s in kernel.serves if s.op in wanted)
+        wanted -= {s.op for s in serves}
+        if not serves:
+            idle.append(kernel)
+        else:
+            found.append(Kernel(kernel.name, kernel.primary, serves, kernel.file, kernel.entries, kernel.digest))
+    return found, idle
 
 
 def kernel_in(file: Path, name: str) -> Kernel:

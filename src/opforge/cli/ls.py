@@ -18,7 +18,7 @@ from opforge.kernels import Kernel
 from opforge.suites.base import DEFAULT_DTYPES, LoadedSuite, SuiteOptions
 from opforge.suites.finding import find_suite
 
-_KINDS = ("suites", "backends", "executors", "ops", "kernels")
+_KINDS = ("suites", "backends", "providers", "executors", "ops", "kernels")
 _MOST_DTYPES = 4
 """How many dtypes of a proof are named."""
 
@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
 
 
 def ls(
-    kind: Annotated[str, typer.Argument(help="suites, backends, executors, ops or kernels.")],
+    kind: Annotated[str, typer.Argument(help="suites, backends, providers, executors, ops or kernels.")],
     suite: Annotated[
         str,
         typer.Option(
@@ -43,10 +43,10 @@ def ls(
         Path, typer.Option(help="With `--suite custom_ops`: the folder of your own operators.")
     ] = Path("custom_ops"),
 ) -> int:
-    """List suites, backends, executors, operators or the kernels of a directory."""
+    """List suites, backends, providers of language models, executors, operators or the kernels of a directory."""
     if kind not in _KINDS:
         raise UnknownNameError("kind of list", kind, _KINDS)
-    if kind in ("suites", "backends", "executors"):
+    if kind in ("suites", "backends", "providers", "executors"):
         for name in registry.names(kind):
             _line(f"{name:14} {(registry.load(kind, name).__doc__ or '').strip().splitlines()[0]}")
     elif suite == custom.SUITE:

@@ -12,6 +12,7 @@ import typer
 
 from opforge import registry
 from opforge.cases.values import dtype_from_user
+from opforge.cli import generation
 from opforge.cli.ending import TERMINATED, Terminated, heeding_termination
 from opforge.cli.progress import ProgressLine
 from opforge.errors import OpforgeError
@@ -43,8 +44,11 @@ def run(
         str, typer.Option(help="Dtypes that OpInfo's samples are made in; operators inside them may use others.")
     ] = ",".join(DEFAULT_DTYPES),
     ops_directory: Annotated[
-        str, typer.Option(help="The folder of kernels of backend `directory`.")
-    ] = "generated_kernels",
+        str | None,
+        typer.Option(
+            help="The folder of kernels (generated_kernels); right ones by language models go there (OUT/generated_kernels)."
+        ),
+    ] = None,
     implementation: Annotated[
         list[str] | None, typer.Option(help="FOLDER=NAME: not the newest one. May be repeated.")
     ] = None,
@@ -92,6 +96,21 @@ def run(
             "--format", help="What stands on stdout: text, json, junit or github (annotations, step summary)."
         ),
     ] = "text",
+    llm_model: generation.Model = None,
+    llm_attempts: generation.Attempts = 5,
+    llm_relay_url: generation.RelayUrl = "",
+    kernel_agent_workers: generation.AgentWorkers = 4,
+    kernel_agent_max_rounds: generation.AgentRounds = 10,
+    kernel_agent_target: generation.AgentTarget = 1.0,
+    dsl: generation.Dsl = "triton",
+    max_cost: generation.MaxCost = None,
+    max_tokens: generation.MaxTokens = None,
+    reply_tokens: generation.ReplyTokens = 16384,
+    parallel: generation.Parallel = 8,
+    prompts: generation.PromptsFolder = None,
+    prices: generation.PricesFile = None,
+    transcript: generation.TranscriptFile = None,
+    record: generation.RecordFile = None,
 ) -> int:
     """Judge every kernel of a backend on every case of a suite, each kernel in its own process."""
     wanted, of_dtypes = names_in("--ops", ops), names_in("--dtypes", dtypes)
@@ -106,13 +125,14 @@ def run(
     if resume is not None:
         config, folder = _resumed(context, resume, placed), resume
     else:
+        folder = out or _default_folder(suite, backend)
         config = RunConfig(
             suite=suite,
             backend=backend,
             ops=wanted,
             device=device,
             dtypes=tuple(dict.fromkeys(map(dtype_from_user, of_dtypes))),
-            ops_directory=ops_directory,
+            ops_directory=ops_directory or _default_directory(backend, folder),
             implementations=chosen_implementations(implementation or []),
             custom_ops_root=custom_ops_root,
             p=p,
@@ -124,9 +144,9 @@ def run(
             sample=sample,
             profile=profile,
             max_mib=max_mib,
+            generation=generation.generation(context, backend, device),
             **placed,
         )
-        folder = out or _default_folder(suite, backend)
     find_suite(config.suite)  # a misspelt name is answered before anything is imported
     registry.load("backends", config.backend)
     return _judge(config, folder, resume=resume is not None, format_=format_)
@@ -147,6 +167,7 @@ def _judge(config: RunConfig, folder: Path, *, resume: bool, format_: str) -> in
             raise typer.Exit(TERMINATED) from None
         raise
     say_what_is_missing(ended.manifest)
+    generation.say_what_was_made(folder)
     write_all(folder, ended.summary)
     _SHOW[format_](folder, ended)
     return ended.summary.exit_code
@@ -171,8 +192,12 @@ def _show_text(folder: Path, ended: Ended) -> None:
 
 
 def _show_json(folder: Path, ended: Ended) -> None:
-    scores = {**ended.summary.scores(), "out": str(folder)}
-    sys.stdout.write(json.dumps({"scores": scores, "operators": _operator_rows(ended.summary)}, indent=2) + "\n")
+    from opforge.reports.feedback import feedback
+    from opforge.runs.store import read_rows
+
+    said = feedback(ended.summary, read_rows(folder))
+    said["scores"] = {**said["scores"], "out": str(folder)}
+    sys.stdout.write(json.dumps(said, indent=2) + "\n")
 
 
 def _show_junit(folder: Path, ended: Ended) -> None:
@@ -198,46 +223,6 @@ def say_what_is_missing(manifest: dict[str, Any]) -> None:
         sys.stderr.write("kernels ran unconfined (--no-confine): they had your files, network and processes\n")
     elif missing := manifest["confinement"]["missing"]:
         sys.stderr.write(f"this system could not keep kernels from: {', '.join(missing)} (see docs/confinement.md)\n")
-
-
-def _operator_rows(summary: object) -> list[dict[str, object]]:
-    from opforge.reports.speed import operator_fields
-    from opforge.runs import Summary
-
-    if not isinstance(summary, Summary):
-        raise TypeError("expected a summary")
-    rows: list[dict[str, object]] = []
-    declined = set(summary.declined)
-    for _, tally in sorted(summary.operators.items()):
-        op = tally.op
-        reasons = [{"verdict": v, "reason": r, "count": n} for v, r, n in tally.main_reasons(10)]
-        rows.append(
-            {
-                "op": op,
-                "kernel": tally.kernel,
-                "cases": tally.total,
-                "passed": tally.passed,
-                "speedup": tally.speedup,
-                **operator_fields(tally),
-                "declined": op in declined,
-                "weak_to": summary.weak.get(op, []),
-                "reasons": reasons,
-            }
-        )
-    return rows + [
-        {
-            "op": op,
-            "kernel": None,
-            "cases": 0,
-            "passed": 0,
-            "speedup": None,
-            **operator_fields(None),
-            "declined": False,
-            "weak_to": [],
-            "reasons": [],
-        }
-        for op in summary.missing
-    ]
 
 
 def _resumed(context: typer.Context, folder: Path, placed: dict[str, Any]) -> RunConfig:
@@ -272,6 +257,10 @@ def chosen_implementations(words: list[str]) -> dict[str, str]:
             raise OpforgeError(f"--implementation {word!r} is not FOLDER=NAME, for example relu=relu_implementation_1")
         chosen[folder] = name
     return chosen
+
+
+def _default_directory(backend: str, folder: Path) -> str:
+    return str(folder / "generated_kernels") if backend in generation.BACKENDS else "generated_kernels"
 
 
 def _default_folder(suite: str, backend: str) -> Path:

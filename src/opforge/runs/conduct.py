@@ -18,18 +18,20 @@ from opforge.backends import Backend
 from opforge.cache import torch_version
 from opforge.cases import Case
 from opforge.cases.case import Expect
-from opforge.errors import RunDirectoryError
+from opforge.errors import OpforgeError, RunDirectoryError
 from opforge.kernels import Kernel
 from opforge.kernels.hints import hints, native_hints
 from opforge.kernels.native import is_native
 from opforge.runs.config import RunConfig
-from opforge.runs.execute import start_server
+from opforge.runs.execute import confined, start_server
 from opforge.runs.executors import Executor, Work
 from opforge.runs.inputs import maker
 from opforge.runs.plan import Job, Key, Plan, load_suite, make_plan, selected
 from opforge.runs.proofs import write_proofs
 from opforge.runs.score import Summary
+from opforge.runs.service import JudgingService
 from opforge.runs.store import RunStore
+from opforge.runs.workshop import MakesKernels, Workshop
 from opforge.sandbox import probe
 from opforge.sandbox.client import ForkServerProcess
 from opforge.suites import LoadedSuite, Suite
@@ -65,6 +67,11 @@ def run(
     backend = backend or registry.load("backends", config.backend)(config.backend_options)
     suite = suite or find_suite(config.suite)
     selected(config, suite)  # a misspelt operator is answered before anything is started
+    if isinstance(backend, MakesKernels) and config.executor != "local":
+        raise OpforgeError(
+            f"backend {config.backend!r} has its kernels judged on this machine while it makes them, not with --executor {config.executor}; "
+            f"judge what it has made with --backend directory --executor {config.executor}"
+        )
     of_executor = registry.load("executors", config.executor)
     server = start_server(config.device)
     executor: Executor | None = None
@@ -74,13 +81,16 @@ def run(
         with tempfile.TemporaryDirectory(prefix="opforge-inputs-") as temporary:
             folder = out / INPUTS if resume and (out / INPUTS).is_dir() else Path(temporary)
             loaded = load_suite(config, progress, suite, make=_maker(config, server, out), folder=folder)
-            plan = make_plan(config, backend, loaded)
+            makes = isinstance(backend, MakesKernels)
+            plan = Plan(loaded, (), tuple(loaded.cases)) if makes else make_plan(config, backend, loaded)
             manifest = _manifest(config, plan, command or sys.argv, device_name)
             store = RunStore.reopen(out) if resume else RunStore.create(out, manifest)
             plan = replace(plan, suite=_kept(loaded, folder, out / INPUTS))
         try:
             confinement = executor.confinement() if config.confine else probe.off()
             store.update_manifest(confinement=confinement, peaks=_peaks(config, plan, executor, progress))
+            if isinstance(backend, MakesKernels):
+                plan = _made(config, backend, plan.suite, store, server, progress)
             return _judge(plan, store, executor, progress)
         finally:
             store.close()
@@ -120,6 +130,25 @@ def _kept(loaded: LoadedSuite, made: Path, kept: Path) -> LoadedSuite:
     shutil.copytree(made, kept)
     blobs = {name: kept / path.name if path.parent == made else path for name, path in loaded.blobs.items()}
     return replace(loaded, blobs=blobs)
+
+
+def _made(
+    config: RunConfig,
+    backend: MakesKernels,
+    suite: LoadedSuite,
+    store: RunStore,
+    server: ForkServerProcess,
+    progress: Progress,
+) -> Plan:
+    """Have a backend make its kernels, judged as often as it likes, and plan with what it has made."""
+    manifest = store.manifest()
+    confine = confined(config, store.path, manifest)
+    with JudgingService(config, server, suite, confine, manifest.get("peaks")) as judging:
+        backend.make(Workshop(config, suite, store.path, manifest, judging, progress))
+    plan = make_plan(config, backend, suite)
+    if not manifest["plan"]["kernels"]:  # else it is taken up again after they were made
+        store.update_manifest(plan=_plan_row(config, plan))
+    return plan
 
 
 def _judge(plan: Plan, store: RunStore, executor: Executor, progress: Progress) -> Ended:
@@ -196,7 +225,6 @@ def _same_sources(manifest: dict[str, Any], plan: Plan) -> None:
 
 
 def _manifest(config: RunConfig, plan: Plan, command: list[str], device_name: str) -> dict[str, Any]:
-    kernels = [_kernel_row(job) for job in plan.jobs]
     return {
         "opforge": 1,
         "command": command,
@@ -210,20 +238,24 @@ def _manifest(config: RunConfig, plan: Plan, command: list[str], device_name: st
             "name": device_name,
         },
         "started": _now(),
-        "plan": {
-            "suite": plan.suite.name,
-            "suite_digest": plan.suite.digest,
-            "cases": plan.count,
-            "operators": plan.units,
-            "missing": list(plan.missing),
-            "optional": sorted(plan.optional),
-            "performance": list(plan.performance),
-            "kernels": kernels,
-            "sources": dict(plan.suite.sources),
-            "losses": list(plan.suite.losses),
-            "remarks": list(plan.remarks),
-            "weak": _weak(config, plan),
-        },
+        "plan": _plan_row(config, plan),
+    }
+
+
+def _plan_row(config: RunConfig, plan: Plan) -> dict[str, Any]:
+    return {
+        "suite": plan.suite.name,
+        "suite_digest": plan.suite.digest,
+        "cases": plan.count,
+        "operators": plan.units,
+        "missing": list(plan.missing),
+        "optional": sorted(plan.optional),
+        "performance": list(plan.performance),
+        "kernels": [_kernel_row(job) for job in plan.jobs],
+        "sources": dict(plan.suite.sources),
+        "losses": list(plan.suite.losses),
+        "remarks": list(plan.remarks),
+        "weak": _weak(config, plan),
     }
 
 

@@ -45,6 +45,8 @@ class RunConfig:
     profile: str | None = None
     max_mib: float | None = None
     """These four as in ``Choice``."""
+    generation: dict[str, Any] = field(default_factory=dict)
+    """How kernels are made, for a backend that makes them; see `opforge.generate.settings`."""
 
     def checked(self) -> RunConfig:
         """Return the settings, or say which is out of its range."""
@@ -76,7 +78,9 @@ class RunConfig:
 
     @property
     def backend_options(self) -> BackendOptions:
-        return BackendOptions(Path(self.ops_directory), self.implementations, Path(self.custom_ops_root))
+        return BackendOptions(
+            Path(self.ops_directory), self.implementations, Path(self.custom_ops_root), self.generation
+        )
 
     @property
     def memory_bytes(self) -> int | None:

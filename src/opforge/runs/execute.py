@@ -1,12 +1,14 @@
-"""The local executor: N judges, each with its own worker, fed from one queue of jobs."""
+"""The local executor: N judges, each with its own worker, fed from one queue of jobs, to which jobs may be added at any time."""
 
 from __future__ import annotations
 
 import selectors
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from opforge.cases import Case, Phase
@@ -16,6 +18,7 @@ from opforge.runs.config import RunConfig
 from opforge.runs.plan import Job, Key, Part, Plan
 from opforge.sandbox.client import ForkServerProcess, Spawner
 from opforge.sandbox.wire import Channel, ChannelClosedError
+from opforge.suites import LoadedSuite
 
 ROLES = {
     "worker": "opforge.sandbox.worker:serve",
@@ -31,6 +34,16 @@ _SLACK_S = 180.0
 Emit = Callable[[list[dict[str, Any]]], None]
 
 
+def nothing() -> None:
+    """Do nothing."""
+
+
+def confined(config: RunConfig, folder: Path, manifest: dict[str, Any]) -> dict[str, Any] | None:
+    """Return what judges need to confine workers, which may not see a run's folder; None where they are not to."""
+    held = not manifest["confinement"]["missing"]
+    return {"run": str(folder.resolve()), "held": held} if config.confine else None
+
+
 def start_server(device: str, roles: Mapping[str, str] = ROLES) -> ForkServerProcess:
     """Start the fork server; it imports torch while the caller goes on."""
     return ForkServerProcess(roles, {"TRITON_INTERPRET": "1"} if device == "cpu" else {})
@@ -41,6 +54,11 @@ class _Task:
     """A job on its way, with what is left of it and how large its batches are."""
 
     job: Job
+    emit: Emit
+    ended: Callable[[], None] = nothing
+    """Called when all of it has been judged."""
+    racing: bool = False
+    """Whether it is timed, and so must have the machine to itself."""
     batch: int = _BATCH
     plain: frozenset[str] = frozenset()
     """Cases that are judged as they stand only: ATen itself was lost on one of their hostile forms."""
@@ -59,7 +77,7 @@ class _Task:
             for p in self.job.parts
         ]
         job = replace(self.job, parts=tuple(p for p in parts if p.cases))
-        return _Task(job, batch, self.plain | plain) if job.parts else None
+        return replace(self, job=job, batch=batch, plain=self.plain | plain, waiting={}) if job.parts else None
 
 
 @dataclass
@@ -68,6 +86,7 @@ class _Lane:
 
     pid: int
     channel: Channel
+    racing: bool = False
     task: _Task | None = None
     heard: float = 0.0
     gpu: str = ""
@@ -109,7 +128,9 @@ class LocalExecutor:
         self._server = server
         self._emit = emit
         self._selector = selectors.DefaultSelector()
+        self._lanes: list[_Lane] = []
         self._tasks: deque[_Task] = deque()
+        self._races: deque[_Task] = deque()
         self._blobs: dict[str, str] = {}
 
     @property
@@ -118,33 +139,94 @@ class LocalExecutor:
 
     def execute(self, plan: Plan, jobs: list[Job]) -> None:
         """Judge all jobs; every case gets its verdict through ``emit``. What is timed comes last, one kernel at a time on a device."""
-        self._blobs = {name: str(path) for name, path in plan.suite.blobs.items()}
+        self.use(plan.suite)
         self._emit(
             [_without_inputs(job, case) for job in jobs for part in job.parts for case in part.cases if case.lost]
         )
-        devices = len(self._gpus)
-        for phase, lanes in ((Phase.CORRECTNESS, max(self._config.workers, devices)), (Phase.PERFORMANCE, devices)):
-            of_phase = (job.of(phase) for job in jobs)
-            self._run([_Task(job) for job in of_phase if job.parts], lanes)
+        for phase in (Phase.CORRECTNESS, Phase.PERFORMANCE):
+            for job in jobs:
+                self.add(job, phase, self._emit)
+            while self.busy:
+                self.turn()
 
-    def _run(self, tasks: list[_Task], lanes: int) -> None:
-        self._tasks = deque(tasks)
-        for number in range(min(lanes, len(tasks))):
-            self._next(self._resumed() or self._lane(self._gpus[number % len(self._gpus)]))
-        while len(self._selector.get_map()):
-            for key, _events in self._selector.select(timeout=1.0):
+    def use(self, suite: LoadedSuite) -> None:
+        """Give the judges that are started from now on the stored tensors of a suite."""
+        self._blobs = {name: str(path) for name, path in suite.blobs.items()}
+
+    def add(self, job: Job, phase: Phase, emit: Emit, ended: Callable[[], None] = nothing) -> None:
+        """Put what a job has of one phase on the queue; races are run before what waits, when what is being judged has ended."""
+        task = _Task(job.of(phase), emit, ended, racing=phase is Phase.PERFORMANCE)
+        if not task.job.parts:
+            ended()
+            return
+        self._queue(racing=task.racing).append(task)
+
+    def listen(self, source: socket.socket, heard: Callable[[], None]) -> None:
+        """Have a turn end when something else is to be heard."""
+        self._selector.register(source, selectors.EVENT_READ, heard)
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is being judged, or waits for it."""
+        return bool(self._lanes or self._races or self._tasks)
+
+    @property
+    def at_work(self) -> int:
+        """How many judges there are now."""
+        return len(self._lanes)
+
+    def turn(self, timeout_s: float = 1.0) -> None:
+        """Start judges for what waits, and hear what those at work have to say."""
+        self._staff()
+        for key, _events in self._selector.select(timeout=timeout_s):
+            if isinstance(key.data, _Lane):
                 self._hear(key.data)
-            self._end_hung()
+            else:
+                key.data()
+        self._end_hung()
 
-    def _resumed(self) -> _Lane | None:
-        """Return a judge that was kept, if there is one."""
-        if not self._idle:
-            return None
-        lane = self._idle.pop()
+    def stop(self) -> None:
+        """End all judges, whatever they are at."""
+        for lane in list(self._lanes):
+            self._forget(lane)
+            self._spawner.stop(lane.pid)
+        self.close()
+
+    def close(self) -> None:
+        """End the judges that were kept."""
+        while self._idle:
+            lane = self._idle.pop()
+            lane.channel.close()
+            self._spawner.stop(lane.pid)
+
+    def _queue(self, *, racing: bool) -> deque[_Task]:
+        return self._races if racing else self._tasks
+
+    def _staff(self) -> None:
+        """Have as many judges as there may be. What is timed waits for all else to end, and is alone on its device then."""
+        racing = bool(self._races)
+        if any(lane.racing is not racing for lane in self._lanes):
+            return
+        devices = len(self._gpus)
+        most = devices if racing else max(self._config.workers, devices)
+        while self._queue(racing=racing) and len(self._lanes) < most:
+            self._next(self._lane(racing=racing))
+
+    def _lane(self, *, racing: bool) -> _Lane:
+        """Return a judge that sees the GPU with the fewest others on it: one that was kept, or a new one."""
+        gpu = min(self._gpus, key=[lane.gpu for lane in self._lanes].count)
+        kept = next((lane for lane in self._idle if lane.gpu == gpu), None)
+        if kept is None:
+            lane = self._started(gpu)
+        else:
+            self._idle.remove(kept)
+            lane = kept
+        lane.racing = racing
+        self._lanes.append(lane)
         self._selector.register(lane.channel, selectors.EVENT_READ, lane)
         return lane
 
-    def _lane(self, gpu: str) -> _Lane:
+    def _started(self, gpu: str) -> _Lane:
         ours, theirs = Channel.pair()
         line = self._spawner.connect(gpu)
         settings = {
@@ -159,15 +241,15 @@ class LocalExecutor:
         pid = self._spawner.spawn("judge", settings, [theirs.fileno(), line.fileno()], limits={}, output=False)
         theirs.close()
         line.close()
-        lane = _Lane(pid, ours, gpu=gpu)
-        self._selector.register(ours, selectors.EVENT_READ, lane)
-        return lane
+        return _Lane(pid, ours, gpu=gpu)
 
     def _next(self, lane: _Lane) -> None:
-        if not self._tasks:
+        """Give a judge something to do, if there is something of its kind; what is timed waits for the others to end."""
+        queue = self._queue(racing=lane.racing)
+        if not queue or (self._races and not lane.racing):
             self._rest(lane)
             return
-        lane.task = self._tasks.popleft()
+        lane.task = queue.popleft()
         lane.task.start()
         lane.heard = time.monotonic()
         parts = [part.wire() for part in lane.task.job.parts]
@@ -188,7 +270,9 @@ class LocalExecutor:
             return
         lane.heard = time.monotonic()
         if "done" in message:
+            ended = lane.task.ended if lane.task is not None else nothing
             self._next(lane)
+            ended()
             return
         self._record(lane, message["op"], message["verdicts"])
 
@@ -201,12 +285,11 @@ class LocalExecutor:
             case = task.waiting.pop(task.key(op, verdict["id"], verdict["phase"]), None)
             if case is not None:
                 rows.append({**heading(task.job, case), **verdict})
-        self._emit(rows)
+        task.emit(rows)
 
     def _end_hung(self) -> None:
         now = time.monotonic()
-        for key in list(self._selector.get_map().values()):
-            lane: _Lane = key.data
+        for lane in list(self._lanes):
             if lane.task and now - lane.heard > self._config.timeout_s * (lane.task.batch + 1) + _SLACK_S:
                 self._lost(lane, "hung")
 
@@ -225,25 +308,21 @@ class LocalExecutor:
                 else:
                     plain = frozenset({case_id})
             if (rest := task.rest(1, plain)) is not None:
-                self._tasks.appendleft(rest)
-        if self._tasks:
-            self._next(self._lane(lane.gpu))
+                self._queue(racing=task.racing).appendleft(rest)
+                return
+        if task is not None:
+            task.ended()
 
     def _rest(self, lane: _Lane) -> None:
         """A judge has nothing more to do."""
         lane.task = None
         self._selector.unregister(lane.channel)
+        self._lanes.remove(lane)
         self._idle.append(lane)
         if not self._keep:
             self.close()
 
-    def close(self) -> None:
-        """End the judges that were kept."""
-        while self._idle:
-            lane = self._idle.pop()
-            lane.channel.close()
-            self._spawner.stop(lane.pid)
-
     def _forget(self, lane: _Lane) -> None:
+        self._lanes.remove(lane)
         self._selector.unregister(lane.channel)
         lane.channel.close()

@@ -8,7 +8,7 @@ from typing import Any
 from opforge.judge.peaks import known_peaks
 from opforge.kernels.native.building import unconfined
 from opforge.runs.config import RunConfig
-from opforge.runs.execute import LocalExecutor
+from opforge.runs.execute import LocalExecutor, confined
 from opforge.runs.executors import Work
 from opforge.runs.native import with_libraries
 from opforge.sandbox import probe
@@ -46,8 +46,7 @@ class ThisMachine:
         """Build what must be built, then judge."""
         config = self._config
         jobs = with_libraries(work.jobs, config.workers, work.progress, words_before if config.confine else unconfined)
-        held = not work.manifest["confinement"]["missing"]
-        confine = {"run": str(work.folder.resolve()), "held": held} if config.confine else None
+        confine = confined(config, work.folder, work.manifest)
         peaks, gpus = work.manifest.get("peaks"), self._gpus()
         LocalExecutor(config, self._server, work.emit, confine, peaks, gpus=gpus).execute(work.plan, jobs)
 

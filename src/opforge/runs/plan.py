@@ -13,6 +13,7 @@ from opforge.errors import NothingToJudgeError, OpforgeError
 from opforge.kernels import Kernel
 from opforge.ops import table
 from opforge.runs.config import RunConfig
+from opforge.runs.workshop import MakesKernels
 from opforge.suites import LoadedSuite, Suite, SuiteOptions
 from opforge.suites.base import Make, Progress
 from opforge.suites.choosing import Choice
@@ -144,7 +145,9 @@ def load_suite(
 def make_plan(config: RunConfig, backend: Backend, suite: LoadedSuite) -> Plan:
     """Match a suite's operators with a backend's kernels."""
     kernels = backend.kernels(suite.cases)
-    if not kernels:
+    if not kernels and not isinstance(
+        backend, MakesKernels
+    ):  # one that makes kernels has reasons to tell when it has none
         raise NothingToJudgeError(
             f"backend {config.backend!r} implements none of the {len(suite.cases)} operators that suite {config.suite!r} selects"
             + "".join(f"; {remark}" for remark in getattr(backend, "remarks", ()))

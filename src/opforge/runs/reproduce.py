@@ -9,6 +9,7 @@ from typing import Any
 
 from opforge import registry
 from opforge.backends import Backend
+from opforge.backends.directory import DirectoryBackend
 from opforge.backends.single import SingleBackend
 from opforge.errors import OpforgeError, RunDirectoryError
 from opforge.kernels import Kernel
@@ -95,10 +96,14 @@ def _backend(config: RunConfig, kernel: dict[str, Any], op: str) -> Backend:
         return (
             SingleBackend.named(kernel["file"], op) if kernel["file"] is not None else SingleBackend.named(f"aten:{op}")
         )
-    if config.backend == "directory":
+    found = registry.load("backends", config.backend)
+    makes = hasattr(found, "make")  # its kernels were made in the run, and lie in a directory
+    if config.backend == DirectoryBackend.name or makes:
         file = Path(kernel["file"])
         config = replace(config, implementations={**config.implementations, file.parent.name: file.name})
-    backend: Backend = registry.load("backends", config.backend)(config.backend_options)
+        if makes:
+            found, config = DirectoryBackend, replace(config, ops_directory=str(file.parent.parent))
+    backend: Backend = found(config.backend_options)
     return backend
 
 

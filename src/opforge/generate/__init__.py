@@ -1,0 +1,1 @@
+"""Kernels by language models: providers, and what is built on them."""

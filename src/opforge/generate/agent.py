@@ -1,0 +1,198 @@
+"""Many operators at once, each with one or more workers: asking and judging overlap, and the best attempt at each operator is kept."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from opforge.backends.directory import implementations
+from opforge.cache import write_atomically
+from opforge.errors import OpforgeError
+from opforge.generate.assignment import Assignment
+from opforge.generate.attempts import Contest, Means, Worker, earlier
+from opforge.generate.prompting import shorten
+from opforge.suites.base import Progress
+
+_PATIENCE = 3
+"""After so many requests that failed for good, and none that was answered, the run is broken off."""
+
+_MOST_WORDS = 400
+"""Characters of a reason in a report."""
+
+
+class NoAnswerError(OpforgeError):
+    """The model does not answer at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What became of one operator."""
+
+    name: str
+    file: str | None
+    """In a kernel directory; None where no attempt had a kernel."""
+    right: bool
+    attempts: int
+    words: str
+    """Which attempt it is, or why there is none."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {"file": self.file, "right": self.right, "attempts": self.attempts, "words": self.words}
+
+    @classmethod
+    def from_json(cls, name: str, row: dict[str, Any]) -> Kept:
+        return cls(name, row["file"], row["right"], row["attempts"], row["words"])
+
+
+class Board:
+    """What stands so far, for all threads, told to whoever shows progress."""
+
+    def __init__(self, total: int, progress: Progress) -> None:
+        self._total = total
+        self._progress = progress
+        self._lock = threading.Lock()
+        self.kept: dict[str, Kept] = {}
+        self.cost: Callable[[], float] = lambda: 0.0
+        self.attempts: Callable[[], int] = lambda: 0
+
+    def tell(self, what: str, op: str) -> None:
+        right = sum(1 for kept in list(self.kept.values()) if kept.right)
+        with self._lock:
+            self._progress(
+                f"{self.attempts()} attempts, {right} right, ${self.cost():.2f}; {op}: {what}",
+                len(self.kept),
+                self._total,
+            )
+
+    def keep(self, kept: Kept) -> None:
+        self.kept[kept.name] = kept
+        self.tell("right" if kept.right else "not right", kept.name)
+
+
+class Agent:
+    """Makes a kernel for each assignment."""
+
+    def __init__(self, means: Means, board: Board, right: Path, rejected: Path) -> None:
+        self._means = means
+        self._board = board
+        self._folders = {True: right, False: rejected}
+        self._lock = threading.Lock()
+
+    def make(self, tasks: Iterable[Assignment]) -> list[Kept]:
+        """Return what became of each; what was done before the run was broken off is not done again."""
+        options = self._means.options
+        contests: list[Contest] = []
+        units: list[Callable[[], None]] = []
+        for task in tasks:
+            if (row := self._means.journal.winner(task.name)) is not None:
+                self._board.keep(self._placed(task.name, row))
+                continue
+            contest = Contest(task, options.target)
+            for attempt in earlier(self._means.journal, options, task.name):
+                contest.add(attempt)
+            contests.append(contest)
+            team = _Team(contest, options.workers, self._end)
+            units += [partial(team.run, Worker(self._means, contest, k)) for k in range(1, options.workers + 1)]
+        self._board.attempts = lambda: sum(len(contest.attempts) for contest in contests)
+        run_all(units, options.parallel)
+        return [self._board.kept[name] for name in sorted(self._board.kept)]
+
+    def _end(self, contest: Contest) -> None:
+        """Keep the best attempt; one that was not ended by an outage is final."""
+        name, best = contest.task.name, contest.best
+        self._give_up(contest)
+        if best is None or best.file is None:
+            reasons = [*contest.failures, *(a.reason for a in contest.attempts.values())]
+            words = shorten(reasons[0], _MOST_WORDS) if reasons else "nothing was asked"
+            kept = Kept(name, None, False, len(contest.attempts), words)
+            self._board.keep(kept)
+            return
+        source = best.file.read_text(encoding="utf-8")
+        words = best.words if best.right else f"{best.words}; {shorten(best.reason, _MOST_WORDS)}"
+        with self._lock:
+            file = _next_file(self._folders[best.right] / name, best.file.suffix)
+            row = {**Kept(name, str(file), best.right, len(contest.attempts), words).as_json(), "source": source}
+            if not contest.failures:
+                self._means.journal.write_winner(name, row)
+            self._board.keep(self._placed(name, row))
+
+    def _give_up(self, contest: Contest) -> None:
+        """Break the run off where the model has never answered, so that it can be resumed when it does."""
+        if not contest.failures or self._means.budget.reason:
+            return
+        rows = list(self._means.journal.requests())
+        if len(rows) >= _PATIENCE and all("failed" in row for row in rows):
+            raise NoAnswerError(
+                f"{len(rows)} requests failed and none was answered; the last one: {contest.failures[-1]}"
+            )
+
+    def _placed(self, name: str, row: dict[str, Any]) -> Kept:
+        """Put a kernel into its directory, unless it is there."""
+        kept = Kept.from_json(name, row)
+        file = Path(kept.file or "")
+        if not file.is_file() or file.read_text(encoding="utf-8") != row["source"]:
+            write_atomically(file, row["source"])
+        return kept
+
+
+class _Team:
+    """The workers of one operator; the last to leave ends the contest."""
+
+    def __init__(self, contest: Contest, size: int, end: Callable[[Contest], None]) -> None:
+        self.contest = contest
+        self._left = size
+        self._end = end
+
+    def run(self, worker: Worker) -> None:
+        worker.work()
+        with self.contest.lock:
+            self._left -= 1
+            last = not self._left
+        if last:
+            self._end(self.contest)
+
+
+def run_all(units: list[Callable[[], None]], threads: int) -> None:
+    """Run all units, so many at once, and raise the first error that one of them raises.
+
+    The threads do not keep the process: one that waits for a server when the user interrupts is left behind.
+    """
+    waiting: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+    stop = threading.Event()
+    for unit in units:
+        waiting.put(unit)
+
+    def serve() -> None:
+        while not stop.is_set():
+            try:
+                unit = waiting.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                unit()
+            except BaseException as error:  # noqa: BLE001  # raised where the units were handed in
+                ended.put(error)
+                return
+            ended.put(None)
+
+    for number in range(min(threads, len(units))):
+        threading.Thread(target=serve, name=f"worker {number + 1}", daemon=True).start()
+    try:
+        for _ in units:
+            if (error := ended.get()) is not None:
+                raise error
+    finally:
+        stop.set()
+
+
+def _next_file(folder: Path, suffix: str) -> Path:
+    """Return the file of the next implementation in a kernel folder."""
+    taken = [file.stem.rpartition("_")[2] for file in implementations(folder)] if folder.is_dir() else []
+    number = max((int(word) for word in taken if word.isdigit()), default=0) + 1
+    return folder.resolve() / f"{folder.name}_implementation_{number}{suffix}"

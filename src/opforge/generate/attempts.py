@@ -1,0 +1,249 @@
+"""The attempts at one operator: a worker asks, has the judge look, and asks again with what the judge said."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from opforge.generate.assignment import Assignment
+from opforge.generate.budget import Budget, BudgetSpentError
+from opforge.generate.extract import Code, extract
+from opforge.generate.journal import Journal, Round
+from opforge.generate.options import DSLS, GenerationOptions
+from opforge.generate.prompting import Prompts
+from opforge.generate.provider import Message, Provider, ProviderError, Reply, Request, Usage
+from opforge.generate.transcript import digest
+from opforge.reports.feedback import feedback
+from opforge.runs.plan import Job
+from opforge.runs.score import Summary
+from opforge.runs.service import JudgingService, Row, is_right
+
+_REMEMBERED = 3
+"""How many of its last attempts a worker sees whole, besides the task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """An attempt that has its verdict."""
+
+    worker: int
+    round: int
+    file: Path | None
+    """None where the reply had no code."""
+    right: bool
+    cheated: bool
+    correctness: float
+    speedup: float | None
+    """Over the cases that count, or over those bound by their launch where there are no others; None where nothing was timed."""
+    reason: str = ""
+    """Of the first thing that is not right."""
+
+    @classmethod
+    def of(cls, at: Round, file: Path | None, verdict: dict[str, Any]) -> Attempt:
+        scores = verdict["scores"]
+        failures = verdict["failures"]
+        reason = verdict["problem"] or (f"{failures[0]['verdict']}: {failures[0]['reason']}" if failures else "")
+        return cls(
+            at.worker,
+            at.number,
+            file,
+            verdict["right"],
+            "cheated" in scores["verdicts"],
+            scores["correctness"],
+            scores["performance"] if scores["performance"] is not None else scores.get("performance_launch_bound"),
+            reason,
+        )
+
+    @property
+    def rank(self) -> tuple[bool, bool, float, float]:
+        """What is better: right before wrong, honest before cheating, then more cases, then speed."""
+        return self.right, self.file is not None and not self.cheated, self.correctness, self.speedup or 0.0
+
+    @property
+    def words(self) -> str:
+        speed = f", {self.speedup:.3f}× ATen" if self.speedup is not None else ""
+        return f"worker {self.worker}, round {self.round}: {'right' if self.right else f'{self.correctness:.0%} right'}{speed}"
+
+
+@dataclass
+class Contest:
+    """All attempts at one operator, those of several workers too."""
+
+    task: Assignment
+    target: float | None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    attempts: dict[tuple[int, int], Attempt] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+    """Why workers ended before they had used their rounds."""
+
+    def add(self, attempt: Attempt) -> None:
+        with self.lock:
+            self.attempts[attempt.worker, attempt.round] = attempt
+
+    def fail(self, reason: str) -> None:
+        with self.lock:
+            if reason not in self.failures:
+                self.failures.append(reason)
+
+    @property
+    def best(self) -> Attempt | None:
+        """Return the best attempt that has a kernel; the earliest of equals."""
+        with self.lock:
+            found = [
+                a for _, a in sorted(self.attempts.items(), key=lambda i: (i[0][1], i[0][0])) if a.file is not None
+            ]
+        return max(found, key=lambda a: a.rank, default=None)
+
+    @property
+    def settled(self) -> bool:
+        """Whether no more attempts are wanted: one is right, and fast enough or not timed at all."""
+        best = self.best
+        if best is None or not best.right:
+            return False
+        if not self.task.races or best.speedup is None:
+            return True
+        return self.target is not None and best.speedup >= self.target
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What workers share: the model, the judge, the bound on spending, the folder, the prompts."""
+
+    provider: Provider
+    budget: Budget
+    judging: JudgingService
+    journal: Journal
+    prompts: Prompts
+    options: GenerationOptions
+    tell: Callable[[str, str], None]
+    """Hears what is being done, and for which operator."""
+
+
+class Worker:
+    """Writes kernels for one operator, one after the other, each with what was said of those before."""
+
+    def __init__(self, means: Means, contest: Contest, number: int) -> None:
+        self._means = means
+        self._contest = contest
+        self._task = contest.task
+        self._number = number
+        self._turns: list[tuple[Message, Message]] = []
+        """The last replies with what was said of them."""
+
+    def work(self) -> None:
+        """Use the rounds; those that were answered or judged before the run was broken off are taken as they are."""
+        for number in range(1, self._means.options.rounds + 1):
+            if self._contest.settled:
+                return
+            at = self._means.journal.round(self._task.name, self._number, number)
+            reply = at.reply() or self._asked(at)
+            if reply is None or (at.verdict() is None and self._contest.settled):
+                return
+            verdict = at.verdict() or self._judged(at, reply)
+            attempt = Attempt.of(at, self._file(at), verdict)
+            self._contest.add(attempt)
+            self._remember(reply, attempt, verdict, self._means.options.rounds - number)
+
+    def _asked(self, at: Round) -> Reply | None:
+        """Ask for the next kernel; None where nothing more is to be had, which is then noted."""
+        request = self._request()
+        at.write_prompt(request)
+        self._means.tell("asking", self._task.name)
+        begun = time.monotonic()
+        note: dict[str, Any] = {"digest": digest(request)}
+        try:
+            reply = self._means.budget.ask(
+                self._means.provider, request, lambda words: self._means.tell(words, self._task.name)
+            )
+        except BudgetSpentError as error:
+            self._contest.fail(str(error))
+            return None
+        except ProviderError as error:
+            note |= {"failed": str(error), **_usage(error.usage), "seconds": round(time.monotonic() - begun, 3)}
+            self._means.journal.note(at, request, **note)
+            self._contest.fail(str(error))
+            return None
+        seconds = time.monotonic() - begun
+        self._means.journal.note(at, request, **note, **_usage(reply.usage), stop=reply.stop, seconds=round(seconds, 3))
+        at.write_reply(reply, seconds)
+        return reply
+
+    def _request(self) -> Request:
+        options = self._means.options
+        first = self._means.prompts.first(self._task, self._number, options.workers)
+        messages = [Message("user", first), *(message for turn in self._turns for message in turn)]
+        system = self._means.prompts.system()
+        return Request(options.model, system, tuple(messages), options.reply_tokens, self._temperature)
+
+    @property
+    def _temperature(self) -> float | None:
+        """Return the model's own for the first worker, and for the others from 0.4 to 1."""
+        if self._number == 1:
+            return None
+        return round(0.4 + 0.6 * (self._number - 1) / max(1, self._means.options.workers - 1), 2)
+
+    def _judged(self, at: Round, reply: Reply) -> dict[str, Any]:
+        code = extract(reply.text, self._task.entry, DSLS[self._means.options.dsl])
+        if isinstance(code, Code):
+            file = at.write_kernel(code.text, DSLS[self._means.options.dsl])
+            self._means.tell("judging", self._task.name)
+            job = self._task.job(file.resolve(), at.label)
+            verdict = verdict_on(job, self._means.judging.judge(job))
+        else:
+            verdict = _no_kernel(_problem(code.reason, reply, self._means.options.reply_tokens))
+        at.write_verdict(verdict)
+        return verdict
+
+    def _file(self, at: Round) -> Path | None:
+        file = at.path / f"kernel{DSLS[self._means.options.dsl]}"
+        return file if file.exists() else None
+
+    def _remember(self, reply: Reply, attempt: Attempt, verdict: dict[str, Any], left: int) -> None:
+        """Keep a reply with what is to be said of it; the best attempt so far is shown where this one is not it."""
+        own = [a for a in self._contest.attempts.copy().values() if a.worker == self._number and a.file is not None]
+        best = max((a for a in own if a.round <= attempt.round), key=lambda a: (a.rank, -a.round), default=None)
+        shown = None
+        if best is not None and best.file is not None and best.rank > attempt.rank:
+            shown = {"words": best.words, "source": best.file.read_text(encoding="utf-8")}
+        said = self._means.prompts.feedback(self._task, verdict, left, shown)
+        turn = (Message("assistant", reply.text.strip() or "(nothing)"), Message("user", said))
+        self._turns = [*self._turns, turn][-_REMEMBERED:]
+
+
+def verdict_on(job: Job, rows: list[Row]) -> dict[str, Any]:
+    """Return what the judge said of a kernel, in the form of `opforge run --format json`."""
+    optional = frozenset(part.op for part in job.parts if not part.required)
+    races = frozenset(part.op for part in job.parts if any(c.phase == "performance" for c in part.cases))
+    summary = Summary({}, (), optional, len(job.parts), planned_races=races)
+    for row in rows:
+        summary.add(row)
+    return {"right": is_right(job, rows), "problem": "", **feedback(summary, rows)}
+
+
+def _no_kernel(problem: str) -> dict[str, Any]:
+    scores = {"verdicts": {}, "cases": 0, "correctness": 0.0, "performance": None}
+    return {"right": False, "problem": problem, "scores": scores, "operators": [], "failures": [], "times": []}
+
+
+def _problem(reason: str, reply: Reply, limit: int) -> str:
+    if reply.stop == "max_tokens":
+        return f"{reason}; the reply was cut off at {limit} tokens, so write a shorter one"
+    if reply.stop == "refusal":
+        return f"{reason}; the model refused to answer"
+    return reason
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens, "cost": usage.cost}
+
+
+def earlier(journal: Journal, options: GenerationOptions, name: str) -> Iterator[Attempt]:
+    """Yield the attempts at an operator that were judged before the run was broken off."""
+    for at in journal.rounds(name, options.workers, options.rounds):
+        file = at.path / f"kernel{DSLS[options.dsl]}"
+        if (verdict := at.verdict()) is not None:
+            yield Attempt.of(at, file if file.exists() else None, verdict)

@@ -1,0 +1,137 @@
+"""Backends whose kernels language models write during the run: ``llm``, ``llm-relay``, ``kernel_agent``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from opforge.backends import BackendOptions
+from opforge.backends.directory import kernel_in, matched, operator_name
+from opforge.cache import read_json
+from opforge.generate.agent import Agent, Board, Kept
+from opforge.generate.assignment import assignments
+from opforge.generate.attempts import Means
+from opforge.generate.budget import Budget, Spent
+from opforge.generate.finding import open_provider
+from opforge.generate.journal import SUMMARY, Journal
+from opforge.generate.options import GenerationOptions
+from opforge.generate.prices import Prices
+from opforge.generate.prompting import Prompts
+from opforge.generate.provider import Provider
+from opforge.generate.settings import ProviderOptions
+from opforge.generate.transcript import Recorder
+from opforge.kernels import Kernel
+from opforge.runs.workshop import Workshop
+
+REJECTED = "rejected_kernels"
+"""The part of a run's folder with the best attempts at operators for which none was right."""
+
+
+class GeneratingBackend:
+    """Kernels written by a language model during the run, judged by the same judge, the best of each operator kept."""
+
+    name = "llm"
+
+    def __init__(self, options: BackendOptions) -> None:
+        self._directory = options.ops_directory
+        self._options = GenerationOptions.from_json(options.generation or {})
+        self._kept: list[Kept] = []
+        self.remarks: list[str] = []
+        """Operators without a right kernel, and why."""
+
+    def kernels(self, ops: Iterable[str]) -> list[Kernel]:
+        made = [kernel_in(Path(kept.file), operator_name(kept.name)) for kept in self._kept if kept.file]
+        found, _ = matched(made, ops)
+        return found
+
+    def make(self, workshop: Workshop) -> None:
+        """Ask the model until every operator has a right kernel or its attempts are spent."""
+        options = self._options.checked(workshop.config.device)
+        journal = Journal(workshop.folder)
+        summary = read_json(journal.path / SUMMARY)
+        if summary is None:
+            summary = self._made(workshop, journal, options)
+            journal.write_summary(summary)
+        self._kept = [Kept.from_json(name, row) for name, row in summary["operators"].items()]
+        self.remarks = [remark for kept in self._kept if (remark := _remark(kept))]
+
+    def _made(self, workshop: Workshop, journal: Journal, options: GenerationOptions) -> dict[str, Any]:
+        tasks = assignments(workshop.suite)
+        prices = Prices.known(Path(options.prices) if options.prices else None)
+        spent = Spent()
+        for usage in journal.usages():
+            spent = spent.plus(usage)
+        budget = Budget(prices, options.max_cost, options.max_tokens, spent)
+        board = Board(len(tasks), workshop.progress)
+        board.cost = lambda: budget.spent.cost
+        begun, judged_before = time.monotonic(), workshop.judging.busy_s
+        with provider_of(options, prices) as provider:
+            prompts = Prompts(options.prompts, options.dsl, _machine(workshop))
+            means = Means(provider, budget, workshop.judging, journal, prompts, options, board.tell)
+            kept = Agent(means, board, self._directory, workshop.folder / REJECTED).make(tasks)
+        return {
+            "model": options.model,
+            "operators": {k.name: k.as_json() for k in kept},
+            "right": sum(1 for k in kept if k.right),
+            "attempts": sum(k.attempts for k in kept),
+            **_spent_row(budget.spent),
+            "stopped": budget.reason,
+            "seconds": round(time.monotonic() - begun, 3),
+            "judging_seconds": round(workshop.judging.busy_s - judged_before, 3),
+            "asking_seconds": round(sum(row.get("seconds", 0.0) for row in journal.requests()), 3),
+        }
+
+
+class LlmBackend(GeneratingBackend):
+    """Kernels by the Claude API (ANTHROPIC_API_KEY), attempt after attempt with what the judge says; see docs/generation.md."""
+
+
+class RelayBackend(GeneratingBackend):
+    """The same by any server of OpenAI's protocol (--llm-relay-url), a local model's too."""
+
+    name = "llm-relay"
+
+
+class KernelAgentBackend(GeneratingBackend):
+    """Kernels by parallel workers with refinement (OPENAI_API_KEY), the best of all kept."""
+
+    name = "kernel_agent"
+
+
+@contextmanager
+def provider_of(options: GenerationOptions, prices: Prices) -> Iterator[Provider]:
+    """Yield who is asked, and close it afterwards."""
+    transcript = Path(options.transcript) if options.transcript else None
+    with open_provider(options.provider, ProviderOptions(options.url, transcript, prices)) as provider:
+        if not options.record:
+            yield provider
+            return
+        with Recorder(provider, Path(options.record)) as recorder:
+            yield recorder
+
+
+def _machine(workshop: Workshop) -> dict[str, Any]:
+    """Return what a prompt says of the machine."""
+    machine, versions = workshop.manifest["machine"], workshop.manifest["versions"]
+    return {"device": machine["device"], "name": machine["name"], **versions}
+
+
+def _spent_row(spent: Spent) -> dict[str, Any]:
+    return {
+        "requests": spent.requests,
+        "input_tokens": spent.input_tokens,
+        "output_tokens": spent.output_tokens,
+        "cost": round(spent.cost, 6),
+        "unpriced": spent.unpriced,
+    }
+
+
+def _remark(kept: Kept) -> str:
+    if kept.right:
+        return ""
+    if kept.file is None:
+        return f"{kept.name} has no kernel after {kept.attempts} attempts: {kept.words}"
+    return f"{kept.name}: none of {kept.attempts} attempts is right; judged is the best of them ({kept.words})"

@@ -1,0 +1,146 @@
+"""A bound on what a run may spend. It holds before a request goes out, not after.
+
+A request is let out only if everything spent, the most that the requests on their way can still take, and the most that this one can take
+fit into the bound together. The most is ``max_tokens`` of output, and one token of input for every two bytes. Requests mostly take far
+less; so one that does not fit waits while others are on their way, whose difference is given back when they end. When nothing is on its
+way and it still does not fit, the budget is spent, for this request and all that come after. The bound can be passed only by tries that
+were cut off and paid for all the same.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from opforge.errors import OpforgeError
+from opforge.generate.prices import Prices, most_input_tokens
+from opforge.generate.provider import Provider, ProviderError, Reply, Request, Usage, silent
+
+
+class BudgetSpentError(OpforgeError):
+    """The next request could pass the bound, so it was not sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What was taken so far."""
+
+    requests: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost: float = 0.0
+    """USD, of the requests whose price is known."""
+    unpriced: int = 0
+    """Requests whose price is not known."""
+
+    @property
+    def tokens(self) -> int:
+        return self.input_tokens + self.output_tokens
+
+    def plus(self, usage: Usage) -> Spent:
+        return Spent(
+            self.requests + 1,
+            self.input_tokens + usage.input_tokens,
+            self.output_tokens + usage.output_tokens,
+            self.cost + (usage.cost or 0.0),
+            self.unpriced + (usage.cost is None),
+        )
+
+
+class Budget:
+    """What a run may spend, shared by its threads."""
+
+    def __init__(
+        self,
+        prices: Prices,
+        max_cost: float | None = None,
+        max_tokens: int | None = None,
+        spent: Spent | None = None,
+    ) -> None:
+        for name, bound in (("--max-cost", max_cost), ("--max-tokens", max_tokens)):
+            if bound is not None and not (bound > 0 and math.isfinite(bound)):
+                raise OpforgeError(f"{name} {bound} is no bound; it must be more than 0")
+        self._prices = prices
+        self._max_cost = max_cost
+        self._max_tokens = max_tokens
+        self._spent = spent or Spent()
+        self._held: list[Usage] = []
+        self._reason = ""
+        self._unpriced: set[str] = set()
+        self._changed = threading.Condition()
+
+    @property
+    def spent(self) -> Spent:
+        with self._changed:
+            return self._spent
+
+    @property
+    def reason(self) -> str:
+        """Why no more requests go out; empty while they do."""
+        with self._changed:
+            return self._reason
+
+    def count(self, usage: Usage) -> None:
+        """Add what was taken elsewhere, such as by the part of the run before it was resumed."""
+        with self._changed:
+            self._spent = self._spent.plus(usage)
+            self._changed.notify_all()
+
+    def ask(self, provider: Provider, request: Request, waiting: Callable[[str], None] = silent) -> Reply:
+        """Ask within the budget; raise ``BudgetSpentError`` where the request does not fit."""
+        self._say_unpriced(request.model, waiting)
+        held = self._hold(request)
+        taken: Usage | None = None
+        try:
+            reply = provider.ask(request, waiting)
+            taken = reply.usage
+        except ProviderError as error:
+            taken = error.usage
+            raise
+        finally:
+            with self._changed:
+                self._held.remove(held)
+                if taken is not None:
+                    self._spent = self._spent.plus(taken)
+                self._changed.notify_all()
+        return reply
+
+    def _hold(self, request: Request) -> Usage:
+        most = self._prices.usage(request.model, most_input_tokens(request), request.max_tokens)
+        if self._max_cost is not None and most.cost is None:
+            raise OpforgeError(
+                f"--max-cost cannot hold for model {request.model!r}, whose price is not known; give it in a file (--prices), or bound tokens with --max-tokens"
+            )
+        with self._changed:
+            while True:
+                if not self._reason and (lack := self._lack(most)) and not self._held:
+                    self._reason = lack
+                    self._changed.notify_all()
+                if self._reason:
+                    raise BudgetSpentError(self._reason)
+                if not lack:
+                    self._held.append(most)
+                    return most
+                self._changed.wait()
+
+    def _lack(self, most: Usage) -> str:
+        """Say which bound a request could pass; empty for none."""
+        cost = self._spent.cost + sum(held.cost or 0.0 for held in self._held) + (most.cost or 0.0)
+        if self._max_cost is not None and cost > self._max_cost:
+            return f"the budget is spent: {self._spent.cost:.4f} of {self._max_cost:g} USD, and the next request can take {most.cost:.4f}"
+        size = most.input_tokens + most.output_tokens
+        tokens = self._spent.tokens + sum(held.input_tokens + held.output_tokens for held in self._held) + size
+        if self._max_tokens is not None and tokens > self._max_tokens:
+            return f"the budget is spent: {self._spent.tokens} of {self._max_tokens} tokens, and the next request can take {size}"
+        return ""
+
+    def _say_unpriced(self, model: str, waiting: Callable[[str], None]) -> None:
+        if self._prices.find(model) is not None:
+            return
+        with self._changed:
+            first = model not in self._unpriced
+            self._unpriced.add(model)
+        if first:
+            waiting(f"the price of model {model!r} is not known: tokens are counted, cost is not")

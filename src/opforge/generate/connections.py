@@ -1,0 +1,44 @@
+"""Connections that can be ended under whoever waits on them, which closing a client does not do."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import weakref
+from typing import Any
+
+
+class Connections:
+    """The open connections of a client, learned from what the HTTP library tells of each as it is made."""
+
+    def __init__(self) -> None:
+        self._streams: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._over = False
+        self._lock = threading.Lock()
+
+    def hook(self, request: Any) -> None:
+        """Have a request tell of the connection that is made for it."""
+        request.extensions["trace"] = self._hear
+
+    def hang_up(self) -> None:
+        """End all of them, and those that are being made; what waits gets an error."""
+        with self._lock:
+            self._over = True
+            for stream in list(self._streams):
+                hang_up(stream)
+
+    def _hear(self, event: str, info: dict[str, Any]) -> None:
+        if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
+            with self._lock:
+                self._streams.add(info["return_value"])
+                if self._over:
+                    hang_up(info["return_value"])
+
+
+def hang_up(stream: Any) -> None:
+    """End a connection of the HTTP library's: both ways, below TLS, so that a thread that reads from it wakes up."""
+    connection = stream.get_extra_info("socket")
+    if connection is not None:
+        with contextlib.suppress(OSError):  # it may be over already
+            socket.socket.shutdown(connection, socket.SHUT_RDWR)

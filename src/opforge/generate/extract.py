@@ -1,0 +1,146 @@
+"""The code in a model's reply, however it is wrapped."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+_FENCE = re.compile(r"^[ \t]{0,8}(`{3,}|~{3,})[ \t]*([^\s`]*)[^\n`]*$")
+_TAGS = {
+    ".py": {"python", "py", "python3", "triton", "helion", "torch", "pytorch"},
+    ".cpp": {"cpp", "c++", "cxx", "cc", "c"},
+    ".cu": {"cuda", "cu", "cpp", "c++", "cxx"},
+}
+_BEGINS_PYTHON = re.compile(r"(?:import|from|def|class|@|#|\"\"\"|''')")
+_BEGINS_NATIVE = re.compile(r"(?:#include|//|/\*|#pragma|#define|using )")
+_REGISTERS = re.compile(r"\b(?:STABLE_)?TORCH_LIBRARY(?:_FRAGMENT)?\s*\(")
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """A kernel's source."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoCode:
+    """A reply without a kernel, and why it has none, in words for the model."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    tag: str
+    text: str
+    closed: bool
+
+
+def extract(reply: str, entry: str, suffix: str) -> Code | NoCode:
+    """Return the source in a reply that has the function (or registers the operator) ``entry``; the last one, where there are several."""
+    exports = _python_exports if suffix == ".py" else _native_exports
+    blocks = [block for block in _blocks(reply) if block.text.strip()]
+    found = [block for block in blocks if exports(block.text, entry)]
+    if found:
+        whole = [block for block in found if _parses(block.text, suffix)]
+        best = (whole or found)[-1]
+        if not best.closed and not whole:
+            return NoCode("the reply breaks off inside the code")
+        return Code(_tidy(best.text))
+    if blocks:
+        tagged = [block for block in blocks if block.tag in _TAGS[suffix]] or blocks
+        if suffix == ".py" and (joined := _joined(tagged, entry)):
+            return Code(joined)
+        return NoCode(f"none of the {len(blocks)} code blocks in the reply has {_what(entry, suffix)}")
+    bare = _bare(reply, suffix)
+    if bare and exports(bare, entry):
+        return Code(_tidy(bare))
+    return NoCode(f"the reply has no code block, and no {_what(entry, suffix)}")
+
+
+def _what(entry: str, suffix: str) -> str:
+    return f"function {entry}" if suffix == ".py" else f"operator {entry} that is registered with TORCH_LIBRARY"
+
+
+def _blocks(reply: str) -> Iterator[_Block]:
+    """Yield what stands between fences; the last one may have no end."""
+    fence, tag, lines = "", "", list[str]()
+    for line in reply.splitlines():
+        mark = _FENCE.match(line)
+        if not fence and mark:
+            fence, tag, lines = mark[1], mark[2].lower().strip("{}."), []
+        elif fence and mark and mark[1].startswith(fence) and not mark[2]:
+            yield _Block(tag, "\n".join(lines), closed=True)
+            fence = ""
+        elif fence:
+            lines.append(line)
+    if fence:
+        yield _Block(tag, "\n".join(lines), closed=False)
+
+
+def _python_exports(text: str, entry: str) -> bool:
+    """Whether a source binds a name at its top; one that does not parse is asked by its words."""
+    try:
+        tree = ast.parse(_tidy(text))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return re.search(rf"^(?:def\s+{entry}\s*\(|{entry}\s*=)", _tidy(text), re.MULTILINE) is not None
+    return any(entry in _bound(node) for node in tree.body)
+
+
+def _bound(node: ast.stmt) -> set[str]:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return {node.name}
+    if isinstance(node, ast.Assign):
+        return {target.id for target in node.targets if isinstance(target, ast.Name)}
+    if isinstance(node, ast.If | ast.Try | ast.With):
+        return {name for inner in node.body for name in _bound(inner)}
+    return set()
+
+
+def _native_exports(text: str, entry: str) -> bool:
+    """Whether a C++ or CUDA source registers an operator; which one, the judge finds."""
+    return _REGISTERS.search(text) is not None and entry.removesuffix("_kernel_impl") in text
+
+
+def _parses(text: str, suffix: str) -> bool:
+    if suffix != ".py":
+        return text.count("{") == text.count("}")
+    try:
+        ast.parse(_tidy(text))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
+
+
+def _joined(blocks: Sequence[_Block], entry: str) -> str:
+    """Return all blocks as one source where only together they have the function, as when a class or a decorator is shown by itself."""
+    text = "\n\n".join(_tidy(block.text) for block in blocks)
+    return text if _parses(text, ".py") and _python_exports(text, entry) else ""
+
+
+def _bare(reply: str, suffix: str) -> str:
+    """Return the code in a reply without fences: from the first line that looks like code to the last with which it parses."""
+    begins = _BEGINS_PYTHON if suffix == ".py" else _BEGINS_NATIVE
+    lines = reply.splitlines()
+    starts = [number for number, line in enumerate(lines) if begins.match(line)]
+    for start in starts[:20]:
+        for end in range(len(lines), start, -1):
+            text = "\n".join(lines[start:end])
+            if suffix != ".py":
+                return text[: text.rfind("}") + 1]
+            if _parses(text, suffix):
+                return text
+            if len(lines) - end > 60:  # more prose than a model ends with
+                break
+    return ""
+
+
+def _tidy(text: str) -> str:
+    """Take off the indentation that all lines share, and end with a line break."""
+    lines = text.expandtabs(4).splitlines() if text.lstrip("\n").startswith("\t") else text.splitlines()
+    indents = [len(line) - len(line.lstrip(" ")) for line in lines if line.strip()]
+    least = min(indents, default=0)
+    return "\n".join(line[least:].rstrip() for line in lines).strip("\n") + "\n"

@@ -1,0 +1,118 @@
+"""What went wrong, in words, from the errors of an SDK; and whether another try may end better."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from opforge.generate.keys import Scrubber
+from opforge.generate.retrying import TryFailedError
+
+_LONGEST = 600
+"""How many characters of a server's words are passed on."""
+_PASSING = frozenset({408, 409, 425, 429})
+_NO_CREDIT = frozenset({"insufficient_quota", "billing_error"})
+"""Words for an error that comes with the status of a rate limit, and that no further try mends."""
+_FINAL = _NO_CREDIT | {
+    "invalid_request_error",
+    "authentication_error",
+    "permission_error",
+    "not_found_error",
+    "request_too_large",
+}
+"""Words for such errors where there is no status to go by, in a stream that began well."""
+
+
+class Failures:
+    """Understands the errors of one SDK; Anthropic's and OpenAI's have the same classes."""
+
+    def __init__(self, sdk: Any, scrub: Scrubber, key_variable: str) -> None:
+        self._sdk = sdk
+        self._scrub = scrub
+        self._key_variable = key_variable
+
+    def understand(self, error: Exception, model: str) -> TryFailedError | None:
+        """Return what an error comes to; None for one that is not the server's or the network's."""
+        if isinstance(error, self._sdk.APIStatusError):
+            return self._status(error, model)
+        if isinstance(error, self._sdk.APITimeoutError) or _is(error, "TimeoutException"):
+            return TryFailedError("no answer in time", again=True)
+        if isinstance(error, self._sdk.APIConnectionError):
+            return TryFailedError(self._clean(f"no connection ({_cause(error)})"), again=True)
+        if isinstance(error, self._sdk.APIError):
+            again = not _kinds(error) & _FINAL
+            return TryFailedError(self._clean(f"the server broke off: {_words(error)}"), again=again)
+        if _is(error, "TransportError"):
+            return TryFailedError(self._clean(f"the reply broke off ({error})"), again=True)
+        if isinstance(error, ValueError):
+            return TryFailedError(self._clean(f"what came is not the protocol's ({error})"), again=True)
+        return None
+
+    def _status(self, error: Any, model: str) -> TryFailedError:
+        status, kinds = int(error.status_code), _kinds(error)
+        if status < 400:  # the error came as an event of the stream
+            return TryFailedError(self._clean(f"the server broke off: {_words(error)}"), again=not kinds & _FINAL)
+        again = (status in _PASSING or status >= 500) and not kinds & _NO_CREDIT
+        advice = "the account has no credit left" if kinds & _NO_CREDIT else self._advice(status, model)
+        asked_s = retry_after_s(error.response.headers) if again else None
+        return TryFailedError(
+            self._clean(f"status {status}: {_words(error)}"), again=again, asked_s=asked_s, advice=advice
+        )
+
+    def _advice(self, status: int, model: str) -> str:
+        advice = {
+            401: f"check the key in {self._key_variable}",
+            403: f"check what the key in {self._key_variable} may do",
+            404: f"check the name of the model ({model!r}) and the address",
+            413: "the prompt is too long",
+        }
+        return advice.get(status, "")
+
+    def _clean(self, text: str) -> str:
+        clean = self._scrub(" ".join(text.split()))
+        return clean if len(clean) <= _LONGEST else clean[:_LONGEST] + " …"
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """Return how long a server asks us to wait: in milliseconds, in seconds, or until a date."""
+    for name, unit_s in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
+        try:
+            wait_s = float(headers.get(name, "")) * unit_s
+        except ValueError:
+            continue
+        if 0 <= wait_s < float("inf"):
+            return wait_s
+    try:
+        return max(0.0, parsedate_to_datetime(headers.get("retry-after", "")).timestamp() - time.time())
+    except (ValueError, TypeError):
+        return None
+
+
+def _is(error: Exception, name: str) -> bool:
+    """Whether an error is of the HTTP library below the SDK, which is httpx or its successor."""
+    return any(cls.__name__ == name and cls.__module__.startswith("httpx") for cls in type(error).__mro__)
+
+
+def _cause(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error) or type(error).__name__
+
+
+def _detail(error: Any) -> Mapping[str, Any]:
+    """Return what the server says of its error; Anthropic wraps it, OpenAI's SDK has unwrapped it."""
+    body = error.body
+    inner = body.get("error", body) if isinstance(body, dict) else {}
+    return inner if isinstance(inner, dict) else {}
+
+
+def _words(error: Any) -> str:
+    return str(_detail(error).get("message") or error)
+
+
+def _kinds(error: Any) -> set[str]:
+    """Return the server's own words for the kind of its error."""
+    detail = _detail(error)
+    return {str(detail[name]) for name in ("code", "type") if detail.get(name)}

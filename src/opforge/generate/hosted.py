@@ -1,0 +1,194 @@
+"""What providers that are servers have in common: a stream that is read to its end, or tried again."""
+
+from __future__ import annotations
+
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from typing import Any, ClassVar, Self
+
+from opforge.generate.connections import Connections, hang_up
+from opforge.generate.failures import Failures
+from opforge.generate.keys import Scrubber, shown
+from opforge.generate.prices import about_tokens
+from opforge.generate.provider import NOTHING, ProviderError, Reply, Request, Usage, silent
+from opforge.generate.retrying import TryFailedError, ask_again
+from opforge.generate.settings import ProviderOptions, check_address
+
+_CONNECT_S = 30.0
+
+
+@dataclass(slots=True)
+class Arriving:
+    """A reply of which a part may be here."""
+
+    parts: list[str] = field(default_factory=list)
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    reason: str = ""
+    """Why it is about to end, in the server's word."""
+    stop: str = ""
+    """Why it ended, in ours; empty while it has not."""
+
+    @property
+    def text(self) -> str:
+        return "".join(self.parts)
+
+
+class HostedProvider(ABC):
+    """A server that is spoken to with its own SDK, whose retries are off: ours are counted and said."""
+
+    name: str
+    package: ClassVar[str]
+    """Of the SDK; our extra has the same name."""
+    key_variable: ClassVar[str]
+    address_variable: ClassVar[str]
+    """What the environment calls the server's address, where it is not the provider's own."""
+
+    def __init__(self, options: ProviderOptions) -> None:
+        self._options = options
+        self._sdk = _sdk(self.package, self.name)
+        url = options.url or os.environ.get(self.address_variable, "")
+        if url:
+            check_address(url)
+        key = self.find_key(url)
+        self._scrub = Scrubber(key, url)
+        self._failures = Failures(self._sdk, self._scrub, self.key_variable)
+        self._url = shown(url)
+        self._connections = Connections()
+        self._client = self.connect(self._sdk, key, url)
+        self._closing = threading.Event()
+        self._without_temperature: set[str] = set()
+
+    @abstractmethod
+    def find_key(self, url: str) -> str:
+        """Return the key for a server; an empty address stands for the SDK's own."""
+
+    @abstractmethod
+    def connect(self, sdk: Any, key: str, url: str) -> Any:
+        """Return the SDK's client."""
+
+    @abstractmethod
+    def start(self, request: Request) -> Any:
+        """Send a request and return the SDK's stream of events."""
+
+    @abstractmethod
+    def take(self, arriving: Arriving, event: Any) -> None:
+        """Add an event to what has come."""
+
+    def transport(self, sdk: Any) -> dict[str, Any]:
+        """Return what both SDKs are told of the way: no retries of theirs, a time-out that is for silence, connections that we can end."""
+        timeout = sdk.Timeout(self._options.timeout_s, connect=min(self._options.timeout_s, _CONNECT_S))
+        http = sdk.DefaultHttpxClient(timeout=timeout, event_hooks={"request": [self._connections.hook]})
+        return {"max_retries": 0, "timeout": timeout, "http_client": http}
+
+    def ask(self, request: Request, waiting: Callable[[str], None] = silent) -> Reply:
+        """Return the whole reply, or raise ``ProviderError``."""
+        sleep = self._options.sleep or self._closing.wait
+        return ask_again(lambda: self._once(request, waiting), self.name, self._options.retries, waiting, sleep)
+
+    def close(self) -> None:
+        """Break off what is on its way and close the connections; may be called from any thread."""
+        self._closing.set()
+        self._connections.hang_up()
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._url or 'its own server'!r})"
+
+    def _once(self, request: Request, waiting: Callable[[str], None]) -> Reply:
+        """Try once. A model that takes no temperature is asked without it, then and from then on."""
+        if request.temperature is not None and request.model in self._without_temperature:
+            request = replace(request, temperature=None)
+        reply = self._read(request)
+        if isinstance(reply, Reply):
+            return reply
+        if request.temperature is None or reply.again or "temperature" not in str(reply):
+            raise reply
+        self._without_temperature.add(request.model)
+        waiting(f"{self.name}: model {request.model!r} takes no temperature, and is asked without")
+        return self._once(request, waiting)
+
+    def _read(self, request: Request) -> Reply | TryFailedError:
+        """Return the reply, or what became of it. Errors of the SDK, which hold the key in their request, end here."""
+        if self._closing.is_set():
+            return _broken_off()
+        arriving = Arriving()
+        late = False
+        try:
+            with _Watched(self.start(request), self._options.limit_s) as stream:
+                try:
+                    for event in stream.events:
+                        self.take(arriving, event)
+                finally:
+                    late = stream.late
+        except Exception as error:
+            understood = self._failures.understand(error, request.model)
+            if understood is None and not self._closing.is_set():
+                raise
+            failed = understood or _broken_off()
+        else:
+            if arriving.stop and not late:
+                return Reply(arriving.text, self._usage(request, arriving), arriving.stop)
+            failed = TryFailedError("the reply broke off", again=True)
+        if late:
+            failed = TryFailedError(f"the reply was not complete after {self._options.limit_s:g} s", again=True)
+        if self._closing.is_set():
+            failed = _broken_off()
+        failed.usage = self._usage(request, arriving) if arriving.parts or arriving.input_tokens else NOTHING
+        return failed
+
+    def _usage(self, request: Request, arriving: Arriving) -> Usage:
+        """Return the server's figures; where it gave none, because it never does or broke off, they are estimated from the texts."""
+        texts = (request.system, *(message.text for message in request.messages))
+        given, got = arriving.input_tokens, arriving.output_tokens
+        if given is None:
+            given = sum(map(about_tokens, texts))
+        if got is None or not arriving.stop:
+            got = max(got or 0, about_tokens(arriving.text))
+        return self._options.prices.usage(request.model, given, got)
+
+
+class _Watched:
+    """A stream that is hung up when it takes too long: a server that sends signs of life and nothing else has no time-out."""
+
+    def __init__(self, events: Any, limit_s: float) -> None:
+        self.events = events
+        self.late = False
+        self._timer = threading.Timer(limit_s, self._end)
+        self._timer.daemon = True
+
+    def __enter__(self) -> Self:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        self.events.close()
+
+    def _end(self) -> None:
+        self.late = True
+        if (network := self.events.response.extensions.get("network_stream")) is not None:
+            hang_up(network)
+
+
+def _broken_off() -> TryFailedError:
+    return TryFailedError("broken off, as the provider was closed", again=False)
+
+
+def _sdk(package: str, name: str) -> Any:
+    try:
+        return import_module(package)
+    except ImportError as error:
+        raise ProviderError(
+            f"provider {name!r} needs the package {package!r}, which cannot be imported ({error}); `pip install opforge[{package}]`"
+        ) from None

@@ -1,0 +1,141 @@
+"""What happens while kernels are made, on disk as it happens: `generation/` in a run's folder.
+
+    requests.jsonl                            a line for each request that was answered or failed: who asked, tokens, cost, seconds
+    OP/worker_K/round_N/prompt.md             what was asked
+                        cost.json, reply.md   what came of it
+                        kernel.py             the code in it (or kernel.cpp, kernel.cu)
+                        verdict.json          what the judge said
+    OP/winner.json                            which attempt was kept, and why there is none
+    summary.json                              all operators, when all are done
+
+Files are whole or absent. A reply that is there is not asked for again, and a verdict that is there is not asked of the judge again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from opforge.cache import read_json, write_atomically
+from opforge.generate.provider import Reply, Request, Usage
+
+FOLDER = "generation"
+SUMMARY = "summary.json"
+_REQUESTS = "requests.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One attempt's folder."""
+
+    path: Path
+    op: str
+    worker: int
+    number: int
+
+    @property
+    def label(self) -> str:
+        return f"{self.op}_worker_{self.worker}_round_{self.number}"
+
+    def reply(self) -> Reply | None:
+        """Return what was answered; None where nothing has been."""
+        try:
+            text = (self.path / "reply.md").read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        row = read_json(self.path / "cost.json") or {}
+        usage = Usage(row.get("input_tokens", 0), row.get("output_tokens", 0), row.get("cost"))
+        return Reply(text, usage, row.get("stop", "end"))
+
+    def verdict(self) -> dict[str, Any] | None:
+        found = read_json(self.path / "verdict.json")
+        return found if isinstance(found, dict) else None
+
+    def write_prompt(self, request: Request) -> None:
+        parts = [f"# system\n\n{request.system}", *(f"# {m.role}\n\n{m.text}" for m in request.messages)]
+        write_atomically(self.path / "prompt.md", "\n\n".join(parts) + "\n")
+
+    def write_reply(self, reply: Reply, seconds: float) -> None:
+        """Keep a reply: it is there when its text is, which comes last."""
+        row = {**asdict(reply.usage), "stop": reply.stop, "seconds": round(seconds, 3)}
+        write_atomically(self.path / "cost.json", json.dumps(row, indent=1) + "\n")
+        write_atomically(self.path / "reply.md", reply.text)
+
+    def write_kernel(self, source: str, suffix: str) -> Path:
+        path = self.path / f"kernel{suffix}"
+        write_atomically(path, source)
+        return path
+
+    def write_verdict(self, verdict: dict[str, Any]) -> None:
+        write_atomically(self.path / "verdict.json", json.dumps(verdict, indent=1) + "\n")
+
+
+class Journal:
+    """The folder of a run in which all of it is kept."""
+
+    def __init__(self, run: Path) -> None:
+        self.path = run / FOLDER
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = threading.Lock()
+
+    def round(self, op: str, worker: int, number: int) -> Round:
+        return Round(self.path / op / f"worker_{worker}" / f"round_{number}", op, worker, number)
+
+    def rounds(self, op: str, workers: int, rounds: int) -> Iterator[Round]:
+        """Yield the attempts at an operator that have their verdict."""
+        for worker in range(1, workers + 1):
+            for number in range(1, rounds + 1):
+                found = self.round(op, worker, number)
+                if (found.path / "verdict.json").exists():
+                    yield found
+
+    def note(self, at: Round, request: Request, **fields: Any) -> None:
+        """Add a line on a request; it is on the disk when this returns."""
+        head = {"op": at.op, "worker": at.worker, "round": at.number, "model": request.model}
+        line = json.dumps({**head, **fields}) + "\n"
+        with self._lock, (self.path / _REQUESTS).open("ab") as handle:
+            if handle.tell() and not _ends_whole(self.path / _REQUESTS):
+                line = "\n" + line  # after half a line, as a killed process leaves it
+            handle.write(line.encode())
+            handle.flush()
+            os.fsync(handle.fileno())
+
+    def requests(self) -> Iterator[dict[str, Any]]:
+        """Yield the lines on requests; half a line, as a killed process leaves it, is passed over."""
+        try:
+            text = (self.path / _REQUESTS).read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return
+        for line in text.splitlines():
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(row, dict):
+                yield row
+
+    def usages(self) -> Iterator[Usage]:
+        """Yield what was used so far, by this process or one before it."""
+        for row in self.requests():
+            yield Usage(row.get("input_tokens", 0), row.get("output_tokens", 0), row.get("cost"))
+
+    def winner(self, op: str) -> dict[str, Any] | None:
+        found = read_json(self.path / op / "winner.json")
+        return found if isinstance(found, dict) else None
+
+    def write_winner(self, op: str, row: dict[str, Any]) -> None:
+        write_atomically(self.path / op / "winner.json", json.dumps(row, indent=1) + "\n")
+
+    def write_summary(self, row: dict[str, Any]) -> None:
+        write_atomically(self.path / SUMMARY, json.dumps(row, indent=1) + "\n")
+
+
+def _ends_whole(path: Path) -> bool:
+    with path.open("rb") as handle:
+        handle.seek(-1, os.SEEK_END)
+        return handle.read(1) == b"\n"

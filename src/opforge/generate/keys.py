@@ -1,0 +1,54 @@
+"""Keys: where they come from, and how they are kept out of everything that is said."""
+
+from __future__ import annotations
+
+import os
+import re
+from urllib.parse import unquote, urlsplit
+
+from opforge.generate.provider import MissingKeyError
+
+_KEY_LIKE = re.compile(r"\b(sk|pk|rk)-[\w*.\-]{6,}")
+"""What the usual keys look like, also when a server shows a part of one."""
+
+
+def find_key(variable: str, provider: str) -> str:
+    """Return the key that the environment holds."""
+    key = read_key(variable)
+    if not key:
+        raise MissingKeyError(
+            f"{provider} wants a key, and {variable} is not set; export it in the shell that runs opforge"
+        )
+    return key
+
+
+def read_key(variable: str) -> str:
+    """Return the key that the environment holds, or nothing; one that no server could be sent is an error, which does not show it."""
+    key = os.environ.get(variable, "").strip()
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise MissingKeyError(
+            f"{variable} holds characters that no key has; export it again, without spaces and quotes"
+        )
+    return key
+
+
+class Scrubber:
+    """Takes secrets out of a text."""
+
+    def __init__(self, key: str, url: str = "") -> None:
+        password = urlsplit(url).password or ""
+        self._secrets = sorted({key, password, unquote(password)} - {""}, key=len, reverse=True)
+
+    def __call__(self, text: str) -> str:
+        for secret in self._secrets:
+            text = text.replace(secret, "[key]")
+        return _KEY_LIKE.sub("[key]", text)
+
+    def __repr__(self) -> str:
+        return "Scrubber()"
+
+
+def shown(url: str) -> str:
+    """Return an address without the name and password that may be in it."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()

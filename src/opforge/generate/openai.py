@@ -1,0 +1,67 @@
+"""OpenAI's models by its own SDK, and every other server that speaks its protocol."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, ClassVar
+
+from opforge.generate.hosted import Arriving, HostedProvider
+from opforge.generate.keys import find_key, read_key
+from opforge.generate.provider import ProviderError, Request
+
+_STOPS = {"stop": "end", "length": "max_tokens", "content_filter": "refusal"}
+
+
+class OpenAIProvider(HostedProvider):
+    """OpenAI's models, with the key in OPENAI_API_KEY."""
+
+    name = "openai"
+    package = "openai"
+    key_variable = "OPENAI_API_KEY"
+    address_variable = "OPENAI_BASE_URL"
+    bound: ClassVar[str] = "max_completion_tokens"
+    """What the protocol calls the bound on a reply; newer models take this name only, other servers often only the older."""
+
+    def find_key(self, url: str) -> str:  # noqa: ARG002  # one key for all
+        return find_key(self.key_variable, self.name)
+
+    def connect(self, sdk: Any, key: str, url: str) -> Any:
+        return sdk.OpenAI(api_key=key, base_url=url or None, **self.transport(sdk))
+
+    def start(self, request: Request) -> Any:
+        more: dict[str, Any] = {self.bound: request.max_tokens}
+        if request.temperature is not None:
+            more["temperature"] = request.temperature
+        system = [{"role": "system", "content": request.system}] if request.system else []
+        messages = [*system, *({"role": m.role, "content": m.text or "(nothing)"} for m in request.messages)]
+        return self._client.chat.completions.create(
+            model=request.model, messages=messages, stream=True, stream_options={"include_usage": True}, **more
+        )
+
+    def take(self, arriving: Arriving, event: Any) -> None:
+        if event.usage is not None:
+            arriving.input_tokens, arriving.output_tokens = event.usage.prompt_tokens, event.usage.completion_tokens
+        for choice in event.choices or ():
+            if choice.delta is not None and (text := choice.delta.content or choice.delta.refusal):
+                arriving.parts.append(text)
+                arriving.reason = arriving.reason or ("refusal" if choice.delta.refusal else "")
+            if choice.finish_reason:
+                arriving.stop = arriving.reason or _STOPS.get(choice.finish_reason, choice.finish_reason)
+
+
+class RelayProvider(OpenAIProvider):
+    """Any server that speaks OpenAI's protocol, by its address (--llm-relay-url or OPENAI_BASE_URL); a key is optional."""
+
+    name = "relay"
+    key_variable = "OPFORGE_RELAY_API_KEY"
+    bound = "max_tokens"
+
+    def find_key(self, url: str) -> str:
+        """Return the relay's key. One of OpenAI's goes only where OPENAI_BASE_URL points, never to an address given otherwise."""
+        if not url:
+            raise ProviderError(
+                "provider 'relay' wants the address of a server; give --llm-relay-url URL, or export OPENAI_BASE_URL (such as http://localhost:8000/v1)"
+            )
+        paired = url == os.environ.get(self.address_variable)
+        key = read_key(self.key_variable) or (read_key(OpenAIProvider.key_variable) if paired else "")
+        return key or "no-key"  # the SDK wants one, and servers without keys take any

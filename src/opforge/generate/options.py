@@ -1,0 +1,88 @@
+"""What a user may ask of a run in which language models write the kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from opforge import registry
+from opforge.errors import OpforgeError, UnknownNameError
+
+DSLS = {"triton": ".py", "helion": ".py", "pytorch": ".py", "cpp": ".cpp", "cuda": ".cu"}
+"""In what a kernel may be written, and how its file ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationOptions:
+    """How kernels are asked for."""
+
+    provider: str = "anthropic"
+    model: str = "claude-opus-5-5"
+    url: str = ""
+    """Of the provider's server, where it is not its own."""
+    transcript: str = ""
+    """The file that is replayed, for provider ``transcript``."""
+    record: str = ""
+    """The file into which requests and replies go."""
+    dsl: str = "triton"
+    workers: int = 1
+    """How many write kernels for the same operator, each for itself."""
+    rounds: int = 5
+    """How many attempts each of them has."""
+    target: float | None = None
+    """The speedup at which an operator's kernel is fast enough; None for the best of all attempts."""
+    parallel: int = 8
+    """How many workers are active at once, of all operators."""
+    max_cost: float | None = None
+    max_tokens: int | None = None
+    reply_tokens: int = 16384
+    """The most that one reply may have."""
+    prompts: str = ""
+    """A folder with templates of the user's."""
+    prices: str = ""
+    """A file with prices of the user's."""
+
+    def checked(self, device: str) -> GenerationOptions:
+        """Return the options, or say which is out of its range."""
+        if self.dsl not in DSLS:
+            raise UnknownNameError("DSL", self.dsl, DSLS)
+        if self.dsl == "cuda" and device == "cpu":
+            raise OpforgeError(
+                "--dsl cuda goes with --device cuda; for the CPU there are: cpp, triton, helion, pytorch"
+            )
+        if self.provider not in registry.names("providers"):
+            raise UnknownNameError("provider", self.provider, registry.names("providers"))
+        for name, value, most in (
+            ("workers", self.workers, 64),
+            ("rounds", self.rounds, 1000),
+            ("parallel", self.parallel, 256),
+        ):
+            if not 1 <= value <= most:
+                raise OpforgeError(f"{_OPTIONS[name]} {value} is out of range; it must be 1 to {most}")
+        for name, number in (("target", self.target), ("max_cost", self.max_cost), ("max_tokens", self.max_tokens)):
+            if number is not None and not number > 0:
+                raise OpforgeError(f"{_OPTIONS[name]} {number} is out of range; it must be more than 0")
+        if self.reply_tokens < 256:
+            raise OpforgeError(f"--reply-tokens {self.reply_tokens} is too small; it must be at least 256")
+        if self.prompts and not Path(self.prompts).is_dir():
+            raise OpforgeError(f"--prompts {self.prompts!r} is no folder; see docs/generation.md for what it may hold")
+        return self
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> GenerationOptions:
+        return cls(**row)
+
+
+_OPTIONS = {
+    "workers": "--kernel-agent-workers",
+    "rounds": "the number of attempts (--llm-attempts, --kernel-agent-max-rounds)",
+    "parallel": "--parallel",
+    "target": "--kernel-agent-target",
+    "max_cost": "--max-cost",
+    "max_tokens": "--max-tokens",
+}

@@ -1,0 +1,108 @@
+"""What tokens cost: a list of ours, and a file of the user's that comes first."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from opforge.errors import OpforgeError
+from opforge.generate.provider import Request, Usage
+
+_DATED = re.compile(r"-(\d{8}|\d{4}-\d{2}-\d{2}|latest)$")
+"""What may follow a model's name without its price being another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """USD for a million tokens."""
+
+    input: float
+    output: float
+    long_above: int | None = None
+    """Requests of more input tokens than this cost what follows instead, all of their tokens."""
+    long_input: float = 0.0
+    long_output: float = 0.0
+
+    def of(self, input_tokens: int, output_tokens: int) -> float:
+        if self.long_above is not None and input_tokens > self.long_above:
+            return (input_tokens * self.long_input + output_tokens * self.long_output) / 1e6
+        return (input_tokens * self.input + output_tokens * self.output) / 1e6
+
+
+class Prices:
+    """Prices by model. A name of ours covers its dated snapshots; a name in a user's file may have ``*`` in it."""
+
+    def __init__(self, ours: Mapping[str, Price], users: Mapping[str, Price] | None = None) -> None:
+        self._ours = ours
+        self._users = users or {}
+
+    @classmethod
+    def known(cls, file: Path | None = None) -> Prices:
+        """Return the prices that we know, after those in a file of the user's."""
+        return cls(_ours(), _read(file) if file is not None else None)
+
+    def find(self, model: str) -> Price | None:
+        for pattern, price in self._users.items():
+            if fnmatchcase(model, pattern):
+                return price
+        return self._ours.get(model) or self._ours.get(_DATED.sub("", model))
+
+    def usage(self, model: str, input_tokens: int, output_tokens: int) -> Usage:
+        """Return these tokens with what they cost."""
+        price = self.find(model)
+        return Usage(input_tokens, output_tokens, None if price is None else price.of(input_tokens, output_tokens))
+
+
+def about_tokens(text: str) -> int:
+    """Guess how many tokens a text has, for servers that do not say: one in four bytes."""
+    return -(-len(text.encode()) // 4)
+
+
+def most_input_tokens(request: Request) -> int:
+    """Return how many tokens a request can come to: one in two bytes, which is more than words or code have, and some for each turn."""
+    texts = [request.system, *(message.text for message in request.messages)]
+    return sum(-(-len(text.encode()) // 2) + 16 for text in texts)
+
+
+@cache
+def _ours() -> Mapping[str, Price]:
+    return _parse(files("opforge.generate").joinpath("prices.toml").read_text(encoding="utf-8"), "prices.toml")
+
+
+def _read(file: Path) -> Mapping[str, Price]:
+    try:
+        return _parse(file.read_text(encoding="utf-8"), str(file))
+    except OSError as error:
+        raise OpforgeError(f"the file of prices {str(file)!r} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise OpforgeError(f"the file of prices {str(file)!r} is not UTF-8 text") from None
+
+
+def _parse(text: str, where: str) -> dict[str, Price]:
+    try:
+        rows = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise OpforgeError(f"{where} is not TOML: {error}") from None
+    return {model: _price(row, f"{where}, {model!r}") for model, row in rows.items()}
+
+
+def _price(row: Any, where: str) -> Price:
+    allowed = {field.name for field in fields(Price)}
+    if not isinstance(row, dict) or not {"input", "output"} <= row.keys() <= allowed:
+        raise OpforgeError(
+            f'{where}: wanted is a line like "name" = {{ input = 3.0, output = 15.0 }}, in USD for a million tokens; '
+            f"allowed besides: {', '.join(sorted(allowed - {'input', 'output'}))}"
+        )
+    for name, value in row.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+            raise OpforgeError(f"{where}: {name} is {value!r}; it must be a number, 0 or more")
+    if "long_above" in row and not {"long_input", "long_output"} <= row.keys():
+        raise OpforgeError(f"{where}: long_above wants long_input and long_output")
+    return Price(**row)

@@ -1,0 +1,101 @@
+"""Prompts: templates in the package, each of which a folder of the user's may replace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from opforge.backends.scaffold import python_signature
+from opforge.cases import Case, Phase
+from opforge.cases.case import Expect
+from opforge.errors import OpforgeError
+from opforge.generate.assignment import Assignment, call_text, spread, without_places
+from opforge.generate.options import DSLS
+from opforge.ops import table
+
+OURS = Path(__file__).parent / "prompts"
+_MOST_CASES, _MOST_RACES, _MOST_OTHERS = 16, 12, 3
+_MOST_CHARACTERS = 16_000
+"""Of what is said about one attempt."""
+
+
+class Prompts:
+    """The texts that a model gets."""
+
+    def __init__(self, folder: str, dsl: str, machine: Mapping[str, Any]) -> None:
+        theirs = [jinja2.FileSystemLoader(folder)] if folder else []
+        self._templates = jinja2.Environment(
+            loader=jinja2.ChoiceLoader([*theirs, jinja2.FileSystemLoader(OURS)]),
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            autoescape=False,  # noqa: S701  # Markdown for a model
+        )
+        self._templates.filters |= {"shorten": shorten, "call": without_places}
+        self._common = {"dsl": dsl, "suffix": DSLS[dsl], "machine": dict(machine)}
+
+    def system(self) -> str:
+        return self._render("system.md.j2")
+
+    def first(self, task: Assignment, worker: int = 1, workers: int = 1) -> str:
+        """Return the prompt with which a worker begins."""
+        own = {part.op: part.cases for part in task.parts if part.required}
+        others = {part.op: part.cases for part in task.parts if not part.required}
+        cases = [case for group in own.values() for case in group]
+        return self._render(
+            "first.md.j2",
+            task=task,
+            op=task.primary,
+            entry=task.entry,
+            signature=python_signature(task.primary),
+            schemas={op: _schema(op) for op in (task.primary.name, *own)},
+            others={op: _schema(op) for op in others},
+            cases=[*_some(cases, Phase.CORRECTNESS, _MOST_CASES), *_of_others(others)],
+            races=_some(cases, Phase.PERFORMANCE, _MOST_RACES),
+            count=sum(len(part.cases) for part in task.parts),
+            worker=worker,
+            workers=workers,
+        )
+
+    def feedback(self, task: Assignment, verdict: Mapping[str, Any], left: int, best: Mapping[str, Any] | None) -> str:
+        """Return what a worker is told of its last attempt, with how many are left; ``best`` is of an earlier one that was better."""
+        text = self._render("feedback.md.j2", task=task, entry=task.entry, left=left, best=best, **verdict)
+        return shorten(text, _MOST_CHARACTERS)
+
+    def _render(self, name: str, **values: Any) -> str:
+        try:
+            return self._templates.get_template(name).render(**self._common, **values).strip() + "\n"
+        except jinja2.TemplateError as error:
+            where = f"{error.filename}:{error.lineno}: " if isinstance(error, jinja2.TemplateSyntaxError) else ""
+            raise OpforgeError(
+                f"the prompt {name} cannot be rendered: {where}{type(error).__name__}: {error.message}; mend it in --prompts, or leave it out there for ours"
+            ) from None
+
+
+def shorten(text: str, most: int) -> str:
+    """Return a text, without its middle where it is too long."""
+    if len(text) <= most:
+        return text
+    head = most * 2 // 3
+    return f"{text[:head]}\n[… {len(text) - most} characters left out …]\n{text[len(text) - (most - head) :]}"
+
+
+def _schema(op: str) -> str:
+    found = table().get(op)
+    return found.schema if found is not None else op
+
+
+def _some(cases: list[Case], phase: Phase, most: int) -> list[str]:
+    return [_line(case) for case in spread([c for c in cases if c.phase is phase], most)]
+
+
+def _of_others(others: Mapping[str, list[Case]]) -> list[str]:
+    return [line for cases in others.values() for line in _some(cases, Phase.CORRECTNESS, _MOST_OTHERS)]
+
+
+def _line(case: Case) -> str:
+    """Return a case as a line of a prompt."""
+    return f"{case.op}{call_text(case)}" + ("  # ATen raises an error" if case.expect is Expect.RAISES else "")

@@ -1,0 +1,50 @@
+"""What a user may ask of any provider."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from opforge.errors import OpforgeError
+from opforge.generate.prices import Prices
+from opforge.generate.retrying import Retries
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderOptions:
+    """The settings of a provider; a key is not one of them, it comes from the environment."""
+
+    url: str = ""
+    """Where the server is; empty for the provider's own."""
+    transcript: Path | None = None
+    """What is replayed."""
+    prices: Prices = field(default_factory=Prices.known)
+    retries: Retries = field(default_factory=Retries)
+    timeout_s: float = 300.0
+    """For how long a server may be silent."""
+    limit_s: float = 1800.0
+    """How long one try may take, however much comes."""
+    sleep: Callable[[float], object] | None = None
+    """How to wait between tries; None for the clock."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("timeout_s", self.timeout_s), ("limit_s", self.limit_s)):
+            if not value > 0:
+                raise OpforgeError(f"{name} {value} is too small; it must be more than 0")
+        if self.url:
+            check_address(self.url)
+
+
+def check_address(url: str) -> None:
+    """Raise where this is no address of a server."""
+    try:
+        parts = urlsplit(url)
+        whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        whole = False
+    if not whole:
+        said = re.sub(r"[^/]*@", "", url)  # without the password that may be in it
+        raise OpforgeError(f"{said!r} is no address of a server; wanted is one like http://localhost:8000/v1")

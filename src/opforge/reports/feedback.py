@@ -1,0 +1,123 @@
+"""A run as JSON for whoever writes the kernels: scores, operators, what failed and how, times. Of bounded length, however many cases there are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from opforge.reports.speed import operator_fields
+from opforge.runs.score import Summary
+from opforge.runs.speed import Timed
+
+_MOST_GROUPS = 40
+_MOST_CASES = 3
+_MOST_TIMES = 40
+_NUMBERS = re.compile(r"\[[\d, ]*\]|-?\d[\d.e+-]*")
+"""What may differ between reasons that are one: numbers, and positions in tensors."""
+_FIGURES = ("phase", "kernel_error", "aten_error", "bound", "rtol", "atol")
+
+
+@dataclass
+class _Group:
+    """Cases of one operator that failed in the same way, their numbers aside."""
+
+    op: str
+    verdict: str
+    reason: str
+    count: int = 0
+    cases: list[dict[str, Any]] = field(default_factory=list)
+    """The worst, with their own reasons."""
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        self.count += 1
+        case = {"case": row["case"], "id": row["id"], "reason": row["reason"]}
+        case |= {name: row[name] for name in _FIGURES if name in row}
+        self.cases = sorted([*self.cases, case], key=_badness)[:_MOST_CASES]
+
+    def as_json(self) -> dict[str, Any]:
+        head = {"op": self.op, "verdict": self.verdict, "reason": self.cases[0]["reason"], "count": self.count}
+        same = all(case["reason"] == head["reason"] for case in self.cases)
+        cases = [{k: v for k, v in case.items() if not (same and k == "reason")} for case in self.cases]
+        return {**head, "cases": cases}
+
+
+def feedback(summary: Summary, rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what `opforge run --format json` says, and what a model is told of its kernel."""
+    groups: dict[tuple[str, str, str], _Group] = {}
+    times: list[dict[str, Any]] = []
+    declined = {op for op in summary.declined if op in summary.optional}
+    for row in rows:
+        if row["verdict"] != "passed" and row["op"] not in declined:
+            key = row["op"], row["verdict"], _NUMBERS.sub("#", row["reason"])
+            groups.setdefault(key, _Group(*key)).add(row)
+        elif (time := Timed.of(row)) is not None:
+            times = sorted([*times, _time(row, time)], key=lambda t: t["speedup"])[:_MOST_TIMES]
+    order = sorted(groups.values(), key=lambda g: (g.reason.startswith("not run"), -g.count, g.op))
+    return {
+        "scores": summary.scores(),
+        "operators": operator_rows(summary),
+        "failures": [group.as_json() for group in order[:_MOST_GROUPS]],
+        "more_failures": sum(group.count for group in order[_MOST_GROUPS:]),
+        "times": times,
+    }
+
+
+def operator_rows(summary: Summary) -> list[dict[str, Any]]:
+    """Return a row for each operator, those without a kernel too."""
+    rows: list[dict[str, Any]] = []
+    declined = set(summary.declined)
+    for _, tally in sorted(summary.operators.items()):
+        op = tally.op
+        reasons = [{"verdict": v, "reason": r, "count": n} for v, r, n in tally.main_reasons(10)]
+        rows.append(
+            {
+                "op": op,
+                "kernel": tally.kernel,
+                "cases": tally.total,
+                "passed": tally.passed,
+                "speedup": tally.speedup,
+                **operator_fields(tally),
+                "declined": op in declined,
+                "weak_to": summary.weak.get(op, []),
+                "reasons": reasons,
+            }
+        )
+    return rows + [
+        {
+            "op": op,
+            "kernel": None,
+            "cases": 0,
+            "passed": 0,
+            "speedup": None,
+            **operator_fields(None),
+            "declined": False,
+            "weak_to": [],
+            "reasons": [],
+        }
+        for op in summary.missing
+    ]
+
+
+def _badness(case: Mapping[str, Any]) -> tuple[float, int]:
+    """Order cases: the largest error against what was allowed first, then the shortest to read."""
+    error, bound = case.get("kernel_error"), case.get("bound")
+    over = error / max(bound, 1e-300) if isinstance(error, int | float) and isinstance(bound, int | float) else 0.0
+    return (-over if over == over else float("-inf"), len(case["case"]))  # noqa: PLR0124  # NaN is the worst
+
+
+def _time(row: Mapping[str, Any], time: Timed) -> dict[str, Any]:
+    return {
+        "op": row["op"],
+        "case": row["case"],
+        "speedup": time.speed.value,
+        "speedup_low": time.speed.low,
+        "speedup_high": time.speed.high,
+        "kernel_us": row.get("kernel_us"),
+        "aten_us": row.get("aten_us"),
+        "light": time.light,
+        "aten_light": time.aten_light,
+        "launch_bound": time.launch_bound,
+        "alarm": time.alarm,
+    }

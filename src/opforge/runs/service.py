@@ -1,0 +1,165 @@
+"""Judging as a service within one process: several threads hand in kernels, and each waits for its own verdicts."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+from opforge.cases import Phase
+from opforge.errors import InternalError
+from opforge.kernels.native.building import unconfined
+from opforge.runs.config import RunConfig
+from opforge.runs.execute import LocalExecutor
+from opforge.runs.native import with_libraries
+from opforge.runs.plan import Job
+from opforge.runs.score import OperatorTally
+from opforge.sandbox.client import ForkServerProcess
+from opforge.sandbox.confined import words_before
+from opforge.suites import LoadedSuite
+from opforge.suites.base import silent
+
+Row = dict[str, Any]
+_FIRST = 24
+"""How many cases of an operator are judged first, about."""
+_Waiting = tuple[Job, Phase, "Future[list[Row]]"]
+
+
+class JudgingService:
+    """Judges kernels as they come. Correctness is judged side by side; what is timed has the machine to itself.
+
+    One thread holds the line to the fork server and feeds the judges; those who ask wait in their own threads.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        server: ForkServerProcess,
+        suite: LoadedSuite,
+        confine: dict[str, Any] | None = None,
+        peaks: dict[str, Any] | None = None,
+    ) -> None:
+        self._within = words_before if confine is not None else unconfined
+        self._executor = LocalExecutor(config, server, lambda _rows: None, confine, peaks)
+        self._executor.use(suite)
+        self._new: queue.SimpleQueue[_Waiting] = queue.SimpleQueue()
+        self._open: set[Future[list[Row]]] = set()
+        self._ours, self._theirs = socket.socketpair()
+        self._theirs.setblocking(False)
+        self._executor.listen(self._theirs, self._drain)
+        self._closing = False
+        self._fault: BaseException | None = None
+        self._lock = threading.Lock()
+        self.busy_s = 0.0
+        """Seconds that judges have been at work, those of all of them together."""
+        self._thread = threading.Thread(target=self._serve, name="judging", daemon=True)
+        self._thread.start()
+
+    def judge(self, job: Job) -> list[Row]:
+        """Return the verdicts on a kernel, waiting for them. C++ and CUDA are built first.
+
+        Where an operator has many cases, some of them are judged first, and the others only if those are right: who mends a kernel
+        need not wait for a thousand cases that fail in the same way. What is right on all of them is timed.
+        """
+        (job,) = with_libraries([job], 1, silent, self._within)
+        some, others = screened(job)
+        rows = self._ask(some, Phase.CORRECTNESS)
+        if others.parts and is_right(job, rows):
+            rows += self._ask(others, Phase.CORRECTNESS)
+        if is_right(job, rows):
+            rows += self._ask(job, Phase.PERFORMANCE)
+        return rows
+
+    def close(self) -> None:
+        """End the judges; who still waits for verdicts gets an error."""
+        self._closing = True
+        self._wake()
+        self._thread.join()
+        self._ours.close()
+        self._theirs.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ask(self, job: Job, phase: Phase) -> list[Row]:
+        answer: Future[list[Row]] = Future()
+        with self._lock:
+            if self._fault is not None or self._closing:
+                raise InternalError("nothing is judged any more") from self._fault
+            self._open.add(answer)
+        self._new.put((job, phase, answer))
+        self._wake()
+        return answer.result()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # closed meanwhile, and who waits is told
+            self._ours.send(b"!")
+
+    def _drain(self) -> None:
+        """Take what was handed in."""
+        self._theirs.recv(4096)
+        while not self._new.empty():
+            job, phase, answer = self._new.get()
+            rows: list[Row] = []
+            self._executor.add(job, phase, rows.extend, lambda a=answer, r=rows: self._answer(a, r))  # type: ignore[misc]
+
+    def _answer(self, answer: Future[list[Row]], rows: list[Row]) -> None:
+        with self._lock:
+            self._open.discard(answer)
+        answer.set_result(rows)
+
+    def _serve(self) -> None:
+        fault: BaseException = InternalError("judging was ended before the kernel had its verdicts")
+        try:
+            while not self._closing:
+                before, judges = time.monotonic(), self._executor.at_work
+                self._executor.turn()
+                self.busy_s += (time.monotonic() - before) * max(judges, self._executor.at_work)
+            self._executor.stop()
+        except Exception as error:  # noqa: BLE001  # whatever it is, those who wait must hear of it
+            fault = error
+        with self._lock:
+            self._fault = fault
+            left, self._open = self._open, set()
+        for answer in left:
+            answer.set_exception(fault)
+
+
+def screened(job: Job) -> tuple[Job, Job]:
+    """Return what is judged of a kernel first, a spread of each operator's cases, and all the rest."""
+    first, later = [], []
+    for part in job.of(Phase.CORRECTNESS).parts:
+        step = max(1, len(part.cases) // _FIRST)
+        first.append(replace(part, cases=part.cases[::step]))
+        later.append(replace(part, cases=[case for number, case in enumerate(part.cases) if number % step]))
+    return replace(job, parts=tuple(first)), replace(job, parts=tuple(part for part in later if part.cases))
+
+
+def is_right(job: Job, rows: Iterable[Row]) -> bool:
+    """Whether a kernel came through all that it was judged on; overloads beyond its family may be declined, but not all that there is."""
+    tallies = tallied(rows).values()
+    optional = {part.op for part in job.parts if not part.required}
+    served = [t for t in tallies if not (t.op in optional and t.declined)]
+    return all(t.right for t in served) and bool(served or not tallies)
+
+
+def tallied(rows: Iterable[Row]) -> dict[str, OperatorTally]:
+    """Return the verdicts by operator."""
+    tallies: dict[str, OperatorTally] = {}
+    for row in rows:
+        tally = tallies.setdefault(row["op"], OperatorTally(row["op"], row["kernel"]))
+        tally.verdicts[row["verdict"]] += 1
+        tally.raised += "raised" in row
+    return tallies

@@ -1,0 +1,117 @@
+"""`opforge run` with kernels by language models, from the words to the reports."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT, opforge
+from tests.generate.making import KERNELS, KEY, fenced
+from tests.generate.servers import AnthropicServer, OpenAIServer, Say
+
+OPS = "relu,add.Scalar,softmax"
+CHOSEN = ["--suite", "opinfo", "--dtypes", "f32", "--ops", OPS, "--format", "json"]
+BROKEN = "def {name}_kernel_impl(*args, **kwargs):\n    return args[0] + undefined\n"
+
+
+def named(text: str) -> str:
+    return next(name for name in ("relu", "add", "softmax") if f"{name}_kernel_impl" in text)
+
+
+def right(name: str) -> str:
+    return fenced((KERNELS / f"{name}.py").read_text())
+
+
+def check(done: subprocess.CompletedProcess[str], out) -> None:
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["scores"]["correctness"] == 1.0
+    assert said["scores"]["operators"] == len(said["operators"]) == 6
+    assert "3 of 3 kernels right" in done.stderr
+    for name in ("relu", "add", "softmax"):
+        folder = out / "generated_kernels" / name
+        assert sorted(p.name for p in folder.iterdir()) == [
+            f"{name}_implementation_1.proof.json",
+            f"{name}_implementation_1.py",
+        ]
+    assert (out / "report.html").exists()
+    assert not [path for path in out.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
+
+
+def test_attempts_with_feedback_for_several_operators(tmp_path):
+    def answer(seen):
+        name = named(seen.body["messages"][0]["content"])
+        first = len(seen.body["messages"]) == 1
+        return Say(fenced(BROKEN.format(name=name)) if first else right(name))
+
+    out = tmp_path / "run"
+    with AnthropicServer(answer) as server:
+        done = opforge(
+            "run", *CHOSEN, "--backend", "llm", "--llm-attempts", "3", "--out", str(out),
+            ANTHROPIC_API_KEY=KEY, ANTHROPIC_BASE_URL=server.url,
+        )  # fmt: skip
+    check(done, out)
+    assert len(server.requests) == 6
+    assert "NameError" in server.requests[-1].text
+
+
+def test_six_workers_and_fifteen_rounds_by_the_known_name(tmp_path):
+    def answer(seen):
+        task = seen.body["messages"][1]["content"]
+        name = named(task)
+        mended = "worker 5 of 6" in task and len(seen.body["messages"]) > 2
+        return Say(right(name) if mended else fenced(BROKEN.format(name=name)))
+
+    out = tmp_path / "run"
+    words = [
+        "--backend",
+        "kernel_agent",
+        "--kernel-agent-workers",
+        "6",
+        "--kernel-agent-max-rounds",
+        "15",
+        "--out",
+        str(out),
+    ]
+    with OpenAIServer(answer) as server:
+        done = subprocess.run(
+            [sys.executable, "-m", "BackendBench.scripts.main", *CHOSEN, *words, "--parallel", "18"],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "OPENAI_API_KEY": KEY, "OPENAI_BASE_URL": server.url},
+            check=False,
+        )
+    check(done, out)
+    assert len(server.requests) < 3 * 6 * 15
+    assert {seen.body["model"] for seen in server.requests} == {"gpt-6.1-sol"}
+    assert re.search(r"worker 5, round \d+: right", (out / "generation" / "add" / "winner.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--backend", "llm", "--dsl", "cuda"], "--dsl cuda goes with --device cuda"),
+        (["--backend", "llm", "--dsl", "tritn"], "unknown DSL 'tritn'; did you mean 'triton'"),
+        (["--backend", "llm", "--llm-model", "llama"], "goes with --backend llm-relay"),
+        (["--backend", "llm-relay", "--llm-relay-url", "http://localhost:1/v1"], "give --llm-model"),
+        (["--backend", "llm", "--llm-attempts", "0"], "must be 1 to 1000"),
+        (["--backend", "llm", "--max-cost", "-1"], "--max-cost -1.0 is out of range"),
+        (["--backend", "llm", "--kernel-agent-workers", "2"], "--kernel-agent-workers does not go with --backend llm"),
+        (["--backend", "directory", "--max-tokens", "9"], "--max-tokens does not go with --backend directory"),
+        (["--backend", "llm", "--prompts", "nowhere"], "nowhere' is no folder"),
+        (["--backend", "llm"], "ANTHROPIC_API_KEY"),
+    ],
+)
+def test_a_wrong_word_is_answered(words, said, tmp_path, monkeypatch, capsys):
+    from opforge.cli.main import call
+
+    monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert call(["run", *words]) == 2
+    assert said in capsys.readouterr().err
