@@ -2,13 +2,15 @@
 
     python benchmarks/ray_efficiency.py --kernels 120 --cases 50 --repeats 3
 
-Both run at the same time, each judging one kernel at a time, so that whatever else the machine does slows both alike.
+Once both run at the same time, each judging one kernel at a time, so that whatever else the machine does slows both alike; and once
+one after the other, each with all cores, which says something on a quiet machine only.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import pickle
 import statistics
@@ -34,7 +36,7 @@ Samples = list[tuple[float, int]]
 """When how many cases were judged."""
 
 
-def judged(executor: str, kernels: int, cases: int) -> dict[str, Any]:
+def judged(executor: str, kernels: int, cases: int, workers: int = 1) -> dict[str, Any]:
     """Judge once; return how far it was when, and the verdicts."""
     samples: Samples = []
 
@@ -44,7 +46,7 @@ def judged(executor: str, kernels: int, cases: int) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory(prefix="opforge-bench-") as folder:
         backend = TinyBackend(Path(folder) / "kernels", kernels, faults=False)
-        config = RunConfig("given", "tiny", executor=executor, workers=1, timeout_s=60.0)
+        config = RunConfig("given", "tiny", executor=executor, workers=workers, timeout_s=60.0)
         start = time.time()
         run(config, Path(folder) / "run", suite=suite(cases), backend=backend, progress=progress)
         rows = sorted((r["kernel"], r["id"], r["verdict"]) for r in read_rows(Path(folder) / "run"))
@@ -60,6 +62,26 @@ def together(kernels: int, cases: int) -> tuple[float, float, float, bool]:
     end = min(one["samples"][-1][0] for one in (local, there))
     same = local["rows"] == there["rows"]
     return _rate(local["samples"], begin, end), _rate(there["samples"], begin, end), end - begin, same
+
+
+def apart(kernels: int, cases: int, *, ray_first: bool) -> tuple[float, float, bool]:
+    """Judge with one after the other, each with all cores; return cases per second of each, and whether verdicts are the same."""
+    words = [
+        sys.executable,
+        __file__,
+        "--kernels",
+        str(kernels),
+        "--cases",
+        str(cases),
+        "--workers",
+        str(os.cpu_count()),
+    ]
+    found = {}
+    for name in ("ray", "local") if ray_first else ("local", "ray"):
+        done = subprocess.run([*words, "--only", name], stdout=subprocess.PIPE, text=True, check=True)
+        found[name] = json.loads(done.stdout.splitlines()[-1])
+    rates = {name: _rate(one["samples"][len(one["samples"]) // 10 :], 0, math.inf) for name, one in found.items()}
+    return rates["local"], rates["ray"], found["local"]["rows"] == found["ray"]["rows"]
 
 
 def _rate(samples: Samples, begin: float, end: float) -> float:
@@ -108,10 +130,11 @@ def main() -> None:
     parser.add_argument("--kernels", type=int, default=120)
     parser.add_argument("--cases", type=int, default=50)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--only", choices=["local", "ray"], help=argparse.SUPPRESS)
     words = parser.parse_args()
     if words.only:
-        print(json.dumps(judged(words.only, words.kernels, words.cases)))
+        print(json.dumps(judged(words.only, words.kernels, words.cases, words.workers)))
         return
     print(f"{words.kernels} kernels with {words.cases} cases each, without Ray and with it at the same time")
     ratios = []
@@ -124,8 +147,19 @@ def main() -> None:
             flush=True,
         )
     print(f"efficiency of Ray against local: {statistics.median(ratios):.2f} (median of {len(ratios)})")
-    apart, many = task_ms(300)
-    print(f"an empty task: {apart:.1f} ms one after the other, {many:.2f} ms with many under way")
+    print(f"one after the other, {os.cpu_count()} kernels at a time:")
+    ratios = []
+    for number in range(1, words.repeats + 1):
+        local, there, same = apart(words.kernels, words.cases, ray_first=number % 2 == 0)
+        ratios.append(there / local)
+        print(
+            f"{number}: local {local:.1f} cases/s, Ray {there:.1f} cases/s, efficiency {ratios[-1]:.2f}, "
+            f"verdicts {'identical' if same else 'DIFFERENT'}",
+            flush=True,
+        )
+    print(f"efficiency of Ray against local: {statistics.median(ratios):.2f} (median of {len(ratios)})")
+    alone, many = task_ms(300)
+    print(f"an empty task: {alone:.1f} ms one after the other, {many:.2f} ms with many under way")
     print(f"a task's message: {parcel_bytes(words.cases)} bytes")
 
 
