@@ -295,31 +295,37 @@ class Hearing:
         figures: dict[str, float] = {}
         count = len(tensors_of(self.aten.result))
         undefined = self.aten.drew or self.op.base in properties.UNDEFINED_CONTENTS
+        originals = self.call.build()[2]
         for i, (row, aten) in enumerate(zip(self.reply["inputs"], self.aten.inputs, strict=True)):
             what = f"{self._name(i)} after the call"
             kernel = self._tensor(what, {"T": row}, aten)
-            before = self._before(i)
+            before = originals[i].detach().cpu()
             aten_cpu = aten.detach().cpu().resolve_conj().resolve_neg()
             written = before.shape != aten_cpu.shape or not same_bytes(before, aten_cpu)
             if not written and not same_bytes(kernel, aten_cpu) and not self._is_written(i):
                 raise NotRightError(Outcome.CONTRACT, f"wrote to {self._name(i)}, which {self._by} left alone")
             if (written or not same_bytes(kernel, aten_cpu)) and not undefined:
-                if written and kernel.shape == before.shape and same_bytes(kernel, before) and kernel.numel():
-                    raise NotRightError(
-                        Outcome.CONTRACT, f"did not write to {self._name(i)}, which {self.op.name} must change"
-                    )
-                if not (self._is_written(i) and self.op.packet in properties.BY_PACKET):  # judged among the results
-                    _merge(figures, self._compare(what, kernel, aten_cpu, count + i))
+                untouched = written and kernel.shape == before.shape and same_bytes(kernel, before) and kernel.numel()
+                try:
+                    if not (self._is_written(i) and self.op.packet in properties.BY_PACKET):  # judged among the results
+                        _merge(figures, self._compare(what, kernel, aten_cpu, count + i))
+                except NotRightError as error:
+                    raise self._unwritten(i) if untouched else error from None
         return figures
+
+    def _unwritten(self, index: int) -> NotRightError:
+        return NotRightError(
+            Outcome.CONTRACT, f"did not write to {self._name(index)}, which {self.op.name} must change"
+        )
 
     def _name(self, index: int) -> str:
         """Return the schema's name of an input tensor, such as ``self`` or ``tensors[1]``."""
-        names = list(tensor_names(self.op, self.call))
+        names = self._names
         return f"`{names[index]}`" if 0 <= index < len(names) else f"input tensor {index}"
 
-    def _before(self, index: int) -> torch.Tensor:
-        original = self.call.build()[2][index]
-        return original.detach().cpu()
+    @functools.cached_property
+    def _names(self) -> list[str]:
+        return list(tensor_names(self.op, self.call))
 
     def _is_written(self, index: int) -> bool:
         """Whether an input is one that ATen gives back as a result, as in-place and out forms do."""
