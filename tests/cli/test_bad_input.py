@@ -111,9 +111,6 @@ def test_a_device_that_is_not_there(tmp_path):
     ("words", "code", "message"),
     [
         (["--suite", "opinf"], 2, "unknown suite 'opinf'; did you mean 'opinfo'?"),
-        (["--executor", "rai"], 2, "unknown executor 'rai'; did you mean 'ray'?"),
-        (["--ray-address", "auto"], 2, "--ray-address auto goes with --executor ray"),
-        (["--executor", "ray", "--ray-address", "head"], 2, "--ray-address 'head' is not auto or HOST:PORT"),
         (["--ops", "rellu"], 2, "unknown operator 'rellu'; did you mean 'relu'"),
         (["--dtypes", ","], 2, "--dtypes is empty"),
         (["--least", "2"], 2, "--least 2.0 is out of range"),

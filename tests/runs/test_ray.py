@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -322,12 +323,19 @@ def test_an_address_without_ray_and_a_device_with_it():
 
 
 def test_ctrl_c_leaves_nothing_running_and_the_rest_is_judged_without_ray(tmp_path, custom_root):
-    slow = "import time\ndef double_kernel_impl(x):\n    time.sleep(0.05)\n    return x + x\n"
+    slow = """
+        import os, time
+        pause = 0.3 if os.path.exists(os.path.join(os.path.dirname(__file__), "slow.txt")) else 0
+        def double_kernel_impl(x):
+            time.sleep(pause)
+            return x + x
+    """
     root = custom_root({
         "double": {
             "gen_input.py": gen_input(*(f"Test(lambda: torch.ones({n + 1}, 3))" for n in range(6))),
             "double_reference.py": "def double_reference(x):\n    return x * 2\n",
-            **{f"double_{n}.py": slow for n in range(6)},
+            "slow.txt": "",
+            **{f"double_{n}.py": textwrap.dedent(slow) for n in range(6)},
         }
     })  # fmt: skip
     out = tmp_path / "run"
@@ -349,6 +357,7 @@ def test_ctrl_c_leaves_nothing_running_and_the_rest_is_judged_without_ray(tmp_pa
 
     before = list(read_rows(out))
     assert 0 < len(before) < 36
+    (root / "double" / "slow.txt").unlink()
     assert opforge("run", "--resume", str(out)).returncode == 0
     rows = list(read_rows(out))
     assert rows[: len(before)] == before

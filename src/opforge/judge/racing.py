@@ -79,7 +79,7 @@ class Racing:
         race = timing.Race(
             worker,
             baseline,
-            {"op": op.name, "case": placed.request(), "device": str(device)},
+            {"op": op.name, "case": placed.request()},
             hear,
             device,
             sum(row[1] for row in placed.inputs) + sum(t.nbytes for t in tensors_of(placed.answer.result)),

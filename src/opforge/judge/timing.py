@@ -115,7 +115,7 @@ class Race:
     ) -> None:
         self._kernel, self._aten = _Side(kernel, is_kernel=True), _Side(baseline, is_kernel=False)
         self._sides = (self._aten, self._kernel)
-        self._request = request
+        self._request = {**request, "device": str(device)}
         self._hear = hear
         self._inside = inside
         self._device = device
