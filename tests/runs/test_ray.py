@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -347,6 +348,7 @@ def test_ctrl_c_leaves_nothing_running_and_the_rest_is_judged_without_ray(tmp_pa
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509  # background jobs ignore it
     )
     wait_for_lines(out / "results.jsonl", 1, process)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does

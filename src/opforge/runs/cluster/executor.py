@@ -10,7 +10,7 @@ from opforge.cases import Phase
 from opforge.errors import OpforgeError
 from opforge.runs.cluster import node
 from opforge.runs.cluster.flow import Flow
-from opforge.runs.cluster.joining import join, load_ray, noted_signals, same_versions, start, versions
+from opforge.runs.cluster.joining import join, load_ray, same_versions, start, versions
 from opforge.runs.cluster.parcels import digest_of, pieces_of
 from opforge.runs.cluster.placement import PER_GPU, Node, Placement
 from opforge.runs.config import RunConfig
@@ -83,10 +83,8 @@ class RayCluster:
         }
         settings = self._ray.put(node.Settings(config, versions(), str(work.folder.resolve()), blobs))
         patience_s = config.timeout_s * (_BATCH + 1) + _SLACK_S
-        with (work.folder / TASKS).open("a", encoding="utf-8") as record, noted_signals() as heed:
-            self._flow = Flow(
-                self._ray, self._placement, config.workers, work.emit, record, patience_s, self._nodes, heed
-            )
+        with (work.folder / TASKS).open("a", encoding="utf-8") as record:
+            self._flow = Flow(self._ray, self._placement, config.workers, work.emit, record, patience_s, self._nodes)
             for phase in (Phase.CORRECTNESS, Phase.PERFORMANCE):
                 self._flow.run(work.jobs, phase, settings)
 

@@ -68,10 +68,7 @@ class Flow:
         record: TextIO,
         patience_s: float,
         nodes: Callable[[], list[Node]],
-        heed: Callable[[], None] = lambda: None,
     ) -> None:
-        """``heed`` is called again and again, and may raise to end it all."""
-        self._heed = heed
         self._ray = ray
         self._placement = placement
         self._workers = workers
@@ -95,10 +92,8 @@ class Flow:
         """Judge what a phase has of all jobs."""
         coming = (chunk for job in jobs for chunk in chunks(job, phase))
         while self._send(coming, phase, settings) or self._flying:
-            self._heed()
             self._hear()
             self._end_silent()
-        self._heed()
 
     def close(self) -> None:
         """Call back what is under way."""

@@ -11,10 +11,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
-from types import FrameType
 from typing import Any
 
 from opforge.errors import OpforgeError
@@ -26,33 +24,6 @@ _SETTINGS = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-
-
-@contextmanager
-def noted_signals() -> Iterator[Callable[[], None]]:
-    """Note Ctrl-C and SIGTERM within; what is handed out does again what they do, for what they raise inside of Ray's code may get lost there."""
-    seen: list[int] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    handlers = {number: handler for number, handler in before.items() if callable(handler)}
-
-    def noted(number: int, frame: FrameType | None) -> None:
-        seen.append(number)
-        handlers[signal.Signals(number)](number, frame)
-
-    def heed() -> None:
-        for number in seen:
-            handlers[signal.Signals(number)](number, None)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield heed
-        return
-    for number in handlers:
-        signal.signal(number, noted)
-    try:
-        yield heed
-    finally:
-        for number in handlers:
-            signal.signal(number, before[number])
 
 
 def load_ray() -> Any:
