@@ -214,3 +214,21 @@ def test_aten_that_wavers_without_a_float64_form_is_allowed_for_as_far_as_it_wav
         compared(aten + apart, aten)
     with pytest.raises(NotRightError):
         compared(aten + 100 * apart, aten - apart)
+
+
+def test_an_element_that_was_steady_in_a_few_runs_is_not_held_to_be_so():
+    generator = torch.Generator().manual_seed(0)
+    aten = torch.full((1000,), 10.0)
+
+    def noise() -> torch.Tensor:
+        return 1e-4 * torch.randn(1000, generator=generator)
+
+    runs = [aten + noise() for _ in range(8)]
+    for run in runs:
+        run[7] = aten[7]  # by luck
+    kernel = aten + noise().clamp(-2e-4, 2e-4)
+    kernel[7] += 2e-4
+    Comparison(kernel, aten, Wavering(runs), 0, "result", 1.0).check()  # type: ignore[arg-type]
+    kernel[7] += 2e-3
+    with pytest.raises(NotRightError, match="1 of 1000 elements"):
+        Comparison(kernel, aten, Wavering(runs), 0, "result", 1.0).check()  # type: ignore[arg-type]

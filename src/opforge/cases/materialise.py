@@ -75,9 +75,8 @@ def tensor_over(buffer: Any, row: list[Any]) -> torch.Tensor:
 
 def owned_copy(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
     """Return a copy with storage of its own and the same geometry, as an operator that writes or resizes needs it."""
-    storage = tensor.untyped_storage().clone()
-    if device is not None and device != tensor.device:
-        storage = storage.to(device=device)
+    storage = tensor.untyped_storage()
+    storage = storage.clone() if device in (None, tensor.device) else storage.to(device=device)
     empty = torch.empty(0, dtype=tensor.dtype, device=storage.device)
     return empty.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from opforge.cases.encoding import SHORT_DTYPES, TORCH_DTYPES
-from opforge.cases.materialise import flat_bytes, tensor_over
+from opforge.cases.materialise import flat_bytes, owned_copy, tensor_over
 from opforge.cases.values import contiguous_strides
 from opforge.judge.reference import (
     Answer,
@@ -168,7 +168,8 @@ class Reference:
             raise ReferenceFaultError(f"gave no answer that can be read: {FORGED}")
         contents = bytearray(self._worker.bytes[at : at + nbytes])
         flat = tensor_over(contents, [0, nbytes, dtype, shape, contiguous_strides(tuple(shape)), 0, None])
-        return _laid_out(flat, strides).to(torch.device(device))
+        laid = _laid_out(flat, strides)
+        return laid if torch.device(device) == laid.device else owned_copy(laid, torch.device(device))
 
 
 @dataclass(frozen=True, slots=True)

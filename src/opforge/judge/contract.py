@@ -171,16 +171,16 @@ class Hearing:
         figures = dict(ruling.figures)
         for index, (what, (kernel, aten)) in enumerate(zip(found, self.values, strict=True)):
             if index not in ruling.covered:
-                _merge(figures, self._compare(what, kernel, aten.detach().cpu().resolve_conj().resolve_neg(), index))
+                _merge(figures, self._compare(what, kernel, _plain(aten), index))
         return figures
 
     def _ruling(self, names: list[str]) -> properties.Ruling:
         """Judge results that need not be ATen's own by the property that makes them right."""
         judge = properties.BY_PACKET.get(self.op.packet)
-        kernel = [k for k, _ in self.values]
-        aten = [a.detach().cpu().resolve_conj().resolve_neg() for _, a in self.values]
-        if judge is None or isinstance(self.call, Gradients) or all(map(same_bytes, kernel, aten)):
+        if judge is None or isinstance(self.call, Gradients) or all(same_bytes(k, a) for k, a in self.values):
             return properties.Ruling(frozenset())
+        kernel = [k.cpu() for k, _ in self.values]
+        aten = [_plain(a).cpu() for _, a in self.values]
         args, kwargs, _inputs = self.call.build()
         given = {n: v.cpu() if isinstance(v, torch.Tensor) else v for n, v in self.op.bind(args, kwargs).items()}
         ruling = judge(properties.Sight(self.op.packet, given, kernel, aten, names)) or properties.Ruling(frozenset())
@@ -205,7 +205,7 @@ class Hearing:
         if torch.device(row[6]) != aten.device:
             raise NotRightError(Outcome.CONTRACT, f"{what} is on {row[6]}, {self._by}'s is on {aten.device}")
         self._strides(what, row[4], aten)
-        return self._contents(row)
+        return self._contents(row).to(aten.device)
 
     def _strides(self, what: str, strides: Sequence[int], aten: torch.Tensor) -> None:
         if tuple(strides) == aten.stride() or aten.numel() <= 1:
@@ -277,14 +277,14 @@ class Hearing:
         if "pointwise" in self.op.tags:
             return None
         tensors = self.call.run(without_nan).tensors
-        return None if tensors is None else tensors[index].detach().cpu().isnan()
+        return None if tensors is None else tensors[index].detach().isnan()
 
     def _undefined(self, aten: torch.Tensor, index: int) -> torch.Tensor | None:
         """Return where ATen's result holds whatever the memory held before."""
         tensors = self.call.run_poisoned().tensors
         if tensors is None or tensors[index].shape != aten.shape:
             return None
-        poisoned = tensors[index].detach().cpu().resolve_conj().resolve_neg()
+        poisoned = _plain(tensors[index]).to(aten.device)
         if aten.is_floating_point() or aten.is_complex():
             poisoned, aten = (t.to(torch.complex128 if t.is_complex() else torch.float64) for t in (poisoned, aten))
             return poisoned.isnan() if self.op.base in properties.PARTLY_UNDEFINED else poisoned.isnan() & ~aten.isnan()
@@ -295,23 +295,28 @@ class Hearing:
         figures: dict[str, float] = {}
         count = len(tensors_of(self.aten.result))
         undefined = self.aten.drew or self.op.base in properties.UNDEFINED_CONTENTS
-        originals = self.call.build()[2]
+        originals = self.call.build()[2] if self._writes else self.aten.inputs
         for i, (row, aten) in enumerate(zip(self.reply["inputs"], self.aten.inputs, strict=True)):
             what = f"{self._name(i)} after the call"
             kernel = self._tensor(what, {"T": row}, aten)
-            before = originals[i].detach().cpu()
-            aten_cpu = aten.detach().cpu().resolve_conj().resolve_neg()
-            written = before.shape != aten_cpu.shape or not same_bytes(before, aten_cpu)
-            if not written and not same_bytes(kernel, aten_cpu) and not self._is_written(i):
+            before = originals[i].detach().to(aten.device)
+            written = self._writes and (before.shape != aten.shape or not same_bytes(before, aten))
+            same = same_bytes(kernel, aten)
+            if not written and not same and not self._is_written(i):
                 raise NotRightError(Outcome.CONTRACT, f"wrote to {self._name(i)}, which {self._by} left alone")
-            if (written or not same_bytes(kernel, aten_cpu)) and not undefined:
+            if (written or not same) and not undefined:
                 untouched = written and kernel.shape == before.shape and same_bytes(kernel, before) and kernel.numel()
                 try:
                     if not (self._is_written(i) and self.op.packet in properties.BY_PACKET):  # judged among the results
-                        _merge(figures, self._compare(what, kernel, aten_cpu, count + i))
+                        _merge(figures, self._compare(what, kernel, _plain(aten), count + i))
                 except NotRightError as error:
                     raise self._unwritten(i) if untouched else error from None
         return figures
+
+    @property
+    def _writes(self) -> bool:
+        """Whether the operator may write to its inputs; on a GPU they come back of all operators."""
+        return self.op.mutates or self.op.base in properties.WRITES_UNSAID or self.aten.shared is not None
 
     def _unwritten(self, index: int) -> NotRightError:
         return NotRightError(
@@ -337,6 +342,11 @@ class Hearing:
             return 1.0
         product = math.sqrt(sizes[0] * sizes[1] / aten.numel()) if len(sizes) > 1 else 1.0
         return max(1.0, float(sizes[0] / aten.numel()), product)
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor without a graph behind it, and without conjugations and signs to come."""
+    return tensor.detach().resolve_conj().resolve_neg()
 
 
 def flat(shape: Sequence[int], strides: Sequence[int]) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,6 +29,8 @@ _RELATIVE_CAP = 8.0
 _RERUNS = 8
 _MAGNIFIED = 2.0**20
 """How many times a rounding step of float64 inputs are moved by, which move by less than one otherwise; the effect is scaled back."""
+_MANY = 1 << 25
+"""Of more elements than these the errors are looked at on the CPU: in float64, and several times over, they take gigabytes."""
 
 TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
     torch.float64: (1e-7, 1e-7),
@@ -46,7 +48,7 @@ TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One tensor of the kernel's against ATen's."""
+    """One tensor of the kernel's against ATen's, on the device on which both lie."""
 
     kernel: torch.Tensor
     aten: torch.Tensor
@@ -72,10 +74,15 @@ class Comparison:
             return {"kernel_error": 0.0, "aten_error": 0.0, "bound": 0.0} if measure else {}
         if same:
             return self._own_error() if measure else {}
+        if self.aten.device.type != "cpu" and self.aten.numel() > _MANY:
+            return replace(self, kernel=self.kernel.cpu(), aten=self.aten.cpu())._judged()  # noqa: SLF001  # it is one of these
+        return self._judged()
+
+    def _judged(self) -> dict[str, float]:
         return self._bounded(self._special_values())
 
     def _exactly_equal(self) -> None:
-        differ = self.kernel != self.aten
+        differ = self.kernel.cpu() != self.aten.cpu()  # a GPU does not compare all integers
         if differ.any():
             raise self._wrong(differ, "must be equal")
 
@@ -97,7 +104,7 @@ class Comparison:
         both = torch.isfinite(a) & torch.isfinite(k)
         bad = ~both & ~_same_special(k, a)
         if bad.any() and not a.is_complex() and (undecided := self.undecided()) is not None:
-            bad &= ~(undecided & torch.isnan(a) & torch.isinf(k))
+            bad &= ~(undecided.to(a.device) & torch.isnan(a) & torch.isinf(k))
         if bad.any():
             bad &= ~self._nearer_than_aten(k)
         if bad.any():
@@ -117,7 +124,7 @@ class Comparison:
 
     def _unstable(self) -> torch.Tensor:
         """Return where the float64 answer is infinite or NaN, and another one when inputs move by a rounding step: infinity times nearly zero."""
-        unstable = torch.zeros(self.aten.shape, dtype=torch.bool)
+        unstable = torch.zeros(self.aten.shape, dtype=torch.bool, device=self.aten.device)
         first = self._exact(self.exact.tensors)
         for sign in SIGNS if first is not None and not first.is_complex() else ():
             moved = self._exact(self.exact.perturbed(torch.finfo(torch.float32).eps, sign))
@@ -134,10 +141,12 @@ class Comparison:
         error, aten_error, size = (k - r).abs(), (a - r).abs(), r.abs()
         cap = _RELATIVE_CAP * eps
         if self.aten.dtype in (torch.float64, torch.complex128):
-            relative = torch.tensor(cap)  # nothing wider to see ATen's own error by
+            relative = torch.tensor(cap, device=r.device)  # nothing wider to see ATen's own error by
         else:
             relative = (
-                torch.where(size > 0, aten_error / size, 0).amax().clamp(max=cap) if len(r) else torch.tensor(0.0)
+                torch.where(size > 0, aten_error / size, 0).amax().clamp(max=cap)
+                if len(r)
+                else torch.zeros_like(r.abs())
             )
         allowed = FACTOR * torch.maximum(aten_error, relative * size) + STEPS * eps * size + tiny
         if self.slack and len(r):
@@ -170,7 +179,7 @@ class Comparison:
             again = self.exact.call.run().tensors
             if again is None or again[self.index].shape != exact.shape:
                 break
-            largest = torch.maximum(largest, torch.nan_to_num((_wide(again[self.index].detach().cpu()) - exact).abs()))
+            largest = torch.maximum(largest, torch.nan_to_num((self._near(again[self.index]) - exact).abs()))
         return largest
 
     def _conditioning(self, exact: torch.Tensor, eps: float) -> torch.Tensor:
@@ -206,23 +215,29 @@ class Comparison:
         return figures
 
     def _wavering(self, aten: torch.Tensor, finite: torch.Tensor) -> torch.Tensor:
-        """Return how far ATen's own answers may lie apart where it is not deterministic: as far as seen, and lent to other elements."""
+        """Return how far ATen's own answers may lie apart where it is not deterministic: as far as seen, and lent to other elements.
+
+        Of millions of elements some were lucky in all of the few runs: none is taken to be steadier than they are on the whole.
+        """
         spread = torch.zeros_like(aten.abs())
         for _ in range(_RERUNS):
             again = self.exact.call.run().tensors
             if again is None or again[self.index].shape != finite.shape:
                 break
-            spread = torch.maximum(
-                spread, torch.nan_to_num((_wide(again[self.index].detach().cpu())[finite] - aten).abs())
-            )
+            spread = torch.maximum(spread, torch.nan_to_num((self._near(again[self.index])[finite] - aten).abs()))
         size = aten.abs()
         relative = torch.where(size > 0, spread / size, 0).amax().clamp(max=_RELATIVE_CAP * _step(self.aten.dtype)[0])
-        return FACTOR * torch.maximum(spread, relative * size)
+        usual = spread.square().mean().sqrt() if len(spread) else spread
+        return FACTOR * torch.maximum(torch.maximum(spread, usual), relative * size)
+
+    def _near(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return another answer of ATen's in float64, where this one lies."""
+        return _wide(tensor.detach().to(self.aten.device))
 
     def _exact(self, tensors: list[torch.Tensor] | None) -> torch.Tensor | None:
         if tensors is None or self.index >= len(tensors):
             return None
-        found = tensors[self.index].cpu()
+        found = tensors[self.index].to(self.aten.device)
         return found if found.shape == self.aten.shape and (found.is_floating_point() or found.is_complex()) else None
 
     def _wrong(self, where: torch.Tensor, reason: str, **figures: Any) -> NotRightError:

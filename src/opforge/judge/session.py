@@ -39,6 +39,8 @@ _MAX_DEATHS = 3
 _LINGER_S = 0.1
 _DERIVED = 3
 """How many cases of an operator are run for their gradients."""
+_KEPT_BYTES = 4 << 30
+"""Memory of a GPU beyond which it is given back after each batch: there are other judges, and workers."""
 _FORGED = Finding(Outcome.CONTRACT, FORGED)
 _FIRST_BATCHES = (4, 24)
 """Sizes of the first batches of a job that ends with its first rejection: most mutants fall in the first."""
@@ -195,6 +197,8 @@ class Judge:
             findings = [(case, breach if finding.passed else finding) for case, finding in findings]
         if self._worker is not None:  # else lost while it was timed or drawn from
             worker.release(batch.used)
+        if self._device.type == "cuda" and torch.cuda.memory_reserved() > _KEPT_BYTES:
+            torch.cuda.empty_cache()
         self._emit(op, findings)
 
     def _request(self, op: _Op, batch: Batch) -> dict[str, Any]:

@@ -30,6 +30,8 @@ _WATCHED = 4
 """In every so many rounds the device's clocks are looked at."""
 _HEARD = 2
 """Rounds, besides the last, in which a result of each figure is judged."""
+_LARGE = 64 << 20
+"""Of calls above it, one result is judged besides the last round's, and one each of call times: to bring it back and judge it takes longer than to time it."""
 _FIRST_CALLS = 8
 _MAX_BLOCK_BYTES = 256 << 20
 _MAX_DEVICE_BYTES = 1 << 30
@@ -245,7 +247,7 @@ class Race:
 
     def _block(self, side: _Side, figure: Figure) -> None:
         """Time a block of one side."""
-        heard = side.is_kernel and (figure.done or figure.rounds < _HEARD)
+        heard = side.is_kernel and (figure.done or figure.rounds < self._heard_first(figure))
         shift = self._turn(side, figure, self._turns(side, figure, heard=heard))
         waited, own_wait = side.worker.waited_ns(), processes.waited_ns(os.getpid())
         began = time.perf_counter_ns()
@@ -300,9 +302,17 @@ class Race:
             for turn in self._kernel.turns:
                 self._inside(turn)
 
+    def _heard_first(self, figure: Figure) -> int:
+        """Return in how many of the first rounds a result is judged."""
+        if self._nbytes <= _LARGE:
+            return _HEARD
+        return 0 if figure.secondary else 1
+
     def _looked_at(self, figure: Figure) -> list[int]:
         """Return the calls of a block whose results are judged: another than the last, then the last; when a race ends, both."""
         last, other = figure.calls - 1, self._chance.randrange(max(1, figure.calls - 1))
+        if self._nbytes > _LARGE and figure.secondary:
+            return [self._chance.choice((last, other))]
         return [last, other] if figure.done else [other if len(figure.kernel_ns) % 2 else last]
 
     def _listen(self, side: _Side, call: int, shift: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -37,41 +37,48 @@ class Seals:
     """What those functions were before any kernel was loaded."""
 
     def __init__(self) -> None:
-        self._held = list(_readings())
+        readings = list(_readings())
+        self._held = [(*place, what) for owner, attribute, what in readings for place in _places(owner, attribute)]
+        self._lines = {owner: (owner.__mro__, what) for owner, _, what in readings if isinstance(owner, type)}
 
     def broken(self) -> list[str]:
         """Return the names of the functions that are others now."""
-        return [what for owner, attribute, was, what in self._held if _own(owner, attribute) is not was]
+        missing = _MISSING
+        changed = [what for space, attribute, was, what in self._held if space.get(attribute, missing) is not was]
+        changed += [what for owner, (line, what) in self._lines.items() if owner.__mro__ is not line]
+        return list(dict.fromkeys(changed))
 
 
-def _readings() -> Iterator[tuple[Any, str, Any, str]]:
+def _readings() -> Iterator[tuple[Any, str, str]]:
+    """Yield what is watched: what it belongs to, and its name there and in full."""
     for module_name, names in _WATCHED.items():
         if (module := sys.modules.get(module_name)) is not None:
             for name in names.split():
-                yield module, name, _own(module, name), f"{module_name}.{name}"
+                yield module, name, f"{module_name}.{name}"
     for (module_name, class_name), names in _CLASSES.items():
         owner = getattr(sys.modules.get(module_name), class_name, None)
         for name in names.split() if owner is not None else ():
-            yield owner, name, _own(owner, name), f"{module_name}.{class_name}.{name}"
+            yield owner, name, f"{module_name}.{class_name}.{name}"
     for module_name, module in list(sys.modules.items()):
         if module_name.startswith(_OURS) and isinstance(module, ModuleType):
             yield from _of_ours(module_name, module)
 
 
-def _of_ours(module_name: str, module: ModuleType) -> Iterator[tuple[Any, str, Any, str]]:
+def _of_ours(module_name: str, module: ModuleType) -> Iterator[tuple[Any, str, str]]:
     for name, value in list(vars(module).items()):
         if name.startswith("__"):
             continue
-        yield module, name, value, f"{module_name}.{name}"
+        yield module, name, f"{module_name}.{name}"
         if isinstance(value, type) and value.__module__ == module_name:
             for attribute, member in list(vars(value).items()):
                 if isinstance(member, FunctionType | property | staticmethod | classmethod):
-                    yield value, attribute, member, f"{module_name}.{name}.{attribute}"
+                    yield value, attribute, f"{module_name}.{name}.{attribute}"
 
 
-def _own(owner: Any, attribute: str) -> Any:
-    """Return an attribute as it is stored, so that a method is the same object each time."""
+def _places(owner: Any, attribute: str) -> Iterator[tuple[Mapping[str, Any], str, Any]]:
+    """Yield where an attribute is looked for, up to where it is, with what is stored there: what is put before it would hide it."""
     for level in owner.__mro__ if isinstance(owner, type) else (owner,):
-        if attribute in vars(level):
-            return vars(level)[attribute]
-    return getattr(owner, attribute, _MISSING)
+        space = vars(level)
+        yield space, attribute, space.get(attribute, _MISSING)
+        if attribute in space:
+            return
