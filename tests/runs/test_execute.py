@@ -18,7 +18,8 @@ SOURCE = """
     said = os.open({diary!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     def {op}_kernel_impl(self):
         if tuple(self.shape) in ({to_check}, {to_time}):
-            os.write(said, f"{{time.monotonic_ns()}} {{os.getpid()}} {{self.shape[0]}}\\n".encode())
+            cores = len(os.sched_getaffinity(0))
+            os.write(said, f"{{time.monotonic_ns()}} {{os.getpid()}} {{self.shape[0]}} {{cores}}\\n".encode())
         return {body}
 """
 BODIES = {
@@ -47,12 +48,14 @@ def test_what_is_timed_comes_after_all_else_one_kernel_at_a_time(kernel_director
     assert all("speedup" in row for row in rows if row["phase"] == "performance")
 
     calls = sorted(tuple(map(int, line.split())) for line in diary.read_text().splitlines())
-    shapes = [first for first, _ in groupby(first for _, _, first in calls)]
+    shapes = [first for first, _ in groupby(first for _, _, first, _ in calls)]
     assert shapes == [TO_CHECK[0], TO_TIME[0]]
-    timed = [pid for _, pid, first in calls if first == TO_TIME[0]]
+    timed = [pid for _, pid, _, cores in calls if cores == 1]  # while it is timed, a kernel is held to one core
     assert len(timed) > 100 * len(OPS)
-    turns = [pid for pid, _ in groupby(timed)]
-    assert len(turns) == len(set(turns)) == len(OPS)  # each has its turn, and none comes in between
+    for kernel in set(timed):
+        begin, *_, end = (at for at, pid, _, cores in calls if pid == kernel and cores == 1)
+        assert {pid for at, pid, _, _ in calls if begin <= at <= end} == {kernel}  # none comes in between
+    assert len(set(timed)) == len(OPS)
 
 
 ON_GPUS = """

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -295,8 +296,22 @@ class Judge:
             finding = self._surviving(judge_draws, *asked) or finding
         if finding.passed and timed:
             race = functools.partial(self._racing.race, required=op.required, reference=op.reference)
-            finding = self._surviving(race, op.facts, worker, batch, placed, finding) or finding
+            with self._alone(worker):
+                finding = self._surviving(race, op.facts, worker, batch, placed, finding) or finding
         return finding
+
+    @contextlib.contextmanager
+    def _alone(self, worker: KernelWorker) -> Iterator[None]:
+        """Have the machine to itself: say that a kernel is ready to be timed, and wait for its turn; then for that of the others."""
+        self._wait_as("ready", worker)
+        yield
+        self._wait_as("raced", worker)
+
+    def _wait_as(self, what: str, worker: KernelWorker) -> None:
+        worker.pause()
+        self._channel.send({what: True})
+        self._channel.receive()
+        worker.resume()
 
     def _derive(self, op: _Op, worker: KernelWorker, placed: Placed) -> Finding | None:
         """Judge the gradients that flow through the operator while the kernel is installed in ATen's place."""

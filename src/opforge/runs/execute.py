@@ -1,4 +1,7 @@
-"""The local executor: N judges, each with its own worker, fed from one queue of jobs, to which jobs may be added at any time."""
+"""The local executor: N judges, each with its own worker, fed from one queue of jobs, to which jobs may be added at any time.
+
+What is timed is got ready by all judges at once, and then timed case by case while all others wait.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +62,7 @@ class _Task:
     ended: Callable[[], None] = nothing
     """Called when all of it has been judged."""
     racing: bool = False
-    """Whether it is timed, and so must have the machine to itself."""
+    """Whether it is timed, and so must have the machine to itself in the end."""
     batch: int = _BATCH
     plain: frozenset[str] = frozenset()
     """Cases that are judged as they stand only: ATen itself was lost on one of their hostile forms."""
@@ -80,6 +84,15 @@ class _Task:
         return replace(self, job=job, batch=batch, plain=self.plain | plain, waiting={}) if job.parts else None
 
 
+class _Turn(Enum):
+    """How a judge stands that has something to time. All get it ready at once; then they time it one after the other, while all wait."""
+
+    NONE = "gets something ready"
+    READY = "waits for its turn"
+    RACING = "times it"
+    RACED = "waits for the others"
+
+
 @dataclass
 class _Lane:
     """A judge's process and what it is doing."""
@@ -87,10 +100,15 @@ class _Lane:
     pid: int
     channel: Channel
     racing: bool = False
+    turn: _Turn = _Turn.NONE
     task: _Task | None = None
     heard: float = 0.0
     gpu: str = ""
     """The only one that it sees, of several."""
+
+
+_SAID = {"ready": _Turn.READY, "raced": _Turn.RACED}
+"""What a judge says that waits to be told to go on."""
 
 
 def heading(job: Job, case: Case) -> dict[str, Any]:
@@ -138,7 +156,7 @@ class LocalExecutor:
         return self._server.spawner
 
     def execute(self, plan: Plan, jobs: list[Job]) -> None:
-        """Judge all jobs; every case gets its verdict through ``emit``. What is timed comes last, one kernel at a time on a device."""
+        """Judge all jobs; every case gets its verdict through ``emit``. What is timed comes last, one case at a time on a device."""
         self.use(plan.suite)
         self._emit(
             [_without_inputs(job, case) for job in jobs for part in job.parts for case in part.cases if case.lost]
@@ -178,6 +196,7 @@ class LocalExecutor:
     def turn(self, timeout_s: float = 1.0) -> None:
         """Start judges for what waits, and hear what those at work have to say."""
         self._staff()
+        self._call_up()
         for key, _events in self._selector.select(timeout=timeout_s):
             if isinstance(key.data, _Lane):
                 self._hear(key.data)
@@ -203,14 +222,34 @@ class LocalExecutor:
         return self._races if racing else self._tasks
 
     def _staff(self) -> None:
-        """Have as many judges as there may be. What is timed waits for all else to end, and is alone on its device then."""
+        """Have as many judges as there may be. What is timed waits for all else to end."""
         racing = bool(self._races)
-        if any(lane.racing is not racing for lane in self._lanes):
+        if any(lane.racing is not racing or lane.turn is _Turn.RACING for lane in self._lanes):
             return
-        devices = len(self._gpus)
-        most = devices if racing else max(self._config.workers, devices)
+        most = max(self._config.workers, len(self._gpus))
         while self._queue(racing=racing) and len(self._lanes) < most:
             self._next(self._lane(racing=racing))
+
+    def _call_up(self) -> None:
+        """When all judges have got ready what is to be timed, let one on each device time it; when all have, let them go on."""
+        if any(lane.turn is _Turn.NONE for lane in self._lanes):
+            return
+        busy = {lane.gpu for lane in self._lanes if lane.turn is _Turn.RACING}
+        for lane in [lane for lane in self._lanes if lane.turn is _Turn.READY]:
+            if lane.gpu not in busy:
+                busy.add(lane.gpu)
+                self._tell(lane, _Turn.RACING)
+        if not busy:
+            for lane in list(self._lanes):
+                self._tell(lane, _Turn.NONE)
+
+    def _tell(self, lane: _Lane, turn: _Turn) -> None:
+        """Let a judge that waits go on."""
+        lane.turn, lane.heard = turn, time.monotonic()
+        try:
+            lane.channel.send({"go": True})
+        except ChannelClosedError:
+            self._lost(lane, "")
 
     def _lane(self, *, racing: bool) -> _Lane:
         """Return a judge that sees the GPU with the fewest others on it: one that was kept, or a new one."""
@@ -269,6 +308,9 @@ class LocalExecutor:
             self._lost(lane, "")
             return
         lane.heard = time.monotonic()
+        if turn := next((turn for word, turn in _SAID.items() if word in message), None):
+            lane.turn = turn
+            return
         if "done" in message:
             ended = lane.task.ended if lane.task is not None else nothing
             self._next(lane)
@@ -290,7 +332,8 @@ class LocalExecutor:
     def _end_hung(self) -> None:
         now = time.monotonic()
         for lane in list(self._lanes):
-            if lane.task and now - lane.heard > self._config.timeout_s * (lane.task.batch + 1) + _SLACK_S:
+            waits = lane.turn in _SAID.values()
+            if lane.task and not waits and now - lane.heard > self._config.timeout_s * (lane.task.batch + 1) + _SLACK_S:
                 self._lost(lane, "hung")
 
     def _lost(self, lane: _Lane, how: str) -> None:
