@@ -34,6 +34,17 @@ def cases(phase: Phase, shape: tuple[int, ...]) -> list[Case]:
     return [Case.make(f"{op}.default", f"((T({list(shape)}, f32),), {{}})", phase=phase) for op in OPS]
 
 
+def timed_alone(calls: list[tuple[int, ...]]) -> int:
+    """See that while a kernel is timed, and held to one core, no other is called; return how many were timed."""
+    timed = [pid for _, pid, _, cores in calls if cores == 1]
+    kernels = set(timed)
+    for kernel in kernels:
+        begin, *_, end = (at for at, pid, _, cores in calls if pid == kernel and cores == 1)
+        assert {pid for at, pid, _, _ in calls if begin <= at <= end} == {kernel}
+    assert len(timed) > 100 * len(kernels)
+    return len(kernels)
+
+
 def test_what_is_timed_comes_after_all_else_one_kernel_at_a_time(kernel_directory, tmp_path):
     diary = tmp_path / "diary"
     words = {"diary": str(diary), "to_check": TO_CHECK, "to_time": TO_TIME}
@@ -50,12 +61,7 @@ def test_what_is_timed_comes_after_all_else_one_kernel_at_a_time(kernel_director
     calls = sorted(tuple(map(int, line.split())) for line in diary.read_text().splitlines())
     shapes = [first for first, _ in groupby(first for _, _, first, _ in calls)]
     assert shapes == [TO_CHECK[0], TO_TIME[0]]
-    timed = [pid for _, pid, _, cores in calls if cores == 1]  # while it is timed, a kernel is held to one core
-    assert len(timed) > 100 * len(OPS)
-    for kernel in set(timed):
-        begin, *_, end = (at for at, pid, _, cores in calls if pid == kernel and cores == 1)
-        assert {pid for at, pid, _, _ in calls if begin <= at <= end} == {kernel}  # none comes in between
-    assert len(set(timed)) == len(OPS)
+    assert timed_alone(calls) == len(OPS)
 
 
 ON_GPUS = """

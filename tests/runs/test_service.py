@@ -15,7 +15,7 @@ from opforge.runs import RunConfig
 from opforge.runs.plan import Job, Part
 from opforge.runs.service import JudgingService, is_right
 from opforge.suites import LoadedSuite
-from tests.runs.test_execute import BODIES, OPS, SOURCE, TO_CHECK, TO_TIME, cases
+from tests.runs.test_execute import BODIES, OPS, SOURCE, TO_CHECK, TO_TIME, cases, timed_alone
 
 
 def job(root: Path, op: str) -> Job:
@@ -49,12 +49,7 @@ def test_each_thread_gets_its_own_verdicts_and_what_is_timed_runs_alone(kernel_d
         assert all("speedup" in row for row in rows if row["phase"] == "performance")
 
     calls = sorted(tuple(map(int, line.split())) for line in diary.read_text().splitlines())
-    timed = {pid for _, pid, first in calls if first == TO_TIME[0]}
-    assert len(timed) == len(OPS) - 1
-    for pid in timed:
-        times = [at for at, who, _ in calls if who == pid]
-        between = {who for at, who, _ in calls if times[0] < at < times[-1]}
-        assert between == {pid}
+    assert timed_alone(calls) == len(OPS) - 1
     assert service.busy_s > 0
 
 
