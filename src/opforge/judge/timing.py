@@ -240,13 +240,13 @@ class Race:
             self._other(side).worker.pause()
             side.worker.resume()
             for figure in active:
-                self._block(side, figure)
+                self._block(side, figure, last=figure is active[-1])
 
     def _other(self, side: _Side) -> _Side:
         return self._aten if side is self._kernel else self._kernel
 
-    def _block(self, side: _Side, figure: Figure) -> None:
-        """Time a block of one side."""
+    def _block(self, side: _Side, figure: Figure, *, last: bool) -> None:
+        """Time a block of one side, the last of its round or another."""
         heard = side.is_kernel and (figure.done or figure.rounds < self._heard_first(figure))
         shift = self._turn(side, figure, self._turns(side, figure, heard=heard))
         waited, own_wait = side.worker.waited_ns(), processes.waited_ns(os.getpid())
@@ -270,8 +270,8 @@ class Race:
         (figure.kernel_beside if side.is_kernel else figure.aten_beside).append(beside)
         if heard:
             moved = shift + figure.passes if figure.name == "device" else 0
-            for call in self._looked_at(figure):
-                self._listen(side, call, moved)
+            for call in (calls := self._looked_at(figure)):
+                self._listen(side, call, moved, seals=last and call == calls[-1])
 
     def _turns(self, side: _Side, figure: Figure, *, heard: bool) -> list[int]:
         """Return by how much the contents of the next block's calls are turned; none where they only change places."""
@@ -315,9 +315,9 @@ class Race:
             return [self._chance.choice((last, other))]
         return [last, other] if figure.done else [other if len(figure.kernel_ns) % 2 else last]
 
-    def _listen(self, side: _Side, call: int, shift: int) -> None:
-        """Judge the result of one of the calls that were just timed."""
-        reply = side.ask({"do": "show", "call": call, "own": self._request["case"]["own"]})
+    def _listen(self, side: _Side, call: int, shift: int, *, seals: bool) -> None:
+        """Judge the result of one of the calls that were just timed and, if asked for, what the kernel has done to its process."""
+        reply = side.ask({"do": "show", "call": call, "own": self._request["case"]["own"], "seals": seals})
         if tampered := reply.get("tampered"):
             raise NotRightError(Outcome.CHEATED, f"tampered with its process: {'; '.join(map(str, tampered))}")
         result = reply.get("result")

@@ -253,6 +253,7 @@ class _Input:
         """The memory as integers, so many rows of as many bytes as an element has."""
         self._memory: list[torch.Tensor] = []
         self._rows: list[torch.Tensor] = []
+        self._numbers: torch.Tensor | None = None
 
     def another(self) -> torch.Tensor:
         """Return a tensor like the first, with memory of its own, which is filled from now on."""
@@ -273,12 +274,17 @@ class _Input:
         if not self._turns or not any(turns):
             rows = [self._base] * len(turns)
         elif self._count <= _GATHERED:
-            places = torch.arange(self._count, device=self._base.device)
+            places = self._places()
             steps = torch.tensor(turns, device=self._base.device) % self._count
             rows = list(self._base[(places - steps[:, None]) % self._count].unbind())
         else:
             rows = [self._base.roll(turn, 0) for turn in turns]
         self._rows[: len(rows)] = rows
+
+    def _places(self) -> torch.Tensor:
+        if self._numbers is None:
+            self._numbers = torch.arange(self._count, device=self._base.device)
+        return self._numbers
 
     def put(self, calls: int, shift: int) -> None:
         """Fill the memory of the first calls; call ``i`` gets contents ``i + shift``, round and round."""
