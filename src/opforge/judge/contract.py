@@ -63,6 +63,8 @@ class Hearing:
     """Kernel's and ATen's result tensors, for those who look at several draws."""
     measure: bool = True
     """Whether errors are wanted as figures even where the kernel's bits are ATen's."""
+    inputs_too: bool = True
+    """Whether the reply says what became of the inputs, where they are not read in place."""
 
     @cached_property
     def exact(self) -> Exact:
@@ -113,7 +115,7 @@ class Hearing:
                 Outcome.CONTRACT,
                 "its result changed after the call returned: a later call or a thread of its own writes to the same memory",
             )
-        figures = self._inputs_after() if self.call.own else {}
+        figures = self._inputs_after() if self.call.own and self.inputs_too else {}
         _merge(figures, self._results(self.reply["returned"], self.aten.result))
         return figures
 

@@ -40,7 +40,7 @@ _MAX_DEATHS = 3
 _LINGER_S = 0.1
 _DERIVED = 3
 """How many cases of an operator are run for their gradients."""
-_KEPT_BYTES = 4 << 30
+_KEPT_BYTES = 1 << 30
 """Memory of a GPU beyond which it is given back after each batch: there are other judges, and workers."""
 _FORGED = Finding(Outcome.CONTRACT, FORGED)
 _FIRST_BATCHES = (4, 24)

@@ -21,6 +21,7 @@ import torch
 from opforge import processes
 from opforge.judge.figures import Figure
 from opforge.judge.replies import FORGED
+from opforge.judge.trees import rows_of
 from opforge.judge.verdict import Finding, NotRightError, Outcome
 from opforge.judge.workers import DeathError, KernelWorker
 from opforge.sandbox.track import rehearsed_calls
@@ -30,8 +31,12 @@ _WATCHED = 4
 """In every so many rounds the device's clocks are looked at."""
 _HEARD = 2
 """Rounds, besides the last, in which a result of each figure is judged."""
-_LARGE = 64 << 20
-"""Of calls above it, one result is judged besides the last round's, and one each of call times: to bring it back and judge it takes longer than to time it."""
+_LARGE = 16 << 20
+_MANY_TENSORS = 64
+"""Of calls above either, one result is judged besides the last round's, and one of each call time: to bring it back takes longer than to time it."""
+_MOST_TENSORS = 1024
+_FEW_SETS = 4
+"""Sets of inputs have no more tensors than that together, if they are more than some: each tensor gets its contents by itself."""
 _FIRST_CALLS = 8
 _MAX_BLOCK_BYTES = 256 << 20
 _MAX_DEVICE_BYTES = 1 << 30
@@ -53,8 +58,8 @@ _ALL_TURNED = 64
 _WAITED = 0.03
 """The share of a block that a side may have waited for a core; else the round is set aside."""
 
-Hear = Callable[[dict[str, Any], int], Finding]
-"""Judges the result of a timed call whose contents were turned by so many places."""
+Hear = Callable[[dict[str, Any], int, bool], Finding]
+"""Judges the result of a timed call whose contents were turned by so many places, and its inputs too or not."""
 Inside = Callable[[int], None]
 """Raises BaselineError where contents, turned by so many places, are at the edge of what ATen takes: what is right there is rounding."""
 
@@ -122,6 +127,8 @@ class Race:
         self._inside = inside
         self._device = device
         self._nbytes = max(1, nbytes)
+        self._tensors = max(1, sum(1 for _ in rows_of([request["case"]["args"], request["case"]["kwargs"]])))
+        self._costly = nbytes > _LARGE or self._tensors > _MANY_TENSORS
         self._writes = writes
         self._watch = watch
         self._sets = 1
@@ -153,6 +160,8 @@ class Race:
                 side.worker.resume()
         for figure in figures:
             figure.clocks_agree()
+        for side in self._sides:
+            side.ask({"do": "clear"})
         return self._row(figures)
 
     def _move(self, figure: Figure) -> None:
@@ -191,6 +200,7 @@ class Race:
         """Make the calls on both sides, as many as it takes to be timed sharply."""
         cuda = self._device.type == "cuda"
         most = max(1, (_MAX_DEVICE_BYTES if cuda else _MAX_BLOCK_BYTES) // self._nbytes)
+        most = min(most, max(_FEW_SETS, _MOST_TENSORS // self._tensors))
         limit = most if self._writes else _MAX_PASS_CALLS  # where sets are used again, a call finds what another wrote
         guesses = self._laid(min(_FIRST_CALLS, limit), most, guess=True)
         call_ns = max(g["call_ns"] for g in guesses)
@@ -271,7 +281,9 @@ class Race:
         if heard:
             moved = shift + figure.passes if figure.name == "device" else 0
             for call in (calls := self._looked_at(figure)):
-                self._listen(side, call, moved, seals=last and call == calls[-1])
+                ends = call == calls[-1]
+                own = self._request["case"]["own"] and (self._writes or (figure.done and ends))
+                self._listen(side, call, moved, own=own, seals=last and ends)
 
     def _turns(self, side: _Side, figure: Figure, *, heard: bool) -> list[int]:
         """Return by how much the contents of the next block's calls are turned; none where they only change places."""
@@ -304,26 +316,26 @@ class Race:
 
     def _heard_first(self, figure: Figure) -> int:
         """Return in how many of the first rounds a result is judged."""
-        if self._nbytes <= _LARGE:
+        if not self._costly:
             return _HEARD
         return 0 if figure.secondary else 1
 
     def _looked_at(self, figure: Figure) -> list[int]:
         """Return the calls of a block whose results are judged: another than the last, then the last; when a race ends, both."""
         last, other = figure.calls - 1, self._chance.randrange(max(1, figure.calls - 1))
-        if self._nbytes > _LARGE and figure.secondary:
+        if self._costly and figure.secondary:
             return [self._chance.choice((last, other))]
         return [last, other] if figure.done else [other if len(figure.kernel_ns) % 2 else last]
 
-    def _listen(self, side: _Side, call: int, shift: int, *, seals: bool) -> None:
-        """Judge the result of one of the calls that were just timed and, if asked for, what the kernel has done to its process."""
-        reply = side.ask({"do": "show", "call": call, "own": self._request["case"]["own"], "seals": seals})
+    def _listen(self, side: _Side, call: int, shift: int, *, own: bool, seals: bool) -> None:
+        """Judge the result of one of the calls that were just timed and, if asked for, its inputs, and what the kernel has done to its process."""
+        reply = side.ask({"do": "show", "call": call, "own": own, "seals": seals})
         if tampered := reply.get("tampered"):
             raise NotRightError(Outcome.CHEATED, f"tampered with its process: {'; '.join(map(str, tampered))}")
         result = reply.get("result")
         if not isinstance(result, dict):
             raise NotRightError(Outcome.CONTRACT, FORGED)
-        finding = None if self._hear is None else self._hear(result, side.turns[(call + shift) % self._sets])
+        finding = None if self._hear is None else self._hear(result, side.turns[(call + shift) % self._sets], own)
         if finding is not None and not finding.passed:
             raise NotRightError(Outcome.CHEATED, f"an output of a timed call is wrong: {finding.reason}")
 

@@ -14,7 +14,7 @@ from time import perf_counter_ns, sleep  # bound before any kernel is loaded
 from typing import Any
 
 import torch
-from torch.cuda import _sleep, synchronize
+from torch.cuda import _sleep, empty_cache, memory_reserved, synchronize
 
 from opforge.cases.encoding import SHORT_DTYPES, decode
 from opforge.cases.materialise import flat_bytes, flat_storage, owned_copy, tensor_over
@@ -45,6 +45,8 @@ _STREAM_PAUSE_CYCLES = 2_000_000
 _BUSY_NS = 5_000_000
 _HELD = 8
 _HELD_BYTES = 4 << 20
+_KEPT_BYTES = 512 << 20
+"""Memory of a GPU beyond which it is given back after a race."""
 
 
 seals = functools.cache(Seals)
@@ -107,6 +109,8 @@ class Worker:
                     reply = self._go()
                 case "show":
                     reply = self._show(request)
+                case "clear":
+                    reply = self._clear()
                 case "tests":
                     reply = self._with_tried(self._inputs.tests(request["file"]))
                 case "make":
@@ -371,6 +375,13 @@ class Worker:
             reply["inputs"] = [self._tensor(t, inputs).get("T") for t in inputs]
         bypass = self._bypass(inputs)
         return {"result": self._with_tried({**reply, **bypass}), **(self._tampering() if request["seals"] else {})}
+
+    def _clear(self) -> dict[str, Any]:
+        """Let go of what was timed: others need the memory."""
+        self._track = None
+        if self._device.type == "cuda" and memory_reserved() > _KEPT_BYTES:
+            empty_cache()
+        return {}
 
     def _present_track(self) -> Track:
         if self._track is None:
