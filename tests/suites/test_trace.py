@@ -78,6 +78,21 @@ def test_devices_and_far_offsets_become_those_of_the_run(path):
     assert case.args == f"((T([2], f32, offset={100000 % 4096}), [3]), {{'device': device('cpu')}})"
 
 
+def test_calls_that_differ_by_how_far_inside_a_storage_they_begin_are_one_case_with_the_counts_of_all(tmp_path):
+    calls = [
+        call("neg.default", "((T([4], f32, offset=4096),), {})", 2),
+        call("neg.default", "((T([4], f32, offset=8192),), {})", 2),
+        call("neg.default", "((T([4], f32, offset=1),), {})", 1),
+        call("neg.default", "((T([5], f32),), {})", 3),
+    ]
+    file.write(tmp_path / "views.parquet", Trace(calls, {"device": "cpu", "models": ["model"]}, {}))
+    suite = TraceSuite(tmp_path / "views.parquet")
+    (cases,) = suite.load(SuiteOptions("cpu")).cases.values()
+    assert len({case.id for case in cases}) == len(cases) == 6
+    (heaviest, _) = suite.load(SuiteOptions("cpu", choice=Choice(topn=1))).cases["neg.default"]
+    assert heaviest.args == "((T([4], f32),), {})"
+
+
 def test_choosing_the_heaviest_a_sample_and_what_fits(path):
     def chosen(**choice) -> dict[str, int]:
         options = SuiteOptions("cpu", choice=Choice(**choice))

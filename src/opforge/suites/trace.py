@@ -24,6 +24,7 @@ from opforge.traces.measure import near
 from opforge.traces.reading import check, read_any
 
 _AT = re.compile(r", at=\d+")
+_PLACE = re.compile(r", (?:offset=\d+|device='[^']*')")
 
 
 class TraceSuite:
@@ -41,8 +42,8 @@ class TraceSuite:
         progress(self.name, 0, 1)
         trace = read_any(self._path, options.ops, whole=False)
         usable, losses = _usable(trace.calls, options.device)
-        chosen, too_large = options.choice.of(usable, options.device)
         home = trace.about["device"]
+        chosen, too_large = options.choice.of(_distinct(usable, home, options.device), options.device)
         cases: dict[str, list[Case]] = {}
         for call in chosen:
             cases.setdefault(call.op, []).extend(self._cases(call, home, options.device))
@@ -90,6 +91,23 @@ def _usable(calls: Iterable[TracedCall], device: str) -> tuple[list[TracedCall],
         else:
             usable.append(call)
     return usable, losses
+
+
+def _distinct(calls: Iterable[TracedCall], home: str, device: str) -> list[TracedCall]:
+    """Return calls; of those that are the same on a device, but for how far inside a storage a view lies, one with the counts of all."""
+    groups: dict[tuple[str, str, str], list[TracedCall]] = {}
+    for call in calls:
+        groups.setdefault((call.op, _PLACE.sub("", call.args), call.digest), []).append(call)
+    return [call for group in groups.values() for call in (_merged(group, home, device) if len(group) > 1 else group)]
+
+
+def _merged(calls: Iterable[TracedCall], home: str, device: str) -> Iterable[TracedCall]:
+    found: dict[str, TracedCall] = {}
+    for call in calls:
+        args = _placed(call.args, home, device)
+        same = found.get(args)
+        found[args] = call if same is None else replace(same, count=same.count + call.count)
+    return found.values()
 
 
 def _placed(args: str, home: str, device: str) -> str:
