@@ -10,6 +10,7 @@ difference. ``--load`` (CPU) keeps every core busy with another process meanwhil
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import multiprocessing
 import os
@@ -30,7 +31,7 @@ from model_cases import MODEL_CASES
 
 from opforge.cases import Case
 from opforge.cases.case import Expect, Phase
-from opforge.judge.batch import Batch, CaseRow
+from opforge.judge.batch import Batch, CaseRow, Placed
 from opforge.judge.reference import tensors_of
 from opforge.judge.timing import BaselineError, Race
 from opforge.judge.workers import KernelWorker, WorkerConfig
@@ -125,11 +126,7 @@ class Ring:
                 reply = self._workers[number].ask({"do": "load", "kernel": kernel})
                 assert "error" not in reply, reply
                 self._loaded[number] = file
-        case = Case.make(op, text, phase=Phase.PERFORMANCE)
-        batch = Batch(facts, self.device, self._config.in_bytes, {}, np.zeros(1 << 20, np.uint8))
-        placed = batch.add(CaseRow(case.id, text, "", Expect.RETURNS, Phase.PERFORMANCE, ""))
-        assert placed is not None
-        assert placed.answer.raised is None, placed.answer.raised
+        batch, placed = placed_case(op, text, self.device)
         for worker in self._workers:
             batch.copy_to(worker.bytes)
         nbytes = sum(row[1] for row in placed.inputs) + sum(t.nbytes for t in tensors_of(placed.answer.result))
@@ -142,15 +139,22 @@ class Ring:
         return {**row, "ms": {step: 1000 * spent for step, spent in self.spent.items()}}
 
 
-def arguments(op: str, text: str, device: torch.device) -> tuple[Callable[..., Any], list[Any], dict[str, Any]]:
-    """Return ATen's function and one set of arguments, for rulers that work in this process."""
+@functools.lru_cache(1)
+def placed_case(op: str, text: str, device: torch.device) -> tuple[Batch, Placed]:
+    """Return a case with its inputs made; the same once more where it is asked for again."""
     facts = table().get(op)
-    assert facts is not None
-    case = Case.make(op, text)
+    assert facts is not None, op
+    case = Case.make(op, text, phase=Phase.PERFORMANCE)
     batch = Batch(facts, device, 1 << 30, {}, np.zeros(1 << 20, np.uint8))
     placed = batch.add(CaseRow(case.id, text, "", Expect.RETURNS, Phase.PERFORMANCE, ""))
     assert placed is not None
-    args, kwargs, _ = placed.call.build()
+    assert placed.answer.raised is None, placed.answer.raised
+    return batch, placed
+
+
+def arguments(op: str, text: str, device: torch.device) -> tuple[Callable[..., Any], list[Any], dict[str, Any]]:
+    """Return ATen's function and one set of arguments, for rulers that work in this process."""
+    args, kwargs, _ = placed_case(op, text, device)[1].call.build()
     packet, overload = op.split(".")
     return getattr(getattr(torch.ops.aten, packet), overload), args, kwargs
 
@@ -304,6 +308,8 @@ def bench_files(op: str, text: str, files: list[str], device: torch.device) -> f
 def known_time(ring: Ring) -> list[dict[str, Any]]:
     """Hold the device time of small kernels against the slope of graphs of two lengths, and against CUPTI's durations."""
     rows = []
+    fresh = multiprocessing.get_context("forkserver")
+    fresh.set_forkserver_preload(["torch"])
     print(f"\n{'operator':26}{'opforge µs':>12}{'slope µs':>10}{'off %':>8}{'CUPTI µs':>10}{'do_bench µs':>13}")
     for op, text in (
         ("neg.default", "((T([1024], f32),), {})"),
@@ -313,7 +319,7 @@ def known_time(ring: Ring) -> list[dict[str, Any]]:
         ("silu.default", "((T([1, 1, 14336], bf16),), {})"),
     ):
         row = ring.race(op, text)
-        with multiprocessing.get_context("forkserver").Pool(1) as apart:  # a process that has captured nothing yet
+        with fresh.Pool(1) as apart:  # a process that has captured nothing yet
             true_us, cupti_us = apart.apply(slope, (op, text, str(ring.device)))
         beside = do_bench(op, text, ring.device)[0]
         rows.append(

@@ -24,7 +24,7 @@ from opforge.traces.measure import near
 from opforge.traces.reading import check, read_any
 
 _AT = re.compile(r", at=\d+")
-_PLACE = re.compile(r", (?:offset=\d+|device='[^']*')")
+_PLACE = re.compile(r", (?:offset=\d+|device='[^']*')|device\('[^']*'\)")
 
 
 class TraceSuite:
