@@ -14,7 +14,7 @@ from time import perf_counter_ns, sleep  # bound before any kernel is loaded
 from typing import Any
 
 import torch
-from torch.cuda import _sleep, empty_cache, memory_reserved, synchronize
+from torch.cuda import _sleep, empty_cache, mem_get_info, memory_reserved, synchronize
 
 from opforge.cases.encoding import SHORT_DTYPES, decode
 from opforge.cases.materialise import flat_bytes, flat_storage, owned_copy, tensor_over
@@ -45,8 +45,8 @@ _STREAM_PAUSE_CYCLES = 2_000_000
 _BUSY_NS = 5_000_000
 _HELD = 8
 _HELD_BYTES = 4 << 20
-_KEPT_BYTES = 512 << 20
-"""Memory of a GPU beyond which it is given back after a race."""
+_KEPT = 1 / 64
+"""The share of a GPU's memory beyond which it is given back after a race."""
 
 
 seals = functools.cache(Seals)
@@ -379,7 +379,7 @@ class Worker:
     def _clear(self) -> dict[str, Any]:
         """Let go of what was timed: others need the memory."""
         self._track = None
-        if self._device.type == "cuda" and memory_reserved() > _KEPT_BYTES:
+        if self._device.type == "cuda" and memory_reserved() > _KEPT * mem_get_info()[1]:
             empty_cache()
         return {}
 
