@@ -1,6 +1,6 @@
 """Kernels by language models against loopback servers: the whole road, and many operators at once.
 
-    python benchmarks/generation.py road [--device cuda] [--replayed]
+    python benchmarks/generation.py road [--device cuda] [--replayed] [--backends llm,kernel_agent] [--judges 2]
     python benchmarks/generation.py load [--operators 100] [--workers 4] [--rounds 2] [--delay 2.0] [--parallel 32] [--judges 2]
 
 ``road``: relu, add and softmax of OpInfo, by backend llm (wrong at first, right after feedback) and by kernel_agent with 6 workers and 15 rounds;
@@ -57,10 +57,11 @@ def summary_of(out: Path) -> dict[str, Any]:
     return row
 
 
-def road(device: str, *, replayed: bool) -> None:
+def road(device: str, kinds: list[str], judges: int, *, replayed: bool) -> None:
     """Show that both backends come to right kernels, and in how long."""
     agent = ["--kernel-agent-workers", "6", "--kernel-agent-max-rounds", "15", "--parallel", "18"]
-    for kind, words in (("llm", []), ("kernel_agent", agent)):
+    for kind in kinds:
+        words = ["--workers", str(judges), *(agent if kind == "kernel_agent" else [])]
         with tempfile.TemporaryDirectory() as folder, _answering(kind, Path(folder), replayed=replayed) as (more, url):
             begun = time.monotonic()
             ops = ["--ops", ",".join(ROAD), "--device", device, "--backend", kind]
@@ -161,6 +162,7 @@ def main() -> None:
     parser.add_argument("what", choices=("road", "load"))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--replayed", action="store_true", help="road: by transcripts, which need no SDK")
+    parser.add_argument("--backends", default="llm,kernel_agent", help="road: which, in which order")
     parser.add_argument("--operators", type=int, default=100)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=2)
@@ -169,7 +171,7 @@ def main() -> None:
     parser.add_argument("--judges", type=int, default=2)
     arguments = parser.parse_args()
     if arguments.what == "road":
-        road(arguments.device, replayed=arguments.replayed)
+        road(arguments.device, arguments.backends.split(","), arguments.judges, replayed=arguments.replayed)
     else:
         load(arguments)
 
