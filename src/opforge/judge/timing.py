@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 import random
+import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -289,7 +290,7 @@ class Race:
         """Return by how much the contents of the next block's calls are turned; none where they only change places."""
         if not heard and figure.name == "device" and figure.calls > _ALL_TURNED:
             return []
-        turns = [self._chance.randrange(1, 1 << 30) for _ in range(min(figure.calls, self._sets))]
+        turns = _drawn(min(figure.calls, self._sets))
         side.turns[: len(turns)] = turns
         return turns
 
@@ -338,6 +339,11 @@ class Race:
         finding = None if self._hear is None else self._hear(result, side.turns[(call + shift) % self._sets], own)
         if finding is not None and not finding.passed:
             raise NotRightError(Outcome.CHEATED, f"an output of a timed call is wrong: {finding.reason}")
+
+
+def _drawn(count: int) -> list[int]:
+    """Return so many numbers from 1 to 2³⁰ that nobody can know before."""
+    return [1 + (number >> 2) for number in struct.unpack(f"{count}I", os.urandom(4 * count))]
 
 
 def _cold(device: torch.device) -> int:
