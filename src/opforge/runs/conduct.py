@@ -142,6 +142,7 @@ def _made(
 ) -> Plan:
     """Have a backend make its kernels, judged as often as it likes, and plan with what it has made."""
     manifest = store.manifest()
+    _same_sources(manifest, suite)  # before anything is made of what has changed
     confine = confined(config, store.path, manifest)
     with JudgingService(config, server, suite, confine, manifest.get("peaks")) as judging:
         backend.make(Workshop(config, suite, store.path, manifest, judging, progress))
@@ -154,7 +155,7 @@ def _made(
 def _judge(plan: Plan, store: RunStore, executor: Executor, progress: Progress) -> Ended:
     manifest = store.manifest()
     _same_kernels(manifest, plan)
-    _same_sources(manifest, plan)
+    _same_sources(manifest, plan.suite)
     summary = Summary.start(manifest)
     done: set[Key] = set()
     for row in store.rows():
@@ -217,10 +218,10 @@ def _same_kernels(manifest: dict[str, Any], plan: Plan) -> None:
             )
 
 
-def _same_sources(manifest: dict[str, Any], plan: Plan) -> None:
+def _same_sources(manifest: dict[str, Any], suite: LoadedSuite) -> None:
     """Refuse to go on with cases or references other than those that the run was begun with."""
     for file, digest in manifest["plan"].get("sources", {}).items():
-        if plan.suite.sources.get(file) != digest:
+        if suite.sources.get(file) != digest:
             raise RunDirectoryError(f"{file} has changed since the run was begun; start a new run with --out")
 
 
