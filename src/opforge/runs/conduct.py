@@ -70,7 +70,7 @@ def run(
     if isinstance(backend, MakesKernels) and config.executor != "local":
         raise OpforgeError(
             f"backend {config.backend!r} has its kernels judged on this machine while it makes them, not with --executor {config.executor}; "
-            f"judge what it has made with --backend directory --executor {config.executor}"
+            f"judge what it has made with --backend {'custom_ops' if config.suite == 'custom_ops' else 'directory'} --executor {config.executor}"
         )
     of_executor = registry.load("executors", config.executor)
     server = start_server(config.device)
