@@ -10,18 +10,18 @@ from typing import Any
 
 from opforge.backends import BackendOptions
 from opforge.backends.directory import matched
-from opforge.cache import read_json
 from opforge.generate.agent import Agent, Board, Kept
 from opforge.generate.assignment import assignments
 from opforge.generate.attempts import Means
 from opforge.generate.budget import Budget, Spent
 from opforge.generate.custom import Task, custom_work
 from opforge.generate.finding import open_provider
-from opforge.generate.journal import SUMMARY, Journal
+from opforge.generate.journal import Journal
 from opforge.generate.options import GenerationOptions
 from opforge.generate.prices import Prices
 from opforge.generate.prompting import Prompts
 from opforge.generate.provider import Provider
+from opforge.generate.raising import reopen
 from opforge.generate.settings import ProviderOptions
 from opforge.generate.transcript import Recorder
 from opforge.kernels import Kernel
@@ -59,7 +59,10 @@ class GeneratingBackend:
         options = self._options.checked(workshop.config.device)
         self._tasks = {task.name: task for task in self._wanted(workshop)}
         journal = Journal(workshop.folder)
-        summary = read_json(journal.path / SUMMARY)
+        summary = journal.summary()
+        if summary is not None and summary["stopped"] and summary.get("bounds") != options.bounds:
+            reopen(journal, summary, workshop)
+            summary = None
         if summary is None:
             summary = self._made(workshop, journal, options)
             journal.write_summary(summary)
@@ -77,10 +80,7 @@ class GeneratingBackend:
 
     def _made(self, workshop: Workshop, journal: Journal, options: GenerationOptions) -> dict[str, Any]:
         prices = Prices.known(Path(options.prices) if options.prices else None)
-        spent = Spent()
-        for usage in journal.usages():
-            spent = spent.plus(usage)
-        budget = Budget(prices, options.max_cost, options.max_tokens, spent)
+        budget = Budget(prices, options.max_cost, options.max_tokens, journal.spent())
         board = Board(len(self._tasks), workshop.progress)
         board.cost = lambda: budget.spent.cost
         begun, judged_before = time.monotonic(), workshop.judging.busy_s
@@ -95,6 +95,7 @@ class GeneratingBackend:
             "attempts": sum(k.attempts for k in kept),
             **_spent_row(budget.spent),
             "stopped": budget.reason,
+            "bounds": options.bounds,
             "seconds": round(time.monotonic() - begun, 3),
             "judging_seconds": round(workshop.judging.busy_s - judged_before, 3),
             "asking_seconds": round(sum(row.get("seconds", 0.0) for row in journal.requests()), 3),

@@ -143,11 +143,14 @@ def _made(
     """Have a backend make its kernels, judged as often as it likes, and plan with what it has made."""
     manifest = store.manifest()
     _same_sources(manifest, suite)  # before anything is made of what has changed
+    if manifest["config"].get("generation") != config.generation:
+        store.update_manifest(config={**manifest["config"], "generation": config.generation})
+    nothing = _plan_row(config, Plan(suite, (), tuple(suite.cases)))
     confine = confined(config, store.path, manifest)
     with JudgingService(config, server, suite, confine, manifest.get("peaks")) as judging:
-        backend.make(Workshop(config, suite, store.path, manifest, judging, progress))
+        backend.make(Workshop(config, suite, store.path, manifest, judging, progress, lambda: store.forget(nothing)))
     plan = make_plan(config, backend, suite)
-    if not manifest["plan"]["kernels"]:  # else it is taken up again after they were made
+    if not store.manifest()["plan"]["kernels"]:  # else it is taken up again after they were made
         store.update_manifest(plan=_plan_row(config, plan))
     return plan
 
