@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ from opforge.runs import RunConfig, run
 from opforge.runs.conduct import Ended
 from opforge.runs.reproduce import reproduce
 from opforge.runs.service import JudgingService
-from tests.conftest import verdicts
-from tests.generate.making import Making, fenced, making
-from tests.generate.servers import AnthropicServer, ModelServer, OpenAIServer, Say
+from tests.conftest import opforge, verdicts
+from tests.generate.making import KEY, Making, fenced, making
+from tests.generate.servers import AnthropicServer, Hang, ModelServer, OpenAIServer, Say
+from tests.generate.test_resume import kept, start, wait_for
 
 __all__ = ["making"]
 GEN_INPUT = """import torch
@@ -253,6 +255,35 @@ def test_resumed_it_asks_nothing_twice_and_refuses_another_reference(customs, mo
         assert verdicts(customs.run(server, resume=True)) == PASSED  # what was kept is put back, with its companions
     assert len(server.requests) == 1
     assert (customs.winners / "shrink" / "gen_input.py").read_text() == GEN_INPUT
+
+
+def test_killed_halfway_and_resumed_no_answered_request_is_sent_twice(tmp_path):
+    out, killed = tmp_path / "run", False
+    for op in ("shrink", "squeeze"):
+        folder = tmp_path / "root" / op
+        folder.mkdir(parents=True)
+        (folder / "gen_input.py").write_text(GEN_INPUT)
+        (folder / f"{op}_reference.py").write_text(REFERENCE.replace("shrink", op))
+
+    def answer(seen):
+        op = next(op for op in ("shrink", "squeeze") if f"{op}_kernel_impl" in seen.text)
+        if len(seen.body["messages"]) == 1:
+            return Say(fenced(WRONG.replace("shrink", op)))
+        return Hang() if op == "squeeze" and not killed else Say(fenced(RIGHT.replace("shrink", op)))
+
+    with AnthropicServer(answer) as server:
+        keys = {"ANTHROPIC_API_KEY": KEY, "ANTHROPIC_BASE_URL": server.url}
+        words = ["run", "--suite", "custom_ops", "--custom-ops-root", str(tmp_path / "root"), "--backend", "llm"]
+        process = start([*words, "--dsl", "pytorch", "--out", str(out)], keys)
+        wait_for(process, lambda: kept(out) == {"shrink"} and len(server.requests) == 4)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        killed = True
+        done = opforge("run", "--resume", str(out), "--format", "json", **keys)
+    assert done.returncode == 0, done.stderr
+    assert len(server.requests) == 5  # with the one that was never answered
+    assert json.loads(done.stdout)["scores"]["correctness"] == 1.0
+    assert {path.stem for path in out.glob("generated_kernels/*/*_llm_*.py")} == {"shrink_llm_1", "squeeze_llm_1"}
 
 
 def test_prompts_of_ones_own(customs, tmp_path):
