@@ -21,7 +21,7 @@ from opforge.generate.transcript import digest
 from opforge.reports.feedback import feedback
 from opforge.runs.plan import Job
 from opforge.runs.score import Summary
-from opforge.runs.service import JudgingService, Row, is_right
+from opforge.runs.service import JudgingService, Row, is_right, tallied
 
 _REMEMBERED = 3
 """How many of its last attempts a worker sees whole, besides the task."""
@@ -227,6 +227,8 @@ class Worker:
 def verdict_on(job: Job, rows: list[Row]) -> dict[str, Any]:
     """Return what the judge said of a kernel, in the form of `opforge run --format json`."""
     optional = frozenset(part.op for part in job.parts if not part.required)
+    if all(tally.op in optional and tally.declined for tally in tallied(rows).values()):
+        optional = frozenset()  # not all may be declined, so what it raised is what is to be mended
     races = frozenset(part.op for part in job.parts if any(c.phase == "performance" for c in part.cases))
     apart = frozenset([job.kernel.name] if job.kernel.reference is not None else [])
     summary = Summary({}, (), optional, len(job.parts), planned_races=apart if apart and races else races, apart=apart)
