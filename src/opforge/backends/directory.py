@@ -6,6 +6,7 @@ import glob
 import hashlib
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from opforge.backends.base import BackendOptions
@@ -91,7 +92,7 @@ def matched(kernels: Iterable[Kernel], ops: Iterable[str]) -> tuple[list[Kernel]
         if not serves:
             idle.append(kernel)
         else:
-            found.append(Kernel(kernel.name, kernel.primary, serves, kernel.file, kernel.entries, kernel.digest))
+            found.append(replace(kernel, serves=serves))
     return found, idle
 
 

@@ -13,8 +13,11 @@ from opforge.errors import OpforgeError
 
 if TYPE_CHECKING:
     from opforge.generate.options import GenerationOptions
+    from opforge.runs.config import RunConfig
 
 BACKENDS = ("llm", "llm-relay", "kernel_agent")
+BOUNDS = ("max_cost", "max_tokens")
+"""Options that a run may be given anew when it is taken up again."""
 _PANEL = "Kernels by language models (--backend llm, llm-relay, kernel_agent)"
 _MODELS = {"llm": "claude-opus-5-5", "kernel_agent": "gpt-6.1-sol"}
 _OWN = {
@@ -40,8 +43,10 @@ AgentWorkers = Annotated[int, _option("kernel_agent: how many workers each opera
 AgentRounds = Annotated[int, _option("kernel_agent: how many attempts each worker has.")]
 AgentTarget = Annotated[float, _option("kernel_agent: the speedup at which a right kernel is fast enough.")]
 Dsl = Annotated[str, _option("What kernels are written in: triton, cuda, cpp, helion or pytorch.")]
-MaxCost = Annotated[float | None, _option("USD that may be spent.")]
-MaxTokens = Annotated[int | None, _option("Tokens that may be spent, of prompts and replies together.")]
+MaxCost = Annotated[float | None, _option("USD that may be spent; with --resume, now.")]
+MaxTokens = Annotated[
+    int | None, _option("Tokens that may be spent, of prompts and replies together; with --resume, now.")
+]
 ReplyTokens = Annotated[int, _option("Tokens that one reply may have.")]
 Parallel = Annotated[int, _option("How many workers are active at once, of all operators.")]
 PromptsFolder = Annotated[Path | None, _option("A folder with prompts of your own; those that are not in it are ours.")]
@@ -95,6 +100,17 @@ def generation(context: typer.Context, backend: str, device: str) -> dict[str, A
     return options.as_json()
 
 
+def raised(folder: Path, config: RunConfig, bounds: dict[str, float]) -> dict[str, Any]:
+    """Return how kernels are asked for in a run that is taken up again, with other bounds on what it may spend."""
+    if config.backend not in BACKENDS:
+        raise OpforgeError(
+            f"--{min(bounds).replace('_', '-')} does not go with the run in {str(folder)!r}: its backend is {config.backend}, which asks no model"
+        )
+    from opforge.generate.raising import raised
+
+    return raised(folder, config.generation, bounds)
+
+
 def _check_provider(options: GenerationOptions) -> None:
     """Have a missing key or package said before anything is started."""
     from opforge.generate.backend import provider_of
@@ -142,4 +158,7 @@ def say_what_was_made(folder: Path) -> None:
         f"{row['requests']} requests, {tokens} tokens, {row['cost']:.4f} USD{unknown}\n"
     )
     if row["stopped"]:
-        sys.stderr.write(f"{row['stopped']}\n")
+        larger = " ".join(
+            f"--{name.replace('_', '-')} N" for name, bound in row.get("bounds", {}).items() if bound is not None
+        )
+        sys.stderr.write(f"{row['stopped']}\ngo on with a larger one: `opforge run --resume {folder} {larger}`\n")

@@ -23,7 +23,7 @@ from opforge.suites.finding import find_suite, short_name
 if TYPE_CHECKING:  # it needs what a run needs, and --help does not
     from opforge.runs.conduct import Ended
 
-_GOES_WITH_RESUME = {"resume", "workers", "executor", "ray_address", "format_"}
+_GOES_WITH_RESUME = {"resume", "workers", "executor", "ray_address", "format_", *generation.BOUNDS}
 
 
 def register(app: typer.Typer) -> None:
@@ -237,7 +237,9 @@ def _resumed(context: typer.Context, folder: Path, placed: dict[str, Any]) -> Ru
         raise OpforgeError(
             f"--{clash[0].strip('_').replace('_', '-')} does not go with --resume: the settings are those of the run's manifest"
         )
-    return replace(RunConfig.from_json(read_manifest(folder)["config"]), **placed)
+    config = replace(RunConfig.from_json(read_manifest(folder)["config"]), **placed)
+    bounds = {n: context.params[n] for n in generation.BOUNDS if n in given}
+    return replace(config, generation=generation.raised(folder, config, bounds)) if bounds else config
 
 
 def names_in(option: str, text: str | None) -> tuple[str, ...]:

@@ -10,11 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from opforge.backends.directory import implementations
 from opforge.cache import write_atomically
 from opforge.errors import OpforgeError
-from opforge.generate.assignment import Assignment
 from opforge.generate.attempts import Contest, Means, Worker, earlier
+from opforge.generate.custom import Task
 from opforge.generate.prompting import shorten
 from opforge.suites.base import Progress
 
@@ -83,17 +82,17 @@ class Agent:
         self._folders = {True: right, False: rejected}
         self._lock = threading.Lock()
 
-    def make(self, tasks: Iterable[Assignment]) -> list[Kept]:
+    def make(self, tasks: Iterable[Task]) -> list[Kept]:
         """Return what became of each; what was done before the run was broken off is not done again."""
         options = self._means.options
         contests: list[Contest] = []
         units: list[Callable[[], None]] = []
         for task in tasks:
             if (row := self._means.journal.winner(task.name)) is not None:
-                self._board.keep(self._placed(task.name, row))
+                self._board.keep(self._placed(task, row))
                 continue
             contest = Contest(task, options.target)
-            for attempt in earlier(self._means.journal, options, task.name):
+            for attempt in earlier(self._means.journal, options, task):
                 contest.add(attempt)
             contests.append(contest)
             team = _Team(contest, options.workers, self._end)
@@ -115,11 +114,11 @@ class Agent:
         source = best.file.read_text(encoding="utf-8")
         words = best.words if best.right else f"{best.words}; {shorten(best.reason, _MOST_WORDS)}"
         with self._lock:
-            file = _next_file(self._folders[best.right] / name, best.file.suffix)
+            file = contest.task.next_file(self._folders[best.right], best.file.suffix)
             row = {**Kept(name, str(file), best.right, len(contest.attempts), words).as_json(), "source": source}
             if not contest.failures:
                 self._means.journal.write_winner(name, row)
-            self._board.keep(self._placed(name, row))
+            self._board.keep(self._placed(contest.task, row))
 
     def _give_up(self, contest: Contest) -> None:
         """Break the run off where the model has never answered, so that it can be resumed when it does."""
@@ -131,10 +130,11 @@ class Agent:
                 f"{len(rows)} requests failed and none was answered; the last one: {contest.failures[-1]}"
             )
 
-    def _placed(self, name: str, row: dict[str, Any]) -> Kept:
-        """Put a kernel into its directory, unless it is there."""
-        kept = Kept.from_json(name, row)
+    def _placed(self, task: Task, row: dict[str, Any]) -> Kept:
+        """Put a kernel into its directory, with what it is judged with, unless it is there."""
+        kept = Kept.from_json(task.name, row)
         file = Path(kept.file or "")
+        task.lay_out(file.parent.parent)
         if not file.is_file() or file.read_text(encoding="utf-8") != row["source"]:
             write_atomically(file, row["source"])
         return kept
@@ -189,10 +189,3 @@ def run_all(units: list[Callable[[], None]], threads: int) -> None:
                 raise error
     finally:
         stop.set()
-
-
-def _next_file(folder: Path, suffix: str) -> Path:
-    """Return the file of the next implementation in a kernel folder."""
-    taken = [file.stem.rpartition("_")[2] for file in implementations(folder)] if folder.is_dir() else []
-    number = max((int(word) for word in taken if word.isdigit()), default=0) + 1
-    return folder.resolve() / f"{folder.name}_implementation_{number}{suffix}"

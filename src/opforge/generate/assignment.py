@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from opforge.backends.directory import kernel_in
+from opforge.backends.directory import implementations, kernel_in, operator_name
 from opforge.cases import Case, Phase
 from opforge.errors import NothingToJudgeError
+from opforge.kernels import Kernel
 from opforge.ops import Operator, table
 from opforge.runs.plan import Job, Part
 from opforge.suites import LoadedSuite
@@ -21,7 +22,7 @@ _LONGEST = 240
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A kernel that is to be written; its name is that of its folder in a kernel directory."""
+    """A kernel of an ATen operator that is to be written; its name is that of its folder in a kernel directory."""
 
     name: str
     primary: Operator
@@ -29,12 +30,13 @@ class Assignment:
 
     @property
     def entry(self) -> str:
+        """The function that a kernel's file must have."""
         return f"{self.primary.base}_kernel_impl"
 
     @property
-    def races(self) -> bool:
-        """Whether anything of it is timed."""
-        return any(case.phase is Phase.PERFORMANCE for part in self.parts for case in part.cases)
+    def authority(self) -> str:
+        """Whose answers count, as verdicts name it."""
+        return self.primary.authority
 
     def job(self, file: Path, name: str) -> Job:
         """Return what has to be judged of the kernel in a file, under a name of its own."""
@@ -43,13 +45,37 @@ class Assignment:
         serves = tuple(served for served in kernel.serves if served.op in parts)
         return Job(replace(kernel, name=name, serves=serves), self.parts)
 
+    def kernel(self, file: Path) -> Kernel:
+        """Return the kernel in a file that was kept, as a run judges and names it."""
+        return kernel_in(file, operator_name(self.name))
+
+    def next_file(self, root: Path, suffix: str) -> Path:
+        """Return the file of the next implementation in the kernel's folder."""
+        folder = root.resolve() / self.name
+        taken = [file.stem.rpartition("_")[2] for file in implementations(folder)] if folder.is_dir() else []
+        return folder / f"{self.name}_implementation_{next_number(taken)}{suffix}"
+
+    def lay_out(self, root: Path) -> None:
+        """Do nothing: what a kernel is judged with is ATen, which is everywhere."""
+
+
+def is_timed(parts: Iterable[Part]) -> bool:
+    """Whether anything of a kernel is timed."""
+    return any(case.phase is Phase.PERFORMANCE for part in parts for case in part.cases)
+
+
+def next_number(taken: Iterable[str]) -> int:
+    """Return the number after the largest among some words."""
+    return max((int(word) for word in taken if word.isdecimal()), default=0) + 1
+
 
 def assignments(suite: LoadedSuite) -> list[Assignment]:
     """Return the kernels that are to be written for a suite: one for each packet, which serves all of its overloads and forms."""
     names = dict.fromkeys(table().folder_of(op) for name in suite.cases if (op := table().get(name)) is not None)
     if not names:
         raise NothingToJudgeError(
-            f"the operators of suite {suite.name!r} are not ATen's; language models write kernels for ATen operators: see `opforge ls suites`"
+            f"the operators of suite {suite.name!r} are neither ATen's nor those of --custom-ops-root; "
+            "language models write kernels for these: see `opforge ls suites`"
         )
     found, taken = [], set[str]()
     for name in names:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from opforge.generate.assignment import Assignment
+from opforge.generate.assignment import is_timed
 from opforge.generate.budget import Budget, BudgetSpentError
+from opforge.generate.custom import Task
 from opforge.generate.extract import Code, extract
 from opforge.generate.journal import Journal, Round
 from opforge.generate.options import DSLS, GenerationOptions
@@ -20,7 +21,7 @@ from opforge.generate.transcript import digest
 from opforge.reports.feedback import feedback
 from opforge.runs.plan import Job
 from opforge.runs.score import Summary
-from opforge.runs.service import JudgingService, Row, is_right
+from opforge.runs.service import JudgingService, Row, is_right, tallied
 
 _REMEMBERED = 3
 """How many of its last attempts a worker sees whole, besides the task."""
@@ -41,9 +42,13 @@ class Attempt:
     """Over the cases that count, or over those bound by their launch where there are no others; None where nothing was timed."""
     reason: str = ""
     """Of the first thing that is not right."""
+    authority: str = "ATen"
+    """Against whom it was raced."""
+    hopeless: bool = False
+    """Whether it was not the kernel's fault: its operator's reference answers to nothing."""
 
     @classmethod
-    def of(cls, at: Round, file: Path | None, verdict: dict[str, Any]) -> Attempt:
+    def of(cls, at: Round, file: Path | None, verdict: dict[str, Any], authority: str) -> Attempt:
         scores = verdict["scores"]
         failures = verdict["failures"]
         reason = verdict["problem"] or (f"{failures[0]['verdict']}: {failures[0]['reason']}" if failures else "")
@@ -56,6 +61,8 @@ class Attempt:
             scores["correctness"],
             scores["performance"] if scores["performance"] is not None else scores.get("performance_launch_bound"),
             reason,
+            authority,
+            bool(failures) and not scores["verdicts"].get("passed") and all(_of_the_reference(f) for f in failures),
         )
 
     @property
@@ -65,7 +72,7 @@ class Attempt:
 
     @property
     def words(self) -> str:
-        speed = f", {self.speedup:.3f}× ATen" if self.speedup is not None else ""
+        speed = f", {self.speedup:.3f}× {self.authority}" if self.speedup is not None else ""
         return f"worker {self.worker}, round {self.round}: {'right' if self.right else f'{self.correctness:.0%} right'}{speed}"
 
 
@@ -73,7 +80,7 @@ class Attempt:
 class Contest:
     """All attempts at one operator, those of several workers too."""
 
-    task: Assignment
+    task: Task
     target: float | None
     lock: threading.Lock = field(default_factory=threading.Lock)
     attempts: dict[tuple[int, int], Attempt] = field(default_factory=dict)
@@ -100,11 +107,14 @@ class Contest:
 
     @property
     def settled(self) -> bool:
-        """Whether no more attempts are wanted: one is right, and fast enough or not timed at all."""
+        """Whether no more attempts are wanted: one is right, and fast enough or not timed at all; or none can be."""
+        with self.lock:
+            if any(attempt.hopeless for attempt in self.attempts.values()):
+                return True
         best = self.best
         if best is None or not best.right:
             return False
-        if not self.task.races or best.speedup is None:
+        if not is_timed(self.task.parts) or best.speedup is None:
             return True
         return self.target is not None and best.speedup >= self.target
 
@@ -144,7 +154,7 @@ class Worker:
             if reply is None or (at.verdict() is None and self._contest.settled):
                 return
             verdict = at.verdict() or self._judged(at, reply)
-            attempt = Attempt.of(at, self._file(at), verdict)
+            attempt = Attempt.of(at, self._file(at), verdict, self._task.authority)
             self._contest.add(attempt)
             self._remember(reply, attempt, verdict, self._means.options.rounds - number)
 
@@ -176,7 +186,7 @@ class Worker:
         options = self._means.options
         first = self._means.prompts.first(self._task, self._number, options.workers)
         messages = [Message("user", first), *(message for turn in self._turns for message in turn)]
-        system = self._means.prompts.system()
+        system = self._means.prompts.system(self._task)
         return Request(options.model, system, tuple(messages), options.reply_tokens, self._temperature)
 
     @property
@@ -217,11 +227,19 @@ class Worker:
 def verdict_on(job: Job, rows: list[Row]) -> dict[str, Any]:
     """Return what the judge said of a kernel, in the form of `opforge run --format json`."""
     optional = frozenset(part.op for part in job.parts if not part.required)
+    if all(tally.op in optional and tally.declined for tally in tallied(rows).values()):
+        optional = frozenset()  # not all may be declined, so what it raised is what is to be mended
     races = frozenset(part.op for part in job.parts if any(c.phase == "performance" for c in part.cases))
-    summary = Summary({}, (), optional, len(job.parts), planned_races=races)
+    apart = frozenset([job.kernel.name] if job.kernel.reference is not None else [])
+    summary = Summary({}, (), optional, len(job.parts), planned_races=apart if apart and races else races, apart=apart)
     for row in rows:
         summary.add(row)
     return {"right": is_right(job, rows), "problem": "", **feedback(summary, rows)}
+
+
+def _of_the_reference(failure: dict[str, Any]) -> bool:
+    """Whether it was the user's reference that failed, and not the kernel."""
+    return bool(failure["verdict"] == "error" and failure["reason"].startswith("the reference "))
 
 
 def _no_kernel(problem: str) -> dict[str, Any]:
@@ -241,9 +259,9 @@ def _usage(usage: Usage) -> dict[str, Any]:
     return {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens, "cost": usage.cost}
 
 
-def earlier(journal: Journal, options: GenerationOptions, name: str) -> Iterator[Attempt]:
+def earlier(journal: Journal, options: GenerationOptions, task: Task) -> Iterator[Attempt]:
     """Yield the attempts at an operator that were judged before the run was broken off."""
-    for at in journal.rounds(name, options.workers, options.rounds):
+    for at in journal.rounds(task.name, options.workers, options.rounds):
         file = at.path / f"kernel{DSLS[options.dsl]}"
         if (verdict := at.verdict()) is not None:
-            yield Attempt.of(at, file if file.exists() else None, verdict)
+            yield Attempt.of(at, file if file.exists() else None, verdict, task.authority)

@@ -9,22 +9,25 @@ from pathlib import Path
 from typing import Any
 
 from opforge.backends import BackendOptions
-from opforge.backends.directory import kernel_in, matched, operator_name
-from opforge.cache import read_json
+from opforge.backends.directory import matched
 from opforge.generate.agent import Agent, Board, Kept
 from opforge.generate.assignment import assignments
 from opforge.generate.attempts import Means
 from opforge.generate.budget import Budget, Spent
+from opforge.generate.custom import Task, custom_work
 from opforge.generate.finding import open_provider
-from opforge.generate.journal import SUMMARY, Journal
+from opforge.generate.journal import Journal
 from opforge.generate.options import GenerationOptions
 from opforge.generate.prices import Prices
 from opforge.generate.prompting import Prompts
 from opforge.generate.provider import Provider
+from opforge.generate.raising import reopen
 from opforge.generate.settings import ProviderOptions
 from opforge.generate.transcript import Recorder
 from opforge.kernels import Kernel
+from opforge.kernels.custom import find
 from opforge.runs.workshop import Workshop
+from opforge.suites.custom_ops import CustomOpsSuite
 
 REJECTED = "rejected_kernels"
 """The part of a run's folder with the best attempts at operators for which none was right."""
@@ -37,41 +40,54 @@ class GeneratingBackend:
 
     def __init__(self, options: BackendOptions) -> None:
         self._directory = options.ops_directory
+        self._custom_root = options.custom_ops_root
         self._options = GenerationOptions.from_json(options.generation or {})
         self._kept: list[Kept] = []
+        self._tasks: dict[str, Task] = {}
+        self.strangers: list[str] = []
+        """Folders that hold no operator, in words."""
         self.remarks: list[str] = []
-        """Operators without a right kernel, and why."""
+        """Operators without a right kernel, and why; what is to be known of users' references."""
 
     def kernels(self, ops: Iterable[str]) -> list[Kernel]:
-        made = [kernel_in(Path(kept.file), operator_name(kept.name)) for kept in self._kept if kept.file]
+        made = [self._tasks[kept.name].kernel(Path(kept.file)) for kept in self._kept if kept.file]
         found, _ = matched(made, ops)
         return found
 
     def make(self, workshop: Workshop) -> None:
         """Ask the model until every operator has a right kernel or its attempts are spent."""
         options = self._options.checked(workshop.config.device)
+        self._tasks = {task.name: task for task in self._wanted(workshop)}
         journal = Journal(workshop.folder)
-        summary = read_json(journal.path / SUMMARY)
+        summary = journal.summary()
+        if summary is not None and summary["stopped"] and summary.get("bounds") != options.bounds:
+            reopen(journal, summary, workshop)
+            summary = None
         if summary is None:
             summary = self._made(workshop, journal, options)
             journal.write_summary(summary)
         self._kept = [Kept.from_json(name, row) for name, row in summary["operators"].items()]
-        self.remarks = [remark for kept in self._kept if (remark := _remark(kept))]
+        self.remarks += [remark for kept in self._kept if (remark := _remark(kept))]
+
+    def _wanted(self, workshop: Workshop) -> list[Task]:
+        """Return the kernels that are to be written."""
+        if workshop.suite.name != CustomOpsSuite.name:
+            return [*assignments(workshop.suite)]
+        found = find(self._custom_root)
+        work = custom_work(found, workshop.suite, self.name.replace("-", "_"), self._directory)
+        self.strangers, self.remarks = list(found.strangers), work.remarks
+        return [*work.tasks]
 
     def _made(self, workshop: Workshop, journal: Journal, options: GenerationOptions) -> dict[str, Any]:
-        tasks = assignments(workshop.suite)
         prices = Prices.known(Path(options.prices) if options.prices else None)
-        spent = Spent()
-        for usage in journal.usages():
-            spent = spent.plus(usage)
-        budget = Budget(prices, options.max_cost, options.max_tokens, spent)
-        board = Board(len(tasks), workshop.progress)
+        budget = Budget(prices, options.max_cost, options.max_tokens, journal.spent())
+        board = Board(len(self._tasks), workshop.progress)
         board.cost = lambda: budget.spent.cost
         begun, judged_before = time.monotonic(), workshop.judging.busy_s
         with provider_of(options, prices) as provider:
             prompts = Prompts(options.prompts, options.dsl, _machine(workshop))
             means = Means(provider, budget, workshop.judging, journal, prompts, options, board.tell)
-            kept = Agent(means, board, self._directory, workshop.folder / REJECTED).make(tasks)
+            kept = Agent(means, board, self._directory, workshop.folder / REJECTED).make(self._tasks.values())
         return {
             "model": options.model,
             "operators": {k.name: k.as_json() for k in kept},
@@ -79,6 +95,7 @@ class GeneratingBackend:
             "attempts": sum(k.attempts for k in kept),
             **_spent_row(budget.spent),
             "stopped": budget.reason,
+            "bounds": options.bounds,
             "seconds": round(time.monotonic() - begun, 3),
             "judging_seconds": round(workshop.judging.busy_s - judged_before, 3),
             "asking_seconds": round(sum(row.get("seconds", 0.0) for row in journal.requests()), 3),

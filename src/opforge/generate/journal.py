@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from opforge.cache import read_json, write_atomically
+from opforge.generate.budget import Spent
 from opforge.generate.provider import Reply, Request, Usage
 
 FOLDER = "generation"
-SUMMARY = "summary.json"
+_SUMMARY = "summary.json"
 _REQUESTS = "requests.jsonl"
 
 
@@ -124,6 +125,18 @@ class Journal:
         for row in self.requests():
             yield Usage(row.get("input_tokens", 0), row.get("output_tokens", 0), row.get("cost"))
 
+    def spent(self) -> Spent:
+        """Return all of that together."""
+        spent = Spent()
+        for usage in self.usages():
+            spent = spent.plus(usage)
+        return spent
+
+    def sources(self, op: str) -> Iterator[str]:
+        """Yield the kernels that were written for an operator."""
+        for file in (self.path / op).glob("worker_*/round_*/kernel.*"):
+            yield file.read_text(encoding="utf-8")
+
     def winner(self, op: str) -> dict[str, Any] | None:
         found = read_json(self.path / op / "winner.json")
         return found if isinstance(found, dict) else None
@@ -131,8 +144,15 @@ class Journal:
     def write_winner(self, op: str, row: dict[str, Any]) -> None:
         write_atomically(self.path / op / "winner.json", json.dumps(row, indent=1) + "\n")
 
+    def summary(self) -> dict[str, Any] | None:
+        found = read_json(self.path / _SUMMARY)
+        return found if isinstance(found, dict) else None
+
+    def drop_summary(self) -> None:
+        (self.path / _SUMMARY).unlink(missing_ok=True)
+
     def write_summary(self, row: dict[str, Any]) -> None:
-        write_atomically(self.path / SUMMARY, json.dumps(row, indent=1) + "\n")
+        write_atomically(self.path / _SUMMARY, json.dumps(row, indent=1) + "\n")
 
 
 def _ends_whole(path: Path) -> bool:

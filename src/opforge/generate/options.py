@@ -70,6 +70,11 @@ class GenerationOptions:
             raise OpforgeError(f"--prompts {self.prompts!r} is no folder; see docs/generation.md for what it may hold")
         return self
 
+    @property
+    def bounds(self) -> dict[str, float | None]:
+        """What may be spent."""
+        return {"max_cost": self.max_cost, "max_tokens": self.max_tokens}
+
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 

@@ -13,6 +13,7 @@ from opforge.cases import Case, Phase
 from opforge.cases.case import Expect
 from opforge.errors import OpforgeError
 from opforge.generate.assignment import Assignment, call_text, spread, without_places
+from opforge.generate.custom import CustomAssignment, Task
 from opforge.generate.options import DSLS
 from opforge.ops import table
 
@@ -37,42 +38,59 @@ class Prompts:
         self._templates.filters |= {"shorten": shorten, "call": without_places}
         self._common = {"dsl": dsl, "suffix": DSLS[dsl], "machine": dict(machine)}
 
-    def system(self) -> str:
-        return self._render("system.md.j2")
+    def system(self, task: Task) -> str:
+        """Return what a model is told before anything else."""
+        return self._render("system.md.j2", task)
 
-    def first(self, task: Assignment, worker: int = 1, workers: int = 1) -> str:
+    def first(self, task: Task, worker: int = 1, workers: int = 1) -> str:
         """Return the prompt with which a worker begins."""
-        own = {part.op: part.cases for part in task.parts if part.required}
-        others = {part.op: part.cases for part in task.parts if not part.required}
-        cases = [case for group in own.values() for case in group]
-        return self._render(
-            "first.md.j2",
-            task=task,
-            op=task.primary,
-            entry=task.entry,
-            signature=python_signature(task.primary),
-            schemas={op: _schema(op) for op in (task.primary.name, *own)},
-            others={op: _schema(op) for op in others},
-            cases=[*_some(cases, Phase.CORRECTNESS, _MOST_CASES), *_of_others(others)],
-            races=_some(cases, Phase.PERFORMANCE, _MOST_RACES),
-            count=sum(len(part.cases) for part in task.parts),
-            worker=worker,
-            workers=workers,
-        )
+        team = {"worker": worker, "workers": workers, "count": sum(len(part.cases) for part in task.parts)}
+        if isinstance(task, CustomAssignment):
+            return self._render("first_custom.md.j2", task, **_of_custom(task), **team)
+        return self._render("first.md.j2", task, **_of_aten(task), **team)
 
-    def feedback(self, task: Assignment, verdict: Mapping[str, Any], left: int, best: Mapping[str, Any] | None) -> str:
+    def feedback(self, task: Task, verdict: Mapping[str, Any], left: int, best: Mapping[str, Any] | None) -> str:
         """Return what a worker is told of its last attempt, with how many are left; ``best`` is of an earlier one that was better."""
-        text = self._render("feedback.md.j2", task=task, entry=task.entry, left=left, best=best, **verdict)
+        text = self._render("feedback.md.j2", task, left=left, best=best, **verdict)
         return shorten(text, _MOST_CHARACTERS)
 
-    def _render(self, name: str, **values: Any) -> str:
+    def _render(self, name: str, task: Task, **values: Any) -> str:
+        whose = {"custom": isinstance(task, CustomAssignment), "authority": task.authority}
         try:
-            return self._templates.get_template(name).render(**self._common, **values).strip() + "\n"
+            template = self._templates.get_template(name)
+            return template.render(**self._common, **whose, task=task, entry=task.entry, **values).strip() + "\n"
         except jinja2.TemplateError as error:
             where = f"{error.filename}:{error.lineno}: " if isinstance(error, jinja2.TemplateSyntaxError) else ""
             raise OpforgeError(
                 f"the prompt {name} cannot be rendered: {where}{type(error).__name__}: {error.message}; mend it in --prompts, or leave it out there for ours"
             ) from None
+
+
+def _of_aten(task: Assignment) -> dict[str, Any]:
+    """Return what the prompt of an ATen operator says of it."""
+    own = {part.op: part.cases for part in task.parts if part.required}
+    others = {part.op: part.cases for part in task.parts if not part.required}
+    cases = [case for group in own.values() for case in group]
+    return {
+        "op": task.primary,
+        "signature": python_signature(task.primary),
+        "schemas": {op: _schema(op) for op in (task.primary.name, *own)},
+        "others": {op: _schema(op) for op in others},
+        "cases": [*_some(cases, Phase.CORRECTNESS, _MOST_CASES), *_of_others(others)],
+        "races": _some(cases, Phase.PERFORMANCE, _MOST_RACES),
+    }
+
+
+def _of_custom(task: CustomAssignment) -> dict[str, Any]:
+    """Return what the prompt of a user's operator says of it."""
+    cases = [case for part in task.parts for case in part.cases]
+    return {
+        "op": task.name,
+        "signature": task.signature,
+        "sources": task.sources,
+        "cases": _some(cases, Phase.CORRECTNESS, _MOST_CASES),
+        "races": _some(cases, Phase.PERFORMANCE, _MOST_RACES),
+    }
 
 
 def shorten(text: str, most: int) -> str:

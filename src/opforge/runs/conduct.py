@@ -70,7 +70,7 @@ def run(
     if isinstance(backend, MakesKernels) and config.executor != "local":
         raise OpforgeError(
             f"backend {config.backend!r} has its kernels judged on this machine while it makes them, not with --executor {config.executor}; "
-            f"judge what it has made with --backend directory --executor {config.executor}"
+            f"judge what it has made with --backend {'custom_ops' if config.suite == 'custom_ops' else 'directory'} --executor {config.executor}"
         )
     of_executor = registry.load("executors", config.executor)
     server = start_server(config.device)
@@ -142,11 +142,15 @@ def _made(
 ) -> Plan:
     """Have a backend make its kernels, judged as often as it likes, and plan with what it has made."""
     manifest = store.manifest()
+    _same_sources(manifest, suite)  # before anything is made of what has changed
+    if manifest["config"].get("generation") != config.generation:
+        store.update_manifest(config={**manifest["config"], "generation": config.generation})
+    nothing = _plan_row(config, Plan(suite, (), tuple(suite.cases)))
     confine = confined(config, store.path, manifest)
     with JudgingService(config, server, suite, confine, manifest.get("peaks")) as judging:
-        backend.make(Workshop(config, suite, store.path, manifest, judging, progress))
+        backend.make(Workshop(config, suite, store.path, manifest, judging, progress, lambda: store.forget(nothing)))
     plan = make_plan(config, backend, suite)
-    if not manifest["plan"]["kernels"]:  # else it is taken up again after they were made
+    if not store.manifest()["plan"]["kernels"]:  # else it is taken up again after they were made
         store.update_manifest(plan=_plan_row(config, plan))
     return plan
 
@@ -154,7 +158,7 @@ def _made(
 def _judge(plan: Plan, store: RunStore, executor: Executor, progress: Progress) -> Ended:
     manifest = store.manifest()
     _same_kernels(manifest, plan)
-    _same_sources(manifest, plan)
+    _same_sources(manifest, plan.suite)
     summary = Summary.start(manifest)
     done: set[Key] = set()
     for row in store.rows():
@@ -217,10 +221,10 @@ def _same_kernels(manifest: dict[str, Any], plan: Plan) -> None:
             )
 
 
-def _same_sources(manifest: dict[str, Any], plan: Plan) -> None:
+def _same_sources(manifest: dict[str, Any], suite: LoadedSuite) -> None:
     """Refuse to go on with cases or references other than those that the run was begun with."""
     for file, digest in manifest["plan"].get("sources", {}).items():
-        if plan.suite.sources.get(file) != digest:
+        if suite.sources.get(file) != digest:
             raise RunDirectoryError(f"{file} has changed since the run was begun; start a new run with --out")
 
 

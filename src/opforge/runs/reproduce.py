@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from opforge import registry
-from opforge.backends import Backend
+from opforge.backends import Backend, BackendOptions
+from opforge.backends.custom_ops import CustomOpsBackend
 from opforge.backends.directory import DirectoryBackend
 from opforge.backends.single import SingleBackend
 from opforge.errors import OpforgeError, RunDirectoryError
@@ -98,6 +99,8 @@ def _backend(config: RunConfig, kernel: dict[str, Any], op: str) -> Backend:
         )
     found = registry.load("backends", config.backend)
     makes = hasattr(found, "make")  # its kernels were made in the run, and lie in a directory
+    if makes and "reference" in kernel:
+        return CustomOpsBackend(BackendOptions(custom_ops_root=Path(kernel["file"]).parent.parent))
     if config.backend == DirectoryBackend.name or makes:
         file = Path(kernel["file"])
         config = replace(config, implementations={**config.implementations, file.parent.name: file.name})

@@ -17,6 +17,8 @@ from opforge.errors import RunDirectoryError
 MANIFEST = "manifest.json"
 RESULTS = "results.jsonl"
 _LOCK = ".lock"
+_CONCLUDED = ("finished", "scores", "proofs")
+"""What a manifest has when a run has come to its end."""
 
 
 class RunStore:
@@ -63,6 +65,13 @@ class RunStore:
 
     def update_manifest(self, **fields: Any) -> None:
         write_atomically(self.path / MANIFEST, json.dumps({**self.manifest(), **fields}, indent=2))
+
+    def forget(self, plan: dict[str, Any]) -> None:
+        """Drop all verdicts, and what was concluded of them: the run begins anew, with another plan."""
+        manifest = {name: value for name, value in self.manifest().items() if name not in _CONCLUDED}
+        write_atomically(self.path / MANIFEST, json.dumps({**manifest, "plan": plan}, indent=2))
+        if self._results is not None:
+            self._results.truncate(0)
 
     def append(self, rows: Iterable[dict[str, Any]]) -> None:
         """Add verdicts; they are in the file, whole, when this returns."""

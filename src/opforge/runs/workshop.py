@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -27,6 +27,8 @@ class Workshop:
     manifest: Mapping[str, Any]
     judging: JudgingService
     progress: Progress
+    reopen: Callable[[], None]
+    """Takes back what was judged at the end of the run, for a backend that goes on with one that had come to its end."""
 
 
 @runtime_checkable

@@ -1,0 +1,116 @@
+"""The files that go with the kernels of a custom operator, so that they can be judged elsewhere: cases, reference, and what those import."""
+
+from __future__ import annotations
+
+import ast
+import filecmp
+import shutil
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+
+from opforge.cache import write_atomically
+from opforge.kernels.custom import CustomFolder
+
+
+@dataclass(frozen=True, slots=True)
+class Companions:
+    """Files of an operator's folder, by their place in it."""
+
+    files: dict[PurePath, Path]
+    """Those that are copied as they are."""
+    made: dict[PurePath, str]
+    """Those that are written, with their text: a reference, where an implementation is taken for it."""
+    shown: dict[str, str]
+    """The text of the reference, and of the modules beside it that it imports."""
+
+    @classmethod
+    def of(cls, folder: CustomFolder) -> Companions:
+        """Return the companions of an operator's kernels; other implementations are none, unless something imports them."""
+        reference = Path(folder.reference.file or "")
+        text = _text(reference)
+        own = PurePath(f"{folder.op}_reference.py")
+        there = dict(_files(folder.path))
+        made: dict[PurePath, str] = {}
+        if folder.entry in folder.reference.entries:
+            made[own] = f"{text.rstrip()}\n\n\n{folder.op}_reference = {folder.entry}\n"
+        rest = {place: file for place, file in there.items() if place != own}
+        implementations = {PurePath(file.name) for file in folder.implementations}
+        kept = {place: file for place, file in there.items() if place not in {*implementations, *made}}
+        kept |= _imported([text, *map(_text, kept.values())], rest)
+        shown = {(own if not made else PurePath(reference.name)).name: text}
+        shown |= {str(place): _text(file) for place, file in _imported([text], rest).items()}
+        return cls(kept, made, shown)
+
+    def others_in(self, folder: Path) -> list[str]:
+        """Return which of the files are there with other contents."""
+        others = [p for p, file in self.files.items() if (folder / p).exists() and not _same(folder / p, file)]
+        others += [p for p, text in self.made.items() if (folder / p).exists() and _text(folder / p) != text]
+        return sorted(map(str, others))
+
+    def copy_to(self, folder: Path) -> None:
+        """Put the files into a folder; those that are there stay as they are."""
+        for place, file in self.files.items():
+            if not (folder / place).exists():
+                _copy(file, folder / place)
+        for place, text in self.made.items():
+            if not (folder / place).exists():
+                write_atomically(folder / place, text)
+
+
+def _files(folder: Path) -> Iterable[tuple[PurePath, Path]]:
+    """Yield what a folder holds, without what is hidden or made by Python."""
+    for file in sorted(folder.rglob("*")):
+        place = file.relative_to(folder)
+        hidden = any(part.startswith(".") or part == "__pycache__" for part in place.parts)
+        if file.is_file() and not hidden:
+            yield place, file
+
+
+def _imported(texts: list[str], files: dict[PurePath, Path]) -> dict[PurePath, Path]:
+    """Return the modules among the files that sources import, directly or through each other."""
+    found: dict[PurePath, Path] = {}
+    while texts:
+        names = {name for text in texts for name in _imports(text)}
+        new = {
+            p: f
+            for p, f in files.items()
+            if p not in found and p.suffix == ".py" and p.with_suffix("").parts[0] in names
+        }
+        found |= new
+        texts = [_text(file) for file in new.values()]
+    return found
+
+
+def _imports(text: str) -> Iterable[str]:
+    """Yield the first parts of the names of the modules that a source imports."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module.partition(".")[0]
+
+
+def _text(file: Path) -> str:
+    """Return a Python source; nothing of other files."""
+    return file.read_text(encoding="utf-8", errors="replace") if file.suffix == ".py" else ""
+
+
+def _same(one: Path, other: Path) -> bool:
+    return filecmp.cmp(one, other, shallow=False)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a file whole or not at all."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as handle,
+        source.open("rb") as contents,
+    ):
+        shutil.copyfileobj(contents, handle)
+    Path(handle.name).replace(target)

@@ -1,0 +1,141 @@
+"""What a model is to write for operators that are not in ATen: a kernel that is held against the user's reference."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from opforge.errors import OpforgeError
+from opforge.generate.assignment import Assignment, next_number
+from opforge.generate.companions import Companions
+from opforge.kernels import Kernel, Served
+from opforge.kernels.custom import CustomFolder, CustomOps, digest
+from opforge.kernels.native import is_native
+from opforge.runs.plan import Job, Part
+from opforge.suites import LoadedSuite
+
+
+@dataclass(frozen=True, slots=True)
+class CustomAssignment:
+    """A kernel of one of the user's operators that is to be written."""
+
+    folder: CustomFolder
+    parts: tuple[Part, ...]
+    label: str
+    """Who writes it: its file is ``{op}_{label}_1.py``."""
+    companions: Companions
+
+    @property
+    def name(self) -> str:
+        return self.folder.op
+
+    @property
+    def entry(self) -> str:
+        return self.folder.entry
+
+    @property
+    def authority(self) -> str:
+        return "the reference"
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """The reference, and what it takes from files beside it, by name."""
+        return self.companions.shown
+
+    @property
+    def signature(self) -> str:
+        """The parameters of the reference as Python source; empty where they cannot be told without running it."""
+        wanted = self.folder.reference.entries
+        for node in ast.walk(ast.parse(next(iter(self.sources.values())))):
+            if isinstance(node, ast.FunctionDef) and node.name in wanted:
+                return ast.unparse(node.args)
+        return ""
+
+    def job(self, file: Path, name: str) -> Job:
+        return Job(self._kernel(file, name), self.parts)
+
+    def kernel(self, file: Path) -> Kernel:
+        """Return the kernel in a file, named ``{op}__{label}_1``."""
+        return self._kernel(file, f"{self.name}__{file.stem.removeprefix(f'{self.name}_')}")
+
+    def next_file(self, root: Path, suffix: str) -> Path:
+        """Return a file of the operator's folder under a root whose name no implementation has there."""
+        folder = root.resolve() / self.name
+        prefix = f"{self.name}_{self.label}_"
+        stems = [file.stem for file in folder.iterdir()] if folder.is_dir() else []
+        number = next_number(stem.removeprefix(prefix) for stem in stems if stem.startswith(prefix))
+        return folder / f"{prefix}{number}{suffix}"
+
+    def lay_out(self, root: Path) -> None:
+        """Put the operator's cases and reference into its folder under a root, which then is one of custom operators."""
+        if (root / self.name).resolve() != self.folder.path.resolve():
+            self.companions.copy_to(root / self.name)
+
+    def _kernel(self, file: Path, name: str) -> Kernel:
+        reference = self.folder.reference
+        served = (Served(self.name),)
+        return Kernel(name, self.name, served, str(file.resolve()), (self.entry,), digest(file), reference=reference)
+
+
+Task = Assignment | CustomAssignment
+"""A kernel that is to be written, for an operator of ATen's or of the user's own."""
+
+
+@dataclass
+class CustomWork:
+    """The operators of a root for which kernels are to be written, and what is to be said of them."""
+
+    tasks: list[CustomAssignment] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+
+def custom_work(found: CustomOps, suite: LoadedSuite, label: str, into: Path) -> CustomWork:
+    """Return what is to be written for the operators of a suite; those for which a right kernel cannot be told from a wrong one are passed over.
+
+    ``into`` is where right kernels will go: files of the user's that lie there and are others than those that kernels are judged with are an error.
+    """
+    work = CustomWork()
+    for op, cases in suite.cases.items():
+        folder = found.folders[op]
+        part = Part(op, required=True, cases=[case for case in cases if not case.lost])
+        if reason := _hopeless(folder, part):
+            work.remarks.append(f"{op} is passed over, and no model was asked: {reason}")
+            continue
+        companions = Companions.of(folder)
+        _check_place(folder, companions, into / op)
+        work.tasks.append(CustomAssignment(folder, (part,), label, companions))
+        work.remarks += folder.warnings
+    return work
+
+
+def _hopeless(folder: CustomFolder, part: Part) -> str:
+    """Say why no kernel can be judged; empty where it can."""
+    own = f"{folder.op}_reference.py"
+    file = folder.reference.file
+    if file is None:
+        return f"it has neither a reference nor an implementation to hold a kernel against; write {own} with {folder.op}_reference"
+    if is_native(file):
+        return f"its only implementation is {Path(file).name}; a model's kernels are held against Python: write {own} with {folder.op}_reference"
+    try:
+        ast.parse(Path(file).read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError) as error:
+        return f"{Path(file).name} cannot be read: {error}"
+    if not part.cases:
+        return f"none of its cases can be made; see what {folder.gen_input.name} is said to lack"
+    return ""
+
+
+def _check_place(folder: CustomFolder, companions: Companions, into: Path) -> None:
+    """Raise where kernels would come to lie beside another reference, or other cases, than those that they were judged with."""
+    if into.resolve() == folder.path.resolve():
+        if companions.made:
+            raise OpforgeError(
+                f"kernels cannot go to {str(into)!r}: {folder.op} has no reference of its own, and they would be taken for it; "
+                f"write {folder.op}_reference.py, or name another folder with --ops-directory"
+            )
+    elif others := companions.others_in(into):
+        raise OpforgeError(
+            f"kernels cannot go to {str(into)!r}: {others[0]} there is another than in {str(folder.path)!r}, with which they are judged; "
+            "name another folder with --ops-directory"
+        )
