@@ -64,12 +64,18 @@ def test_a_row_has_the_medians_and_every_field():
 
 def test_an_interval_is_wider_by_what_places_in_memory_do():
     low, high = figure([2.0] * 12).interval
-    assert (low, high) == pytest.approx((2.0 * 0.998, 2.0 * 1.002))
+    assert (low, high) == pytest.approx((2.0 / 1.002, 2.0 * 1.002))
 
 
 def test_an_interval_of_device_times_is_wider_by_their_resolution_too():
     low, high = figure([2.0] * 12, name="device", aten_ns=2000.0).interval  # 5 ns of the shorter one, 1000
-    assert (low, high) == pytest.approx((2.0 * 0.993, 2.0 * 1.007))
+    assert (low, high) == pytest.approx((2.0 / 1.007, 2.0 * 1.007))
+
+
+def test_an_interval_of_what_takes_no_time_on_the_device_is_above_zero():
+    low, high = figure([1.0] * 12, name="device", aten_ns=1.5).interval  # a view: nothing is launched
+    assert 0 < low < 0.5
+    assert high > 2
 
 
 def test_a_race_has_eight_rounds_at_least_and_ends_when_the_interval_is_narrow():

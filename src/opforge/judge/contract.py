@@ -37,6 +37,8 @@ from opforge.ops import Operator
 _GRADIENT_SLACK = 16.0
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 """Unsigned integers, for which torch has few operators, and others of their size."""
+_FEW = 1 << 18
+"""Up to so many elements are compared on the CPU, more of them where ATen's lie: a GPU that many processes share is slow at small things."""
 
 
 class ForgedReplyError(Exception):
@@ -165,7 +167,7 @@ class Hearing:
                 continue
             kernel = self._tensor(what, said, aten)
             self._aliasing(what, said, aten)
-            self.values.append((kernel, aten))
+            self.values.append((kernel, _plain(aten).to(kernel.device)))
             found.append(what)
         if self.aten.drew or self.op.base in properties.UNDEFINED_CONTENTS:
             return {}
@@ -173,7 +175,7 @@ class Hearing:
         figures = dict(ruling.figures)
         for index, (what, (kernel, aten)) in enumerate(zip(found, self.values, strict=True)):
             if index not in ruling.covered:
-                _merge(figures, self._compare(what, kernel, _plain(aten), index))
+                _merge(figures, self._compare(what, kernel, aten, index))
         return figures
 
     def _ruling(self, names: list[str]) -> properties.Ruling:
@@ -182,7 +184,7 @@ class Hearing:
         if judge is None or isinstance(self.call, Gradients) or all(same_bytes(k, a) for k, a in self.values):
             return properties.Ruling(frozenset())
         kernel = [k.cpu() for k, _ in self.values]
-        aten = [_plain(a).cpu() for _, a in self.values]
+        aten = [a.cpu() for _, a in self.values]
         args, kwargs, _inputs = self.call.build()
         given = {n: v.cpu() if isinstance(v, torch.Tensor) else v for n, v in self.op.bind(args, kwargs).items()}
         ruling = judge(properties.Sight(self.op.packet, given, kernel, aten, names)) or properties.Ruling(frozenset())
@@ -207,7 +209,8 @@ class Hearing:
         if torch.device(row[6]) != aten.device:
             raise NotRightError(Outcome.CONTRACT, f"{what} is on {row[6]}, {self._by}'s is on {aten.device}")
         self._strides(what, row[4], aten)
-        return self._contents(row).to(aten.device)
+        found = self._contents(row)
+        return found.to(aten.device) if found.numel() > _FEW else found
 
     def _strides(self, what: str, strides: Sequence[int], aten: torch.Tensor) -> None:
         if tuple(strides) == aten.stride() or aten.numel() <= 1:
@@ -297,20 +300,21 @@ class Hearing:
         figures: dict[str, float] = {}
         count = len(tensors_of(self.aten.result))
         undefined = self.aten.drew or self.op.base in properties.UNDEFINED_CONTENTS
-        originals = self.call.build()[2] if self._writes else self.aten.inputs
+        originals = self.call.build()[2] if self._writes else []
         for i, (row, aten) in enumerate(zip(self.reply["inputs"], self.aten.inputs, strict=True)):
             what = f"{self._name(i)} after the call"
             kernel = self._tensor(what, {"T": row}, aten)
-            before = originals[i].detach().to(aten.device)
-            written = self._writes and (before.shape != aten.shape or not same_bytes(before, aten))
-            same = same_bytes(kernel, aten)
+            now = _plain(aten).to(kernel.device)
+            before = _plain(originals[i]).to(kernel.device) if originals else now
+            written = before.shape != now.shape or not same_bytes(before, now)
+            same = same_bytes(kernel, now)
             if not written and not same and not self._is_written(i):
                 raise NotRightError(Outcome.CONTRACT, f"wrote to {self._name(i)}, which {self._by} left alone")
             if (written or not same) and not undefined:
                 untouched = written and kernel.shape == before.shape and same_bytes(kernel, before) and kernel.numel()
                 try:
                     if not (self._is_written(i) and self.op.packet in properties.BY_PACKET):  # judged among the results
-                        _merge(figures, self._compare(what, kernel, _plain(aten), count + i))
+                        _merge(figures, self._compare(what, kernel, now, count + i))
                 except NotRightError as error:
                     raise self._unwritten(i) if untouched else error from None
         return figures

@@ -81,7 +81,7 @@ class Figure:
         low, high = median_interval(self.ratios)
         shortest = min(statistics.median(self.kernel_ns), statistics.median(self.aten_ns))
         unsure = _PLACES + (_RESOLUTION_NS / shortest if self.name == "device" else 0.0)
-        return low * (1 - unsure), high * (1 + unsure)
+        return low / (1 + unsure), high * (1 + unsure)  # above zero, even for what takes no time at all
 
     @property
     def narrow(self) -> bool:

@@ -217,15 +217,19 @@ class Comparison:
     def _wavering(self, aten: torch.Tensor, finite: torch.Tensor) -> torch.Tensor:
         """Return how far ATen's own answers may lie apart where it is not deterministic: as far as seen, and lent to other elements.
 
-        Of millions of elements some were lucky in all of the few runs: none is taken to be steadier than they are on the whole.
+        Of millions of elements some were lucky in all of the few runs: none is taken to be steadier than those beside it in its row,
+        which sum up what is alike in size, nor than they are on the whole.
         """
-        spread = torch.zeros_like(aten.abs())
+        first = _wide(self.aten)
+        spread = torch.zeros_like(first.abs())
         for _ in range(_RERUNS):
             again = self.exact.call.run().tensors
             if again is None or again[self.index].shape != finite.shape:
                 break
-            spread = torch.maximum(spread, torch.nan_to_num((self._near(again[self.index])[finite] - aten).abs()))
-        size = aten.abs()
+            spread = torch.maximum(spread, torch.nan_to_num((self._near(again[self.index]) - first).abs(), posinf=0.0))
+        if spread.dim() and spread.numel():
+            spread = spread.amax(-1, keepdim=True).expand_as(spread)
+        spread, size = spread[finite], aten.abs()
         relative = torch.where(size > 0, spread / size, 0).amax().clamp(max=_RELATIVE_CAP * _step(self.aten.dtype)[0])
         usual = spread.square().mean().sqrt() if len(spread) else spread
         return FACTOR * torch.maximum(torch.maximum(spread, usual), relative * size)
