@@ -137,6 +137,23 @@ def test_a_proof_that_does_not_hold_here_is_void_and_says_why(kernels):
         assert "cannot be read" in made.refused["relu.default"]
 
 
+def test_a_proof_is_void_when_what_the_kernel_imports_from_beside_it_has_changed(kernels):
+    root = kernels({"relu": RELU.replace("import torch", "import torch\nfrom helper import nothing")})
+    folder = root / "relu"
+    (folder / "helper.py").write_text("from deeper.down import nothing\n")
+    (folder / "deeper").mkdir()
+    (folder / "deeper" / "down.py").write_text("nothing = 0\n")
+    (folder / "unused.py").write_text("")
+    prove(root, "relu", {"relu.default": {"float32": ANY}})
+    (folder / "unused.py").write_text("changed = 1\n")
+    with opforge.enabled(root, device="cpu"):
+        assert marked(torch.relu(torch.ones(3)))
+    (folder / "deeper" / "down.py").write_text("nothing = 1\n")
+    with opforge.enabled(root, device="cpu") as made:
+        assert not marked(torch.relu(torch.ones(3)))
+        assert "has changed since it was proven" in made.refused["relu.default"]
+
+
 def test_a_kernel_without_a_proof_is_refused(kernels):
     with opforge.enabled(kernels({"relu": RELU}), device="cpu") as made:
         assert "has no proof; judge it with `opforge run`" in made.refused["relu.default"]

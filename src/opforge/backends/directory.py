@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import replace
@@ -12,6 +11,7 @@ from pathlib import Path
 from opforge.backends.base import BackendOptions
 from opforge.errors import NothingToJudgeError, OpforgeError, UnknownNameError
 from opforge.kernels import Kernel, Served, native
+from opforge.kernels.source import digest
 from opforge.ops import Form, table
 
 _FILE = "{folder}_implementation_"
@@ -103,7 +103,7 @@ def kernel_in(file: Path, name: str) -> Kernel:
     functional = [op for op in own if op.form is not Form.MUTABLE] if primary.form is Form.FUNCTIONAL else [primary]
     serves = [Served(op.name) for op in functional] + [Served(op.name, required=False) for op in others]
     entries = dict.fromkeys([f"{name.replace('.', '__')}_kernel_impl", f"{primary.base}_kernel_impl"])
-    return Kernel(file.stem, primary.name, tuple(serves), str(file.resolve()), tuple(entries), _digest(file))
+    return Kernel(file.stem, primary.name, tuple(serves), str(file.resolve()), tuple(entries), digest(file))
 
 
 def operator_name(folder: str) -> str:
@@ -125,11 +125,3 @@ def implementations(folder: Path) -> list[Path]:
 def _natural(text: str) -> list[tuple[int, int, str]]:
     parts = re.split(r"(\d+)", text)
     return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in parts]
-
-
-def _digest(file: Path) -> str:
-    """Return the digest of a source; a file that cannot be read has none, and its load is its verdict."""
-    try:
-        return native.digest(file) if native.is_native(file) else hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-    except OSError:
-        return "unreadable"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import filecmp
 import shutil
 import tempfile
@@ -12,6 +11,7 @@ from pathlib import Path, PurePath
 
 from opforge.cache import write_atomically
 from opforge.kernels.custom import CustomFolder
+from opforge.kernels.source import imports
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def _imported(texts: list[str], files: dict[PurePath, Path]) -> dict[PurePath, P
     """Return the modules among the files that sources import, directly or through each other."""
     found: dict[PurePath, Path] = {}
     while texts:
-        names = {name for text in texts for name in _imports(text)}
+        names = {name for text in texts for name in imports(text)}
         new = {
             p: f
             for p, f in files.items()
@@ -81,19 +81,6 @@ def _imported(texts: list[str], files: dict[PurePath, Path]) -> dict[PurePath, P
         found |= new
         texts = [_text(file) for file in new.values()]
     return found
-
-
-def _imports(text: str) -> Iterable[str]:
-    """Yield the first parts of the names of the modules that a source imports."""
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError):
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module.partition(".")[0]
 
 
 def _text(file: Path) -> str:

@@ -10,8 +10,9 @@ from opforge.errors import OpforgeError
 from opforge.generate.assignment import Assignment, next_number
 from opforge.generate.companions import Companions
 from opforge.kernels import Kernel, Served
-from opforge.kernels.custom import CustomFolder, CustomOps, digest
+from opforge.kernels.custom import CustomFolder, CustomOps
 from opforge.kernels.native import is_native
+from opforge.kernels.source import digest
 from opforge.runs.plan import Job, Part
 from opforge.suites import LoadedSuite
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,6 +11,7 @@ from pathlib import Path
 from opforge.errors import NothingToJudgeError, OpforgeError, UnknownNameError
 from opforge.kernels import native
 from opforge.kernels.kernel import Kernel, Reference, Served
+from opforge.kernels.source import digest
 
 GEN_INPUT = "gen_input.py"
 _SUFFIXES = (".py", *native.SUFFIXES)
@@ -122,14 +122,6 @@ def find(root: Path) -> CustomOps:
             + "".join(f"; {stranger}" for stranger in strangers)
         )
     return CustomOps(root, folders, tuple(strangers))
-
-
-def digest(file: Path) -> str:
-    """Return the digest of a source; a file that cannot be read has none, and its load is its verdict."""
-    try:
-        return native.digest(file) if native.is_native(file) else hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-    except OSError:
-        return "unreadable"
 
 
 def _name_of(file: Path, op: str) -> str:

@@ -10,7 +10,8 @@ from typing import Any
 
 from opforge.cases import Case, Expect, Phase
 from opforge.errors import InternalError
-from opforge.kernels.custom import GEN_INPUT, CustomFolder, CustomOps, digest, find
+from opforge.kernels.custom import GEN_INPUT, CustomFolder, CustomOps, find
+from opforge.kernels.source import digest
 from opforge.suites.base import LoadedSuite, Progress, SuiteOptions, silent
 
 CASES, BLOB = "cases.json", "tensors.safetensors"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from opforge.kernels.custom import digest
+from opforge.kernels.source import digest
 from opforge.reports.page.columns import packed
 from opforge.reports.page.proven import Proofs
 from opforge.runs.score import Summary
