@@ -15,6 +15,7 @@ from opforge.cases import Case, Phase
 from opforge.cases.case import Expect
 from opforge.cases.materialise import turned
 from opforge.judge import timing
+from opforge.judge.apart import asked_apart
 from opforge.judge.batch import Batch, CaseRow
 from opforge.judge.peaks import known_peaks
 from opforge.judge.racing import Racing
@@ -81,6 +82,19 @@ class Ring:
         worker = self.worker(op, source)
         batch.copy_to(worker.bytes)
         return self.racing.race(table().get(op), worker, batch, placed, Finding(Outcome.PASSED), required=True)
+
+    def asked_apart(self, op: str, source: str, placed, turn: int) -> Finding | None:
+        """Judge a kernel on contents that are turned, by itself."""
+        file = self._folder / f"apart_{len(self._workers)}.py"
+        file.write_text(textwrap.dedent(source))
+        kernel = {
+            "file": str(file),
+            "primary": op,
+            "entries": [f"{op.split('.', maxsplit=1)[0]}_kernel_impl"],
+            "name": "apart",
+        }
+        worker = KernelWorker(self._spawner, self.config)
+        return asked_apart(worker, self.config, kernel, table().get(op), placed, turn, required=True)
 
     def close(self) -> None:
         self.racing._end_baseline()
@@ -334,3 +348,50 @@ def test_while_one_side_runs_the_other_is_stopped_and_both_run_afterwards(ring):
     assert set(stopped) == {(True, False), (False, True)}
     assert "T" not in [state(worker) for worker in sides]
     assert all("results" in w.ask({"do": "call", "op": "mm.default", "cases": [placed.request()]}) for w in sides)
+
+
+EDGE = """
+    import torch
+    kept = []
+    def neg_kernel_impl(self):
+        kept.append(self.clone())
+        return 0 - {what}
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "honest"),
+    [
+        ("(self if self.argmax() else self * 2)", False),  # wrong wherever the largest element is the first
+        ("(kept[0] if len(kept) > 1 else self)", True),  # right in a first call, and wrong in all others
+    ],
+)
+def test_who_is_wrong_on_such_contents_untimed_too_is_wrong_and_no_cheat(ring, what, honest):
+    _, placed = ring.placed("neg.default", "((T([9], f32),), {})")
+    contents = placed.call.build()[2][0]
+    found = {turn: ring.asked_apart("neg.default", EDGE.format(what=what), placed, turn) for turn in range(1, 10)}
+    for turn, finding in found.items():
+        first = int(turned(contents.clone(), turn).argmax()) == 0
+        assert finding.passed == (honest or not first), (turn, finding)
+        if not finding.passed:
+            assert finding.outcome is Outcome.WRONG
+            assert finding.reason.startswith("with other contents, as timed calls have them: result: ")
+
+
+@pytest.mark.parametrize("plainly", ["wrong", "passed", None])
+def test_the_verdict_on_a_wrong_output_of_a_timed_call(ring, monkeypatch, plainly):
+    monkeypatch.setattr(timing, "_drawn", lambda count: [5] * count)
+    batch, placed = ring.placed("neg.default", "((T([9], f32),), {})")
+    late = "import torch\nn = 0\ndef neg_kernel_impl(self):\n    global n\n    n += 1\n    return 0 - self * (1 if n < 40 else 2)\n"
+    worker = ring.worker("neg.default", late)
+    batch.copy_to(worker.bytes)
+    turns = []
+
+    def apart(turn):
+        turns.append(turn)
+        return None if plainly is None else Finding(Outcome(plainly), "by itself")
+
+    neg = table().get("neg.default")
+    found = ring.racing.race(neg, worker, batch, placed, Finding(Outcome.PASSED), required=True, apart=apart)
+    assert turns == [5]
+    assert found.outcome is (Outcome.WRONG if plainly == "wrong" else Outcome.CHEATED)

@@ -18,6 +18,7 @@ from opforge.cases.materialise import Bytes
 from opforge.cases.store import open_blob
 from opforge.errors import CaseSyntaxError
 from opforge.judge import bypass, forms
+from opforge.judge.apart import asked_apart
 from opforge.judge.asked import LOAD_LIMIT_S, AskedCall, Reference
 from opforge.judge.batch import MAX_BYTES, Batch, CaseRow, Placed
 from opforge.judge.contract import Hearing
@@ -295,10 +296,22 @@ class Judge:
             asked = (worker, op.facts, placed, hearing, hearing.reply, self._config, finding)
             finding = self._surviving(judge_draws, *asked) or finding
         if finding.passed and timed:
-            race = functools.partial(self._racing.race, required=op.required, reference=op.reference)
+            race = functools.partial(
+                self._racing.race,
+                required=op.required,
+                reference=op.reference,
+                apart=functools.partial(self._apart, op, placed),
+            )
             with self._alone(worker):
                 finding = self._surviving(race, op.facts, worker, batch, placed, finding) or finding
         return finding
+
+    def _apart(self, op: _Op, placed: Placed, turn: int) -> Finding | None:
+        """Judge the kernel on the contents of a timed call, in a new process and untimed."""
+        kernel = op.kernel
+        room = self._rooms.reference(kernel["file"], kernel.get("library")) if self._rooms is not None else None
+        worker = KernelWorker(self._spawner, self._config, room)
+        return asked_apart(worker, self._config, kernel, op.facts, placed, turn, required=op.required)
 
     @contextlib.contextmanager
     def _alone(self, worker: KernelWorker) -> Iterator[None]:

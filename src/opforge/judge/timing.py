@@ -69,6 +69,14 @@ class BaselineError(Exception):
     """ATen's own worker was lost while it was timed, or ATen raised on the contents of timed calls, or a rounding step beside them."""
 
 
+class WrongOutputError(NotRightError):
+    """An output of a timed call is wrong, whose contents were turned by so many places."""
+
+    def __init__(self, reason: str, turn: int) -> None:
+        super().__init__(Outcome.CHEATED, f"an output of a timed call is wrong: {reason}")
+        self.turn = turn
+
+
 class _KernelRaisedError(NotRightError):
     """The kernel raised in a timed call."""
 
@@ -336,9 +344,10 @@ class Race:
         result = reply.get("result")
         if not isinstance(result, dict):
             raise NotRightError(Outcome.CONTRACT, FORGED)
-        finding = None if self._hear is None else self._hear(result, side.turns[(call + shift) % self._sets], own)
+        turn = side.turns[(call + shift) % self._sets]
+        finding = None if self._hear is None else self._hear(result, turn, own)
         if finding is not None and not finding.passed:
-            raise NotRightError(Outcome.CHEATED, f"an output of a timed call is wrong: {finding.reason}")
+            raise WrongOutputError(finding.reason, turn)
 
 
 def _drawn(count: int) -> list[int]:
