@@ -33,6 +33,7 @@ from opforge.judge.reference import (
 )
 from opforge.judge.verdict import Finding, NotRightError, Outcome
 from opforge.ops import Operator
+from opforge.sandbox.origins import Origins
 
 _GRADIENT_SLACK = 16.0
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
@@ -236,14 +237,15 @@ class Hearing:
     def _aliasing(self, what: str, said: dict[str, Any], aten: torch.Tensor) -> None:
         if not aten.numel() and not self.op.mutates:
             return  # ATen gives an input back where there is nothing to compute; nobody can tell
-        expected_same = [i for i, t in enumerate(self.aten.inputs) if t is aten]
+        expected_same = self._origins.same(aten)
         if said.get("same", []) != expected_same:
             if expected_same:
                 raise NotRightError(
                     Outcome.CONTRACT, f"{what} is not the very tensor that was given as {self._name(expected_same[0])}"
                 )
             raise NotRightError(Outcome.CONTRACT, f"{what} is {self._name(said['same'][0])} itself, not a new tensor")
-        expected = self.aten.sharing(aten)
+        shared = self.aten.shared
+        expected = self._origins.sharing(aten) if shared is None else shared.get(id(aten), [])
         got = said.get("alias", [])
         if got and not expected:
             raise NotRightError(
@@ -340,7 +342,15 @@ class Hearing:
 
     def _is_written(self, index: int) -> bool:
         """Whether an input is one that ATen gives back as a result, as in-place and out forms do."""
-        return any(t is self.aten.inputs[index] for t in tensors_of(self.aten.result))
+        return index in self._given_back
+
+    @cached_property
+    def _origins(self) -> Origins:
+        return Origins(self.aten.inputs)
+
+    @cached_property
+    def _given_back(self) -> frozenset[int]:
+        return frozenset(number for t in tensors_of(self.aten.result) for number in self._origins.same(t))
 
     def _reduction(self, aten: torch.Tensor) -> float:
         sizes = sorted((t.numel() for t in self.aten.inputs if t.is_floating_point() or t.is_complex()), reverse=True)

@@ -16,7 +16,6 @@ from opforge.cases.encoding import TORCH_DTYPES, decode
 from opforge.cases.materialise import owned_copy, tensor_over, turned
 from opforge.sandbox.loader import aten_function, gradients
 from opforge.sandbox.state import generator_state, seed_generator
-from opforge.sandbox.worker import storage_aliases
 
 _WIDE = {
     torch.float32: torch.float64,
@@ -146,10 +145,6 @@ class Answer:
     """Whether a random operator took numbers from the generator; with dropout at zero, say, it does not."""
     shared: dict[int, list[int]] | None = None
     """Of an answer from another process: the inputs with which results, by their id, shared memory there."""
-
-    def sharing(self, result: torch.Tensor) -> list[int]:
-        """Return the numbers of the inputs with which a result shares memory."""
-        return storage_aliases(result, self.inputs) if self.shared is None else self.shared.get(id(result), [])
 
     @property
     def tensors(self) -> list[torch.Tensor] | None:

@@ -31,6 +31,7 @@ from opforge.sandbox.loader import (
     operator,
 )
 from opforge.sandbox.mutants import Mutated
+from opforge.sandbox.origins import Origins
 from opforge.sandbox.state import GlobalState, generator_state, seed_generator
 from opforge.sandbox.tampering import Seals
 from opforge.sandbox.track import Track
@@ -206,7 +207,7 @@ class Worker:
             if "linger_s" in case:
                 sleep(case["linger_s"])
             self._wait()
-            reply: dict[str, Any] = {"returned": self._describe(result, inputs)}
+            reply: dict[str, Any] = {"returned": self._describe(result, Origins(inputs))}
             if before is not None and before != generator_state(self._device):
                 reply["drew"] = True
             if busy or any(not torch.equal(flat_bytes(then), flat_bytes(now)) for now, then in early):
@@ -219,7 +220,7 @@ class Worker:
             return {"raised": [type(error).__name__, describe_exception(error, self._path)], **self._bypass(inputs)}
         self._stay_one()
         if own:
-            described = [self._tensor(t, inputs) for t in inputs]
+            described = [self._tensor(t) for t in inputs]
             if junk := next((d["junk"] for d in described if "junk" in d), None):
                 return {"raised": ["NotImplementedError", f"what it wrote to cannot be brought back: {junk}"]}
             reply["inputs"] = [d["T"] for d in described]
@@ -227,7 +228,7 @@ class Worker:
             reply["reshaped"] = changed
         if listing is not None:
             reply["calls"] = dict(listing.calls)
-        self._hold(index, reply, result, inputs)
+        self._hold(index, reply["returned"], result)
         return {**reply, **self._bypass(inputs)}
 
     def _bypass(self, inputs: list[torch.Tensor]) -> dict[str, Any]:
@@ -268,11 +269,11 @@ class Worker:
         synchronize()
         return perf_counter_ns() - start > _BUSY_NS
 
-    def _hold(self, index: int, reply: dict[str, Any], result: Any, inputs: list[torch.Tensor]) -> None:
+    def _hold(self, index: int, described: Any, result: Any) -> None:
         """Keep a few results, to see whether later calls or threads change them."""
-        fresh = isinstance(result, torch.Tensor) and not storage_aliases(result, inputs)
-        if fresh and len(self._held) < _HELD and result.nbytes <= _HELD_BYTES and "T" in reply["returned"]:
-            self._held.append((index, result, reply["returned"]["T"][0]))
+        fresh = isinstance(result, torch.Tensor) and "T" in described and "alias" not in described
+        if fresh and len(self._held) < _HELD and result.nbytes <= _HELD_BYTES:
+            self._held.append((index, result, described["T"][0]))
 
     def _look_again(self, results: list[dict[str, Any]]) -> None:
         """Mark the replies whose results are no longer what they were when the call returned."""
@@ -283,12 +284,12 @@ class Worker:
                 results[index]["changed_later"] = True
         self._held = []
 
-    def _describe(self, value: Any, inputs: list[torch.Tensor]) -> Any:
+    def _describe(self, value: Any, origins: Origins | None = None) -> Any:
         match value:
             case torch.Tensor():
-                return self._tensor(value, inputs)
+                return self._tensor(value, origins)
             case list() | tuple():
-                return [self._describe(v, inputs) for v in value]
+                return [self._describe(v, origins) for v in value]
             case None | bool() | int() | float():
                 return value
             case complex():
@@ -298,7 +299,7 @@ class Worker:
             case _:
                 return {"junk": f"{type(value).__module__}.{type(value).__qualname__}"}
 
-    def _tensor(self, tensor: torch.Tensor, inputs: list[torch.Tensor]) -> dict[str, Any]:
+    def _tensor(self, tensor: torch.Tensor, origins: Origins | None = None) -> dict[str, Any]:
         if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
             return {"junk": f"a tensor of layout {tensor.layout} on {tensor.device}"}
         if tensor.dtype not in SHORT_DTYPES:
@@ -315,9 +316,9 @@ class Worker:
         self._next = at + nbytes + (-nbytes % ALIGN)
         row = [at, nbytes, SHORT_DTYPES[tensor.dtype], list(tensor.shape), list(tensor.stride()), 0, str(tensor.device)]
         described: dict[str, Any] = {"T": row}
-        if same := [i for i, t in enumerate(inputs) if t is tensor]:
+        if origins is not None and (same := origins.same(tensor)):
             described["same"] = same
-        if nbytes and (alias := storage_aliases(tensor, inputs)):
+        if origins is not None and nbytes and (alias := origins.sharing(tensor)):
             described["alias"] = alias
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             described["class"] = type(tensor).__name__
@@ -333,7 +334,7 @@ class Worker:
             with installed(function, request["op"], key) if self._path else contextlib.nullcontext():
                 found = gradients(aten_function(request["op"]), args, kwargs, inputs)
             self._wait()
-            return {"results": [{"returned": self._describe(found, [])}]}
+            return {"results": [{"returned": self._describe(found)}]}
         except BaseException as error:  # noqa: BLE001  # the border: whatever a kernel raises is its verdict
             return {"results": [{"raised": [type(error).__name__, describe_exception(error, self._path)]}]}
 
@@ -370,9 +371,9 @@ class Worker:
         """Hand back the result of one of the calls that were timed last."""
         self._next = self._out_at
         result, inputs = self._present_track().shown(request["call"])
-        reply: dict[str, Any] = {"returned": self._describe(result, inputs)}
+        reply: dict[str, Any] = {"returned": self._describe(result, Origins(inputs))}
         if request["own"]:
-            reply["inputs"] = [self._tensor(t, inputs).get("T") for t in inputs]
+            reply["inputs"] = [self._tensor(t).get("T") for t in inputs]
         bypass = self._bypass(inputs)
         return {"result": self._with_tried({**reply, **bypass}), **(self._tampering() if request["seals"] else {})}
 
@@ -414,10 +415,3 @@ class Worker:
 def _is_random(op: str) -> bool:
     facts = operator(op)
     return facts is not None and facts.random
-
-
-def storage_aliases(tensor: torch.Tensor, inputs: list[torch.Tensor]) -> list[int]:
-    pointer = tensor.untyped_storage().data_ptr()
-    return [
-        i for i, t in enumerate(inputs) if t.untyped_storage().data_ptr() == pointer and t.untyped_storage().nbytes()
-    ]
