@@ -15,8 +15,8 @@ from opforge.cases import Case, Phase
 from opforge.cases.case import Expect
 from opforge.cases.materialise import turned
 from opforge.judge import timing
-from opforge.judge.apart import asked_apart
 from opforge.judge.batch import Batch, CaseRow
+from opforge.judge.further import asked_apart
 from opforge.judge.peaks import known_peaks
 from opforge.judge.racing import Racing
 from opforge.judge.timing import Race
@@ -378,7 +378,7 @@ def test_who_is_wrong_on_such_contents_untimed_too_is_wrong_and_no_cheat(ring, w
             assert finding.reason.startswith("with other contents, as timed calls have them: result: ")
 
 
-@pytest.mark.parametrize("plainly", ["wrong", "passed", None])
+@pytest.mark.parametrize("plainly", ["wrong", "passed", "unsupported", "error", None])
 def test_the_verdict_on_a_wrong_output_of_a_timed_call(ring, monkeypatch, plainly):
     monkeypatch.setattr(timing, "_drawn", lambda count: [5] * count)
     batch, placed = ring.placed("neg.default", "((T([9], f32),), {})")
@@ -395,3 +395,32 @@ def test_the_verdict_on_a_wrong_output_of_a_timed_call(ring, monkeypatch, plainl
     found = ring.racing.race(neg, worker, batch, placed, Finding(Outcome.PASSED), required=True, apart=apart)
     assert turns == [5]
     assert found.outcome is (Outcome.WRONG if plainly == "wrong" else Outcome.CHEATED)
+
+
+@pytest.mark.parametrize(("text", "first"), [(UNARY, 2), ("((T([2200, 2200], f32),), {})", 1)], ids=["small", "large"])
+def test_results_are_judged_in_the_first_rounds_and_in_the_last_whoever_begins(ring, monkeypatch, text, first):
+    begin, asked = KernelWorker.begin, []
+
+    def noting(worker, request):
+        if worker is kernel and request["do"] in ("go", "show"):
+            asked.append(request)
+        begin(worker, request)
+
+    batch, placed = ring.placed("neg.default", text)
+    kernel = ring.worker("neg.default")
+    batch.copy_to(kernel.bytes)
+    monkeypatch.setattr(KernelWorker, "begin", noting)
+    neg = table().get("neg.default")
+    for _ in range(3):  # who begins is drawn each time
+        asked.clear()
+        assert ring.racing.race(neg, kernel, batch, placed, Finding(Outcome.PASSED), required=True).passed
+        blocks: list[list[dict]] = []
+        for request in asked:
+            if request["do"] == "go":
+                blocks.append([])
+            else:
+                blocks[-1].append(request)
+        heard = [number for number, shown in enumerate(blocks) if shown]
+        assert heard == [*range(first), len(blocks) - 1]
+        assert [len(blocks[number]) for number in heard] == [*[1] * first, 2]
+        assert all(blocks[number][-1]["seals"] for number in heard)

@@ -63,7 +63,7 @@ class Hearing:
     """Inputs whose shared bytes changed though the operator does not write."""
     notes: list[str] = field(default_factory=list)
     values: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    """Kernel's and ATen's result tensors, for those who look at several draws."""
+    """Kernel's and ATen's result tensors, on the device on which they are compared."""
     measure: bool = True
     """Whether errors are wanted as figures even where the kernel's bits are ATen's."""
     inputs_too: bool = True

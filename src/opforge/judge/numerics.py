@@ -75,10 +75,7 @@ class Comparison:
         if same:
             return self._own_error() if measure else {}
         if self.aten.device.type != "cpu" and self.aten.numel() > _MANY:
-            return replace(self, kernel=self.kernel.cpu(), aten=self.aten.cpu())._judged()  # noqa: SLF001  # it is one of these
-        return self._judged()
-
-    def _judged(self) -> dict[str, float]:
+            return replace(self, kernel=self.kernel.cpu(), aten=self.aten.cpu()).check(measure=measure)
         return self._bounded(self._special_values())
 
     def _exactly_equal(self) -> None:

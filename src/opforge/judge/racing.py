@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,7 +21,7 @@ from opforge.judge.properties import WRITES_UNSAID
 from opforge.judge.reference import Exact, ReferenceFaultError, tensors_of
 from opforge.judge.replies import results_end
 from opforge.judge.rooms import Rooms
-from opforge.judge.verdict import Finding, NotRightError
+from opforge.judge.verdict import Finding, NotRightError, Outcome
 from opforge.judge.workers import KernelWorker, WorkerConfig
 from opforge.ops import Operator
 from opforge.sandbox.client import Spawner
@@ -63,24 +64,8 @@ class Racing:
         watch = clocks.Watch(self.config.device)
 
         def hear(reply: dict[str, Any], turn: int, inputs: bool) -> Finding:
-            call = replace(placed.call, turn=turn)
-            aten = call.run()
-            if aten.raised is not None:
-                raise timing.BaselineError(f"it raised {type(aten.raised).__name__}: {aten.raised}")
             results = self._private(worker.bytes[self.config.in_bytes : results_end([reply], self.config)])
-            found = Hearing(
-                op, required, placed.case.expect, call, aten, reply, results, self.config.in_bytes,
-                measure=False, inputs_too=inputs,
-            ).finding()  # fmt: skip
-            if not found.passed:
-                inside(turn)
-            return found
-
-        def inside(turn: int) -> None:
-            raised = Exact(replace(placed.call, turn=turn)).raised_nearby()
-            if raised is not None:
-                text = f"it raised {type(raised).__name__}: {raised} (contents moved by a rounding step)"
-                raise timing.BaselineError(text)
+            return _heard(op, placed, reply, results, self.config, turn, required=required, inputs=inputs)
 
         try:
             baseline = self._ready_baseline(op, batch, reference)
@@ -94,7 +79,7 @@ class Racing:
             device,
             sum(row[1] for row in placed.inputs) + sum(t.nbytes for t in tensors_of(placed.answer.result)),
             writes=op.mutates or op.base in WRITES_UNSAID or _writes(placed),
-            inside=inside,
+            inside=functools.partial(_inside, placed),
             watch=watch.sample,
         )
         try:
@@ -104,7 +89,7 @@ class Racing:
             return replace(finding, notes=(*finding.notes, f"not timed: {op.authority}'s own process: {error}"))
         except timing.WrongOutputError as error:
             plainly = apart(error.turn) if apart is not None else None
-            return error.finding if plainly is None or plainly.passed else plainly
+            return plainly if plainly is not None and plainly.outcome is Outcome.WRONG else error.finding
         except NotRightError as error:
             return error.finding
         seen_light = self._light(op, placed, race.footprint, times) if device.type == self._device.type else {}
@@ -165,6 +150,38 @@ class Racing:
         found = light.shares(cost, self.peaks, footprint, kernel_us, aten_us, slow_us=slow_us)
         least = self.peaks.call_us if times["timed"] == "call" else self.peaks.launch_us
         return {**found, "launch_bound": True} if least is not None and aten_us <= _LAUNCHES * least else found
+
+
+def _heard(
+    op: Operator,
+    placed: Placed,
+    reply: dict[str, Any],
+    results: Bytes,
+    config: WorkerConfig,
+    turn: int,
+    *,
+    required: bool,
+    inputs: bool,
+) -> Finding:
+    """Judge the result of a timed call whose contents were turned by so many places."""
+    call = replace(placed.call, turn=turn)
+    aten = call.run()
+    if aten.raised is not None:
+        raise timing.BaselineError(f"it raised {type(aten.raised).__name__}: {aten.raised}")
+    found = Hearing(
+        op, required, placed.case.expect, call, aten, reply, results, config.in_bytes, measure=False, inputs_too=inputs
+    ).finding()
+    if not found.passed:
+        _inside(placed, turn)
+    return found
+
+
+def _inside(placed: Placed, turn: int) -> None:
+    """Raise BaselineError where ATen raises on turned contents once they have moved by a rounding step."""
+    raised = Exact(replace(placed.call, turn=turn)).raised_nearby()
+    if raised is not None:
+        text = f"it raised {type(raised).__name__}: {raised} (contents moved by a rounding step)"
+        raise timing.BaselineError(text)
 
 
 def _writes(placed: Placed) -> bool:

@@ -17,8 +17,7 @@ from opforge.cases.case import Expect, Phase
 from opforge.cases.materialise import Bytes
 from opforge.cases.store import open_blob
 from opforge.errors import CaseSyntaxError
-from opforge.judge import bypass, forms
-from opforge.judge.apart import asked_apart
+from opforge.judge import bypass, forms, further
 from opforge.judge.asked import LOAD_LIMIT_S, AskedCall, Reference
 from opforge.judge.batch import MAX_BYTES, Batch, CaseRow, Placed
 from opforge.judge.contract import Hearing
@@ -38,7 +37,6 @@ from opforge.sandbox.wire import Channel
 
 _MAX_DEATHS = 3
 """After so many dead processes on one operator the rest of its cases are not run."""
-_LINGER_S = 0.1
 _DERIVED = 3
 """How many cases of an operator are run for their gradients."""
 _KEPT_BYTES = 1 << 30
@@ -284,7 +282,7 @@ class Judge:
         timed = foreign and placed.case.phase is Phase.PERFORMANCE
         if foreign and finding.outcome is Outcome.WRONG and not op.lingered and self._worker is not None:
             op.lingered = True
-            return self._surviving(self._linger, op, worker, placed, hearing) or finding
+            return self._surviving(further.lingering, worker, self._config, placed, hearing) or finding
         if foreign and finding.passed and self._worker is not None and _differentiable(op, placed):
             finding = self._surviving(self._derive, op, worker, placed) or finding
         drew = hearing.aten.drew
@@ -311,7 +309,7 @@ class Judge:
         kernel = op.kernel
         room = self._rooms.reference(kernel["file"], kernel.get("library")) if self._rooms is not None else None
         worker = KernelWorker(self._spawner, self._config, room)
-        return asked_apart(worker, self._config, kernel, op.facts, placed, turn, required=op.required)
+        return further.asked_apart(worker, self._config, kernel, op.facts, placed, turn, required=op.required)
 
     @contextlib.contextmanager
     def _alone(self, worker: KernelWorker) -> Iterator[None]:
@@ -333,37 +331,7 @@ class Judge:
         if aten.raised is not None:  # no derivative, or not of these inputs
             return None
         op.derived += 1
-        replies = replies_of(worker.ask({"do": "gradient", "op": op.facts.name, "case": placed.request()}), 1)
-        if replies is None:
-            return _FORGED
-        results = bytearray(worker.bytes[self._config.in_bytes : results_end(replies, self._config)])
-        finding = Hearing(
-            op.facts, True, placed.case.expect, replace(call, own=False), aten, replies[0], results,
-            self._config.in_bytes, measure=False,
-        ).finding()  # fmt: skip
-        return None if finding.passed else replace(finding, reason=f"gradients through the kernel: {finding.reason}")
-
-    def _linger(self, op: _Op, worker: KernelWorker, placed: Placed, hearing: Hearing) -> Finding | None:
-        """Call a kernel whose answer was wrong by itself, and wait before looking: did it come late, or depend on other calls?"""
-        plain = placed.request()
-        asked = [plain, plain, {**plain, "linger_s": _LINGER_S}]
-        replies = replies_of(
-            worker.ask(
-                {"do": "call", "op": op.facts.name, "random": op.facts.random, "cases": asked}, cases=len(asked)
-            ),
-            len(asked),
-        )
-        if replies is None:
-            return _FORGED
-        results = bytearray(worker.bytes[self._config.in_bytes : results_end(replies, self._config)])
-        right = [replace(hearing, reply=r, results=results, notes=[], values=[]).finding().passed for r in replies]
-        if right == [False, False, True]:
-            late = f"wrong at once, three times, and right when looked at {_LINGER_S:g} s later"
-            return Finding(Outcome.CHEATED, f"{late}: the result is written after the call returned")
-        if all(right):
-            alone = "wrong after other calls, and right three times when called by itself"
-            return Finding(Outcome.CONTRACT, f"{alone}: the answer depends on how calls follow each other")
-        return None
+        return further.gradients(worker, self._config, op.facts, placed, call, aten)
 
     def _surviving(self, ask: Callable[..., Finding | None], *args: Any) -> Finding | None:
         """Ask more of a worker; when it dies of it, that is the verdict."""

@@ -258,15 +258,15 @@ class Race:
         for side in order:
             self._other(side).worker.pause()
             side.worker.resume()
+            heard = [figure.name for figure in active if side.is_kernel and self._is_heard(figure)]
             for figure in active:
-                self._block(side, figure, last=figure is active[-1])
+                self._block(side, figure, heard=figure.name in heard, last=figure.name in heard[-1:])
 
     def _other(self, side: _Side) -> _Side:
         return self._aten if side is self._kernel else self._kernel
 
-    def _block(self, side: _Side, figure: Figure, *, last: bool) -> None:
-        """Time a block of one side, the last of its round or another."""
-        heard = side.is_kernel and (figure.done or figure.rounds < self._heard_first(figure))
+    def _block(self, side: _Side, figure: Figure, *, heard: bool, last: bool) -> None:
+        """Time a block of one side, and judge results of it where they are heard, it being the last of its round or not."""
         shift = self._turn(side, figure, self._turns(side, figure, heard=heard))
         waited, own_wait = side.worker.waited_ns(), processes.waited_ns(os.getpid())
         began = time.perf_counter_ns()
@@ -323,11 +323,10 @@ class Race:
             for turn in self._kernel.turns:
                 self._inside(turn)
 
-    def _heard_first(self, figure: Figure) -> int:
-        """Return in how many of the first rounds a result is judged."""
-        if not self._costly:
-            return _HEARD
-        return 0 if figure.secondary else 1
+    def _is_heard(self, figure: Figure) -> bool:
+        """Whether results of the kernel's next block are judged: in the last round, and in some of the first."""
+        first = _HEARD if not self._costly else 0 if figure.secondary else 1
+        return figure.done or len(figure.kernel_ns) < first
 
     def _looked_at(self, figure: Figure) -> list[int]:
         """Return the calls of a block whose results are judged: another than the last, then the last; when a race ends, both."""

@@ -1,0 +1,99 @@
+"""What is asked of a kernel beside its cases: gradients; a wrong answer by itself, with a wait; the contents of a timed call, in another process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from opforge.judge.asked import LOAD_LIMIT_S
+from opforge.judge.batch import Placed
+from opforge.judge.contract import Hearing
+from opforge.judge.reference import Answer, Call
+from opforge.judge.replies import FORGED, replies_of, results_end
+from opforge.judge.trees import storage_bytes
+from opforge.judge.verdict import Finding, NotRightError, Outcome
+from opforge.judge.workers import DeathError, KernelWorker, WorkerConfig
+from opforge.ops import Operator
+
+_LINGER_S = 0.1
+_REFUSALS = ("tried", "error", "tampered", "state")
+
+
+def gradients(
+    worker: KernelWorker, config: WorkerConfig, op: Operator, placed: Placed, call: Call, aten: Answer
+) -> Finding | None:
+    """Judge the gradients that flow through an operator while the kernel is installed in ATen's place; None where they are right."""
+    request = {"do": "gradient", "op": op.name, "case": placed.request()}
+    try:
+        (reply,), results = _answers(worker, config, request, 1)
+    except NotRightError as error:
+        return error.finding
+    own = replace(call, own=False)
+    finding = Hearing(
+        op, True, placed.case.expect, own, aten, reply, results, config.in_bytes, measure=False
+    ).finding()  # fmt: skip
+    return None if finding.passed else replace(finding, reason=f"gradients through the kernel: {finding.reason}")
+
+
+def lingering(worker: KernelWorker, config: WorkerConfig, placed: Placed, hearing: Hearing) -> Finding | None:
+    """Call a kernel whose answer was wrong by itself, and wait before looking: did it come late, or depend on other calls?"""
+    plain = placed.request()
+    asked = [plain, plain, {**plain, "linger_s": _LINGER_S}]
+    try:
+        replies, results = _answers(worker, config, _calls(hearing.op, asked), len(asked))
+    except NotRightError as error:
+        return error.finding
+    right = [replace(hearing, reply=r, results=results, notes=[], values=[]).finding().passed for r in replies]
+    if right == [False, False, True]:
+        late = f"wrong at once, three times, and right when looked at {_LINGER_S:g} s later"
+        return Finding(Outcome.CHEATED, f"{late}: the result is written after the call returned")
+    if all(right):
+        alone = "wrong after other calls, and right three times when called by itself"
+        return Finding(Outcome.CONTRACT, f"{alone}: the answer depends on how calls follow each other")
+    return None
+
+
+def asked_apart(
+    worker: KernelWorker,
+    config: WorkerConfig,
+    kernel: dict[str, Any],
+    op: Operator,
+    placed: Placed,
+    turn: int,
+    *,
+    required: bool,
+) -> Finding | None:
+    """Judge a kernel's answer to a case whose contents are turned, from a new worker, which is closed then; None where there is none to be judged."""
+    call = replace(placed.call, turn=turn)
+    try:
+        loaded = worker.ask({"do": "load", "kernel": kernel}, timeout_s=max(LOAD_LIMIT_S, config.timeout_s))
+        if not isinstance(loaded, dict) or any(word in loaded for word in _REFUSALS):
+            return None
+        inputs = replace(call, device=torch.device("cpu"), own=True).build()[2]
+        for (at, *_), contents in zip(placed.inputs, map(storage_bytes, inputs), strict=True):
+            worker.bytes[at : at + len(contents)] = contents
+        (reply,), results = _answers(worker, config, _calls(op, [placed.request()]), 1)
+    except (DeathError, NotRightError):
+        return None
+    finally:
+        worker.close()
+    finding = Hearing(
+        op, required, placed.case.expect, call, call.run(), reply, results, config.in_bytes, measure=False
+    ).finding()
+    return replace(finding, reason=f"with other contents, as timed calls have them: {finding.reason}")
+
+
+def _calls(op: Operator, cases: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"do": "call", "op": op.name, "random": op.random, "cases": cases}
+
+
+def _answers(
+    worker: KernelWorker, config: WorkerConfig, request: dict[str, Any], count: int
+) -> tuple[list[dict[str, Any]], bytearray]:
+    """Return the replies to a request, and a private copy of the results; raises NotRightError on words that are not our harness's."""
+    replies = replies_of(worker.ask(request, cases=count), count)
+    if replies is None:
+        raise NotRightError(Outcome.CONTRACT, FORGED)
+    return replies, bytearray(worker.bytes[config.in_bytes : results_end(replies, config)])
