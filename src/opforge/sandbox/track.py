@@ -84,7 +84,8 @@ class Track:
             return {}
         if self._flush is None or self._flush.numel() != cold // 4:
             self._flush = torch.zeros(cold // 4, device=self._device) if cold else None
-        self._filling = self._gather() if graph and all(given.small for given in self._inputs) else None
+        small = self._inputs and all(given.small for given in self._inputs)
+        self._filling = self._gather() if graph and small else None
         failure = self._capture() if graph else None
         return {"method": "events" if self._graph is None else "graph", "failure": failure}
 
