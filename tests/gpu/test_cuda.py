@@ -67,3 +67,19 @@ def test_a_kernel_that_writes_out_of_bounds_is_its_own_verdict(tmp_path, kernel_
     (row,) = json.loads(done.stdout)["operators"]
     assert row["passed"] == 0
     assert "illegal memory access" in row["reasons"][0]["reason"]
+
+
+def test_what_is_no_answer_of_atens_is_asked_of_nobody(tmp_path):
+    """A seed that attention leaves uninitialised, and draws from the CPU's generator while the device is a GPU."""
+    query = "T([16, 12, 197, 64], f16, stride=(151296, 64, 768, 1))"
+    calls = tmp_path / "calls.txt"
+    calls.write_text(
+        "Operator: aten._scaled_dot_product_cudnn_attention.default\n"
+        f"cnt: 12, (({query}, {query}, {query}, None, False), {{'scale': 0.125}})\n"
+        "Operator: aten.multinomial.default\n"
+        "cnt: 1, ((T([144], f32, device='cpu', low=0.01, high=1.0), 144), {})\n"
+    )
+    words = ("--suite", str(calls), "--backend", "aten", "--device", "cuda", "--out", str(tmp_path / "run"))
+    done = opforge("run", *words, "--format", "json")
+    assert [o["reasons"] for o in json.loads(done.stdout)["operators"]] == [[], []]
+    assert done.returncode == 0, done.stderr

@@ -18,6 +18,7 @@ from opforge.cases.encoding import SHORT_DTYPES
 from opforge.cases.materialise import tensor_over
 from opforge.cases.values import contiguous_strides
 from opforge.judge import bypass, properties
+from opforge.judge.leftovers import undefined_elements
 from opforge.judge.numerics import Comparison, same_bytes
 from opforge.judge.reference import (
     Answer,
@@ -28,6 +29,7 @@ from opforge.judge.reference import (
     ReferenceRaisedError,
     declined,
     end_without_device,
+    plain,
     tensors_of,
     without_nan,
 )
@@ -168,7 +170,7 @@ class Hearing:
                 continue
             kernel = self._tensor(what, said, aten)
             self._aliasing(what, said, aten)
-            self.values.append((kernel, _plain(aten).to(kernel.device)))
+            self.values.append((kernel, plain(aten).to(kernel.device)))
             found.append(what)
         if self.aten.drew or self.op.base in properties.UNDEFINED_CONTENTS:
             return {}
@@ -261,7 +263,9 @@ class Hearing:
         try:
             return self._comparison(what, kernel, aten, index).check(measure=self.measure)
         except NotRightError:
-            undefined = self._undefined(aten, index)
+            undefined = undefined_elements(
+                self.call, aten, index, may_be_nan=self.op.base in properties.PARTLY_UNDEFINED
+            )
             if undefined is None or not undefined.any():
                 raise
             judged = kernel.clone()
@@ -286,17 +290,6 @@ class Hearing:
         tensors = self.call.run(without_nan).tensors
         return None if tensors is None else tensors[index].detach().isnan()
 
-    def _undefined(self, aten: torch.Tensor, index: int) -> torch.Tensor | None:
-        """Return where ATen's result holds whatever the memory held before."""
-        tensors = self.call.run_poisoned().tensors
-        if tensors is None or tensors[index].shape != aten.shape:
-            return None
-        poisoned = _plain(tensors[index]).to(aten.device)
-        if aten.is_floating_point() or aten.is_complex():
-            poisoned, aten = (t.to(torch.complex128 if t.is_complex() else torch.float64) for t in (poisoned, aten))
-            return poisoned.isnan() if self.op.base in properties.PARTLY_UNDEFINED else poisoned.isnan() & ~aten.isnan()
-        return (poisoned == torch.iinfo(aten.dtype).max) & (poisoned != aten) if aten.dtype != torch.bool else None
-
     def _inputs_after(self) -> dict[str, float]:
         """Compare every input after the call: those that the operator writes by number, the others to the bit."""
         figures: dict[str, float] = {}
@@ -306,8 +299,8 @@ class Hearing:
         for i, (row, aten) in enumerate(zip(self.reply["inputs"], self.aten.inputs, strict=True)):
             what = f"{self._name(i)} after the call"
             kernel = self._tensor(what, {"T": row}, aten)
-            now = _plain(aten).to(kernel.device)
-            before = _plain(originals[i]).to(kernel.device) if originals else now
+            now = plain(aten).to(kernel.device)
+            before = plain(originals[i]).to(kernel.device) if originals else now
             written = before.shape != now.shape or not same_bytes(before, now)
             same = same_bytes(kernel, now)
             if not written and not same and not self._is_written(i):
@@ -358,11 +351,6 @@ class Hearing:
             return 1.0
         product = math.sqrt(sizes[0] * sizes[1] / aten.numel()) if len(sizes) > 1 else 1.0
         return max(1.0, float(sizes[0] / aten.numel()), product)
-
-
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor without a graph behind it, and without conjugations and signs to come."""
-    return tensor.detach().resolve_conj().resolve_neg()
 
 
 def flat(shape: Sequence[int], strides: Sequence[int]) -> bool:

@@ -22,7 +22,7 @@ from opforge.judge.batch import Placed
 from opforge.judge.battery import Battery
 from opforge.judge.contract import Hearing, tensor_names
 from opforge.judge.distribution import GROUP, PILOTS, Sample, Weighed, draws_wanted, identical, positions, weigh
-from opforge.judge.reference import Answer, tensors_of
+from opforge.judge.reference import Answer, plain, tensors_of
 from opforge.judge.replies import FORGED, replies_of, results_end, without_places
 from opforge.judge.verdict import Finding, NotRightError, Outcome
 from opforge.judge.workers import KernelWorker, WorkerConfig
@@ -228,7 +228,7 @@ class _Drawing:
         if answer.raised is not None:
             raise NotRightError(Outcome.ERROR, f"{self.op.authority} itself raises on a second draw: {answer.raised}")
         found = [*tensors_of(answer.result), *(answer.inputs[i] for i in self._besides)]
-        return [t.detach().cpu().resolve_conj().resolve_neg() for t in found]
+        return [plain(t).cpu() for t in found]
 
     def _rows(self, reply: dict[str, Any]) -> list[list[Any]]:
         """Return the rows of what the kernel drew, in the order of ``_values``."""

@@ -230,6 +230,11 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
     return []
 
 
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor without a graph behind it, and without conjugations and signs to come."""
+    return tensor.detach().resolve_conj().resolve_neg()
+
+
 def wide_dtype(dtype: torch.dtype) -> torch.dtype | None:
     """Return the dtype in which one is exact, or None for one that has none."""
     return _WIDE.get(dtype)

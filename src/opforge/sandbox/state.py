@@ -121,6 +121,6 @@ def seed_generator(seed: int, device: torch.device) -> None:
 
 
 def generator_state(device: torch.device) -> bytes:
-    """Return the state of the generator that operators on a device draw from."""
-    state: torch.Tensor = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-    return bytes(state.numpy().tobytes())
+    """Return the state of the generators that operators on a device draw from; on a GPU some are given tensors of the CPU."""
+    states = [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+    return b"".join(state.numpy().tobytes() for state in states)

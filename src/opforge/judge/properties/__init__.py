@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from opforge.judge.properties import factors, pools, sets, spectral, ties
 from opforge.judge.properties.sight import Property, Ruling, Sight
+from opforge.ops.undefined import UNDEFINED_CONTENTS
 
 __all__ = [
     "BY_PACKET",
@@ -15,12 +16,6 @@ __all__ = [
     "Ruling",
     "Sight",
 ]
-
-UNDEFINED_CONTENTS = frozenset({
-    "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided", "resize", "resize_",
-    "resize_as_", "_resize_output", "_resize_output_", "empty_quantized", "_empty_affine_quantized",
-})  # fmt: skip
-"""Bases whose contents PyTorch does not define: only their contract is judged."""
 
 PARTLY_UNDEFINED = frozenset({"_ctc_loss"})
 """Bases that leave part of a result uninitialised and never give NaN elsewhere in it (``log_alpha`` beyond each target's length)."""

@@ -1,0 +1,36 @@
+"""What ATen leaves in new memory is not asked of kernels; what it answers is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from opforge.cases.encoding import SHORT_DTYPES
+from opforge.judge.leftovers import undefined_elements
+from opforge.judge.reference import Call
+
+LARGEST = torch.iinfo(torch.int64).max
+
+
+def call(op: str, *args: object, **kwargs: object) -> Call:
+    return Call(op, list(args), kwargs, memoryview(bytearray(64)), torch.device("cpu"), own=True)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "poison"), [("int64", LARGEST), ("float32", float("nan")), ("bfloat16", float("nan"))]
+)
+def test_what_an_earlier_poisoned_call_left_in_memory_is_no_answer(dtype, poison):
+    empty = call("empty.memory_format", [512], dtype={"dtype": SHORT_DTYPES[getattr(torch, dtype)]})
+    found = torch.full((512,), poison, dtype=getattr(torch, dtype))
+    undefined = undefined_elements(empty, found, 0, may_be_nan=False)
+    assert undefined is not None
+    assert undefined.all()
+
+
+@pytest.mark.parametrize(("dtype", "answer"), [("int64", LARGEST), ("float32", float("nan")), ("int64", 7)])
+def test_an_answer_is_one_though_it_looks_like_poison(dtype, answer):
+    full = call("full.default", [512], answer, dtype={"dtype": SHORT_DTYPES[getattr(torch, dtype)]})
+    found = torch.full((512,), answer, dtype=getattr(torch, dtype))
+    undefined = undefined_elements(full, found, 0, may_be_nan=False)
+    assert undefined is not None
+    assert not undefined.any()
