@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--kernels", type=Path, default=KERNELS)
     parser.add_argument("--trace", type=Path, default=DATA, help="where calls to be judged come from")
-    parser.add_argument("--only", default=",".join(SIX), help="names of architectures")
+    parser.add_argument("--only", default=",".join(SIX), help="names of architectures; '' trains alone")
     for name in ("layers", "batch", "seq"):
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--steps", type=int, default=200, help="of training")
@@ -66,9 +66,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         kernels = Path(folder) / "kernels"
         shutil.copytree(options.kernels, kernels, ignore=shutil.ignore_patterns("*.proof.json", "__pycache__"))
-        names = options.only.split(",")
-        found["proving"] = prove(kernels, options.trace, names, options.device)
-        keep(found, options.json)
+        names = [name for name in options.only.split(",") if name]
+        if names:
+            found["proving"] = prove(kernels, options.trace, names, options.device)
+            keep(found, options.json)
         for name in names:
             settings = settings_of(name, options)
             found["models"][name] = under(name, settings, kernels, options.device)

@@ -246,6 +246,18 @@ def test_at_the_edge_of_what_aten_takes_rounding_is_nobodys_fault(ring, monkeypa
     assert raises or note.endswith("(contents moved by a rounding step)")
 
 
+def test_a_wrong_timed_result_is_no_less_wrong_where_aten_takes_no_float64(ring):
+    source = """
+        import torch
+        def mkldnn_convolution_kernel_impl(self, weight, bias, padding, stride, dilation, groups):
+            return torch.zeros(1, 3, 3, 3)
+    """
+    call = "((T([1, 2, 5, 5], f32), T([3, 2, 3, 3], f32), None, [0, 0], [1, 1], [1, 1], 1), {})"
+    finding = ring.race("mkldnn_convolution.default", call, source)
+    assert finding.outcome is Outcome.CHEATED, finding
+    assert "an output of a timed call is wrong" in finding.reason
+
+
 def test_a_kernel_that_raises_after_many_calls_is_wrong(ring):
     source = """
         import torch
