@@ -8,6 +8,7 @@ The ways take turns in every round, and the least of many rounds counts: what di
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 import tempfile
 import time
@@ -30,7 +31,7 @@ KERNELS = {
     "add": (
         "import torch\ndef add_kernel_impl(self, other, *, alpha=1):\n    return torch.sub(self, other, alpha=-alpha)\n",
         "float32,float32",
-        lambda x: torch.add(x, x),
+        torch.add,
     ),
 }
 ROUNDS, CALLS = 60, 300
@@ -80,7 +81,12 @@ def _prove(file: Path, op: str, signature: str, device: str) -> None:
     from opforge.kernels.proofs import proof_of
 
     kernel = kernel_in(file, op)
-    proven = {"rank": [0, 4], "numel": [1, 1 << 20], "layouts": ["contiguous"], "timed": [[1, 1 << 20, True]]}
+    proven = {
+        "rank": [0, 4],
+        "numel": [1, 1 << 20],
+        "layouts": ["contiguous", "offset", "strided"],
+        "timed": [[1, 1 << 20, True]],
+    }
     proof = {"digest": kernel.digest, "torch": torch.__version__, "device": device_name(device)}
     proof_of(file).write_text(json.dumps({**proof, "operators": {kernel.primary: {signature: proven}}}))
 
@@ -113,11 +119,11 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     print(f"{device_name(given.device)}, torch {torch.__version__}; µs a call, least of {ROUNDS} rounds of {CALLS}")
-    for op, (_, _, call) in KERNELS.items():
+    for op, (_, signature, call) in KERNELS.items():
         with tempfile.TemporaryDirectory() as folder:
             enter = ways(op, Path(folder), given.device, gems=given.flag_gems)
-            x = torch.randn(16, 16, device=given.device)
-            found = measure(lambda call=call, x=x: call(x), enter, given.device)
+            tensors = [torch.randn(16, 16, device=given.device) for _ in signature.split(",")]
+            found = measure(functools.partial(call, *tensors), enter, given.device)
         base = found["plain Library.impl"]
         for name in enter:
             print(f"{op:5} {name:20} {found[name]:7.2f}   {found[name] / base:5.2f} × plain Library.impl")

@@ -12,13 +12,12 @@ from typing import Any
 
 import torch
 
-from .facts import Signature
+from .facts import Signature, leading_tensors
 from .layouts import CONTIGUOUS, NUMBER, OFFSET, layout
+from .shortest import Check, Quick
 
 Ask = Callable[[tuple[Any, ...], Mapping[str, Any]], str]
 """Returns why a call is outside; nothing where it is inside."""
-Quick = Callable[[tuple[Any, ...]], bool]
-"""Whether a call with these positional arguments is surely inside."""
 UNPROVEN_DTYPES = "dtypes not proven"
 UNPROVEN_LAYOUT = "layout not proven"
 UNPROVEN_RANK = "number of dimensions not proven"
@@ -58,6 +57,7 @@ class Domain:
     def __init__(self, op: Signature, rows: Mapping[str, Mapping[str, Any]], *, speed: bool) -> None:
         self._named = [a.name for a in op.arguments if "Tensor" in a.type]
         self._at = [i for i, a in enumerate(op.arguments) if "Tensor" in a.type]
+        self._leading = leading_tensors(op)
         self._speed = speed
         self.proven = {signature: Proven.of(row) for signature, row in rows.items()}
 
@@ -82,14 +82,12 @@ class Domain:
 
         It knows plain contiguous tensors that begin their memory and want no gradients; what it does not know may be inside all the same.
         """
-        plain = {
-            tuple(map(_dtype_named, signature.split(","))): (*proven.rank, *self._sizes(proven))
-            for signature, proven in self.proven.items()
-            if CONTIGUOUS in proven.layouts and _all_plain(signature)
-        }
-        if not plain or self._at not in ([0], [0, 1]):
+        fit = {s: p for s, p in self.proven.items() if CONTIGUOUS in p.layouts and _all_plain(s)}
+        plain = {tuple(map(_dtype_named, s.split(","))): (*p.rank, *self._sizes(p)) for s, p in fit.items()}
+        if not plain or self._leading not in (1, 2):
             return None
-        return _quick_one({d[0]: r for d, r in plain.items()}) if self._at == [0] else _quick_two(plain)
+        inside = _inside_one({d[0]: r for d, r in plain.items()}) if self._leading == 1 else _inside_two(plain)
+        return Quick(self._leading, inside, lasting=all(OFFSET in p.layouts for p in fit.values()))
 
     def _sizes(self, proven: Proven) -> tuple[int, int]:
         """Return one range of sizes that is inside; where there are several, the largest."""
@@ -100,11 +98,10 @@ class Domain:
         return max((r for r in good if r[0] <= r[1]), key=lambda r: r[1] - r[0], default=(1, 0))
 
 
-def _quick_one(inside: Mapping[torch.dtype, Any]) -> Quick:
-    find, nowhere = inside.get, (0, -1, 0, -1)
+def _inside_one(proven: Mapping[torch.dtype, Any]) -> Check:
+    find, nowhere = proven.get, (0, -1, 0, -1)
 
-    def quick(args: tuple[Any, ...]) -> bool:
-        one = args[0]
+    def inside(one: Any) -> bool:
         least, most, low, high = find(one.dtype, nowhere)
         return (
             low <= one.numel() <= high
@@ -114,14 +111,13 @@ def _quick_one(inside: Mapping[torch.dtype, Any]) -> Quick:
             and not one.requires_grad
         )
 
-    return quick
+    return inside
 
 
-def _quick_two(inside: Mapping[tuple[torch.dtype, ...], Any]) -> Quick:
-    find, nowhere = inside.get, (0, -1, 0, -1)
+def _inside_two(proven: Mapping[tuple[torch.dtype, ...], Any]) -> Check:
+    find, nowhere = proven.get, (0, -1, 0, -1)
 
-    def quick(args: tuple[Any, ...]) -> bool:
-        one, other, *_ = args
+    def inside(one: Any, other: Any) -> bool:
         if other.__class__ is not torch.Tensor:
             return False
         least, most, low, high = find((one.dtype, other.dtype), nowhere)
@@ -135,7 +131,7 @@ def _quick_two(inside: Mapping[tuple[torch.dtype, ...], Any]) -> Quick:
             and not (one.storage_offset() or other.storage_offset() or one.requires_grad or other.requires_grad)
         )
 
-    return quick
+    return inside
 
 
 def _all_plain(signature: str) -> bool:

@@ -46,6 +46,14 @@ class Signature(Protocol):
     def returns(self) -> Sequence[Slot]: ...
 
 
+def leading_tensors(op: Signature) -> int:
+    """Return how many tensors an operator takes if they come first and are always given, else 0."""
+    types = [a.type for a in op.arguments]
+    count = types.count("Tensor")
+    alone = types[:count] == ["Tensor"] * count and not any("Tensor" in kind for kind in types[count:])
+    return count if alone else 0
+
+
 @dataclass(frozen=True, slots=True)
 class Argument:
     """An argument or a result of a schema."""

@@ -6,7 +6,6 @@ do not run on each other, or round in circles.
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -15,10 +14,11 @@ from typing import Any
 
 import torch
 
-from .domain import Ask, Quick
-from .facts import FUNCTIONAL, Facts
+from .domain import Ask
+from .facts import FUNCTIONAL, Facts, leading_tensors
 from .originals import Original, put
 from .results import Likeness, check_kind
+from .shortest import INSIDE, Quick, shortest
 
 Function = Callable[..., Any]
 _MOST_REASONS = 16
@@ -94,15 +94,6 @@ class Server:
         return self._redoable
 
 
-class _Inside(threading.local):
-    """Whether this thread is inside a kernel."""
-
-    now = False
-
-
-_inside = _Inside()
-
-
 class Place:
     """An operator's place for one device. It is ATen's again when ``leave`` is called."""
 
@@ -111,7 +102,8 @@ class Place:
         self._original = Original(op, key)
         self._servers: tuple[Server, ...] = ()
         self._library = torch.library.Library("aten", "IMPL")
-        call, self._take = self._shortest()
+        self._single = [r.type for r in op.returns] == ["Tensor"]
+        call, self._take = shortest(self._call, leading_tensors(op))
         put(self._library, op, call, key)
 
     @property
@@ -122,52 +114,19 @@ class Place:
     @servers.setter
     def servers(self, servers: tuple[Server, ...]) -> None:
         self._servers = servers
-        self._take(servers)
+        if servers and self._single:
+            self._take(servers[0].quick, servers[0].function, servers[0].count)
+        else:
+            self._take(None, self._original, None)
 
     def leave(self) -> None:
         """Give the place back; afterwards the dispatcher is what it was before."""
         self._library._destroy()  # noqa: SLF001  # torch has no public way to take an implementation out again
 
-    def _shortest(self) -> tuple[Function, Callable[[tuple[Server, ...]], None]]:
-        """Return what the dispatcher calls, and what tells it who stands here.
-
-        Most calls go to the kernel that is asked first, on tensors of which it is known at once that they are inside: for those as little is done as can be.
-        """
-        inside, whole, tensor = _inside, self._call, torch.Tensor
-        single = [r.type for r in self.op.returns] == ["Tensor"]
-        quick: Quick | None = None
-        function: Function = whole
-        count = Count()
-
-        def take(servers: tuple[Server, ...]) -> None:
-            nonlocal quick, function, count
-            if servers and single:
-                quick, function, count = servers[0].quick, servers[0].function, servers[0].count
-            else:
-                quick = None
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if quick is None or inside.now or not quick(args):
-                return whole(args, kwargs)
-            inside.now = True
-            try:
-                result = function(*args, **kwargs)
-            except Exception as error:  # noqa: BLE001  # kernels raise anything
-                inside.now = False
-                return whole(args, kwargs, error)
-            finally:
-                inside.now = False
-            if result.__class__ is not tensor:
-                return whole(args, kwargs, TypeError(f"it returned {type(result).__name__}, not a tensor"))
-            count.served += 1
-            return result
-
-        return call, take
-
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], raised: Exception | None = None) -> Any:
         """Answer a call; ``raised`` is what the kernel that is asked first has raised on it already."""
         failures: list[tuple[Server, Exception]] = []
-        for server in self._servers if not _inside.now else ():
+        for server in self._servers if not INSIDE.now else ():
             if raised is None and (reason := server.outside(args, kwargs)):
                 server.count.passed_by(reason)
                 continue
@@ -203,11 +162,11 @@ def _within(server: Server, args: tuple[Any, ...], kwargs: dict[str, Any], raise
     """Return a kernel's answer, with this thread marked as inside a kernel."""
     if raised is not None:
         raise raised
-    _inside.now = True
+    INSIDE.now = True
     try:
         return server.call(args, kwargs)
     finally:
-        _inside.now = False
+        INSIDE.now = False
 
 
 def _detached(value: Any) -> Any:

@@ -1,0 +1,135 @@
+"""The shortest way from the dispatcher to a kernel, for calls of which it is known at once that they are inside of what is proven.
+
+What is done here is done for every call of a model, so that each attribute that is read counts: the geometry of a call is remembered, and the next
+one like it is known by a single question, which torch's own guards answer.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+Function = Callable[..., Any]
+Check = Callable[..., bool]
+"""Whether so many tensors, the first arguments of a call, are of one geometry, or inside."""
+Whole = Callable[..., Any]
+"""Answers a call in the long way: positional arguments, keywords and, if the kernel has been asked, what it raised."""
+_MOST_KNOWN = 256
+_GUARDS: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)  # noqa: SLF001
+"""Not public; without them a few attributes are read each time."""
+
+
+class _Inside(threading.local):
+    """Whether this thread is inside a kernel."""
+
+    def __init__(self) -> None:
+        self.now = False
+
+
+INSIDE = _Inside()
+"""Inside a kernel every operator is ATen's own."""
+
+
+@dataclass
+class Quick:
+    """Knows many calls that are inside by their first tensors, one or two; what it does not know may be inside all the same."""
+
+    count: int
+    inside: Check
+    lasting: bool
+    """Whether what is true of a call is true of all of its geometry, wherever in memory its tensors begin."""
+    _known: dict[int, Check] = field(default_factory=dict)
+
+    def find(self, *tensors: Any) -> Check | None:
+        """Return what knows further calls of the same geometry, or nothing, as inside; None where this one is not known to be inside."""
+        numel = tensors[0].numel()
+        known = self._known.get(numel)
+        if known is not None and known(*tensors):
+            return known
+        if not self.inside(*tensors):
+            return None
+        if known is not None or not self.lasting or _GUARDS is None or len(self._known) >= _MOST_KNOWN:
+            return _no
+        made = _GUARDS.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+        self._known[numel] = made.check
+        return self._known[numel]
+
+
+def _no(*_tensors: Any) -> bool:
+    return False
+
+
+def _nothing(*_tensors: Any) -> None:
+    return None
+
+
+def shortest(whole: Whole, count: int) -> tuple[Function, Callable[[Quick | None, Function, Any], None]]:
+    """Return what the dispatcher calls, and what tells it who is asked first: what is inside, the function, what counts calls that were served.
+
+    ``count`` is how many tensors come first; for more than two every call goes the long way. Who is asked is read at once: another thread may be changing it.
+    """
+    nobody: tuple[Check, Callable[..., Check | None], Function, Any] = (_no, _nothing, whole, None)
+    now = nobody
+    inside, tensor = INSIDE, torch.Tensor
+
+    def take(quick: Quick | None, function: Function, counted: Any) -> None:
+        nonlocal now
+        now = nobody if quick is None else (_no, quick.find, function, counted)
+
+    def other_than_tensor(result: Any) -> TypeError:
+        return TypeError(f"it returned {type(result).__name__}, not a tensor")
+
+    def call_of_one(one: Any, *rest: Any, **kwargs: Any) -> Any:
+        nonlocal now
+        here = inside.__dict__
+        known, find, function, counted = now
+        if here["now"]:
+            return whole((one, *rest), kwargs)
+        if not known(one):
+            if (found := find(one)) is None:
+                return whole((one, *rest), kwargs)
+            now = (found, find, function, counted)
+        here["now"] = True
+        try:
+            result = function(one, *rest, **kwargs) if rest or kwargs else function(one)
+        except Exception as error:  # noqa: BLE001  # kernels raise anything
+            here["now"] = False
+            return whole((one, *rest), kwargs, error)
+        finally:
+            here["now"] = False
+        if result.__class__ is not tensor:
+            return whole((one, *rest), kwargs, other_than_tensor(result))
+        counted.served += 1
+        return result
+
+    def call_of_two(one: Any, other: Any, *rest: Any, **kwargs: Any) -> Any:
+        nonlocal now
+        here = inside.__dict__
+        known, find, function, counted = now
+        if here["now"]:
+            return whole((one, other, *rest), kwargs)
+        if not known(one, other):
+            if (found := find(one, other)) is None:
+                return whole((one, other, *rest), kwargs)
+            now = (found, find, function, counted)
+        here["now"] = True
+        try:
+            result = function(one, other, *rest, **kwargs) if rest or kwargs else function(one, other)
+        except Exception as error:  # noqa: BLE001  # kernels raise anything
+            here["now"] = False
+            return whole((one, other, *rest), kwargs, error)
+        finally:
+            here["now"] = False
+        if result.__class__ is not tensor:
+            return whole((one, other, *rest), kwargs, other_than_tensor(result))
+        counted.served += 1
+        return result
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return whole(args, kwargs)
+
+    return {1: call_of_one, 2: call_of_two}.get(count, call), take
