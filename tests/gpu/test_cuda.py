@@ -83,3 +83,13 @@ def test_what_is_no_answer_of_atens_is_asked_of_nobody(tmp_path):
     done = opforge("run", *words, "--format", "json")
     assert [o["reasons"] for o in json.loads(done.stdout)["operators"]] == [[], []]
     assert done.returncode == 0, done.stderr
+
+
+def test_what_atens_formulas_call_in_a_backward_pass_is_no_deed_of_the_kernels(tmp_path):
+    """Gradients of addmm are products, which ATen makes in a thread of its own on a GPU if it may."""
+    words = ("--ops-directory", str(ROOT / "examples" / "triton_kernels"), "--ops", "addmm.default", "--dtypes", "f32")
+    out = tmp_path / "run"
+    done = opforge("run", "--suite", "opinfo", "--backend", "directory", *words, "--device", "cuda", "--out", str(out))
+    rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    assert rows, done.stderr
+    assert [row["reason"] for row in rows if row["verdict"] == "cheated"] == []

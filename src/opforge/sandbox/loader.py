@@ -58,7 +58,10 @@ def _backward(outputs: list[Any], flowing: list[Any], wanted: list[Any]) -> tupl
     """
     retain_graph, create_graph, allow_unused = False, False, True
     asked = (tuple(outputs), tuple(flowing), retain_graph, create_graph, tuple(wanted), allow_unused)
-    found: tuple[torch.Tensor | None, ...] = _engine_run_backward(*asked, accumulate_grad=False)
+    with torch.autograd.set_multithreading_enabled(
+        False
+    ):  # what ATen's formulas call on this thread is told from what a kernel calls
+        found: tuple[torch.Tensor | None, ...] = _engine_run_backward(*asked, accumulate_grad=False)
     return found
 
 
