@@ -10,7 +10,7 @@ import torch
 
 import opforge
 from opforge.kernels.proofs import proof_of
-from opforge.runs.proofs import ranges
+from opforge.runs.proofs import not_slower, ranges
 
 RELU = """
 import torch
@@ -52,6 +52,15 @@ def test_sizes_speak_for_those_that_are_nearer_to_them_than_to_others():
     assert ranges([]) == []
 
 
+@pytest.mark.parametrize(
+    ("device", "call", "good"),
+    [(1.2, 1.1, True), (1.2, 0.6, False), (0.9, 1.1, False), (1.0, 1.0, True), (1.2, None, True)],
+)
+def test_on_a_gpu_a_kernel_that_is_launched_slowly_is_slower(device, call, good):
+    row = {"speedup_high": device, "device": {"high": device}, **({} if call is None else {"call": {"high": call}})}
+    assert not_slower(row) is good
+
+
 def test_a_run_proves_what_passed_and_enable_serves_it(folder, judge):
     judge("((T([3, 4], f32),), {})")
     found = proof(folder)
@@ -65,8 +74,8 @@ def test_a_run_proves_what_passed_and_enable_serves_it(folder, judge):
         assert made.counters()["relu.default"]["served"] == 1
         assert made.counters()["relu.default"]["aten"] == {"dtypes not proven": 1, "size not proven": 1}
     with opforge.enabled(folder.parents[1], device="cpu") as made:
-        torch.relu(torch.ones(3, 4))
-        assert made.counters()["relu.default"]["aten"] == {"not timed at this size": 1}
+        assert made.counters() == {}  # and not asked in vain, call by call
+        assert made.refused["relu.default"].startswith("relu_implementation_1 is at no size both timed and not slower")
 
 
 def test_a_second_run_widens_a_proof_and_a_failure_takes_its_dtypes_away(folder, judge):

@@ -14,7 +14,7 @@ import torch
 
 from .facts import Signature, leading_tensors
 from .layouts import CONTIGUOUS, NUMBER, OFFSET, layout
-from .shortest import Check, Quick
+from .shortest import GUARDED, Check, Quick, geometry
 
 Ask = Callable[[tuple[Any, ...], Mapping[str, Any]], str]
 """Returns why a call is outside; nothing where it is inside."""
@@ -24,6 +24,8 @@ UNPROVEN_RANK = "number of dimensions not proven"
 UNPROVEN_SIZE = "size not proven"
 NOT_TIMED = "not timed at this size"
 SLOWER = "slower than ATen at this size"
+_MOST_KNOWN = 256
+_NUMBERS = (bool, int, float, complex)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +59,42 @@ class Domain:
     def __init__(self, op: Signature, rows: Mapping[str, Mapping[str, Any]], *, speed: bool) -> None:
         self._named = [a.name for a in op.arguments if "Tensor" in a.type]
         self._at = [i for i, a in enumerate(op.arguments) if "Tensor" in a.type]
+        self._last = self._at[-1] if self._at else len(op.arguments)
         self._leading = leading_tensors(op)
         self._speed = speed
         self.proven = {signature: Proven.of(row) for signature, row in rows.items()}
+        self._anywhere = all(OFFSET in p.layouts for p in self.proven.values())
+        self._known: dict[Any, list[tuple[list[Check], str]]] = {}
+        """What was found for calls, by size and geometry."""
+        self._room = _MOST_KNOWN if GUARDED and self._at else 0
+
+    @property
+    def serves_any(self) -> bool:
+        """Whether there are calls that are inside."""
+        return not self._speed or any(low <= high for low, high in map(self._sizes, self.proven.values()))
 
     def ask(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """Say why a call is outside; nothing where it is inside."""
+        if len(args) <= self._last or not isinstance(args[self._at[0]], torch.Tensor):
+            return self._find_out(args, kwargs)
+        tensors = [args[i] for i in self._at]
+        size = tensors[0].numel()
+        key = (
+            size
+            if self._anywhere
+            else (size, *(isinstance(t, torch.Tensor) and t.storage_offset() > 0 for t in tensors))
+        )
+        for checks, reason in self._known.get(key, ()):
+            if all(check(tensor) for check, tensor in zip(checks, tensors, strict=True)):
+                return reason
+        reason = self._find_out(args, kwargs)
+        if self._room and all(isinstance(t, (torch.Tensor, *_NUMBERS)) for t in tensors):
+            self._room -= 1
+            known = [geometry(t) if isinstance(t, torch.Tensor) else _is_number for t in tensors]
+            self._known.setdefault(key, []).append((known, reason))
+        return reason
+
+    def _find_out(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         given = [args[i] if i < len(args) else kwargs.get(name) for i, name in zip(self._at, self._named, strict=True)]
         proven = self.proven.get(signature_of(given))
         if proven is None:
@@ -132,6 +164,10 @@ def _inside_two(proven: Mapping[tuple[torch.dtype, ...], Any]) -> Check:
         )
 
     return inside
+
+
+def _is_number(value: Any) -> bool:
+    return value.__class__ in _NUMBERS
 
 
 def _all_plain(signature: str) -> bool:

@@ -200,7 +200,12 @@ def _server(made: Enabled, source: Source, op: str, proof: Mapping[str, Any] | N
     rows = proof["operators"].get(op)
     if not rows:
         raise _RefusedError(f"{source.name} is not proven for {op}")
-    return Domain(known, rows, speed=made.policy == "proven")
+    domain = Domain(known, rows, speed=made.policy == "proven")
+    if not domain.serves_any:
+        raise _RefusedError(
+            f"{source.name} is at no size both timed and not slower than ATen at {op}; policy='right' takes it all the same"
+        )
+    return domain
 
 
 def _proof(source: Source, device: str) -> tuple[Mapping[str, Any] | None, str | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +24,9 @@ class Original:
         self._tensors = frozenset(i for i, a in enumerate(op.arguments) if a.type.startswith("Tensor"))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._kernel.call_boxed(self._keys, *_with_tensors(args, self._tensors), **kwargs)
+        if any(isinstance(a, _NUMBERS) for a in args):
+            args = _with_tensors(args, self._tensors)
+        return self._kernel.call_boxed(self._keys, *args, **kwargs)
 
 
 def device_key(device: str) -> str:
@@ -44,11 +47,21 @@ def registrations(op: Signature) -> str:
     return dump
 
 
-def _with_tensors(args: tuple[Any, ...], tensors: frozenset[int]) -> list[Any]:
+def _with_tensors(args: tuple[Any, ...], tensors: frozenset[int]) -> tuple[Any, ...]:
     """Return arguments with plain numbers that stand for tensors turned into tensors, as the boxed call wants them."""
-    given = list(args)
-    like = next((a for a in given if isinstance(a, torch.Tensor)), None)
-    for i, value in enumerate(given):
-        if i in tensors and isinstance(value, _NUMBERS) and like is not None:
-            given[i] = torch.tensor(value, dtype=torch.result_type(like, value))
-    return given
+    like = next((a for a in args if isinstance(a, torch.Tensor)), None)
+    if like is None:
+        return args
+    dtype, whole = like.dtype, like.dim() == 0
+    return tuple(
+        _number(a, type(a).__name__, dtype, whole) if i in tensors and isinstance(a, _NUMBERS) else a
+        for i, a in enumerate(args)
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _number(value: Any, _class: str, dtype: torch.dtype, whole: bool) -> torch.Tensor:
+    """Return a number as a tensor of the dtype that it has beside a tensor of another, which has no dimensions or some; it is only read."""
+    with torch.inference_mode(mode=False):
+        like = torch.empty(() if whole else 1, dtype=dtype)
+        return torch.tensor(value, dtype=torch.result_type(like, value))

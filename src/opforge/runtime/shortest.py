@@ -20,7 +20,8 @@ Whole = Callable[..., Any]
 """Answers a call in the long way: positional arguments, keywords and, if the kernel has been asked, what it raised."""
 _MOST_KNOWN = 256
 _GUARDS: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)  # noqa: SLF001
-"""Not public; without them a few attributes are read each time."""
+GUARDED = _GUARDS is not None
+"""Whether torch has guards, which are not public; without them attributes are read each time."""
 
 
 class _Inside(threading.local):
@@ -32,6 +33,12 @@ class _Inside(threading.local):
 
 INSIDE = _Inside()
 """Inside a kernel every operator is ATen's own."""
+
+
+def geometry(*tensors: Any) -> Check:
+    """Return what knows tensors of the same class, dtype, device, shape and strides, that want gradients or not as these do, and are different ones."""
+    check: Check = _GUARDS.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    return check
 
 
 @dataclass
@@ -52,11 +59,10 @@ class Quick:
             return known
         if not self.inside(*tensors):
             return None
-        if known is not None or not self.lasting or _GUARDS is None or len(self._known) >= _MOST_KNOWN:
+        if known is not None or not self.lasting or not GUARDED or len(self._known) >= _MOST_KNOWN:
             return _no
-        made = _GUARDS.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
-        self._known[numel] = made.check
-        return self._known[numel]
+        self._known[numel] = known = geometry(*tensors)
+        return known
 
 
 def _no(*_tensors: Any) -> bool:
