@@ -59,15 +59,18 @@ def main() -> None:
     for name in ("layers", "batch", "seq"):
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--steps", type=int, default=200, help="of training")
+    parser.add_argument("--keep", type=Path, help="a folder for proven kernels; what is in one is not proven again")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     found: dict[str, Any] = {"device": device_words(options.device), "models": {}}
     with tempfile.TemporaryDirectory() as folder:
-        kernels = Path(folder) / "kernels"
-        shutil.copytree(options.kernels, kernels, ignore=shutil.ignore_patterns("*.proof.json", "__pycache__"))
+        kernels = options.keep or Path(folder) / "kernels"
         names = [name for name in options.only.split(",") if name]
-        if names:
+        proven = kernels.exists()
+        if not proven:
+            shutil.copytree(options.kernels, kernels, ignore=shutil.ignore_patterns("*.proof.json", "__pycache__"))
+        if names and not proven:
             found["proving"] = prove(kernels, options.trace, names, options.device)
             keep(found, options.json)
         for name in names:
@@ -101,7 +104,7 @@ def prove(kernels: Path, trace: Path, names: list[str], device: str) -> dict[str
         if any(seen.model in names and seen.phase == "forward" for seen in call.seen)
         and call.op.split(".")[0] in served
     ]
-    chosen, out = kernels.parent / "calls.parquet", kernels.parent / "run"
+    chosen, out = kernels.parent / "calls.parquet", kernels.parent / "proving"
     file.write(chosen, replace(made, calls=calls))
     begun = time.monotonic()
     words = ["--suite", str(chosen), "--backend", "directory", "--ops-directory", str(kernels), "--device", device]
