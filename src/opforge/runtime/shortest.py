@@ -49,6 +49,8 @@ class Quick:
     inside: Check
     lasting: bool
     """Whether what is true of a call is true of all of its geometry, wherever in memory its tensors begin."""
+    last: list[Check] = field(default_factory=lambda: [_no])
+    """What knows the geometry of the last call that was found inside, by itself in a list: threads share it."""
     _known: dict[int, Check] = field(default_factory=dict)
 
     def find(self, *tensors: Any) -> Check | None:
@@ -78,27 +80,26 @@ def shortest(whole: Whole, count: int) -> tuple[Function, Callable[[Quick | None
 
     ``count`` is how many tensors come first; for more than two every call goes the long way. Who is asked is read at once: another thread may be changing it.
     """
-    nobody: tuple[Check, Callable[..., Check | None], Function, Any] = (_no, _nothing, whole, None)
+    nobody: tuple[list[Check], Callable[..., Check | None], Function, Any] = ([_no], _nothing, whole, None)
     now = nobody
     inside, tensor = INSIDE, torch.Tensor
 
     def take(quick: Quick | None, function: Function, counted: Any) -> None:
         nonlocal now
-        now = nobody if quick is None else (_no, quick.find, function, counted)
+        now = nobody if quick is None else (quick.last, quick.find, function, counted)
 
     def other_than_tensor(result: Any) -> TypeError:
         return TypeError(f"it returned {type(result).__name__}, not a tensor")
 
     def call_of_one(one: Any, *rest: Any, **kwargs: Any) -> Any:
-        nonlocal now
         here = inside.__dict__
-        known, find, function, counted = now
+        last, find, function, counted = now
         if here["now"]:
             return whole((one, *rest), kwargs)
-        if not known(one):
+        if not last[0](one):
             if (found := find(one)) is None:
                 return whole((one, *rest), kwargs)
-            now = (found, find, function, counted)
+            last[0] = found
         here["now"] = True
         try:
             result = function(one, *rest, **kwargs) if rest or kwargs else function(one)
@@ -113,15 +114,14 @@ def shortest(whole: Whole, count: int) -> tuple[Function, Callable[[Quick | None
         return result
 
     def call_of_two(one: Any, other: Any, *rest: Any, **kwargs: Any) -> Any:
-        nonlocal now
         here = inside.__dict__
-        known, find, function, counted = now
+        last, find, function, counted = now
         if here["now"]:
             return whole((one, other, *rest), kwargs)
-        if not known(one, other):
+        if not last[0](one, other):
             if (found := find(one, other)) is None:
                 return whole((one, other, *rest), kwargs)
-            now = (found, find, function, counted)
+            last[0] = found
         here["now"] = True
         try:
             result = function(one, other, *rest, **kwargs) if rest or kwargs else function(one, other)
