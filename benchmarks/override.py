@@ -13,7 +13,7 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -123,10 +123,16 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             enter = ways(op, Path(folder), given.device, gems=given.flag_gems)
             tensors = [torch.randn(16, 16, device=given.device) for _ in signature.split(",")]
-            found = measure(functools.partial(call, *tensors), enter, given.device)
-        base = found["plain Library.impl"]
-        for name in enter:
-            print(f"{op:5} {name:20} {found[name]:7.2f}   {found[name] / base:5.2f} × plain Library.impl")
+            show(op, measure(functools.partial(call, *tensors), enter, given.device), enter)
+            if len(tensors) > 1:
+                same = measure(functools.partial(call, tensors[0], tensors[0]), enter, given.device)
+                show(f"{op} x, x", same, enter)
+
+
+def show(what: str, found: dict[str, float], enter: Iterable[str]) -> None:
+    base = found["plain Library.impl"]
+    for name in enter:
+        print(f"{what:8} {name:20} {found[name]:7.2f}   {found[name] / base:5.2f} × plain Library.impl")
 
 
 if __name__ == "__main__":

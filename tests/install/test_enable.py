@@ -127,13 +127,15 @@ def test_a_proof_that_does_not_hold_here_is_void_and_says_why(kernels):
     }.items():
         root = kernels({"relu": RELU})
         prove(root, "relu", {"relu.default": {"float32": ANY}}, **dict([changes]))
-        with opforge.enabled(root, device="cpu") as made:
-            assert not marked(torch.relu(x))
-            assert words in made.refused["relu.default"]
-            assert made.operators == []
+        with pytest.warns(KernelWarning, match=words):
+            made = opforge.enable(root, device="cpu")
+        assert not marked(torch.relu(x))
+        assert words in made.refused["relu.default"]
+        assert made.operators == []
+        made.disable()
     root = kernels({"relu": RELU})
     proof_of(root / "relu" / "relu_implementation_1.py").write_text("{")
-    with opforge.enabled(root, device="cpu") as made:
+    with pytest.warns(KernelWarning, match="cannot be read"), opforge.enabled(root, device="cpu") as made:
         assert "cannot be read" in made.refused["relu.default"]
 
 
@@ -149,13 +151,15 @@ def test_a_proof_is_void_when_what_the_kernel_imports_from_beside_it_has_changed
     with opforge.enabled(root, device="cpu"):
         assert marked(torch.relu(torch.ones(3)))
     (folder / "deeper" / "down.py").write_text("nothing = 1\n")
-    with opforge.enabled(root, device="cpu") as made:
-        assert not marked(torch.relu(torch.ones(3)))
-        assert "has changed since it was proven" in made.refused["relu.default"]
+    with pytest.warns(KernelWarning, match="has changed since it was proven"):
+        made = opforge.enable(root, device="cpu")
+    assert not marked(torch.relu(torch.ones(3)))
+    assert "has changed since it was proven" in made.refused["relu.default"]
 
 
 def test_a_kernel_without_a_proof_is_refused(kernels):
-    with opforge.enabled(kernels({"relu": RELU}), device="cpu") as made:
+    words = r"no kernel is put in place; relu\.default: relu_implementation_1 has no proof"
+    with pytest.warns(KernelWarning, match=words), opforge.enabled(kernels({"relu": RELU}), device="cpu") as made:
         assert "has no proof; judge it with `opforge run`" in made.refused["relu.default"]
 
 
@@ -267,7 +271,9 @@ def test_declining_is_no_fault(kernels):
 
 
 def test_a_file_that_does_not_load_is_refused(kernels):
-    with opforge.enabled(kernels({"relu": "import nothing_of_the_kind\n"}), device="cpu", policy="all") as made:
+    root = kernels({"relu": "import nothing_of_the_kind\n"})
+    words = "no kernel is put in place.*ModuleNotFoundError"
+    with pytest.warns(KernelWarning, match=words), opforge.enabled(root, device="cpu", policy="all") as made:
         assert "ModuleNotFoundError" in made.refused["relu.default"]
 
 

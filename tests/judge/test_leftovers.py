@@ -17,11 +17,13 @@ def call(op: str, *args: object, **kwargs: object) -> Call:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "poison"), [("int64", LARGEST), ("float32", float("nan")), ("bfloat16", float("nan"))]
+    ("dtype", "poison", "count"),
+    [("int64", LARGEST, 512), ("float32", float("nan"), 10 << 20), ("bfloat16", float("nan"), 20 << 20)],
 )
-def test_what_an_earlier_poisoned_call_left_in_memory_is_no_answer(dtype, poison):
-    empty = call("empty.memory_format", [512], dtype={"dtype": SHORT_DTYPES[getattr(torch, dtype)]})
-    found = torch.full((512,), poison, dtype=getattr(torch, dtype))
+def test_what_an_earlier_poisoned_call_left_in_memory_is_no_answer(dtype, poison, count):
+    """Floats are many here: in small pieces of free memory an allocator has pointers of its own, some of which are NaN."""
+    empty = call("empty.memory_format", [count], dtype={"dtype": SHORT_DTYPES[getattr(torch, dtype)]})
+    found = torch.full((count,), poison, dtype=getattr(torch, dtype))
     undefined = undefined_elements(empty, found, 0, may_be_nan=False)
     assert undefined is not None
     assert undefined.all()

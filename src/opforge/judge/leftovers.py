@@ -8,13 +8,14 @@ from opforge.judge.reference import Answer, Call, plain
 
 _STIRRED_BYTES = 64 << 20
 _STIRRED_BLOCKS = 64
+_TRIES = 4
 
 
 def undefined_elements(call: Call, aten: torch.Tensor, index: int, *, may_be_nan: bool) -> torch.Tensor | None:
-    """Return where ATen's result of a number is uninitialised, from what it is when new memory holds NaN or the largest integer.
+    """Return where one of ATen's results, by its number, is uninitialised: told by what it is when new memory holds NaN or the largest integer.
 
     Where it was such a value the first time already, that is its answer, or what an earlier call of this kind has left in the
-    memory: ATen is asked once more, where memory holds zeros. With ``may_be_nan`` every NaN is a leftover.
+    memory: ATen is asked again, where memory holds zeros as far as that can be had. With ``may_be_nan`` every NaN is a leftover.
     """
     poisoned = _same_result(call.run_poisoned(), aten, index)
     if poisoned is None or aten.dtype == torch.bool:
@@ -23,10 +24,13 @@ def undefined_elements(call: Call, aten: torch.Tensor, index: int, *, may_be_nan
     if may_be_nan:
         return left
     unclear = left & _poison(aten)
-    if unclear.any():
+    held: list[torch.Tensor] = []  # so that each further call finds other memory
+    while unclear.any() and len(held) < _TRIES:
         again = _same_result(_run_over_zeros(call, aten), aten, index)
-        if again is not None:
-            unclear &= _poison(again)
+        if again is None:
+            break
+        unclear &= _poison(again)
+        held.append(again)
     return left & ~unclear
 
 

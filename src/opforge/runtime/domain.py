@@ -1,7 +1,7 @@
 """For which calls a kernel is proven, and whether a call is one of them.
 
 A proof says it by the dtypes of all tensors of a call: how many dimensions and elements they may have, in which layouts they may be, and at which numbers of
-elements the kernel was timed and found not slower than ATen. Asking costs a few attributes of each tensor where all are contiguous.
+elements the kernel was timed and found not slower than ATen. What was found is remembered by the geometry of a call.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import torch
 
 from .facts import Signature, leading_tensors
 from .layouts import CONTIGUOUS, NUMBER, OFFSET, layout
-from .shortest import GUARDED, Check, Quick, geometry
+from .originals import NUMBERS
+from .shortest import GUARDED, MOST_KNOWN, Check, Quick, geometry
 
 Ask = Callable[[tuple[Any, ...], Mapping[str, Any]], str]
 """Returns why a call is outside; nothing where it is inside."""
@@ -24,8 +25,6 @@ UNPROVEN_RANK = "number of dimensions not proven"
 UNPROVEN_SIZE = "size not proven"
 NOT_TIMED = "not timed at this size"
 SLOWER = "slower than ATen at this size"
-_MOST_KNOWN = 256
-_NUMBERS = (bool, int, float, complex)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,7 @@ class Domain:
         self._anywhere = all(OFFSET in p.layouts for p in self.proven.values())
         self._known: dict[Any, list[tuple[list[Check], str]]] = {}
         """What was found for calls, by size and geometry."""
-        self._room = _MOST_KNOWN if GUARDED and self._at else 0
+        self._room = MOST_KNOWN if GUARDED and self._at else 0
 
     @property
     def serves_any(self) -> bool:
@@ -79,16 +78,13 @@ class Domain:
             return self._find_out(args, kwargs)
         tensors = [args[i] for i in self._at]
         size = tensors[0].numel()
-        key = (
-            size
-            if self._anywhere
-            else (size, *(isinstance(t, torch.Tensor) and t.storage_offset() > 0 for t in tensors))
-        )
+        begins = () if self._anywhere else (isinstance(t, torch.Tensor) and t.storage_offset() > 0 for t in tensors)
+        key = (size, *begins)
         for checks, reason in self._known.get(key, ()):
             if all(check(tensor) for check, tensor in zip(checks, tensors, strict=True)):
                 return reason
         reason = self._find_out(args, kwargs)
-        if self._room and all(isinstance(t, (torch.Tensor, *_NUMBERS)) for t in tensors):
+        if self._room and all(isinstance(t, (torch.Tensor, *NUMBERS)) for t in tensors):
             self._room -= 1
             known = [geometry(t) if isinstance(t, torch.Tensor) else _is_number for t in tensors]
             self._known.setdefault(key, []).append((known, reason))
@@ -119,7 +115,7 @@ class Domain:
         if not plain or self._leading not in (1, 2):
             return None
         inside = _inside_one({d[0]: r for d, r in plain.items()}) if self._leading == 1 else _inside_two(plain)
-        return Quick(self._leading, inside, lasting=all(OFFSET in p.layouts for p in fit.values()))
+        return Quick(inside, lasting=all(OFFSET in p.layouts for p in fit.values()))
 
     def _sizes(self, proven: Proven) -> tuple[int, int]:
         """Return one range of sizes that is inside; where there are several, the largest."""
@@ -167,7 +163,7 @@ def _inside_two(proven: Mapping[tuple[torch.dtype, ...], Any]) -> Check:
 
 
 def _is_number(value: Any) -> bool:
-    return value.__class__ in _NUMBERS
+    return value.__class__ in NUMBERS
 
 
 def _all_plain(signature: str) -> bool:

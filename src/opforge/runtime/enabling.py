@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from .domain import Domain
 from .facts import Facts, facts
 from .loading import Function, LoadError, load
 from .originals import device_key
-from .serving import Place, Server
+from .serving import KernelWarning, Place, Server
 
 POLICIES = {
     "proven": "calls for which a kernel is proven right, at sizes at which it was timed and is not slower",
@@ -132,6 +133,9 @@ def enable(
     with _lock:
         for source in sources:
             _add(made, source, ops)
+        if made.refused and not made._servers:  # noqa: SLF001  # its own
+            op, reason = next(iter(made.refused.items()))
+            warnings.warn(f"no kernel is put in place; {op}: {reason}", KernelWarning, stacklevel=3)
         key = device_key(device)
         for op, server in made._servers.items():  # noqa: SLF001  # its own
             place = _places.get((op, key))

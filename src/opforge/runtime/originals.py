@@ -12,7 +12,7 @@ from torch._C import DispatchKey, DispatchKeySet
 
 from .facts import Signature, qualified
 
-_NUMBERS = (bool, int, float, complex)
+NUMBERS = (bool, int, float, complex)
 
 
 class Original:
@@ -24,7 +24,7 @@ class Original:
         self._tensors = frozenset(i for i, a in enumerate(op.arguments) if a.type.startswith("Tensor"))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(a, _NUMBERS) for a in args):
+        if any(isinstance(a, NUMBERS) for a in args):
             args = _with_tensors(args, self._tensors)
         return self._kernel.call_boxed(self._keys, *args, **kwargs)
 
@@ -54,7 +54,7 @@ def _with_tensors(args: tuple[Any, ...], tensors: frozenset[int]) -> tuple[Any, 
         return args
     dtype, whole = like.dtype, like.dim() == 0
     return tuple(
-        _number(a, type(a).__name__, dtype, whole) if i in tensors and isinstance(a, _NUMBERS) else a
+        _number(a, type(a).__name__, dtype, whole) if i in tensors and isinstance(a, NUMBERS) else a
         for i, a in enumerate(args)
     )
 

@@ -58,9 +58,8 @@ def _backward(outputs: list[Any], flowing: list[Any], wanted: list[Any]) -> tupl
     """
     retain_graph, create_graph, allow_unused = False, False, True
     asked = (tuple(outputs), tuple(flowing), retain_graph, create_graph, tuple(wanted), allow_unused)
-    with torch.autograd.set_multithreading_enabled(
-        False
-    ):  # what ATen's formulas call on this thread is told from what a kernel calls
+    # on a GPU the pass has threads of its own, and what ATen's formulas call there could not be told from what a kernel's threads call
+    with torch.autograd.set_multithreading_enabled(False):
         found: tuple[torch.Tensor | None, ...] = _engine_run_backward(*asked, accumulate_grad=False)
     return found
 
