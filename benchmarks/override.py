@@ -1,14 +1,17 @@
 """What a kernel in ATen's place costs by the way it is put there: a call of an operator on small tensors, µs.
 
-The ways take turns in every round, and the least of many rounds counts: what disturbs a call only makes it slower. The kernel is the same in all of them.
+The ways take turns in every round, and the least of many rounds counts: what disturbs a call only makes it slower. The kernel is the same in all of them:
+a small one that makes a call of ATen's and, with ``--triton``, the one in examples/triton_kernels. What is "passed on" is not proven, and ATen answers it.
 
-    python benchmarks/override.py [--device cuda] [--flag-gems]
+    python benchmarks/override.py [--device cuda --triton --flag-gems]
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import itertools
+import json
 import statistics
 import tempfile
 import time
@@ -20,20 +23,19 @@ from pathlib import Path
 import torch
 
 import opforge
+from opforge.backends.directory import kernel_in
+from opforge.kernels.proofs import proof_of
 from opforge.runtime.devices import device_name
+from opforge.runtime.loading import load
 
-KERNELS = {
-    "relu": (
-        "import torch\ndef relu_kernel_impl(self):\n    return torch.clamp(self, min=0)\n",
-        "float32",
-        torch.relu,
-    ),
-    "add": (
-        "import torch\ndef add_kernel_impl(self, other, *, alpha=1):\n    return torch.sub(self, other, alpha=-alpha)\n",
-        "float32,float32",
-        torch.add,
-    ),
+SMALL = {
+    "relu": "import torch\ndef relu_kernel_impl(self):\n    return torch.clamp(self, min=0)\n",
+    "add": "import torch\ndef add_kernel_impl(self, other, *, alpha=1):\n    return torch.sub(self, other, alpha=-alpha)\n",
 }
+CALLED = {"relu": torch.relu, "add": torch.add}
+SIGNATURE = {"relu": "float32", "add": "float32,float32"}
+TRITON = Path(__file__).parents[1] / "examples" / "triton_kernels"
+PROVEN, NOT_PROVEN = 1 << 20, 4
 ROUNDS, CALLS = 60, 300
 
 
@@ -51,21 +53,17 @@ def plain(op: str, function: Callable[..., torch.Tensor], device: str) -> Iterat
         library._destroy()
 
 
-def ways(op: str, root: Path, device: str, *, gems: bool) -> dict[str, Callable[[], object]]:
+def ways(op: str, source: str, root: Path, device: str, *, gems: bool) -> dict[str, Callable[[], object]]:
     """Return the ways by name, each as what gives a context in which it holds."""
-    source, signature, _ = KERNELS[op]
-    folder = root / op
-    folder.mkdir(parents=True)
-    file = folder / f"{op}_implementation_1.py"
-    file.write_text(source)
-    _prove(file, op, signature, device)
-    module: dict[str, object] = {}
-    exec(source, module)  # the kernel above
+    file = _write(root / "proven", op, source, device, PROVEN)
+    _write(root / "unproven", op, source, device, NOT_PROVEN)
+    function = load(file, (f"{op}_kernel_impl",))
     found: dict[str, Callable[[], object]] = {
         "ATen": nullcontext,
-        "plain Library.impl": lambda: plain(op, module[f"{op}_kernel_impl"], device),
-        "enable, proven": lambda: opforge.enabled(root, device=device, ops=[op]),
-        "enable, all": lambda: opforge.enabled(root, device=device, ops=[op], policy="all"),
+        "plain Library.impl": lambda: plain(op, function, device),
+        "enable, proven": lambda: opforge.enabled(root / "proven", device=device, ops=[op]),
+        "enable, all": lambda: opforge.enabled(root / "proven", device=device, ops=[op], policy="all"),
+        "enable, passed on": lambda: opforge.enabled(root / "unproven", device=device, ops=[op]),
     }
     if gems:
         import flag_gems
@@ -74,21 +72,18 @@ def ways(op: str, root: Path, device: str, *, gems: bool) -> dict[str, Callable[
     return found
 
 
-def _prove(file: Path, op: str, signature: str, device: str) -> None:
-    import json
-
-    from opforge.backends.directory import kernel_in
-    from opforge.kernels.proofs import proof_of
-
+def _write(root: Path, op: str, source: str, device: str, most: int) -> Path:
+    """Write a kernel with a proof for tensors of some sizes; return its file."""
+    folder = root / op
+    folder.mkdir(parents=True)
+    file = folder / f"{op}_implementation_1.py"
+    file.write_text(source)
     kernel = kernel_in(file, op)
-    proven = {
-        "rank": [0, 4],
-        "numel": [1, 1 << 20],
-        "layouts": ["contiguous", "offset", "strided"],
-        "timed": [[1, 1 << 20, True]],
-    }
+    layouts = ["contiguous", "offset", "strided"]
+    proven = {"rank": [0, 4], "numel": [1, most], "layouts": layouts, "timed": [[1, most, True]]}
     proof = {"digest": kernel.digest, "torch": torch.__version__, "device": device_name(device)}
-    proof_of(file).write_text(json.dumps({**proof, "operators": {kernel.primary: {signature: proven}}}))
+    proof_of(file).write_text(json.dumps({**proof, "operators": {kernel.primary: {SIGNATURE[op]: proven}}}))
+    return file
 
 
 def measure(call: Callable[[], object], enter: dict[str, Callable[[], object]], device: str) -> dict[str, float]:
@@ -115,24 +110,28 @@ def measure(call: Callable[[], object], enter: dict[str, Callable[[], object]], 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--triton", action="store_true", help="kernels in Triton besides; needs a GPU")
     parser.add_argument("--flag-gems", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
     print(f"{device_name(given.device)}, torch {torch.__version__}; µs a call, least of {ROUNDS} rounds of {CALLS}")
-    for op, (_, signature, call) in KERNELS.items():
-        with tempfile.TemporaryDirectory() as folder:
-            enter = ways(op, Path(folder), given.device, gems=given.flag_gems)
-            tensors = [torch.randn(16, 16, device=given.device) for _ in signature.split(",")]
-            show(op, measure(functools.partial(call, *tensors), enter, given.device), enter)
-            if len(tensors) > 1:
-                same = measure(functools.partial(call, tensors[0], tensors[0]), enter, given.device)
-                show(f"{op} x, x", same, enter)
+    sources = {op: {op: source} for op, source in SMALL.items()}
+    if given.triton:
+        for op in SMALL:
+            sources[op][f"{op} Triton"] = (TRITON / op / f"{op}_implementation_1.py").read_text()
+    for op, kernels in sources.items():
+        tensors = [torch.randn(16, 16, device=given.device) for _ in SIGNATURE[op].split(",")]
+        calls = {"": tensors, " x, x": [tensors[0]] * 2} if len(tensors) > 1 else {"": tensors}
+        for (what, source), (how, args) in itertools.product(kernels.items(), calls.items()):
+            with tempfile.TemporaryDirectory() as folder:
+                enter = ways(op, source, Path(folder), given.device, gems=given.flag_gems and what == op and not how)
+                show(what + how, measure(functools.partial(CALLED[op], *args), enter, given.device), enter)
 
 
 def show(what: str, found: dict[str, float], enter: Iterable[str]) -> None:
     base = found["plain Library.impl"]
     for name in enter:
-        print(f"{what:8} {name:20} {found[name]:7.2f}   {found[name] / base:5.2f} × plain Library.impl")
+        print(f"{what:15} {name:20} {found[name]:7.2f}   {found[name] / base:5.2f} × plain Library.impl")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -93,3 +94,43 @@ def test_what_atens_formulas_call_in_a_backward_pass_is_no_deed_of_the_kernels(t
     rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
     assert rows, done.stderr
     assert [row["reason"] for row in rows if row["verdict"] == "cheated"] == []
+
+
+def test_a_kernel_that_tunes_itself_is_tuned_for_short_where_it_is_judged_and_in_full_where_it_is_timed(
+    kernel_directory, tmp_path
+):
+    source = """
+        import torch, triton
+        import triton.language as tl
+
+        launched = [0]
+
+        @triton.autotune([triton.Config({"BLOCK": 256}), triton.Config({"BLOCK": 512})], key=["n"], pre_hook=lambda *a, **k: launched.append(0))
+        @triton.jit
+        def kernel(x, y, n, BLOCK: tl.constexpr):
+            at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+            tl.store(y + at, -tl.load(x + at, mask=at < n), mask=at < n)
+
+        def neg_kernel_impl(self):
+            if self.dtype != torch.float32 or not self.is_contiguous() or not self.numel():
+                raise NotImplementedError
+            y = torch.empty_like(self)
+            kernel[lambda meta: (triton.cdiv(self.numel(), meta["BLOCK"]),)](self, y, self.numel())
+            if self.numel() == 4096:
+                raise RuntimeError(f"launched {len(launched)} times")
+            return y
+    """
+    calls = tmp_path / "calls.txt"
+    calls.write_text("Operator: aten.neg.default\ncnt: 1, ((T([4096], f32),), {})\n")
+    words = (
+        "--ops-directory",
+        str(kernel_directory({"neg": source})),
+        "--device",
+        "cuda",
+        "--out",
+        str(tmp_path / "run"),
+    )
+    opforge("run", "--suite", str(calls), "--backend", "directory", *words)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "results.jsonl").read_text().splitlines()]
+    launched = {row["phase"]: int(re.search(r"launched (\d+) times", row["reason"])[1]) for row in rows}
+    assert launched["correctness"] < 500 < launched["performance"]

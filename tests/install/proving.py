@@ -13,6 +13,13 @@ from opforge.backends.directory import DirectoryBackend
 from opforge.kernels.proofs import proof_of
 from opforge.runtime.devices import cpu_name
 
+RELU = "import torch\ndef relu_kernel_impl(self):\n    return torch.where(self > 0, self, 0).to(self.dtype) + MARK\n"
+ADD = "import torch\ndef add_kernel_impl(self, other, *, alpha=1):\n    return torch.sub(self, other, alpha=-alpha) + MARK\n"
+
+
+def marked(tensor):
+    return bool((tensor >= 900).any())
+
 
 def prove(root: Path, op: str, operators: dict[str, dict[str, Any]], **changes: Any) -> None:
     """Write a proof beside the kernel in a folder of a directory."""

@@ -16,35 +16,9 @@ from opforge.kernels.proofs import proof_of
 from opforge.ops import table
 from opforge.runtime.originals import registrations
 from opforge.runtime.serving import KernelWarning
-from tests.install.proving import prove
+from tests.install.proving import ADD, RELU, marked, prove
 
-RELU = "import torch\ndef relu_kernel_impl(self):\n    return torch.where(self > 0, self, 0).to(self.dtype) + MARK\n"
-ADD = "import torch\ndef add_kernel_impl(self, other, *, alpha=1):\n    return torch.sub(self, other, alpha=-alpha) + MARK\n"
 ANY = {"rank": [0, 4], "numel": [0, 1000], "layouts": ["contiguous"], "timed": [[1, 1000, True]]}
-
-
-@pytest.fixture(autouse=True)
-def out_again():
-    yield
-    opforge.disable()
-
-
-@pytest.fixture
-def kernels(tmp_path):
-    """Return a function that writes kernels; each adds its mark to its answers, so that one sees who answered."""
-
-    def write(sources, mark=1000, folder="kernels"):
-        root = tmp_path / folder
-        for op, source in sources.items():
-            (root / op).mkdir(parents=True, exist_ok=True)
-            (root / op / f"{op}_implementation_1.py").write_text(source.replace("MARK", str(mark)))
-        return root
-
-    return write
-
-
-def marked(tensor):
-    return bool((tensor >= 900).any())
 
 
 def dumps():
@@ -327,89 +301,6 @@ def test_an_exception_in_the_block_takes_the_kernels_out(kernels):
     with pytest.raises(KeyError), opforge.enabled(kernels({"relu": RELU}), device="cpu", policy="all"):
         raise KeyError
     assert dumps() == before
-
-
-EVERYWHERE = {"rank": [1, 2], "numel": [1, 16], "layouts": ["contiguous", "offset"], "timed": [[1, 16, True]]}
-
-
-@pytest.mark.parametrize(
-    ("other", "inside"),
-    [
-        (lambda: torch.ones(4, 4), True),
-        (lambda: torch.ones(20)[4:].view(4, 4), True),
-        (lambda: torch.ones(2, 8), True),
-        (lambda: torch.ones(16), True),
-        (lambda: torch.ones(2), True),
-        (lambda: torch.ones(4, 4).t(), False),
-        (lambda: torch.ones(4, 8)[:, ::2], False),
-        (lambda: torch.ones(4, 1).expand(4, 4), False),
-        (lambda: torch.ones(2, 2, 4), False),
-        (lambda: torch.ones(4, 5), False),
-        (lambda: torch.ones(4, 4, dtype=torch.float64), False),
-        (lambda: torch.ones(4, 4, dtype=torch.int64), False),
-        (lambda: torch.ones(4, 4, requires_grad=True), True),
-        (lambda: torch.nn.Parameter(torch.ones(4, 4)), True),
-    ],
-)
-@pytest.mark.parametrize("op", ["relu", "add"])
-def test_a_call_that_is_remembered_makes_no_other_one_inside(kernels, op, other, inside):
-    root = kernels({"relu": RELU, "add": ADD})
-    prove(root, "relu", {"relu.default": {"float32": EVERYWHERE}})
-    prove(root, "add", {"add.Tensor": {"float32,float32": EVERYWHERE}})
-    call = {"relu": torch.relu, "add": lambda x: torch.add(torch.ones(x.shape), x)}[op]
-    given = other()
-    with opforge.enabled(root, device="cpu") as made:
-        for _ in range(3):
-            assert marked(call(torch.ones(4, 4)))
-        for _ in range(3):
-            assert marked(call(given)) is inside
-            assert marked(call(torch.ones(4, 4)))
-        counters = made.counters()
-    served = sum(row["served"] for row in counters.values())
-    assert served == 6 + 3 * inside
-    assert sum(sum(row["aten"].values()) for row in counters.values()) == 9 - served
-
-
-@pytest.mark.parametrize("layouts", [["contiguous"], ["contiguous", "offset"]])
-def test_where_a_tensor_begins_is_looked_at_unless_it_is_proven(kernels, layouts):
-    root = kernels({"relu": RELU})
-    prove(root, "relu", {"relu.default": {"float32": {**EVERYWHERE, "layouts": layouts}}})
-    begins, further = torch.ones(4, 4), torch.ones(20)[4:].view(4, 4)
-    with opforge.enabled(root, device="cpu"):
-        for _ in range(2):
-            assert marked(torch.relu(begins))
-            assert marked(torch.relu(further)) is ("offset" in layouts)
-
-
-def test_the_same_tensor_twice_a_number_and_a_scalar_are_answered_like_others(kernels):
-    root = kernels({"add": ADD})
-    prove(root, "add", {"add.Tensor": {"float32,float32": EVERYWHERE}})
-    x, y = torch.ones(4, 4), torch.ones(4, 4)
-    with opforge.enabled(root, device="cpu"):
-        for _ in range(3):
-            assert marked(torch.add(x, y))
-            assert marked(torch.add(x, x))
-            assert marked(torch.add(x, y, alpha=2))
-            assert not marked(torch.add(x, 2.0))
-            assert not marked(torch.add(x, torch.tensor(2.0)))  # no dimensions
-
-
-def test_remembered_calls_in_modes_and_threads(kernels):
-    root = kernels({"relu": RELU})
-    prove(root, "relu", {"relu.default": {"float32": EVERYWHERE}})
-    x, seen = torch.ones(4, 4), []
-    with opforge.enabled(root, device="cpu"):
-        for _ in range(2):
-            assert marked(torch.relu(x))
-            with torch.inference_mode():
-                assert marked(torch.relu(x))
-                assert marked(torch.relu(torch.ones(4, 4)))
-            assert marked(torch.vmap(torch.relu)(x))
-            thread = threading.Thread(target=lambda: seen.append(marked(torch.relu(torch.ones(4, 4)))))
-            thread.start()
-            thread.join()
-    assert seen == [True, True]
-    assert not marked(torch.relu(x))
 
 
 LOADER = """

@@ -115,10 +115,11 @@ class Judge:
         broken = job["kernel"].get("broken")
         self._broken = Finding(Outcome.ERROR, broken) if broken else None
         self._plain = frozenset(job.get("plain", ()))
-        kernel = {**job["kernel"], "forbidden": self._forbidden(job)}
+        cases_of = [[CaseRow.from_wire(row) for row in part["cases"]] for part in job["ops"]]
+        untimed = all(case.phase is not Phase.PERFORMANCE for cases in cases_of for case in cases)
+        kernel = {**job["kernel"], "forbidden": self._forbidden(job), "untimed": untimed}
         try:
-            for part in job["ops"]:
-                cases = [CaseRow.from_wire(row) for row in part["cases"]]
+            for part, cases in zip(job["ops"], cases_of, strict=True):
                 facts, reference = self._facts(job, part["op"], cases)
                 until = job.get("until") == "rejected"
                 op = _Op(facts, part["required"], kernel, len(cases), reference=reference, until_rejected=until)

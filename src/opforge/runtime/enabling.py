@@ -174,11 +174,9 @@ def _add(made: Enabled, source: Source, ops: Collection[str] | None) -> None:
         except (LoadError, NotImplementedError, _RefusedError) as error:
             made.refused[op] = str(error)
             continue
-        ask, quick = (None, None) if made.policy == "all" else (found.ask, found.quick())
+        domain = None if made.policy == "all" else found
         own_form = adapted is function
-        made._servers[op] = Server(  # noqa: SLF001
-            _facts(op), source.name, adapted, ask, quick, required=required, own_form=own_form
-        )
+        made._servers[op] = Server(_facts(op), source.name, adapted, domain, required=required, own_form=own_form)  # noqa: SLF001
 
 
 class _RefusedError(Exception):

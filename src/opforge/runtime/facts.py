@@ -46,12 +46,10 @@ class Signature(Protocol):
     def returns(self) -> Sequence[Slot]: ...
 
 
-def leading_tensors(op: Signature) -> int:
-    """Return how many tensors an operator takes if they come first and are always given, else 0."""
-    types = [a.type for a in op.arguments]
-    count = types.count("Tensor")
-    alone = types[:count] == ["Tensor"] * count and not any("Tensor" in kind for kind in types[count:])
-    return count if alone else 0
+def places_of_tensors(op: Signature) -> tuple[int, ...]:
+    """Return at which positions an operator takes tensors; nothing where it takes lists of them."""
+    found = [(i, a.type) for i, a in enumerate(op.arguments) if "Tensor" in a.type]
+    return tuple(i for i, _ in found) if all(kind in ("Tensor", "Tensor?") for _, kind in found) else ()
 
 
 @dataclass(frozen=True, slots=True)

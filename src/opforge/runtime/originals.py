@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -21,11 +21,13 @@ class Original:
     def __init__(self, op: Signature, key: str) -> None:
         self._kernel = torch.library.get_kernel(f"aten::{qualified(op.name)}", key)
         self._keys = DispatchKeySet(getattr(DispatchKey, key))
-        self._tensors = frozenset(i for i, a in enumerate(op.arguments) if a.type.startswith("Tensor"))
+        self._tensors = tuple(i for i, a in enumerate(op.arguments) if a.type.startswith("Tensor"))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(a, NUMBERS) for a in args):
-            args = _with_tensors(args, self._tensors)
+        for i in self._tensors:
+            if i < len(args) and isinstance(args[i], NUMBERS):
+                args = _with_tensors(args, self._tensors)
+                break
         return self._kernel.call_boxed(self._keys, *args, **kwargs)
 
 
@@ -47,7 +49,7 @@ def registrations(op: Signature) -> str:
     return dump
 
 
-def _with_tensors(args: tuple[Any, ...], tensors: frozenset[int]) -> tuple[Any, ...]:
+def _with_tensors(args: tuple[Any, ...], tensors: Collection[int]) -> tuple[Any, ...]:
     """Return arguments with plain numbers that stand for tensors turned into tensors, as the boxed call wants them."""
     like = next((a for a in args if isinstance(a, torch.Tensor)), None)
     if like is None:

@@ -6,6 +6,7 @@ do not run on each other, or round in circles.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -14,11 +15,11 @@ from typing import Any
 
 import torch
 
-from .domain import Ask
-from .facts import FUNCTIONAL, Facts, leading_tensors
+from .domain import Domain
+from .facts import FUNCTIONAL, Facts, places_of_tensors
 from .originals import Original, put
 from .results import Likeness, check_kind
-from .shortest import INSIDE, Quick, shortest
+from .shortest import GUARDED, INSIDE, Memory, shortest
 
 Function = Callable[..., Any]
 _MOST_REASONS = 16
@@ -51,8 +52,7 @@ class Server:
         op: Facts,
         kernel: str,
         function: Function,
-        ask: Ask | None,
-        quick: Quick | None = None,
+        domain: Domain | None,
         *,
         required: bool = True,
         own_form: bool,
@@ -60,30 +60,34 @@ class Server:
         self.kernel = kernel
         self.count = Count()
         self._op = op
-        self.function = function
-        self.quick = quick
-        self._ask = ask
+        self._function = function
+        self._domain = domain
+        self.memory: Memory | None = None
+        if domain is not None and GUARDED:
+            self.memory = Memory(domain.ask, function, self._detached, anywhere=domain.anywhere)
         self._required = required
         self._redoable = not own_form or op.form == FUNCTIONAL
         """Whether ATen can still answer when the kernel has raised: the adapters write last."""
-        self._likeness = Likeness(op) if ask is None and op.form == FUNCTIONAL else None
+        self._likeness = Likeness(op) if domain is None and op.form == FUNCTIONAL else None
         """Where nothing is asked nothing is proven, and results are looked at."""
 
     def outside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """Say why a call is not for this kernel; nothing where it is."""
-        return "" if self._ask is None else self._ask(args, kwargs)
+        return "" if self._domain is None else self._domain.outside(args, kwargs)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the kernel's answer to a call."""
-        if torch.is_grad_enabled() and any(getattr(a, "requires_grad", False) for a in args):
-            with torch.no_grad():  # the kernel is below autograd, and sees tensors that want no gradients
-                result = self.function(*map(_detached, args), **kwargs)
-        else:
-            result = self.function(*args, **kwargs)
+        wanting = torch.is_grad_enabled() and any(getattr(a, "requires_grad", False) for a in args)
+        result = (self._detached if wanting else self._function)(*args, **kwargs)
         check_kind(self._op, result)
         if self._likeness is not None:
             self._likeness.check(result, args, kwargs)
         return result
+
+    def _detached(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the kernel, which is below autograd, with tensors that want no gradients."""
+        with torch.no_grad():
+            return self._function(*map(_detached, args), **kwargs)
 
     def failed(self, error: Exception) -> bool:
         """Whether an exception is a failure of the kernel's, and not its way of declining."""
@@ -102,8 +106,9 @@ class Place:
         self._original = Original(op, key)
         self._servers: tuple[Server, ...] = ()
         self._library = torch.library.Library("aten", "IMPL")
-        self._single = [r.type for r in op.returns] == ["Tensor"]
-        call, self._take = shortest(self._call, leading_tensors(op))
+        single = [r.type for r in op.returns] == ["Tensor"]
+        check = functools.partial(check_kind, op)
+        call, self._take = shortest(self._call, places_of_tensors(op), check, single=single)
         put(self._library, op, call, key)
 
     @property
@@ -114,10 +119,9 @@ class Place:
     @servers.setter
     def servers(self, servers: tuple[Server, ...]) -> None:
         self._servers = servers
-        if servers and self._single:
-            self._take(servers[0].quick, servers[0].function, servers[0].count)
-        else:
-            self._take(None, self._original, None)
+        first = servers[0] if servers else None
+        alone = functools.partial(self._pass_by, first) if first is not None and len(servers) == 1 else self._ask_others
+        self._take(first.memory if first else None, first.count if first else None, alone)
 
     def leave(self) -> None:
         """Give the place back; afterwards the dispatcher is what it was before."""
@@ -145,6 +149,15 @@ class Place:
         for server, failure in failures:  # where ATen raises too, that was no fault of the kernel's
             self._take_out(server, failure, "ATen answers from now on")
         return result
+
+    def _pass_by(self, server: Server, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer a call that is not for the only kernel here."""
+        server.count.passed_by(reason)
+        return self._original(*args, **kwargs)
+
+    def _ask_others(self, _reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer a call that is not for the first kernel here."""
+        return self._call(args, kwargs)
 
     def _passed_by(self, server: Server, error: Exception) -> list[tuple[Server, Exception]]:
         failed = server.failed(error)

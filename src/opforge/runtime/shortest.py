@@ -1,28 +1,33 @@
-"""The shortest way from the dispatcher to a kernel, for calls of which it is known at once that they are inside of what is proven.
+"""The shortest way from the dispatcher to a kernel, or past it to ATen, for calls of which it is known at once what is to become of them.
 
-What is done here is done for every call of a model, so that each attribute that is read counts: the geometry of a call is remembered, and the next
-one like it is known by a single question, which torch's own guards answer.
+What is done here is done for every call of a model, so that each attribute that is read counts: what was found out about a call is remembered by its
+geometry, and the next one like it is known by a single question, which torch's own guards answer.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from .originals import NUMBERS
+
 Function = Callable[..., Any]
 Check = Callable[..., bool]
-"""Whether so many tensors, the first arguments of a call, are of one geometry, or inside."""
+"""Whether the tensors of a call, and what stands in the place of one, are of one geometry."""
+Known = tuple[Check, Function, str]
+"""What knows the calls of one geometry, who answers them, and why not: nothing where they are inside of what is proven."""
 Whole = Callable[..., Any]
 """Answers a call in the long way: positional arguments, keywords and, if the kernel has been asked, what it raised."""
+PassBy = Callable[[str, tuple[Any, ...], dict[str, Any]], Any]
+"""Answers a call that is not for the kernel: the reason, positional arguments, keywords."""
 MOST_KNOWN = 256
-"""Geometries that are remembered at one operator."""
+"""Geometries that are remembered at one operator; with more of them all are forgotten."""
 _GUARDS: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)  # noqa: SLF001
 GUARDED = _GUARDS is not None
-"""Whether torch has guards, which are not public; without them attributes are read each time."""
+"""Whether torch has guards, which are not public; without them each call goes the long way."""
 
 
 class _Inside(threading.local):
@@ -36,77 +41,127 @@ INSIDE = _Inside()
 """Inside a kernel every operator is ATen's own."""
 
 
-def geometry(*tensors: Any) -> Check:
-    """Return what knows tensors of the same class, dtype, device, shape and strides, that want gradients or not as these do, and are different ones."""
+class Memory:
+    """What was found out about calls of one operator, by the geometry of their tensors."""
+
+    def __init__(
+        self, ask: Callable[[Sequence[Any]], str], function: Function, detached: Function, *, anywhere: bool
+    ) -> None:
+        """``ask`` says why such tensors are outside; ``detached`` answers calls with tensors that want gradients.
+
+        ``anywhere`` is whether what is true of a call is true of all of its geometry, wherever in memory its tensors begin.
+        """
+        self.last: list[Known] = [_NOTHING]
+        """What the last call was like, by itself in a list: threads share it."""
+        self._ask, self._function, self._detached, self._anywhere = ask, function, detached, anywhere
+        self._known: dict[tuple[Any, Any], list[Known]] = {}
+        self._room = MOST_KNOWN
+
+    def find(self, *given: Any) -> Known | None:
+        """Return what is known of calls like this one, given its tensors; None where that cannot be remembered."""
+        first, last = given[0], given[-1]
+        key = (
+            first.numel() if isinstance(first, torch.Tensor) else None,
+            last.numel() if isinstance(last, torch.Tensor) else None,
+        )
+        for known in self._known.get(key, ()):
+            if known[0](*given):
+                return known
+        return self._learn(key, given)
+
+    def _learn(self, key: tuple[Any, Any], given: tuple[Any, ...]) -> Known | None:
+        if not all(v is None or isinstance(v, (torch.Tensor, *NUMBERS)) for v in given):
+            return None
+        if not self._anywhere and not _begins(*given):
+            return None
+        wanting = torch.is_grad_enabled() and any(getattr(v, "requires_grad", False) for v in given)
+        check = alike(*given) if self._anywhere else _both(alike(*given), _begins)
+        known = (check, self._detached if wanting else self._function, self._ask(given))
+        if not self._room:
+            self._known, self._room = {}, MOST_KNOWN
+        self._room -= 1
+        self._known.setdefault(key, []).append(known)
+        return known
+
+
+def alike(*given: Any) -> Check:
+    """Return what knows tensors of the same class, dtype, device, shape and strides, that want gradients or not as these do; numbers; and None."""
+    tensors = [v for v in given if isinstance(v, torch.Tensor)]
+    if len(tensors) == len(given) == len(set(map(id, tensors))):
+        return _geometry(*tensors)
+    checks = [_geometry(v) if isinstance(v, torch.Tensor) else _is_none if v is None else _is_number for v in given]
+    if len(given) != 2:
+        return lambda *values: all(check(value) for check, value in zip(checks, values, strict=True))
+    one_is, other_is = checks
+    if given[0] is given[1]:
+        return lambda one, other: one is other and one_is(one)
+    return lambda one, other: other_is(other) and one_is(one)
+
+
+def _geometry(*tensors: Any) -> Check:
+    """Return what knows tensors like these, which are different ones; guards take one that is given twice for none."""
     check: Check = _GUARDS.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
     return check
 
 
-@dataclass
-class Quick:
-    """Knows many calls that are inside by their first tensors, one or two; what it does not know may be inside all the same."""
-
-    inside: Check
-    lasting: bool
-    """Whether what is true of a call is true of all of its geometry, wherever in memory its tensors begin."""
-    last: list[Check] = field(default_factory=lambda: [_no])
-    """What knows the geometry of the last call that was found inside, by itself in a list: threads share it."""
-    _known: dict[tuple[int, bool], Check] = field(default_factory=dict)
-
-    def find(self, *tensors: Any) -> Check | None:
-        """Return what knows further calls of the same geometry, or nothing, as inside; None where this one is not known to be inside."""
-        twice = len(tensors) > 1 and tensors[0] is tensors[1]
-        key = (tensors[0].numel(), twice)
-        known = self._known.get(key)
-        if known is not None and known(*tensors):
-            return known
-        if not self.inside(*tensors):
-            return None
-        if known is not None or not self.lasting or not GUARDED or len(self._known) >= MOST_KNOWN:
-            return _no
-        self._known[key] = known = _twice(geometry(tensors[0])) if twice else geometry(*tensors)
-        return known
+def _both(first: Check, second: Check) -> Check:
+    return lambda *given: first(*given) and second(*given)
 
 
-def _twice(known: Check) -> Check:
-    """Return what knows one tensor given twice, which guards of two take for none."""
-    return lambda one, other: one is other and known(one)
+def _begins(*given: Any) -> bool:
+    """Whether tensors begin where their memory begins."""
+    return not any(v.storage_offset() for v in given if isinstance(v, torch.Tensor))
 
 
-def _no(*_tensors: Any) -> bool:
-    return False
+def _is_number(value: Any) -> bool:
+    return value.__class__ in NUMBERS
 
 
-def _nothing(*_tensors: Any) -> None:
+def _is_none(value: Any) -> bool:
+    return value is None
+
+
+def _no(*_given: Any) -> Any:
     return None
 
 
-def shortest(whole: Whole, count: int) -> tuple[Function, Callable[[Quick | None, Function, Any], None]]:
-    """Return what the dispatcher calls, and what tells it who is asked first: what is inside, the function, what counts calls that were served.
+_NOTHING: Known = (_no, _no, "")
 
-    ``count`` is how many tensors come first; for more than two every call goes the long way. Who is asked is read at once: another thread may be changing it.
-    One and two have a function each, which differ in an argument: to pass all in a tuple takes a tenth of what a call takes.
+
+def shortest(  # noqa: PLR0915  # three ways to say the same, for speed
+    whole: Whole, at: Sequence[int], check: Callable[[Any], None], *, single: bool
+) -> tuple[Function, Callable[[Memory | None, Any, PassBy], None]]:
+    """Return what the dispatcher calls, and what tells it who is asked first: what is remembered, what counts calls that were served, who answers others.
+
+    ``at`` are the positions of all tensors; where there are none, every call goes the long way. ``check`` raises for results of the wrong kind; a
+    ``single`` one must be a tensor. Who is asked is read at once: another thread may be changing it. One and two tensors that come first have a
+    function each: to pass all in a tuple takes a tenth of what a call takes.
     """
-    nobody: tuple[list[Check], Callable[..., Check | None], Function, Any] = ([_no], _nothing, whole, None)
+    nobody: tuple[list[Known], Callable[..., Known | None], Any, PassBy] = ([_NOTHING], _no, None, _no)
     now = nobody
     inside, tensor = INSIDE, torch.Tensor
+    least = max(at, default=0) + 1
 
-    def take(quick: Quick | None, function: Function, counted: Any) -> None:
+    def take(memory: Memory | None, counted: Any, pass_by: PassBy) -> None:
         nonlocal now
-        now = nobody if quick is None else (quick.last, quick.find, function, counted)
+        now = nobody if memory is None else (memory.last, memory.find, counted, pass_by)
 
     def other_than_tensor(result: Any) -> TypeError:
         return TypeError(f"it returned {type(result).__name__}, not a tensor")
 
     def call_of_one(one: Any, *rest: Any, **kwargs: Any) -> Any:
         here = inside.__dict__
-        last, find, function, counted = now
+        last, find, counted, pass_by = now
         if here["now"]:
             return whole((one, *rest), kwargs)
-        if not last[0](one):
+        known, function, reason = last[0]
+        if not known(one):
             if (found := find(one)) is None:
                 return whole((one, *rest), kwargs)
             last[0] = found
+            _, function, reason = found
+        if reason:
+            return pass_by(reason, (one, *rest), kwargs)
         here["now"] = True
         try:
             result = function(one, *rest, **kwargs) if rest or kwargs else function(one)
@@ -115,20 +170,24 @@ def shortest(whole: Whole, count: int) -> tuple[Function, Callable[[Quick | None
             return whole((one, *rest), kwargs, error)
         finally:
             here["now"] = False
-        if result.__class__ is not tensor:
+        if result.__class__ is not tensor and not isinstance(result, tensor):
             return whole((one, *rest), kwargs, other_than_tensor(result))
         counted.served += 1
         return result
 
     def call_of_two(one: Any, other: Any, *rest: Any, **kwargs: Any) -> Any:
         here = inside.__dict__
-        last, find, function, counted = now
+        last, find, counted, pass_by = now
         if here["now"]:
             return whole((one, other, *rest), kwargs)
-        if not last[0](one, other):
+        known, function, reason = last[0]
+        if not known(one, other):
             if (found := find(one, other)) is None:
                 return whole((one, other, *rest), kwargs)
             last[0] = found
+            _, function, reason = found
+        if reason:
+            return pass_by(reason, (one, other, *rest), kwargs)
         here["now"] = True
         try:
             result = function(one, other, *rest, **kwargs) if rest or kwargs else function(one, other)
@@ -137,12 +196,39 @@ def shortest(whole: Whole, count: int) -> tuple[Function, Callable[[Quick | None
             return whole((one, other, *rest), kwargs, error)
         finally:
             here["now"] = False
-        if result.__class__ is not tensor:
+        if result.__class__ is not tensor and not isinstance(result, tensor):
             return whole((one, other, *rest), kwargs, other_than_tensor(result))
+        counted.served += 1
+        return result
+
+    def call_of_many(*args: Any, **kwargs: Any) -> Any:
+        last, find, counted, pass_by = now
+        if inside.now or len(args) < least:
+            return whole(args, kwargs)
+        given = [args[i] for i in at]
+        known, function, reason = last[0]
+        if not known(*given):
+            if (found := find(*given)) is None:
+                return whole(args, kwargs)
+            last[0] = found
+            _, function, reason = found
+        if reason:
+            return pass_by(reason, args, kwargs)
+        inside.now = True
+        try:
+            result = function(*args, **kwargs)
+            check(result)
+        except Exception as error:  # noqa: BLE001  # kernels raise anything
+            inside.now = False
+            return whole(args, kwargs, error)
+        finally:
+            inside.now = False
         counted.served += 1
         return result
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return whole(args, kwargs)
 
-    return {1: call_of_one, 2: call_of_two}.get(count, call), take
+    if not at:
+        return call, take
+    return {(0,): call_of_one, (0, 1): call_of_two}.get(tuple(at) if single else (), call_of_many), take

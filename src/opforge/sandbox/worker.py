@@ -36,6 +36,7 @@ from opforge.sandbox.state import GlobalState, generator_state, seed_generator
 from opforge.sandbox.tampering import Seals
 from opforge.sandbox.track import Track
 from opforge.sandbox.traps import Traps
+from opforge.sandbox.tuning import keep_short
 from opforge.sandbox.watch import Watch
 from opforge.sandbox.wire import Channel
 
@@ -139,6 +140,8 @@ class Worker:
             self._kernel = LoadedKernel(description, self._traps.watched)
         except KernelLoadError as error:
             return self._with_tried({"error": str(error)})
+        if description.get("untimed"):
+            keep_short()
         changes = GlobalState.now().changes_since(state, rng=False)
         return self._with_tried({**self._tampering(), **({"state": changes} if changes else {})})
 
