@@ -139,6 +139,15 @@ FAULTS = {
         def log1p_kernel_impl(self):
             os.kill(os.getpid(), 40)
     """,
+    "erfc": """
+        import os, sys
+        def erfc_kernel_impl(self):
+            sys.stderr.write("RuntimeError: CUDA error: an illegal memory access was encountered\\n")
+            sys.stderr.write("CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.\\n")
+            sys.stderr.write("For debugging consider passing CUDA_LAUNCH_BLOCKING=1\\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\\n\\n")
+            sys.stderr.flush()
+            os._exit(3)
+    """,
     "expm1": """
         import opforge.sandbox.worker as worker
         worker.Worker._load = lambda self, description: 5
@@ -177,6 +186,10 @@ EXPECTED = {
     "cosh": ("contract", "not one that our harness writes"),
     "tanh": ("error", "and more"),
     "log1p": ("crashed", "a real-time signal (signal 40)"),
+    "erfc": (
+        "crashed",
+        "with status 3; its last words: RuntimeError: CUDA error: an illegal memory access was encountered",
+    ),
     "expm1": ("cheated", "replaced opforge.sandbox.worker.Worker._load"),
     "sqrt_": ("cheated", "replaced opforge.sandbox.worker.Worker._call_all"),
 }

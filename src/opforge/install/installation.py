@@ -18,7 +18,7 @@ import torch
 
 from opforge.errors import OpforgeError
 from opforge.ops import Operator, table
-from opforge.runtime.originals import Original, device_key, put
+from opforge.runtime.originals import device_key, original_of, put
 from opforge.runtime.results import check_kind
 
 Function = Callable[..., Any]
@@ -129,7 +129,7 @@ class Installation:
             count.answered, count.raised = 0, ""
             count.fallbacks.clear()
 
-    def _original(self, op: Operator) -> Original:
+    def _original(self, op: Operator) -> Function:
         if op.composite:
             raise RefusedError(
                 f"{op.name} is made of other operators (CompositeImplicitAutograd): a kernel in its place would cut off "
@@ -138,7 +138,7 @@ class Installation:
         if op.name in self._by:
             raise RefusedError(f"{op.name} is already served by {self._by[op.name]}")
         try:
-            return Original(op, self._key)
+            return original_of(op, self._key)
         except RuntimeError:
             raise RefusedError(f"{op.name} has no kernel of ATen's for {self._key} to be put in place of") from None
 

@@ -25,6 +25,13 @@ from opforge.sandbox.worker import COUNTER
 
 _KEPT_OUTPUT = 4096
 _TICK_S = 0.1
+_ADVICE = (
+    "CUDA kernel errors might be",
+    "For debugging consider passing",
+    "Compile with `TORCH_USE_CUDA_DSA`",
+    "Search for `cuda",
+)
+"""How lines begin that torch puts behind the name of every error of a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +183,8 @@ class KernelWorker:
     def _death(self) -> DeathError:
         index = self._index()
         reason = f"the kernel's process {self.close()}"
-        if last := self._tail.decode(errors="replace").strip().splitlines()[-3:]:
+        said = self._tail.decode(errors="replace").strip().splitlines()
+        if last := [line for line in said if line and not line.startswith(_ADVICE)][-3:]:
             reason += f"; its last words: {' / '.join(last)[:500]}"
         return DeathError(Outcome.CRASHED, index, reason)
 

@@ -65,11 +65,6 @@ class Domain:
         """Whether there are calls that are inside."""
         return not self._speed or any(p.serves_any for p in self.proven.values())
 
-    @property
-    def anywhere(self) -> bool:
-        """Whether it makes no difference where in its memory a tensor begins."""
-        return all(OFFSET in p.layouts for p in self.proven.values())
-
     def outside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """Say why a call is outside; nothing where it is inside."""
         return self.ask([args[i] if i < len(args) else kwargs.get(name) for i, name in self._at])
@@ -88,6 +83,11 @@ class Domain:
         if not all(layouts_of(t) <= proven.layouts for t in tensors):
             return UNPROVEN_LAYOUT
         return proven.speed(numel) if self._speed else ""
+
+    def anywhere(self, given: Sequence[Any]) -> bool:
+        """Whether it makes no difference for tensors of these dtypes where in their memory they begin."""
+        proven = self.proven.get(signature_of(given))
+        return proven is None or OFFSET in proven.layouts
 
 
 def signature_of(given: Iterable[Any]) -> str:

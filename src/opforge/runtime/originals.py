@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,20 +15,21 @@ from .facts import Signature, qualified
 NUMBERS = (bool, int, float, complex)
 
 
-class Original:
-    """ATen's kernel of an operator for one dispatch key, as it is when this is made; calling it passes by whatever comes later."""
+def original_of(op: Signature, key: str) -> Callable[..., Any]:
+    """Return ATen's kernel of an operator for one dispatch key, as it is now; calling it passes by whatever comes later."""
+    kernel = torch.library.get_kernel(f"aten::{qualified(op.name)}", key)
+    boxed = functools.partial(kernel.call_boxed, DispatchKeySet(getattr(DispatchKey, key)))
+    tensors = tuple(i for i, a in enumerate(op.arguments) if a.type.startswith("Tensor"))
+    if len(tensors) <= 1:
+        return boxed
 
-    def __init__(self, op: Signature, key: str) -> None:
-        self._kernel = torch.library.get_kernel(f"aten::{qualified(op.name)}", key)
-        self._keys = DispatchKeySet(getattr(DispatchKey, key))
-        self._tensors = tuple(i for i, a in enumerate(op.arguments) if a.type.startswith("Tensor"))
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for i in tensors:
+            if i < len(args) and args[i].__class__ in NUMBERS:
+                return boxed(*_with_tensors(args, tensors), **kwargs)
+        return boxed(*args, **kwargs)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        for i in self._tensors:
-            if i < len(args) and isinstance(args[i], NUMBERS):
-                args = _with_tensors(args, self._tensors)
-                break
-        return self._kernel.call_boxed(self._keys, *args, **kwargs)
+    return call
 
 
 def device_key(device: str) -> str:
@@ -49,20 +50,20 @@ def registrations(op: Signature) -> str:
     return dump
 
 
-def _with_tensors(args: tuple[Any, ...], tensors: Collection[int]) -> tuple[Any, ...]:
+def _with_tensors(args: tuple[Any, ...], tensors: Sequence[int]) -> tuple[Any, ...]:
     """Return arguments with plain numbers that stand for tensors turned into tensors, as the boxed call wants them."""
     like = next((a for a in args if isinstance(a, torch.Tensor)), None)
     if like is None:
         return args
-    dtype, whole = like.dtype, like.dim() == 0
-    return tuple(
-        _number(a, type(a).__name__, dtype, whole) if i in tensors and isinstance(a, NUMBERS) else a
-        for i, a in enumerate(args)
-    )
+    changed, dtype, whole = list(args), like.dtype, like.dim() == 0
+    for i in tensors:
+        if i < len(args) and args[i].__class__ in NUMBERS:
+            changed[i] = _number(args[i], args[i].__class__, dtype, whole)
+    return tuple(changed)
 
 
 @functools.lru_cache(maxsize=256)
-def _number(value: Any, _class: str, dtype: torch.dtype, whole: bool) -> torch.Tensor:
+def _number(value: Any, _class: type, dtype: torch.dtype, whole: bool) -> torch.Tensor:
     """Return a number as a tensor of the dtype that it has beside a tensor of another, which has no dimensions or some; it is only read."""
     with torch.inference_mode(mode=False):
         like = torch.empty(() if whole else 1, dtype=dtype)

@@ -17,7 +17,7 @@ import torch
 
 from .domain import Domain
 from .facts import FUNCTIONAL, Facts, places_of_tensors
-from .originals import Original, put
+from .originals import original_of, put
 from .results import Likeness, check_kind
 from .shortest import GUARDED, INSIDE, Memory, shortest
 
@@ -64,7 +64,7 @@ class Server:
         self._domain = domain
         self.memory: Memory | None = None
         if domain is not None and GUARDED:
-            self.memory = Memory(domain.ask, function, self._detached, anywhere=domain.anywhere)
+            self.memory = Memory(domain.ask, domain.anywhere, function, self._detached)
         self._required = required
         self._redoable = not own_form or op.form == FUNCTIONAL
         """Whether ATen can still answer when the kernel has raised: the adapters write last."""
@@ -103,7 +103,7 @@ class Place:
 
     def __init__(self, op: Facts, key: str) -> None:
         self.op = op
-        self._original = Original(op, key)
+        self._original = original_of(op, key)
         self._servers: tuple[Server, ...] = ()
         self._library = torch.library.Library("aten", "IMPL")
         single = [r.type for r in op.returns] == ["Tensor"]
@@ -119,9 +119,13 @@ class Place:
     @servers.setter
     def servers(self, servers: tuple[Server, ...]) -> None:
         self._servers = servers
-        first = servers[0] if servers else None
-        alone = functools.partial(self._pass_by, first) if first is not None and len(servers) == 1 else self._ask_others
-        self._take(first.memory if first else None, first.count if first else None, alone)
+        match servers:
+            case ():
+                self._take(None, Count(), self._original)
+            case (only,):
+                self._take(only.memory, only.count, self._original)
+            case (first, *_):
+                self._take(first.memory, first.count, None)
 
     def leave(self) -> None:
         """Give the place back; afterwards the dispatcher is what it was before."""
@@ -149,15 +153,6 @@ class Place:
         for server, failure in failures:  # where ATen raises too, that was no fault of the kernel's
             self._take_out(server, failure, "ATen answers from now on")
         return result
-
-    def _pass_by(self, server: Server, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Answer a call that is not for the only kernel here."""
-        server.count.passed_by(reason)
-        return self._original(*args, **kwargs)
-
-    def _ask_others(self, _reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Answer a call that is not for the first kernel here."""
-        return self._call(args, kwargs)
 
     def _passed_by(self, server: Server, error: Exception) -> list[tuple[Server, Exception]]:
         failed = server.failed(error)

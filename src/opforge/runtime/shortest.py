@@ -7,8 +7,9 @@ geometry, and the next one like it is known by a single question, which torch's 
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -21,8 +22,6 @@ Known = tuple[Check, Function, str]
 """What knows the calls of one geometry, who answers them, and why not: nothing where they are inside of what is proven."""
 Whole = Callable[..., Any]
 """Answers a call in the long way: positional arguments, keywords and, if the kernel has been asked, what it raised."""
-PassBy = Callable[[str, tuple[Any, ...], dict[str, Any]], Any]
-"""Answers a call that is not for the kernel: the reason, positional arguments, keywords."""
 MOST_KNOWN = 256
 """Geometries that are remembered at one operator; with more of them all are forgotten."""
 _GUARDS: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)  # noqa: SLF001
@@ -45,11 +44,15 @@ class Memory:
     """What was found out about calls of one operator, by the geometry of their tensors."""
 
     def __init__(
-        self, ask: Callable[[Sequence[Any]], str], function: Function, detached: Function, *, anywhere: bool
+        self,
+        ask: Callable[[Sequence[Any]], str],
+        anywhere: Callable[[Sequence[Any]], bool],
+        function: Function,
+        detached: Function,
     ) -> None:
-        """``ask`` says why such tensors are outside; ``detached`` answers calls with tensors that want gradients.
+        """``ask`` says why such tensors are outside, and ``anywhere`` whether they are inside wherever in their memory they begin.
 
-        ``anywhere`` is whether what is true of a call is true of all of its geometry, wherever in memory its tensors begin.
+        ``function`` answers; where a tensor wants gradients, ``detached``.
         """
         self.last: list[Known] = [_NOTHING]
         """What the last call was like, by itself in a list: threads share it."""
@@ -72,11 +75,12 @@ class Memory:
     def _learn(self, key: tuple[Any, Any], given: tuple[Any, ...]) -> Known | None:
         if not all(v is None or isinstance(v, (torch.Tensor, *NUMBERS)) for v in given):
             return None
-        if not self._anywhere and not _begins(*given):
+        reason, anywhere = self._ask(given), self._anywhere(given)
+        if not anywhere and not _begins(*given):  # another one like it that begins its memory may be inside
             return None
         wanting = torch.is_grad_enabled() and any(getattr(v, "requires_grad", False) for v in given)
-        check = alike(*given) if self._anywhere else _both(alike(*given), _begins)
-        known = (check, self._detached if wanting else self._function, self._ask(given))
+        check = alike(*given) if anywhere or reason else _both(alike(*given), _begins)
+        known = (check, self._detached if wanting else self._function, reason)
         if not self._room:
             self._known, self._room = {}, MOST_KNOWN
         self._room -= 1
@@ -95,7 +99,9 @@ def alike(*given: Any) -> Check:
     one_is, other_is = checks
     if given[0] is given[1]:
         return lambda one, other: one is other and one_is(one)
-    return lambda one, other: other_is(other) and one_is(one)
+    if other_is is _is_number:
+        return lambda one, other: other.__class__ in NUMBERS and one_is(one)
+    return lambda one, other: one_is(one) and other_is(other)
 
 
 def _geometry(*tensors: Any) -> Check:
@@ -128,30 +134,37 @@ def _no(*_given: Any) -> Any:
 _NOTHING: Known = (_no, _no, "")
 
 
+class Counted(Protocol):
+    """What counts the calls that a kernel was asked for."""
+
+    served: int
+    aten: Counter[str]
+
+
 def shortest(  # noqa: PLR0915  # three ways to say the same, for speed
     whole: Whole, at: Sequence[int], check: Callable[[Any], None], *, single: bool
-) -> tuple[Function, Callable[[Memory | None, Any, PassBy], None]]:
-    """Return what the dispatcher calls, and what tells it who is asked first: what is remembered, what counts calls that were served, who answers others.
+) -> tuple[Function, Callable[[Memory | None, Counted, Function | None], None]]:
+    """Return what the dispatcher calls, and what tells it who is asked first: what is remembered, what counts, and ATen's own if it is the next.
 
     ``at`` are the positions of all tensors; where there are none, every call goes the long way. ``check`` raises for results of the wrong kind; a
     ``single`` one must be a tensor. Who is asked is read at once: another thread may be changing it. One and two tensors that come first have a
     function each: to pass all in a tuple takes a tenth of what a call takes.
     """
-    nobody: tuple[list[Known], Callable[..., Known | None], Any, PassBy] = ([_NOTHING], _no, None, _no)
-    now = nobody
+    now: tuple[list[Known], Callable[..., Known | None], Any, Function | None] = ([_NOTHING], _no, None, None)
+    nobody = now
     inside, tensor = INSIDE, torch.Tensor
     least = max(at, default=0) + 1
 
-    def take(memory: Memory | None, counted: Any, pass_by: PassBy) -> None:
+    def take(memory: Memory | None, counted: Counted, original: Function | None) -> None:
         nonlocal now
-        now = nobody if memory is None else (memory.last, memory.find, counted, pass_by)
+        now = nobody if memory is None else (memory.last, memory.find, counted, original)
 
     def other_than_tensor(result: Any) -> TypeError:
         return TypeError(f"it returned {type(result).__name__}, not a tensor")
 
     def call_of_one(one: Any, *rest: Any, **kwargs: Any) -> Any:
         here = inside.__dict__
-        last, find, counted, pass_by = now
+        last, find, counted, original = now
         if here["now"]:
             return whole((one, *rest), kwargs)
         known, function, reason = last[0]
@@ -161,7 +174,10 @@ def shortest(  # noqa: PLR0915  # three ways to say the same, for speed
             last[0] = found
             _, function, reason = found
         if reason:
-            return pass_by(reason, (one, *rest), kwargs)
+            if original is None:
+                return whole((one, *rest), kwargs)
+            counted.aten[reason] += 1
+            return original(one, *rest, **kwargs)
         here["now"] = True
         try:
             result = function(one, *rest, **kwargs) if rest or kwargs else function(one)
@@ -177,7 +193,7 @@ def shortest(  # noqa: PLR0915  # three ways to say the same, for speed
 
     def call_of_two(one: Any, other: Any, *rest: Any, **kwargs: Any) -> Any:
         here = inside.__dict__
-        last, find, counted, pass_by = now
+        last, find, counted, original = now
         if here["now"]:
             return whole((one, other, *rest), kwargs)
         known, function, reason = last[0]
@@ -187,7 +203,10 @@ def shortest(  # noqa: PLR0915  # three ways to say the same, for speed
             last[0] = found
             _, function, reason = found
         if reason:
-            return pass_by(reason, (one, other, *rest), kwargs)
+            if original is None:
+                return whole((one, other, *rest), kwargs)
+            counted.aten[reason] += 1
+            return original(one, other, *rest, **kwargs)
         here["now"] = True
         try:
             result = function(one, other, *rest, **kwargs) if rest or kwargs else function(one, other)
@@ -202,8 +221,9 @@ def shortest(  # noqa: PLR0915  # three ways to say the same, for speed
         return result
 
     def call_of_many(*args: Any, **kwargs: Any) -> Any:
-        last, find, counted, pass_by = now
-        if inside.now or len(args) < least:
+        here = inside.__dict__
+        last, find, counted, original = now
+        if here["now"] or len(args) < least:
             return whole(args, kwargs)
         given = [args[i] for i in at]
         known, function, reason = last[0]
@@ -213,16 +233,19 @@ def shortest(  # noqa: PLR0915  # three ways to say the same, for speed
             last[0] = found
             _, function, reason = found
         if reason:
-            return pass_by(reason, args, kwargs)
-        inside.now = True
+            if original is None:
+                return whole(args, kwargs)
+            counted.aten[reason] += 1
+            return original(*args, **kwargs)
+        here["now"] = True
         try:
             result = function(*args, **kwargs)
             check(result)
         except Exception as error:  # noqa: BLE001  # kernels raise anything
-            inside.now = False
+            here["now"] = False
             return whole(args, kwargs, error)
         finally:
-            inside.now = False
+            here["now"] = False
         counted.served += 1
         return result
 

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from opforge.ops import Operator, table
 from opforge.runtime.facts import qualified
-from opforge.runtime.originals import Original, put, registrations
+from opforge.runtime.originals import original_of, put, registrations
 
 Function = Callable[..., Any]
 
@@ -48,7 +48,7 @@ class Traps:
 
     def _set_one(self, facts: Operator, key: str) -> None:
         try:
-            original = Original(facts, key)
+            original = original_of(facts, key)
         except RuntimeError:
             return
         name = qualified(facts.name)
