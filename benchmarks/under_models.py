@@ -188,8 +188,9 @@ def race(made: Made, kernels: Path, device: str) -> dict[str, list[float]]:
                 for _ in range(RUNS):
                     call(made)
                 settle(device)
+                took = (time.perf_counter() - begun) / RUNS * 1e3
             if turn:
-                times[way].append((time.perf_counter() - begun) / RUNS * 1e3)
+                times[way].append(took)
     return times
 
 

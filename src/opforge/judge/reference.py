@@ -206,16 +206,18 @@ class Exact:
 
 
 def _moved(eps: Callable[[torch.Tensor], float], sign: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return what widens a tensor and moves each element by about ``eps`` of itself."""
-    generator = torch.Generator().manual_seed(abs(sign))
+    """Return what widens a tensor and moves each element by about ``eps`` of itself; where it lies, for there may be millions."""
+    generators: dict[torch.device, torch.Generator] = {}
 
     def change(tensor: torch.Tensor) -> torch.Tensor:
         wide = widen(tensor)
         if wide.dtype not in (torch.float64, torch.complex128):
             return wide
-        drawn = torch.rand(wide.shape, generator=generator, dtype=torch.float64).sub_(0.5).mul_(math.sqrt(12))
+        if (generator := generators.get(wide.device)) is None:
+            generator = generators[wide.device] = torch.Generator(wide.device).manual_seed(abs(sign))
+        drawn = torch.rand(wide.shape, generator=generator, dtype=torch.float64, device=wide.device)
         step = math.copysign(eps(tensor), sign)
-        return wide * (1 + step * drawn.to(wide.device))  # equal ones, expanded too, part ways
+        return wide * (1 + step * drawn.sub_(0.5).mul_(math.sqrt(12)))  # equal ones, expanded too, part ways
 
     return change
 
