@@ -144,7 +144,7 @@ FAULTS = {
         def erfc_kernel_impl(self):
             sys.stderr.write("RuntimeError: CUDA error: an illegal memory access was encountered\\n")
             sys.stderr.write("CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace might be incorrect.\\n")
-            sys.stderr.write("For debugging consider passing CUDA_LAUNCH_BLOCKING=1\\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\\n\\n")
+            sys.stderr.write("For debugging consider passing CUDA_LAUNCH_BLOCKING=1\\nCompile with `TORCH_USE_CUDA_DSA` .\\n\\n")
             sys.stderr.flush()
             os._exit(3)
     """,
