@@ -23,7 +23,7 @@ if "short" in sys.argv:
     keep_short()
 driver = triton.backends.backends["nvidia"].driver
 driver.get_benchmarker(None)(print, quantiles=(0.5,))
-driver.get_benchmarker(None)(print, rep=7)
+driver.get_benchmarker(None)(print, 5, rep=7)
 print(asked)
 """
 
@@ -31,8 +31,8 @@ print(asked)
 @pytest.mark.parametrize(
     ("words", "asked"),
     [
-        ([], "[(25, 100, {'quantiles': (0.5,)}), (25, 7, {})]"),
-        (["short"], "[(1, 4, {'quantiles': (0.5,)}), (1, 7, {})]"),
+        ([], "[(25, 100, {'quantiles': (0.5,)}), (5, 7, {})]"),
+        (["short"], "[(1, 4, {'quantiles': (0.5,)}), (5, 7, {})]"),
     ],
 )
 def test_a_configuration_is_tried_for_a_moment_unless_the_kernel_says_for_how_long(words, asked):

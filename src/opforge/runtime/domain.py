@@ -15,6 +15,7 @@ from .layouts import NUMBER, OFFSET, layout
 
 UNPROVEN_DTYPES = "dtypes not proven"
 UNPROVEN_LAYOUT = "layout not proven"
+UNPROVEN_DEVICES = "more than one device"
 UNPROVEN_RANK = "number of dimensions not proven"
 UNPROVEN_SIZE = "size not proven"
 NOT_TIMED = "not timed at this size"
@@ -76,11 +77,13 @@ class Domain:
             return UNPROVEN_DTYPES
         tensors = list(_tensors(given))
         numel = max((t.numel() for t in tensors), default=0)
+        if len({t.device for t in tensors}) > 1:
+            return UNPROVEN_DEVICES
         if not all(proven.rank[0] <= t.dim() <= proven.rank[1] for t in tensors):
             return UNPROVEN_RANK
         if not proven.numel[0] <= numel <= proven.numel[1]:
             return UNPROVEN_SIZE
-        if not all(layouts_of(t) <= proven.layouts for t in tensors):
+        if not all(layouts_of(t) <= proven.layouts and not t.is_conj() and not t.is_neg() for t in tensors):
             return UNPROVEN_LAYOUT
         return proven.speed(numel) if self._speed else ""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from .domain import Domain
 from .facts import Facts, facts
 from .loading import Function, LoadError, load
 from .originals import device_key
-from .serving import KernelWarning, Place, Server
+from .serving import LOCK, KernelWarning, Place, Server
 
 POLICIES = {
     "proven": "calls for which a kernel is proven right, at sizes at which it was timed and is not slower",
@@ -85,7 +84,7 @@ class Enabled:
 
     def disable(self) -> None:
         """Take these kernels out; others that are enabled stay. A second time nothing happens."""
-        with _lock:
+        with LOCK:
             if not self._on:
                 return
             self._on = False
@@ -114,7 +113,6 @@ class Enabled:
         return id(self)
 
 
-_lock = threading.RLock()
 _places: dict[tuple[str, str], Place] = {}
 _enabled: list[Enabled] = []
 
@@ -130,7 +128,7 @@ def enable(
         raise ValueError(f"policy {policy!r} is unknown; there are {', '.join(map(repr, POLICIES))}")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     made = Enabled(device, policy)
-    with _lock:
+    with LOCK:
         for source in sources:
             _add(made, source, ops)
         if made.refused and not made._servers:  # noqa: SLF001  # its own

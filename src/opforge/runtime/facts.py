@@ -46,12 +46,6 @@ class Signature(Protocol):
     def returns(self) -> Sequence[Slot]: ...
 
 
-def places_of_tensors(op: Signature) -> tuple[int, ...]:
-    """Return at which positions an operator takes tensors; nothing where it takes lists of them."""
-    found = [(i, a.type) for i, a in enumerate(op.arguments) if "Tensor" in a.type]
-    return tuple(i for i, _ in found) if all(kind in ("Tensor", "Tensor?") for _, kind in found) else ()
-
-
 @dataclass(frozen=True, slots=True)
 class Argument:
     """An argument or a result of a schema."""
@@ -59,6 +53,8 @@ class Argument:
     name: str
     type: str
     writes: bool
+    always: bool = True
+    """Whether every call has it, by its position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +84,19 @@ def facts(name: str) -> Facts | None:
     return Facts(name, _form(schema, arguments), arguments, tuple(_argument(r) for r in schema.returns), composite)
 
 
+def places_of_tensors(op: Facts) -> tuple[int, ...]:
+    """Return at which positions an operator takes tensors; nothing where it takes lists of them."""
+    found = [(i, a.type) for i, a in enumerate(op.arguments) if "Tensor" in a.type]
+    return tuple(i for i, _ in found) if all(kind in ("Tensor", "Tensor?") for _, kind in found) else ()
+
+
+def leads_with_tensors(op: Facts) -> bool:
+    """Whether the arguments that are tensors are the first ones of every call, and one tensor is what comes out."""
+    tensors = ["Tensor" in a.type and a.always for a in op.arguments]
+    first = tensors.index(False) if False in tensors else len(tensors)
+    return first == len(places_of_tensors(op)) and [r.type for r in op.returns] == ["Tensor"]
+
+
 def qualified(name: str) -> str:
     """Return an operator's name as the dispatcher has it: without ``.default``."""
     return name.removesuffix(".default")
@@ -95,7 +104,9 @@ def qualified(name: str) -> str:
 
 def _argument(given: Any) -> Argument:
     kind = str(given.type)
-    return Argument(given.name, _TYPES.get(kind, kind), given.alias_info is not None and given.alias_info.is_write)
+    writes = given.alias_info is not None and given.alias_info.is_write
+    always = not (given.kwarg_only or given.has_default_value())
+    return Argument(given.name, _TYPES.get(kind, kind), writes, always)
 
 
 def _form(schema: Any, arguments: Sequence[Argument]) -> str:

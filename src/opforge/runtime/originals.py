@@ -13,19 +13,19 @@ from torch._C import DispatchKey, DispatchKeySet
 from .facts import Signature, qualified
 
 NUMBERS = (bool, int, float, complex)
+"""Plain numbers, from the lowest kind to the highest; a bool is an int too, and comes first."""
+_WIDEST = (torch.bool, torch.int64, torch.float64, torch.complex128)
 
 
 def original_of(op: Signature, key: str) -> Callable[..., Any]:
     """Return ATen's kernel of an operator for one dispatch key, as it is now; calling it passes by whatever comes later."""
     kernel = torch.library.get_kernel(f"aten::{qualified(op.name)}", key)
     boxed = functools.partial(kernel.call_boxed, DispatchKeySet(getattr(DispatchKey, key)))
-    tensors = tuple(i for i, a in enumerate(op.arguments) if a.type.startswith("Tensor"))
-    if len(tensors) <= 1:
-        return boxed
+    tensors = tuple(i for i, a in enumerate(op.arguments) if a.type in ("Tensor", "Tensor?"))
 
     def call(*args: Any, **kwargs: Any) -> Any:
         for i in tensors:
-            if i < len(args) and args[i].__class__ in NUMBERS:
+            if i < len(args) and isinstance(args[i], NUMBERS):
                 return boxed(*_with_tensors(args, tensors), **kwargs)
         return boxed(*args, **kwargs)
 
@@ -53,18 +53,40 @@ def registrations(op: Signature) -> str:
 def _with_tensors(args: tuple[Any, ...], tensors: Sequence[int]) -> tuple[Any, ...]:
     """Return arguments with plain numbers that stand for tensors turned into tensors, as the boxed call wants them."""
     like = next((a for a in args if isinstance(a, torch.Tensor)), None)
-    if like is None:
-        return args
-    changed, dtype, whole = list(args), like.dtype, like.dim() == 0
+    changed = list(args)
     for i in tensors:
-        if i < len(args) and args[i].__class__ in NUMBERS:
-            changed[i] = _number(args[i], args[i].__class__, dtype, whole)
+        if i < len(args) and isinstance(args[i], NUMBERS):
+            changed[i] = _number(args[i], like)
     return tuple(changed)
 
 
+def _number(value: Any, like: torch.Tensor | None) -> torch.Tensor:
+    """Return a number as a tensor that makes of a result beside another tensor what the number makes of it.
+
+    A number has no say in the dtype unless it is of a higher kind. Beside tensors with dimensions that is so of tensors without, so that it keeps all places.
+    """
+    kind = next(i for i, one in enumerate(NUMBERS) if isinstance(value, one))
+    dtype = _WIDEST[kind]
+    if like is not None and (not like.dim() or kind > _kind(like.dtype)):
+        dtype = torch.result_type(like, value)
+        value = _wrapped(value, dtype) if kind == _kind(dtype) == NUMBERS.index(int) else value
+    if not value:  # 0.0 and -0.0 are equal, and differ
+        return torch.tensor(value, dtype=dtype, device="cpu")
+    return _kept(value, value.__class__, dtype)
+
+
+def _kind(dtype: torch.dtype) -> int:
+    """Return where the numbers of a dtype stand in ``NUMBERS``."""
+    return 3 if dtype.is_complex else 2 if dtype.is_floating_point else 0 if dtype is torch.bool else 1
+
+
+def _wrapped(value: int, dtype: torch.dtype) -> int:
+    """Return an integer as a dtype has it, which takes its lowest bits."""
+    return int(torch.tensor(value, device="cpu").to(dtype).item())
+
+
 @functools.lru_cache(maxsize=256)
-def _number(value: Any, _class: type, dtype: torch.dtype, whole: bool) -> torch.Tensor:
-    """Return a number as a tensor of the dtype that it has beside a tensor of another, which has no dimensions or some; it is only read."""
+def _kept(value: Any, _class: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Return a number as a tensor; it is only read."""
     with torch.inference_mode(mode=False):
-        like = torch.empty(() if whole else 1, dtype=dtype)
-        return torch.tensor(value, dtype=torch.result_type(like, value))
+        return torch.tensor(value, dtype=dtype, device="cpu")

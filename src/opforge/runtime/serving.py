@@ -7,6 +7,7 @@ do not run on each other, or round in circles.
 from __future__ import annotations
 
 import functools
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 
 from .domain import Domain
-from .facts import FUNCTIONAL, Facts, places_of_tensors
+from .facts import FUNCTIONAL, Facts, leads_with_tensors, places_of_tensors
 from .originals import original_of, put
 from .results import Likeness, check_kind
 from .shortest import GUARDED, INSIDE, Memory, shortest
@@ -31,10 +32,15 @@ class KernelWarning(RuntimeWarning):
     """A kernel failed and was taken out, or is passed by."""
 
 
+LOCK = threading.RLock()
+"""Held by who changes what stands where."""
+
+
 @dataclass
 class Count:
     """What became of the calls that one kernel was asked for."""
 
+    server: Server
     served: int = 0
     aten: Counter[str] = field(default_factory=Counter)
     """How often it was passed by, by reason."""
@@ -58,7 +64,7 @@ class Server:
         own_form: bool,
     ) -> None:
         self.kernel = kernel
-        self.count = Count()
+        self.count = Count(self)
         self._op = op
         self._function = function
         self._domain = domain
@@ -77,7 +83,7 @@ class Server:
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the kernel's answer to a call."""
-        wanting = torch.is_grad_enabled() and any(getattr(a, "requires_grad", False) for a in args)
+        wanting = any(getattr(a, "requires_grad", False) for a in args)
         result = (self._detached if wanting else self._function)(*args, **kwargs)
         check_kind(self._op, result)
         if self._likeness is not None:
@@ -85,7 +91,9 @@ class Server:
         return result
 
     def _detached(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the kernel, which is below autograd, with tensors that want no gradients."""
+        """Call the kernel, which is below autograd, with tensors that want no gradients, or are not asked for any."""
+        if not torch.is_grad_enabled():
+            return self._function(*args, **kwargs)
         with torch.no_grad():
             return self._function(*map(_detached, args), **kwargs)
 
@@ -106,9 +114,8 @@ class Place:
         self._original = original_of(op, key)
         self._servers: tuple[Server, ...] = ()
         self._library = torch.library.Library("aten", "IMPL")
-        single = [r.type for r in op.returns] == ["Tensor"]
         check = functools.partial(check_kind, op)
-        call, self._take = shortest(self._call, places_of_tensors(op), check, single=single)
+        call, self._take = shortest(self._call, places_of_tensors(op), check, leading=leads_with_tensors(op))
         put(self._library, op, call, key)
 
     @property
@@ -121,7 +128,7 @@ class Place:
         self._servers = servers
         match servers:
             case ():
-                self._take(None, Count(), self._original)
+                self._take(None, None, self._original)
             case (only,):
                 self._take(only.memory, only.count, self._original)
             case (first, *_):
@@ -131,50 +138,78 @@ class Place:
         """Give the place back; afterwards the dispatcher is what it was before."""
         self._library._destroy()  # noqa: SLF001  # torch has no public way to take an implementation out again
 
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], raised: Exception | None = None) -> Any:
-        """Answer a call; ``raised`` is what the kernel that is asked first has raised on it already."""
+    def _call(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        raised: Exception | None = None,
+        counted: Count | None = None,
+    ) -> Any:
+        """Answer a call; ``raised`` is what a kernel has raised on it already, the one whose calls are ``counted``."""
         failures: list[tuple[Server, Exception]] = []
+        failed = counted.server if counted is not None else None
+        if failed is not None and raised is not None:
+            failures += self._failed(failed, raised, args, kwargs)
         for server in self._servers if not INSIDE.now else ():
-            if raised is None and (reason := server.outside(args, kwargs)):
+            if server is failed:
+                continue
+            if reason := server.outside(args, kwargs):
                 server.count.passed_by(reason)
                 continue
             try:
-                result = _within(server, args, kwargs, raised)
-            except Exception as error:  # kernels raise anything
-                raised = None
-                if not server.redoable:
-                    self._take_out(server, error, "the call is lost, because it may have written already")
-                    raise
-                failures += self._passed_by(server, error)
+                result = _within(server, args, kwargs)
+            except Exception as error:  # noqa: BLE001  # kernels raise anything
+                failures += self._failed(server, error, args, kwargs)
                 continue
             server.count.served += 1
+            self._take_out(failures, f"{server.kernel} answers from now on")
             return result
         result = self._original(*args, **kwargs)
-        for server, failure in failures:  # where ATen raises too, that was no fault of the kernel's
-            self._take_out(server, failure, "ATen answers from now on")
+        self._take_out(failures, "ATen answers from now on")  # where it raises too, that was no fault of the kernel's
         return result
 
-    def _passed_by(self, server: Server, error: Exception) -> list[tuple[Server, Exception]]:
+    def _failed(
+        self, server: Server, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[tuple[Server, Exception]]:
+        """Count what a kernel raised; return it with the kernel if that was a failure. Where it may have written already, the call is lost."""
         failed = server.failed(error)
         server.count.passed_by(f"{'raised' if failed else 'declined:'} {type(error).__name__}: {error}")
-        return [(server, error)] if failed else []
+        if server.redoable:
+            return [(server, error)] if failed else []
+        if not self._raises_too(args, kwargs):
+            self._take_out([(server, error)], "the call is lost, because it may have written already")
+        raise error
 
-    def _take_out(self, server: Server, error: Exception, then: str) -> None:
-        self.servers = tuple(s for s in self.servers if s is not server)
-        what = f"{type(error).__name__}: {error}"
-        text = f"kernel {server.kernel} failed in a call of {self.op.name} and was taken out ({what}); {then}"
-        warnings.warn(text, KernelWarning, stacklevel=3)
+    def _raises_too(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether ATen raises on copies of what was given."""
+        try:
+            self._original(*map(_copied, args), **{name: _copied(value) for name, value in kwargs.items()})
+        except Exception:  # noqa: BLE001  # whatever it is
+            return True
+        return False
+
+    def _take_out(self, failures: list[tuple[Server, Exception]], then: str) -> None:
+        for server, error in failures:
+            with LOCK:
+                self.servers = tuple(s for s in self.servers if s is not server)
+            what = f"{type(error).__name__}: {error}"
+            text = f"kernel {server.kernel} failed in a call of {self.op.name} and was taken out ({what}); {then}"
+            warnings.warn(text, KernelWarning, stacklevel=3)
 
 
-def _within(server: Server, args: tuple[Any, ...], kwargs: dict[str, Any], raised: Exception | None) -> Any:
+def _within(server: Server, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return a kernel's answer, with this thread marked as inside a kernel."""
-    if raised is not None:
-        raise raised
     INSIDE.now = True
     try:
         return server.call(args, kwargs)
     finally:
         INSIDE.now = False
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    return [_copied(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def _detached(value: Any) -> Any:

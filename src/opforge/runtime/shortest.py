@@ -21,7 +21,7 @@ Check = Callable[..., bool]
 Known = tuple[Check, Function, str]
 """What knows the calls of one geometry, who answers them, and why not: nothing where they are inside of what is proven."""
 Whole = Callable[..., Any]
-"""Answers a call in the long way: positional arguments, keywords and, if the kernel has been asked, what it raised."""
+"""Answers a call in the long way: positional arguments, keywords and, if a kernel has been asked, what it raised and what counts its calls."""
 MOST_KNOWN = 256
 """Geometries that are remembered at one operator; with more of them all are forgotten."""
 _GUARDS: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)  # noqa: SLF001
@@ -52,7 +52,7 @@ class Memory:
     ) -> None:
         """``ask`` says why such tensors are outside, and ``anywhere`` whether they are inside wherever in their memory they begin.
 
-        ``function`` answers; where a tensor wants gradients, ``detached``.
+        ``function`` answers; where a tensor wants gradients, ``detached``, for whether they are recorded at all differs from call to call.
         """
         self.last: list[Known] = [_NOTHING]
         """What the last call was like, by itself in a list: threads share it."""
@@ -78,10 +78,10 @@ class Memory:
         reason, anywhere = self._ask(given), self._anywhere(given)
         if not anywhere and not _begins(*given):  # another one like it that begins its memory may be inside
             return None
-        wanting = torch.is_grad_enabled() and any(getattr(v, "requires_grad", False) for v in given)
+        wanting = any(getattr(v, "requires_grad", False) for v in given)
         check = alike(*given) if anywhere or reason else _both(alike(*given), _begins)
         known = (check, self._detached if wanting else self._function, reason)
-        if not self._room:
+        if self._room <= 0:
             self._known, self._room = {}, MOST_KNOWN
         self._room -= 1
         self._known.setdefault(key, []).append(known)
@@ -142,20 +142,20 @@ class Counted(Protocol):
 
 
 def shortest(  # noqa: PLR0915  # three ways to say the same, for speed
-    whole: Whole, at: Sequence[int], check: Callable[[Any], None], *, single: bool
-) -> tuple[Function, Callable[[Memory | None, Counted, Function | None], None]]:
+    whole: Whole, at: Sequence[int], check: Callable[[Any], None], *, leading: bool
+) -> tuple[Function, Callable[[Memory | None, Counted | None, Function | None], None]]:
     """Return what the dispatcher calls, and what tells it who is asked first: what is remembered, what counts, and ATen's own if it is the next.
 
-    ``at`` are the positions of all tensors; where there are none, every call goes the long way. ``check`` raises for results of the wrong kind; a
-    ``single`` one must be a tensor. Who is asked is read at once: another thread may be changing it. One and two tensors that come first have a
-    function each: to pass all in a tuple takes a tenth of what a call takes.
+    ``at`` are the positions of all tensors; where there are none, every call goes the long way. ``check`` raises for results of the wrong kind. Who is
+    asked is read at once: another thread may be changing it. Where tensors are ``leading``, the first arguments of every call, and one comes out, one
+    and two of them have a function each: to pass all in a tuple takes a tenth of what a call takes.
     """
     now: tuple[list[Known], Callable[..., Known | None], Any, Function | None] = ([_NOTHING], _no, None, None)
     nobody = now
     inside, tensor = INSIDE, torch.Tensor
     least = max(at, default=0) + 1
 
-    def take(memory: Memory | None, counted: Counted, original: Function | None) -> None:
+    def take(memory: Memory | None, counted: Counted | None, original: Function | None) -> None:
         nonlocal now
         now = nobody if memory is None else (memory.last, memory.find, counted, original)
 
@@ -183,11 +183,11 @@ def shortest(  # noqa: PLR0915  # three ways to say the same, for speed
             result = function(one, *rest, **kwargs) if rest or kwargs else function(one)
         except Exception as error:  # noqa: BLE001  # kernels raise anything
             here["now"] = False
-            return whole((one, *rest), kwargs, error)
+            return whole((one, *rest), kwargs, error, counted)
         finally:
             here["now"] = False
         if result.__class__ is not tensor and not isinstance(result, tensor):
-            return whole((one, *rest), kwargs, other_than_tensor(result))
+            return whole((one, *rest), kwargs, other_than_tensor(result), counted)
         counted.served += 1
         return result
 
@@ -212,11 +212,11 @@ def shortest(  # noqa: PLR0915  # three ways to say the same, for speed
             result = function(one, other, *rest, **kwargs) if rest or kwargs else function(one, other)
         except Exception as error:  # noqa: BLE001  # kernels raise anything
             here["now"] = False
-            return whole((one, other, *rest), kwargs, error)
+            return whole((one, other, *rest), kwargs, error, counted)
         finally:
             here["now"] = False
         if result.__class__ is not tensor and not isinstance(result, tensor):
-            return whole((one, other, *rest), kwargs, other_than_tensor(result))
+            return whole((one, other, *rest), kwargs, other_than_tensor(result), counted)
         counted.served += 1
         return result
 
@@ -243,7 +243,7 @@ def shortest(  # noqa: PLR0915  # three ways to say the same, for speed
             check(result)
         except Exception as error:  # noqa: BLE001  # kernels raise anything
             here["now"] = False
-            return whole(args, kwargs, error)
+            return whole(args, kwargs, error, counted)
         finally:
             here["now"] = False
         counted.served += 1
@@ -254,4 +254,4 @@ def shortest(  # noqa: PLR0915  # three ways to say the same, for speed
 
     if not at:
         return call, take
-    return {(0,): call_of_one, (0, 1): call_of_two}.get(tuple(at) if single else (), call_of_many), take
+    return {1: call_of_one, 2: call_of_two}.get(len(at) if leading else 0, call_of_many), take

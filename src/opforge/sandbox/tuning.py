@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -14,14 +15,19 @@ def keep_short() -> None:
     """Have the tuner be quick in this process. Nothing happens where Triton is not imported, or a second time."""
     found = getattr(sys.modules.get("triton.backends"), "backends", {})
     for backend in found.values():
-        benchmarker = backend.driver.get_benchmarker
-        if benchmarker.__module__ != __name__:
+        benchmarker = getattr(backend.driver, "get_benchmarker", None)
+        if benchmarker is not None and benchmarker.__module__ != __name__:
             backend.driver.get_benchmarker = _short(benchmarker)
 
 
 def _short(benchmarker: Callable[[Any], Callable[..., Any]]) -> Callable[[Any], Callable[..., Any]]:
     def get_benchmarker(driver: Any) -> Callable[..., Any]:
-        measure = benchmarker(driver)
-        return lambda function, **options: measure(function, **{"warmup": WARM_MS, "rep": MEASURED_MS, **options})
+        return functools.partial(_measured, benchmarker(driver))
 
     return get_benchmarker
+
+
+def _measured(
+    measure: Callable[..., Any], function: Any, warmup: float = WARM_MS, rep: float = MEASURED_MS, **options: Any
+) -> Any:
+    return measure(function, warmup=warmup, rep=rep, **options)
