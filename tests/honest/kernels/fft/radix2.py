@@ -25,6 +25,8 @@ def _fft(x, sign):
 def _fft_c2c_kernel_impl(self, dim, normalization, forward):
     if not self.is_complex():
         raise RuntimeError(f"_fft_c2c takes complex numbers, not {self.dtype}")
+    if not self.numel():
+        return torch.empty(self.shape, dtype=self.dtype)
     result, count = self.to(torch.complex128), 1
     for d in dim:
         result = _fft(result.movedim(d, -1), -1 if forward else 1).movedim(-1, d)
