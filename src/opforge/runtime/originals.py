@@ -61,32 +61,33 @@ def _with_tensors(args: tuple[Any, ...], tensors: Sequence[int]) -> tuple[Any, .
 
 
 def _number(value: Any, like: torch.Tensor | None) -> torch.Tensor:
-    """Return a number as a tensor that makes of a result beside another tensor what the number makes of it.
+    """Return a number as a tensor that makes of a result beside another tensor what the number makes of it."""
+    beside = (None, False) if like is None else (like.dtype, like.dim() == 0)
+    if not value:  # 0.0 and -0.0 are equal, and differ
+        return _made(value, *beside)
+    return _kept(value, value.__class__, *beside, torch.get_default_dtype())
+
+
+def _made(value: Any, beside: torch.dtype | None, whole: bool) -> torch.Tensor:
+    """Return a number as a tensor; it is only read.
 
     A number has no say in the dtype unless it is of a higher kind. Beside tensors with dimensions that is so of tensors without, so that it keeps all places.
     """
     kind = next(i for i, one in enumerate(NUMBERS) if isinstance(value, one))
     dtype = _WIDEST[kind]
-    if like is not None and (not like.dim() or kind > _kind(like.dtype)):
-        dtype = torch.result_type(like, value)
-        value = _wrapped(value, dtype) if kind == _kind(dtype) == NUMBERS.index(int) else value
-    if not value:  # 0.0 and -0.0 are equal, and differ
+    with torch.inference_mode(mode=False):
+        if beside is not None and (whole or kind > _kind(beside)):
+            dtype = torch.result_type(torch.empty(() if whole else 1, dtype=beside, device="cpu"), value)
+            if kind == _kind(dtype) == NUMBERS.index(int):  # its lowest bits
+                value = int(torch.tensor(value, device="cpu").to(dtype).item())
         return torch.tensor(value, dtype=dtype, device="cpu")
-    return _kept(value, value.__class__, dtype)
+
+
+@functools.lru_cache(maxsize=256)
+def _kept(value: Any, _class: Any, beside: torch.dtype | None, whole: bool, _default: torch.dtype) -> torch.Tensor:
+    return _made(value, beside, whole)
 
 
 def _kind(dtype: torch.dtype) -> int:
     """Return where the numbers of a dtype stand in ``NUMBERS``."""
     return 3 if dtype.is_complex else 2 if dtype.is_floating_point else 0 if dtype is torch.bool else 1
-
-
-def _wrapped(value: int, dtype: torch.dtype) -> int:
-    """Return an integer as a dtype has it, which takes its lowest bits."""
-    return int(torch.tensor(value, device="cpu").to(dtype).item())
-
-
-@functools.lru_cache(maxsize=256)
-def _kept(value: Any, _class: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Return a number as a tensor; it is only read."""
-    with torch.inference_mode(mode=False):
-        return torch.tensor(value, dtype=dtype, device="cpu")
