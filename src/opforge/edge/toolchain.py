@@ -23,8 +23,9 @@ TOOLS = ("direct", "cmake")
 STANDARD = 17
 DEFINES = ("C10_USING_CUSTOM_GENERATED_MACROS", "ET_EVENT_TRACER_ENABLED", "ET_USE_THREADPOOL")
 """With which the package's libraries were built; without them headers do not compile, or mean something else."""
-COMPILE_OPTIONS = ("-O2", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections")
-"""Hidden names and sections of their own, so that what nothing registers is left out of the library."""
+COMPILE_OPTIONS = ("-O2", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections", "-ffp-contract=off")
+"""Hidden names and sections of their own, so that what nothing registers is left out of the library; products are rounded before they are added, as
+PyTorch is built too, so that every CPU computes the same."""
 LINK_OPTIONS = ("-Wl,-z,defs", "-Wl,--gc-sections")
 """A missing function is an error of the linker, not of the device; code that nothing reaches goes."""
 LIBRARIES = ("executorch", "executorch_threadpool")
