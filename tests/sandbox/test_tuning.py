@@ -7,8 +7,6 @@ import sys
 
 import pytest
 
-from opforge.sandbox.tuning import keep_short
-
 pytest.importorskip("triton", reason="needs the package triton")
 ASKS = """
 import sys
@@ -38,8 +36,3 @@ print(asked)
 def test_a_configuration_is_tried_for_a_moment_unless_the_kernel_says_for_how_long(words, asked):
     done = subprocess.run([sys.executable, "-c", ASKS, *words], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == asked, done.stderr
-
-
-def test_without_triton_nothing_happens(monkeypatch):
-    monkeypatch.setitem(sys.modules, "triton.backends", None)
-    keep_short()
