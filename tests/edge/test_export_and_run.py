@@ -214,10 +214,12 @@ def test_a_model_selects_what_it_needs_and_a_missing_entry_is_named(exports, tmp
         select_for_model(folder.entries, exports["both"])
 
 
-def test_a_program_that_is_cut_off_is_refused(exports, tmp_path):
+@pytest.mark.parametrize("model", ["mul3", "delegated"])
+@pytest.mark.parametrize("kept", [slice(16), slice(400), slice(-1)])
+def test_a_program_that_is_cut_off_is_refused(exports, tmp_path, model, kept):
     cut = tmp_path / "cut.pte"
-    cut.write_bytes(exports["mul3"].read_bytes()[:16])
-    with pytest.raises(OpforgeError, match="cannot be read as a program"):
+    cut.write_bytes(exports[model].read_bytes()[kept])
+    with pytest.raises(OpforgeError, match=r"cannot be read as a program of ExecuTorch: .* cut off or damaged"):
         program_operators(cut)
 
 

@@ -17,8 +17,14 @@ _LIMIT_S = 60.0
 _MAGIC = slice(4, 6)
 _READ = """
 import json, sys
+import torch  # its libraries are those of the next module
+from executorch.extension.pybindings import _C as runtime
 from executorch.codegen.tools.selective_build import _get_program_from_buffer, _get_program_operators
 data = open(sys.argv[1], "rb").read()
+try:
+    runtime._load_program_from_buffer(data, program_verification=runtime.Verification.InternalConsistency)
+except RuntimeError:
+    sys.exit("the runtime's verifier refuses it: it is cut off or damaged; export it again")
 print(json.dumps(sorted(set(_get_program_operators(_get_program_from_buffer(data))))))
 """
 
@@ -70,7 +76,11 @@ def custom_operators(names: Sequence[str]) -> list[str]:
 
 
 def program_operators(model: Path) -> list[str]:
-    """Return the names of all operators that a ``.pte`` calls, read in a process of its own: the reader trusts what it reads."""
+    """Return the names of all operators that a ``.pte`` calls.
+
+    It is verified first, for the reader trusts what it reads and finds in a program that is cut off whatever lies behind it
+    in memory; and both are done in a process of their own.
+    """
     check_program(model)
     done = subprocess.run(
         [sys.executable, "-P", "-c", _READ, str(model)], capture_output=True, text=True, timeout=_LIMIT_S, check=False
