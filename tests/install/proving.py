@@ -36,3 +36,17 @@ def prove(root: Path, op: str, operators: dict[str, dict[str, Any]], **changes: 
         "operators": operators,
     }
     proof_of(file).write_text(json.dumps({**proof, **changes}))
+
+
+def outcome(call):
+    """Return what comes of a call: values, dtypes and strides, or the error."""
+    try:
+        return described(call())
+    except Exception as error:  # noqa: BLE001  # whatever it is
+        return type(error), str(error)
+
+
+def described(value):
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.shape, value.stride(), value.storage_offset(), repr(value.tolist())
+    return [described(v) for v in value] if isinstance(value, list | tuple) else value

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from opforge.runtime.layouts import NUMBER
-
 SUFFIX = ".proof.json"
 
 
@@ -87,5 +85,5 @@ def _text(value: Any) -> str:
 
 
 def _dtypes(signature: str) -> str:
-    words = (word for word in re.findall(r"\w+", signature) if word != NUMBER)
+    words = (word for word in re.findall(r"number\(\w+\)|\w+", signature) if not word.startswith("number("))
     return " with ".join(dict.fromkeys(words))

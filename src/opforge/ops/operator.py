@@ -33,6 +33,11 @@ class Argument:
     writes: bool
     """Whether the operator writes to it, as in ``Tensor(a!)``."""
 
+    @property
+    def required(self) -> bool:
+        """Whether a call must have it."""
+        return self.default is None
+
 
 @dataclass(frozen=True, slots=True)
 class Operator:

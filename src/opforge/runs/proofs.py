@@ -21,7 +21,7 @@ from opforge.errors import CaseSyntaxError
 from opforge.kernels import Kernel
 from opforge.kernels.proofs import proof_of
 from opforge.ops import table
-from opforge.runtime.layouts import NUMBER, layout
+from opforge.runtime.layouts import layout, number_word
 
 _FORMAT = 1
 NEVER = frozenset({"cheated", "crashed", "timed_out"})
@@ -181,7 +181,7 @@ def _word(value: Any) -> str:
         return ""
     if isinstance(value, list | tuple):
         return "[" + " ".join(dict.fromkeys(map(_word, value))) + "]"
-    return DTYPES[value.dtype][0] if isinstance(value, TensorSpec) else NUMBER
+    return DTYPES[value.dtype][0] if isinstance(value, TensorSpec) else number_word(value)
 
 
 def _specs(values: Iterable[Any]) -> Iterator[TensorSpec]:

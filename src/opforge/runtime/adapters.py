@@ -1,8 +1,11 @@
-"""One functional kernel serves its whole family: wrappers that give the in-place and out forms their contract."""
+"""One functional kernel serves its whole family: wrappers that give the in-place and out forms their contract.
+
+What a functional kernel cannot know of such a call they decline, by NotImplementedError, before anything is written: ATen decides it then.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,46 +13,78 @@ import torch
 from .facts import FUNCTIONAL, INPLACE, OUT, Signature
 
 Function = Callable[..., Any]
+Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 def adapt(function: Function, op: Signature, implements: Signature) -> Function:
     """Return a callable with the signature and contract of ``op``, made of a function that implements another form."""
     if op.form == implements.form:
         return function
-    if implements.form == FUNCTIONAL and op.form == INPLACE:
-        return _inplace(function, op)
-    if implements.form == FUNCTIONAL and op.form == OUT:
-        return _out(function, op)
-    raise NotImplementedError(f"a kernel for {implements.name} ({implements.form}) cannot serve {op.name} ({op.form})")
+    if implements.form != FUNCTIONAL or op.form not in (INPLACE, OUT):
+        raise NotImplementedError(
+            f"a kernel for {implements.name} ({implements.form}) cannot serve {op.name} ({op.form})"
+        )
+    if reason := _refusal(op, implements):
+        raise NotImplementedError(f"a kernel for {implements.name} cannot serve {op.name}, {reason}")
+    return _inplace(function, op) if op.form == INPLACE else _out(function, op, implements)
+
+
+def _refusal(op: Signature, implements: Signature) -> str:
+    """Say why a functional kernel is no base for another form; nothing where it is one."""
+    known = {a.name: a for a in implements.arguments}
+    if "inplace_view" in op.tags:
+        return "which changes where its tensor lies and not what is in it"
+    if also := [a.name for a in op.arguments[op.form == INPLACE :] if a.writes and a.name in known]:
+        return f"which writes to {' and '.join(also)} besides"
+    if left := [a.name for a in op.arguments if not a.required and a.name in known and known[a.name].required]:
+        return f"in which {left[0]} can be left out"
+    return ""
 
 
 def _inplace(function: Function, op: Signature) -> Function:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         _refuse_overlap(self)
-        result = function(self, *args, **kwargs)
-        for target, source in _pairs([self], result):
+        _decline_shared([self], [*args, *kwargs.values()])
+        pairs = _pairs([self], function(self, *args, **kwargs))
+        for target, source in pairs:
             if source.shape != target.shape:
                 raise RuntimeError(
                     f"output with shape {list(target.shape)} doesn't match the broadcast shape {list(source.shape)}"
                 )
-            _copy(target, source)
+            _refuse_cast(target, source)
+            if target.is_complex() and source.is_floating_point():
+                raise NotImplementedError("the result is real, and complex what it is to be written to")
+        for target, source in pairs:
+            target.copy_(source)
         return self if op.returns else None
 
     return call
 
 
-def _out(function: Function, op: Signature) -> Function:
+def _out(function: Function, op: Signature, implements: Signature) -> Function:
     names = [a.name for a in op.arguments if a.writes]
+    told = {a.name for a in implements.arguments} - {a.name for a in op.arguments}
+    by_out = [name for name in ("dtype", "device") if name in told]
+    """What a call of the functional form says, and with an out that decides."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         outs = [kwargs.pop(name) for name in names]
         for out in outs:
             _refuse_overlap(out)
-        result = function(*args, **kwargs)
-        for target, source in _pairs(outs, result):
-            if source.shape != target.shape:
+        _decline_shared(outs, [*args, *kwargs.values()])
+        pairs = _pairs(outs, function(*args, **kwargs, **{name: getattr(outs[0], name) for name in by_out}))
+        for target, source in pairs:
+            _refuse_cast(target, source)
+            if target.dtype != source.dtype:
+                raise NotImplementedError(
+                    f"the result is {source.dtype}, and {target.dtype} what it is to be written to"
+                )
+            if target.shape != source.shape and (target.numel() or not source.is_contiguous()):
+                raise NotImplementedError("what the result is to be written to has another shape")
+        for target, source in pairs:
+            if target.shape != source.shape:
                 target.resize_(source.shape)
-            _copy(target, source)
+            target.copy_(source)
         if not op.returns:
             return None
         return outs[0] if len(outs) == 1 else tuple(outs)
@@ -68,9 +103,27 @@ def _refuse_overlap(target: Any) -> None:
             )
 
 
-def _pairs(targets: Sequence[Any], result: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def _decline_shared(targets: Sequence[Any], given: Sequence[Any]) -> None:
+    """Decline a call that writes where it reads, unless what is read is what is written: whether that can be done ATen knows."""
+    for value in _tensors(given):
+        for target in _tensors(targets):
+            if value is not target and value.untyped_storage().data_ptr() == target.untyped_storage().data_ptr() != 0:
+                same = value.data_ptr() == target.data_ptr() and value.stride() == target.stride()
+                if not same or value.shape != target.shape or value.dtype != target.dtype:
+                    raise NotImplementedError("what is read and what is written share memory")
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
+def _pairs(targets: Sequence[Any], result: Any) -> Pairs:
     results = list(result) if isinstance(result, tuple) and len(targets) > 1 else [result]
-    pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+    pairs: Pairs = []
     for target, source in zip(targets, results, strict=True):
         if isinstance(target, list | tuple):
             pairs += zip(target, source, strict=True)
@@ -81,7 +134,6 @@ def _pairs(targets: Sequence[Any], result: Any) -> list[tuple[torch.Tensor, torc
     return pairs
 
 
-def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
+def _refuse_cast(target: torch.Tensor, source: torch.Tensor) -> None:
     if not torch.can_cast(source.dtype, target.dtype):
         raise RuntimeError(f"result type {source.dtype} can't be cast to the desired output type {target.dtype}")
-    target.copy_(source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import warnings
@@ -16,7 +17,7 @@ _WORDS = (
     "torch.compile is at work while kernels are enabled: code that Inductor makes calls its own kernels and not these, "
     "but for the few operators that it leaves to ATen (mm.out, addmm.out). Results are right; the kernels are passed by"
 )
-_state: dict[str, Any] = {"compile": None, "said": False, "listening": False}
+_state: dict[str, Any] = {"compile": None, "ours": None, "said": False, "listening": False}
 _lock = threading.Lock()
 
 
@@ -27,12 +28,13 @@ def watch_compilation(*, on: bool) -> None:
             _listen()
         elif on and _state["compile"] is None:
             _state["compile"] = torch.compile
-            torch.compile = _wrapped(torch.compile)
+            torch.compile = _state["ours"] = _wrapped(torch.compile)
         elif not on:
             _restore()
 
 
 def _wrapped(compile_: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(compile_)
     def compile(*args: Any, **kwargs: Any) -> Any:  # noqa: A001  # torch's own name for it
         import torch._dynamo  # noqa: F401
 
@@ -41,7 +43,6 @@ def _wrapped(compile_: Callable[..., Any]) -> Callable[..., Any]:
                 _listen()
         return compile_(*args, **kwargs)
 
-    compile.__doc__ = compile_.__doc__
     return compile
 
 
@@ -55,8 +56,9 @@ def _listen() -> None:
 
 def _restore() -> None:
     if _state["compile"] is not None:
-        torch.compile = _state["compile"]
-        _state["compile"] = None
+        if torch.compile is _state["ours"]:  # a program may have put its own there meanwhile
+            torch.compile = _state["compile"]
+        _state["compile"] = _state["ours"] = None
     if _state["listening"]:
         from torch._dynamo.callback import callback_handler
 

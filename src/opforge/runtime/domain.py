@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .facts import Signature
-from .layouts import NUMBER, OFFSET, layout
+from .layouts import OFFSET, layout, number_word
 
 UNPROVEN_DTYPES = "dtypes not proven"
 UNPROVEN_LAYOUT = "layout not proven"
@@ -20,6 +20,8 @@ UNPROVEN_RANK = "number of dimensions not proven"
 UNPROVEN_SIZE = "size not proven"
 NOT_TIMED = "not timed at this size"
 SLOWER = "slower than ATen at this size"
+_ALIGNED = 16
+"""Bytes that a vector of a GPU or a CPU is read by at once; allocators give no memory that begins in between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ def _word(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + " ".join(dict.fromkeys(map(_word, value))) + "]"
     dtype = getattr(value, "dtype", None)
-    return NUMBER if dtype is None else str(dtype).removeprefix("torch.")
+    return number_word(value) if dtype is None else str(dtype).removeprefix("torch.")
 
 
 def _tensors(given: Iterable[Any]) -> Iterable[Any]:
@@ -118,4 +120,9 @@ def _tensors(given: Iterable[Any]) -> Iterable[Any]:
 def layouts_of(tensor: Any) -> frozenset[str]:
     """Return how the elements of a tensor lie in memory."""
     found = layout(tuple(tensor.shape), tuple(tensor.stride()))
-    return frozenset({found, OFFSET} if tensor.storage_offset() else {found})
+    return frozenset({found, OFFSET} if displaced(tensor) else {found})
+
+
+def displaced(tensor: Any) -> bool:
+    """Whether a tensor begins elsewhere than its memory, or than an allocator's would: memory may be someone else's, as NumPy's."""
+    return bool(tensor.storage_offset() or tensor.data_ptr() % _ALIGNED)

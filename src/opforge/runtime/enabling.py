@@ -16,9 +16,10 @@ from .adapters import adapt
 from .compiling import watch_compilation
 from .devices import device_name
 from .domain import Domain
-from .facts import Facts, facts
+from .facts import FUNCTIONAL, Facts, facts
 from .loading import Function, LoadError, load
 from .originals import device_key
+from .results import Likeness
 from .serving import LOCK, KernelWarning, Place, Server
 
 POLICIES = {
@@ -113,6 +114,8 @@ class Enabled:
         return id(self)
 
 
+_LEFT_ALONE = frozenset({"alias.default", "detach.default"})
+"""Operators that torch makes subclasses of tensors with: it demands results that no Python function has returned."""
 _places: dict[tuple[str, str], Place] = {}
 _enabled: list[Enabled] = []
 
@@ -168,12 +171,17 @@ def _add(made: Enabled, source: Source, ops: Collection[str] | None) -> None:
             if function is None:
                 function = load(source.file, source.entries, source.library)
             implements = _facts(source.primary)
-            adapted = adapt(function, _facts(op), implements)
+            asked = function
+            if (
+                made.policy == "all" and implements.form == FUNCTIONAL
+            ):  # nothing is asked, so that results are looked at
+                asked = Likeness(implements).checked(function)
+            adapted = adapt(asked, _facts(op), implements)
         except (LoadError, NotImplementedError, _RefusedError) as error:
             made.refused[op] = str(error)
             continue
         domain = None if made.policy == "all" else found
-        own_form = adapted is function
+        own_form = adapted is asked
         made._servers[op] = Server(_facts(op), source.name, adapted, domain, required=required, own_form=own_form)  # noqa: SLF001
 
 
@@ -188,6 +196,10 @@ def _server(made: Enabled, source: Source, op: str, proof: Mapping[str, Any] | N
         raise _RefusedError(
             f"{op} is made of other operators (CompositeImplicitAutograd): a kernel in its place would cut off gradients. "
             "Write one for an operator that it is made of"
+        )
+    if op in _LEFT_ALONE:
+        raise _RefusedError(
+            f"what {op} returns becomes a parameter, or another subclass of a tensor, which nothing can that Python has seen"
         )
     has = torch._C._dispatch_has_computed_kernel_for_dispatch_key  # noqa: SLF001
     name = f"aten::{op.removesuffix('.default')}"

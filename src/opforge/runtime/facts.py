@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -29,6 +29,9 @@ class Slot(Protocol):
     @property
     def writes(self) -> bool: ...
 
+    @property
+    def required(self) -> bool: ...
+
 
 class Signature(Protocol):
     """What must be known of an operator to stand in its place."""
@@ -45,6 +48,9 @@ class Signature(Protocol):
     @property
     def returns(self) -> Sequence[Slot]: ...
 
+    @property
+    def tags(self) -> Collection[str]: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Argument:
@@ -53,6 +59,8 @@ class Argument:
     name: str
     type: str
     writes: bool
+    required: bool = True
+    """Whether a call must have it."""
     always: bool = True
     """Whether every call has it, by its position."""
 
@@ -67,6 +75,7 @@ class Facts:
     returns: tuple[Argument, ...]
     composite: bool
     """CompositeImplicitAutograd: made of other operators, so autograd sees through it. A few have kernels of their own besides."""
+    tags: frozenset[str] = frozenset()
 
 
 def facts(name: str) -> Facts | None:
@@ -81,7 +90,8 @@ def facts(name: str) -> Facts | None:
     has = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001
     full = f"aten::{qualified(name)}"
     composite = has(full, "CompositeImplicitAutograd") and not (has(full, "CPU") or has(full, "CUDA"))
-    return Facts(name, _form(schema, arguments), arguments, tuple(_argument(r) for r in schema.returns), composite)
+    returns = tuple(_argument(r) for r in schema.returns)
+    return Facts(name, _form(schema, arguments), arguments, returns, composite, frozenset(t.name for t in found.tags))
 
 
 def places_of_tensors(op: Facts) -> tuple[int, ...]:
@@ -105,8 +115,8 @@ def qualified(name: str) -> str:
 def _argument(given: Any) -> Argument:
     kind = str(given.type)
     writes = given.alias_info is not None and given.alias_info.is_write
-    always = not (given.kwarg_only or given.has_default_value())
-    return Argument(given.name, _TYPES.get(kind, kind), writes, always)
+    required = not given.has_default_value()
+    return Argument(given.name, _TYPES.get(kind, kind), writes, required, always=required and not given.kwarg_only)
 
 
 def _form(schema: Any, arguments: Sequence[Argument]) -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-NUMBER = "number"
-"""What stands in a signature for a plain number where the schema has a tensor."""
 CONTIGUOUS, CHANNELS_LAST, EXPANDED, TRANSPOSED, STRIDED, OFFSET, EMPTY = (
     "contiguous", "channels_last", "expanded", "transposed", "strided", "offset", "empty",
 )  # fmt: skip
+
+
+def number_word(value: object) -> str:
+    """Return what stands in a signature for a plain number where the schema has a tensor: what comes out depends on its kind."""
+    return f"number({type(value).__name__})"
 
 
 def layout(shape: Sequence[int], stride: Sequence[int]) -> str:

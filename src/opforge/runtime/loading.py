@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from .modules import Own, from_source
 
 Function = Callable[..., Any]
 
@@ -25,13 +26,14 @@ def load(file: Path, entries: Sequence[str], library: str = "") -> Function:
 
 def _function(file: Path, entries: Sequence[str]) -> Function:
     name = f"opforge_kernel_{abs(hash(str(file)))}_{file.stem}"
-    spec = importlib.util.spec_from_file_location(name, file)
+    own = Own(file.parent)
+    spec = from_source(name, file, own.builtins)
     if spec is None or spec.loader is None:
         raise LoadError(f"{file} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and Triton look their module up
     try:
-        with _neighbours(file.parent):
+        with own.found():
             spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
@@ -41,21 +43,6 @@ def _function(file: Path, entries: Sequence[str]) -> Function:
             function: Function = found
             return function
     raise LoadError(f"{file.name} does not define {' or '.join(entries)}")
-
-
-@contextmanager
-def _neighbours(folder: Path) -> Iterator[None]:
-    """Let a file import modules beside it; they stay its own, though another kernel may have some of the same names."""
-    sys.path.insert(0, str(folder))
-    before = set(sys.modules)
-    try:
-        yield
-    finally:
-        sys.path.remove(str(folder))
-        for name in set(sys.modules) - before:
-            file = getattr(sys.modules[name], "__file__", None)
-            if isinstance(file, str) and Path(file).parent == folder and not name.startswith("opforge_kernel_"):
-                del sys.modules[name]
 
 
 def _operator(library: Path, entries: Sequence[str]) -> Function:

@@ -63,7 +63,9 @@ def _with_tensors(args: tuple[Any, ...], tensors: Sequence[int]) -> tuple[Any, .
 def _number(value: Any, like: torch.Tensor | None) -> torch.Tensor:
     """Return a number as a tensor that makes of a result beside another tensor what the number makes of it."""
     beside = (None, False) if like is None else (like.dtype, like.dim() == 0)
-    if not value:  # 0.0 and -0.0 are equal, and differ
+    if not value or (
+        isinstance(value, complex) and not (value.real and value.imag)
+    ):  # 0.0 and -0.0 are equal, and differ
         return _made(value, *beside)
     return _kept(value, value.__class__, *beside, torch.get_default_dtype())
 
@@ -71,21 +73,28 @@ def _number(value: Any, like: torch.Tensor | None) -> torch.Tensor:
 def _made(value: Any, beside: torch.dtype | None, whole: bool) -> torch.Tensor:
     """Return a number as a tensor; it is only read.
 
-    A number has no say in the dtype unless it is of a higher kind. Beside tensors with dimensions that is so of tensors without, so that it keeps all places.
+    A number has no say in the dtype unless it is of a higher kind. Beside tensors with dimensions that is so of tensors without, so that it keeps all places;
+    where there is no tensor at all, it has the default dtype.
     """
     kind = next(i for i, one in enumerate(NUMBERS) if isinstance(value, one))
-    dtype = _WIDEST[kind]
+    dtype = _widest(value) if kind == NUMBERS.index(int) else _WIDEST[kind]
     with torch.inference_mode(mode=False):
+        if beside is None and kind > NUMBERS.index(int):
+            return torch.tensor(value, device="cpu")
         if beside is not None and (whole or kind > _kind(beside)):
             dtype = torch.result_type(torch.empty(() if whole else 1, dtype=beside, device="cpu"), value)
             if kind == _kind(dtype) == NUMBERS.index(int):  # its lowest bits
-                value = int(torch.tensor(value, device="cpu").to(dtype).item())
+                value = int(torch.tensor(value, dtype=_widest(value), device="cpu").to(dtype).item())
         return torch.tensor(value, dtype=dtype, device="cpu")
 
 
 @functools.lru_cache(maxsize=256)
 def _kept(value: Any, _class: Any, beside: torch.dtype | None, whole: bool, _default: torch.dtype) -> torch.Tensor:
     return _made(value, beside, whole)
+
+
+def _widest(value: int) -> torch.dtype:
+    return torch.uint64 if value > torch.iinfo(torch.int64).max else torch.int64
 
 
 def _kind(dtype: torch.dtype) -> int:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from .facts import Signature
+
+Function = Callable[..., Any]
+Like = list[tuple[torch.dtype, torch.Size] | None]
+"""Dtype and shape of each tensor of a result; None for one that is not there."""
+_MOST_KNOWN = 1024
+"""Calls of which it is remembered what they return; with more of them all are forgotten."""
 
 
 def check_kind(op: Signature, result: Any) -> None:
@@ -21,6 +28,8 @@ def check_kind(op: Signature, result: Any) -> None:
         raise TypeError(f"a kernel for {op.name} returned {type(result).__name__}, not {len(expected)} results")
     for value, wanted in zip(found, expected, strict=True):
         is_list = wanted.type.startswith("Tensor[")
+        if value is None and len(expected) > 1:  # one of several that was not asked for: torch's own word for it
+            continue
         if wanted.type == "Tensor" and not isinstance(value, torch.Tensor):
             raise TypeError(f"a kernel for {op.name} returned {type(value).__name__}, not a tensor")
         if is_list and not (isinstance(value, list | tuple) and all(isinstance(v, torch.Tensor) for v in value)):
@@ -34,41 +43,62 @@ class Likeness:
         self._op = op
         base, _, overload = op.name.partition(".")
         self._function = getattr(getattr(torch.ops.aten, base), overload)
-        self._known: dict[Any, list[tuple[torch.dtype, torch.Size]] | None] = {}
+        self._known: dict[Any, Like | None] = {}
+
+    def checked(self, function: Function) -> Function:
+        """Return a function whose results are looked at."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = function(*args, **kwargs)
+            self.check(result, args, kwargs)
+            return result
+
+        return call
 
     def check(self, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raise TypeError where dtype, shape or device of a result cannot be the operator's."""
-        expected = self._expected(args, kwargs)
-        if expected is None:
+        """Raise TypeError where dtype, shape or device of a result cannot be the operator's; to be called inside of a kernel."""
+        check_kind(self._op, result)
+        key = (_key([*args, *kwargs.items()]), torch.get_default_dtype())
+        if key not in self._known:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[key] = self._without_contents(args, kwargs)
+        expected = self._known[key]
+        if expected is None or not self._unlike(result, expected, args, kwargs):
             return
+        self._known[key] = expected = _like(self._function(*args, **kwargs))  # which without contents may differ
+        if wrong := self._unlike(result, expected, args, kwargs):
+            raise TypeError(f"a kernel for {self._op.name} returned {wrong}")
+
+    def _unlike(self, result: Any, expected: Like, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Say what of a result is not as expected."""
         found = _flat(result)
         if len(found) != len(expected):
-            raise TypeError(f"a kernel for {self._op.name} returned {len(found)} tensors, not {len(expected)}")
-        device = next((t.device for t in _flat([*args, *kwargs.values()]) if t.dim()), None)
-        for tensor, (dtype, shape) in zip(found, expected, strict=True):
+            return f"{len(found)} tensors, not {len(expected)}"
+        device = next((t.device for t in _flat([*args, *kwargs.values()]) if t is not None and t.dim()), None)
+        for tensor, like in zip(found, expected, strict=True):
+            if tensor is None or like is None:
+                if tensor is not like:
+                    return f"{'nothing' if tensor is None else 'a tensor'}, not {'nothing' if like is None else 'a tensor'}"
+                continue
+            dtype, shape = like
             if tensor.dtype != dtype:
-                raise TypeError(f"a kernel for {self._op.name} returned {tensor.dtype}, not {dtype}")
+                return f"{tensor.dtype}, not {dtype}"
             if tensor.shape != shape:
-                raise TypeError(
-                    f"a kernel for {self._op.name} returned the shape {list(tensor.shape)}, not {list(shape)}"
-                )
+                return f"the shape {list(tensor.shape)}, not {list(shape)}"
             if device is not None and tensor.device != device:
-                raise TypeError(f"a kernel for {self._op.name} returned a tensor on {tensor.device}, not {device}")
+                return f"a tensor on {tensor.device}, not {device}"
+        return ""
 
-    def _expected(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[torch.dtype, torch.Size]] | None:
-        key = _key([*args, *kwargs.items()])
-        if key not in self._known:
-            self._known[key] = self._without_contents(args, kwargs)
-        return self._known[key]
-
-    def _without_contents(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> list[tuple[torch.dtype, torch.Size]] | None:
+    def _without_contents(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Like | None:
         try:
-            result = self._function(*_meta(args), **{name: _meta(value) for name, value in kwargs.items()})
+            return _like(self._function(*_meta(args), **{name: _meta(value) for name, value in kwargs.items()}))
         except Exception:  # noqa: BLE001  # results that depend on contents, devices among the arguments: nothing is known
             return None
-        return [(t.dtype, t.shape) for t in _flat(result)]
+
+
+def _like(result: Any) -> Like:
+    return [None if t is None else (t.dtype, t.shape) for t in _flat(result)]
 
 
 def _meta(value: Any) -> Any:
@@ -79,8 +109,8 @@ def _meta(value: Any) -> Any:
     return torch.device("meta") if isinstance(value, torch.device) else value
 
 
-def _flat(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
+def _flat(value: Any) -> list[torch.Tensor | None]:
+    if value is None or isinstance(value, torch.Tensor):
         return [value]
     return [t for v in value for t in _flat(v)] if isinstance(value, list | tuple) else []
 

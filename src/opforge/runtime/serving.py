@@ -19,8 +19,8 @@ import torch
 from .domain import Domain
 from .facts import FUNCTIONAL, Facts, leads_with_tensors, places_of_tensors
 from .originals import original_of, put
-from .results import Likeness, check_kind
-from .shortest import GUARDED, INSIDE, Memory, shortest
+from .results import check_kind
+from .shortest import GUARDED, INSIDE, Memory, below_autocast, shortest
 
 Function = Callable[..., Any]
 _MOST_REASONS = 16
@@ -74,8 +74,6 @@ class Server:
         self._required = required
         self._redoable = not own_form or op.form == FUNCTIONAL
         """Whether ATen can still answer when the kernel has raised: the adapters write last."""
-        self._likeness = Likeness(op) if domain is None and op.form == FUNCTIONAL else None
-        """Where nothing is asked nothing is proven, and results are looked at."""
 
     def outside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """Say why a call is not for this kernel; nothing where it is."""
@@ -83,11 +81,9 @@ class Server:
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the kernel's answer to a call."""
-        wanting = any(getattr(a, "requires_grad", False) for a in args)
-        result = (self._detached if wanting else self._function)(*args, **kwargs)
+        function = self._detached if _wants_gradients([*args, *kwargs.values()]) else self._function
+        result = below_autocast(function)(*args, **kwargs)
         check_kind(self._op, result)
-        if self._likeness is not None:
-            self._likeness.check(result, args, kwargs)
         return result
 
     def _detached(self, *args: Any, **kwargs: Any) -> Any:
@@ -95,7 +91,7 @@ class Server:
         if not torch.is_grad_enabled():
             return self._function(*args, **kwargs)
         with torch.no_grad():
-            return self._function(*map(_detached, args), **kwargs)
+            return self._function(*map(_detached, args), **{name: _detached(value) for name, value in kwargs.items()})
 
     def failed(self, error: Exception) -> bool:
         """Whether an exception is a failure of the kernel's, and not its way of declining."""
@@ -147,6 +143,19 @@ class Place:
     ) -> Any:
         """Answer a call; ``raised`` is what a kernel has raised on it already, the one whose calls are ``counted``."""
         failures: list[tuple[Server, Exception]] = []
+        try:
+            return self._answer(args, kwargs, failures, raised, counted)
+        finally:
+            failures.clear()  # an error holds the frames that it went through, and these hold a call's tensors
+
+    def _answer(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        failures: list[tuple[Server, Exception]],
+        raised: Exception | None,
+        counted: Count | None,
+    ) -> Any:
         failed = counted.server if counted is not None else None
         if failed is not None and raised is not None:
             failures += self._failed(failed, raised, args, kwargs)
@@ -171,11 +180,16 @@ class Place:
     def _failed(
         self, server: Server, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[tuple[Server, Exception]]:
-        """Count what a kernel raised; return it with the kernel if that was a failure. Where it may have written already, the call is lost."""
+        """Count what a kernel raised; return it with the kernel if that was a failure. Where it may have written already, the call is lost.
+
+        One that declines has not written.
+        """
         failed = server.failed(error)
         server.count.passed_by(f"{'raised' if failed else 'declined:'} {type(error).__name__}: {error}")
+        if not failed:
+            return []
         if server.redoable:
-            return [(server, error)] if failed else []
+            return [(server, error)]
         if not self._raises_too(args, kwargs):
             self._take_out([(server, error)], "the call is lost, because it may have written already")
         raise error
@@ -210,6 +224,12 @@ def _copied(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     return [_copied(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def _wants_gradients(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_wants_gradients, value))
+    return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 def _detached(value: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
+from .domain import displaced
 from .originals import NUMBERS
 
 Function = Callable[..., Any]
@@ -38,6 +39,18 @@ class _Inside(threading.local):
 
 INSIDE = _Inside()
 """Inside a kernel every operator is ATen's own."""
+
+
+def below_autocast(function: Function) -> Function:
+    """Return a function in which operators cast nothing by themselves, though autocast be on: a kernel stands below it."""
+    if not torch._C._is_any_autocast_enabled():  # noqa: SLF001  # which torch.is_autocast_enabled asks for each device
+        return function
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._DisableAutocast():  # noqa: SLF001  # torch.autocast(enabled=False) is for one device, and slower
+            return function(*args, **kwargs)
+
+    return call
 
 
 class Memory:
@@ -80,7 +93,8 @@ class Memory:
             return None
         wanting = any(getattr(v, "requires_grad", False) for v in given)
         check = alike(*given) if anywhere or reason else _both(alike(*given), _begins)
-        known = (check, self._detached if wanting else self._function, reason)
+        function = below_autocast(self._detached if wanting else self._function)  # guards tell calls apart by it
+        known = (check, function, reason)
         if self._room <= 0:
             self._known, self._room = {}, MOST_KNOWN
         self._room -= 1
@@ -89,18 +103,19 @@ class Memory:
 
 
 def alike(*given: Any) -> Check:
-    """Return what knows tensors of the same class, dtype, device, shape and strides, that want gradients or not as these do; numbers; and None."""
+    """Return what knows tensors of the same class, dtype, device, shape and strides, which want gradients as these do or not; numbers of their kind; None."""
     tensors = [v for v in given if isinstance(v, torch.Tensor)]
     if len(tensors) == len(given) == len(set(map(id, tensors))):
         return _geometry(*tensors)
-    checks = [_geometry(v) if isinstance(v, torch.Tensor) else _is_none if v is None else _is_number for v in given]
+    checks = [_geometry(v) if isinstance(v, torch.Tensor) else _is_a(v.__class__) for v in given]
     if len(given) != 2:
         return lambda *values: all(check(value) for check, value in zip(checks, values, strict=True))
     one_is, other_is = checks
     if given[0] is given[1]:
         return lambda one, other: one is other and one_is(one)
-    if other_is is _is_number:
-        return lambda one, other: other.__class__ in NUMBERS and one_is(one)
+    if not isinstance(given[1], torch.Tensor):
+        kind = given[1].__class__
+        return lambda one, other: other.__class__ is kind and one_is(one)
     return lambda one, other: one_is(one) and other_is(other)
 
 
@@ -116,15 +131,11 @@ def _both(first: Check, second: Check) -> Check:
 
 def _begins(*given: Any) -> bool:
     """Whether tensors begin where their memory begins."""
-    return not any(v.storage_offset() for v in given if isinstance(v, torch.Tensor))
+    return not any(displaced(v) for v in given if isinstance(v, torch.Tensor))
 
 
-def _is_number(value: Any) -> bool:
-    return value.__class__ in NUMBERS
-
-
-def _is_none(value: Any) -> bool:
-    return value is None
+def _is_a(kind: type) -> Check:
+    return lambda value: value.__class__ is kind
 
 
 def _no(*_given: Any) -> Any:

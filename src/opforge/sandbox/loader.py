@@ -16,6 +16,7 @@ from torch.autograd.graph import _engine_run_backward
 from opforge.kernels.native.looking import in_words
 from opforge.ops import Operator, table
 from opforge.runtime.adapters import adapt
+from opforge.runtime.modules import Beside, from_source
 from opforge.runtime.originals import put
 from opforge.sandbox.mutants import Mutated
 
@@ -200,12 +201,13 @@ def import_file(path: Path) -> Any:
         path.read_bytes()
     except OSError as error:
         raise KernelLoadError(f"{path} cannot be read: {error.strerror}") from None
-    spec = importlib.util.spec_from_file_location("opforge_kernel", path)
+    spec = from_source("opforge_kernel", path)
     if spec is None or spec.loader is None:
         raise KernelLoadError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     sys.path.insert(0, str(path.parent))
+    sys.meta_path.insert(0, Beside(path.parent))  # what is judged is what the digest is of, and no cache beside it
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:

@@ -1,0 +1,111 @@
+"""Modules beside a kernel are its own, and what runs is what the file says now."""
+
+from __future__ import annotations
+
+import os
+import py_compile
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+
+import opforge
+from tests.install.proving import RELU, prove
+
+FLOATS = {"float32": {"rank": [0, 4], "numel": [0, 64], "layouts": ["contiguous"], "timed": [[0, 64, True]]}}
+AT_ONCE = "from {0} import MARK\ndef relu_kernel_impl(self):\n    return self.clamp(min=0) + MARK\n"
+LATER = "def relu_kernel_impl(self):\n    from {0} import MARK\n    return self.clamp(min=0) + MARK\n"
+
+
+@pytest.fixture
+def beside(tmp_path):
+    """Return a function that writes a kernel and files beside it."""
+
+    def write(name, source, files):
+        folder = tmp_path / name / "relu"
+        for path, text in {"relu_implementation_1.py": source, **files}.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text)
+        prove(tmp_path / name, "relu", {"relu.default": FLOATS})
+        return tmp_path / name
+
+    return write
+
+
+def answer(root):
+    """Return what the kernel adds to its answers."""
+    with opforge.enabled(root, device="cpu") as made:
+        found = torch.relu(torch.zeros(1)).item()
+        assert made.counters()["relu.default"]["served"] == 1
+    return found
+
+
+@pytest.mark.parametrize("source", [AT_ONCE, LATER], ids=["at once", "in the function"])
+@pytest.mark.parametrize(
+    ("module", "files"),
+    [
+        ("helper", {"helper.py": "MARK = {}\n"}),
+        ("common.numbers", {"common/__init__.py": "", "common/numbers.py": "MARK = {}\n"}),
+        ("plain.numbers", {"plain/numbers.py": "MARK = {}\n"}),
+        ("near", {"near.py": "from far import MARK\n", "far.py": "MARK = {}\n"}),
+        (
+            "whole.near",
+            {"whole/__init__.py": "", "whole/near.py": "from .far import MARK\n", "whole/far.py": "MARK = {}\n"},
+        ),
+    ],
+    ids=["module", "package", "folder", "through another", "relative"],
+)
+def test_each_kernel_has_its_own_and_the_program_has_its_own(beside, monkeypatch, source, module, files):
+    top = module.partition(".")[0]
+    theirs = ModuleType(top)
+    theirs.MARK = 7
+    before = set(sys.modules)
+    for mark in (1000, 2000):
+        root = beside(
+            f"kernels{mark}", source.format(module), {n: t.replace("{}", str(mark)) for n, t in files.items()}
+        )
+        assert answer(root) == mark
+        assert not {name for name in set(sys.modules) - before if not name.startswith(("opforge_kernel_", "torch."))}
+        monkeypatch.setitem(sys.modules, top, theirs)
+        assert answer(root) == mark
+        assert sys.modules[top] is theirs
+        monkeypatch.delitem(sys.modules, top)
+
+
+def test_a_module_that_imports_only_when_it_is_called(beside):
+    later = "def mark():\n    from far import MARK\n    return MARK\n"
+    source = "import near\ndef relu_kernel_impl(self):\n    return self.clamp(min=0) + near.mark()\n"
+    assert answer(beside("kernels", source, {"near.py": later, "far.py": "MARK = 3000\n"})) == 3000
+
+
+def test_files_beside_a_kernel_do_not_take_the_place_of_torch_or_of_the_standard_library(beside):
+    source = (
+        "import json, torch\ndef relu_kernel_impl(self):\n    return torch.clamp(self, min=0) + json.loads('1000')\n"
+    )
+    assert answer(beside("kernels", source, {"torch.py": "", "json.py": ""})) == 1000
+
+
+def test_what_runs_is_what_the_file_says_though_it_is_as_long_and_as_old_as_before(kernels, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    for mark in (1000, 5000, 2000, 3000):
+        root = kernels({"relu": RELU}, mark=mark)
+        os.utime(root / "relu" / "relu_implementation_1.py", (1_700_000_000, 1_700_000_000))
+        prove(root, "relu", {"relu.default": FLOATS})
+        assert answer(root) == mark
+
+
+def test_what_is_judged_is_the_source_and_no_bytecode_beside_it(kernel_directory, judge_tiny):
+    right = (
+        "import torch\nfrom helper import LEAST\ndef relu_kernel_impl(self):\n    return torch.clamp(self, min=LEAST)\n"
+    )
+    root = kernel_directory({"relu": right})
+    helper = root / "relu" / "helper.py"
+    helper.write_text("LEAST = 9\n")
+    cached = py_compile.compile(str(helper))
+    stat = helper.stat()
+    helper.write_text("LEAST = 0\n")
+    os.utime(helper, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert os.path.exists(cached)
+    ended = judge_tiny(root, {"relu.default": ["((T([3, 4], f32),), {})"]})
+    assert {row["verdict"] for row in ended.store.rows()} == {"passed"}

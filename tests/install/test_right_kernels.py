@@ -1,0 +1,323 @@
+"""With kernels that are ATen's own operators a program behaves as without them: whatever differs, or is blamed on them, is our doing."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import sys
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import opforge
+from opforge.runtime import compiling
+from opforge.runtime.adapters import adapt
+from opforge.runtime.facts import facts
+from opforge.runtime.results import Likeness
+from opforge.runtime.serving import KernelWarning
+from tests.install.proving import outcome, prove
+
+LAYOUTS = ["contiguous", "transposed", "strided", "expanded", "offset", "empty"]
+ANY = {"rank": [0, 5], "numel": [0, 100_000], "layouts": LAYOUTS, "timed": [[0, 100_000, True]]}
+F16, F64 = torch.float16, torch.float64
+
+
+def aten(op):
+    """Return the source of a kernel that calls ATen's own operator."""
+    base, _, overload = op.partition(".")
+    return f"import torch\ndef {base}_kernel_impl(*a, **k):\n    return torch.ops.aten.{base}.{overload or 'default'}(*a, **k)\n"
+
+
+def twice_the_same(root, call, policy="all"):
+    """Whether a call ends as without kernels, also when it is known already; return the counters."""
+    wanted = outcome(call)
+    with opforge.enabled(root, device="cpu", policy=policy) as made:
+        assert outcome(call) == wanted
+        assert outcome(call) == wanted
+        return made.counters()
+
+
+def moved():
+    base = torch.arange(4.0)
+    view = base[:2]
+    view.as_strided_((2,), (1,), 2).add_(10)
+    return base, view
+
+
+def turned():
+    base = torch.arange(6.0).reshape(2, 3)
+    return base, base[:].transpose_(0, 1), base.clone().unsqueeze_(0), base.clone().resize_(3)
+
+
+def set_elsewhere():
+    base, other = torch.arange(4.0), torch.tensor([7.0, 8.0])
+    base[:2].set_(other).add_(1)
+    return base, other
+
+
+@pytest.mark.parametrize(
+    ("call", "ops"),
+    [
+        (moved, ["as_strided"]),
+        (turned, ["transpose.int", "unsqueeze", "resize"]),
+        (set_elsewhere, ["set.source_Tensor"]),
+    ],
+)
+def test_forms_that_move_a_tensor_are_left_to_aten(kernels, call, ops):
+    root = kernels({op.partition(".")[0]: aten(op) for op in ops})
+    twice_the_same(root, call)
+    with opforge.enabled(root, device="cpu", policy="all") as made:
+        name = f"{ops[0].partition('.')[0]}_"
+        assert "changes where its tensor lies" in next(why for op, why in made.refused.items() if op.startswith(name))
+
+
+def test_what_parameters_are_made_by_is_left_to_aten(kernels):
+    root = kernels({"detach": aten("detach"), "alias": aten("alias"), "relu": aten("relu")})
+    with opforge.enabled(root, device="cpu", policy="all") as made:
+        layer = copy.deepcopy(nn.Linear(2, 2)).half()
+        assert isinstance(nn.Parameter(torch.ones(2)), nn.Parameter)
+        assert layer.weight.dtype == F16
+        assert set(made.refused) >= {"detach.default", "alias.default"}
+        assert "becomes a parameter" in made.refused["detach.default"]
+
+
+CUMSUM = """
+import torch
+def cumsum_kernel_impl(self, dim, *, dtype=None):
+    n = self.shape[0]
+    return torch.ones(n, n).tril() @ self
+"""
+
+
+@pytest.mark.parametrize("policy", ["proven", "all"])
+def test_inside_a_kernel_nothing_is_cast(kernels, policy):
+    root = kernels({"cumsum": CUMSUM})
+    prove(root, "cumsum", {"cumsum.default": {"float32": ANY}})
+    x = torch.full((300, 1), 1.01)
+    with opforge.enabled(root, device="cpu", policy=policy) as made:
+        for autocast in (False, True, True, False):
+            with torch.autocast("cpu", enabled=autocast):
+                result = torch.cumsum(x, 0)
+                assert (x @ torch.ones(1, 1)).dtype == (torch.bfloat16 if autocast else torch.float32), "outside of it"
+            assert result.dtype == torch.float32
+            assert result[-1].item() == pytest.approx(303.0, abs=1e-3)
+        assert made.counters()["cumsum.default"]["served"] == 4
+
+
+def frozen_norm():
+    x = torch.linspace(-1, 1, 12).reshape(3, 4).requires_grad_()
+    y = nn.functional.layer_norm(x, (4,), torch.ones(4), torch.zeros(4))
+    (y * torch.arange(12.0).reshape(3, 4)).sum().backward()
+    return x.grad
+
+
+@pytest.mark.parametrize("policy", ["proven", "all"])
+def test_results_that_were_not_asked_for_may_be_missing(kernels, policy):
+    op = "native_layer_norm_backward"
+    root = kernels({op: aten(op)})
+    prove(root, op, {f"{op}.default": {",".join(["float32"] * 6): ANY}})
+    assert twice_the_same(root, frozen_norm, policy)[f"{op}.default"]["served"] == 2
+
+
+@pytest.mark.parametrize("policy", ["proven", "all"])
+def test_a_kernel_that_writes_may_decline(kernels, policy):
+    root = kernels({"add_": "def add__kernel_impl(self, other, *, alpha=1):\n    raise NotImplementedError('no')\n"})
+    prove(root, "add_", {"add_.Tensor": {"float32,float32": ANY}})
+    counters = twice_the_same(root, lambda: torch.ones(2).add_(torch.ones(2)), policy)
+    assert counters["add_.Tensor"] == {
+        "kernel": "add__implementation_1",
+        "served": 0,
+        "aten": {"declined: NotImplementedError: no": 2},
+    }
+
+
+def overlapping(*, out):
+    x = torch.arange(5.0)
+    return torch.add(x[:-1], torch.ones(4), out=x[1:]) if out else x[1:].add_(x[:-1])
+
+
+def into_itself(x):
+    return torch.add(x, x, out=x), x.add_(x)
+
+
+def rrelu():
+    torch.manual_seed(0)
+    noise = torch.zeros(4)
+    return torch.ops.aten.rrelu_with_noise_(torch.arange(-2.0, 2.0), noise, training=True), noise
+
+
+HALF = torch.full((300,), 300.0, dtype=F16)
+OUTS = {
+    "a sum that is too large for its inputs' dtype": (
+        "sum.dim_IntList",
+        lambda: torch.sum(HALF, 0, out=torch.empty(())),
+    ),
+    "a running one": ("cumsum", lambda: torch.cumsum(HALF, 0, out=torch.empty(300))),
+    "a factory": ("full", lambda: torch.full((2,), 0.1, out=torch.empty(2, dtype=F64))),
+    "a line": ("linspace", lambda: torch.linspace(0, 1, 4, out=torch.empty(4, dtype=F64))),
+    "ones that are integers": ("ones", lambda: torch.ones(2, out=torch.empty(2, dtype=torch.int64))),
+    "a product of another dtype": (
+        "mm",
+        lambda: torch.mm(torch.eye(2), torch.eye(2), out=torch.empty(2, 2, dtype=F64)),
+    ),
+    "places of another dtype": (
+        "argmax",
+        lambda: torch.argmax(torch.ones(3), 0, out=torch.empty((), dtype=torch.int32)),
+    ),
+    "no cast": ("add.Tensor", lambda: torch.add(torch.ones(2), 1.5, out=torch.empty(2, dtype=torch.int64))),
+    "strides": ("add.Tensor", lambda: torch.add(torch.ones(2, 3).t(), torch.ones(2, 3).t(), out=torch.empty(0))),
+    "read from where it is written to": ("add.Tensor", lambda: overlapping(out=True)),
+    "where it is written in place": ("add.Tensor", lambda: overlapping(out=False)),
+    "in place, complex": ("abs", lambda: torch.tensor([1 + 1j]).abs_()),
+    "one and the same": ("add.Tensor", lambda: into_itself(torch.arange(3.0))),
+    "noise": ("rrelu_with_noise_functional", rrelu),
+    "a shape to be found": ("abs", lambda: torch.abs(-torch.ones(2, 2), out=torch.empty(0))),
+}
+
+
+@pytest.mark.parametrize("name", OUTS)
+def test_what_an_out_decides_it_decides(kernels, name):
+    op, call = OUTS[name]
+    twice_the_same(kernels({op.partition(".")[0]: aten(op)}), call)
+
+
+@pytest.mark.parametrize(
+    ("op", "implements", "why"),
+    [
+        ("bernoulli_.float", "bernoulli.p", "in which p can be left out"),
+        ("rrelu_with_noise_.default", "rrelu_with_noise_functional.default", "which writes to noise besides"),
+        ("t_.default", "t.default", "which changes where its tensor lies"),
+        ("add.Tensor", "add.out", r"\(out\) cannot serve add.Tensor \(functional\)"),
+    ],
+)
+def test_forms_that_cannot_be_made_of_another_are_refused(op, implements, why):
+    with pytest.raises(NotImplementedError, match=why):
+        adapt(torch.relu, facts(op), facts(implements))
+
+
+def test_an_out_of_another_shape_is_warned_of_as_by_aten(kernels):
+    with (
+        opforge.enabled(kernels({"abs": aten("abs")}), device="cpu", policy="all"),
+        pytest.warns(UserWarning, match="An output with one or more elements was resized"),
+    ):
+        torch.abs(torch.ones(3), out=torch.ones(2))
+
+
+WRONG = "import torch\ndef abs_kernel_impl(self):\n    return {}\n"
+
+
+@pytest.mark.parametrize(("result", "words"), [("self[:1]", "the shape"), ("self.int()", "torch.int32")])
+@pytest.mark.parametrize("out", [True, False])
+def test_results_of_all_forms_are_looked_at(kernels, result, words, out):
+    with opforge.enabled(kernels({"abs": WRONG.format(result)}), device="cpu", policy="all"):
+        with pytest.warns(KernelWarning, match=words):
+            found = torch.abs(-torch.ones(3), out=torch.empty(0)) if out else (-torch.ones(3)).abs_()
+        assert found.tolist() == [1.0, 1.0, 1.0]
+
+
+CAT = """
+import numpy, torch
+def cat_kernel_impl(tensors, dim=0):
+    return torch.from_numpy(numpy.concatenate([t.numpy() for t in tensors], dim))
+"""
+
+
+@pytest.mark.parametrize("policy", ["proven", "all"])
+def test_tensors_in_a_list_want_no_gradients_either(kernels, policy):
+    root = kernels({"cat": CAT})
+    prove(root, "cat", {"cat.default": {"[float32]": ANY}})
+    w = torch.ones(2, requires_grad=True)
+    with opforge.enabled(root, device="cpu", policy=policy) as made:
+        (grad,) = torch.autograd.grad(torch.cat([w, 2 * w]).sum(), w)
+        assert grad.tolist() == [3.0, 3.0]
+        assert made.counters()["cat.default"]["served"] == 1
+
+
+def norm_of_few():
+    return nn.BatchNorm1d(2).eval()(torch.tensor([[1.0, 2.0]]))
+
+
+def norm_of_halves():
+    return nn.functional.layer_norm(torch.ones(2, 4, dtype=torch.bfloat16), (4,))
+
+
+@pytest.mark.parametrize(("op", "call"), [("native_batch_norm", norm_of_few), ("native_layer_norm", norm_of_halves)])
+def test_where_a_run_without_contents_differs_atens_answer_counts(kernels, op, call):
+    assert twice_the_same(kernels({op: aten(op)}), call)[f"{op}.default"]["served"] == 2
+
+
+def test_what_results_are_like_follows_the_default_dtype_and_is_not_remembered_without_end(kernels, monkeypatch):
+    i = torch.tensor([1, 2])
+    with opforge.enabled(kernels({"add": aten("add.Tensor")}), device="cpu", policy="all"):
+        assert torch.add(i, 2.5).dtype == torch.float32
+        torch.set_default_dtype(F64)
+        try:
+            assert torch.add(i, 2.5).dtype == F64
+        finally:
+            torch.set_default_dtype(torch.float32)
+    monkeypatch.setattr("opforge.runtime.results._MOST_KNOWN", 4)
+    likeness = Likeness(facts("add.Tensor"))
+    for n in range(10):
+        likeness.check(i + n, (i, n), {})
+    assert len(likeness._known) <= 4
+    with pytest.raises(TypeError, match=r"add\.Tensor returned torch\.float32, not torch\.int64"):
+        likeness.check(i * 1.0, (i, 3), {})
+
+
+MUL = "import torch\ndef mul_kernel_impl(self, other):\n    return torch.ops.aten.mul.Tensor(self, torch.tensor(other, dtype=self.dtype))\n"
+
+
+def test_a_proof_with_integers_says_nothing_of_other_numbers(kernels):
+    root = kernels({"mul": MUL})
+    prove(root, "mul", {"mul.Tensor": {"int64,number(int)": ANY}})
+    x = torch.tensor([1, 2])
+    with opforge.enabled(root, device="cpu") as made:
+        for _ in range(2):
+            assert (x * 2).tolist() == [2, 4]
+            assert (x * 2.5).tolist() == [2.5, 5.0]
+            assert (x * True).tolist() == [1, 2]
+        assert made.counters()["mul.Tensor"] == {
+            "kernel": "mul_implementation_1",
+            "served": 2,
+            "aten": {"dtypes not proven": 4},
+        }
+
+
+def test_memory_that_begins_in_between_is_not_that_of_a_proof(kernels):
+    root = kernels({"relu": aten("relu")})
+    prove(root, "relu", {"relu.default": {"float32": {**ANY, "layouts": ["contiguous"]}}})
+    whole = np.ones(16, np.float32)
+    aligned = next(i for i in range(4) if whole[i:].ctypes.data % 16 == 0)
+    with opforge.enabled(root, device="cpu") as made:
+        for begin in (aligned, aligned + 1, aligned, aligned + 1):
+            torch.relu(torch.from_numpy(whole[begin : begin + 8]))
+        assert made.counters()["relu.default"]["served"] == 2
+        assert made.counters()["relu.default"]["aten"] == {"layout not proven": 2}
+
+
+@pytest.mark.parametrize("policy", ["proven", "all"])
+def test_an_error_that_is_caught_keeps_nothing_alive(kernels, policy):
+    root = kernels({"add": aten("add.Tensor")})
+    prove(root, "add", {"add.Tensor": {"float32,float32": ANY}})
+    with opforge.enabled(root, device="cpu", policy=policy):
+        x = torch.ones(2)
+        seen = weakref.ref(x)
+        with contextlib.suppress(RuntimeError):
+            x + torch.ones(3)
+        del x
+        assert seen() is None
+
+
+def test_a_compiler_that_the_program_puts_in_place_stays(kernels, monkeypatch):
+    before = torch.compile
+    monkeypatch.setattr(torch, "compile", before)
+    monkeypatch.setitem(compiling._state, "listening", False)
+    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)  # as if nothing was compiled yet
+    with opforge.enabled(kernels({"relu": aten("relu")}), device="cpu", policy="all"):
+        assert torch.compile is not before
+        assert torch.compile.__module__ == before.__module__
+        mine = torch.compile = lambda f: f
+    assert torch.compile is mine
