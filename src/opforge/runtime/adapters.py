@@ -105,12 +105,33 @@ def _refuse_overlap(target: Any) -> None:
 
 def _decline_shared(targets: Sequence[Any], given: Sequence[Any]) -> None:
     """Decline a call that writes where it reads, unless what is read is what is written: whether that can be done ATen knows."""
-    for value in _tensors(given):
-        for target in _tensors(targets):
-            if value is not target and value.untyped_storage().data_ptr() == target.untyped_storage().data_ptr() != 0:
-                same = value.data_ptr() == target.data_ptr() and value.stride() == target.stride()
-                if not same or value.shape != target.shape or value.dtype != target.dtype:
-                    raise NotImplementedError("what is read and what is written share memory")
+    read = list(_tensors(given))
+    for target in _tensors(targets):
+        begin, end = _extent(target)
+        for value in read:
+            if value is target:
+                continue
+            first, last = _extent(value)
+            if first < end and begin < last and not _same_place(value, target):
+                raise NotImplementedError("what is read and what is written share memory")
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return where the memory of a tensor begins and ends. (A storage's object in Python would count as one more who uses the memory, and autograd counts.)"""
+    count = tensor.numel()
+    if count and not tensor.is_contiguous():
+        count = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    begin = tensor.data_ptr()
+    return begin, begin + count * tensor.element_size()
+
+
+def _same_place(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return (one.data_ptr(), one.dtype, one.shape, one.stride()) == (
+        other.data_ptr(),
+        other.dtype,
+        other.shape,
+        other.stride(),
+    )
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
