@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import py_compile
 import sys
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 import opforge
+from opforge.runtime.serving import KernelWarning
 from tests.install.proving import RELU, prove
 
 FLOATS = {"float32": {"rank": [0, 4], "numel": [0, 64], "layouts": ["contiguous"], "timed": [[0, 64, True]]}}
@@ -60,17 +63,76 @@ def test_each_kernel_has_its_own_and_the_program_has_its_own(beside, monkeypatch
     top = module.partition(".")[0]
     theirs = ModuleType(top)
     theirs.MARK = 7
-    before = set(sys.modules)
     for mark in (1000, 2000):
         root = beside(
             f"kernels{mark}", source.format(module), {n: t.replace("{}", str(mark)) for n, t in files.items()}
         )
         assert answer(root) == mark
-        assert not {name for name in set(sys.modules) - before if not name.startswith(("opforge_kernel_", "torch."))}
+        assert not {"far", top} & set(sys.modules)
         monkeypatch.setitem(sys.modules, top, theirs)
         assert answer(root) == mark
         assert sys.modules[top] is theirs
         monkeypatch.delitem(sys.modules, top)
+
+
+IMPORTS = {
+    "import helper": "helper.MARK",
+    "import helper as h, math": "h.MARK * math.floor(1.5)",
+    "import common.inner.numbers": "common.inner.numbers.MARK",
+    "import common.inner.numbers as n": "n.MARK",
+    "from common.inner import numbers as n": "n.MARK",
+    "from common.inner.numbers import *": "MARK",
+}
+
+
+@pytest.mark.parametrize("statement", IMPORTS)
+def test_every_way_to_import_them(beside, statement):
+    source = f"{statement}\ndef relu_kernel_impl(self):\n    return self.clamp(min=0) + {IMPORTS[statement]}\n"
+    assert (
+        answer(beside("kernels", source, {"helper.py": "MARK = 1000\n", "common/inner/numbers.py": "MARK = 1000\n"}))
+        == 1000
+    )
+
+
+LOOKED_UP = """
+from __future__ import annotations
+import dataclasses, inspect, pickle, sys, typing
+
+MARK = 1000
+Number = int
+
+@dataclasses.dataclass
+class Kept:
+    mark: Number = 0
+
+def mark():
+    @dataclasses.dataclass
+    class Inner:
+        mark: typing.ClassVar[Number] = 5
+
+    assert not dataclasses.fields(Inner)
+    assert "class Kept" in inspect.getsource(Kept)
+    assert typing.get_type_hints(Kept) == {"mark": int}
+    return pickle.loads(pickle.dumps(Kept(sys.modules[__name__].MARK))).mark
+"""
+
+
+def test_what_looks_a_module_up_by_its_name_finds_it(beside, monkeypatch):
+    source = "import near\ndef relu_kernel_impl(self):\n    return self.clamp(min=0) + near.mark()\n"
+    root = beside("kernels", source, {"near.py": LOOKED_UP})
+    monkeypatch.setitem(sys.modules, "near", ModuleType("near"))
+    assert answer(root) == 1000
+
+
+def test_a_file_that_ends_the_process_is_refused_and_loaded_once(beside):
+    source = "import sys\nsys.stdout.write('here ')\nsys.exit(3)\n"
+    with (
+        pytest.warns(KernelWarning, match="raised while loading: SystemExit: 3"),
+        contextlib.redirect_stdout(io.StringIO()) as said,
+    ):
+        made = opforge.enable(beside("kernels", source, {}), device="cpu", policy="all")
+    assert len(made.refused) > 1
+    assert said.getvalue() == "here "
 
 
 def test_a_module_that_imports_only_when_it_is_called(beside):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from opforge.install.installation import Installation, RefusedError
@@ -18,7 +16,7 @@ def install_kernel(
 
     Raises KernelLoadError when the file cannot be loaded.
     """
-    loaded = _load(description)
+    loaded = LoadedKernel(dict(description), without_gradients)
     refused: dict[str, str] = {}
     for op, required in ops:
         try:
@@ -27,15 +25,3 @@ def install_kernel(
         except (RefusedError, NotImplementedError) as error:
             refused[op] = str(error)
     return refused
-
-
-def _load(description: Mapping[str, Any]) -> LoadedKernel:
-    """Load a kernel such that modules beside its file are its own, though another kernel may have some of the same names."""
-    folder = Path(description["file"]).parent
-    try:
-        return LoadedKernel(dict(description), without_gradients)
-    finally:
-        for name, module in list(sys.modules.items()):
-            file = getattr(module, "__file__", None)
-            if isinstance(file, str) and Path(file).parent == folder:
-                del sys.modules[name]

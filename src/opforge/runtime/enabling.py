@@ -161,6 +161,7 @@ def _add(made: Enabled, source: Source, ops: Collection[str] | None) -> None:
     if made.policy != "all" and wanted:
         proof, void = _proof(source, made.device)
     function: Function | None = None
+    broken: LoadError | None = None
     for op, required in wanted:
         if op in made._servers:  # noqa: SLF001
             continue
@@ -168,6 +169,8 @@ def _add(made: Enabled, source: Source, ops: Collection[str] | None) -> None:
             found = _server(made, source, op, proof, void)
             if found is None:
                 continue
+            if broken is not None:
+                raise broken
             if function is None:
                 function = load(source.file, source.entries, source.library)
             implements = _facts(source.primary)
@@ -179,6 +182,7 @@ def _add(made: Enabled, source: Source, ops: Collection[str] | None) -> None:
             adapted = adapt(asked, _facts(op), implements)
         except (LoadError, NotImplementedError, _RefusedError) as error:
             made.refused[op] = str(error)
+            broken = error if isinstance(error, LoadError) else broken
             continue
         domain = None if made.policy == "all" else found
         own_form = adapted is asked

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from .modules import Own, from_source
+from .modules import load_file
 
 Function = Callable[..., Any]
 
@@ -25,18 +23,13 @@ def load(file: Path, entries: Sequence[str], library: str = "") -> Function:
 
 
 def _function(file: Path, entries: Sequence[str]) -> Function:
-    name = f"opforge_kernel_{abs(hash(str(file)))}_{file.stem}"
-    own = Own(file.parent)
-    spec = from_source(name, file, own.builtins)
-    if spec is None or spec.loader is None:
+    if file.suffix != ".py":
         raise LoadError(f"{file} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and Triton look their module up
     try:
-        with own.found():
-            spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
+        module = load_file(file)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a file may say sys.exit(), and the program is not its own
         raise LoadError(f"{file.name} raised while loading: {type(error).__name__}: {error}") from error
     for entry in entries:
         if callable(found := getattr(module, entry, None)):

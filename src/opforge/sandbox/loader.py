@@ -16,7 +16,7 @@ from torch.autograd.graph import _engine_run_backward
 from opforge.kernels.native.looking import in_words
 from opforge.ops import Operator, table
 from opforge.runtime.adapters import adapt
-from opforge.runtime.modules import Beside, from_source
+from opforge.runtime.modules import load_file
 from opforge.runtime.originals import put
 from opforge.sandbox.mutants import Mutated
 
@@ -181,7 +181,7 @@ def _operator_in(library: str, source: Path, names: list[str]) -> Function:
 
 
 def _entry(path: Path, names: list[str]) -> Function:
-    module = import_file(path)
+    module = import_kernel(path)
     for name in names:
         found = getattr(module, name, None)
         if found is not None:
@@ -197,24 +197,40 @@ def _entry(path: Path, names: list[str]) -> Function:
 
 def import_file(path: Path) -> Any:
     """Return a user's file as a module; raises KernelLoadError with the reason when it cannot be one."""
+    with _as_verdict(path):
+        spec = importlib.util.spec_from_file_location("opforge_kernel", path)
+        if spec is None or spec.loader is None:
+            raise KernelLoadError(f"{path} is not a Python file")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        sys.path.insert(0, str(path.parent))
+        spec.loader.exec_module(module)
+    return module
+
+
+def import_kernel(path: Path) -> Any:
+    """Return a kernel's file as a module, as a program has it in which it is enabled; raises KernelLoadError with the reason when it cannot be one."""
+    with _as_verdict(path):
+        if path.suffix != ".py":
+            raise KernelLoadError(f"{path} is not a Python file")
+        return load_file(path)
+
+
+@contextmanager
+def _as_verdict(path: Path) -> Iterator[None]:
+    """The border: whatever a kernel's file raises is its verdict."""
     try:
         path.read_bytes()
     except OSError as error:
         raise KernelLoadError(f"{path} cannot be read: {error.strerror}") from None
-    spec = from_source("opforge_kernel", path)
-    if spec is None or spec.loader is None:
-        raise KernelLoadError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    sys.path.insert(0, str(path.parent))
-    sys.meta_path.insert(0, Beside(path.parent))  # what is judged is what the digest is of, and no cache beside it
     try:
-        spec.loader.exec_module(module)
+        yield
+    except KernelLoadError:
+        raise
     except SyntaxError as error:
         raise KernelLoadError(f"{path.name}, line {error.lineno}: SyntaxError: {error.msg}") from None
-    except BaseException as error:  # noqa: BLE001  # the border: whatever a kernel's file raises is its verdict
+    except BaseException as error:  # noqa: BLE001  # whatever it is
         raise KernelLoadError(f"{path.name} raised while loading: {describe_exception(error, path)}") from None
-    return module
 
 
 def describe_exception(error: BaseException, path: Path | None = None) -> str:
