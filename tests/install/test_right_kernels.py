@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 import opforge
-from opforge.runtime import compiling
 from opforge.runtime.adapters import adapt
 from opforge.runtime.facts import facts
 from opforge.runtime.results import Likeness
@@ -122,6 +121,21 @@ def test_results_that_were_not_asked_for_may_be_missing(kernels, policy):
     assert twice_the_same(root, frozen_norm, policy)[f"{op}.default"]["served"] == 2
 
 
+NOTHING = "import torch\ndef native_layer_norm_kernel_impl(*a):\n    return torch.ops.aten.native_layer_norm.default(*a)[0], None, None\n"
+
+
+@pytest.mark.parametrize("policy", ["right", "all"])
+def test_results_that_are_asked_for_may_not(kernels, policy):
+    root = kernels({"native_layer_norm": NOTHING})
+    prove(root, "native_layer_norm", {"native_layer_norm.default": {"float32,float32,float32": ANY}})
+    wanted = frozen_norm()
+    with (
+        opforge.enabled(root, device="cpu", policy=policy),
+        pytest.warns(KernelWarning, match="returned NoneType, not a tensor"),
+    ):
+        assert torch.equal(frozen_norm(), wanted)
+
+
 @pytest.mark.parametrize("policy", ["proven", "all"])
 def test_a_kernel_that_writes_may_decline(kernels, policy):
     root = kernels({"add_": "def add__kernel_impl(self, other, *, alpha=1):\n    raise NotImplementedError('no')\n"})
@@ -149,6 +163,41 @@ def rrelu():
     return torch.ops.aten.rrelu_with_noise_(torch.arange(-2.0, 2.0), noise, training=True), noise
 
 
+def foreach(make):
+    tensors, others = make(torch.arange(3.0))
+    torch._foreach_add_(tensors, others)
+    return tensors
+
+
+def gathered(x):
+    return torch.gather(x, 0, torch.tensor([2, 1, 0]), out=x)
+
+
+def added(x):
+    return x.index_add_(0, torch.tensor([2, 1, 0]), x)
+
+
+def squared(x):
+    return torch.mm(x, x, out=x)
+
+
+def expanded(write):
+    return write(torch.zeros(1).expand(3))
+
+
+def drawn(call):
+    torch.manual_seed(0)
+    return call(), torch.rand(2)
+
+
+def lstm():
+    torch.manual_seed(0)
+    layer = nn.LSTM(4, 4)
+    layer(torch.ones(2, 1, 4))[0].sum().backward()
+    with torch.no_grad():
+        return [p.grad for p in layer.parameters()], layer(torch.ones(2, 1, 4))[0]
+
+
 HALF = torch.full((300,), 300.0, dtype=F16)
 OUTS = {
     "a sum that is too large for its inputs' dtype": (
@@ -174,6 +223,22 @@ OUTS = {
     "in place, complex": ("abs", lambda: torch.tensor([1 + 1j]).abs_()),
     "one and the same": ("add.Tensor", lambda: into_itself(torch.arange(3.0))),
     "noise": ("rrelu_with_noise_functional", rrelu),
+    "a list with one tensor twice": ("_foreach_add.Scalar", lambda: foreach(lambda x: ([x, x], 1.0))),
+    "a list whose tensors overlap": ("_foreach_add.Scalar", lambda: foreach(lambda x: ([x[:2], x[1:]], 1.0))),
+    "a list whose tensors do not": ("_foreach_add.Scalar", lambda: foreach(lambda x: ([x[:1], x[1:]], 1.0))),
+    "lists crosswise": ("_foreach_add.List", lambda: foreach(lambda x: ([x[:1], x[1:2]], [x[1:2], x[:1]]))),
+    "gathered into itself": ("gather", lambda: gathered(torch.arange(3.0))),
+    "added to itself by index": ("index_add", lambda: added(torch.arange(3.0))),
+    "a product into a factor": ("mm", lambda: squared(torch.eye(2))),
+    "zeros to one place": ("zero", lambda: expanded(torch.Tensor.zero_)),
+    "added in one place": ("add.Tensor", lambda: expanded(lambda x: x.add_(1))),
+    "elsewhere": ("zeros_like", lambda: torch.zeros_like(torch.ones(2), device="meta").device.type),
+    "random numbers without a device": ("rand", lambda: drawn(lambda: torch.ops.aten.rand([3]))),
+    "random numbers of another dtype": (
+        "bernoulli",
+        lambda: drawn(lambda: torch.bernoulli(HALF / 600, out=torch.empty(300))),
+    ),
+    "what is kept for a backward pass": ("mkldnn_rnn_layer", lstm),
     "a shape to be found": ("abs", lambda: torch.abs(-torch.ones(2, 2), out=torch.empty(0))),
 }
 
@@ -314,10 +379,35 @@ def test_an_error_that_is_caught_keeps_nothing_alive(kernels, policy):
 def test_a_compiler_that_the_program_puts_in_place_stays(kernels, monkeypatch):
     before = torch.compile
     monkeypatch.setattr(torch, "compile", before)
-    monkeypatch.setitem(compiling._state, "listening", False)
     monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)  # as if nothing was compiled yet
     with opforge.enabled(kernels({"relu": aten("relu")}), device="cpu", policy="all"):
         assert torch.compile is not before
         assert torch.compile.__module__ == before.__module__
         mine = torch.compile = lambda f: f
     assert torch.compile is mine
+
+
+def test_a_reset_of_the_compiler_is_no_harm(kernels):
+    import torch._dynamo
+
+    root = kernels({"relu": aten("relu")})
+    with opforge.enabled(root, device="cpu", policy="all"):
+        torch._dynamo.reset()
+    with opforge.enabled(root, device="cpu", policy="all"):
+        with pytest.warns(KernelWarning, match="torch.compile is at work"):
+            torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+        torch._dynamo.reset()
+
+
+def test_a_call_of_numbers_alone_is_not_cast_either(kernels):
+    seen = (
+        "import torch\ndef add_kernel_impl(self, other, *, alpha=1):\n"
+        "    assert (torch.eye(2) @ torch.eye(2)).dtype == torch.float32\n    raise NotImplementedError\n"
+    )
+    root = kernels({"add": seen})
+    prove(root, "add", {"add.Tensor": {"number(float),number(int)": ANY}})
+    with opforge.enabled(root, device="cpu") as made:
+        for enabled in (False, True):
+            with torch.autocast("cpu", enabled=enabled):
+                assert torch.add(1.5, 2).item() == 3.5
+        assert made.counters()["add.Tensor"]["aten"] == {"declined: NotImplementedError: ": 2}

@@ -34,6 +34,8 @@ def _refusal(op: Signature, implements: Signature) -> str:
     known = {a.name: a for a in implements.arguments}
     if "inplace_view" in op.tags:
         return "which changes where its tensor lies and not what is in it"
+    if op.form == OUT and "nondeterministic_seeded" in op.tags:
+        return "which draws random numbers, that declining could not give back"
     if also := [a.name for a in op.arguments[op.form == INPLACE :] if a.writes and a.name in known]:
         return f"which writes to {' and '.join(also)} besides"
     if left := [a.name for a in op.arguments if not a.required and a.name in known and known[a.name].required]:
@@ -42,9 +44,11 @@ def _refusal(op: Signature, implements: Signature) -> str:
 
 
 def _inplace(function: Function, op: Signature) -> Function:
+    into_itself = "pointwise" in op.tags
+
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _refuse_overlap(self)
-        _decline_shared([self], [*args, *kwargs.values()])
+        _decline_overlap([self])
+        _decline_shared([self], [*args, *kwargs.values()], into_itself=into_itself)
         pairs = _pairs([self], function(self, *args, **kwargs))
         for target, source in pairs:
             if source.shape != target.shape:
@@ -62,6 +66,7 @@ def _inplace(function: Function, op: Signature) -> Function:
 
 
 def _out(function: Function, op: Signature, implements: Signature) -> Function:
+    into_itself = "pointwise" in op.tags
     names = [a.name for a in op.arguments if a.writes]
     told = {a.name for a in implements.arguments} - {a.name for a in op.arguments}
     by_out = [name for name in ("dtype", "device") if name in told]
@@ -69,9 +74,8 @@ def _out(function: Function, op: Signature, implements: Signature) -> Function:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         outs = [kwargs.pop(name) for name in names]
-        for out in outs:
-            _refuse_overlap(out)
-        _decline_shared(outs, [*args, *kwargs.values()])
+        _decline_overlap(outs)
+        _decline_shared(outs, [*args, *kwargs.values()], into_itself=into_itself)
         pairs = _pairs(outs, function(*args, **kwargs, **{name: getattr(outs[0], name) for name in by_out}))
         for target, source in pairs:
             _refuse_cast(target, source)
@@ -92,27 +96,26 @@ def _out(function: Function, op: Signature, implements: Signature) -> Function:
     return call
 
 
-def _refuse_overlap(target: Any) -> None:
-    """Raise, as ATen does, when something to be written holds several elements in one place."""
-    for tensor in target if isinstance(target, list | tuple) else [target]:
-        if tensor.numel() > 1 and any(
-            size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True)
-        ):
-            raise RuntimeError(
-                "unsupported operation: more than one element of the written-to tensor refers to a single memory location"
-            )
+def _decline_overlap(targets: Sequence[Any]) -> None:
+    """Decline a call that writes several elements, of one tensor or of two, to one place: mostly ATen raises there."""
+    ends: list[tuple[int, int]] = []
+    for target in _tensors(targets):
+        if target.numel() > 1 and 0 in target.stride() and not target.is_contiguous():
+            raise NotImplementedError("several elements of what is written lie in one place")
+        begin, end = _extent(target)
+        if any(begin < other_end and other_begin < end for other_begin, other_end in ends):
+            raise NotImplementedError("tensors that are written share memory")
+        ends.append((begin, end))
 
 
-def _decline_shared(targets: Sequence[Any], given: Sequence[Any]) -> None:
-    """Decline a call that writes where it reads, unless what is read is what is written: whether that can be done ATen knows."""
+def _decline_shared(targets: Sequence[Any], given: Sequence[Any], *, into_itself: bool) -> None:
+    """Decline a call that writes where it reads: whether that can be done ATen knows. ``into_itself``: what is read may be what is written."""
     read = list(_tensors(given))
     for target in _tensors(targets):
         begin, end = _extent(target)
         for value in read:
-            if value is target:
-                continue
             first, last = _extent(value)
-            if first < end and begin < last and not _same_place(value, target):
+            if first < end and begin < last and not (into_itself and _same_place(value, target)):
                 raise NotImplementedError("what is read and what is written share memory")
 
 

@@ -17,7 +17,7 @@ _WORDS = (
     "torch.compile is at work while kernels are enabled: code that Inductor makes calls its own kernels and not these, "
     "but for the few operators that it leaves to ATen (mm.out, addmm.out). Results are right; the kernels are passed by"
 )
-_state: dict[str, Any] = {"compile": None, "ours": None, "said": False, "listening": False}
+_state: dict[str, Any] = {"compile": None, "ours": None, "said": False}
 _lock = threading.Lock()
 
 
@@ -47,11 +47,10 @@ def _wrapped(compile_: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _listen() -> None:
-    if not _state["listening"]:
-        from torch._dynamo.callback import callback_handler
+    from torch._dynamo.callback import callback_handler
 
+    if _say not in callback_handler.start_callbacks:  # torch._dynamo.reset() forgets them
         callback_handler.register_start_callback(_say)
-        _state["listening"] = True
 
 
 def _restore() -> None:
@@ -59,11 +58,11 @@ def _restore() -> None:
         if torch.compile is _state["ours"]:  # a program may have put its own there meanwhile
             torch.compile = _state["compile"]
         _state["compile"] = _state["ours"] = None
-    if _state["listening"]:
+    if "torch._dynamo" in sys.modules:
         from torch._dynamo.callback import callback_handler
 
-        callback_handler.remove_start_callback(_say)
-        _state["listening"] = False
+        if _say in callback_handler.start_callbacks:
+            callback_handler.remove_start_callback(_say)
     _state["said"] = False
 
 

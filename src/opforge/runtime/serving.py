@@ -87,11 +87,13 @@ class Server:
         return result
 
     def _detached(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the kernel, which is below autograd, with tensors that want no gradients, or are not asked for any."""
+        """Call the kernel, which is below autograd, with tensors that want no gradients, or are not asked for any.
+
+        The mode stays as it is: some of ATen's operators keep more for a backward pass when it is on.
+        """
         if not torch.is_grad_enabled():
             return self._function(*args, **kwargs)
-        with torch.no_grad():
-            return self._function(*map(_detached, args), **{name: _detached(value) for name, value in kwargs.items()})
+        return self._function(*map(_detached, args), **{name: _detached(value) for name, value in kwargs.items()})
 
     def failed(self, error: Exception) -> bool:
         """Whether an exception is a failure of the kernel's, and not its way of declining."""

@@ -86,7 +86,8 @@ class Memory:
         return self._learn(key, given)
 
     def _learn(self, key: tuple[Any, Any], given: tuple[Any, ...]) -> Known | None:
-        if not all(v is None or isinstance(v, (torch.Tensor, *NUMBERS)) for v in given):
+        tensors = any(isinstance(v, torch.Tensor) for v in given)  # by which guards know modes too
+        if not tensors or not all(v is None or isinstance(v, (torch.Tensor, *NUMBERS)) for v in given):
             return None
         reason, anywhere = self._ask(given), self._anywhere(given)
         if not anywhere and not _begins(*given):  # another one like it that begins its memory may be inside
