@@ -30,6 +30,19 @@ SEARCH_CAPABILITIES = (2, 1)
 """Those with which root reads in folders that are shut to it: to read and search only, and the one that allows writing too."""
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
+_ENABLING = ("OPFORGE_BACKEND", "OPFORGE_POLICY")
+"""Variables by which importing torch puts the kernels of a package in ATen's place."""
+
+
+def plain_environment() -> dict[str, str]:
+    """Return our environment without what would put kernels in ATen's place, against which they are judged."""
+    return {name: value for name, value in os.environ.items() if name not in _ENABLING}
+
+
+def leave_kernels_out() -> str:
+    """Take what would put kernels in ATen's place out of our environment; return what was to be enabled."""
+    wanted = [os.environ.pop(name, "") for name in _ENABLING]
+    return wanted[0]
 
 
 def present_core() -> int:

@@ -200,3 +200,34 @@ def test_strength_as_json_and_its_threshold(tmp_path):
     assert answer["by_mutant"]["zeros"] == {"killed": 1, "mutants": 1}
     assert answer["survivors"] == [{"op": "relu.default", "mutant": "edge", "differed": False, "cases": 1}]
     assert not (tmp_path / "strength").exists()  # a selection is not the suite
+
+
+SPOILER = """
+import os, torch
+
+def autoload():
+    if os.environ.get("OPFORGE_BACKEND") == "spoiler":
+        torch.library.Library("aten", "IMPL").impl("relu", lambda x: x.clamp(min=0) + 7, "CPU", allow_override=True)
+"""
+
+
+def test_a_backend_that_the_environment_enables_is_not_what_kernels_are_held_against(tmp_path, kernel_directory):
+    site = tmp_path / "site"
+    (site / "spoiler-1.0.dist-info").mkdir(parents=True)
+    (site / "spoiler.py").write_text(SPOILER)
+    (site / "spoiler-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: spoiler\nVersion: 1.0\n")
+    (site / "spoiler-1.0.dist-info" / "entry_points.txt").write_text("[torch.backends]\nspoiler = spoiler:autoload\n")
+    wrong = "import torch\ndef relu_kernel_impl(x):\n    return torch.where(x > 0, x, torch.zeros_like(x)) + 7\n"
+    root = kernel_directory({"relu": wrong})
+    words = ("run", "--suite", "smoke", "--backend", "directory", "--ops-directory", str(root))
+    done = opforge(
+        *words,
+        "--out",
+        str(tmp_path / "run"),
+        cwd=tmp_path,
+        PYTHONPATH=f"{site}{os.pathsep}{ROOT / 'src'}",
+        OPFORGE_BACKEND="spoiler",
+    )
+    assert done.returncode == 1, done.stderr
+    assert "wrong" in done.stdout
+    assert "OPFORGE_BACKEND=spoiler is left out here" in done.stderr

@@ -88,6 +88,17 @@ def test_the_environment_of_workers_holds_no_keys(monkeypatch):
     assert "secret" not in worker_environment().values()
 
 
+def test_the_environment_of_workers_enables_no_kernels(monkeypatch):
+    monkeypatch.setenv("OPFORGE_BACKEND", "some_backend")
+    monkeypatch.setenv("OPFORGE_POLICY", "all")
+    monkeypatch.setenv("OPFORGE_OTHER", "kept")
+    assert {name for name in worker_environment() if name.startswith("OPFORGE_")} & {
+        "OPFORGE_BACKEND",
+        "OPFORGE_POLICY",
+        "OPFORGE_OTHER",
+    } == {"OPFORGE_OTHER"}
+
+
 def test_messages_and_descriptors_cross_a_channel(tmp_path):
     left, right = Channel.pair()
     message = {"text": "é", "numbers": [1, 2.5, None, True], "nested": {"a": []}}

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from opforge import processes
 from opforge.errors import OpforgeError
 
 app = typer.Typer(
@@ -78,6 +79,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 def call(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit code."""
+    if backend := processes.leave_kernels_out():
+        sys.stderr.write(f"opforge: OPFORGE_BACKEND={backend} is left out here: kernels are held against ATen's own\n")
     try:
         result: Any = app(args=arguments, prog_name="opforge", standalone_mode=False)
     except OpforgeError as error:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from opforge import processes
 from opforge.errors import InternalError
 from opforge.sandbox import folders
 from opforge.sandbox.secret_names import looks_secret
@@ -143,7 +144,7 @@ def worker_environment() -> dict[str, str]:
     """Return the part of our environment that kernels may see: no keys, no tokens; one thread; our own package importable."""
     kept = {
         name: value
-        for name, value in os.environ.items()
+        for name, value in processes.plain_environment().items()
         if (name in _KEPT or name.startswith(_KEPT_PREFIXES)) and not looks_secret(name)
     }
     package = str(Path(__file__).resolve().parents[2])

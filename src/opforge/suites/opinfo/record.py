@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -17,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from opforge import processes
 from opforge.cases import Case, Expect
 from opforge.cases.store import BLOB, TABLE, BlobWriter, write_table
 from opforge.traces.stream import PLACE, Child
@@ -73,7 +73,10 @@ def record(
 ) -> None:
     """Record one slot (a dtype, or the wrong inputs) into a folder."""
     writer, losses = _Writer(folder), Counter[str]()
-    environment = {**os.environ, "PYTHONHASHSEED": "0"}  # some of OpInfo's samples come in the order of a set
+    environment = {
+        **processes.plain_environment(),
+        "PYTHONHASHSEED": "0",
+    }  # some of OpInfo's samples come in the order of a set
     index, total, name = 0, 1, ""
     while index < total:
         child = Child([*command, device, slot, str(index)], _ENTRY_LIMIT_S, stdout=subprocess.DEVNULL, env=environment)

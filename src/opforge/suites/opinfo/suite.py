@@ -16,7 +16,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from opforge import cache
+from opforge import cache, processes
 from opforge.cases import Case
 from opforge.cases.store import BLOB, TABLE, read_table
 from opforge.errors import InternalError, OpforgeError
@@ -98,7 +98,7 @@ def _record_in_process(device: str, slot: str, draft: Path) -> Iterator[tuple[in
     log = draft.with_suffix(".log")
     package = str(Path(__file__).resolve().parents[3])
     environment = {
-        **os.environ,
+        **processes.plain_environment(),
         "PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")])),
     }
     command = [sys.executable, "-P", "-m", "opforge.suites.opinfo.record", device, slot, str(draft)]
