@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import py_compile
+import subprocess
 import sys
 from types import ModuleType
 
@@ -14,6 +15,7 @@ import torch
 
 import opforge
 from opforge.runtime.serving import KernelWarning
+from tests import native
 from tests.install.proving import RELU, prove
 
 FLOATS = {"float32": {"rank": [0, 4], "numel": [0, 64], "layouts": ["contiguous"], "timed": [[0, 64, True]]}}
@@ -171,3 +173,27 @@ def test_what_is_judged_is_the_source_and_no_bytecode_beside_it(kernel_directory
     assert os.path.exists(cached)
     ended = judge_tiny(root, {"relu.default": ["((T([3, 4], f32),), {})"]})
     assert {row["verdict"] for row in ended.store.rows()} == {"passed"}
+
+
+LIBRARIES = """
+import sys, warnings
+import torch, opforge
+made = opforge.enable(sys.argv[1], device="cpu", policy="all")
+print(made.operators)
+warnings.simplefilter("ignore")
+print(opforge.enable(sys.argv[2], device="cpu", policy="all").refused["relu.default"])
+opforge.disable()
+print(opforge.enable(sys.argv[1], device="cpu", policy="all").operators == made.operators)
+"""
+
+
+def test_a_library_whose_namespace_is_taken_is_refused_and_does_not_end_the_process(tmp_path):
+    for name, source in (("one", native.RELU), ("two", native.RELU + "// another one")):
+        native.write(tmp_path / name / "relu", source, "relu_implementation_1.cpp")
+    command = [sys.executable, "-c", LIBRARIES, str(tmp_path / "one"), str(tmp_path / "two")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    operators, refused, again = done.stdout.splitlines()
+    assert "relu.default" in operators
+    assert "has operators in the namespace relu_implementation_1, which another library has in this process" in refused
+    assert again == "True"

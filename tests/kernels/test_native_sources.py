@@ -62,7 +62,10 @@ def test_digests_follow_headers_beside_the_source(tmp_path):
     file = write(tmp_path, "int x;")
     before = digest(file)
     write(tmp_path, "#define X", "x.h")
-    assert digest(file) != before
+    beside = digest(file)
+    assert beside != before
+    write(tmp_path / "inner", "#define Y", "y.h")
+    assert digest(file) != beside
 
 
 def test_what_is_a_source(tmp_path):

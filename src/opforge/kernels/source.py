@@ -1,17 +1,21 @@
-"""What a kernel is made of: its file, and the modules beside it that it imports."""
+"""What a kernel is made of: its file, the modules beside it that it imports, and files there that it names."""
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from opforge.kernels import native
 
+_NAME = re.compile(r"(?:(?!\.)[\w.-]+/)*(?!\.)[\w.-]{1,100}", re.ASCII)
+"""What may be the name of a file below a folder."""
+
 
 def digest(file: Path) -> str:
-    """Return the digest of a source with what it imports from beside it; one that cannot be read has none, and its load is its verdict."""
+    """Return the digest of a source with what it imports and names from beside it; one that cannot be read has none, and its load is its verdict."""
     try:
         if native.is_native(file):
             return native.digest(file)
@@ -37,12 +41,13 @@ def imports(text: str) -> Iterator[str]:
 
 
 def _beside(file: Path) -> set[Path]:
-    """Return the modules in a file's folder that it imports, directly or through each other."""
+    """Return the files in a file's folder and below that it imports or names, directly or through each other."""
     found: set[Path] = set()
     new = {file}
     while new:
-        names = {name for source in new for name in imports(source.read_text(encoding="utf-8", errors="replace"))}
-        there = {module for name in names for module in _module(file.parent, name)}
+        texts = [source.read_text(encoding="utf-8", errors="replace") for source in new if source.suffix == ".py"]
+        there = {path for text in texts for name in imports(text) for path in _module(file.parent, name)}
+        there |= {path for text in texts for name in _constants(text) for path in _named(file.parent, name)}
         new = there - found - {file}
         found |= new
     return found
@@ -52,5 +57,28 @@ def _module(folder: Path, name: str) -> Iterator[Path]:
     """Yield the files of a module that lies in a folder; none where there is no such module."""
     if (module := folder / f"{name}.py").is_file():
         yield module
+    yield from folder.glob(f"{name}.*.so")
     if (package := folder / name).is_dir():
         yield from package.rglob("*.py")
+
+
+def _constants(text: str) -> Iterator[str]:
+    """Yield the texts in a source that may name a file or, for ``import_module``, a module."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and _NAME.fullmatch(node.value):
+            yield node.value
+
+
+def _named(folder: Path, name: str) -> Iterator[Path]:
+    """Yield the files that a name may stand for: a file, all of a folder, a module; none outside of the folder, and no proofs."""
+    place = folder / name
+    if place.is_file():
+        yield place
+    elif place.is_dir() and place != folder:
+        yield from (path for path in place.rglob("*") if path.is_file() and path.suffix != ".pyc")
+    elif name.replace(".", "").isidentifier():
+        yield from _module(folder, name.partition(".")[0])

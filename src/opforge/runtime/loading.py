@@ -42,6 +42,11 @@ def _operator(library: Path, entries: Sequence[str]) -> Function:
     before = set(torch._C._dispatch_get_all_op_names())  # noqa: SLF001  # torch has no public list of operators
     known = _LIBRARIES.get(library)
     if known is None:
+        if _is_claimed(library.stem):  # what OPFORGE_NAMESPACE stands for in its sources
+            raise LoadError(
+                f"{library.name} has operators in the namespace {library.stem}, which another library has in this process "
+                "already, perhaps an earlier build of the same source; loading both would end it. Start anew, or rename one"
+            )
         try:
             torch.ops.load_library(str(library))
         except (OSError, RuntimeError) as error:
@@ -56,6 +61,15 @@ def _operator(library: Path, entries: Sequence[str]) -> Function:
     packet = getattr(getattr(torch.ops, namespace), name)
     function: Function = getattr(packet, packet.overloads()[0]) if len(packet.overloads()) == 1 else packet
     return function
+
+
+def _is_claimed(namespace: str) -> bool:
+    """Whether a library has a namespace for itself in this process: claiming it for a moment is refused then."""
+    try:
+        torch.library.Library(namespace, "DEF")._destroy()  # noqa: SLF001  # torch has no public way to give it back
+    except RuntimeError as error:
+        return "Only a single TORCH_LIBRARY" in str(error)
+    return False
 
 
 _LIBRARIES: dict[Path, list[str]] = {}

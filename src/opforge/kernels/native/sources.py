@@ -46,7 +46,7 @@ def digest(file: Path) -> str:
     """Return the digest of a kernel's source and of the headers that lie beside it."""
     whole = hashlib.sha256()
     for path in [file, *headers_in(file.parent)]:
-        whole.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+        whole.update(str(path.relative_to(file.parent)).encode() + b"\0" + path.read_bytes() + b"\0")
     return whole.hexdigest()[:16]
 
 
@@ -56,8 +56,8 @@ def sources_in(folder: Path) -> list[Path]:
 
 
 def headers_in(folder: Path) -> list[Path]:
-    """Return the headers that lie beside a source."""
-    return sorted(path for path in folder.iterdir() if path.suffix in HEADERS and path.is_file())
+    """Return the headers that lie beside a source, and in folders there."""
+    return [path for path in _files(folder) if path.suffix in HEADERS]
 
 
 def _files(folder: Path) -> list[Path]:
