@@ -98,7 +98,7 @@ def _kernel(folder: Path, release: str, vendor: str, row: str, name: str) -> Ker
     if not file.is_file() or file.read_text() != text:
         cache.write_atomically(file, text)
     digest = hashlib.sha256(f"{text}{_source_digest()}".encode()).hexdigest()[:16]
-    return Kernel(stem, name, (Served(name),), str(file), (entry,), digest)
+    return Kernel(stem, name, (Served(name),), str(file), (entry,), digest, of_file=False)
 
 
 @functools.cache

@@ -32,7 +32,7 @@ class Reference:
     def wire(self) -> dict[str, Any]:
         """Return what a worker needs to load it."""
         wire = {"name": self.name, "primary": "", "file": self.file, "entries": list(self.entries)}
-        more = {"identity": self.file is None, "library": self.library, "broken": self.broken}
+        more = {"identity": self.file is None, "library": self.library, "broken": self.broken, "digest": self.digest}
         return {**wire, **{name: value for name, value in more.items() if value}}
 
 
@@ -56,6 +56,8 @@ class Kernel:
     broken: str = ""
     """Why there is no kernel to be run, such as a source that does not compile: the reason of all its verdicts."""
 
+    of_file: bool = True
+    """Whether the digest is that of the file, and not of a package that the file leads to."""
     reference: Reference | None = None
     """Of a custom operator's kernel, what it is held against; None where that is ATen."""
 
@@ -70,4 +72,6 @@ class Kernel:
         if self.reference is not None:
             wire["reference"] = self.reference.wire()
         more = {"mutant": self.mutant, "library": self.library, "broken": self.broken}
+        if self.of_file:
+            more["digest"] = self.digest
         return {**wire, **{name: value for name, value in more.items() if value}}

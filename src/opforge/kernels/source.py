@@ -10,6 +10,7 @@ from pathlib import Path
 
 from opforge.kernels import native
 
+UNREADABLE = "unreadable"
 _NAME = re.compile(r"(?:(?!\.)[\w.-]+/)*(?!\.)[\w.-]{1,100}", re.ASCII)
 """What may be the name of a file below a folder."""
 
@@ -23,7 +24,7 @@ def digest(file: Path) -> str:
         for other in sorted(_beside(file)):
             whole.update(str(other.relative_to(file.parent)).encode() + b"\0" + other.read_bytes())
     except OSError:
-        return "unreadable"
+        return UNREADABLE
     return whole.hexdigest()[:16]
 
 

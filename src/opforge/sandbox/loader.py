@@ -14,6 +14,7 @@ import torch
 from torch.autograd.graph import _engine_run_backward
 
 from opforge.kernels.native.looking import in_words
+from opforge.kernels.source import UNREADABLE, digest
 from opforge.ops import Operator, table
 from opforge.runtime.adapters import adapt
 from opforge.runtime.modules import load_file
@@ -154,7 +155,19 @@ def _function(description: dict[str, Any]) -> Function:
         raise KernelLoadError(broken)
     if library := description.get("library"):
         return _operator_in(library, Path(description["file"]), description["entries"])
-    return _entry(Path(description["file"]), description["entries"])
+    file = Path(description["file"])
+    _check_unchanged(file, description.get("digest", ""))
+    function = _entry(file, description["entries"])
+    _check_unchanged(file, description.get("digest", ""))
+    return function
+
+
+def _check_unchanged(file: Path, judged: str) -> None:
+    """Refuse a source that is not the one of which verdicts are to be."""
+    if judged and digest(file) not in (judged, UNREADABLE):
+        raise KernelLoadError(
+            f"{file.name}, or what it takes from beside it, has changed since the run began; run it again"
+        )
 
 
 def _operator_in(library: str, source: Path, names: list[str]) -> Function:

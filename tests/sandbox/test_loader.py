@@ -1,0 +1,26 @@
+"""What a worker loads is what its verdicts are of."""
+
+from __future__ import annotations
+
+import pytest
+
+from opforge.kernels.source import digest
+from opforge.sandbox.loader import KernelLoadError, LoadedKernel
+
+
+def test_a_source_that_changed_since_the_run_began_is_not_judged(tmp_path):
+    file = tmp_path / "relu_implementation_1.py"
+    (tmp_path / "helper.py").write_text("LEAST = 0\n")
+    file.write_text("from helper import LEAST\ndef relu_kernel_impl(self):\n    return self.clamp(min=LEAST)\n")
+    description = {
+        "name": "relu_implementation_1",
+        "primary": "relu.default",
+        "file": str(file),
+        "entries": ["relu_kernel_impl"],
+        "digest": digest(file),
+    }
+    LoadedKernel(description)
+    (tmp_path / "helper.py").write_text("LEAST = 1\n")
+    with pytest.raises(KernelLoadError, match=r"relu_implementation_1\.py, or what it takes from beside it, has changed"):
+        LoadedKernel(description)
+    LoadedKernel({**description, "digest": digest(file)})
