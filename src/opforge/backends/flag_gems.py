@@ -19,10 +19,36 @@ from opforge.errors import OpforgeError
 from opforge.kernels import Kernel, Served
 from opforge.ops import table
 
+_ANSWER = "opforge: "
+"""What the line begins with that answers; the package may print lines of its own, also when the process ends."""
 _ASK = """
-import json, flag_gems
-rows = [row[0] for row in flag_gems._FULL_CONFIG if len(row) < 3 or row[2]()]
-print(json.dumps([flag_gems.vendor_name, rows]))
+import json, sys
+import flag_gems
+
+def is_autograd(key):
+    if isinstance(key, (list, tuple, set, frozenset)):
+        return bool(key) and all(map(is_autograd, key))
+    words = str(key).split(".")  # AutogradCUDA, DispatchKey.AutogradCUDA; in old releases Autograd.enable or Autograd.disable
+    return words[-1].startswith("Autograd") or words[-2:] == ["Autograd", "enable"]
+
+def is_kernel(row):
+    condition = row[2] if len(row) > 2 else None
+    if callable(condition):
+        condition = bool(condition())
+    return condition is not False and not any(map(is_autograd, (condition, *row[3:])))
+
+found = {}
+try:
+    vendor = str(flag_gems.vendor_name)
+    for index, row in enumerate(flag_gems._FULL_CONFIG):
+        if not isinstance(row, (tuple, list)) or len(row) < 2 or not isinstance(row[0], str) or not callable(row[1]):
+            raise TypeError(f"row {index} is {row!r}, and not an operator's name with a function")
+        if is_kernel(row):
+            found.setdefault(row[0], index)  # a second one is not registered: torch refuses it
+    answer = {"vendor": vendor, "rows": found}
+except Exception as error:
+    answer = {"error": f"{type(error).__name__}: {error}"}
+sys.stdout.write("\\n" + ANSWER + json.dumps(answer) + "\\n")
 """
 _KERNEL = '''"""What FlagGems {version} registers for {op}."""
 
@@ -38,7 +64,7 @@ except OSError:  # confined: nothing can be shared with other processes, so a lo
 
 import flag_gems
 
-{entry} = {{row[0]: row[1] for row in flag_gems._FULL_CONFIG}}[{row!r}]
+{entry} = flag_gems._FULL_CONFIG[{index}][1]  # the row of {row} that holds here
 '''
 _LIMIT_S = 300.0
 
@@ -63,37 +89,50 @@ class FlagGemsBackend:
         folder = cache.root() / "flag_gems" / release
         found = []
         vendor, rows = _registered()
-        for row in rows:
+        for row, index in rows.items():
             name = row if "." in row else f"{row}.default"
             if table().get(name) is None:
                 self.strangers.append(f"{name} is not an operator of this torch")
             elif name in wanted:
-                found.append(_kernel(folder, release, vendor, row, name))
+                found.append(_kernel(folder, release, vendor, row, index, name))
         return found
 
 
-def _registered() -> tuple[str, list[str]]:
-    """Ask FlagGems, in a process of its own, whose device this is and what it registers."""
+def _registered() -> tuple[str, dict[str, int]]:
+    """Ask FlagGems, in a process of its own, whose device this is and what it registers there: names, each with the index of its row.
+
+    Rows whose condition does not hold, and those for an Autograd key, are not among them; of several for a name the first is taken, as FlagGems does.
+    """
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _ASK], capture_output=True, text=True, check=False, timeout=_LIMIT_S
+            [sys.executable, "-c", f"ANSWER = {_ANSWER!r}\n{_ASK}"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_LIMIT_S,
         )
     except subprocess.TimeoutExpired:
         raise OpforgeError(f"flag_gems was not imported within {_LIMIT_S:.0f} s") from None
-    if done.returncode:
+    lines = [line.removeprefix(_ANSWER) for line in done.stdout.splitlines() if line.startswith(_ANSWER)]
+    if not lines:
         said = re.findall(r"^\w+(?:Error|Exception)\b.*$", done.stderr, re.MULTILINE) or ["it gives no reason"]
         raise OpforgeError(
             f"flag_gems cannot be imported here ({said[-1].strip()}); it needs a GPU that Triton knows, and a torch built for it"
         )
-    vendor, rows = json.loads(done.stdout.strip().splitlines()[-1])
-    return vendor, list(dict.fromkeys(rows))
+    answer = json.loads(lines[-1])
+    if "error" in answer:
+        raise OpforgeError(
+            f"flag_gems is imported here, but its list of operators, flag_gems._FULL_CONFIG, cannot be read ({answer['error']}); "
+            "rows of an operator's name, a function and a condition are understood, as FlagGems 5.0 has them"
+        )
+    return answer["vendor"], answer["rows"]
 
 
-def _kernel(folder: Path, release: str, vendor: str, row: str, name: str) -> Kernel:
+def _kernel(folder: Path, release: str, vendor: str, row: str, index: int, name: str) -> Kernel:
     """Write the file that hands out FlagGems' function for an operator, and return it as a kernel."""
     stem = re.sub(r"\W", "_", name)
     entry = f"{stem}_kernel_impl"
-    text = _KERNEL.format(version=release, vendor=vendor, op=name, entry=entry, row=row)
+    text = _KERNEL.format(version=release, vendor=vendor, op=name, entry=entry, row=row, index=index)
     file = folder / f"{stem}.py"
     if not file.is_file() or file.read_text() != text:
         cache.write_atomically(file, text)
@@ -103,8 +142,11 @@ def _kernel(folder: Path, release: str, vendor: str, row: str, name: str) -> Ker
 
 @functools.cache
 def _source_digest() -> str:
-    """Return what tells one installation of FlagGems from another: its record of files and their digests."""
+    """Return what tells one installation of FlagGems from another: the contents of its sources."""
     found = importlib.util.find_spec("flag_gems")
-    place = Path(found.origin).parent if found is not None and found.origin else None
-    records = sorted(place.parent.glob("flag_gems-*.dist-info/RECORD")) if place is not None else []
-    return hashlib.sha256(b"".join(r.read_bytes() for r in records)).hexdigest()
+    whole = hashlib.sha256()
+    if found is not None and found.origin:
+        place = Path(found.origin).parent
+        for file in sorted(place.rglob("*.py")):
+            whole.update(str(file.relative_to(place)).encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
+    return whole.hexdigest()
