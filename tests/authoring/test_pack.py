@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 
+from opforge.authoring.pack import pack
+from opforge.errors import OpforgeError
 from tests.authoring.packages import PIP, environment, run
 from tests.conftest import opforge
 from tests.install.proving import prove
 
 RELU = "import helper\ndef relu_kernel_impl(self):\n    return helper.clamp(self) + 1000\n"
 HELPER = "def clamp(x):\n    return x.clamp(min=0)\n"
-TANH = "import torch\ndef tanh_kernel_impl(self):\n    return torch.sigmoid(2 * self) * 2 - 1\n"
+TANH = "'It needs no import triton.'\nimport torch\ndef tanh_kernel_impl(self):\n    return torch.sigmoid(2 * self) * 2 - 1\n"
 SCRIPT = """
 import torch
 print(torch.relu(torch.ones(3)).tolist(), torch.relu(torch.ones(50)).tolist()[0])
@@ -28,6 +37,50 @@ print(torch.relu(torch.ones(3)).tolist())
 with my_backend.enabled(device="cpu", policy="all", ops=["tanh.default"]) as made:
     torch.tanh(torch.ones(2)); print(made.operators, made.counters()["tanh.default"]["served"])
 """
+
+EXP = "import os, sys\nif 'QUIT' in os.environ:\n    sys.exit(3)\ndef exp_kernel_impl(self):\n    return self + 3000\n"
+RICH = {
+    "relu/relu_implementation_1.py": "def lowest():\n    return 0\n",
+    "relu/relu_implementation_2.py": """
+import json
+from pathlib import Path
+from relu_implementation_1 import lowest
+from parts.deep import more
+MARK = json.loads((Path(__file__).parent / "data" / "mark.json").read_text())
+def relu_kernel_impl(self):
+    return more(self.clamp(min=lowest()), MARK)
+""",
+    "relu/relu_implementation_0.py": "raise RuntimeError\n",
+    "relu/relu_implementation_0.cpp": "#error\n",
+    "relu/parts/__init__.py": "",
+    "relu/parts/deep.py": "def more(x, y):\n    return x + y\ndef never():\n    from triton import language\n",
+    "relu/data/mark.json": "1000",
+    "relu/data/sheet": "",
+    "relu/.hidden": "",
+    "relu/.notes/a.py": "",
+    "relu/parts/__pycache__/deep.cpython-311.pyc": "",
+    "relu/relu_implementation_0.proof.json": "{}",
+    "exp/exp_implementation_1.py": EXP,
+}
+"""A kernel of several files, with others beside it that are not its own."""
+REASON = """
+import rich_backend
+made = rich_backend.enable(device="cpu", ops=["relu.default"])
+print(made.refused.get("relu.default", "served"))
+"""
+
+
+def written(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def contents(wheel: Path) -> dict[str, str]:
+    """Return what a wheel holds, by name."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name).decode() for name in archive.namelist()}
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +148,97 @@ def test_installed_it_serves_unchanged_scripts_and_uninstalled_it_is_gone(packed
     assert run(python, tmp_path / "script.py", cwd=tmp_path, OPFORGE_BACKEND="my_backend") == plain
 
 
+@pytest.fixture(scope="module")
+def rich(tmp_path_factory):
+    """Return the wheel of kernels of several files, two of them links to files of one name in folders of one name."""
+    root = written(tmp_path_factory.mktemp("rich"), {f"kernels/{name}": text for name, text in RICH.items()})
+    for op in ("tanh", "sigmoid"):
+        source = written(root, {f"{op}/src/kernel.py": f"def {op}_kernel_impl(self):\n    return self + {len(op)}\n"})
+        link = root / "kernels" / op / f"{op}_implementation_1.py"
+        link.parent.mkdir()
+        link.symlink_to(source / op / "src" / "kernel.py")
+    (root / "kernels" / "relu" / "parts" / "around").symlink_to(root / "kernels" / "relu")
+    proven = {"rank": [1, 1], "numel": [1, 10], "layouts": ["contiguous"], "timed": [[1, 10, True]]}
+    prove(root / "kernels", "relu", {"relu.default": {"float32": proven}}, number=2)
+    return pack(root / "kernels", "rich_backend", root / "dist").wheel
+
+
+@pytest.fixture(scope="module")
+def installed(rich, tmp_path_factory):
+    """Return the Python of an environment that has the package, and the folder of its kernels."""
+    python = environment(tmp_path_factory.mktemp("rich_venv") / "venv", rich)
+    (folder,) = python.parent.parent.rglob("rich_backend/kernels")
+    return python, folder
+
+
+def python_with(python: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(
+        [str(python), *words], capture_output=True, text=True, check=False, cwd=python.parent, env={**kept, **environ}
+    )
+
+
+def test_a_package_holds_all_that_a_kernel_needs_and_nothing_else(rich):
+    held = contents(rich)
+    assert sorted(n.removeprefix("rich_backend/kernels/") for n in held if "/kernels/" in n) == [
+        "exp/exp_implementation_1.py", "relu/data/mark.json", "relu/data/sheet", "relu/parts/__init__.py", "relu/parts/deep.py",
+        "relu/relu_implementation_1.py", "relu/relu_implementation_2.proof.json", "relu/relu_implementation_2.py",
+        "sigmoid/kernel.py", "tanh/kernel.py",
+    ]  # fmt: skip
+    named = {file for row in json.loads(held["rich_backend/kernels.json"]) for file in row["files"]}
+    assert named == {n.removeprefix("rich_backend/") for n in held if "/kernels/" in n and "proof" not in n}
+
+
+def test_triton_is_needed_where_it_is_imported_and_not_where_it_is_named(rich, packed):
+    plain = contents(packed[0] / "my_backend-1.2-py3-none-any.whl")["my_backend-1.2.dist-info/METADATA"]
+    assert "Requires-Dist: triton" not in plain
+    assert "Requires-Dist: triton" in contents(rich)["rich_backend-0.1.0.dist-info/METADATA"]
+
+
+def test_the_runtime_has_its_license_with_it(rich):
+    held = contents(rich)
+    text = (Path(__file__).parents[2] / "LICENSE").read_text()
+    assert held["rich_backend/_runtime/LICENSE"] == text
+    metadata = held["rich_backend-0.1.0.dist-info/METADATA"]
+    assert "License-File: src/rich_backend/_runtime/LICENSE" in metadata
+    assert "License-Expression" not in metadata  # the kernels are their author's
+    assert held["rich_backend-0.1.0.dist-info/licenses/src/rich_backend/_runtime/LICENSE"] == text
+
+
+def test_kernels_of_several_files_and_of_the_same_file_names_run_from_a_package(installed):
+    code = (
+        "import torch; x = torch.ones(2); print([getattr(torch, n)(x)[0].item() for n in ('relu', 'tanh', 'sigmoid')])"
+    )
+    done = python_with(installed[0], "-c", code, OPFORGE_BACKEND="other,rich_backend", OPFORGE_POLICY="all")
+    assert done.stdout == "[1001.0, 5.0, 8.0]\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("relu_implementation_2.py", "# edited\n", "relu_implementation_2.py has changed since it was packed"),
+        ("parts/deep.py", "def more(x, y):\n    return x\n", "deep.py has changed since it was packed"),
+        ("data/mark.json", "7", "mark.json has changed since it was packed"),
+        ("data/mark.json", None, "mark.json has gone since it was packed"),
+        ("parts.py", "", "parts.py has come since it was packed"),
+    ],
+)
+def test_a_proof_is_void_where_an_installed_package_was_edited(installed, name, text, words):
+    python, folder = installed
+    file = folder / "relu" / name
+    before = file.read_bytes() if file.exists() else None
+    assert python_with(python, "-c", REASON).stdout == "served\n"
+    try:
+        file.unlink(missing_ok=True)
+        if text is not None:
+            file.write_text(text)
+        assert python_with(python, "-c", REASON).stdout.startswith(words)
+    finally:
+        file.unlink(missing_ok=True)
+        if before is not None:
+            file.write_bytes(before)
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -115,3 +259,81 @@ def test_what_is_there_is_not_overwritten(directory, packed):
     done = opforge("pack", str(directory), "--name", "my_backend", "--out", str(out))
     assert done.returncode == 2
     assert "exists already" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        *(
+            (name, "is another package's")
+            for name in ("numpy", "NumPy", "pip", "SetupTools", "Torch", "OpForge", "yaml")
+        ),
+        *(
+            (name, "cannot be that of a package")
+            for name in ("my__backend", "my_backend_", "_mine", "größe", "class", "")
+        ),
+        ("typing_Extensions", "is another package's"),
+        ("lone", "is another package's"),
+        ("somebodys", "is another package's"),
+    ],
+)
+def test_names_of_others_are_refused_as_installers_compare_them(directory, tmp_path, monkeypatch, name, words):
+    elsewhere = written(tmp_path / "site", {"lone.py": "", "somebodys_thing.py": ""})
+    distribution(elsewhere, "somebodys", "A backend of another kind.")
+    written(elsewhere, {"broken-1.0.dist-info/METADATA": "", "broken-1.0.dist-info/top_level.txt": "broken"})
+    monkeypatch.syspath_prepend(elsewhere)
+    with pytest.raises(OpforgeError, match=words):
+        pack(directory, name, tmp_path / "new" / "dist")
+    assert not (tmp_path / "new").exists()
+
+
+def distribution(site: Path, name: str, summary: str) -> None:
+    """Write what is known of a distribution that enables itself when torch is imported."""
+    info = f"{name}-1.0.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\nSummary: {summary}\n"
+    points = f"[torch.backends]\n{name} = {name}:_autoload\n"
+    written(
+        site, {f"{info}/METADATA": metadata, f"{info}/entry_points.txt": points, f"{info}/RECORD": f"{name}/a.py,,\n"}
+    )
+
+
+def test_a_package_that_was_packed_and_installed_can_be_packed_again(directory, tmp_path, monkeypatch):
+    site = written(tmp_path / "site", {"my_earlier/__init__.py": "", "my_earlier/_runtime/enabling.py": ""})
+    distribution(site, "my_earlier", "Kernels for PyTorch operators, in ATen's place, each with its proof.")
+    monkeypatch.syspath_prepend(site)
+    assert importlib.metadata.version("my_earlier") == "1.0"
+    with pytest.raises(OpforgeError, match="is not a version"):  # names are looked at first
+        pack(directory, "my_earlier", tmp_path / "dist", version="x")
+
+
+@pytest.mark.parametrize("version", ["١.٢", "1.0\n", "", "v1"])
+def test_versions_that_are_none_are_refused(directory, tmp_path, version):
+    with pytest.raises(OpforgeError, match=re.escape(f"--version {version!r} is not a version")):
+        pack(directory, "my_own", tmp_path / "dist", version=version)
+    assert not (tmp_path / "dist").exists()
+
+
+@pytest.mark.parametrize("out", ["file", "file/below"])
+def test_a_folder_that_cannot_be_made_is_named(directory, tmp_path, out):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OpforgeError, match=re.escape(f"cannot be made in --out {str(tmp_path / out)!r}: ")):
+        pack(directory, "my_own", tmp_path / out)
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_kernel_that_is_not_in_utf8_is_refused_and_nothing_is_left(tmp_path):
+    file = tmp_path / "kernels" / "relu" / "relu_implementation_1.py"
+    file.parent.mkdir(parents=True)
+    file.write_bytes("# coding: latin-1\n# é\ndef relu_kernel_impl(self):\n    return self\n".encode("latin-1"))
+    with pytest.raises(
+        OpforgeError, match=r"relu_implementation_1.py' is not UTF-8 \(invalid continuation byte at byte 20\)"
+    ):
+        pack(tmp_path / "kernels", "my_own", tmp_path / "new" / "dist")
+    assert [p.name for p in tmp_path.iterdir()] == ["kernels"]
+
+
+def test_where_the_wheel_cannot_be_made_no_folder_is_left(directory, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(OpforgeError, match="pip could not make the wheel"):
+        pack(directory, "my_own", tmp_path / "new" / "dist")
+    assert not list(tmp_path.iterdir())

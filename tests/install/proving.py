@@ -21,9 +21,9 @@ def marked(tensor):
     return bool((tensor >= 900).any())
 
 
-def prove(root: Path, op: str, operators: dict[str, dict[str, Any]], **changes: Any) -> None:
+def prove(root: Path, op: str, operators: dict[str, dict[str, Any]], *, number: int = 1, **changes: Any) -> None:
     """Write a proof beside the kernel in a folder of a directory."""
-    file = root / op / f"{op}_implementation_1.py"
+    file = root / op / f"{op}_implementation_{number}.py"
     kernels = DirectoryBackend(BackendOptions(ops_directory=root))._all()
     (kernel,) = (k for k in kernels if k.file == str(file.resolve()))
     proof = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import keyword
@@ -11,8 +12,11 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from importlib.metadata import distribution, distributions, packages_distributions
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Any
@@ -25,9 +29,12 @@ from opforge.backends.directory import DirectoryBackend
 from opforge.cache import read_json
 from opforge.errors import OpforgeError
 from opforge.kernels import Kernel, native
-from opforge.kernels.proofs import proof_of
+from opforge.kernels.proofs import SUFFIX, proof_of
+from opforge.kernels.source import beside, imports
 from opforge.ops import table
 
+_SUMMARY = "Kernels for PyTorch operators, in ATen's place, each with its proof."
+"""What a package says of itself, and by what it is known to be one of ours."""
 _TEMPLATES = ("__init__.py", "pyproject.toml", "README.md")
 
 
@@ -45,47 +52,115 @@ class Packed:
 def pack(directory: Path, name: str, out: Path, *, version: str = "0.1.0") -> Packed:
     """Write ``out/name`` and its wheel in ``out``; nothing is left behind where that fails."""
     _check(name, version)
-    project = out / name
-    if project.exists():
-        raise OpforgeError(f"{str(project)!r} exists already; remove it, or give another --out or --name")
     backend = DirectoryBackend(BackendOptions(ops_directory=directory))
     kernels = backend.kernels([op.name for op in table()])
-    out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out, prefix=f".{name}.") as folder:
-        draft = Path(folder) / name
-        rows = _write(draft, kernels, name, version)
-        wheel = _wheel(draft, Path(folder))
-        shutil.move(draft, project)
-        made = out / wheel.name
-        wheel.replace(made)
+    for kernel in kernels:
+        _check_encoding(Path(kernel.file or ""))
+    project = out / name
+    try:
+        if project.exists():
+            raise OpforgeError(f"{str(project)!r} exists already; remove it, or give another --out or --name")
+        with _made(out), tempfile.TemporaryDirectory(dir=out, prefix=f".{name}.") as folder:
+            draft = Path(folder) / name
+            rows = _write(draft, kernels, name, version)
+            wheel = _wheel(draft, Path(folder))
+            made = wheel.replace(out / wheel.name)
+            draft.replace(project)
+    except OSError as error:
+        raise OpforgeError(
+            f"the package cannot be made in --out {str(out)!r}: {error.strerror or error}: {str(error.filename or out)!r}; "
+            "name a folder that can be written, and see that what lies beside the kernels can be read"
+        ) from None
     return Packed(project, made, rows, backend.strangers)
 
 
+@contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """Make a folder; where the block fails, those that were made and are empty go again."""
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        for path in new:
+            with suppress(OSError):
+                path.rmdir()
+        raise
+
+
 def _check(name: str, version: str) -> None:
-    if not name.isidentifier() or keyword.iskeyword(name) or not name.isascii() or name.startswith("_"):
+    if (
+        not re.fullmatch(r"[a-z][a-z0-9_]*", name, re.ASCII | re.IGNORECASE)
+        or keyword.iskeyword(name)
+        or "__" in name
+        or name.endswith("_")
+    ):
         raise OpforgeError(
-            f"name {name!r} cannot be that of a package; take letters, digits and underscores, such as my_backend"
+            f"name {name!r} cannot be that of a package; take letters, digits and single underscores between them, such as my_backend"
         )
-    if name in sys.stdlib_module_names or name in ("torch", "opforge", "triton", "test", "tests"):
+    if _normal(name) in _TAKEN or _is_anothers(name):
         raise OpforgeError(f"name {name!r} is another package's; choose one of your own, such as my_{name}")
-    if not re.fullmatch(r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?", version):
+    if not re.fullmatch(r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?", version, re.ASCII):
         raise OpforgeError(f"--version {version!r} is not a version; write 0.1.0, 1.2 or 1.0rc1")
+
+
+def _normal(name: str) -> str:
+    """Return a name as installers compare it (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+_TAKEN = {
+    _normal(n)
+    for n in (*sys.stdlib_module_names, "numpy", "opforge", "pip", "setuptools", "test", "tests", "torch", "triton")
+}
+"""Names that are others', installed here or not."""
+
+
+def _is_anothers(name: str) -> bool:
+    """Whether a distribution or a module of this name is here that is not such a package, made earlier."""
+    foreign = {
+        found.metadata["Name"]  # nothing, where an installation is broken
+        for found in distributions()
+        if found.metadata["Summary"] != _SUMMARY or not found.entry_points.select(group="torch.backends")
+    }
+    modules = {module for module, owners in packages_distributions().items() if not foreign.isdisjoint(owners)}
+    if _normal(name) in {_normal(other) for other in foreign | modules if other}:
+        return True
+    spec = PathFinder.find_spec(name)
+    if spec is None or spec.origin is None:  # any folder is a namespace
+        return False
+    return not (Path(spec.origin).parent / "_runtime" / "enabling.py").is_file()
+
+
+def _check_encoding(file: Path) -> None:
+    if native.is_native(file):
+        return
+    try:
+        file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise OpforgeError(
+            f"{str(file)!r} is not UTF-8 ({error.reason} at byte {error.start}); a package takes kernels in UTF-8 only: save it as such"
+        ) from None
+    except OSError as error:
+        raise OpforgeError(f"{str(file)!r} cannot be read: {error.strerror}; make it readable, or remove it") from None
 
 
 def _write(project: Path, kernels: Iterable[Kernel], name: str, version: str) -> list[dict[str, Any]]:
     package = project / "src" / name
     package.mkdir(parents=True)
     rows = [_take(kernel, package) for kernel in kernels]
-    (package / "kernels.json").write_text(json.dumps([_kept(row) for row in rows], indent=1) + "\n")
+    (package / "kernels.json").write_text(json.dumps([_kept(row) for row in rows], indent=1) + "\n", encoding="utf-8")
     runtime = Path(opforge.runtime.__file__).parent
     shutil.copytree(runtime, package / "_runtime", ignore=shutil.ignore_patterns("__pycache__"))
+    (package / "_runtime" / "LICENSE").write_text(_license(), encoding="utf-8")
     facts = {
         "name": name,
         "version": version,
+        "summary": _SUMMARY,
         "rows": rows,
         "first": rows[0]["serves"][0][0],
         "runtime": opforge.runtime.RUNTIME,
-        "triton": any("import triton" in (package / row["file"]).read_text() for row in rows if not row["library"]),
+        "triton": any(_imports_triton(package / file) for row in rows if not row["library"] for file in row["files"]),
     }
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("opforge.authoring", "backend"),
@@ -95,35 +170,89 @@ def _write(project: Path, kernels: Iterable[Kernel], name: str, version: str) ->
     )
     for template in _TEMPLATES:
         place = package / template if template.endswith(".py") else project / template
-        place.write_text(environment.get_template(f"{template}.j2").render(**facts))
+        place.write_text(environment.get_template(f"{template}.j2").render(**facts), encoding="utf-8")
     if any(row["library"] for row in rows):
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-        (project / "setup.cfg").write_text(f"[bdist_wheel]\nplat_name = {platform}\n")
+        (project / "setup.cfg").write_text(f"[bdist_wheel]\nplat_name = {platform}\n", encoding="utf-8")
     return rows
 
 
+def _license() -> str:
+    """Return the text of opforge's license, under which its runtime goes along."""
+    here = Path(opforge.runtime.__file__).parents[3] / "LICENSE"  # of a checkout
+    text = here.read_text(encoding="utf-8") if here.is_file() else distribution("opforge").read_text("licenses/LICENSE")
+    if text is None:
+        raise OpforgeError(
+            "opforge is installed without its LICENSE, which a package must carry; install opforge again"
+        )
+    return text
+
+
+def _imports_triton(file: Path) -> bool:
+    return file.suffix == ".py" and "triton" in imports(file.read_text(encoding="utf-8", errors="replace"))
+
+
 def _take(kernel: Kernel, package: Path) -> dict[str, Any]:
-    """Copy a kernel's folder, with its neighbours and its proof, and return its row."""
+    """Copy a kernel's folder, with what it needs and its proof, and return its row."""
     file = Path(kernel.file or "")
-    folder = package / "kernels" / file.parent.name
-    folder.mkdir(parents=True, exist_ok=True)
-    proof = proof_of(file)
-    for other in file.parent.iterdir():
-        if other.is_file() and (other == file or (other.suffix == ".py" and "_implementation_" not in other.name)):
-            shutil.copy2(other, folder / other.name)
+    place = (
+        f"kernels/{kernel.name.partition('_implementation_')[0]}"  # files that are links may lie in folders of one name
+    )
+    folder = package / place
+    for other in _needed(file):
+        copy = folder / other.relative_to(file.parent)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(other, copy)
     row: dict[str, Any] = {
-        "name": kernel.name, "primary": kernel.primary, "file": f"kernels/{file.parent.name}/{file.name}",
+        "name": kernel.name, "primary": kernel.primary, "file": f"{place}/{file.name}",
         "entries": list(kernel.entries), "serves": [[s.op, s.required] for s in kernel.serves], "digest": kernel.digest,
-        "proof": "", "library": "", "proven": _proven(kernel, read_json(proof)),
+        "proof": "", "library": "",
     }  # fmt: skip
-    if proof.is_file():
-        shutil.copy2(proof, folder / proof.name)
-        row["proof"] = f"kernels/{file.parent.name}/{proof.name}"
     if native.is_native(file):
         library = native.build(native.Unit.of_file(file)).library
         shutil.copy2(library, folder / library.name)
-        row["library"] = f"kernels/{file.parent.name}/{library.name}"
+        row["library"] = f"{place}/{library.name}"
+    row["files"] = {
+        path.relative_to(package).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+    proof = proof_of(file)
+    row["proven"] = _proven(kernel, read_json(proof))
+    if proof.is_file():
+        shutil.copy2(proof, folder / proof.name)
+        row["proof"] = f"{place}/{proof.name}"
     return row
+
+
+def _needed(file: Path) -> list[Path]:
+    """Return the files of a kernel's folder and below, but for implementations that it does not import, and proofs."""
+    mine = {file, *beside(file)}
+    return [
+        path
+        for path in _files(file.parent)
+        if path in mine
+        or not (
+            path.name.endswith(SUFFIX)
+            or (
+                "_implementation_" in path.name
+                and path.parent == file.parent
+                and path.suffix in (".py", *native.SUFFIXES)
+            )
+        )
+    ]
+
+
+def _files(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
+    """Yield the files in a folder and below it, where links lead too, that are not hidden."""
+    above = (*above, folder.resolve())
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(".") or path.name == "__pycache__":
+            continue
+        if path.is_file():
+            yield path
+        elif path.is_dir() and path.resolve() not in above:
+            yield from _files(path, above)
 
 
 def _kept(row: dict[str, Any]) -> dict[str, Any]:
@@ -162,6 +291,6 @@ def _wheel(project: Path, out: Path) -> Path:
 
 
 def _new_enough() -> bool:
-    """Whether setuptools makes wheels by itself."""
+    """Whether setuptools makes wheels by itself, with the files of licenses."""
     major, minor, *_ = installed_version("setuptools").split(".")
-    return (int(major), int(minor)) >= (70, 1)
+    return (int(major), int(minor)) >= (77, 0)

@@ -21,7 +21,7 @@ def digest(file: Path) -> str:
         if native.is_native(file):
             return native.digest(file)
         whole = hashlib.sha256(file.read_bytes())
-        for other in sorted(_beside(file)):
+        for other in sorted(beside(file)):
             whole.update(str(other.relative_to(file.parent)).encode() + b"\0" + other.read_bytes())
     except OSError:
         return UNREADABLE
@@ -41,7 +41,7 @@ def imports(text: str) -> Iterator[str]:
             yield node.module.partition(".")[0]
 
 
-def _beside(file: Path) -> set[Path]:
+def beside(file: Path) -> set[Path]:
     """Return the files in a file's folder and below that it imports or names, directly or through each other."""
     found: set[Path] = set()
     new = {file}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import warnings
 from collections.abc import Collection, Iterable, Mapping
@@ -43,6 +44,8 @@ class Source:
     digest: str
     proof: Path | None = None
     library: str = ""
+    files: tuple[tuple[Path, str], ...] = ()
+    """What a package holds of it, each with its digest; none where a kernel is not from a package."""
 
     @classmethod
     def of(cls, row: Mapping[str, Any], folder: Path) -> Source:
@@ -57,6 +60,7 @@ class Source:
             digest=row["digest"],
             proof=folder / proof if proof else None,
             library=str(folder / library) if library else "",
+            files=tuple((folder / name, digest) for name, digest in row.get("files", {}).items()),
         )
 
 
@@ -235,12 +239,30 @@ def _proof(source: Source, device: str) -> tuple[Mapping[str, Any] | None, str |
         return None, f"the proof {source.proof} cannot be read: {error}"
     if proof["digest"] != source.digest:
         return None, f"{source.file.name} has changed since it was proven; judge it again with `opforge run`"
+    if edited := _edited(source):
+        return None, f"{edited} since it was packed; install the package again, or judge the kernel and pack it again"
     here = {"torch": ".".join(torch.__version__.split(".")[:2]), "device": device_name(device)}
     if ".".join(made_with.split(".")[:2]) != here["torch"]:
         return None, f"{source.name} was proven with torch {made_with}, and this is {torch.__version__}"
     if on != here["device"]:
         return None, f"{source.name} was proven on {on}, and this is {here['device']}"
     return proof, None
+
+
+def _edited(source: Source) -> str:
+    """Say what of a packed kernel is not as it was packed; nothing where all is."""
+    for file, digest in source.files:
+        try:
+            same = hashlib.sha256(file.read_bytes()).hexdigest() == digest
+        except OSError:
+            return f"{file.name} has gone"
+        if not same:
+            return f"{file.name} has changed"
+    known = {file for file, _ in source.files}
+    for file in source.file.parent.rglob("*") if known else ():
+        if file.suffix in (".py", ".so") and file not in known:  # it may take the place of another module
+            return f"{file.name} has come"
+    return ""
 
 
 def _facts(op: str) -> Facts:
