@@ -209,8 +209,18 @@ def test_kernels_of_several_files_and_of_the_same_file_names_run_from_a_package(
     code = (
         "import torch; x = torch.ones(2); print([getattr(torch, n)(x)[0].item() for n in ('relu', 'tanh', 'sigmoid')])"
     )
-    done = python_with(installed[0], "-c", code, OPFORGE_BACKEND="other,rich_backend", OPFORGE_POLICY="all")
+    done = python_with(installed[0], "-c", code, OPFORGE_BACKEND="other, rich_backend ", OPFORGE_POLICY="all")
     assert done.stdout == "[1001.0, 5.0, 8.0]\n", done.stderr
+    done = python_with(installed[0], "-c", code, OPFORGE_BACKEND="rich_backend", OPFORGE_POLICY="")
+    assert done.stdout.startswith("[1001.0, 0.7"), done.stderr
+
+
+@pytest.mark.parametrize("strict", [[], ["-W", "error"]])
+def test_importing_torch_goes_on_where_a_kernel_ends_the_program(installed, strict):
+    settings = {"OPFORGE_BACKEND": "rich_backend", "OPFORGE_POLICY": "all", "QUIT": "1"}
+    done = python_with(installed[0], *strict, "-c", "import torch; print(torch.ones(1).exp() < 3)", **settings)
+    assert (done.returncode, done.stdout) == (0, "tensor([True])\n"), done.stderr
+    assert "rich_backend could not be enabled: SystemExit: 3" in done.stderr
 
 
 @pytest.mark.parametrize(
