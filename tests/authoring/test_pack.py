@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from opforge.authoring.pack import pack
+import opforge.runtime as opforge_runtime
+from opforge.authoring.pack import _license, pack
 from opforge.errors import OpforgeError
 from tests.authoring.packages import PIP, environment, run
 from tests.conftest import opforge
@@ -203,6 +204,14 @@ def test_the_runtime_has_its_license_with_it(rich):
     assert "License-File: src/rich_backend/_runtime/LICENSE" in metadata
     assert "License-Expression" not in metadata  # the kernels are their author's
     assert held["rich_backend-0.1.0.dist-info/licenses/src/rich_backend/_runtime/LICENSE"] == text
+
+
+def test_the_license_of_an_installed_opforge_is_found(tmp_path, monkeypatch):
+    site = written(tmp_path / "site", {"opforge-9.0.dist-info/licenses/LICENSE": "as installed", "LICENSE": "Python's"})
+    written(site, {"opforge-9.0.dist-info/METADATA": "Metadata-Version: 2.4\nName: opforge\nVersion: 9.0\n"})
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setattr(opforge_runtime, "__file__", str(site / "opforge" / "runtime" / "__init__.py"))
+    assert _license() == "as installed"
 
 
 def test_kernels_of_several_files_and_of_the_same_file_names_run_from_a_package(installed):

@@ -179,8 +179,10 @@ def _write(project: Path, kernels: Iterable[Kernel], name: str, version: str) ->
 
 def _license() -> str:
     """Return the text of opforge's license, under which its runtime goes along."""
-    here = Path(opforge.runtime.__file__).parents[3] / "LICENSE"  # of a checkout
-    text = here.read_text(encoding="utf-8") if here.is_file() else distribution("opforge").read_text("licenses/LICENSE")
+    source = Path(opforge.runtime.__file__).parents[2]
+    if source.name == "src":  # a checkout, installed or not
+        return (source.parent / "LICENSE").read_text(encoding="utf-8")
+    text = distribution("opforge").read_text("licenses/LICENSE")
     if text is None:
         raise OpforgeError(
             "opforge is installed without its LICENSE, which a package must carry; install opforge again"
