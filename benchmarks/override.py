@@ -27,6 +27,7 @@ from opforge.backends.directory import kernel_in
 from opforge.kernels.proofs import proof_of
 from opforge.runtime.devices import device_name
 from opforge.runtime.loading import load
+from opforge.runtime.proofs import FORMAT
 
 SMALL = {
     "relu": "import torch\ndef relu_kernel_impl(self):\n    return torch.clamp(self, min=0)\n",
@@ -82,7 +83,8 @@ def _write(root: Path, op: str, source: str, device: str, most: int) -> Path:
     layouts = ["contiguous", "offset", "strided"]
     proven = {"rank": [0, 4], "numel": [1, most], "layouts": layouts, "timed": [[1, most, True]]}
     proof = {"digest": kernel.digest, "torch": torch.__version__, "device": device_name(device)}
-    proof_of(file).write_text(json.dumps({**proof, "operators": {kernel.primary: {SIGNATURE[op]: proven}}}))
+    about = {"opforge_proof": FORMAT, "suites": [], "operators": {kernel.primary: {SIGNATURE[op]: proven}}}
+    proof_of(file).write_text(json.dumps({**proof, **about}))
     return file
 
 

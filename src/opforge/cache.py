@@ -37,5 +37,5 @@ def read_json(path: Path) -> Any | None:
     """Return what a cached JSON file holds, or None when it is missing or broken (it is then made again)."""
     try:
         return json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None

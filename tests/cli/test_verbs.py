@@ -112,7 +112,7 @@ FLOAT32 = {"rank": [0, 2], "numel": [0, 9], "layouts": ["contiguous"]}
 @pytest.mark.parametrize(
     ("dtypes", "changes", "mark"),
     [
-        (["float32", "float32,float32", "float32,number"], {}, "proven for float32"),
+        (["float32", "float32,float32", "float32,number(int)"], {}, "proven for float32"),
         (["float32", "bfloat16", "float32,int64,"], {}, "proven for bfloat16, float32, float32 with int64"),
         (["a", "b", "[c]", "d", "e", "f"], {}, "proven for a, b, c, d and 2 more"),
         (["float32"], {"device": "NVIDIA H200"}, "proven for float32 on NVIDIA H200"),
@@ -120,6 +120,7 @@ FLOAT32 = {"rank": [0, 2], "numel": [0, 9], "layouts": ["contiguous"]}
         (["float32"], {"digest": "0123456789abcdef"}, ""),
         (["float32"], {"operators": {}}, ""),
         (["float32"], {"operators": None}, ""),
+        (["float32"], {"opforge_proof": 1}, ""),
     ],
 )
 def test_ls_marks_kernels_that_are_proven(tmp_path, capsys, dtypes, changes, mark):

@@ -12,6 +12,7 @@ from opforge.backends import BackendOptions
 from opforge.backends.directory import DirectoryBackend
 from opforge.kernels.proofs import proof_of
 from opforge.runtime.devices import cpu_name
+from opforge.runtime.proofs import FORMAT
 
 RELU = "import torch\ndef relu_kernel_impl(self):\n    return torch.where(self > 0, self, 0).to(self.dtype) + MARK\n"
 ADD = "import torch\ndef add_kernel_impl(self, other, *, alpha=1):\n    return torch.sub(self, other, alpha=-alpha) + MARK\n"
@@ -27,7 +28,7 @@ def prove(root: Path, op: str, operators: dict[str, dict[str, Any]], *, number: 
     kernels = DirectoryBackend(BackendOptions(ops_directory=root))._all()
     (kernel,) = (k for k in kernels if k.file == str(file.resolve()))
     proof = {
-        "opforge_proof": 1,
+        "opforge_proof": FORMAT,
         "kernel": kernel.name,
         "digest": kernel.digest,
         "torch": torch.__version__,

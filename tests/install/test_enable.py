@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
@@ -109,8 +110,41 @@ def test_a_proof_that_does_not_hold_here_is_void_and_says_why(kernels):
         made.disable()
     root = kernels({"relu": RELU})
     proof_of(root / "relu" / "relu_implementation_1.py").write_text("{")
-    with pytest.warns(KernelWarning, match="cannot be read"), opforge.enabled(root, device="cpu") as made:
-        assert "cannot be read" in made.refused["relu.default"]
+    with pytest.warns(KernelWarning, match="is broken"), opforge.enabled(root, device="cpu") as made:
+        assert "is broken; judge the kernel again with `opforge run`" in made.refused["relu.default"]
+
+
+BROKEN = [
+    {"operators": None}, {"operators": []}, {"operators": {"relu.default": []}}, {"operators": {"relu.default": {"float32": 1}}},
+    {"operators": {"relu.default": {"float32": {"rank": 5}}}}, {"operators": {"relu.default": {"float32": {**ANY, "rank": [1, True]}}}},
+    {"operators": {"relu.default": {"float32": {**ANY, "numel": [5, 1]}}}}, {"operators": {"relu.default": {"float32": {**ANY, "layouts": "contiguous"}}}},
+    {"operators": {"relu.default": {"float32": {**ANY, "timed": [[1, 2]]}}}}, {"operators": {"relu.default": {"float32": {**ANY, "timed": [[1, 2, 1]]}}}},
+    {"digest": None}, {"torch": 3}, {"device": 3}, {"suites": None}, {"suites": "here"}, {"opforge_proof": "2"}, {"opforge_proof": None},
+]  # fmt: skip
+"""Changes of a proof; what is None is left out."""
+
+
+@pytest.mark.parametrize("changes", [*BROKEN, "[" * 200_000, "", "null", "[]"], ids=lambda c: str(c)[:60])
+def test_a_broken_proof_is_told_and_other_kernels_are_served(kernels, changes):
+    root = kernels({"relu": RELU, "add": ADD})
+    prove(root, "relu", {"relu.default": {"float32": ANY}})
+    prove(root, "add", {"add.Tensor": {"float32,float32": ANY}})
+    path = proof_of(root / "relu" / "relu_implementation_1.py")
+    if isinstance(changes, dict):
+        whole = {**json.loads(path.read_text()), **changes}
+        changes = json.dumps({name: value for name, value in whole.items() if value is not None})
+    path.write_text(changes)
+    with opforge.enabled(root, device="cpu") as made:
+        assert made.refused["relu.default"] == f"{path} is broken; judge the kernel again with `opforge run`."
+        assert not marked(torch.relu(torch.ones(3)))
+        assert marked(torch.add(torch.ones(3), torch.ones(3)))
+
+
+def test_a_proof_of_another_format_does_not_hold(kernels):
+    root = kernels({"relu": RELU})
+    prove(root, "relu", {"relu.default": {"float32": ANY}}, opforge_proof=1)
+    with pytest.warns(KernelWarning, match=r"another format \(1\)"), opforge.enabled(root, device="cpu") as made:
+        assert "is of another format (1); judge it again" in made.refused["relu.default"]
 
 
 def test_a_proof_is_void_when_what_the_kernel_imports_from_beside_it_has_changed(kernels):

@@ -14,6 +14,7 @@ from opforge.kernels.custom import digest
 from opforge.kernels.proofs import Proof, proof_of, read_proof
 from opforge.reports.page.proven import Proofs
 from opforge.runs.score import Summary
+from opforge.runtime.proofs import FORMAT
 from tests.conftest import opforge
 from tests.reports.browsing import chromium, manifest, row, write_run
 from tests.reports.test_page import EVIL, find, nothing_ran, text, wait
@@ -72,7 +73,7 @@ def made(tmp_path: Path) -> Callable[..., tuple[Path, dict[str, Any]]]:
     def make(operators: dict[str, Any], ops: tuple[str, ...] = ("a.default", "a.out"), /, **changes: Any) -> Any:
         file = tmp_path / "a.py"
         file.write_text(RELU)
-        proof = {"digest": digest(file), **WHERE, "suites": ["tiny"], "operators": operators}
+        proof = {"opforge_proof": FORMAT, "digest": digest(file), **WHERE, "suites": ["tiny"], "operators": operators}
         proof_of(file).write_text(json.dumps({**proof, **changes}))
         about = manifest({"a": list(ops)}, 3, finished="now", proofs={"written": [str(proof_of(file))]})
         about["machine"]["name"] = WHERE["device"]
@@ -127,6 +128,7 @@ def test_why_an_operator_is_not_in_the_proof(made, verdicts, reason):
         ({"operators": ["float32"]}, "is broken"),
         ({"operators": {"a.default": {"float32": {"rank": [1]}}}}, "is broken"),
         ({"device": "\x1b[2J"}, "is broken"),
+        ({"opforge_proof": 1}, "is of another format (1); judge it again"),
     ],
 )
 def test_a_proof_of_something_else_is_not_shown(made, changes, remark):

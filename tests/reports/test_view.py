@@ -24,6 +24,7 @@ from opforge.errors import OpforgeError, RunDirectoryError
 from opforge.kernels.custom import digest
 from opforge.kernels.proofs import proof_of
 from opforge.reports.page.server import Viewer
+from opforge.runtime.proofs import FORMAT
 from tests.conftest import ROOT
 from tests.reports.browsing import chromium, manifest, row, write_run
 
@@ -280,6 +281,7 @@ def test_an_operator_that_is_open_follows_the_run(serve, run, tmp_path):
         append(run, row("a.default", "a", 1))
         proven = {"b.default": {"float32": {"rank": [1, 2], "numel": [3, 4], "layouts": ["contiguous"]}}}
         proof = {
+            "opforge_proof": FORMAT,
             "digest": digest(kernel),
             "torch": "2.13.0",
             "device": "a CPU",

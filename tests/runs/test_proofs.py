@@ -9,8 +9,11 @@ import pytest
 import torch
 
 import opforge
+from opforge.cases.case import id_of
+from opforge.kernels import Kernel
 from opforge.kernels.proofs import proof_of
-from opforge.runs.proofs import not_slower, ranges
+from opforge.kernels.source import digest
+from opforge.runs.proofs import not_slower, ranges, write_proofs
 from opforge.runtime.serving import KernelWarning
 
 RELU = """
@@ -39,6 +42,27 @@ def judge(folder, judge_tiny):
         shutil.rmtree(ended.store.path)
 
     return judge
+
+
+MANIFEST = {"versions": {"torch": "2.13.0"}, "machine": {"name": "a CPU"}, "config": {"suite": "tiny"}}
+
+
+def passed(case, verdict="passed", op="relu.default", **fields):
+    """Return the row of a case; its id is made of what it asks."""
+    return {
+        "kernel": "k",
+        "op": op,
+        "case": case,
+        "id": id_of(op, case, "", "returns", "correctness"),
+        "verdict": verdict,
+        **fields,
+    }
+
+
+def prove(file, *rows):
+    """Write the proof of a kernel from rows of a run."""
+    kernel = Kernel("k", "relu.default", (), str(file), (), digest(file))
+    return write_proofs([kernel], rows, MANIFEST, ())
 
 
 def proof(file):
@@ -89,3 +113,23 @@ def test_a_second_run_widens_a_proof_and_a_failure_takes_its_dtypes_away(folder,
     folder.write_text(RELU.replace("self > 0, self", "self > 0, 2 * self"))
     judge("((T([50], f32),), {})")
     assert not proof_of(folder).exists()
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "[" * 200_000,
+        {"operators": None},
+        {"operators": {"relu.default": {"float32": {"rank": 5}}}},
+        {"suites": 3},
+        {"opforge_proof": 1},
+    ],
+    ids=lambda b: str(b)[:40],
+)
+def test_a_proof_that_is_broken_or_of_another_format_is_replaced(folder, before):
+    prove(folder, passed("((T([3, 4], f32),), {})"))
+    if isinstance(before, dict):
+        before = json.dumps({**proof(folder), **before})
+    proof_of(folder).write_text(before)
+    prove(folder, passed("((T([50], f32),), {})"))
+    assert proof(folder)["operators"]["relu.default"]["float32"]["numel"] == [50, 50]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from opforge.runtime import proofs
 
 SUFFIX = ".proof.json"
 
@@ -31,8 +32,8 @@ class Proven:
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Proven:
         (least, most), (low, high) = row["rank"], row["numel"]
-        timed = tuple((int(first), int(last), bool(good)) for first, last, good in row.get("timed", ()))
-        return cls((int(least), int(most)), (int(low), int(high)), tuple(map(_text, row["layouts"])), timed)
+        timed = tuple((first, last, good) for first, last, good in row.get("timed", ()))
+        return cls((least, most), (low, high), tuple(row["layouts"]), timed)
 
     def sizes(self, *, not_slower: bool) -> list[tuple[int, int]]:
         """Return at which of the proven sizes the kernel is not slower, or slower, as ranges."""
@@ -60,28 +61,15 @@ class Proof:
 def read_proof(file: Path, digest: str) -> Proof | str:
     """Return the proof beside a kernel's file, or why there is none that holds for the source of this digest."""
     path = proof_of(file)
-    try:
-        proof = json.loads(path.read_text(encoding="utf-8"))
-        if proof["digest"] != digest:
-            return f"{path} is the proof of another version of the source."
-        operators = {
-            _text(op): {_text(key): Proven.of(row) for key, row in found.items()}
-            for op, found in proof["operators"].items()
-        }
-        return Proof(_text(proof["torch"]), _text(proof["device"]), tuple(map(_text, proof["suites"])), operators)
-    except FileNotFoundError:
+    proof = proofs.read(path)
+    if proof is None:
         return f"{path} is not there."
-    except OSError as error:
-        return f"{path} cannot be read: {error.strerror}"
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return f"{path} is broken; judge the kernel again with `opforge run`."
-
-
-def _text(value: Any) -> str:
-    """Return a text that can be shown as it is; the file may be anybody's."""
-    if not isinstance(value, str) or not value.isprintable():
-        raise ValueError(value)
-    return value
+    if isinstance(proof, str):
+        return proof
+    if proof["digest"] != digest:
+        return f"{path} is the proof of another version of the source."
+    operators = {op: {key: Proven.of(row) for key, row in found.items()} for op, found in proof["operators"].items()}
+    return Proof(proof["torch"], proof["device"], tuple(proof["suites"]), operators)
 
 
 def _dtypes(signature: str) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from opforge.cache import read_json, write_atomically
+from opforge.cache import write_atomically
 from opforge.cases.text import parse_arguments
 from opforge.cases.values import DTYPES, TensorSpec
 from opforge.errors import CaseSyntaxError
@@ -22,8 +22,8 @@ from opforge.kernels import Kernel
 from opforge.kernels.proofs import proof_of
 from opforge.ops import table
 from opforge.runtime.layouts import layout, number_word
+from opforge.runtime.proofs import FORMAT, read
 
-_FORMAT = 1
 NEVER = frozenset({"cheated", "crashed", "timed_out"})
 """Verdicts after which nothing is proven."""
 _LAYOUTS = frozenset({"transposed", "strided", "offset", "channels_last", "expanded", "empty"})
@@ -112,9 +112,7 @@ def write_proofs(
     written = []
     for name, kernel in by_name.items():
         path = proof_of(Path(kernel.file or ""))
-        proof = _proof(
-            kernel, {} if name in void else groups[name], manifest, None if name in void else read_json(path)
-        )
+        proof = _proof(kernel, {} if name in void else groups[name], manifest, None if name in void else read(path))
         if proof["operators"]:
             write_atomically(path, json.dumps(proof, indent=1) + "\n")
             written.append(path)
@@ -127,7 +125,7 @@ def _proof(
     kernel: Kernel, groups: Mapping[str, Mapping[str, _Group]], manifest: Mapping[str, Any], before: Any
 ) -> dict[str, Any]:
     head = {
-        "opforge_proof": _FORMAT,
+        "opforge_proof": FORMAT,
         "kernel": kernel.name,
         "digest": kernel.digest,
         "torch": manifest["versions"]["torch"],
@@ -135,9 +133,7 @@ def _proof(
     }
     operators: dict[str, dict[str, Any]] = {}
     suites = {manifest["config"]["suite"]}
-    if isinstance(before, dict) and all(
-        before.get(key) == head[key] for key in ("opforge_proof", "digest", "device", "torch")
-    ):
+    if isinstance(before, dict) and all(before.get(key) == head[key] for key in ("digest", "device", "torch")):
         operators = {op: dict(found) for op, found in before["operators"].items()}
         suites |= set(before["suites"])
     for op, found in groups.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any, Self
 
 import torch
 
+from . import proofs
 from .adapters import adapt
 from .compiling import watch_compilation
 from .devices import device_name
@@ -230,13 +230,10 @@ def _server(made: Enabled, source: Source, op: str, proof: Mapping[str, Any] | N
 
 def _proof(source: Source, device: str) -> tuple[Mapping[str, Any] | None, str | None]:
     """Return a source's proof, or why there is none that holds here."""
-    if source.proof is None or not source.proof.is_file():
-        return None, None
-    try:
-        proof = json.loads(source.proof.read_text())
-        made_with, on = proof["torch"], proof["device"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return None, f"the proof {source.proof} cannot be read: {error}"
+    proof = None if source.proof is None else proofs.read(source.proof)
+    if proof is None or isinstance(proof, str):
+        return None, proof
+    made_with, on = proof["torch"], proof["device"]
     if proof["digest"] != source.digest:
         return None, f"{source.file.name} has changed since it was proven; judge it again with `opforge run`"
     if edited := _edited(source):

@@ -1,0 +1,83 @@
+"""The file of a proof, read and checked: it may be anybody's, and half of one. Needs no torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+FORMAT = 2
+"""What is written now. Files of format 1 have plain ``number`` where the kind of a number matters."""
+_MOST_FORMAT = 1_000_000
+
+
+def read(path: Path) -> dict[str, Any] | str | None:
+    """Return what a proof says, whole and of the right types; else why it says nothing, or None where there is none."""
+    try:
+        proof = json.loads(path.read_text(encoding="utf-8"))
+        made = _number(proof["opforge_proof"], _MOST_FORMAT)
+        if made != FORMAT:
+            return f"{path} is of another format ({made}); judge it again with `opforge run`."
+        return _checked(proof)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror}"
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return f"{path} is broken; judge the kernel again with `opforge run`."
+
+
+def _checked(proof: dict[str, Any]) -> dict[str, Any]:
+    """Return a proof with all that must stand in it and nothing else; raises where something is missing or is not what it must be."""
+    return {
+        "opforge_proof": FORMAT,
+        **{name: _text(proof[name]) for name in ("digest", "torch", "device")},
+        "suites": [_text(suite) for suite in _list(proof["suites"])],
+        "operators": {
+            _text(op): {_text(signature): _row(row) for signature, row in found.items()}
+            for op, found in proof["operators"].items()
+        },
+    }
+
+
+def _row(row: dict[str, Any]) -> dict[str, Any]:
+    checked: dict[str, Any] = {
+        "rank": _range(row["rank"]),
+        "numel": _range(row["numel"]),
+        "layouts": [_text(word) for word in _list(row["layouts"])],
+    }
+    timed = [[*_range(part[:2]), _flag(*part[2:])] for part in map(_list, _list(row.get("timed", [])))]
+    return {**checked, "timed": timed} if timed else checked
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(value)
+    return value
+
+
+def _range(value: Any) -> list[int]:
+    low, high = map(_number, _list(value))
+    if low > high:
+        raise ValueError(value)
+    return [low, high]
+
+
+def _number(value: Any, most: int | None = None) -> int:
+    """Return a number as it is; True is none."""
+    if type(value) is not int or value < 0 or (most is not None and value > most):
+        raise ValueError(value)
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(value)
+    return value
+
+
+def _text(value: Any) -> str:
+    """Return a text that can be shown as it is."""
+    if not isinstance(value, str) or not value.isprintable():
+        raise ValueError(value)
+    return value
