@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import secrets
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,14 @@ def torch_version() -> str:
 def write_atomically(path: Path, text: str) -> None:
     """Write a whole file or nothing: other processes never see half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(
-        "w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8"
-    ) as handle:
-        handle.write(text)
-    Path(handle.name).replace(path)
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    draft.touch(exist_ok=False)  # for whom the umask lets read it; a temporary file would be for its owner alone
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 def read_json(path: Path) -> Any | None:
