@@ -111,7 +111,7 @@ def test_sizes_in_words(made):
         ([], "not judged"),
         (["wrong", "unsupported"], "no case passed"),
         (["passed", "wrong"], "no dtypes of which some case passed and none failed"),
-        (["passed", "unsupported"], "its cases are calls on which ATen raises"),
+        (["passed", "unsupported"], "its cases are calls on which ATen raises, or have no tensor"),
     ],
 )
 def test_why_an_operator_is_not_in_the_proof(made, verdicts, reason):
@@ -145,6 +145,16 @@ def test_a_broken_proof_is_told(made, content):
     assert "is broken; judge the kernel again" in shown(about)["remark"]
 
 
+def test_failures_are_told(made):
+    failed = {"a.out": {"float32": {"cases": {"0123": "wrong"}, "more": {"wrong": 2}}}}
+    _, about = made({"a.default": {"float32": ROW}}, failed=failed)
+    assert shown(about, row("a.out", "a"))["without"] == {"a.out": "3 cases failed, for example 0123: wrong"}
+    _, about = made({}, failed=failed)
+    assert shown(about) == {"remark": "Nothing: 3 cases failed, for example 0123: wrong."}
+    _, about = made({}, failed={"a.out": {"float32": ["0123"]}})
+    assert "is broken" in shown(about)["remark"]
+
+
 def test_why_there_is_none(made):
     file, about = made({"a.default": {"float32": ROW}})
     for verdict in ("cheated", "crashed", "timed_out"):
@@ -159,6 +169,8 @@ def test_why_there_is_none(made):
     assert shown({**about, "proofs": failed})["remark"].endswith(
         "could not write its proofs: /k/a.proof.json: Permission denied"
     )
+    remarks = {"a": "/k/a.proof.json cannot be written: Is a directory", "b": "another"}
+    assert shown({**about, "proofs": {"written": [], "remarks": remarks}})["remark"].endswith(remarks["a"])
     del about["proofs"]
     assert "at the end of a run" in shown(about)["remark"]
     about["plan"]["kernels"][0]["reference"] = "mine"

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
 import torch
+from filelock import FileLock
+from rich.console import Console
 
 import opforge
 from opforge.cases.case import id_of
+from opforge.cli.main import call
 from opforge.kernels import Kernel
 from opforge.kernels.proofs import proof_of
 from opforge.kernels.source import digest
+from opforge.ops import table
+from opforge.reports.terminal import show
+from opforge.runs.local import ThisMachine
 from opforge.runs.proofs import not_slower, ranges, write_proofs
+from opforge.runtime.devices import cpu_name
+from opforge.runtime.proofs import read
 from opforge.runtime.serving import KernelWarning
 
 RELU = """
@@ -59,10 +72,10 @@ def passed(case, verdict="passed", op="relu.default", **fields):
     }
 
 
-def prove(file, *rows):
+def prove(file, *rows, name="k", manifest=MANIFEST, **options):
     """Write the proof of a kernel from rows of a run."""
-    kernel = Kernel("k", "relu.default", (), str(file), (), digest(file))
-    return write_proofs([kernel], rows, MANIFEST, ())
+    kernel = Kernel(name, "relu.default", (), str(file), (), digest(file))
+    return write_proofs([kernel], rows, manifest, (), **options)
 
 
 def proof(file):
@@ -112,7 +125,8 @@ def test_a_second_run_widens_a_proof_and_a_failure_takes_its_dtypes_away(folder,
     assert list(proof(folder)["operators"]["relu.default"]) == ["float32"]
     folder.write_text(RELU.replace("self > 0, self", "self > 0, 2 * self"))
     judge("((T([50], f32),), {})")
-    assert not proof_of(folder).exists()
+    assert proof(folder)["operators"] == {}
+    assert list(proof(folder)["failed"]["relu.default"]) == ["float32"]
 
 
 @pytest.mark.parametrize(
@@ -133,3 +147,165 @@ def test_a_proof_that_is_broken_or_of_another_format_is_replaced(folder, before)
     proof_of(folder).write_text(before)
     prove(folder, passed("((T([50], f32),), {})"))
     assert proof(folder)["operators"]["relu.default"]["float32"]["numel"] == [50, 50]
+
+
+F32, MORE, F64 = "((T([3, 4], f32),), {})", "((T([50], f32),), {})", "((T([5], f64),), {})"
+
+
+def proven(file):
+    return {op: list(rows) for op, rows in proof(file)["operators"].items()}
+
+
+@pytest.mark.parametrize("verdict", ["wrong", "contract", "error"])
+def test_a_smaller_run_does_not_prove_what_a_larger_one_found_wrong(folder, verdict):
+    wrong = passed(MORE, verdict)
+    prove(folder, passed(F32), wrong, passed(F64))
+    for _ in range(2):
+        assert proven(folder) == {"relu.default": ["float64"]}
+        assert proof(folder)["failed"] == {"relu.default": {"float32": {"cases": {wrong["id"]: verdict}, "more": {}}}}
+        prove(folder, passed(F32), passed(MORE, "unsupported"))
+    prove(folder, passed(MORE))
+    assert proven(folder) == {"relu.default": ["float64", "float32"]}
+    assert "failed" not in proof(folder)
+
+
+@pytest.mark.parametrize("verdict", ["cheated", "crashed", "timed_out"])
+def test_nothing_is_proven_while_a_case_is_left_that_cheated_crashed_or_hung(folder, verdict):
+    prove(folder, passed(F64))
+    prove(folder, passed(F32), passed(MORE, verdict, op="relu_.default"))
+    assert proven(folder) == {}
+    prove(folder, passed(F32))
+    assert proven(folder) == {}
+    words = f"is not proven: 1 case failed, for example [0-9a-f]{{16}}: {verdict}; mend it"
+    here = {"versions": {"torch": torch.__version__}, "machine": {"name": cpu_name()}, "config": {"suite": "tiny"}}
+    prove(folder, passed(MORE, verdict), manifest=here)
+    with pytest.warns(KernelWarning, match=words), opforge.enabled(folder.parents[1], device="cpu") as made:
+        assert made.operators == []
+    assert call(["ls", "kernels", "--ops-directory", str(folder.parents[1])]) == 0
+    prove(folder, passed(MORE), passed(F32), manifest=here)
+    assert proven(folder) == {"relu.default": ["float32"]}
+
+
+def test_another_source_another_device_and_another_torch_begin_anew(folder):
+    prove(folder, passed(F32, "crashed"))
+    prove(folder, passed(MORE), manifest={**MANIFEST, "machine": {"name": "a GPU"}})
+    assert proven(folder) == {"relu.default": ["float32"]}
+    prove(folder, passed(F32, "crashed"), manifest={**MANIFEST, "machine": {"name": "a GPU"}})
+    folder.write_text(RELU + "\n")
+    prove(folder, passed(MORE))
+    assert proven(folder) == {"relu.default": ["float32"]}
+
+
+def test_of_many_failures_some_are_named_and_the_rest_is_counted_for_good(folder):
+    cases = [f"((T([{n}], f32),), {{}})" for n in range(1, 101)]
+    for _ in range(2):  # which does not count twice what it does not know by name
+        prove(folder, *(passed(case, "crashed" if n == 99 else "wrong") for n, case in enumerate(cases)))
+        row = proof(folder)["failed"]["relu.default"]["float32"]
+        assert len(row["cases"]) == 64
+        assert row["more"] == {"wrong": 36}
+        assert next(iter(row["cases"].values())) == "crashed"  # the gravest are named
+    prove(folder, *map(passed, cases), passed(F64))
+    assert proof(folder)["failed"]["relu.default"]["float32"] == {"cases": {}, "more": {"wrong": 36}}
+    assert proven(folder) == {"relu.default": ["float64"]}
+
+
+def test_a_kernel_that_could_not_be_loaded_is_proven_once_it_can(folder):
+    cases = [f"((T([{n}], f32),), {{}})" for n in range(1, 101)]
+    prove(folder, *(passed(case, "error") for case in cases))
+    assert proven(folder) == {}
+    prove(folder, *map(passed, cases))
+    assert proven(folder) == {"relu.default": ["float32"]}
+
+
+def test_a_run_that_is_broken_off_keeps_what_failed_and_widens_nothing(folder):
+    prove(folder, passed(F32), passed(F64))
+    before = proof(folder)
+    prove(folder, passed(MORE), finished=False)
+    assert proof(folder) == before
+    other = "((T([6], f64),), {})"
+    prove(folder, passed(MORE), passed(other, "wrong"), finished=False)
+    assert proof(folder)["operators"] == {"relu.default": {"float32": before["operators"]["relu.default"]["float32"]}}
+    prove(folder, passed(other), passed(F32, "wrong"), finished=False)
+    assert list(proof(folder)["failed"]["relu.default"]) == ["float32", "float64"]
+
+
+def test_an_interrupt_keeps_what_failed(folder, judge_tiny, monkeypatch):
+    execute = ThisMachine.execute
+
+    def interrupted(executor, work):
+        execute(executor, work)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ThisMachine, "execute", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        judge_tiny(folder.parents[1], {"relu.default": [F64]})
+    assert list(proof(folder)["failed"]["relu.default"]) == ["float64"]
+    assert proven(folder) == {}
+
+
+def test_one_proof_that_cannot_be_written_stops_no_other(folder, judge_tiny, kernel_directory):
+    root = kernel_directory(
+        {"abs": "import torch\ndef abs_kernel_impl(self):\n    return torch.maximum(self, -self)\n"}
+    )
+    proof_of(folder).mkdir()
+    ended = judge_tiny(root, {"relu.default": [F32], "abs.default": [F32]})
+    assert proven(root / "abs" / "abs_implementation_1.py") == {"abs.default": ["float32"]}
+    assert [p.name for p in folder.parent.iterdir() if p != folder] == [proof_of(folder).name]
+    remark = ended.manifest["proofs"]["remarks"]["relu_implementation_1"]
+    assert remark == f"{proof_of(folder)} cannot be written: Is a directory"
+    console = Console(width=400, file=io.StringIO())
+    show(console, ended.manifest, ended.summary)
+    assert f"note {remark}" in console.file.getvalue()
+
+
+def test_a_proof_that_no_longer_holds_is_taken_away_where_nothing_can_be_written(folder, monkeypatch):
+    prove(folder, passed(F32))
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr("opforge.cache.write_atomically", Mock(side_effect=full))
+    assert prove(folder, passed(MORE)).remarks == {
+        "k": f"{proof_of(folder)} cannot be written: No space left on device"
+    }
+    assert proven(folder) == {"relu.default": ["float32"]}
+    prove(folder, passed(F32, "wrong"))
+    assert not proof_of(folder).exists()
+
+
+def test_two_runs_at_once_prove_both(folder, monkeypatch, tmp_path):
+    monkeypatch.setenv("OPFORGE_CACHE", str(tmp_path / "cache"))
+
+    def slow(path):
+        found = read(path)
+        time.sleep(0.3)
+        return found
+
+    table()  # made again in another cache, before threads want it
+    monkeypatch.setattr("opforge.runs.proofs.read", slow)
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda case: prove(folder, passed(case)), (F32, F64)))
+    assert sorted(proven(folder)["relu.default"]) == ["float32", "float64"]
+    assert {p.name for p in folder.parent.iterdir()} == {folder.name, proof_of(folder).name}
+    monkeypatch.setattr("opforge.runs.proofs._PATIENCE_S", 0.1)
+    (lock,) = (tmp_path / "cache" / "locks").iterdir()
+    with FileLock(lock):
+        assert "could not be acquired" in prove(folder, passed(F32)).remarks["k"]
+
+
+def test_a_source_that_was_edited_while_it_was_judged_is_not_proven(folder, judge_tiny, monkeypatch):
+    def edited(*given, **options):
+        folder.write_text(RELU + "\n# other\n")
+        return write_proofs(*given, **options)
+
+    monkeypatch.setattr("opforge.runs.conduct.write_proofs", edited)
+    ended = judge_tiny(folder.parents[1], {"relu.default": [F32]})
+    assert not proof_of(folder).exists()
+    assert ended.manifest["proofs"] == {
+        "written": [],
+        "remarks": {
+            "relu_implementation_1": f"{folder} was changed while it was judged, and nothing is written of it; judge it again with `opforge run`"
+        },
+    }
+
+
+def test_a_call_without_a_tensor_proves_nothing(folder):
+    prove(folder, passed("((3, 4), {})", op="tril_indices.default"))
+    assert not proof_of(folder).exists()

@@ -51,6 +51,12 @@ class Proof:
     suites: tuple[str, ...]
     operators: Mapping[str, Mapping[str, Proven]]
     """By operator, and by the dtypes of a call's tensors as text."""
+    failed: Mapping[str, Mapping[str, Any]]
+    """What is known to have failed, in the same way, as the file has it."""
+
+    def failures(self, op: str = "") -> str:
+        """Say how many cases failed, of one operator if it is named; nothing where none did."""
+        return proofs.failures({op: self.failed.get(op, {})} if op else self.failed)
 
     @property
     def dtypes(self) -> list[str]:
@@ -69,7 +75,7 @@ def read_proof(file: Path, digest: str) -> Proof | str:
     if proof["digest"] != digest:
         return f"{path} is the proof of another version of the source."
     operators = {op: {key: Proven.of(row) for key, row in found.items()} for op, found in proof["operators"].items()}
-    return Proof(proof["torch"], proof["device"], tuple(proof["suites"]), operators)
+    return Proof(proof["torch"], proof["device"], tuple(proof["suites"]), operators, proof["failed"])
 
 
 def _dtypes(signature: str) -> str:

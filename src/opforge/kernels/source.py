@@ -11,6 +11,7 @@ from pathlib import Path
 from opforge.kernels import native
 
 UNREADABLE = "unreadable"
+"""In a digest's place where a source cannot be read."""
 _NAME = re.compile(r"(?:(?!\.)[\w.-]+/)*(?!\.)[\w.-]{1,100}", re.ASCII)
 """What may be the name of a file below a folder."""
 

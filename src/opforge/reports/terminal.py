@@ -63,7 +63,7 @@ def show(console: Console, manifest: dict[str, Any], summary: Summary) -> None:
     for kernel in manifest["plan"]["kernels"]:
         if kernel.get("hints") and any(not t.right for t in tallies if t.op in kernel["ops"]):
             console.print(f"[yellow]hint[/yellow] {escape(kernel['name'])} {escape('; '.join(kernel['hints']))}")
-    for remark in manifest["plan"]["remarks"]:
+    for remark in (*manifest["plan"]["remarks"], *manifest.get("proofs", {}).get("remarks", {}).values()):
         console.print(f"[yellow]note[/yellow] {escape(remark)}")
     if (losses := manifest["plan"]["losses"]) and not manifest["config"]["ops"]:
         console.print(f"{len(losses)} kinds of samples could not become cases; they are listed in OVERALL_SUMMARY.md")

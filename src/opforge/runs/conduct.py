@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import platform
 import shutil
@@ -177,21 +178,24 @@ def _judge(plan: Plan, store: RunStore, executor: Executor, progress: Progress) 
         if rows:
             progress(rows[-1]["op"], count, total)
 
-    executor.execute(Work(plan, jobs, emit, store.path, manifest, progress))
+    try:
+        executor.execute(Work(plan, jobs, emit, store.path, manifest, progress))
+    except BaseException:
+        with contextlib.suppress(OSError, OpforgeError):  # what has ended the run is to be told
+            _proofs(plan, store, manifest, finished=False)
+        raise
     store.update_manifest(finished=_now(), scores=summary.scores(), proofs=_proofs(plan, store, manifest))
     return Ended(store, store.manifest(), summary)
 
 
-def _proofs(plan: Plan, store: RunStore, manifest: dict[str, Any]) -> dict[str, Any]:
-    """Write the proofs of the kernels that were judged beside their files; a folder that cannot be written to is told."""
+def _proofs(plan: Plan, store: RunStore, manifest: dict[str, Any], *, finished: bool = True) -> dict[str, Any]:
+    """Write the proofs of the kernels that were judged beside their files; what cannot be written is told."""
     raising = {
         case.id for job in plan.jobs for part in job.parts for case in part.cases if case.expect is Expect.RAISES
     }
-    try:
-        written = write_proofs((job.kernel for job in plan.jobs), store.rows(), manifest, raising)
-    except OSError as error:
-        return {"written": [], "failed": f"{error.filename}: {error.strerror}"}
-    return {"written": [str(path) for path in written]}
+    kernels = [job.kernel for job in plan.jobs]
+    done = write_proofs(kernels, store.rows(), manifest, raising, plan.digests, finished=finished)
+    return {"written": [str(path) for path in done.paths], "remarks": done.remarks}
 
 
 def _peaks(config: RunConfig, plan: Plan, executor: Executor, progress: Progress) -> dict[str, Any] | None:

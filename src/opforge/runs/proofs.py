@@ -1,25 +1,31 @@
 """What a run has proven of each kernel, kept beside its file: for which calls it is right, and at which sizes it is not slower.
 
 An operator is proven for the dtypes of a call where some case with them passed and none failed; the range of ranks and sizes and the layouts are those of
-the cases that passed. A kernel that cheated, crashed or hung anywhere has no proof at all.
+the cases that passed. Nothing is proven of a kernel that cheated, crashed or hung anywhere. What failed is kept with the proof until the same case passes or
+the source is another: a smaller run must not prove what a larger one has found to be wrong.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from opforge.cache import write_atomically
+from filelock import FileLock
+
+from opforge import cache
 from opforge.cases.text import parse_arguments
 from opforge.cases.values import DTYPES, TensorSpec
 from opforge.errors import CaseSyntaxError
 from opforge.kernels import Kernel
 from opforge.kernels.proofs import proof_of
+from opforge.kernels.source import UNREADABLE, digest
 from opforge.ops import table
 from opforge.runtime.layouts import layout, number_word
 from opforge.runtime.proofs import FORMAT, read
@@ -28,15 +34,18 @@ NEVER = frozenset({"cheated", "crashed", "timed_out"})
 """Verdicts after which nothing is proven."""
 _LAYOUTS = frozenset({"transposed", "strided", "offset", "channels_last", "expanded", "empty"})
 """Forms of a case that are layouts, by the names that the runtime has for them."""
+_MOST_FAILED = 64
+"""Failed cases that are kept by name, for one operator and dtypes."""
+_PATIENCE_S = 60.0
+"""How long another run may hold a proof."""
 _REACH = 2.0
 """By which factor the smallest and the largest timed size speak for sizes beyond them."""
 
 
 @dataclass
 class _Group:
-    """The cases of one operator with the same dtypes."""
+    """The cases of one operator with the same dtypes that passed."""
 
-    failed: bool = False
     ranks: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     layouts: set[str] = field(default_factory=set)
@@ -44,10 +53,6 @@ class _Group:
     """Numbers of elements, with whether the kernel was not slower there."""
 
     def add(self, specs: list[TensorSpec], row: Mapping[str, Any]) -> None:
-        verdict = row["verdict"]
-        if verdict == "unsupported":
-            return
-        self.failed |= verdict != "passed"
         numel = max((s.numel for s in specs), default=0)
         forms = set(row.get("forms", ()))
         self.ranks += [len(s.shape) for s in specs] + ([0] if "zero_dim" in forms else [])
@@ -89,61 +94,150 @@ def ranges(timed: Iterable[tuple[int, bool]]) -> list[list[Any]]:
     return found
 
 
-def write_proofs(
-    kernels: Iterable[Kernel], rows: Iterable[Mapping[str, Any]], manifest: Mapping[str, Any], raising: Collection[str]
-) -> list[Path]:
-    """Write a proof beside each kernel that was judged, or take away one that no longer holds; return what was written.
+@dataclass
+class _Judged:
+    """What a run says of one kernel, by operator and by the dtypes of a call."""
 
-    ``raising`` are the ids of cases in which ATen raises: they say nothing of the calls that it answers, unless they fail.
-    A proof of the same source, device and torch by an earlier run is kept where this run did not ask about the same operator and dtypes.
+    kernel: Kernel
+    passed: dict[str, dict[str, _Group]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(_Group)))
+    failed: dict[str, dict[str, dict[str, str]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(dict)))
+    """Verdicts by the ids of cases."""
+    right: set[tuple[str, str]] = field(default_factory=set)
+    """Operators and ids of cases that passed, those on which ATen raises too."""
+
+    def add(self, row: Mapping[str, Any], *, raises: bool) -> None:
+        if row["verdict"] == "unsupported":
+            return
+        signature, specs = _call(row) or ("", [])
+        if row["verdict"] != "passed":
+            self.failed[row["op"]][signature][row["id"]] = row["verdict"]
+            return
+        self.right.add((row["op"], row["id"]))
+        if not raises and specs:  # without a tensor there is no dtype or size for which it could be proven
+            self.passed[row["op"]][signature].add(specs, row)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What has become of the proofs of a run's kernels."""
+
+    paths: list[Path]
+    remarks: dict[str, str]
+    """By kernel, why its proof is not written."""
+
+
+def write_proofs(
+    kernels: Iterable[Kernel],
+    rows: Iterable[Mapping[str, Any]],
+    manifest: Mapping[str, Any],
+    raising: Collection[str],
+    planned: Mapping[str, str] | None = None,
+    *,
+    finished: bool = True,
+) -> Written:
+    """Write a proof beside each kernel that was judged, or take away one that no longer holds; one that cannot be written is told, and stops no other.
+
+    ``raising`` are the ids of cases in which ATen raises: they say nothing of the calls that it answers, unless they fail. ``planned`` are the digests of
+    the kernels' files as they were planned, where a kernel's own digest is of something else besides. A proof of the same source, device and torch by an
+    earlier run is widened. Of a run that was broken off, which is not ``finished``, only what failed is kept: nothing is widened.
     """
-    by_name = {k.name: k for k in kernels if k.file is not None and k.reference is None}
-    groups: dict[str, dict[str, dict[str, _Group]]] = {n: defaultdict(lambda: defaultdict(_Group)) for n in by_name}
-    void: set[str] = set()
+    judged = {k.name: _Judged(k) for k in kernels if k.file is not None and k.reference is None}
     for row in rows:
-        if row["kernel"] not in by_name:
+        if row["kernel"] in judged:
+            judged[row["kernel"]].add(row, raises=row["id"] in raising)
+    written = Written([], {})
+    for name, one in sorted(judged.items(), key=lambda item: not item[1].failed):  # those that are void come first
+        if not finished and not one.failed:
             continue
-        if row["verdict"] in NEVER:
-            void.add(row["kernel"])
-        found = None if row["id"] in raising and row["verdict"] == "passed" else _call(row)
-        if found is not None:
-            signature, specs = found
-            groups[row["kernel"]][row["op"]][signature].add(specs, row)
-    written = []
-    for name, kernel in by_name.items():
-        path = proof_of(Path(kernel.file or ""))
-        proof = _proof(kernel, {} if name in void else groups[name], manifest, None if name in void else read(path))
-        if proof["operators"]:
-            write_atomically(path, json.dumps(proof, indent=1) + "\n")
-            written.append(path)
-        else:
-            path.unlink(missing_ok=True)
+        file = Path(one.kernel.file or "")
+        if digest(file) != (planned or {}).get(name, one.kernel.digest):
+            written.remarks[name] = (
+                f"{file} was changed while it was judged, and nothing is written of it; judge it again with `opforge run`"
+            )
+            continue
+        path = proof_of(file)
+        try:
+            if _write(path, one, manifest, finished=finished):
+                written.paths.append(path)
+        except OSError as error:
+            written.remarks[name] = f"{path} cannot be written: {error.strerror or error}" + _left(path, one)
     return written
 
 
-def _proof(
-    kernel: Kernel, groups: Mapping[str, Mapping[str, _Group]], manifest: Mapping[str, Any], before: Any
-) -> dict[str, Any]:
+def _write(path: Path, judged: _Judged, manifest: Mapping[str, Any], *, finished: bool) -> bool:
+    """Write what is known of a kernel; whether there is anything to be written. Another run may be at the same file."""
+    lock = cache.root() / "locks" / f"{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(lock, timeout=_PATIENCE_S):
+        proof = _proof(judged, manifest, read(path), finished=finished)
+        if proof["operators"] or (proof.get("failed") and judged.kernel.digest != UNREADABLE):
+            cache.write_atomically(path, json.dumps(proof, indent=1) + "\n")
+            return True
+        path.unlink(missing_ok=True)
+        return False
+
+
+def _left(path: Path, judged: _Judged) -> str:
+    """Take away a proof beside which failures cannot be kept; say so where that fails too."""
+    if not judged.failed:
+        return ""
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+    return "; what it says of before no longer holds: delete it" if path.is_file() else ""
+
+
+def _proof(judged: _Judged, manifest: Mapping[str, Any], before: Any, *, finished: bool) -> dict[str, Any]:
     head = {
         "opforge_proof": FORMAT,
-        "kernel": kernel.name,
-        "digest": kernel.digest,
+        "kernel": judged.kernel.name,
+        "digest": judged.kernel.digest,
         "torch": manifest["versions"]["torch"],
         "device": manifest["machine"]["name"],
     }
-    operators: dict[str, dict[str, Any]] = {}
-    suites = {manifest["config"]["suite"]}
-    if isinstance(before, dict) and all(before.get(key) == head[key] for key in ("digest", "device", "torch")):
-        operators = {op: dict(found) for op, found in before["operators"].items()}
-        suites |= set(before["suites"])
-    for op, found in groups.items():
-        kept = operators.setdefault(op, {})
-        for signature, group in found.items():
-            if group.failed or not group.sizes:
-                kept.pop(signature, None)
-            else:
-                kept[signature] = _wider(kept.get(signature), group.as_json())
-    return {**head, "suites": sorted(suites), "operators": {op: found for op, found in operators.items() if found}}
+    if not isinstance(before, dict) or any(before[key] != head[key] for key in ("digest", "device", "torch")):
+        before = {"suites": [], "operators": {}, "failed": {}}
+    suites = {*before["suites"], manifest["config"]["suite"]}
+    operators = {op: dict(found) for op, found in before["operators"].items()}
+    for op, groups in judged.passed.items() if finished else ():
+        for signature, group in groups.items():
+            kept = operators.setdefault(op, {})
+            kept[signature] = _wider(kept.get(signature), group.as_json())
+    failed = _failed(before["failed"], judged, finished=finished)
+    never = any(NEVER & {*row["cases"].values(), *row["more"]} for found in failed.values() for row in found.values())
+    proven = {
+        op: rows
+        for op, found in operators.items()
+        if not never and (rows := {key: row for key, row in found.items() if key not in failed.get(op, {})})
+    }
+    return {**head, "suites": sorted(suites), "operators": proven, **({"failed": failed} if failed else {})}
+
+
+def _failed(before: Mapping[str, Any], judged: _Judged, *, finished: bool) -> dict[str, dict[str, Any]]:
+    """Return what is known to have failed: before, unless the same case has passed since, and now."""
+    failed: dict[str, dict[str, Any]] = {}
+    for op in sorted({*before, *judged.failed}):
+        old, new = before.get(op, {}), judged.failed.get(op, {})
+        for signature in sorted({*old, *new}):
+            row = old.get(signature, {"cases": {}, "more": {}})
+            kept = {
+                case: verdict
+                for case, verdict in row["cases"].items()
+                if not finished or (op, case) not in judged.right or case in new.get(signature, {})
+            }
+            if found := _bounded({**kept, **new.get(signature, {})}, row["more"]):
+                failed.setdefault(op, {})[signature] = found
+    return failed
+
+
+def _bounded(cases: Mapping[str, str], before: Mapping[str, int]) -> dict[str, Any] | None:
+    """Return cases that failed, the gravest first, and how many there are beyond those that are kept by name; None for none.
+
+    Errors are not counted beyond: most are those of a kernel that cannot be loaded, which says nothing of its source, and no call is answered by one.
+    """
+    order = sorted(cases, key=lambda case: (cases[case] not in NEVER, cases[case] == "error"))
+    beyond = Counter(cases[case] for case in order[_MOST_FAILED:] if cases[case] != "error")
+    more = {verdict: max(beyond[verdict], before.get(verdict, 0)) for verdict in sorted({*beyond, *before})}
+    return {"cases": {case: cases[case] for case in order[:_MOST_FAILED]}, "more": more} if cases or more else None
 
 
 def _wider(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:

@@ -243,6 +243,8 @@ def _proof(source: Source, device: str) -> tuple[Mapping[str, Any] | None, str |
         return None, f"{source.name} was proven with torch {made_with}, and this is {torch.__version__}"
     if on != here["device"]:
         return None, f"{source.name} was proven on {on}, and this is {here['device']}"
+    if not proof["operators"] and (words := proofs.failures(proof["failed"])):
+        return None, f"{source.name} is not proven: {words}; mend it, and judge it again with `opforge run`"
     return proof, None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,15 @@ def read(path: Path) -> dict[str, Any] | str | None:
         return f"{path} is broken; judge the kernel again with `opforge run`."
 
 
+def failures(failed: Mapping[str, Mapping[str, Any]]) -> str:
+    """Say how many cases of some operators failed, and name one; nothing where none did."""
+    rows = [row for found in failed.values() for row in found.values()]
+    cases = [item for row in rows for item in row["cases"].items()]
+    count = len(cases) + sum(sum(row["more"].values()) for row in rows)
+    example = f", for example {cases[0][0]}: {cases[0][1]}" if cases else ""
+    return f"{count} case{'' if count == 1 else 's'} failed{example}" if count else ""
+
+
 def _checked(proof: dict[str, Any]) -> dict[str, Any]:
     """Return a proof with all that must stand in it and nothing else; raises where something is missing or is not what it must be."""
     return {
@@ -36,6 +46,10 @@ def _checked(proof: dict[str, Any]) -> dict[str, Any]:
         "operators": {
             _text(op): {_text(signature): _row(row) for signature, row in found.items()}
             for op, found in proof["operators"].items()
+        },
+        "failed": {
+            _text(op): {_text(signature): _failed(row) for signature, row in found.items()}
+            for op, found in proof.get("failed", {}).items()
         },
     }
 
@@ -48,6 +62,13 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
     }
     timed = [[*_range(part[:2]), _flag(*part[2:])] for part in map(_list, _list(row.get("timed", [])))]
     return {**checked, "timed": timed} if timed else checked
+
+
+def _failed(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "cases": {_text(case): _text(verdict) for case, verdict in row["cases"].items()},
+        "more": {_text(verdict): _number(count) for verdict, count in row["more"].items()},
+    }
 
 
 def _list(value: Any) -> list[Any]:

@@ -32,13 +32,15 @@ class Proofs:
             return {"remark": self._why_none(kernel, found)}
         if other := self._elsewhere(found):
             return {"remark": other}
+        if not found.operators and (words := found.failures()):
+            return {"remark": f"Nothing: {words}."}
         return {
             "remark": ""
             if self._is_of_this_run(kernel)
-            else f"By another run of the same source. {self._end()}".strip(),
+            else f"By another run of the same source. {self._end(kernel)}".strip(),
             "about": [("suites", ", ".join(found.suites)), ("device", found.device), ("torch", found.torch)],
             "rows": [_row(op, key, row) for op, rows in found.operators.items() for key, row in rows.items()],
-            "without": {op: self._why_not(op) for op in kernel["ops"] if not found.operators.get(op)},
+            "without": {op: self._why_not(op, found) for op in kernel["ops"] if not found.operators.get(op)},
         }
 
     def _is_of_this_run(self, kernel: dict[str, Any]) -> bool:
@@ -47,14 +49,15 @@ class Proofs:
     def _why_none(self, kernel: dict[str, Any], reason: str) -> str:
         if self._is_of_this_run(kernel):
             return f"What this run has proven is gone: {reason}"
-        return self._end() or "Nothing: no dtypes of which some case passed and none failed."
+        return self._end(kernel) or "Nothing: no dtypes of which some case passed and none failed."
 
-    def _end(self) -> str:
-        """Say why this run has written no proofs at all, if that is so."""
+    def _end(self, kernel: dict[str, Any]) -> str:
+        """Say why this run has written no proof of a kernel, if that is so."""
         proofs = self._manifest.get("proofs")
         if proofs is None:
             return "This run has written no proofs; that is done at the end of a run."
-        return f"This run could not write its proofs: {proofs['failed']}" if proofs.get("failed") else ""
+        reason = proofs.get("remarks", {}).get(kernel["name"]) or proofs.get("failed")  # older runs have one for all
+        return f"This run could not write its proofs: {reason}" if reason else ""
 
     def _elsewhere(self, found: Proof) -> str:
         """Say that a proof is not of this run's torch and device, if that is so."""
@@ -63,7 +66,7 @@ class Proofs:
             return ""
         return f"The proof beside it is of other surroundings: {found.device}, torch {found.torch}."
 
-    def _why_not(self, op: str) -> str:
+    def _why_not(self, op: str, found: Proof) -> str:
         tally = self._summary.operators.get(op)
         if tally is None:
             return "not judged"
@@ -71,7 +74,7 @@ class Proofs:
             return "no case passed"
         if tally.passed + tally.verdicts[Outcome.UNSUPPORTED] < tally.total:
             return "no dtypes of which some case passed and none failed"
-        return "its cases are calls on which ATen raises"
+        return found.failures(op) or "its cases are calls on which ATen raises, or have no tensor"
 
 
 def _row(op: str, dtypes: str, proven: Proven) -> dict[str, str]:
