@@ -19,7 +19,15 @@ def device_name(device: str) -> str:
 def cpu_name() -> str:
     """Return the name of this machine's CPU."""
     try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        return _named(Path("/proc/cpuinfo").read_text()) or platform.processor() or platform.machine()
     except OSError:
-        found = None
-    return found[1].strip() if found else platform.processor() or platform.machine()
+        return platform.processor() or platform.machine()
+
+
+def _named(cpuinfo: str) -> str:
+    """Return the name of a CPU as Linux tells it; ARM's have numbers of who made them and of what they are, and there may be several kinds in one machine."""
+    if found := re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE):
+        return found[1].strip()
+    numbers = r"^CPU implementer\s*:\s*(0x\w+)$(?:\n.+)*?\nCPU part\s*:\s*(0x\w+)$"
+    kinds = sorted({f"{maker} {part}" for maker, part in re.findall(numbers, cpuinfo, re.MULTILINE)})
+    return f"{platform.machine()} {', '.join(kinds)}" if kinds else ""
