@@ -114,7 +114,7 @@ FLOAT32 = {"rank": [0, 2], "numel": [0, 9], "layouts": ["contiguous"]}
     [
         (["float32", "float32,float32", "float32,number(int)"], {}, "proven for float32"),
         (["float32", "bfloat16", "float32,int64,"], {}, "proven for bfloat16, float32, float32 with int64"),
-        (["a", "b", "[c]", "d", "e", "f"], {}, "proven for a, b, c, d and 2 more"),
+        (["a", "b", "[c]*n", "d", "e", "f"], {}, "proven for a, b, c, d and 2 more"),
         (["float32"], {"device": "NVIDIA H200"}, "proven for float32 on NVIDIA H200"),
         (["float32"], {"torch": "2.1.0"}, ""),
         (["float32"], {"digest": "0123456789abcdef"}, ""),

@@ -93,6 +93,31 @@ def test_signatures_of_two(kernels, pair):
         assert made.counters()["add.Tensor"]["served"] >= 1
 
 
+@pytest.mark.parametrize("more", [[], ["shapes differ"]])
+def test_tensors_of_different_shapes_are_inside_where_such_were_judged(kernels, more):
+    root = kernels({"add": ADD})
+    prove(root, "add", {"add.Tensor": {"float32,float32": {**ANY, "layouts": ["contiguous", *more]}}})
+    with opforge.enabled(root, device="cpu") as made:
+        x = torch.ones(3, 3)
+        for _ in range(3):  # the first is asked in full, the others are known by their geometry
+            assert marked(x + x)
+            assert marked(x + torch.ones(3)) == bool(more)
+            assert marked(x + torch.ones(())) == bool(more)
+        assert made.counters()["add.Tensor"]["aten"] == ({} if more else {"shapes that differ not proven": 6})
+
+
+CAT = "import torch\ndef cat_kernel_impl(tensors, dim=0):\n    return torch.cat(tuple(tensors), dim) + MARK\n"
+
+
+@pytest.mark.parametrize(("word", "served"), [("1", {1}), ("2", {2}), ("n", {3, 4, 7})])
+def test_lists_of_one_two_and_more_are_proven_apart(kernels, word, served):
+    root = kernels({"cat": CAT})
+    prove(root, "cat", {"cat.default": {f"[float32]*{word}": ANY}})
+    with opforge.enabled(root, device="cpu"):
+        assert {n for n in (1, 2, 3, 4, 7) if marked(torch.cat([torch.ones(2)] * n))} == served
+        assert not marked(torch.cat([torch.ones(2), torch.ones(2).double()]))
+
+
 def test_a_proof_that_does_not_hold_here_is_void_and_says_why(kernels):
     x = torch.ones(3)
     for changes, words in {

@@ -119,7 +119,7 @@ def relu_kernel_impl(self):
 
 
 def test_conjugates_and_several_devices_are_not_inside():
-    row = {**EVERYWHERE, "layouts": ["contiguous", "transposed", "offset"]}
+    row = {**EVERYWHERE, "layouts": ["contiguous", "transposed", "offset", "shapes differ"]}
     mm = Domain(facts("mm.default"), {"complex64,complex64": row}, speed=True)
     x = torch.ones(2, 2, dtype=torch.complex64)
     assert mm.ask([x, x]) == ""

@@ -309,3 +309,21 @@ def test_a_source_that_was_edited_while_it_was_judged_is_not_proven(folder, judg
 def test_a_call_without_a_tensor_proves_nothing(folder):
     prove(folder, passed("((3, 4), {})", op="tril_indices.default"))
     assert not proof_of(folder).exists()
+
+
+@pytest.mark.parametrize(
+    ("case", "op", "signature", "differ"),
+    [
+        ("((T([3, 4], f32), T([3, 4], f32)), {})", "add.Tensor", "float32,float32", False),
+        ("((T([3, 4], f32), T([4], f32)), {})", "add.Tensor", "float32,float32", True),
+        ("((T([3, 4], f32), 2), {})", "add.Tensor", "float32,number(int)", False),
+        ("(([T([2], f32)],), {})", "cat.default", "[float32]*1", False),
+        ("(([T([2], f32), T([3], f32)],), {})", "cat.default", "[float32]*2", True),
+        ("(([T([2], f32), T([2], f64), T([2], f32), T([2], f32)],), {})", "cat.default", "[float32 float64]*n", False),
+    ],
+)
+def test_shapes_that_differ_and_how_many_are_in_a_list_are_part_of_a_proof(folder, case, op, signature, differ):
+    prove(folder, passed(case, op=op))
+    ((found, row),) = proof(folder)["operators"][op].items()
+    assert found == signature
+    assert ("shapes differ" in row["layouts"]) == differ

@@ -79,5 +79,5 @@ def read_proof(file: Path, digest: str) -> Proof | str:
 
 
 def _dtypes(signature: str) -> str:
-    words = (word for word in re.findall(r"number\(\w+\)|\w+", signature) if not word.startswith("number("))
+    words = re.findall(r"\w+", re.sub(r"number\(\w+\)|(?<=\])\*\w+", "", signature))
     return " with ".join(dict.fromkeys(words))

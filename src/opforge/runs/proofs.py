@@ -27,7 +27,7 @@ from opforge.kernels import Kernel
 from opforge.kernels.proofs import proof_of
 from opforge.kernels.source import UNREADABLE, digest
 from opforge.ops import table
-from opforge.runtime.layouts import layout, number_word
+from opforge.runtime.layouts import SHAPES_DIFFER, layout, list_word, number_word
 from opforge.runtime.proofs import FORMAT, read
 
 NEVER = frozenset({"cheated", "crashed", "timed_out"})
@@ -59,6 +59,7 @@ class _Group:
         self.sizes += [numel] + ([0] if "empty" in forms else []) + ([1] if "zero_dim" in forms else [])
         self.layouts |= {layout(s.shape, s.strides) for s in specs} | (forms & _LAYOUTS)
         self.layouts |= {"offset"} if any(s.offset for s in specs) else set()
+        self.layouts |= {SHAPES_DIFFER} if len({tuple(s.shape) for s in specs}) > 1 else set()
         if "speedup_high" in row:
             self.timed.append((numel, not_slower(row)))
 
@@ -270,7 +271,7 @@ def _word(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, list | tuple):
-        return "[" + " ".join(dict.fromkeys(map(_word, value))) + "]"
+        return list_word([_word(one) for one in value])
     return DTYPES[value.dtype][0] if isinstance(value, TensorSpec) else number_word(value)
 
 

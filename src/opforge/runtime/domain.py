@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from .facts import Signature
-from .layouts import OFFSET, layout, number_word
+from .layouts import OFFSET, SHAPES_DIFFER, layout, list_word, number_word
 
 UNPROVEN_DTYPES = "dtypes not proven"
 UNPROVEN_LAYOUT = "layout not proven"
+UNPROVEN_SHAPES = "shapes that differ not proven"
 UNPROVEN_DEVICES = "more than one device"
 UNPROVEN_RANK = "number of dimensions not proven"
 UNPROVEN_SIZE = "size not proven"
@@ -87,6 +88,8 @@ class Domain:
             return UNPROVEN_SIZE
         if not all(layouts_of(t) <= proven.layouts and not t.is_conj() and not t.is_neg() for t in tensors):
             return UNPROVEN_LAYOUT
+        if SHAPES_DIFFER not in proven.layouts and any(t.shape != tensors[0].shape for t in tensors[1:]):
+            return UNPROVEN_SHAPES
         return proven.speed(numel) if self._speed else ""
 
     def anywhere(self, given: Sequence[Any]) -> bool:
@@ -96,7 +99,7 @@ class Domain:
 
 
 def signature_of(given: Iterable[Any]) -> str:
-    """Return the dtypes of a call's tensors as text: ``float32,int64``; a list in brackets, nothing for None."""
+    """Return the dtypes of a call's tensors as text: ``float32,int64``; ``[float32]*2`` for a list, nothing for None."""
     return ",".join(_word(value) for value in given)
 
 
@@ -104,7 +107,7 @@ def _word(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, list | tuple):
-        return "[" + " ".join(dict.fromkeys(map(_word, value))) + "]"
+        return list_word([_word(one) for one in value])
     dtype = getattr(value, "dtype", None)
     return number_word(value) if dtype is None else str(dtype).removeprefix("torch.")
 
