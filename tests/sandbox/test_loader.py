@@ -21,6 +21,8 @@ def test_a_source_that_changed_since_the_run_began_is_not_judged(tmp_path):
     }
     LoadedKernel(description)
     (tmp_path / "helper.py").write_text("LEAST = 1\n")
-    with pytest.raises(KernelLoadError, match=r"relu_implementation_1\.py, or what it takes from beside it, has changed"):
+    with pytest.raises(
+        KernelLoadError, match=r"relu_implementation_1\.py, or what it takes from beside it, has changed"
+    ):
         LoadedKernel(description)
     LoadedKernel({**description, "digest": digest(file)})
