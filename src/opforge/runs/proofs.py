@@ -144,7 +144,7 @@ def write_proofs(
     """
     judged = {k.name: _Judged(k) for k in kernels if k.file is not None and k.reference is None}
     for row in rows:
-        if row["kernel"] in judged:
+        if row["kernel"] in judged and (finished or row["verdict"] != "passed"):
             judged[row["kernel"]].add(row, raises=row["id"] in raising)
     written = Written([], {})
     for name, one in sorted(judged.items(), key=lambda item: not item[1].failed):  # those that are void come first
