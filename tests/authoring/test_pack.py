@@ -14,8 +14,11 @@ from pathlib import Path
 import pytest
 
 import opforge.runtime as opforge_runtime
-from opforge.authoring.pack import _license, pack
+from opforge.authoring.pack import _license, _proven, pack
+from opforge.backends import BackendOptions
+from opforge.backends.directory import DirectoryBackend
 from opforge.errors import OpforgeError
+from opforge.kernels.proofs import proof_of
 from tests.authoring.packages import PIP, environment, run
 from tests.conftest import opforge
 from tests.install.proving import prove
@@ -356,3 +359,16 @@ def test_where_the_wheel_cannot_be_made_no_folder_is_left(directory, tmp_path, m
     with pytest.raises(OpforgeError, match="pip could not make the wheel"):
         pack(directory, "my_own", tmp_path / "new" / "dist")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, "{}", '{"opforge_proof": 1}', "\udcff"])
+def test_a_broken_proof_is_none(directory, text):
+    (kernel,) = (
+        k for k in DirectoryBackend(BackendOptions(ops_directory=directory))._all() if k.name.startswith("tanh")
+    )
+    file = proof_of(Path(kernel.file))
+    file.write_text(text, errors="surrogateescape")
+    try:
+        assert _proven(kernel) == ""
+    finally:
+        file.unlink()

@@ -26,10 +26,9 @@ import jinja2
 import opforge.runtime
 from opforge.backends import BackendOptions
 from opforge.backends.directory import DirectoryBackend
-from opforge.cache import read_json
 from opforge.errors import OpforgeError
 from opforge.kernels import Kernel, native
-from opforge.kernels.proofs import SUFFIX, proof_of
+from opforge.kernels.proofs import SUFFIX, proof_of, read_proof
 from opforge.kernels.source import beside, imports
 from opforge.ops import table
 
@@ -220,7 +219,7 @@ def _take(kernel: Kernel, package: Path) -> dict[str, Any]:
         if path.is_file()
     }
     proof = proof_of(file)
-    row["proven"] = _proven(kernel, read_json(proof))
+    row["proven"] = _proven(kernel)
     if proof.is_file():
         shutil.copy2(proof, folder / proof.name)
         row["proof"] = f"{place}/{proof.name}"
@@ -261,13 +260,14 @@ def _kept(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name != "proven"}
 
 
-def _proven(kernel: Kernel, proof: Any) -> str:
+def _proven(kernel: Kernel) -> str:
     """Say for which dtypes a kernel is proven, on which device; nothing where it is for none."""
-    if not isinstance(proof, dict) or proof.get("digest") != kernel.digest:
+    proof = read_proof(Path(kernel.file or ""), kernel.digest)
+    if isinstance(proof, str) or not proof.operators:
         return ""
-    dtypes = sorted({dtype for found in proof["operators"].values() for dtype in found})
+    dtypes = sorted({dtype for found in proof.operators.values() for dtype in found})
     shown = "; ".join(dtypes[:4]) + ("; …" if len(dtypes) > 4 else "")
-    return f"{len(proof['operators'])} operators, {shown} on {proof['device']}, torch {proof['torch']}"
+    return f"{len(proof.operators)} operators, {shown} on {proof.device}, torch {proof.torch}"
 
 
 def _wheel(project: Path, out: Path) -> Path:
