@@ -34,8 +34,6 @@ def _refusal(op: Signature, implements: Signature) -> str:
     known = {a.name: a for a in implements.arguments}
     if "inplace_view" in op.tags:
         return "which changes where its tensor lies and not what is in it"
-    if op.form == OUT and "nondeterministic_seeded" in op.tags:
-        return "which draws random numbers, that declining could not give back"
     if also := [a.name for a in op.arguments[op.form == INPLACE :] if a.writes and a.name in known]:
         return f"which writes to {' and '.join(also)} besides"
     if left := [a.name for a in op.arguments if not a.required and a.name in known and known[a.name].required]:

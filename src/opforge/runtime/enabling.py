@@ -17,7 +17,7 @@ from .adapters import adapt
 from .compiling import watch_compilation
 from .devices import device_name
 from .domain import Domain
-from .facts import FUNCTIONAL, Facts, facts
+from .facts import FUNCTIONAL, OUT, Facts, facts
 from .loading import Function, LoadError, load
 from .originals import device_key
 from .results import Likeness
@@ -178,6 +178,14 @@ def _add(made: Enabled, source: Source, ops: Collection[str] | None) -> None:
             if function is None:
                 function = load(source.file, source.entries, source.library)
             implements = _facts(source.primary)
+            if (
+                implements.form == FUNCTIONAL
+                and _facts(op).form == OUT
+                and "nondeterministic_seeded" in _facts(op).tags
+            ):
+                raise _RefusedError(
+                    f"{op} draws random numbers, which a kernel for {implements.name} that declines has drawn"
+                )
             asked = function
             if (
                 made.policy == "all" and implements.form == FUNCTIONAL
