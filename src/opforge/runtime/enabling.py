@@ -173,19 +173,9 @@ def _add(made: Enabled, source: Source, ops: Collection[str] | None) -> None:
             found = _server(made, source, op, proof, void)
             if found is None:
                 continue
-            if broken is not None:
-                raise broken
             if function is None:
-                function = load(source.file, source.entries, source.library)
+                function = _loaded(source, broken)
             implements = _facts(source.primary)
-            if (
-                implements.form == FUNCTIONAL
-                and _facts(op).form == OUT
-                and "nondeterministic_seeded" in _facts(op).tags
-            ):
-                raise _RefusedError(
-                    f"{op} draws random numbers, which a kernel for {implements.name} that declines has drawn"
-                )
             asked = function
             if (
                 made.policy == "all" and implements.form == FUNCTIONAL
@@ -199,6 +189,13 @@ def _add(made: Enabled, source: Source, ops: Collection[str] | None) -> None:
         domain = None if made.policy == "all" else found
         own_form = adapted is asked
         made._servers[op] = Server(_facts(op), source.name, adapted, domain, required=required, own_form=own_form)  # noqa: SLF001
+
+
+def _loaded(source: Source, broken: LoadError | None) -> Function:
+    """Return a source's function, unless it is known that it cannot be loaded: it is not executed twice."""
+    if broken is not None:
+        raise broken
+    return load(source.file, source.entries, source.library)
 
 
 class _RefusedError(Exception):
@@ -216,6 +213,10 @@ def _server(made: Enabled, source: Source, op: str, proof: Mapping[str, Any] | N
     if op in _LEFT_ALONE:
         raise _RefusedError(
             f"what {op} returns becomes a parameter, or another subclass of a tensor, which nothing can that Python has seen"
+        )
+    if known.form == OUT and "nondeterministic_seeded" in known.tags and _facts(source.primary).form == FUNCTIONAL:
+        raise _RefusedError(
+            f"{op} draws random numbers, which a kernel for {source.primary} has drawn when it declines"
         )
     has = torch._C._dispatch_has_computed_kernel_for_dispatch_key  # noqa: SLF001
     name = f"aten::{op.removesuffix('.default')}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import importlib
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.abc import MetaPathFinder
@@ -20,6 +19,7 @@ from importlib.machinery import (
     ModuleSpec,
     SourceFileLoader,
 )
+from importlib.util import module_from_spec
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -42,11 +42,17 @@ def load_file(file: Path) -> ModuleType:
     whole.__path__ = [str(file.parent)]
     whole.__spec__ = ModuleSpec(package, None, is_package=True)
     sys.modules[package] = whole
+    loader = _FromSource(name, str(file))  # and not by the finder, which lists the folder: not everyone may
+    spec = ModuleSpec(name, loader, origin=str(file))
+    spec.has_location = True
+    module = sys.modules[name] = module_from_spec(spec)
     try:
-        return importlib.import_module(name)
+        loader.exec_module(module)
     except BaseException:
         forget(package)
         raise
+    setattr(whole, file.stem, module)
+    return module
 
 
 def forget(package: str) -> None:
@@ -116,8 +122,12 @@ def _alias(like: ast.alias, name: str, asname: str | None) -> ast.alias:
 
 def _modules_in(folder: Path) -> set[str]:
     """Return the names by which modules and packages in a folder are imported."""
-    found = set()
-    for entry in folder.iterdir():
+    found: set[str] = set()
+    try:
+        entries = list(folder.iterdir())
+    except OSError:  # a folder whose files can be read and not listed
+        return found
+    for entry in entries:
         if entry.suffix in (".py", ".so") or (entry.is_dir() and next(entry.rglob("*.py"), None) is not None):
             found.add(entry.name.partition(".")[0])
     return found
