@@ -177,9 +177,7 @@ def _add(made: Enabled, source: Source, ops: Collection[str] | None) -> None:
                 function = _loaded(source, broken)
             implements = _facts(source.primary)
             asked = function
-            if (
-                made.policy == "all" and implements.form == FUNCTIONAL
-            ):  # nothing is asked, so that results are looked at
+            if made.policy == "all" and implements.form == FUNCTIONAL:  # nothing is asked, so results are looked at
                 asked = Likeness(implements).checked(function)
             adapted = adapt(asked, _facts(op), implements)
         except (LoadError, NotImplementedError, _RefusedError) as error:
