@@ -326,7 +326,8 @@ def test_an_address_without_ray_and_a_device_with_it():
 def test_ctrl_c_leaves_nothing_running_and_the_rest_is_judged_without_ray(tmp_path, custom_root):
     slow = """
         import os, time
-        pause = 0.3 if os.path.exists(os.path.join(os.path.dirname(__file__), "slow.txt")) else 0
+        # put together, for a file that is named would be part of the source
+        pause = 0.3 if os.path.exists(os.path.join(os.path.dirname(__file__), "slow" + ".txt")) else 0
         def double_kernel_impl(x):
             time.sleep(pause)
             return x + x
