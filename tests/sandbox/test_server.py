@@ -9,7 +9,9 @@ import pytest
 
 from opforge.errors import InternalError
 from opforge.runs.execute import start_server
+from opforge.sandbox import folders
 from opforge.sandbox.client import ForkServerProcess, worker_environment
+from opforge.sandbox.server import ForkServer
 from opforge.sandbox.wire import Channel, ChannelClosedError
 
 
@@ -146,3 +148,17 @@ def test_neither_a_trickle_nor_a_deaf_reader_can_hold_a_channel_up():
         channel.send("x" * (8 << 20), timeout_s=0.2)
     raw.close()
     channel.close()
+
+
+def test_servers_mark_their_workers_apart():
+    """What one's worker has too many of is not laid to the charge of another's."""
+    marks = set()
+    for _ in range(6):
+        left, right = Channel.pair()
+        server = ForkServer(left, {})
+        marks.add(server._next_mark)
+        folders.remove(server._rooms)
+        left.close()
+        right.close()
+    assert len(marks) > 3
+    assert all(700_001 <= mark < 800_001 for mark in marks)

@@ -11,6 +11,7 @@ import gc
 import importlib
 import os
 import resource
+import secrets
 import selectors
 import signal
 import sys
@@ -27,6 +28,7 @@ from opforge.sandbox.wire import Channel, ChannelClosedError
 
 Role = Callable[[dict[str, Any], list[int]], None]
 _FIRST_MARK = 700_001  # the default limit is 819,200: a mark is always a lowering
+_MARKS = 100_000
 _FORK_PATIENCE_S = 5.0
 _COUNT_AGAIN_S = 5.0
 _MANY_ROUNDS = 3
@@ -56,7 +58,8 @@ class ForkServer:
         self._roles = roles
         self._selector = selectors.DefaultSelector()
         self._main = self._add(control)
-        self._next_mark = _FIRST_MARK
+        # other servers on this machine are to have other marks, and users
+        self._next_mark = _FIRST_MARK + secrets.randbelow(_MARKS)
         self._tasks = _Tasks()
         self._rooms = folders.make_root()
 
@@ -122,7 +125,7 @@ class ForkServer:
 
     def _spawn(self, client: _Client, request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         mark = self._next_mark
-        self._next_mark = _FIRST_MARK + (mark + 1 - _FIRST_MARK) % 100_000
+        self._next_mark = _FIRST_MARK + (mark + 1 - _FIRST_MARK) % _MARKS
         request["config"].setdefault("gpu", client.gpu)
         room = request["config"].get("room")
         tasks = self._tasks.count() if room else None
