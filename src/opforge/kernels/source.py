@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import re
 from collections.abc import Iterator
@@ -31,15 +32,16 @@ def digest(file: Path) -> str:
 
 def imports(text: str) -> Iterator[str]:
     """Yield the first parts of the names of the modules that a source imports; none where it cannot be parsed."""
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError):
-        return
-    for node in ast.walk(tree):
+    for node in _nodes(text):
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module.partition(".")[0]
+
+
+def _nodes(text: str) -> Iterator[ast.AST]:
+    with contextlib.suppress(SyntaxError, ValueError):
+        yield from ast.walk(ast.parse(text))
 
 
 def beside(file: Path) -> set[Path]:
@@ -66,11 +68,7 @@ def _module(folder: Path, name: str) -> Iterator[Path]:
 
 def _constants(text: str) -> Iterator[str]:
     """Yield the texts in a source that may name a file or, for ``import_module``, a module."""
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError):
-        return
-    for node in ast.walk(tree):
+    for node in _nodes(text):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and _NAME.fullmatch(node.value):
             yield node.value
 

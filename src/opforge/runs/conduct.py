@@ -194,7 +194,7 @@ def _proofs(plan: Plan, store: RunStore, manifest: dict[str, Any], *, finished: 
         case.id for job in plan.jobs for part in job.parts for case in part.cases if case.expect is Expect.RAISES
     }
     kernels = [job.kernel for job in plan.jobs]
-    done = write_proofs(kernels, store.rows(), manifest, raising, plan.digests, finished=finished)
+    done = write_proofs(kernels, store.rows(), manifest, raising, finished=finished)
     return {"written": [str(path) for path in done.paths], "remarks": done.remarks}
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ from opforge.backends import Backend
 from opforge.cases import Case, Phase
 from opforge.errors import NothingToJudgeError, OpforgeError
 from opforge.kernels import Kernel
-from opforge.kernels.source import digest
 from opforge.ops import table
 from opforge.runs.config import RunConfig
 from opforge.runs.workshop import MakesKernels
@@ -74,8 +73,6 @@ class Plan:
     jobs: tuple[Job, ...]
     missing: tuple[str, ...]
     remarks: tuple[str, ...] = ()
-    digests: Mapping[str, str] = field(default_factory=dict)
-    """Of the kernels' files, by kernel, as they lay when it was made."""
 
     @property
     def count(self) -> int:
@@ -158,8 +155,7 @@ def make_plan(config: RunConfig, backend: Backend, suite: LoadedSuite) -> Plan:
     jobs = tuple(Job(k, tuple(_parts(k, suite))) for k in kernels)
     served = {part.op for job in jobs for part in job.parts}
     missing = tuple(op for op in suite.cases if op not in served)
-    digests = {k.name: digest(Path(k.file)) for k in kernels if k.file is not None and k.reference is None}
-    return Plan(suite, jobs, missing, tuple(_remarks(config, backend)), digests)
+    return Plan(suite, jobs, missing, tuple(_remarks(config, backend)))
 
 
 def _remarks(config: RunConfig, backend: Backend) -> Iterable[str]:

@@ -132,15 +132,14 @@ def write_proofs(
     rows: Iterable[Mapping[str, Any]],
     manifest: Mapping[str, Any],
     raising: Collection[str],
-    planned: Mapping[str, str] | None = None,
     *,
     finished: bool = True,
 ) -> Written:
     """Write a proof beside each kernel that was judged, or take away one that no longer holds; one that cannot be written is told, and stops no other.
 
-    ``raising`` are the ids of cases in which ATen raises: they say nothing of the calls that it answers, unless they fail. ``planned`` are the digests of
-    the kernels' files as they were planned, where a kernel's own digest is of something else besides. A proof of the same source, device and torch by an
-    earlier run is widened. Of a run that was broken off, which is not ``finished``, only what failed is kept: nothing is widened.
+    ``raising`` are the ids of cases in which ATen raises: they say nothing of the calls that it answers, unless they fail. A proof of the same
+    source, device and torch by an earlier run is widened. Of a run that was broken off, which is not ``finished``, only what failed is kept: nothing
+    is widened.
     """
     judged = {k.name: _Judged(k) for k in kernels if k.file is not None and k.reference is None}
     for row in rows:
@@ -151,7 +150,7 @@ def write_proofs(
         if not finished and not one.failed:
             continue
         file = Path(one.kernel.file or "")
-        if digest(file) != (planned or {}).get(name, one.kernel.digest):
+        if one.kernel.of_file and digest(file) != one.kernel.digest:
             written.remarks[name] = (
                 f"{file} was changed while it was judged, and nothing is written of it; judge it again with `opforge run`"
             )
