@@ -13,7 +13,7 @@ import pytest
 
 from opforge.authoring import checking
 from opforge.authoring.checking import Finding, Operator, Report, Status
-from opforge.authoring.checking.report import ENDED, settled
+from opforge.authoring.checking.report import CONTENTS, ENDED, MEMORY, settled
 from opforge.cache import torch_version
 from opforge.errors import NothingToJudgeError, OpforgeError, UnknownNameError
 from opforge.kernels.native import Unit, build
@@ -204,8 +204,7 @@ def masks() -> Report:
     ],
 )
 def test_defects_of_masks(masks, name, words, fix):
-    unsteady = ("determinism", "layouts")  # what memory happens to hold
-    holds(by_name(masks)[name], "mask", words, fix, () if name == "load_with_other" else unsteady)
+    holds(by_name(masks)[name], "mask", words, fix)
 
 
 def test_small_blocks_are_noted(masks):
@@ -242,12 +241,28 @@ def test_the_others_go_on_after_a_crash(ends):
 
 def test_what_follows_from_a_failure_is_a_note():
     shape = Finding("fake", Status.FAILED, "shape")
-    follows = Finding("opcheck", Status.FAILED, "test_faketensor: …", test="test_faketensor")
-    own = Finding("opcheck", Status.FAILED, "test_autograd_registration: …", test="test_autograd_registration")
-    first = Finding("layouts", Status.FAILED, "died", test=ENDED)
-    second = Finding("fake", Status.FAILED, "died", test=ENDED)
+    follows = Finding("opcheck", Status.FAILED, "test_faketensor: …", kind="test_faketensor")
+    own = Finding("opcheck", Status.FAILED, "test_autograd_registration: …", kind="test_autograd_registration")
+    first = Finding("layouts", Status.FAILED, "died", kind=ENDED)
+    second = Finding("fake", Status.FAILED, "died", kind=ENDED)
     assert [f.status for f in settled([follows, own, shape])] == [Status.FAILED, Status.NOTE, Status.FAILED]
     assert {f.check: f.status for f in settled([second, first])} == {"layouts": Status.FAILED, "fake": Status.NOTE}
+
+
+def test_contents_say_nothing_of_an_operator_that_leaves_its_memory():
+    written = Finding("schema", Status.FAILED, "it writes to x", "declare it", CONTENTS)
+    changes = Finding("determinism", Status.FAILED, "another answer", "look for state", CONTENTS)
+    shape = Finding("fake", Status.FAILED, "shape", "say 16")
+    opcheck = Finding("opcheck", Status.FAILED, "test_schema: …", kind="test_schema")
+    outside = Finding("mask", Status.FAILED, "it writes outside", "store with a mask", MEMORY)
+    wrong = Finding("mask", Status.FAILED, "another answer than the reference")
+
+    assert not any(f.status is Status.NOTE for f in settled([written, changes, shape, wrong]))
+    found = {f.check: f for f in settled([written, changes, shape, opcheck, outside])}
+    assert {f.check for f in found.values() if f.status is Status.FAILED} == {"mask", "fake"}
+    assert found["schema"].what == "it writes to x; this may come of what is said under mask"
+    assert not found["schema"].fix
+    assert found["opcheck"].what == "test_schema fails too, as is to be expected after mask"
 
 
 # ── targets, inputs, words ─────────────────────────────────────────────────────────────────────────
@@ -419,7 +434,7 @@ def test_a_public_package(public, monkeypatch):
         "there is no autograd formula",
         'register_autograd("quanto::qbytes_mm"',
     )
-    assert any(f.test == "test_autograd_registration" for f in operators["quanto::qbytes_mm"].findings)
+    assert any(f.kind == "test_autograd_registration" for f in operators["quanto::qbytes_mm"].findings)
     assert "nothing defines it" in operators["quanto_py::qbytes_mm"].unsupported
 
 

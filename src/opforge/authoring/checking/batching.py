@@ -9,6 +9,7 @@ from torch.utils import _pytree as pytree
 
 from opforge.authoring.checking.calls import Call, contents_like, flat
 from opforge.authoring.checking.comparing import differences
+from opforge.authoring.checking.report import CONTENTS
 from opforge.authoring.checking.subject import Findings, Subject, failed, note, short, skipped
 
 _BATCH = 3
@@ -58,7 +59,9 @@ def _compared(subject: Subject, call: Call) -> Findings:
     ways["batched in the last dimension"] = (-1,) * count
     for words, dims in ways.items():
         if (what := _one(subject, call, dims)) is not None:
-            yield failed("vmap", f"{words}: {what}, for {subject.base}{call} in a batch of {_BATCH}", rule(subject))
+            yield failed(
+                "vmap", f"{words}: {what}, for {subject.base}{call} in a batch of {_BATCH}", rule(subject), CONTENTS
+            )
             return
 
 

@@ -9,7 +9,7 @@ import torch
 from opforge.authoring.checking import fixes
 from opforge.authoring.checking.calls import Call
 from opforge.authoring.checking.comparing import differences
-from opforge.authoring.checking.report import Finding, Status
+from opforge.authoring.checking.report import CONTENTS, Finding, Status
 from opforge.authoring.checking.subject import Findings, Subject, failed, note, short
 
 _TIMES = 4
@@ -36,6 +36,7 @@ def determinism(subject: Subject) -> Findings:
                     "determinism",
                     f"the same call with the same seed gives another answer: {words}, for {subject.base}{call}",
                     fixes.CHANGES if subject.tagged_random else fixes.CHANGES_UNSEEDED,
+                    CONTENTS,
                 )
             return
     if subject.is_random() and not subject.tagged_random:

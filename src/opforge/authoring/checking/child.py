@@ -16,7 +16,7 @@ from dataclasses import asdict
 from typing import Any
 
 from opforge.authoring.checking import fixes, forks, loading
-from opforge.authoring.checking.report import ENDED, Finding, Status
+from opforge.authoring.checking.report import CONTENTS, ENDED, Finding, Status
 from opforge.errors import OpforgeError
 
 _MOST_CRASHES = 3
@@ -294,6 +294,7 @@ def _findings(check: str, outcome: forks.Outcome, limit_s: float) -> list[Findin
                 Status.FAILED,
                 f"the operator raises{where}: {fault['fault'][:400]}",
                 "see the error; the calls are those that it took before",
+                CONTENTS,
             )
         )
     if not any(f.status in (Status.FAILED, Status.SKIPPED) for f in found):

@@ -12,6 +12,7 @@ from torch import _dynamo as dynamo
 from opforge.authoring.checking import fixes
 from opforge.authoring.checking.calls import Call, flat
 from opforge.authoring.checking.comparing import differences
+from opforge.authoring.checking.report import CONTENTS
 from opforge.authoring.checking.subject import Findings, Subject, failed, short
 from opforge.sandbox.state import seed_generator
 
@@ -43,9 +44,9 @@ def _serves(function: Callable[..., Any], subject: Subject, *, random: bool) -> 
 def _one(subject: Subject, name: str, function: Callable[..., Any], *, random: bool) -> Findings:
     calls = subject.first(torch.float32)
     for call in (calls[0], *calls[1:][-1:]):  # the last is the one that differs most
-        words, fix = _static(subject, function, call, random=random)
+        words, fix, kind = _static(subject, function, call, random=random)
         if words:
-            yield failed("compile", f"{name}: {words}, for {subject.base}{call}", fix)
+            yield failed("compile", f"{name}: {words}, for {subject.base}{call}", fix, kind)
             return
     yield from _dynamic(subject, name, function)
 
@@ -64,17 +65,17 @@ def _wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-def _static(subject: Subject, function: Callable[..., Any], call: Call, *, random: bool) -> tuple[str, str]:
+def _static(subject: Subject, function: Callable[..., Any], call: Call, *, random: bool) -> tuple[str, str, str]:
     dynamo.reset()
     expected = _results(subject, function, call.copied())
     compiled = torch.compile(_wrapped(function), fullgraph=True, backend="aot_eager", dynamic=False)
     try:
         found = _results(subject, compiled, call.copied())
     except Exception as error:  # noqa: BLE001  # whatever the compiler raises is what is wrong
-        return _broken(error)
+        return *_broken(error), ""
     if not random and (words := differences(expected, found)):
-        return f"compiled, it gives another answer: {words}", fixes.COMPILED_OTHERWISE
-    return "", ""
+        return f"compiled, it gives another answer: {words}", fixes.COMPILED_OTHERWISE, CONTENTS
+    return "", "", ""
 
 
 def _broken(error: Exception) -> tuple[str, str]:

@@ -11,6 +11,7 @@ import torch
 from opforge.authoring.checking import fixes
 from opforge.authoring.checking.calls import Call, as_dtype
 from opforge.authoring.checking.comparing import difference, number
+from opforge.authoring.checking.report import CONTENTS
 from opforge.authoring.checking.subject import Findings, Subject, failed, note, short, skipped
 
 _MOST_ELEMENTS = 24
@@ -117,7 +118,7 @@ def _slopes(subject: Subject, call: Call) -> Findings:
         if not words:
             break
     if words:
-        yield failed("autograd", f"{words}, for {subject.base}{trials[0][0]}", fixes.GRADIENT)
+        yield failed("autograd", f"{words}, for {subject.base}{trials[0][0]}", fixes.GRADIENT, CONTENTS)
         return
     if precision is _COARSE:
         yield note("autograd", "float64 is taken, and answered with less precision: gradients were compared coarsely")
@@ -218,7 +219,9 @@ def _gradcheck(subject: Subject, call: Call) -> Findings:
     try:
         torch.autograd.gradcheck(function, floats, fast_mode=True, nondet_tol=1e-7)
     except Exception as error:  # noqa: BLE001  # its findings come as errors of several kinds
-        yield failed("autograd", f"torch.autograd.gradcheck: {short(error)}, for {subject.base}{call}", fixes.GRADIENT)
+        yield failed(
+            "autograd", f"torch.autograd.gradcheck: {short(error)}, for {subject.base}{call}", fixes.GRADIENT, CONTENTS
+        )
 
 
 def _spread(subject: Subject, call: Call) -> Findings:
@@ -237,5 +240,5 @@ def _spread(subject: Subject, call: Call) -> Findings:
     for (name, _t), one, two in zip(_named_floats(subject, call), *answers, strict=True):
         if one is not None and (words := difference(one, two)):
             what = f"the gradient of {name} is another when the incoming gradient is expanded, as sum().backward() sends it"
-            yield failed("autograd", f"{what}: {words}, for {subject.base}{call}", fixes.GRADIENT_EXPANDED)
+            yield failed("autograd", f"{what}: {words}, for {subject.base}{call}", fixes.GRADIENT_EXPANDED, CONTENTS)
             return

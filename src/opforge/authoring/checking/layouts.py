@@ -9,6 +9,7 @@ import torch
 from opforge.authoring.checking import fixes
 from opforge.authoring.checking.calls import Call, in_layouts
 from opforge.authoring.checking.comparing import differences
+from opforge.authoring.checking.report import CONTENTS
 from opforge.authoring.checking.subject import Findings, Subject, failed, note, short, skipped
 
 _MOST = 4
@@ -43,7 +44,7 @@ def check(subject: Subject) -> Findings:
     if wrong:
         first = next(iter(wrong.values()))
         names = f"{', '.join(wrong)} tensors give another answer than the same elements laid out contiguously"
-        yield failed("layouts", f"{names}: {first}", fixes.LAYOUTS)
+        yield failed("layouts", f"{names}: {first}", fixes.LAYOUTS, CONTENTS)
 
 
 def _tried(subject: Subject, call: Call) -> tuple[list[Any] | None, str]:

@@ -34,7 +34,11 @@ _COVERED_BY = {
 
 
 ENDED = "ended"
-"""In place of a test's name: the check ended because its process did, or because its time was up."""
+"""A kind of finding: the check ended because its process did, or because its time was up."""
+MEMORY = "memory"
+"""A kind of finding: the operator writes where nothing is its own, or reads what nobody wrote."""
+CONTENTS = "contents"
+"""A kind of finding: it rests on what answers and arguments hold, which is anything after one of MEMORY."""
 _WHERE_IT_SHOWS = (
     "inputs",
     "mask",
@@ -69,8 +73,8 @@ class Finding:
     """What was seen, with values; of a check that was skipped, why."""
     fix: str = ""
     """What to change."""
-    test: str = ""
-    """Of a finding of opcheck's: which of its tests; or ENDED."""
+    kind: str = ""
+    """ENDED, MEMORY or CONTENTS; of a finding of opcheck's, which of its tests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,22 +134,37 @@ def settled(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return findings in the order of the checks; what follows from one that has failed already becomes a note."""
     order = list(CHECKS)
     known = sorted(findings, key=lambda finding: order.index(finding.check))
+    known = [_after_memory(finding, known) for finding in known]
+    known = [_after_end(finding, known) for finding in known]
     failed = {finding.check for finding in known if finding.status is Status.FAILED}
-    ended = [check for check in _WHERE_IT_SHOWS if any(f.check == check and f.test == ENDED for f in known)]
-    writes = any(f.check == "mask" and f.status is Status.FAILED and f.test != ENDED for f in known)
-    kept = []
-    for finding in known:
-        if finding.test == ENDED and (writes or finding.check != ended[0]):
-            kept.append(
-                replace(
-                    finding, status=Status.NOTE, what=f"{finding.what}; see {'mask' if writes else ended[0]}", fix=""
-                )
-            )
-            continue
-        above = [check for check in _COVERED_BY.get(finding.test, ()) if check in failed]
-        if finding.check == "opcheck" and finding.status is Status.FAILED and above:
-            said = f"{finding.test} fails too, as is to be expected after {' and '.join(above)}"
-            kept.append(replace(finding, status=Status.NOTE, what=said, fix=""))
-        else:
-            kept.append(finding)
-    return tuple(kept)
+    return tuple(_after_checks(finding, failed) for finding in known)
+
+
+def _after_memory(finding: Finding, known: list[Finding]) -> Finding:
+    """Return a finding on contents as a note, where the operator leaves its own memory."""
+    cause = next((f for f in known if f.kind == MEMORY and f.status is Status.FAILED), None)
+    if cause is None or finding.kind != CONTENTS or finding.status is not Status.FAILED:
+        return finding
+    return _noted(finding, f"{finding.what}; this may come of what is said under {cause.check}")
+
+
+def _after_end(finding: Finding, known: list[Finding]) -> Finding:
+    """Return a check that ended as a note, where another says more about why."""
+    if finding.kind != ENDED:
+        return finding
+    more = any(f.check == "mask" and f.status is Status.FAILED and f.kind != ENDED for f in known)
+    ended = {f.check for f in known if f.kind == ENDED}
+    told = "mask" if more else next(check for check in _WHERE_IT_SHOWS if check in ended)
+    return _noted(finding, f"{finding.what}; see {told}") if more or finding.check != told else finding
+
+
+def _after_checks(finding: Finding, failed: set[str]) -> Finding:
+    """Return a finding of opcheck's as a note, where a check of ours that failed says the same more exactly."""
+    above = [check for check in _COVERED_BY.get(finding.kind, ()) if check in failed]
+    if finding.check != "opcheck" or finding.status is not Status.FAILED or not above:
+        return finding
+    return _noted(finding, f"{finding.kind} fails too, as is to be expected after {' and '.join(above)}")
+
+
+def _noted(finding: Finding, what: str) -> Finding:
+    return replace(finding, status=Status.NOTE, what=what, fix="")

@@ -8,6 +8,7 @@ import torch
 
 from opforge.authoring.checking.calls import copied, flat
 from opforge.authoring.checking.comparing import difference
+from opforge.authoring.checking.report import CONTENTS
 from opforge.authoring.checking.subject import Findings, Subject, failed, note
 
 MOST = 4
@@ -32,6 +33,7 @@ def check(subject: Subject) -> Findings:
                     "schema",
                     f"it writes to {name}, and the schema does not say so: {words}, after {subject.base}{call}",
                     _declare(subject, name),
+                    CONTENTS,
                 )
         for text, name in _aliases(subject, results, after):
             if text not in seen:

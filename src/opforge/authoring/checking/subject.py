@@ -155,8 +155,8 @@ class Subject:
 Findings = Iterator[Finding]
 
 
-def failed(check: str, what: str, fix: str) -> Finding:
-    return Finding(check, Status.FAILED, what, fix)
+def failed(check: str, what: str, fix: str, kind: str = "") -> Finding:
+    return Finding(check, Status.FAILED, what, fix, kind)
 
 
 def note(check: str, what: str, fix: str = "") -> Finding:
