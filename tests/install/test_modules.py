@@ -16,6 +16,7 @@ import torch
 import opforge
 from opforge.runtime.serving import KernelWarning
 from tests import native
+from tests.conftest import ROOT
 from tests.install.proving import RELU, prove
 
 FLOATS = {"float32": {"rank": [0, 4], "numel": [0, 64], "layouts": ["contiguous"], "timed": [[0, 64, True]]}}
@@ -157,6 +158,54 @@ def test_what_runs_is_what_the_file_says_though_it_is_as_long_and_as_old_as_befo
         os.utime(root / "relu" / "relu_implementation_1.py", (1_700_000_000, 1_700_000_000))
         prove(root, "relu", {"relu.default": FLOATS})
         assert answer(root) == mark
+
+
+FOR_A_GPU = """
+import sys
+from pathlib import Path
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from opforge.runtime.modules import load_file
+
+add, relu = load_file(Path(sys.argv[1])), load_file(Path(sys.argv[2]))
+for kernel, pointers, numbers in ((add._same, 3, {"count": "i32", "alpha": "fp32"}), (relu.kernel, 2, {"count": "i32"})):
+    types = dict.fromkeys(kernel.arg_names[:pointers], "*bf16") | numbers | {"BLOCK": "constexpr"}
+    source = ASTSource(kernel, types, {(kernel.arg_names.index("BLOCK"),): 1024})
+    made = triton.compile(source, GPUTarget("cuda", 90, 32))
+    print(kernel.__name__, made.asm["ptx"].count(".entry"), len(made.asm["cubin"]) > 0)
+"""
+TRITON_RELU = """
+import triton
+import triton.language as tl
+from parts import above
+
+@triton.jit
+def kernel(source, target, count, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(target + at, above(tl.load(source + at, mask=at < count), 0.0), mask=at < count)
+"""
+TRITON_ABOVE = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def above(x, least):
+    return tl.where(x < least, least, x)
+"""
+
+
+def test_triton_compiles_for_a_gpu_what_is_loaded_so(tmp_path):
+    pytest.importorskip("triton", reason="triton is not installed: nothing can be compiled for a GPU")
+    (tmp_path / "parts.py").write_text(TRITON_ABOVE)
+    (tmp_path / "relu.py").write_text(TRITON_RELU)
+    example = ROOT / "examples" / "triton_kernels" / "add" / "add_implementation_1.py"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import torch; torch.cuda.is_available = lambda: True\n{FOR_A_GPU}", example, tmp_path / "relu.py"],
+        env={**{k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}, "TRITON_CACHE_DIR": str(tmp_path / "cache")},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == ["_same 1 True", "kernel 1 True"], done.stderr
 
 
 def test_what_is_judged_is_the_source_and_no_bytecode_beside_it(kernel_directory, judge_tiny):
