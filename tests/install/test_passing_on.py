@@ -122,11 +122,11 @@ def test_conjugates_and_several_devices_are_not_inside():
     row = {**EVERYWHERE, "layouts": ["contiguous", "transposed", "offset", "shapes differ"]}
     mm = Domain(facts("mm.default"), {"complex64,complex64": row}, speed=True)
     x = torch.ones(2, 2, dtype=torch.complex64)
-    assert mm.ask([x, x]) == ""
-    assert mm.ask([x, x.conj()]) == "layout not proven"
+    assert mm.outside((x, x), {}) == ""
+    assert mm.outside((x, x.conj()), {}) == "layout not proven"
     add = Domain(facts("add.Tensor"), {"float32,float32": row}, speed=True)
-    assert add.ask([torch.ones(2), torch.ones(())]) == ""
-    assert add.ask([torch.ones(2), torch.ones((), device="meta")]) == "more than one device"
+    assert add.outside((torch.ones(2), torch.ones(())), {}) == ""
+    assert add.outside((torch.ones(2), torch.ones((), device="meta")), {}) == "more than one device"
 
 
 WRITES = """

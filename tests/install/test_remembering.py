@@ -65,7 +65,8 @@ def test_where_a_tensor_begins_is_looked_at_unless_it_is_proven(kernels, layouts
 
 def test_the_same_tensor_twice_a_number_and_a_scalar_are_answered_like_others(kernels):
     root = kernels({"add": ADD})
-    prove(root, "add", {"add.Tensor": {"float32,float32": EVERYWHERE}})
+    arguments = {"alpha": {"default": [], "int": [2, 3]}}
+    prove(root, "add", {"add.Tensor": {"float32,float32": {**EVERYWHERE, "arguments": arguments}}})
     x, y = torch.ones(4, 4), torch.ones(4, 4)
     with opforge.enabled(root, device="cpu"):
         for _ in range(3):
@@ -180,7 +181,8 @@ def native_layer_norm_kernel_impl(input, normalized_shape, weight, bias, eps):
 def test_operators_with_several_results_and_tensors_that_may_be_missing(kernels, broken):
     root = kernels({"native_layer_norm": NORM.replace("RESULTS", "mean" if broken else "mean, rstd")})
     layouts = [*EVERYWHERE["layouts"], "shapes differ"]
-    proven = {**EVERYWHERE, "numel": [1, 64], "layouts": layouts, "timed": [[1, 64, True]]}
+    arguments = {"normalized_shape": {"[int]*1": [4, 4]}, "eps": {"float": [1e-5, 1e-5]}}
+    proven = {**EVERYWHERE, "numel": [1, 64], "layouts": layouts, "timed": [[1, 64, True]], "arguments": arguments}
     prove(root, "native_layer_norm", {"native_layer_norm.default": {"float32,float32,float32": proven}})
     x, weight, bias = torch.randn(8, 4), torch.randn(4), torch.randn(4)
     norm = torch.nn.functional.layer_norm

@@ -97,7 +97,7 @@ def cumsum_kernel_impl(self, dim, *, dtype=None):
 @pytest.mark.parametrize("policy", ["proven", "all"])
 def test_inside_a_kernel_nothing_is_cast(kernels, policy):
     root = kernels({"cumsum": CUMSUM})
-    prove(root, "cumsum", {"cumsum.default": {"float32": ANY}})
+    prove(root, "cumsum", {"cumsum.default": {"float32": {**ANY, "arguments": {"dim": {"int": [0, 0]}}}}})
     x = torch.full((300, 1), 1.01)
     with opforge.enabled(root, device="cpu", policy=policy) as made:
         for autocast in (False, True, True, False):
@@ -120,7 +120,8 @@ def frozen_norm():
 def test_results_that_were_not_asked_for_may_be_missing(kernels, policy):
     op = "native_layer_norm_backward"
     root = kernels({op: aten(op)})
-    prove(root, op, {f"{op}.default": {",".join(["float32"] * 6): ANY}})
+    arguments = {"normalized_shape": {"[int]*1": [4, 4]}, "output_mask": {"[True False False]": []}}
+    prove(root, op, {f"{op}.default": {",".join(["float32"] * 6): {**ANY, "arguments": arguments}}})
     ended, counters = in_turns(root, frozen_norm, policy)
     assert is_one(ended)
     assert counters[f"{op}.default"]["served"] == 2
@@ -132,7 +133,9 @@ NOTHING = "import torch\ndef native_layer_norm_kernel_impl(*a):\n    return torc
 @pytest.mark.parametrize("policy", ["right", "all"])
 def test_results_that_are_asked_for_may_not(kernels, policy):
     root = kernels({"native_layer_norm": NOTHING})
-    prove(root, "native_layer_norm", {"native_layer_norm.default": {"float32,float32,float32": ANY}})
+    arguments = {"normalized_shape": {"[int]*1": [4, 4]}, "eps": {"float": [1e-5, 1e-5]}}
+    row = {**ANY, "arguments": arguments}
+    prove(root, "native_layer_norm", {"native_layer_norm.default": {"float32,float32,float32": row}})
     wanted = frozen_norm()
     with (
         opforge.enabled(root, device="cpu", policy=policy),

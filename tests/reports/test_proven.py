@@ -56,7 +56,8 @@ def test_the_page_that_a_run_leaves_shows_what_the_run_has_proven(browser, tmp_p
     open_first(browser, tmp_path / "run")
     proof = read_proof(file, digest(file))
     assert isinstance(proof, Proof)
-    ((op, dtypes, dimensions, elements, layouts, speed),) = cells(browser)
+    ((op, dtypes, dimensions, elements, layouts, arguments, speed),) = cells(browser)
+    assert arguments == "", "relu has none"
     assert (op, dtypes, dimensions, elements) == ("relu.default", "float32", "0 to 2", "0 to 1048576")
     assert layouts.split(", ")[0] == "contiguous"
     (good,) = (good for _, _, good in proof.operators["relu.default"]["float32"].timed)
@@ -90,7 +91,16 @@ def shown(about: dict[str, Any], *rows: dict[str, Any]) -> dict[str, Any]:
 def test_sizes_in_words(made):
     ranges = [[5, 90, True], [91, 600, False], [601, 4000, True]]
     slower = [[500, 2000, False]]
-    rows = {"float32": ROW, "float32,int64": {**ROW, "timed": ranges}, "[float32]": {**ROW, "timed": slower}}
+    arguments = {
+        "dim": {"int": [-1, 2], "default": []},
+        "mode": {"'mean'": [], "None": []},
+        "eps": {"float": [0.5, 0.5]},
+    }
+    rows = {
+        "float32": ROW,
+        "float32,int64": {**ROW, "timed": ranges, "arguments": arguments},
+        "[float32]": {**ROW, "timed": slower},
+    }
     _, about = made({"a.default": rows})
     found = shown(about, row("a.default", "a"))
     assert found["remark"] == ""
@@ -102,6 +112,7 @@ def test_sizes_in_words(made):
     assert found["rows"][1] | {"speed": ""} == {
         "op": "a.default", "dtypes": "float32, int64", "dimensions": "0 to 2", "elements": "0 to 1000",
         "layouts": "contiguous, channels last", "speed": "",
+        "arguments": "dim: int -1 to 2, left out; mode: 'mean', None; eps: float 0.5",
     }  # fmt: skip
 
 
@@ -178,7 +189,7 @@ def test_why_there_is_none(made):
 
 
 def test_a_proof_of_html_and_script_shows_as_text(browser, made, tmp_path):
-    rows = {EVIL: {**ROW, "layouts": [EVIL]}}
+    rows = {EVIL: {**ROW, "layouts": [EVIL], "arguments": {EVIL: {EVIL: []}}}}
     places = {"a.default": {"float32": ROW}, EVIL: rows}
     _, about = made(places, ("a.default", f"gone {EVIL}"), suites=[EVIL], device=EVIL, torch=EVIL)
     about["machine"]["name"] = about["versions"]["torch"] = EVIL
@@ -191,6 +202,7 @@ def test_a_proof_of_html_and_script_shows_as_text(browser, made, tmp_path):
     wait(browser, lambda b: find(b, "dialog .proof"))
     assert [line[0] for line in cells(browser)] == ["a.default", EVIL]  # that which is open comes first
     assert cells(browser)[1][4] == EVIL.replace("_", " ")
+    assert cells(browser)[1][5] == f"{EVIL}: {EVIL}"
     assert f"gone {EVIL}\nnot judged" in text(browser, "dialog [aria-label=proof]")
     nothing_ran(browser)
 

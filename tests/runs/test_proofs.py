@@ -306,6 +306,59 @@ def test_a_source_that_was_edited_while_it_was_judged_is_not_proven(folder, judg
     }
 
 
+@pytest.mark.parametrize(
+    ("op", "cases", "arguments"),
+    [
+        ("gelu.default", ["((T([3], f32),), {})"], None),
+        ("gelu.default", ["((T([3], f32),), {'approximate': 'tanh'})"], {"approximate": {"'tanh'": []}}),
+        (
+            "gelu.default",
+            ["((T([3], f32),), {'approximate': 'tanh'})", "((T([3], f32),), {})"],
+            {"approximate": {"'tanh'": [], "default": []}},
+        ),
+        (
+            "_softmax.default",
+            ["((T([3, 4], f32), 1, False), {})", "((T([3, 4], f32), -1, False), {})"],
+            {"dim": {"int": [-1, 1]}, "half_to_float": {"False": []}},
+        ),
+        ("elu.default", ["((T([3], f32), 2, 1.5), {})"], {"alpha": {"int": [2, 2]}, "scale": {"float": [1.5, 1.5]}}),
+        ("avg_pool2d.default", ["((T([1, 4, 4], f32), 2), {})"], {"kernel_size": {"[int]*2": [2, 2]}}),
+        (
+            "native_layer_norm.default",
+            ["((T([2, 4], f32), [4], None, None, 1), {})"],
+            {"normalized_shape": {"[int]*1": [4, 4]}, "eps": {"float": [1.0, 1.0]}},
+        ),
+        (
+            "_to_copy.default",
+            ["((T([3], f32),), {'dtype': bf16, 'device': device('cpu')})"],
+            {"dtype": {"bfloat16": []}},
+        ),
+    ],
+)
+def test_arguments_that_are_no_tensors_are_part_of_a_proof(folder, op, cases, arguments):
+    prove(folder, *(passed(case, op=op) for case in cases))
+    whole = proof(folder)
+    ((_, row),) = whole["operators"][op].items()
+    assert row.get("arguments") == arguments
+    proof_of(folder).unlink()
+    for case in cases:  # one run after another proves the same
+        prove(folder, passed(case, op=op))
+    assert proof(folder) == whole
+    assert read(proof_of(folder))["operators"] == whole["operators"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [{"int": [2, 1]}, {"int": [1]}, {"int": ["1", "2"]}, {"int": [True, True]}, {"int": 1}, {"a\nb": []}, [], 3],
+)
+def test_a_proof_whose_arguments_are_broken_is_none(folder, words):
+    prove(folder, passed("((T([3], f32),), {'approximate': 'tanh'})", op="gelu.default"))
+    found = proof(folder)
+    found["operators"]["gelu.default"]["float32"]["arguments"] = {"approximate": words}
+    proof_of(folder).write_text(json.dumps(found))
+    assert "is broken" in read(proof_of(folder))
+
+
 def test_a_call_without_a_tensor_proves_nothing(folder):
     prove(folder, passed("((3, 4), {})", op="tril_indices.default"))
     assert not proof_of(folder).exists()

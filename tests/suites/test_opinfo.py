@@ -9,11 +9,20 @@ import sys
 from collections import Counter
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from opforge.cases import Expect
-from opforge.cases.encoding import tree_of
+from opforge.cases.encoding import TORCH_DTYPES, decode, tree_of
 from opforge.cases.store import read_table
 from opforge.cases.text import parse_arguments
+from opforge.kernels import Kernel
+from opforge.kernels.proofs import proof_of
+from opforge.kernels.source import digest
+from opforge.runs.proofs import write_proofs
+from opforge.runtime.domain import Domain
+from opforge.runtime.facts import facts
+from opforge.runtime.proofs import read
 from opforge.suites import SuiteOptions
 from opforge.suites.opinfo.record import record
 from opforge.suites.opinfo.suite import OpInfoSuite
@@ -54,6 +63,63 @@ def test_reach(suite):
     assert {"matmul.default", "linear.default", "layer_norm.default"} <= phases["composite"]
     assert {"add_.Tensor", "add.out", "relu_.default"} <= phases["variant"]
     assert "_softmax_backward_data.default" in phases["backward"]
+
+
+class Delivered(Exception):
+    """A call as a kernel in Python gets it."""
+
+
+class Caught(TorchDispatchMode):
+    """Catches calls when torch has made of their arguments what the schema says."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        raise Delivered(func, args, kwargs or {})
+
+
+def tensor(row):
+    """Return a tensor as a row on the wire describes it, of zeros."""
+    _, nbytes, dtype, shape, strides, offset, *_ = row
+    kind = TORCH_DTYPES[dtype]
+    return torch.zeros(-(-nbytes // kind.itemsize) + 1, dtype=kind).as_strided(shape, strides, offset)
+
+
+def delivered(overload, case):
+    """Return the arguments of a case as a kernel in Python gets them; nothing where another operator would get the call, or torch refuses it."""
+    tree, named = json.loads(tree_of(case.args))
+    args, kwargs = decode(tree, tensor), {name: decode(value, tensor) for name, value in named.items()}
+    try:
+        with Caught():
+            overload(*args, **kwargs)
+    except Delivered as caught:
+        func, *arguments = caught.args
+        return arguments if func is overload else None
+    except RuntimeError:  # detach_ of a view
+        return None
+
+
+def test_a_call_is_inside_the_proof_that_its_own_case_makes(suite, tmp_path):
+    file = tmp_path / "k.py"
+    file.write_text("")
+    kernel = Kernel("k", "relu.default", (), str(file), (), digest(file))
+    manifest = {"versions": {"torch": torch.__version__}, "machine": {"name": "a CPU"}, "config": {"suite": "opinfo"}}
+    tried, outside = 0, {}
+    for place in range(3):
+        cases = {op: found[place] for op, found in suite.cases.items() if len(found) > place}
+        rows = [{"kernel": "k", "op": op, "case": c.args, "id": c.id, "verdict": "passed"} for op, c in cases.items()]
+        proof_of(file).unlink(missing_ok=True)
+        write_proofs([kernel], rows, manifest, ())
+        for op, proven in read(proof_of(file))["operators"].items():
+            known = facts(op)
+            base, _, overload = op.partition(".")
+            call = (
+                delivered(getattr(getattr(torch.ops.aten, base), overload), cases[op]) if not known.composite else None
+            )
+            if call is not None:
+                tried += 1
+                if reason := Domain(known, proven, speed=False).outside(*call):
+                    outside[op] = (cases[op].args, reason)
+    assert outside == {}
+    assert tried > 2500
 
 
 def test_signatures_are_kept_once(suite):

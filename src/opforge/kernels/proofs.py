@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,14 @@ class Proven:
     layouts: tuple[str, ...]
     timed: tuple[tuple[int, int, bool], ...] = ()
     """Ranges of numbers of elements with whether the kernel is not slower there, ascending; none where nothing was timed."""
+    arguments: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
+    """What arguments that are no tensors were, as the file has it; those that are not here were left out."""
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Proven:
         (least, most), (low, high) = row["rank"], row["numel"]
         timed = tuple((first, last, good) for first, last, good in row.get("timed", ()))
-        return cls((least, most), (low, high), tuple(row["layouts"]), timed)
+        return cls((least, most), (low, high), tuple(row["layouts"]), timed, row.get("arguments", {}))
 
     def sizes(self, *, not_slower: bool) -> list[tuple[int, int]]:
         """Return at which of the proven sizes the kernel is not slower, or slower, as ranges."""

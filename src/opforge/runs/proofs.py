@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,14 +22,15 @@ from filelock import FileLock
 
 from opforge import cache
 from opforge.cases.text import parse_arguments
-from opforge.cases.values import DTYPES, TensorSpec
+from opforge.cases.values import DTYPES, Device, Dtype, TensorSpec
 from opforge.errors import CaseSyntaxError
 from opforge.kernels import Kernel
 from opforge.kernels.proofs import proof_of
 from opforge.kernels.source import UNREADABLE, digest
 from opforge.ops import table
-from opforge.runtime.layouts import SHAPES_DIFFER, layout, list_word, number_word
+from opforge.runtime.layouts import SHAPES_DIFFER, layout
 from opforge.runtime.proofs import FORMAT, read
+from opforge.runtime.words import DEFAULT, Arguments, add_argument, argument_word, list_word, number_word
 
 NEVER = frozenset({"cheated", "crashed", "timed_out"})
 """Verdicts after which nothing is proven."""
@@ -42,6 +44,21 @@ _REACH = 2.0
 """By which factor the smallest and the largest timed size speak for sizes beyond them."""
 
 
+_ABSENT = object()
+"""In the place of an argument that is left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What a proof says of the arguments of one case."""
+
+    signature: str
+    """The dtypes of its tensors, as the runtime writes them."""
+    specs: list[TensorSpec]
+    others: dict[str, Any]
+    """Arguments that are no tensors, by name."""
+
+
 @dataclass
 class _Group:
     """The cases of one operator with the same dtypes that passed."""
@@ -51,9 +68,15 @@ class _Group:
     layouts: set[str] = field(default_factory=set)
     timed: list[tuple[int, bool]] = field(default_factory=list)
     """Numbers of elements, with whether the kernel was not slower there."""
+    arguments: Arguments = field(default_factory=dict)
 
-    def add(self, specs: list[TensorSpec], row: Mapping[str, Any]) -> None:
+    def add(self, call: _Call, row: Mapping[str, Any]) -> None:
+        specs = call.specs
         numel = max((s.numel for s in specs), default=0)
+        for name, value in call.others.items():
+            word, numbers = (DEFAULT, []) if value is _ABSENT else argument_word(value, _name)
+            if word:
+                add_argument(self.arguments, name, word, numbers)
         forms = set(row.get("forms", ()))
         self.ranks += [len(s.shape) for s in specs] + ([0] if "zero_dim" in forms else [])
         self.sizes += [numel] + ([0] if "empty" in forms else []) + ([1] if "zero_dim" in forms else [])
@@ -69,6 +92,8 @@ class _Group:
             "numel": [min(self.sizes), max(self.sizes)],
             "layouts": sorted(self.layouts),
         }
+        if arguments := {name: words for name, words in self.arguments.items() if words != {DEFAULT: []}}:
+            row["arguments"] = arguments
         return {**row, "timed": ranges(self.timed)} if self.timed else row
 
 
@@ -109,13 +134,13 @@ class _Judged:
     def add(self, row: Mapping[str, Any], *, raises: bool) -> None:
         if row["verdict"] == "unsupported":
             return
-        signature, specs = _call(row) or ("", [])
+        call = _call(row) or _Call("", [], {})
         if row["verdict"] != "passed":
-            self.failed[row["op"]][signature][row["id"]] = row["verdict"]
+            self.failed[row["op"]][call.signature][row["id"]] = row["verdict"]
             return
         self.right.add((row["op"], row["id"]))
-        if not raises and specs:  # without a tensor there is no dtype or size for which it could be proven
-            self.passed[row["op"]][signature].add(specs, row)
+        if not raises and call.specs:  # without a tensor there is no dtype or size for which it could be proven
+            self.passed[row["op"]][call.signature].add(call, row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,12 +273,18 @@ def _wider(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]
         name: [min(before[name][0], now[name][0]), max(before[name][1], now[name][1])] for name in ("rank", "numel")
     }
     wider["layouts"] = sorted({*before["layouts"], *now["layouts"]})
+    arguments: Arguments = {}
+    for one, other in ((before, now), (now, before)):
+        for name, words in one.get("arguments", {}).items():
+            for word, numbers in {**words, **({} if name in other.get("arguments", {}) else {DEFAULT: []})}.items():
+                add_argument(arguments, name, word, numbers)
+    wider |= {"arguments": arguments} if arguments else {}
     timed = now.get("timed") or before.get("timed")
     return {**wider, "timed": timed} if timed else wider
 
 
-def _call(row: Mapping[str, Any]) -> tuple[str, list[TensorSpec]] | None:
-    """Return the dtypes of a case's tensors, as the runtime writes them, and the tensors; None for an operator that is not ATen's."""
+def _call(row: Mapping[str, Any]) -> _Call | None:
+    """Return what a proof says of a case's arguments; None for an operator that is not ATen's."""
     op = table().get(row["op"])
     if op is None:
         return None
@@ -263,7 +294,8 @@ def _call(row: Mapping[str, Any]) -> tuple[str, list[TensorSpec]] | None:
         return None  # its verdict says so
     given = op.bind(args, kwargs)
     values = [given.get(a.name) for a in op.arguments if "Tensor" in a.type]
-    return ",".join(map(_word, values)), list(_specs(values))
+    others = {a.name: _delivered(given.get(a.name, _ABSENT), a.type) for a in op.arguments if "Tensor" not in a.type}
+    return _Call(",".join(map(_word, values)), list(_specs(values)), others)
 
 
 def _word(value: Any) -> str:
@@ -272,6 +304,24 @@ def _word(value: Any) -> str:
     if isinstance(value, list | tuple):
         return list_word([_word(one) for one in value])
     return DTYPES[value.dtype][0] if isinstance(value, TensorSpec) else number_word(value)
+
+
+def _delivered(value: Any, type_: str) -> Any:
+    """Return what a kernel is given where a case has some value: torch makes lists of numbers, and 1.0 of 1, where the schema says so."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    value = float(value) if type_.startswith("float") else value
+    size = re.search(r"\[(\d+)\]", type_)
+    return [value] * int(size[1]) if size else value
+
+
+def _name(value: Any) -> str:
+    """Return the name of a value that stands for one of torch's, as the runtime has it."""
+    if isinstance(value, Device):
+        return ""
+    if isinstance(value, TensorSpec):
+        return "tensor"  # where the schema has none: no call is like it
+    return DTYPES[value.short][0] if isinstance(value, Dtype) else str(value.name)
 
 
 def _specs(values: Iterable[Any]) -> Iterator[TensorSpec]:

@@ -1,17 +1,20 @@
 """For which calls a kernel is proven, and whether a call is one of them.
 
-A proof says it by the dtypes of all tensors of a call: how many dimensions and elements they may have, in which layouts they may be, and at which numbers of
-elements the kernel was timed and found not slower than ATen.
+A proof says it by the dtypes of all tensors of a call: how many dimensions and elements they may have, in which layouts they may be, what the other
+arguments may be, and at which numbers of elements the kernel was timed and found not slower than ATen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from .facts import Signature
-from .layouts import OFFSET, SHAPES_DIFFER, layout, list_word, number_word
+import torch
+
+from .facts import Facts
+from .layouts import OFFSET, SHAPES_DIFFER, layout
+from .words import DEFAULT, argument_word, holds, list_word, number_word
 
 UNPROVEN_DTYPES = "dtypes not proven"
 UNPROVEN_LAYOUT = "layout not proven"
@@ -19,8 +22,10 @@ UNPROVEN_SHAPES = "shapes that differ not proven"
 UNPROVEN_DEVICES = "more than one device"
 UNPROVEN_RANK = "number of dimensions not proven"
 UNPROVEN_SIZE = "size not proven"
+UNPROVEN_ARGUMENT = "{} not proven for this value"
 NOT_TIMED = "not timed at this size"
 SLOWER = "slower than ATen at this size"
+_LEFT_OUT: Mapping[str, Sequence[float]] = {DEFAULT: ()}
 _ALIGNED = 16
 """Bytes that a vector of a GPU or a CPU is read by at once; allocators give no memory that begins in between."""
 
@@ -35,12 +40,16 @@ class Proven:
     layouts: frozenset[str]
     timed: tuple[tuple[int, int, bool], ...] = ()
     """Ranges of numbers of elements with whether the kernel is not slower there, ascending."""
+    arguments: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
+    """What arguments that are no tensors may be; those that are not named here may only be left out."""
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Proven:
         timed = tuple((int(low), int(high), bool(good)) for low, high, good in row.get("timed", ()))
         (least, most), (low, high) = row["rank"], row["numel"]
-        return cls((int(least), int(most)), (int(low), int(high)), frozenset(row["layouts"]), timed)
+        return cls(
+            (int(least), int(most)), (int(low), int(high)), frozenset(row["layouts"]), timed, row.get("arguments", {})
+        )
 
     def speed(self, numel: int) -> str:
         """Return why a call of this size is not served for its speed; nothing where it is."""
@@ -59,8 +68,9 @@ class Proven:
 class Domain:
     """For which calls of one operator a kernel is proven; with ``speed``, only those where it is not slower."""
 
-    def __init__(self, op: Signature, rows: Mapping[str, Mapping[str, Any]], *, speed: bool) -> None:
+    def __init__(self, op: Facts, rows: Mapping[str, Mapping[str, Any]], *, speed: bool) -> None:
         self._at = [(i, a.name) for i, a in enumerate(op.arguments) if "Tensor" in a.type]
+        self._others = [(i, a) for i, a in enumerate(op.arguments) if "Tensor" not in a.type]
         self._speed = speed
         self.proven = {signature: Proven.of(row) for signature, row in rows.items()}
 
@@ -71,10 +81,7 @@ class Domain:
 
     def outside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """Say why a call is outside; nothing where it is inside."""
-        return self.ask([args[i] if i < len(args) else kwargs.get(name) for i, name in self._at])
-
-    def ask(self, given: Sequence[Any]) -> str:
-        """Say why a call with these tensors, all in their order, is outside; nothing where it is inside."""
+        given = [args[i] if i < len(args) else kwargs.get(name) for i, name in self._at]
         proven = self.proven.get(signature_of(given))
         if proven is None:
             return UNPROVEN_DTYPES
@@ -90,12 +97,29 @@ class Domain:
             return UNPROVEN_LAYOUT
         if SHAPES_DIFFER not in proven.layouts and any(t.shape != tensors[0].shape for t in tensors[1:]):
             return UNPROVEN_SHAPES
+        for i, argument in self._others:
+            value = args[i] if i < len(args) else kwargs.get(argument.name, argument.default)
+            if not _may_be(proven.arguments.get(argument.name, _LEFT_OUT), value, argument.default):
+                return UNPROVEN_ARGUMENT.format(argument.name)
         return proven.speed(numel) if self._speed else ""
 
     def anywhere(self, given: Sequence[Any]) -> bool:
         """Whether it makes no difference for tensors of these dtypes where in their memory they begin."""
         proven = self.proven.get(signature_of(given))
         return proven is None or OFFSET in proven.layouts
+
+
+def _may_be(words: Mapping[str, Sequence[float]], value: Any, default: Any) -> bool:
+    """Whether an argument may be this."""
+    if DEFAULT in words and type(value) is type(default) and value == default:
+        return True
+    word, numbers = argument_word(value, _name)
+    return not word or holds(words, word, numbers)
+
+
+def _name(value: Any) -> str:
+    """Return the name of a value of torch's; nothing where a kernel is told by its tensors."""
+    return "" if isinstance(value, torch.device | torch.Generator) else str(value).removeprefix("torch.")
 
 
 def signature_of(given: Iterable[Any]) -> str:

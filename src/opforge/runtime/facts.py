@@ -63,6 +63,8 @@ class Argument:
     """Whether a call must have it."""
     always: bool = True
     """Whether every call has it, by its position."""
+    default: Any = None
+    """What it is where a call does not have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,11 @@ def leads_with_tensors(op: Facts) -> bool:
     return first == len(places_of_tensors(op)) and [r.type for r in op.returns] == ["Tensor"]
 
 
+def takes_any_number(op: Facts) -> bool:
+    """Whether there are arguments that may be whole numbers or others."""
+    return any("number" in a.type for a in op.arguments)
+
+
 def qualified(name: str) -> str:
     """Return an operator's name as the dispatcher has it: without ``.default``."""
     return name.removesuffix(".default")
@@ -116,7 +123,8 @@ def _argument(given: Any) -> Argument:
     kind = str(given.type)
     writes = given.alias_info is not None and given.alias_info.is_write
     required = not given.has_default_value()
-    return Argument(given.name, _TYPES.get(kind, kind), writes, required, always=required and not given.kwarg_only)
+    always = required and not given.kwarg_only
+    return Argument(given.name, _TYPES.get(kind, kind), writes, required, always, given.default_value)
 
 
 def _form(schema: Any, arguments: Sequence[Argument]) -> str:

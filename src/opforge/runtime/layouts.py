@@ -11,20 +11,6 @@ CONTIGUOUS, CHANNELS_LAST, EXPANDED, TRANSPOSED, STRIDED, OFFSET, EMPTY = (
 
 SHAPES_DIFFER = "shapes differ"
 """Beside layouts: the tensors of a call are not all of one shape, as where one is broadcast."""
-_MANY = 3
-"""From how many tensors on lists are one to a kernel."""
-
-
-def number_word(value: object) -> str:
-    """Return what stands in a signature for a plain number where the schema has a tensor: what comes out depends on its kind."""
-    return f"number({type(value).__name__})"
-
-
-def list_word(words: Sequence[str]) -> str:
-    """Return what stands in a signature for a list: what is in it, and how many as far as one, two and more are told apart."""
-    if not words:
-        return "[]"
-    return f"[{' '.join(dict.fromkeys(words))}]*{len(words) if len(words) < _MANY else 'n'}"
 
 
 def layout(shape: Sequence[int], stride: Sequence[int]) -> str:

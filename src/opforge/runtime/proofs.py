@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-FORMAT = 2
-"""What is written now. Files of format 1 have plain ``number`` where the kind of a number matters."""
+FORMAT = 3
+"""What is written now. Older files say nothing of arguments that are no tensors, or of the kind of a number."""
 _MOST_FORMAT = 1_000_000
 
 
@@ -60,8 +60,20 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
         "numel": _range(row["numel"]),
         "layouts": [_text(word) for word in _list(row["layouts"])],
     }
+    if arguments := row.get("arguments"):
+        checked["arguments"] = {_text(name): _words(words) for name, words in arguments.items()}
     timed = [[*_range(part[:2]), _flag(*part[2:])] for part in map(_list, _list(row.get("timed", [])))]
     return {**checked, "timed": timed} if timed else checked
+
+
+def _words(words: dict[str, Any]) -> dict[str, list[float]]:
+    found = {_text(word): _list(bounds) for word, bounds in words.items()}
+    for bounds in found.values():
+        if bounds and not (
+            len(bounds) == 2 and all(type(n) in (int, float) for n in bounds) and bounds[0] <= bounds[1]
+        ):
+            raise ValueError(bounds)
+    return found
 
 
 def _failed(row: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from .domain import Domain
-from .facts import FUNCTIONAL, Facts, leads_with_tensors, places_of_tensors
+from .facts import FUNCTIONAL, Facts, leads_with_tensors, places_of_tensors, takes_any_number
 from .originals import original_of, put
 from .results import check_kind
 from .shortest import GUARDED, INSIDE, Memory, below_autocast, shortest
@@ -70,7 +70,9 @@ class Server:
         self._domain = domain
         self.memory: Memory | None = None
         if domain is not None and GUARDED:
-            self.memory = Memory(domain.ask, domain.anywhere, function, self._detached)
+            self.memory = Memory(
+                domain.outside, domain.anywhere, function, self._detached, any_number=takes_any_number(op)
+            )
         self._required = required
         self._redoable = not own_form or op.form == FUNCTIONAL
         """Whether ATen can still answer when the kernel has raised: the adapters write last."""

@@ -1,14 +1,14 @@
 """The shortest way from the dispatcher to a kernel, or past it to ATen, for calls of which it is known at once what is to become of them.
 
 What is done here is done for every call of a model, so that each attribute that is read counts: what was found out about a call is remembered by its
-geometry, and the next one like it is known by a single question, which torch's own guards answer.
+geometry and its other arguments, and the next one like it is known by a single question, which torch's own guards answer, and by comparing these.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -19,8 +19,9 @@ from .originals import NUMBERS
 Function = Callable[..., Any]
 Check = Callable[..., bool]
 """Whether the tensors of a call, and what stands in the place of one, are of one geometry."""
-Known = tuple[Check, Function, str]
-"""What knows the calls of one geometry, who answers them, and why not: nothing where they are inside of what is proven."""
+Known = tuple[Check, Any, Any, Function, str]
+"""What knows the calls of one geometry, their other arguments by position and by name, who answers them, and why not: nothing where they are inside of what
+is proven."""
 Whole = Callable[..., Any]
 """Answers a call in the long way: positional arguments, keywords and, if a kernel has been asked, what it raised and what counts its calls."""
 MOST_KNOWN = 256
@@ -54,53 +55,96 @@ def below_autocast(function: Function) -> Function:
 
 
 class Memory:
-    """What was found out about calls of one operator, by the geometry of their tensors."""
+    """What was found out about calls of one operator, by the geometry of their tensors and by their other arguments."""
 
     def __init__(
         self,
-        ask: Callable[[Sequence[Any]], str],
+        outside: Callable[[tuple[Any, ...], Mapping[str, Any]], str],
         anywhere: Callable[[Sequence[Any]], bool],
         function: Function,
         detached: Function,
+        *,
+        any_number: bool,
     ) -> None:
-        """``ask`` says why such tensors are outside, and ``anywhere`` whether they are inside wherever in their memory they begin.
+        """``outside`` says why a call is outside, and ``anywhere`` whether tensors are inside wherever in their memory they begin.
 
-        ``function`` answers; where a tensor wants gradients, ``detached``, for whether they are recorded at all differs from call to call.
+        ``function`` answers; where a tensor wants gradients, ``detached``, for whether they are recorded at all differs from call to call. Of ``any_number``
+        the operator takes whole and other ones in one place, which are equal and not the same.
         """
         self.last: list[Known] = [_NOTHING]
         """What the last call was like, by itself in a list: threads share it."""
-        self._ask, self._function, self._detached, self._anywhere = ask, function, detached, anywhere
+        self._outside, self._function, self._detached, self._anywhere = outside, function, detached, anywhere
+        self._any_number = any_number
         self._known: dict[tuple[Any, Any], list[Known]] = {}
         self._room = MOST_KNOWN
 
-    def find(self, *given: Any) -> Known | None:
-        """Return what is known of calls like this one, given its tensors; None where that cannot be remembered."""
+    def find(
+        self, given: Sequence[Any], rest: tuple[Any, ...], kwargs: dict[str, Any], args: tuple[Any, ...]
+    ) -> Known | None:
+        """Return what is known of calls like this one, given its tensors, the rest, and all; None where that cannot be remembered."""
         first, last = given[0], given[-1]
         key = (
             first.numel() if isinstance(first, torch.Tensor) else None,
             last.numel() if isinstance(last, torch.Tensor) else None,
         )
         for known in self._known.get(key, ()):
-            if known[0](*given):
+            if known[0](*given) and not (rest != known[1] or kwargs != known[2]):
                 return known
-        return self._learn(key, given)
+        return self._learn(key, given, rest, kwargs, args)
 
-    def _learn(self, key: tuple[Any, Any], given: tuple[Any, ...]) -> Known | None:
+    def _learn(
+        self,
+        key: tuple[Any, Any],
+        given: Sequence[Any],
+        rest: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        args: tuple[Any, ...],
+    ) -> Known | None:
         tensors = any(isinstance(v, torch.Tensor) for v in given)  # by which guards know modes too
         if not tensors or not all(v is None or isinstance(v, (torch.Tensor, *NUMBERS)) for v in given):
             return None
-        reason, anywhere = self._ask(given), self._anywhere(given)
+        reason, anywhere = self._outside(args, kwargs), self._anywhere(given)
         if not anywhere and not _begins(*given):  # another one like it that begins its memory may be inside
             return None
         wanting = any(getattr(v, "requires_grad", False) for v in given)
         check = alike(*given) if anywhere or reason else _both(alike(*given), _begins)
         function = below_autocast(self._detached if wanting else self._function)  # guards tell calls apart by it
-        known = (check, function, reason)
+        known = (check, self._same(rest), self._same(kwargs), function, reason)
         if self._room <= 0:
             self._known, self._room = {}, MOST_KNOWN
         self._room -= 1
         self._known.setdefault(key, []).append(known)
         return known
+
+    def _same(self, values: Any) -> Any:
+        """Return what is equal to arguments like these."""
+        return _Alike(values) if self._any_number and values else _kept(values)
+
+
+class _Alike:
+    """Stands for arguments, and is equal to those that are the same and of the same kinds: 1 is not 1.0 here, nor True."""
+
+    def __init__(self, values: Any) -> None:
+        self._values = _kept(values)
+        self._kinds = _kinds(values)
+
+    def __ne__(self, other: object) -> bool:
+        return bool(other != self._values) or _kinds(other) != self._kinds
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _kept(value: Any) -> Any:
+    """Return a value that nobody else can change."""
+    if isinstance(value, list | tuple):
+        return type(value)(map(_kept, value))
+    return {name: _kept(one) for name, one in value.items()} if isinstance(value, dict) else value
+
+
+def _kinds(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_kinds(one) for one in value]
+    return {name: _kinds(one) for name, one in value.items()} if isinstance(value, dict) else value.__class__
 
 
 def alike(*given: Any) -> Check:
@@ -143,7 +187,7 @@ def _no(*_given: Any) -> Any:
     return None
 
 
-_NOTHING: Known = (_no, _no, "")
+_NOTHING: Known = (_no, (), {}, _no, "")
 
 
 class Counted(Protocol):
@@ -166,6 +210,7 @@ def shortest(  # noqa: PLR0915  # three ways to say the same, for speed
     nobody = now
     inside, tensor = INSIDE, torch.Tensor
     least = max(at, default=0) + 1
+    between = [i for i in range(least) if i not in at]
 
     def take(memory: Memory | None, counted: Counted | None, original: Function | None) -> None:
         nonlocal now
@@ -179,12 +224,12 @@ def shortest(  # noqa: PLR0915  # three ways to say the same, for speed
         last, find, counted, original = now
         if here["now"]:
             return whole((one, *rest), kwargs)
-        known, function, reason = last[0]
-        if not known(one):
-            if (found := find(one)) is None:
+        known, same_rest, same_kwargs, function, reason = last[0]
+        if not known(one) or rest != same_rest or kwargs != same_kwargs:
+            if (found := find((one,), rest, kwargs, (one, *rest))) is None:
                 return whole((one, *rest), kwargs)
             last[0] = found
-            _, function, reason = found
+            *_, function, reason = found
         if reason:
             if original is None:
                 return whole((one, *rest), kwargs)
@@ -208,12 +253,12 @@ def shortest(  # noqa: PLR0915  # three ways to say the same, for speed
         last, find, counted, original = now
         if here["now"]:
             return whole((one, other, *rest), kwargs)
-        known, function, reason = last[0]
-        if not known(one, other):
-            if (found := find(one, other)) is None:
+        known, same_rest, same_kwargs, function, reason = last[0]
+        if not known(one, other) or rest != same_rest or kwargs != same_kwargs:
+            if (found := find((one, other), rest, kwargs, (one, other, *rest))) is None:
                 return whole((one, other, *rest), kwargs)
             last[0] = found
-            _, function, reason = found
+            *_, function, reason = found
         if reason:
             if original is None:
                 return whole((one, other, *rest), kwargs)
@@ -238,12 +283,15 @@ def shortest(  # noqa: PLR0915  # three ways to say the same, for speed
         if here["now"] or len(args) < least:
             return whole(args, kwargs)
         given = [args[i] for i in at]
-        known, function, reason = last[0]
-        if not known(*given):
-            if (found := find(*given)) is None:
+        rest = args[least:]
+        for i in between:
+            rest += (args[i],)
+        known, same_rest, same_kwargs, function, reason = last[0]
+        if not known(*given) or rest != same_rest or kwargs != same_kwargs:
+            if (found := find(given, rest, kwargs, args)) is None:
                 return whole(args, kwargs)
             last[0] = found
-            _, function, reason = found
+            *_, function, reason = found
         if reason:
             if original is None:
                 return whole(args, kwargs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from opforge.judge.verdict import Outcome
 from opforge.kernels.proofs import Proof, Proven, proof_of, read_proof
 from opforge.runs.proofs import NEVER
 from opforge.runs.score import Summary
+from opforge.runtime.words import DEFAULT
 
 
 class Proofs:
@@ -84,6 +85,7 @@ def _row(op: str, dtypes: str, proven: Proven) -> dict[str, str]:
         "dimensions": _ranges([proven.rank]),
         "elements": _ranges([proven.numel]),
         "layouts": ", ".join(proven.layouts).replace("_", " "),
+        "arguments": "; ".join(f"{name}: {_values(words)}" for name, words in proven.arguments.items()),
         "speed": _speed(proven),
     }
 
@@ -95,5 +97,13 @@ def _speed(proven: Proven) -> str:
     return _ranges(proven.sizes(not_slower=True)) or f"none: slower at {_ranges(proven.sizes(not_slower=False))}"
 
 
-def _ranges(ranges: Iterable[tuple[int, int]]) -> str:
+def _values(words: Mapping[str, Sequence[float]]) -> str:
+    """Say what an argument that is no tensor may be."""
+    return ", ".join(
+        "left out" if word == DEFAULT else f"{word} {_ranges([(bounds[0], bounds[1])])}" if bounds else word
+        for word, bounds in words.items()
+    )
+
+
+def _ranges(ranges: Iterable[tuple[float, float]]) -> str:
     return "; ".join(str(low) if low == high else f"{low} to {high}" for low, high in ranges)

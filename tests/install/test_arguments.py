@@ -1,0 +1,125 @@
+"""Arguments that are no tensors: a kernel is asked for those values that its proof has, and for no others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import opforge
+from opforge.runtime.domain import Domain
+from opforge.runtime.facts import facts
+from tests.install.proving import marked, prove
+
+ROW = {"rank": [0, 3], "numel": [0, 1000], "layouts": ["contiguous", "offset"], "timed": [[0, 1000, True]]}
+PLAIN_GELU = "import torch\ndef gelu_kernel_impl(self, *, approximate='none'):\n    return self + 900\n"
+X = torch.linspace(-1, 1, 12).reshape(3, 4)
+
+
+def served(op, arguments, *args, **kwargs):
+    """Return why a call with a float32 tensor first is not served by a proof with these arguments; nothing where it is."""
+    return Domain(facts(op), {"float32": {**ROW, "arguments": arguments}}, speed=True).outside((X, *args), kwargs)
+
+
+def test_a_word_that_no_case_had_is_for_aten(kernels):
+    root = kernels({"gelu": PLAIN_GELU})
+    prove(root, "gelu", {"gelu.default": {"float32": ROW}})
+    gelu = torch.nn.functional.gelu
+    expected = gelu(X, approximate="tanh")
+    with opforge.enabled(root, device="cpu") as made:
+        for _ in range(3):
+            assert marked(gelu(X))
+            assert torch.equal(gelu(X, approximate="tanh"), expected)
+            assert marked(gelu(X, approximate="none"))
+        assert made.counters()["gelu.default"] == {
+            "kernel": "gelu_implementation_1",
+            "served": 6,
+            "aten": {"approximate not proven for this value": 3},
+        }
+    prove(root, "gelu", {"gelu.default": {"float32": {**ROW, "arguments": {"approximate": {"'tanh'": []}}}}})
+    with opforge.enabled(root, device="cpu"):
+        for _ in range(3):
+            assert not marked(gelu(X))
+            assert marked(gelu(X, approximate="tanh"))
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments", "call", "inside"),
+    [
+        ("_softmax.default", {"dim": {"int": [-1, 1]}, "half_to_float": {"False": []}}, (0, False), True),
+        ("_softmax.default", {"dim": {"int": [-1, 1]}, "half_to_float": {"False": []}}, (2, False), False),
+        ("_softmax.default", {"dim": {"int": [-1, 1]}, "half_to_float": {"False": []}}, (1, True), False),
+        ("_softmax.default", {"half_to_float": {"False": []}}, (1, False), False),
+        ("sum.dim_IntList", {"dim": {"[int]*1": [0, 1]}}, ([1],), True),
+        ("sum.dim_IntList", {"dim": {"[int]*1": [0, 1]}}, ([0, 1],), False),
+        ("sum.dim_IntList", {"dim": {"[int]*1": [0, 1]}}, ([1], True), False),
+        ("sum.dim_IntList", {"dim": {"None": []}}, (None,), True),
+        ("sum.dim_IntList", {"dim": {"None": []}, "keepdim": {"True": []}}, (None,), False),
+        ("leaky_relu.default", {}, (), True),
+        ("leaky_relu.default", {}, (0.01,), True),
+        ("leaky_relu.default", {}, (0.2,), False),
+        ("leaky_relu.default", {"negative_slope": {"float": [0.2, 0.2]}}, (0.2,), True),
+        ("leaky_relu.default", {"negative_slope": {"float": [0.2, 0.2]}}, (0.3,), False),
+        ("leaky_relu.default", {"negative_slope": {"float": [0.2, 0.2]}}, (), False),
+        ("leaky_relu.default", {"negative_slope": {"float": [0.2, 0.5]}}, (7.5,), True),
+        ("leaky_relu.default", {"negative_slope": {"float": [0.2, 0.2], "default": []}}, (7.5,), True),
+        ("leaky_relu.default", {"negative_slope": {"float": [0.2, 0.5]}}, (float("nan"),), False),
+        ("leaky_relu.default", {"negative_slope": {"nan": []}}, (float("nan"),), True),
+        ("leaky_relu.default", {"negative_slope": {"float": [0.2, 0.5]}}, (1,), False),
+        ("pow.Tensor_Scalar", {"exponent": {"int": [2, 3]}}, (3,), True),
+        ("pow.Tensor_Scalar", {"exponent": {"int": [2, 3]}}, (4,), False),
+        ("pow.Tensor_Scalar", {"exponent": {"int": [0, 3]}}, (True,), False),
+        ("clamp.default", {"min": {"int": [0, 0]}}, (0,), True),
+        ("clamp.default", {"min": {"int": [0, 0]}}, (0, 1), False),
+        ("_to_copy.default", {"dtype": {"bfloat16": []}}, {"dtype": torch.bfloat16}, True),
+        ("_to_copy.default", {"dtype": {"bfloat16": []}}, {"dtype": torch.float16}, False),
+        ("_to_copy.default", {"dtype": {"bfloat16": []}}, {"dtype": torch.bfloat16, "device": torch.device("cpu")}, True),
+        ("clone.default", {"memory_format": {"channels_last": []}}, {"memory_format": torch.channels_last}, True),
+        ("clone.default", {}, {"memory_format": torch.channels_last}, False),
+        ("clone.default", {}, {"memory_format": None}, True),
+    ],
+)  # fmt: skip
+def test_which_values_are_inside(op, arguments, call, inside):
+    reason = served(op, arguments, **call) if isinstance(call, dict) else served(op, arguments, *call)
+    assert (reason == "") is inside, reason
+    assert inside or reason.endswith(" not proven for this value")
+
+
+POW = """
+import torch
+def pow_kernel_impl(self, exponent):
+    return self * 0 + 900 + exponent
+"""
+
+
+def test_numbers_that_are_equal_are_told_apart_by_kind_in_calls_that_are_remembered(kernels):
+    root = kernels({"pow": POW})
+    prove(root, "pow", {"pow.Tensor_Scalar": {"float32": {**ROW, "arguments": {"exponent": {"int": [0, 3]}}}}})
+    with opforge.enabled(root, device="cpu") as made:
+        for _ in range(3):
+            for exponent in (1, 1.0, True, 2, 3.0, 3):
+                expected = type(exponent) is int
+                assert marked(torch.ops.aten.pow.Tensor_Scalar(X, exponent)) is expected, exponent
+        assert made.counters()["pow.Tensor_Scalar"]["served"] == 9
+
+
+ROLL = """
+import torch
+def roll_kernel_impl(self, shifts, dims=()):
+    shifts.append(0)  # what it is given is its own
+    return self + 900
+"""
+
+
+def test_lists_are_compared_as_they_were_given(kernels):
+    root = kernels({"roll": ROLL})
+    prove(root, "roll", {"roll.default": {"float32": {**ROW, "arguments": {"shifts": {"[int]*1": [1, 2]}}}}})
+    with opforge.enabled(root, device="cpu") as made:
+        for _ in range(3):
+            assert marked(torch.roll(X, 1))
+            assert marked(torch.roll(X, 2))
+            assert not marked(torch.roll(X, 3))
+            assert not marked(torch.roll(X, 1, 0))
+            assert not marked(torch.roll(X, (1, 2), (0, 1)))
+        counts = made.counters()["roll.default"]
+    assert counts["served"] == 6
+    assert {*counts["aten"]} == {"shifts not proven for this value", "dims not proven for this value"}
