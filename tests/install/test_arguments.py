@@ -8,7 +8,7 @@ import torch
 import opforge
 from opforge.runtime.domain import Domain
 from opforge.runtime.facts import facts
-from tests.install.proving import marked, prove
+from tests.install.proving import ADD, marked, prove
 
 ROW = {"rank": [0, 3], "numel": [0, 1000], "layouts": ["contiguous", "offset"], "timed": [[0, 1000, True]]}
 PLAIN_GELU = "import torch\ndef gelu_kernel_impl(self, *, approximate='none'):\n    return self + 900\n"
@@ -65,6 +65,11 @@ def test_a_word_that_no_case_had_is_for_aten(kernels):
         ("leaky_relu.default", {"negative_slope": {"float": [0.2, 0.5]}}, (float("nan"),), False),
         ("leaky_relu.default", {"negative_slope": {"nan": []}}, (float("nan"),), True),
         ("leaky_relu.default", {"negative_slope": {"float": [0.2, 0.5]}}, (1,), False),
+        ("leaky_relu.default", {"negative_slope": {"float": [0.01, 0.01], "default": []}}, (7.5,), False),
+        ("leaky_relu.default", {"negative_slope": {"float": [0.0, 0.0]}}, (-0.0,), False),
+        ("leaky_relu.default", {"negative_slope": {"-0.0": []}}, (-0.0,), True),
+        ("leaky_relu.default", {"negative_slope": {"float": []}}, (0.2,), False),
+        ("clamp.default", {"min": {"float": [0.5, 0.5], "default": []}}, (-3.25,), False),
         ("pow.Tensor_Scalar", {"exponent": {"int": [2, 3]}}, (3,), True),
         ("pow.Tensor_Scalar", {"exponent": {"int": [2, 3]}}, (4,), False),
         ("pow.Tensor_Scalar", {"exponent": {"int": [0, 3]}}, (True,), False),
@@ -73,6 +78,9 @@ def test_a_word_that_no_case_had_is_for_aten(kernels):
         ("_to_copy.default", {"dtype": {"bfloat16": []}}, {"dtype": torch.bfloat16}, True),
         ("_to_copy.default", {"dtype": {"bfloat16": []}}, {"dtype": torch.float16}, False),
         ("_to_copy.default", {"dtype": {"bfloat16": []}}, {"dtype": torch.bfloat16, "device": torch.device("cpu")}, True),
+        ("_softmax.default", {"half_to_float": {"False": []}}, (None, False), False),
+        ("bernoulli.default", {}, {"generator": None}, True),
+        ("bernoulli.default", {}, {"generator": torch.Generator()}, False),
         ("clone.default", {"memory_format": {"channels_last": []}}, {"memory_format": torch.channels_last}, True),
         ("clone.default", {}, {"memory_format": torch.channels_last}, False),
         ("clone.default", {}, {"memory_format": None}, True),
@@ -82,6 +90,25 @@ def test_which_values_are_inside(op, arguments, call, inside):
     reason = served(op, arguments, **call) if isinstance(call, dict) else served(op, arguments, *call)
     assert (reason == "") is inside, reason
     assert inside or reason.endswith(" not proven for this value")
+
+
+def test_whole_numbers_among_others_in_a_list_have_bounds():
+    arguments = {"scalars": {"[int float]*2": [1, 2.5]}}
+    domain = Domain(facts("_foreach_add.ScalarList"), {"[float32]*2": {**ROW, "arguments": arguments}}, speed=True)
+    assert domain.outside(([X, X], [1, 2.5]), {}) == ""
+    assert domain.outside(([X, X], [10**9, 2.5]), {}) == "scalars not proven for this value"
+
+
+def test_a_result_on_another_device_is_for_aten(kernels):
+    root = kernels({"zeros_like": "import torch\ndef zeros_like_kernel_impl(self, **options):\n    return self * 0\n"})
+    arguments = {"pin_memory": {"False": []}}
+    prove(root, "zeros_like", {"zeros_like.default": {"float32": {**ROW, "arguments": arguments}}})
+    with opforge.enabled(root, device="cpu") as made:
+        for _ in range(2):
+            assert torch.zeros_like(X).device.type == torch.zeros_like(X, device="cpu").device.type == "cpu"
+            assert torch.zeros_like(X, device="meta").device.type == "meta"
+        assert made.counters()["zeros_like.default"]["served"] == 4
+        assert made.counters()["zeros_like.default"]["aten"] == {"more than one device": 2}
 
 
 POW = """
@@ -100,6 +127,31 @@ def test_numbers_that_are_equal_are_told_apart_by_kind_in_calls_that_are_remembe
                 expected = type(exponent) is int
                 assert marked(torch.ops.aten.pow.Tensor_Scalar(X, exponent)) is expected, exponent
         assert made.counters()["pow.Tensor_Scalar"]["served"] == 9
+
+
+@pytest.mark.parametrize("numbers", [(0.0, -0.0), (-0.0, 0.0), (1 + 0j, 1 - 0j), (1 - 0j, 1 + 0j)])
+def test_zeros_of_another_sign_are_told_apart_in_calls_that_are_remembered(kernels, numbers):
+    root = kernels({"add": ADD.replace("MARK", "900")})
+    x = X.to(torch.complex64)
+    words = {str(numbers[0]): []} if str(numbers[0]) != "0.0" else {"float": [0.0, 0.0]}
+    prove(root, "add", {"add.Tensor": {"complex64,complex64": {**ROW, "arguments": {"alpha": words}}}})
+    with opforge.enabled(root, device="cpu"):
+        for _ in range(2):
+            for turn in (numbers, numbers[::-1]):
+                assert [marked(torch.add(x, x, alpha=n).real) for n in turn] == [n is numbers[0] for n in turn]
+
+
+def test_numbers_that_are_always_new_are_remembered_by_none(kernels):
+    root = kernels({"add": ADD.replace("MARK", "900")})
+    row = {**ROW, "arguments": {"alpha": {"float": [0.5, 2.5]}}}
+    prove(root, "add", {"add.Tensor": {"float32,float32": row}})
+    with opforge.enabled(root, device="cpu") as made:
+        for number in range(600):  # more than are remembered
+            assert marked(torch.add(X, X, alpha=number + 0.25))
+            assert not marked(torch.add(X, X, alpha=number))
+        counts = made.counters()["add.Tensor"]
+        assert sum(map(len, made._servers["add.Tensor"].memory._learnt.values())) == 1
+    assert (counts["served"], counts["aten"]) == (600, {"alpha not proven for this value": 600})
 
 
 ROLL = """

@@ -139,7 +139,7 @@ def test_with_more_geometries_than_there_is_room_for_all_is_answered_as_before(k
         for _ in range(2):
             for size in range(10, 23):
                 assert marked(torch.relu(torch.ones(size))) is (size <= 16)
-                assert sum(map(len, memory._known.values())) <= 3
+                assert sum(map(len, memory._learnt.values())) <= 3
         assert made.counters()["relu.default"]["served"] == 14
 
 

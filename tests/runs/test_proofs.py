@@ -329,6 +329,16 @@ def test_a_source_that_was_edited_while_it_was_judged_is_not_proven(folder, judg
             {"normalized_shape": {"[int]*1": [4, 4]}, "eps": {"float": [1.0, 1.0]}},
         ),
         (
+            "histogram.bin_ct",
+            ["((T([9], f32), 5), {'range': [0, 1]})"],
+            {"bins": {"int": [5, 5]}, "range": {"[float]*2": [0.0, 1.0]}},
+        ),
+        (
+            "native_layer_norm.default",
+            [f"((T([2, 4], f32), [4], None, None, 1{'0' * 400}), {{}})"],
+            {"normalized_shape": {"[int]*1": [4, 4]}, "eps": {"int": [10**400, 10**400]}},
+        ),
+        (
             "_to_copy.default",
             ["((T([3], f32),), {'dtype': bf16, 'device': device('cpu')})"],
             {"dtype": {"bfloat16": []}},
@@ -355,6 +365,15 @@ def test_a_proof_whose_arguments_are_broken_is_none(folder, words):
     prove(folder, passed("((T([3], f32),), {'approximate': 'tanh'})", op="gelu.default"))
     found = proof(folder)
     found["operators"]["gelu.default"]["float32"]["arguments"] = {"approximate": words}
+    proof_of(folder).write_text(json.dumps(found))
+    assert "is broken" in read(proof_of(folder))
+
+
+@pytest.mark.parametrize("arguments", [[], 0, "", False, None])
+def test_a_proof_with_anything_for_arguments_is_none(folder, arguments):
+    prove(folder, passed("((T([3], f32),), {})"))
+    found = proof(folder)
+    found["operators"]["relu.default"]["float32"]["arguments"] = arguments
     proof_of(folder).write_text(json.dumps(found))
     assert "is broken" in read(proof_of(folder))
 

@@ -308,9 +308,13 @@ def _word(value: Any) -> str:
 
 def _delivered(value: Any, type_: str) -> Any:
     """Return what a kernel is given where a case has some value: torch makes lists of numbers, and 1.0 of 1, where the schema says so."""
+    if isinstance(value, list | tuple):
+        return [_delivered(one, type_.partition("[")[0]) for one in value]
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
-    value = float(value) if type_.startswith("float") else value
+    if type_.startswith("float"):
+        with contextlib.suppress(OverflowError):  # torch refuses such a call
+            value = float(value)
     size = re.search(r"\[(\d+)\]", type_)
     return [value] * int(size[1]) if size else value
 

@@ -26,6 +26,9 @@ UNPROVEN_ARGUMENT = "{} not proven for this value"
 NOT_TIMED = "not timed at this size"
 SLOWER = "slower than ATen at this size"
 _LEFT_OUT: Mapping[str, Sequence[float]] = {DEFAULT: ()}
+_UNSEEN: Mapping[str, Sequence[float]] = {}
+Known = Mapping[str, Mapping[str, Sequence[float]]]
+"""What arguments that are no tensors may be, by name: words, with the least and the greatest number where there are any."""
 _ALIGNED = 16
 """Bytes that a vector of a GPU or a CPU is read by at once; allocators give no memory that begins in between."""
 
@@ -40,7 +43,7 @@ class Proven:
     layouts: frozenset[str]
     timed: tuple[tuple[int, int, bool], ...] = ()
     """Ranges of numbers of elements with whether the kernel is not slower there, ascending."""
-    arguments: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
+    arguments: Known = field(default_factory=dict)
     """What arguments that are no tensors may be; those that are not named here may only be left out."""
 
     @classmethod
@@ -82,6 +85,10 @@ class Domain:
     def outside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """Say why a call is outside; nothing where it is inside."""
         given = [args[i] if i < len(args) else kwargs.get(name) for i, name in self._at]
+        return self.ask(given) or self.unproven(self.arguments(given), given, args, kwargs)
+
+    def ask(self, given: Sequence[Any]) -> str:
+        """Say why calls with these tensors, all in their order, are outside whatever else they have; nothing where they may be inside."""
         proven = self.proven.get(signature_of(given))
         if proven is None:
             return UNPROVEN_DTYPES
@@ -97,11 +104,25 @@ class Domain:
             return UNPROVEN_LAYOUT
         if SHAPES_DIFFER not in proven.layouts and any(t.shape != tensors[0].shape for t in tensors[1:]):
             return UNPROVEN_SHAPES
+        return proven.speed(numel) if self._speed else ""
+
+    def arguments(self, given: Sequence[Any]) -> Known:
+        """Return what is proven of the other arguments of calls with tensors of these dtypes."""
+        proven = self.proven.get(signature_of(given))
+        return {} if proven is None else proven.arguments
+
+    def unproven(self, known: Known, given: Sequence[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        """Say which argument of a call with these tensors is outside of what is known; nothing where all are inside."""
         for i, argument in self._others:
             value = args[i] if i < len(args) else kwargs.get(argument.name, argument.default)
-            if not _may_be(proven.arguments.get(argument.name, _LEFT_OUT), value, argument.default):
+            if isinstance(value, torch.device):
+                if any(t.device != value for t in _tensors(given)):
+                    return UNPROVEN_DEVICES
+                continue
+            words = known.get(argument.name, _UNSEEN if argument.required else _LEFT_OUT)
+            if not _may_be(words, value, argument.default):
                 return UNPROVEN_ARGUMENT.format(argument.name)
-        return proven.speed(numel) if self._speed else ""
+        return ""
 
     def anywhere(self, given: Sequence[Any]) -> bool:
         """Whether it makes no difference for tensors of these dtypes where in their memory they begin."""
@@ -114,12 +135,12 @@ def _may_be(words: Mapping[str, Sequence[float]], value: Any, default: Any) -> b
     if DEFAULT in words and type(value) is type(default) and value == default:
         return True
     word, numbers = argument_word(value, _name)
-    return not word or holds(words, word, numbers)
+    return holds(words, word, numbers, default)
 
 
 def _name(value: Any) -> str:
-    """Return the name of a value of torch's; nothing where a kernel is told by its tensors."""
-    return "" if isinstance(value, torch.device | torch.Generator) else str(value).removeprefix("torch.")
+    """Return the name of a value of torch's, as cases have it: none has a generator."""
+    return str(value).removeprefix("torch.")
 
 
 def signature_of(given: Iterable[Any]) -> str:

@@ -60,8 +60,8 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
         "numel": _range(row["numel"]),
         "layouts": [_text(word) for word in _list(row["layouts"])],
     }
-    if arguments := row.get("arguments"):
-        checked["arguments"] = {_text(name): _words(words) for name, words in arguments.items()}
+    if "arguments" in row:
+        checked["arguments"] = {_text(name): _words(words) for name, words in row["arguments"].items()}
     timed = [[*_range(part[:2]), _flag(*part[2:])] for part in map(_list, _list(row.get("timed", [])))]
     return {**checked, "timed": timed} if timed else checked
 

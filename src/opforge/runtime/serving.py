@@ -70,9 +70,7 @@ class Server:
         self._domain = domain
         self.memory: Memory | None = None
         if domain is not None and GUARDED:
-            self.memory = Memory(
-                domain.outside, domain.anywhere, function, self._detached, any_number=takes_any_number(op)
-            )
+            self.memory = Memory(domain, function, self._detached, any_number=takes_any_number(op))
         self._required = required
         self._redoable = not own_form or op.form == FUNCTIONAL
         """Whether ATen can still answer when the kernel has raised: the adapters write last."""

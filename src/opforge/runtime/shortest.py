@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from .domain import displaced
+from .domain import Domain, displaced
 from .originals import NUMBERS
 
 Function = Callable[..., Any]
@@ -24,6 +24,8 @@ Known = tuple[Check, Any, Any, Function, str]
 is proven."""
 Whole = Callable[..., Any]
 """Answers a call in the long way: positional arguments, keywords and, if a kernel has been asked, what it raised and what counts its calls."""
+_Learnt = tuple[Check, Function, str, Mapping[str, Mapping[str, Sequence[float]]]]
+"""What knows the calls of one geometry, who answers them, why none of them is inside, and what their other arguments may be."""
 MOST_KNOWN = 256
 """Geometries that are remembered at one operator; with more of them all are forgotten."""
 _GUARDS: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)  # noqa: SLF001
@@ -55,27 +57,17 @@ def below_autocast(function: Function) -> Function:
 
 
 class Memory:
-    """What was found out about calls of one operator, by the geometry of their tensors and by their other arguments."""
+    """What was found out about calls of one operator, by the geometry of their tensors."""
 
-    def __init__(
-        self,
-        outside: Callable[[tuple[Any, ...], Mapping[str, Any]], str],
-        anywhere: Callable[[Sequence[Any]], bool],
-        function: Function,
-        detached: Function,
-        *,
-        any_number: bool,
-    ) -> None:
-        """``outside`` says why a call is outside, and ``anywhere`` whether tensors are inside wherever in their memory they begin.
+    def __init__(self, domain: Domain, function: Function, detached: Function, *, any_number: bool) -> None:
+        """``function`` answers calls in the domain; where a tensor wants gradients, ``detached``, for whether they are recorded differs from call to call.
 
-        ``function`` answers; where a tensor wants gradients, ``detached``, for whether they are recorded at all differs from call to call. Of ``any_number``
-        the operator takes whole and other ones in one place, which are equal and not the same.
+        Of ``any_number`` the operator takes whole and other ones in one place, which are equal and not the same.
         """
         self.last: list[Known] = [_NOTHING]
         """What the last call was like, by itself in a list: threads share it."""
-        self._outside, self._function, self._detached, self._anywhere = outside, function, detached, anywhere
-        self._any_number = any_number
-        self._known: dict[tuple[Any, Any], list[Known]] = {}
+        self._domain, self._function, self._detached, self._any_number = domain, function, detached, any_number
+        self._learnt: dict[tuple[Any, Any], list[_Learnt]] = {}
         self._room = MOST_KNOWN
 
     def find(
@@ -87,42 +79,41 @@ class Memory:
             first.numel() if isinstance(first, torch.Tensor) else None,
             last.numel() if isinstance(last, torch.Tensor) else None,
         )
-        for known in self._known.get(key, ()):
-            if known[0](*given) and not (rest != known[1] or kwargs != known[2]):
-                return known
-        return self._learn(key, given, rest, kwargs, args)
+        for learnt in self._learnt.get(key, ()):
+            if learnt[0](*given):
+                break
+        else:
+            if (found := self._learn(key, given)) is None:
+                return None
+            learnt = found
+        check, function, reason, arguments = learnt
+        reason = reason or self._domain.unproven(arguments, given, args, kwargs)
+        return check, self._same(rest), self._same(kwargs), function, reason
 
-    def _learn(
-        self,
-        key: tuple[Any, Any],
-        given: Sequence[Any],
-        rest: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        args: tuple[Any, ...],
-    ) -> Known | None:
+    def _learn(self, key: tuple[Any, Any], given: Sequence[Any]) -> _Learnt | None:
         tensors = any(isinstance(v, torch.Tensor) for v in given)  # by which guards know modes too
         if not tensors or not all(v is None or isinstance(v, (torch.Tensor, *NUMBERS)) for v in given):
             return None
-        reason, anywhere = self._outside(args, kwargs), self._anywhere(given)
+        reason, anywhere = self._domain.ask(given), self._domain.anywhere(given)
         if not anywhere and not _begins(*given):  # another one like it that begins its memory may be inside
             return None
         wanting = any(getattr(v, "requires_grad", False) for v in given)
         check = alike(*given) if anywhere or reason else _both(alike(*given), _begins)
         function = below_autocast(self._detached if wanting else self._function)  # guards tell calls apart by it
-        known = (check, self._same(rest), self._same(kwargs), function, reason)
+        learnt = (check, function, reason, self._domain.arguments(given))
         if self._room <= 0:
-            self._known, self._room = {}, MOST_KNOWN
+            self._learnt, self._room = {}, MOST_KNOWN
         self._room -= 1
-        self._known.setdefault(key, []).append(known)
-        return known
+        self._learnt.setdefault(key, []).append(learnt)
+        return learnt
 
     def _same(self, values: Any) -> Any:
         """Return what is equal to arguments like these."""
-        return _Alike(values) if self._any_number and values else _kept(values)
+        return _Alike(values) if values and (self._any_number or _has_ambiguous(values)) else _kept(values)
 
 
 class _Alike:
-    """Stands for arguments, and is equal to those that are the same and of the same kinds: 1 is not 1.0 here, nor True."""
+    """Stands for arguments, and is equal to those that are the same and of the same kinds: 1 is not 1.0 here, nor True, and 0.0 not -0.0."""
 
     def __init__(self, values: Any) -> None:
         self._values = _kept(values)
@@ -141,10 +132,26 @@ def _kept(value: Any) -> Any:
     return {name: _kept(one) for name, one in value.items()} if isinstance(value, dict) else value
 
 
-def _kinds(value: Any) -> Any:
+def _kinds(values: Any) -> list[Any]:
+    return [*map(_kind, values.values() if values.__class__ is dict else values)]
+
+
+def _kind(value: Any) -> Any:
+    kind = value.__class__
+    if kind is list or kind is tuple:
+        return _kinds(value)
+    return repr(value) if (kind is float or kind is complex) and _is_ambiguous(value) else kind
+
+
+def _has_ambiguous(value: Any) -> bool:
+    """Whether there are numbers to which others are equal: zeros have signs."""
     if isinstance(value, list | tuple):
-        return [_kinds(one) for one in value]
-    return {name: _kinds(one) for name, one in value.items()} if isinstance(value, dict) else value.__class__
+        return any(map(_has_ambiguous, value))
+    return any(map(_has_ambiguous, value.values())) if isinstance(value, dict) else _is_ambiguous(value)
+
+
+def _is_ambiguous(value: Any) -> bool:
+    return isinstance(value, complex) or (isinstance(value, float) and value == 0)
 
 
 def alike(*given: Any) -> Check:

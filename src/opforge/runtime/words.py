@@ -11,7 +11,7 @@ DEFAULT = "default"
 Arguments = dict[str, dict[str, list[float]]]
 """What is known of arguments that are no tensors, by name: words for values, with the least and the greatest number where there are any."""
 Naming = Callable[[Any], str]
-"""Returns the name of a value that is torch's own, such as a dtype; nothing for one that makes no difference, such as a device."""
+"""Returns the name of a value that is torch's own, such as a dtype; nothing for one that is no part of a proof, such as a device."""
 _MANY = 3
 """From how many values on lists are one to a kernel."""
 _FLOAT = "float"
@@ -38,7 +38,8 @@ def argument_word(value: Any, naming: Naming) -> tuple[str, list[float]]:
     if isinstance(value, int):
         return "int", [value]
     if isinstance(value, float):
-        return (_FLOAT, [value]) if math.isfinite(value) else (str(value), [])
+        usual = math.isfinite(value) and not (value == 0 and math.copysign(1, value) < 0)
+        return (_FLOAT, [value]) if usual else (str(value), [])
     if isinstance(value, list | tuple):
         found = [argument_word(one, naming) for one in value]
         words, numbers = [word for word, _ in found], [n for _, those in found for n in those]
@@ -53,14 +54,19 @@ def add_argument(known: Arguments, name: str, word: str, numbers: Iterable[float
     words[word] = [min(seen), max(seen)] if seen else []
 
 
-def holds(words: Mapping[str, Sequence[float]], word: str, numbers: Sequence[float]) -> bool:
-    """Whether a value is among those that are known of an argument: whole numbers lie between them; of others any, where several are known."""
+def holds(words: Mapping[str, Sequence[float]], word: str, numbers: Sequence[float], default: Any) -> bool:
+    """Whether a value is among those that are known of an argument: whole numbers lie between them; of others any, where several are known.
+
+    ``default`` is what it was where it was left out.
+    """
     bounds = words.get(word)
-    if bounds is None:
+    if bounds is None or not numbers:
+        return bounds is not None
+    if not bounds:
         return False
-    if not bounds or not numbers:
-        return True
     low, high = bounds
-    if _FLOAT in word and (low < high or DEFAULT in words):
+    if word == _FLOAT and DEFAULT in words and isinstance(default, int | float) and default != low:
+        return True
+    if low < high and (word == _FLOAT or word.startswith(f"[{_FLOAT}]*")):
         return True
     return all(low <= n <= high for n in numbers)
