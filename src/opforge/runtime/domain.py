@@ -27,7 +27,7 @@ NOT_TIMED = "not timed at this size"
 SLOWER = "slower than ATen at this size"
 _LEFT_OUT: Mapping[str, Sequence[float]] = {DEFAULT: ()}
 _UNSEEN: Mapping[str, Sequence[float]] = {}
-Known = Mapping[str, Mapping[str, Sequence[float]]]
+Allowed = Mapping[str, Mapping[str, Sequence[float]]]
 """What arguments that are no tensors may be, by name: words, with the least and the greatest number where there are any."""
 _ALIGNED = 16
 """Bytes that a vector of a GPU or a CPU is read by at once; allocators give no memory that begins in between."""
@@ -43,7 +43,7 @@ class Proven:
     layouts: frozenset[str]
     timed: tuple[tuple[int, int, bool], ...] = ()
     """Ranges of numbers of elements with whether the kernel is not slower there, ascending."""
-    arguments: Known = field(default_factory=dict)
+    arguments: Allowed = field(default_factory=dict)
     """What arguments that are no tensors may be; those that are not named here may only be left out."""
 
     @classmethod
@@ -106,20 +106,20 @@ class Domain:
             return UNPROVEN_SHAPES
         return proven.speed(numel) if self._speed else ""
 
-    def arguments(self, given: Sequence[Any]) -> Known:
+    def arguments(self, given: Sequence[Any]) -> Allowed:
         """Return what is proven of the other arguments of calls with tensors of these dtypes."""
         proven = self.proven.get(signature_of(given))
         return {} if proven is None else proven.arguments
 
-    def unproven(self, known: Known, given: Sequence[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-        """Say which argument of a call with these tensors is outside of what is known; nothing where all are inside."""
+    def unproven(self, allowed: Allowed, given: Sequence[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        """Say which argument of a call with these tensors is outside of what is allowed; nothing where all are inside."""
         for i, argument in self._others:
             value = args[i] if i < len(args) else kwargs.get(argument.name, argument.default)
             if isinstance(value, torch.device):
                 if any(t.device != value for t in _tensors(given)):
                     return UNPROVEN_DEVICES
                 continue
-            words = known.get(argument.name, _UNSEEN if argument.required else _LEFT_OUT)
+            words = allowed.get(argument.name, _UNSEEN if argument.required else _LEFT_OUT)
             if not _may_be(words, value, argument.default):
                 return UNPROVEN_ARGUMENT.format(argument.name)
         return ""

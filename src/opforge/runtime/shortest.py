@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 
-from .domain import Domain, displaced
+from .domain import Allowed, Domain, displaced
 from .originals import NUMBERS
 
 Function = Callable[..., Any]
@@ -24,7 +24,7 @@ Known = tuple[Check, Any, Any, Function, str]
 is proven."""
 Whole = Callable[..., Any]
 """Answers a call in the long way: positional arguments, keywords and, if a kernel has been asked, what it raised and what counts its calls."""
-_Learnt = tuple[Check, Function, str, Mapping[str, Mapping[str, Sequence[float]]]]
+_Learnt = tuple[Check, Function, str, Allowed]
 """What knows the calls of one geometry, who answers them, why none of them is inside, and what their other arguments may be."""
 MOST_KNOWN = 256
 """Geometries that are remembered at one operator; with more of them all are forgotten."""
@@ -121,8 +121,6 @@ class _Alike:
 
     def __ne__(self, other: object) -> bool:
         return bool(other != self._values) or _kinds(other) != self._kinds
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 def _kept(value: Any) -> Any:
