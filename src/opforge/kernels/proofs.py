@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from opforge.runtime import proofs
+from opforge.runtime.words import Allowed
 
 SUFFIX = ".proof.json"
 
@@ -28,7 +29,7 @@ class Proven:
     layouts: tuple[str, ...]
     timed: tuple[tuple[int, int, bool], ...] = ()
     """Ranges of numbers of elements with whether the kernel is not slower there, ascending; none where nothing was timed."""
-    arguments: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
+    arguments: Allowed = field(default_factory=dict)
     """What arguments that are no tensors were, as the file has it; those that are not here were left out."""
 
     @classmethod

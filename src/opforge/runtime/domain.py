@@ -14,7 +14,7 @@ import torch
 
 from .facts import Facts
 from .layouts import OFFSET, SHAPES_DIFFER, layout
-from .words import DEFAULT, argument_word, holds, list_word, number_word
+from .words import DEFAULT, Allowed, Words, argument_word, holds, list_word, number_word
 
 UNPROVEN_DTYPES = "dtypes not proven"
 UNPROVEN_LAYOUT = "layout not proven"
@@ -25,10 +25,8 @@ UNPROVEN_SIZE = "size not proven"
 UNPROVEN_ARGUMENT = "{} not proven for this value"
 NOT_TIMED = "not timed at this size"
 SLOWER = "slower than ATen at this size"
-_LEFT_OUT: Mapping[str, Sequence[float]] = {DEFAULT: ()}
-_UNSEEN: Mapping[str, Sequence[float]] = {}
-Allowed = Mapping[str, Mapping[str, Sequence[float]]]
-"""What arguments that are no tensors may be, by name: words, with the least and the greatest number where there are any."""
+_LEFT_OUT: Words = {DEFAULT: ()}
+_UNSEEN: Words = {}
 _ALIGNED = 16
 """Bytes that a vector of a GPU or a CPU is read by at once; allocators give no memory that begins in between."""
 
@@ -130,9 +128,9 @@ class Domain:
         return proven is None or OFFSET in proven.layouts
 
 
-def _may_be(words: Mapping[str, Sequence[float]], value: Any, default: Any) -> bool:
+def _may_be(words: Words, value: Any, default: Any) -> bool:
     """Whether an argument may be this."""
-    if DEFAULT in words and type(value) is type(default) and value == default:
+    if DEFAULT in words and value == default and repr(value) == repr(default):  # 1.0 is not 1, nor -0.0 what 0.0 is
         return True
     word, numbers = argument_word(value, _name)
     return holds(words, word, numbers, default)

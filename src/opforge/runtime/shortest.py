@@ -13,8 +13,9 @@ from typing import Any, Protocol
 
 import torch
 
-from .domain import Allowed, Domain, displaced
+from .domain import Domain, displaced
 from .originals import NUMBERS
+from .words import Allowed
 
 Function = Callable[..., Any]
 Check = Callable[..., bool]

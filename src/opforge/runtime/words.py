@@ -8,8 +8,12 @@ from typing import Any
 
 DEFAULT = "default"
 """For an argument that is left out."""
+Words = Mapping[str, Sequence[float]]
+"""What an argument that is no tensor may be: words for values, with the least and the greatest number where there are any."""
+Allowed = Mapping[str, Words]
+"""The same of all such arguments, by name."""
 Arguments = dict[str, dict[str, list[float]]]
-"""What is known of arguments that are no tensors, by name: words for values, with the least and the greatest number where there are any."""
+"""The same, while it is gathered."""
 Naming = Callable[[Any], str]
 """Returns the name of a value that is torch's own, such as a dtype; nothing for one that is no part of a proof, such as a device."""
 _MANY = 3
@@ -54,7 +58,7 @@ def add_argument(known: Arguments, name: str, word: str, numbers: Iterable[float
     words[word] = [min(seen), max(seen)] if seen else []
 
 
-def holds(words: Mapping[str, Sequence[float]], word: str, numbers: Sequence[float], default: Any) -> bool:
+def holds(words: Words, word: str, numbers: Sequence[float], default: Any) -> bool:
     """Whether a value is among those that are known of an argument: whole numbers lie between them; of others any, where several are known.
 
     ``default`` is what it was where it was left out.

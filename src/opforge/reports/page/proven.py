@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from opforge.judge.verdict import Outcome
 from opforge.kernels.proofs import Proof, Proven, proof_of, read_proof
 from opforge.runs.proofs import NEVER
 from opforge.runs.score import Summary
-from opforge.runtime.words import DEFAULT
+from opforge.runtime.words import DEFAULT, Words
 
 
 class Proofs:
@@ -97,7 +97,7 @@ def _speed(proven: Proven) -> str:
     return _ranges(proven.sizes(not_slower=True)) or f"none: slower at {_ranges(proven.sizes(not_slower=False))}"
 
 
-def _values(words: Mapping[str, Sequence[float]]) -> str:
+def _values(words: Words) -> str:
     """Say what an argument that is no tensor may be."""
     return ", ".join(
         "left out" if word == DEFAULT else f"{word} {_ranges([(bounds[0], bounds[1])])}" if bounds else word
