@@ -59,6 +59,7 @@ _VERBS = (
     "build",
     "pack",
     "doctor",
+    "warm",
     "edge",
 )
 """In the order in which the help shows them; each is a module that adds itself."""

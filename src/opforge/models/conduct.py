@@ -17,12 +17,12 @@ from opforge.runs.config import RunConfig
 from opforge.runs.execute import ROLES, start_server
 from opforge.runs.native import library_of
 from opforge.sandbox import probe
-from opforge.sandbox.client import ForkServerProcess
+from opforge.sandbox.client import ForkServer
 from opforge.sandbox.confined import words_before
 from opforge.sandbox.wire import Channel, ChannelClosedError
 from opforge.traces.targets import Settings
 
-_ROLES = {**ROLES, "model": "opforge.models.worker:serve", "model_judge": "opforge.models.session:serve"}
+MODEL_ROLES = {**ROLES, "model": "opforge.models.worker:serve", "model_judge": "opforge.models.session:serve"}
 
 Say = Callable[[str], None]
 
@@ -49,7 +49,7 @@ def judge_model(config: ModelConfig, say: Say = lambda _what: None) -> dict[str,
     target = find(config.target, config.settings)
     backend = registry.load("backends", run.backend)(run.backend_options)
     kernels = _installable(backend.kernels(_wanted(run)), run)
-    server = start_server(run.device, _ROLES)
+    server = start_server(run.device, MODEL_ROLES, confined=run.confine)
     try:
         if run.device != "cpu":
             probe.check_device(server.spawner, run.device)
@@ -106,7 +106,7 @@ def _wire(kernel: Kernel, run: RunConfig, say: Say) -> dict[str, Any]:
     return {**kernel.wire(), "ops": [[served.op, served.required] for served in kernel.serves]}
 
 
-def _asked(server: ForkServerProcess, settings: dict[str, Any], say: Say) -> dict[str, Any]:
+def _asked(server: ForkServer, settings: dict[str, Any], say: Say) -> dict[str, Any]:
     """Have the judge's process do it, and return its report."""
     ours, theirs = Channel.pair()
     line = server.spawner.connect()

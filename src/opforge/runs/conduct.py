@@ -34,7 +34,7 @@ from opforge.runs.service import JudgingService
 from opforge.runs.store import RunStore
 from opforge.runs.workshop import MakesKernels, Workshop
 from opforge.sandbox import probe
-from opforge.sandbox.client import ForkServerProcess
+from opforge.sandbox.client import ForkServer
 from opforge.suites import LoadedSuite, Suite
 from opforge.suites.base import Make, Progress, silent
 from opforge.suites.finding import find_suite
@@ -74,7 +74,7 @@ def run(
             f"judge what it has made with --backend {'custom_ops' if config.suite == 'custom_ops' else 'directory'} --executor {config.executor}"
         )
     of_executor = registry.load("executors", config.executor)
-    server = start_server(config.device)
+    server = start_server(config.device, confined=config.confine)
     executor: Executor | None = None
     try:
         executor = of_executor(config, server)
@@ -103,7 +103,7 @@ def run(
 
 def load_cases(config: RunConfig, suite: Suite, progress: Progress = silent) -> LoadedSuite:
     """Return the cases of a suite that makes them in the sandbox, to be looked at and not to be run."""
-    server = start_server(config.device)
+    server = start_server(config.device, confined=config.confine)
     try:
         with tempfile.TemporaryDirectory(prefix="opforge-inputs-") as folder:
             make = _maker(config, server, Path(folder))
@@ -112,7 +112,7 @@ def load_cases(config: RunConfig, suite: Suite, progress: Progress = silent) -> 
         server.close()
 
 
-def _maker(config: RunConfig, server: ForkServerProcess, out: Path) -> Make:
+def _maker(config: RunConfig, server: ForkServer, out: Path) -> Make:
     """Return what makes inputs in the sandbox; what confinement holds is found out when it is asked for."""
 
     def make(files: Mapping[str, Path], blob: Path, name: str, progress: Progress) -> dict[str, list[Case]]:
@@ -138,7 +138,7 @@ def _made(
     backend: MakesKernels,
     suite: LoadedSuite,
     store: RunStore,
-    server: ForkServerProcess,
+    server: ForkServer,
     progress: Progress,
 ) -> Plan:
     """Have a backend make its kernels, judged as often as it likes, and plan with what it has made."""

@@ -5,6 +5,7 @@ What is timed is got ready by all judges at once, and then timed case by case wh
 
 from __future__ import annotations
 
+import os
 import selectors
 import socket
 import time
@@ -20,7 +21,8 @@ from opforge.judge.verdict import Finding, Outcome
 from opforge.processes import describe_status
 from opforge.runs.config import RunConfig
 from opforge.runs.plan import Job, Key, Part, Plan
-from opforge.sandbox.client import ForkServerProcess, Spawner
+from opforge.sandbox import warm
+from opforge.sandbox.client import SERVER_VARIABLE, ForkServer, ForkServerProcess, Spawner
 from opforge.sandbox.wire import Channel, ChannelClosedError
 from opforge.suites import LoadedSuite
 
@@ -48,9 +50,20 @@ def confined(config: RunConfig, folder: Path, manifest: dict[str, Any]) -> dict[
     return {"run": str(folder.resolve()), "held": held} if config.confine else None
 
 
-def start_server(device: str, roles: Mapping[str, str] = ROLES) -> ForkServerProcess:
-    """Start the fork server; it imports torch while the caller goes on."""
-    return ForkServerProcess(roles, {"TRITON_INTERPRET": "1"} if device == "cpu" else {})
+def start_server(device: str, roles: Mapping[str, str] = ROLES, *, confined: bool = True) -> ForkServer:
+    """Return the warm server that OPFORGE_SERVER names, or a new one, which imports torch while the caller goes on.
+
+    Kernels that are not confined get a server of their own: they could spoil a warm one for the runs after theirs.
+    """
+    settings = device_settings(device)
+    if confined and (path := os.environ.get(SERVER_VARIABLE)) and (server := warm.connect(path, settings)) is not None:
+        return server
+    return ForkServerProcess(roles, settings)
+
+
+def device_settings(device: str) -> dict[str, str]:
+    """Return the variables that a fork server needs for a kind of device: without a GPU, Triton runs in its interpreter."""
+    return {"TRITON_INTERPRET": "1"} if device == "cpu" else {}
 
 
 @dataclass
@@ -128,7 +141,7 @@ class LocalExecutor:
     def __init__(
         self,
         config: RunConfig,
-        server: ForkServerProcess,
+        server: ForkServer,
         emit: Emit,
         confine: dict[str, Any] | None = None,
         peaks: dict[str, Any] | None = None,

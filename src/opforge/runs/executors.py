@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from opforge.runs.config import RunConfig
 from opforge.runs.plan import Job, Plan
-from opforge.sandbox.client import ForkServerProcess
+from opforge.sandbox.client import ForkServer
 from opforge.suites.base import Progress
 
 Emit = Callable[[list[dict[str, Any]]], None]
@@ -38,7 +38,7 @@ class Executor(Protocol):
     """How many kernels are judged at once unless a user says so."""
     most_workers: int
 
-    def __init__(self, config: RunConfig, server: ForkServerProcess) -> None: ...
+    def __init__(self, config: RunConfig, server: ForkServer) -> None: ...
 
     def device_name(self) -> str:
         """Return the name of the device that the run asks for; raises an error when it is not there."""

@@ -9,12 +9,12 @@ from typing import Any
 from opforge.cases import Case, Phase
 from opforge.errors import InternalError
 from opforge.runs.config import RunConfig
-from opforge.sandbox.client import ForkServerProcess
+from opforge.sandbox.client import ForkServer
 from opforge.sandbox.wire import Channel, ChannelClosedError
 from opforge.suites.base import Make, Progress
 
 
-def maker(config: RunConfig, server: ForkServerProcess, confine: Mapping[str, Any] | None) -> Make:
+def maker(config: RunConfig, server: ForkServer, confine: Mapping[str, Any] | None) -> Make:
     """Return what makes cases of files such as ``gen_input.py``, with the limits that a run's kernels have."""
 
     def make(files: Mapping[str, Path], blob: Path, name: str, progress: Progress) -> dict[str, list[Case]]:

@@ -12,7 +12,7 @@ from opforge.runs.execute import LocalExecutor, confined
 from opforge.runs.executors import Work
 from opforge.runs.native import with_libraries
 from opforge.sandbox import probe
-from opforge.sandbox.client import ForkServerProcess
+from opforge.sandbox.client import ForkServer
 from opforge.sandbox.confined import words_before
 
 
@@ -29,7 +29,7 @@ class ThisMachine:
     default_workers = 2
     most_workers = 256
 
-    def __init__(self, config: RunConfig, server: ForkServerProcess) -> None:
+    def __init__(self, config: RunConfig, server: ForkServer) -> None:
         self._config = config
         self._server = server
 

@@ -21,7 +21,7 @@ from opforge.runs.execute import LocalExecutor
 from opforge.runs.native import with_libraries
 from opforge.runs.plan import Job
 from opforge.runs.score import OperatorTally
-from opforge.sandbox.client import ForkServerProcess
+from opforge.sandbox.client import ForkServer
 from opforge.sandbox.confined import words_before
 from opforge.suites import LoadedSuite
 from opforge.suites.base import silent
@@ -41,7 +41,7 @@ class JudgingService:
     def __init__(
         self,
         config: RunConfig,
-        server: ForkServerProcess,
+        server: ForkServer,
         suite: LoadedSuite,
         confine: dict[str, Any] | None = None,
         peaks: dict[str, Any] | None = None,

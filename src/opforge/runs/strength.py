@@ -18,7 +18,7 @@ from opforge.ops import table
 from opforge.runs.config import RunConfig
 from opforge.runs.execute import LocalExecutor, start_server
 from opforge.runs.plan import Job, Part, Plan, load_suite
-from opforge.sandbox.client import ForkServerProcess
+from opforge.sandbox.client import ForkServer
 from opforge.sandbox.probe import check_device
 from opforge.suites import LoadedSuite
 from opforge.suites.base import Progress, silent
@@ -157,7 +157,7 @@ def measure(config: RunConfig, *, progress: Progress = silent) -> Strength:
         server.close()
 
 
-def _measure(config: RunConfig, suite: LoadedSuite, server: ForkServerProcess, progress: Progress) -> Strength:
+def _measure(config: RunConfig, suite: LoadedSuite, server: ForkServer, progress: Progress) -> Strength:
     jobs = mutant_jobs(suite)
     if not jobs:
         raise NothingToJudgeError(f"none of the operators that suite {suite.name!r} selects has a mutant")

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from opforge import processes
 from opforge.errors import InternalError
@@ -77,17 +77,34 @@ class Spawner:
         return reply
 
 
+class ForkServer(Protocol):
+    """A fork server as runs use it: their own, or one that is kept warm for many."""
+
+    @property
+    def spawner(self) -> Spawner:
+        """Return the line to the server."""
+
+    def close(self) -> None:
+        """Hang up; the server ends everything that it started for us."""
+
+
 class ForkServerProcess:
     """The fork server as seen from the process that starts it. Starting does not wait; ``spawner`` does."""
 
-    def __init__(self, roles: Mapping[str, str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, roles: Mapping[str, str], environment: Mapping[str, str], listener: socket.socket | None = None
+    ) -> None:
+        """``listener`` is a socket on which the server takes other commands as clients."""
         ours, theirs = Channel.pair()
         words = [f"{name}={target}" for name, target in roles.items()]
+        fds = [theirs.fileno(), *([] if listener is None else [listener.fileno()])]
+        numbers = [str(fds[0]), str(fds[1] if len(fds) > 1 else -1)]
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "opforge.sandbox.server", str(theirs.fileno()), *words],
-            pass_fds=[theirs.fileno()],
-            env={**worker_environment(), **environment},
+            [sys.executable, "-P", "-m", "opforge.sandbox.server", *numbers, *words],
+            pass_fds=fds,
+            env=server_environment(environment),
             stdin=subprocess.DEVNULL,
+            stdout=2,  # stdout is for a command's results: libraries in our children write to it too
         )
         theirs.close()
         self._channel = ours
@@ -111,6 +128,10 @@ class ForkServerProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def wait(self) -> int:
+        """Wait until the server ends by itself, and return its status."""
+        return self._process.wait()
 
     def close(self) -> None:
         """Hang up; the server ends everything that it started, then itself."""
@@ -137,6 +158,8 @@ _KEPT = (
     "CXX",
     "XDG_CACHE_HOME",
 )
+SERVER_VARIABLE = "OPFORGE_SERVER"
+"""Names the socket of a warm server; kernels do not get to see it."""
 _KEPT_PREFIXES = ("OPFORGE_", "CUDA_", "NVIDIA_", "TRITON_", "TORCH_", "PYTHON", "HELION_")
 
 
@@ -145,7 +168,7 @@ def worker_environment() -> dict[str, str]:
     kept = {
         name: value
         for name, value in processes.plain_environment().items()
-        if (name in _KEPT or name.startswith(_KEPT_PREFIXES)) and not looks_secret(name)
+        if (name in _KEPT or name.startswith(_KEPT_PREFIXES)) and name != SERVER_VARIABLE and not looks_secret(name)
     }
     package = str(Path(__file__).resolve().parents[2])
     path = [package, *filter(None, kept.get("PYTHONPATH", "").split(os.pathsep))]
@@ -159,4 +182,9 @@ def worker_environment() -> dict[str, str]:
         "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # fixed: what a process has freed before is not to decide
         "MALLOC_TRIM_THRESHOLD_": str(16 << 30),  # whether the results of a timed call are pages that it must fault in
     }
-    return {**kept, **fixed, "PYTHONPATH": os.pathsep.join(path)}
+    return {**kept, **fixed, "PYTHONPATH": os.pathsep.join(dict.fromkeys(path))}
+
+
+def server_environment(device_settings: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a fork server for a kind of device."""
+    return {**worker_environment(), **device_settings}

@@ -1,7 +1,8 @@
 """The fork server: imports torch once, then makes a fresh process for each kernel in a few milliseconds.
 
-Run as ``python -m opforge.sandbox.server FD role=module:function …``. Each client asks over its own socket. A worker
-is reaped only when its client says stop, so a pid that a client holds is never another process's.
+Run as ``python -m opforge.sandbox.server FD LISTENER role=module:function …``. Each client asks over its own socket. A
+worker is reaped only when its client says stop, so a pid that a client holds is never another process's. LISTENER is -1,
+or a listening socket on which other commands of the same user and version may become clients (`opforge warm`).
 """
 
 from __future__ import annotations
@@ -14,16 +15,20 @@ import resource
 import secrets
 import selectors
 import signal
+import socket
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from opforge import processes
+from opforge.errors import OpforgeError
 from opforge.ops import table
 from opforge.sandbox import confinement, folders
+from opforge.sandbox.visitor import Hello, OtherDeviceError, Version, Visitor, admitted
 from opforge.sandbox.wire import Channel, ChannelClosedError
 
 Role = Callable[[dict[str, Any], list[int]], None]
@@ -32,6 +37,7 @@ _MARKS = 100_000
 _FORK_PATIENCE_S = 5.0
 _COUNT_AGAIN_S = 5.0
 _MANY_ROUNDS = 3
+_HELLO_LIMIT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +55,26 @@ class _Client:
     folder: str | None = None
     gpu: str = ""
     """The only one that its workers see."""
+    visitor: Visitor | None = None
+    """The command that came by the listener, whose environment, working folder and stderr its processes get."""
+
+    def close(self) -> None:
+        self.channel.close()
+        if self.visitor is not None:
+            os.close(self.visitor.stderr)
 
 
 class ForkServer:
     """Serves spawn, stop and orphans requests until the first client hangs up."""
 
-    def __init__(self, control: Channel, roles: dict[str, Role]) -> None:
+    def __init__(self, control: Channel, roles: dict[str, Role], listener: socket.socket | None = None) -> None:
         self._roles = roles
         self._selector = selectors.DefaultSelector()
-        self._main = self._add(control)
+        self._main = self._add(_Client(control))
+        self._listener = listener
+        self._version = Version.here()
+        if listener is not None:
+            self._selector.register(listener, selectors.EVENT_READ)
         # other servers on this machine are to have other marks, and users
         self._next_mark = _FIRST_MARK + secrets.randbelow(_MARKS)
         self._tasks = _Tasks()
@@ -68,7 +85,9 @@ class ForkServer:
             self._main.channel.send({"ready": os.getpid(), "rooms": self._rooms})
             while self._main.channel.fileno() >= 0:
                 for key, _events in self._selector.select():
-                    if key.data.channel.fileno() >= 0:
+                    if key.data is None:
+                        self._admit()
+                    elif key.data.channel.fileno() >= 0:
                         self._answer(key.data)
         finally:
             self._end_all()
@@ -85,39 +104,69 @@ class ForkServer:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, 0)
 
-    def _add(self, channel: Channel) -> _Client:
-        client = _Client(channel)
-        self._selector.register(channel, selectors.EVENT_READ, client)
+    def _add(self, client: _Client) -> _Client:
+        self._selector.register(client.channel, selectors.EVENT_READ, client)
         return client
+
+    def _admit(self) -> None:
+        """Make a command that connects to the listener a client, if it is of this user and version."""
+        assert self._listener is not None  # noqa: S101  # only a listener's event leads here
+        connection, _address = self._listener.accept()
+        channel, fds = Channel(connection), list[int]()
+        try:
+            message, fds = channel.receive_with_fds(_HELLO_LIMIT_S)
+            visitor = admitted(connection, Hello.from_wire(message), fds, self._version)
+            channel.send({"ready": os.getpid(), "rooms": self._rooms}, timeout_s=_HELLO_LIMIT_S)
+        except OpforgeError as error:
+            with contextlib.suppress(OSError):
+                refusal = {"refused": str(error), "other_device": isinstance(error, OtherDeviceError)}
+                channel.send(refusal, timeout_s=_HELLO_LIMIT_S)
+        except (OSError, ValueError, TypeError, KeyError):  # nobody that we know talks like this
+            pass
+        else:
+            self._add(_Client(channel, visitor=visitor))
+            return
+        channel.close()
+        for fd in fds:
+            os.close(fd)
 
     def _answer(self, client: _Client) -> None:
         try:
             request, fds = client.channel.receive_with_fds()
-            match request["do"]:
-                case "connect":
-                    self._add(Channel.from_fd(fds.pop())).gpu = request["gpu"]
-                    reply: dict[str, Any] = {}
-                case "spawn":
-                    reply = self._spawn(client, request, fds)
-                case "folder":
-                    client.folder = client.folder or folders.make_in(self._rooms)
-                    reply = {"folder": client.folder}
-                case "orphans":
-                    reply = {"orphans": self._sweep(client.workers[request["pid"]])}
-                case "stop":
-                    reply = self._stop(client, request["pid"])
-                case unknown:
-                    raise ValueError(f"unknown request {unknown!r}")
+            reply = self._do(client, request, fds)
             for fd in fds:
                 os.close(fd)
             client.channel.send(reply)
         except ChannelClosedError:
             self._drop(client)
+        except (ValueError, KeyError, TypeError, OSError):
+            if client.visitor is None:
+                raise  # the server serves one run, and its own code asks
+            traceback.print_exc()
+            self._drop(client)  # other runs go on
+
+    def _do(self, client: _Client, request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+        match request["do"]:
+            case "connect":
+                visitor = client.visitor and replace(client.visitor, stderr=os.dup(client.visitor.stderr))
+                self._add(_Client(Channel.from_fd(fds.pop()), gpu=request["gpu"], visitor=visitor))
+                return {}
+            case "spawn":
+                return self._spawn(client, request, fds)
+            case "folder":
+                client.folder = client.folder or folders.make_in(self._rooms)
+                return {"folder": client.folder}
+            case "orphans":
+                return {"orphans": self._sweep(client.workers[request["pid"]])}
+            case "stop":
+                return self._stop(client, request["pid"])
+            case unknown:
+                raise ValueError(f"unknown request {unknown!r}")
 
     def _drop(self, client: _Client) -> None:
         """Forget a client that has gone, and end what it started."""
         self._selector.unregister(client.channel)
-        client.channel.close()
+        client.close()
         for pid in list(client.workers):
             self._stop(client, pid)
         if client.folder is not None:
@@ -135,15 +184,24 @@ class ForkServer:
         except OSError as error:
             return {"error": f"the machine has no room for another process ({error.strerror}); use fewer --workers"}
         if pid == 0:
-            self._become(request, fds, worker, tasks)
+            self._become(request, fds, worker, tasks, client.visitor)
         client.workers[pid] = worker
         return {"pid": pid}
 
-    def _become(self, request: dict[str, Any], fds: list[int], worker: _Worker, tasks: int | None) -> None:
+    def _become(
+        self,
+        request: dict[str, Any],
+        fds: list[int],
+        worker: _Worker,
+        tasks: int | None,
+        visitor: Visitor | None,
+    ) -> None:
         """In the child: drop all that is the server's, take on the limits, be confined, play the role, end."""
         try:
             processes.die_with_parent()
             os.setsid()
+            if visitor is not None:
+                _live_as(visitor)
             if gpu := request["config"]["gpu"]:
                 os.environ["CUDA_VISIBLE_DEVICES"] = gpu
             room = request["config"].get("room")
@@ -200,7 +258,7 @@ class ForkServer:
         return any(worker is known for client in self._clients() for known in client.workers.values())
 
     def _clients(self) -> list[_Client]:
-        return [key.data for key in self._selector.get_map().values()]
+        return [key.data for key in self._selector.get_map().values() if key.data is not None]
 
 
 class _Tasks:
@@ -219,6 +277,16 @@ class _Tasks:
             if not _can_fork_with(self._count + confinement.MAX_PROCESSES):
                 self._counts, self._count = False, None  # the user has others, in containers that we do not see into
         return self._count
+
+
+def _live_as(visitor: Visitor) -> None:
+    """Take on the environment, the working folder and the stderr of the command that asked for this process."""
+    os.environ.clear()
+    os.environ.update(visitor.environment)
+    tempfile.tempdir = None  # it may remember the server's
+    os.chdir(visitor.folder)
+    os.dup2(visitor.stderr, 1)
+    os.dup2(visitor.stderr, 2)
 
 
 def _can_fork_with(most: int) -> bool:
@@ -275,6 +343,7 @@ def _limit(limits: dict[str, int]) -> None:
 
 def main() -> None:
     control = Channel.from_fd(int(sys.argv[1]))
+    listener = None if (fd := int(sys.argv[2])) < 0 else socket.socket(fileno=fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which hangs up
     processes.adopt_orphans()
     gc.disable()  # imports make no garbage worth looking for; children look for theirs
@@ -283,17 +352,18 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.set_num_interop_threads(1)
     roles: dict[str, Role] = {}
-    for word in sys.argv[2:]:
+    words = sys.argv[3:]
+    for word in words:
         name, _, target = word.partition("=")
         module, _, function = target.partition(":")
         roles[name] = getattr(importlib.import_module(module), function)
     table()  # once here instead of once in every child
-    for word in sys.argv[2:]:
+    for word in words:
         getattr(sys.modules[word.partition("=")[2].partition(":")[0]], "prepare", lambda: None)()
     confinement.opened()
     gc.freeze()
     with contextlib.suppress(ChannelClosedError):  # whoever started us gave up before we were ready
-        ForkServer(control, roles).serve()
+        ForkServer(control, roles, listener).serve()
 
 
 if __name__ == "__main__":

@@ -12,10 +12,10 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import torch
 from torch._subclasses import FakeTensorMode
 
 from opforge.errors import OpforgeError
+from opforge.frames import is_from_torch
 from opforge.processes import die_with_parent
 from opforge.traces.guesses import GUESSED, Guesses
 from opforge.traces.recorder import Recorder
@@ -92,8 +92,7 @@ def _function(name: str) -> Callable[[], None]:
 def _frames(error: BaseException) -> str:
     """Return where an error was raised, the inside of torch left out."""
     told = traceback.TracebackException.from_exception(error)
-    inside = str(Path(torch.__file__).parent)
-    frames = [frame for frame in told.stack if not frame.filename.startswith(inside)]
+    frames = [frame for frame in told.stack if not is_from_torch(frame.filename)]
     told.stack = traceback.StackSummary.from_list(frames[-8:])
     return "".join(told.format(chain=False))
 

@@ -14,6 +14,7 @@ from opforge.authoring.checking.calls import Call, flat
 from opforge.authoring.checking.comparing import differences
 from opforge.authoring.checking.report import CONTENTS
 from opforge.authoring.checking.subject import Findings, Subject, failed, short
+from opforge.frames import is_users
 from opforge.sandbox.state import seed_generator
 
 _OP = "torch.ops.{}"
@@ -86,7 +87,7 @@ def _broken(error: Exception) -> tuple[str, str]:
     places = [
         (file, line, code)
         for file, line, code in re.findall(r'File "([^"]+)", line (\d+), in .*\n\s*(.+)', text)
-        if "/torch/" not in file and "/opforge/authoring/checking/" not in file
+        if is_users(file)
     ]
     where = f" at {places[-1][0]}:{places[-1][1]} (`{places[-1][2].strip()}`)" if places else ""
     if places or (type(error).__name__ == "Unsupported" and "fake" not in cause):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from opforge import processes
 from opforge.authoring.checking.report import CHECKS, Finding, Operator, Report, Status, settled
 from opforge.authoring.checking.targets import Target
 from opforge.errors import InternalError, OpforgeError, UnknownNameError
+from opforge.frames import is_from_opforge
 
 CHILD = (sys.executable, "-P", "-W", "ignore", "-m", "opforge.authoring.checking.child")
 
@@ -120,7 +122,7 @@ class _Collected:
         if code == 0 and self.head:
             return
         words = " / ".join(line.strip() for line in said.strip().splitlines()[-6:])[-800:]
-        if "/opforge/authoring/checking/" in words:
+        if any(map(is_from_opforge, re.findall(r'File "([^"]+)", line', words))):
             raise InternalError(f"checking {self.target.text} failed: {words}")
         what = f"importing {self.target.text}" if not self.head else "checking"
         raise OpforgeError(

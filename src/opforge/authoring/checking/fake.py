@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import traceback
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from opforge.authoring.checking import fixes
 from opforge.authoring.checking.calls import Call, flat, in_layouts, tensor_in_words
 from opforge.authoring.checking.subject import Findings, Subject, failed, short
+from opforge.frames import is_users
 
 _MISSING = ("no fake impl registered", "There was no fake impl", "no meta", "Meta tensors", "'Meta' backend")
 _NEEDS_DATA = (
@@ -113,7 +113,7 @@ def _needs_data(error: Exception) -> bool:
 
 def _place(error: Exception) -> str:
     """Return file and line where the user's code raised."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not re.search(r"/torch/|/opforge/|<", f.filename)]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if is_users(f.filename)]
     return f" at {frames[-1].filename}:{frames[-1].lineno} (`{frames[-1].line}`)" if frames else ""
 
 

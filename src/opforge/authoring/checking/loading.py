@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from typing import Any
 from opforge import cache
 from opforge.authoring.checking import forks
 from opforge.errors import InternalError, NothingToJudgeError, OpforgeError, UnknownNameError
+from opforge.frames import is_from_opforge, is_from_torch, is_import_system, torch_folder
 
 _LIMIT_S = 300.0
 
@@ -77,8 +79,8 @@ def _watched() -> Iterator[list[str]]:
 
     def noting() -> None:
         if not torch.cuda.is_initialized():
-            frames = [f for f in traceback.extract_stack()[:-1] if not _own(f.filename)]
-            outside = [f for f in frames if "/torch/" not in f.filename] or frames
+            frames = [f for f in traceback.extract_stack()[:-1] if not _is_import(f.filename)]
+            outside = [f for f in frames if not is_from_torch(f.filename)] or frames
             starts.append(f" at {outside[-1].filename}:{outside[-1].lineno}")
         start()
 
@@ -161,14 +163,14 @@ def _import(target: dict[str, Any]) -> str:
         if target["module"]:
             importlib.import_module(target["module"])
     except BaseException as error:
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if not _own(f.filename)]
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_import(f.filename)]
         where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
         raise OpforgeError(f"importing {target['text']} raises {type(error).__name__}{where}: {error}") from error
     return str(target["module"])
 
 
-def _own(filename: str) -> bool:
-    return "/opforge/authoring/" in filename or "importlib" in filename
+def _is_import(filename: str) -> bool:
+    return is_from_opforge(filename) or is_import_system(filename)
 
 
 def _run_file(file: Path) -> str:
@@ -222,6 +224,6 @@ def _of_torch(name: str) -> bool:
         lines = torch._C._dispatch_dump(name).splitlines()  # noqa: SLF001
     except RuntimeError:
         return False
-    where = next((line for line in lines if line.startswith("debug:")), "")
-    root = Path(torch.__file__).parent
-    return str(root) in where and not any(f"{root}/{part}" in where for part in ("library.py", "_library/"))
+    places = [match[1] for line in lines if (match := re.fullmatch(r"debug: registered at (.+):\d+", line))]
+    by_users = (torch_folder() / "library.py", torch_folder() / "_library")
+    return any(is_from_torch(p) and not any(Path(p).resolve().is_relative_to(own) for own in by_users) for p in places)

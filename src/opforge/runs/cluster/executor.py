@@ -15,7 +15,7 @@ from opforge.runs.cluster.parcels import digest_of, pieces_of
 from opforge.runs.cluster.placement import PER_GPU, Node, Placement
 from opforge.runs.config import RunConfig
 from opforge.runs.executors import Work
-from opforge.sandbox.client import ForkServerProcess
+from opforge.sandbox.client import ForkServer
 
 TASKS = "tasks.jsonl"
 """The part of a run's folder that says which task ran where, and when."""
@@ -31,7 +31,7 @@ class RayCluster:
     most_workers = 100_000
 
     def __init__(
-        self, config: RunConfig, _server: ForkServerProcess | None = None, placement: Placement | None = None
+        self, config: RunConfig, _server: ForkServer | None = None, placement: Placement | None = None
     ) -> None:
         self._config = config
         self._ray = load_ray()

@@ -18,7 +18,7 @@ from opforge.kernels.native.building import unconfined
 from opforge.runs.cluster.joining import same_versions, versions
 from opforge.runs.cluster.parcels import Parcel, Unpacked, stored, unpacked
 from opforge.runs.config import RunConfig
-from opforge.runs.execute import LocalExecutor, start_server
+from opforge.runs.execute import ROLES, LocalExecutor, device_settings
 from opforge.runs.executors import Emit
 from opforge.runs.native import with_libraries
 from opforge.runs.plan import Plan
@@ -60,7 +60,7 @@ class _Here:
     def __init__(self, device: str) -> None:
         self.device = device
         self.visible = os.environ.get(_VISIBLE)
-        self.server: ForkServerProcess = start_server(device)
+        self.server = ForkServerProcess(ROLES, device_settings(device))  # a warm one is of another machine
         self._confinement: dict[str, Any] | None = None
         self._peaks: dict[str, Any] | None = None
         self._kept: tuple[Any, LocalExecutor] | None = None

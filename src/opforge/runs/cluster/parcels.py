@@ -74,13 +74,12 @@ def _files(file: str, folder: str) -> Iterator[tuple[str, bytes]]:
     """Yield what the kernel in a file may read, until it is too much."""
     left = MOST_BYTES
     for path in _walk([*reach.kernel_reads(file), file]):
-        name = os.path.relpath(path, folder)
-        if left < 0 or name.startswith(os.pardir):
+        if left < 0 or not Path(path).is_relative_to(folder):
             continue
         with contextlib.suppress(OSError):  # one that cannot be read is missed where the kernel is loaded
             data = Path(path).read_bytes()
             left -= len(data)
-            yield name, data
+            yield os.path.relpath(path, folder), data
 
 
 def _walk(paths: Iterable[str]) -> Iterator[str]:
