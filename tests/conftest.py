@@ -1,12 +1,10 @@
-"""Fixtures: a cache of the checkout's own, a tiny suite, and directories of kernels."""
+"""Fixtures: one warm server for the whole test run, a tiny suite, and directories of kernels."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import shutil
-import subprocess
-import sys
 import textwrap
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -18,46 +16,40 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 NOT_PROOFS = shutil.ignore_patterns("*.proof.json*")
-"""For copies of examples: what other tests that judge them write beside them meanwhile."""
+"""For copies of examples: other tests judge these examples and write proofs beside them meanwhile."""
 os.environ.setdefault("OPFORGE_CACHE", str(ROOT / ".cache" / "opforge"))
 
 from opforge import registry  # noqa: E402
 from opforge.cases import Case, Phase  # noqa: E402
+from opforge.models.conduct import MODEL_ROLES  # noqa: E402
 from opforge.runs import RunConfig, run  # noqa: E402
 from opforge.runs.conduct import Ended  # noqa: E402
-from opforge.runs.execute import start_server  # noqa: E402
-from opforge.sandbox.client import ForkServerProcess  # noqa: E402
+from opforge.runs.execute import device_settings, start_server  # noqa: E402
+from opforge.sandbox.client import SERVER_VARIABLE, ForkServer  # noqa: E402
+from opforge.sandbox.warm import listening  # noqa: E402
 from opforge.suites import LoadedSuite, SuiteOptions  # noqa: E402
 from opforge.suites.base import Progress, silent  # noqa: E402
+from tests.entries import ENTRIES  # noqa: E402
 
-LONGEST = (
-    "suites/test_opinfo.py",  # records OpInfo, for which others wait
-    "authoring/test_cpp_template.py",
-    "test_docs.py",
-    "authoring/test_check.py",
-    "edge/test_runner.py",
-    "edge/test_packages.py",
-    "exploits/test_exploits.py",
-    "honest/test_honest.py",
-    "edge/test_check.py",
-    "authoring/test_add_op.py",
-    "authoring/test_build.py",
-    "authoring/test_new.py",
-    "edge/test_build.py",
-    "edge/test_export_and_run.py",
-    "judge/test_draws.py",
-    "runs/test_resume.py",
-    "test_examples.py",
-    "judge/test_forms.py",
-    "sandbox/test_confinement.py",
-)
-"""Files that take long, the longest first."""
+pytest_plugins = ["tests.scheduling"]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take longest: workers take a file at a time, and one that began last would keep the others waiting."""
-    places = {ROOT / "tests" / name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.path, len(places)))
+def pytest_configure(config: pytest.Config) -> None:
+    """Start one warm server for this run and all its workers; it imports torch while tests are collected."""
+    if not hasattr(config, "workerinput") and not config.option.collectonly:
+        stack = contextlib.ExitStack()
+        path, _server = stack.enter_context(listening("", MODEL_ROLES, device_settings("cpu")))
+        os.environ[SERVER_VARIABLE] = path
+        config.add_cleanup(stack.close)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let quick tests record a few entries of OpInfo, and slow tests all of them."""
+    if item.get_closest_marker("slow"):
+        os.environ.pop("OPFORGE_OPINFO_ENTRIES", None)
+    else:
+        os.environ["OPFORGE_OPINFO_ENTRIES"] = ",".join(ENTRIES)
 
 
 class TinySuite:
@@ -95,31 +87,23 @@ def kernel_directory(tmp_path: Path) -> Callable[[dict[str, str]], Path]:
 
 
 @pytest.fixture(scope="session")
-def shared_server() -> Iterator[ForkServerProcess]:
-    """One fork server for the tests that do not care whose it is: starting one takes as long as importing torch."""
+def shared_server() -> Iterator[ForkServer]:
+    """Return a line to the warm server of this test run."""
     server = start_server("cpu")
     yield server
     server.close()
 
 
-class _Lent:
-    """A server that outlives the runs that use it."""
-
-    def __init__(self, server: ForkServerProcess) -> None:
-        self.spawner = server.spawner
-
-    def close(self) -> None:
-        pass
+@pytest.fixture(autouse=True)
+def _own_server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a test that is marked so start a server itself: it looks at the server's processes, or at its environment."""
+    if request.node.get_closest_marker("own_server") is not None:
+        monkeypatch.delenv(SERVER_VARIABLE)
 
 
 @pytest.fixture
-def judge_tiny(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> Iterator[Callable[..., Ended]]:
+def judge_tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Ended]]:
     """Return a function that judges a directory of kernels on given cases, in the real sandbox."""
-    if request.node.get_closest_marker("own_server") is None:
-        lent = _Lent(request.getfixturevalue("shared_server"))
-        monkeypatch.setattr("opforge.runs.conduct.start_server", lambda _device: lent)
     monkeypatch.setitem(registry.BUILTIN["suites"], "tiny", f"{__name__}:TinySuite")
     registry._entries.cache_clear()
 
@@ -146,7 +130,7 @@ def verdicts(ended: Ended) -> dict[str, set[tuple[str, str]]]:
 
 @pytest.fixture
 def still_running(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
-    """Return a function that finds what runs on of the servers that this test started, and of all that came of them."""
+    """Return a function that finds the processes of this test's own servers, and all that came of them."""
     mark = uuid.uuid4().hex
     monkeypatch.setenv("OPFORGE_TEST_MARK", mark)
 
@@ -159,22 +143,6 @@ def still_running(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
         return found
 
     return find
-
-
-def opforge(
-    *words: str, cwd: Path = ROOT, timeout: float = 600, **environment: str
-) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own."""
-    command = [sys.executable, "-m", "opforge.cli", *words]
-    return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        timeout=timeout,
-        env={**os.environ, **environment},
-        check=False,
-    )
 
 
 @pytest.fixture
@@ -193,12 +161,8 @@ def custom_root(tmp_path: Path) -> Callable[[dict[str, dict[str, str]]], Path]:
 
 
 @pytest.fixture
-def judge_custom(
-    tmp_path: Path, custom_root: Callable[..., Path], shared_server: ForkServerProcess, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Ended]:
+def judge_custom(tmp_path: Path, custom_root: Callable[..., Path]) -> Callable[..., Ended]:
     """Return a function that judges all implementations of custom operators, in the real sandbox."""
-    lent = _Lent(shared_server)
-    monkeypatch.setattr("opforge.runs.conduct.start_server", lambda _device: lent)
 
     def judge(sources: dict[str, dict[str, str]], **fields: Any) -> Ended:
         root = str(custom_root(sources))

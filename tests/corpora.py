@@ -90,24 +90,12 @@ def disjoint(items: Iterable[Item], key: Callable[[Item], str]) -> list[list[Ite
     return [list(group.values()) for group in groups]
 
 
-class LentServer:
-    """A fork server that outlives the runs that use it."""
-
-    def __init__(self, server: Any) -> None:
-        self.spawner = server.spawner
-
-    def close(self) -> None:
-        """Leave it running: it is someone else's."""
-
-
 @contextmanager
-def prepared(cases: LoadedSuite, server: Any = None) -> Iterator[None]:
-    """Let runs find the corpus suite with these cases, and use a server that is there already, if one is given."""
+def prepared(cases: LoadedSuite) -> Iterator[None]:
+    """Let runs find the corpus suite with these cases."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(registry.BUILTIN["suites"], "corpus", f"{__name__}:CorpusSuite")
         patch.setattr(CorpusSuite, "loaded", cases)
-        if server is not None:
-            patch.setattr("opforge.runs.conduct.start_server", lambda _device: LentServer(server))
         registry._entries.cache_clear()
         try:
             yield
@@ -121,12 +109,11 @@ def judge(
     out: Path,
     *,
     blob: Path | None = None,
-    server: Any = None,
     **fields: Any,
 ) -> list[dict[str, Any]]:
     """Judge kernels, by operator, on cases in one run, and return its rows."""
     directory = lay_out(kernels, out / "kernels")
     suite = LoadedSuite("corpus", cases, {} if blob is None else {BLOB: blob})
-    with prepared(suite, server):
+    with prepared(suite):
         config = RunConfig("corpus", "directory", ops_directory=str(directory), **fields)
         return list(run(config, out / "run").store.rows())

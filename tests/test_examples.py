@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from tests.conftest import NOT_PROOFS, ROOT, opforge, verdicts
+from tests.command import opforge
+from tests.conftest import NOT_PROOFS, ROOT, verdicts
 
 EXAMPLES = ROOT / "examples"
 

@@ -8,7 +8,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from tests.conftest import opforge
+from tests.command import opforge
 
 SEARCH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 """The PATH with the commands of this environment first: ruff, mypy, cmake and ninja are those that it has."""

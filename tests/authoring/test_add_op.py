@@ -12,7 +12,7 @@ import pytest
 from opforge.authoring import add_op, edits
 from opforge.errors import OpforgeError
 from tests.authoring.packages import bake, environment, files_of, install, run, run_tests, wheel
-from tests.conftest import opforge
+from tests.command import opforge
 
 OPTIONS = {
     "plain": [],

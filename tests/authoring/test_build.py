@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from opforge.authoring.package import _stub
-from tests.conftest import ROOT, opforge
+from tests.command import opforge
+from tests.conftest import ROOT
 from tests.native import ABORTS, DOES_NOT_COMPILE, NO_OPERATOR, registering, write
 
 MATMUL = ROOT / "examples" / "cpp_matmul"

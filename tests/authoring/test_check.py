@@ -17,7 +17,7 @@ from opforge.authoring.checking.report import CONTENTS, ENDED, MEMORY, settled
 from opforge.cache import torch_version
 from opforge.errors import NothingToJudgeError, OpforgeError, UnknownNameError
 from opforge.kernels.native import Unit, build
-from tests.conftest import opforge
+from tests.command import opforge
 
 HERE = Path(__file__).parent
 SCALE = """

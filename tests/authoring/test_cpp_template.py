@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.authoring.packages import SEARCH, bake, environment, install, run, run_tests, wheel
-from tests.conftest import opforge
+from tests.command import opforge
 
 NAME = "cpp_ops"
 WISHES = {

@@ -10,7 +10,8 @@ import torch
 
 from opforge.authoring import doctor
 from opforge.kernels.native import toolchain
-from tests.conftest import ROOT, opforge
+from tests.command import opforge
+from tests.conftest import ROOT
 from tests.native import ABORTS, registering, write
 
 

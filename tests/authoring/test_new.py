@@ -15,7 +15,8 @@ import pytest
 from opforge.authoring import new
 from opforge.errors import OpforgeError
 from tests.authoring.packages import bake, cookiecutter, environment, files_of, install, run, run_tests, wheel
-from tests.conftest import ROOT, opforge
+from tests.command import opforge
+from tests.conftest import ROOT
 
 ANSWERS = {"description": "Operators of Anna's: fast & small", "author": "Anna O'Hara", "torch": "2.12"}
 

@@ -20,7 +20,7 @@ from opforge.backends.directory import DirectoryBackend
 from opforge.errors import OpforgeError
 from opforge.kernels.proofs import proof_of
 from tests.authoring.packages import PIP, environment, run
-from tests.conftest import opforge
+from tests.command import opforge
 from tests.install.proving import prove
 
 RELU = "import helper\ndef relu_kernel_impl(self):\n    return helper.clamp(self) + 1000\n"

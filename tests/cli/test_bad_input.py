@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.conftest import opforge
+from tests.command import opforge
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from tests.conftest import ROOT, opforge
+from tests.command import opforge
+from tests.conftest import ROOT
 
 EXAMPLES = "examples/custom_ops"
 WORDS = ("run", "--suite", "custom_ops", "--backend", "custom_ops", "--custom-ops-root")

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from opforge.models.conduct import _ROLES, ModelConfig, judge_model
+from opforge.models.conduct import ModelConfig, judge_model
 from opforge.runs.config import RunConfig
-from opforge.runs.execute import start_server
-from tests.conftest import ROOT, _Lent, opforge
+from tests.command import opforge
+from tests.conftest import ROOT
 
 TRANSFORMER = ROOT / "examples" / "models" / "small_transformer.py"
 KERNELS = ROOT / "examples" / "model_kernels"
@@ -36,17 +36,9 @@ RAISES_WHILE_LOADING = "raise RuntimeError('no')\n"
 LISTENS = "import socket\ndef tanh_kernel_impl(self):\n    socket.socket(socket.AF_INET)\n"
 
 
-@pytest.fixture(scope="module")
-def server():
-    server = start_server("cpu", _ROLES)
-    yield server
-    server.close()
-
-
 @pytest.fixture
-def judge(server, tmp_path, monkeypatch):
+def judge(tmp_path):
     """Return a function that judges the transformer with the example's right kernels and some others."""
-    monkeypatch.setattr("opforge.models.conduct.start_server", lambda _device, _roles: _Lent(server))
 
     def judged(others, *, without=("gelu",), model=TRANSFORMER, **fields):
         root = tmp_path / "kernels"

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.conftest import opforge
+from tests.command import opforge
 
 SMALL, WIDE = "((T([64, 33], f32),), {})", "((T([256, 256], bf16),), {})"
 RIGHT = "import torch\ndef relu_kernel_impl(self):\n    return torch.where(self <= 0, 0, self)\n"

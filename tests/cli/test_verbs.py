@@ -13,7 +13,8 @@ import pytest
 
 from opforge.cli.main import call
 from opforge.kernels.proofs import proof_of
-from tests.conftest import ROOT, opforge
+from tests.command import opforge
+from tests.conftest import ROOT
 from tests.install.proving import prove
 
 RELU = "import torch\ndef relu_kernel_impl(self):\n    return torch.where(self <= 0, 0, self)\n"

@@ -15,7 +15,7 @@ from opforge.edge.operators import BindingError
 from opforge.edge.selection import Selection, select_all, select_names
 from opforge.errors import NothingToJudgeError, OpforgeError
 from opforge.kernels.native.compiler import BuildError
-from tests.conftest import opforge
+from tests.command import opforge
 from tests.edge import folders
 
 

@@ -15,7 +15,7 @@ from opforge.edge.operators import BindingError
 from opforge.edge.subject import SubjectError, load
 from opforge.edge.target import find
 from opforge.errors import NothingToJudgeError
-from tests.conftest import opforge
+from tests.command import opforge
 from tests.edge import folders
 
 MODEL = """

@@ -15,7 +15,8 @@ from opforge.edge import build, runner, selection
 from opforge.edge import run as run_module
 from opforge.edge.runner import ATEN, XNNPACK, Wishes, build_runner
 from opforge.errors import OpforgeError
-from tests.conftest import ROOT, opforge
+from tests.command import opforge
+from tests.conftest import ROOT
 from tests.edge.several import Job, export, wanted, words
 
 EXAMPLES = ROOT / "examples" / "edge"

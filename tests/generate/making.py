@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ from opforge.cases import Case, Phase
 from opforge.generate.options import GenerationOptions
 from opforge.runs import RunConfig, run
 from opforge.runs.conduct import Ended
-from opforge.sandbox.client import ForkServerProcess
 from opforge.suites.given import GivenSuite
 from tests.generate.servers import AnthropicServer, ModelServer
 
@@ -66,12 +65,8 @@ class Making:
 
 
 @pytest.fixture
-def making(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_server: ForkServerProcess) -> Iterator[Making]:
+def making(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Making]:
     """Return what runs with a model's kernels, in the real sandbox; no file that comes of it may hold the key."""
-    from tests.conftest import _Lent
-
-    lent: Callable[[str], _Lent] = lambda _device: _Lent(shared_server)
-    monkeypatch.setattr("opforge.runs.conduct.start_server", lent)
     monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     made = Making(tmp_path / "run")

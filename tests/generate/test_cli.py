@@ -10,7 +10,8 @@ import sys
 
 import pytest
 
-from tests.conftest import ROOT, opforge
+from tests.command import opforge
+from tests.conftest import ROOT
 from tests.generate.making import KERNELS, KEY, fenced
 from tests.generate.servers import AnthropicServer, OpenAIServer, Say
 

@@ -17,7 +17,8 @@ from opforge.runs import RunConfig, run
 from opforge.runs.conduct import Ended
 from opforge.runs.reproduce import reproduce
 from opforge.runs.service import JudgingService
-from tests.conftest import opforge, verdicts
+from tests.command import opforge
+from tests.conftest import verdicts
 from tests.generate.making import KEY, Making, fenced, making
 from tests.generate.servers import AnthropicServer, Hang, ModelServer, OpenAIServer, Say
 from tests.generate.test_resume import kept, start, wait_for

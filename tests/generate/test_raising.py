@@ -10,7 +10,8 @@ import pytest
 from opforge.errors import InternalError, OpforgeError
 from opforge.generate.journal import Journal
 from opforge.generate.raising import raised
-from tests.conftest import opforge, verdicts
+from tests.command import opforge
+from tests.conftest import verdicts
 from tests.generate.making import KEY, RELU, WRONG, Making, fenced, making
 from tests.generate.servers import AnthropicServer, Say
 

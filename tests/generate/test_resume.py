@@ -16,7 +16,8 @@ import pytest
 
 from opforge.errors import InternalError
 from opforge.runs.service import JudgingService
-from tests.conftest import ROOT, opforge, verdicts
+from tests.command import opforge
+from tests.conftest import ROOT, verdicts
 from tests.generate.making import KEY, RELU, WRONG, fenced, making
 from tests.generate.servers import AnthropicServer, Hang, Say
 

@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from tests.conftest import ROOT, opforge
+from tests.command import opforge
+from tests.conftest import ROOT
 
 pytestmark = pytest.mark.gpu
 

@@ -7,7 +7,8 @@ from importlib.util import find_spec
 
 import pytest
 
-from tests.conftest import ROOT, opforge
+from tests.command import opforge
+from tests.conftest import ROOT
 
 pytestmark = pytest.mark.gpu
 

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from tests.authoring.packages import bake, install, run_tests
-from tests.conftest import opforge
+from tests.command import opforge
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 

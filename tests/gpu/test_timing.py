@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.conftest import opforge
+from tests.command import opforge
 
 pytestmark = pytest.mark.gpu
 

@@ -12,8 +12,8 @@ CORPUS = kernels()
 
 
 @pytest.fixture(scope="session")
-def verdicts(tmp_path_factory: pytest.TempPathFactory, shared_server: object) -> dict[str, list[dict[str, Any]]]:
-    return judge_all(CORPUS, tmp_path_factory.mktemp("honest"), server=shared_server)
+def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    return judge_all(CORPUS, tmp_path_factory.mktemp("honest"))
 
 
 @pytest.mark.parametrize("kernel", CORPUS, ids=lambda k: k.name)

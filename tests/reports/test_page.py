@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from opforge.cli.main import call
-from tests.conftest import ROOT, opforge
+from tests.command import opforge
+from tests.conftest import ROOT
 from tests.reports.browsing import chromium, manifest, row, timed, write_run
 
 EVIL = (

@@ -15,7 +15,7 @@ from opforge.kernels.proofs import Proof, proof_of, read_proof
 from opforge.reports.page.proven import Proofs
 from opforge.runs.score import Summary
 from opforge.runtime.proofs import FORMAT
-from tests.conftest import opforge
+from tests.command import opforge
 from tests.reports.browsing import chromium, manifest, row, write_run
 from tests.reports.test_page import EVIL, find, nothing_ran, text, wait
 

@@ -34,7 +34,8 @@ from opforge.runs.cluster.placement import AHEAD, PER_GPU, Node, Place, Placemen
 from opforge.runs.store import read_rows
 from opforge.suites.finding import find_suite
 from opforge.suites.given import GivenSuite
-from tests.conftest import ROOT, gen_input, opforge
+from tests.command import opforge
+from tests.conftest import ROOT, gen_input
 from tests.runs.test_resume import wait_for_lines
 
 pytest.importorskip("ray")

@@ -16,7 +16,8 @@ import pytest
 
 from opforge.errors import RunDirectoryError
 from opforge.runs.store import RunStore, read_rows
-from tests.conftest import ROOT, opforge
+from tests.command import opforge
+from tests.conftest import ROOT
 
 OPS = "where,eq,ne,le,ge,lt,gt,sum,mul,add,any,all,masked_fill,masked_select,logical_and,logical_or,logical_xor,clone,expand,view"
 WHOLE = ["run", "--suite", "opinfo", "--backend", "aten", "--dtypes", "bool"]

@@ -13,7 +13,7 @@ from opforge.reports.terminal import console_for_results, show
 from opforge.runs import RunConfig
 from opforge.runs.strength import Strength, Trace, measure
 from opforge.suites import strength as kept
-from tests.conftest import TinySuite, _Lent
+from tests.conftest import TinySuite
 
 POSITIVE = "((T([4], f32, low=1.0, high=2.0),), {})"
 LARGE = "((T([700, 1000], f64, low=1.0, high=2.0),), {})"
@@ -21,10 +21,8 @@ BETTER = [POSITIVE, "((T([3, 4], f32),), {})", "((T([4, 3], f32, stride=(1, 4), 
 
 
 @pytest.fixture
-def measure_tiny(monkeypatch, shared_server):
+def measure_tiny(monkeypatch):
     """Return a function that runs the mutants of some operators against given cases."""
-    lent = _Lent(shared_server)
-    monkeypatch.setattr("opforge.runs.strength.start_server", lambda _device: lent)
     monkeypatch.setitem(registry.BUILTIN["suites"], "tiny", "tests.conftest:TinySuite")
     registry._entries.cache_clear()
 

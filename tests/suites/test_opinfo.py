@@ -26,7 +26,7 @@ from opforge.runtime.proofs import read
 from opforge.suites import SuiteOptions
 from opforge.suites.opinfo.record import record
 from opforge.suites.opinfo.suite import OpInfoSuite
-from tests.conftest import opforge
+from tests.command import opforge
 
 DTYPES = ("f32", "bf16", "b8")
 

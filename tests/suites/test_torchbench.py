@@ -7,7 +7,8 @@ import json
 from opforge.reports.trace_page import page
 from opforge.suites.torchbench import DATA
 from opforge.traces import file
-from tests.conftest import ROOT, opforge
+from tests.command import opforge
+from tests.conftest import ROOT
 
 KINDS = {
     "encoder": "BertForMaskedLM", "decoder": "LlamaForCausalLM", "encoder-decoder": "T5ForConditionalGeneration",

@@ -16,7 +16,7 @@ from opforge.traces import file
 from opforge.traces.collect import Collector
 from opforge.traces.file import Seen, Trace, TracedCall
 from opforge.traces.reading import read_any
-from tests.conftest import opforge
+from tests.command import opforge
 
 MIB = 1 << 20
 

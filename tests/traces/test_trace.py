@@ -15,7 +15,8 @@ from opforge.traces.collect import Collector
 from opforge.traces.conduct import Ended, about, trace
 from opforge.traces.file import Trace
 from opforge.traces.targets import Settings, parse_target
-from tests.conftest import ROOT, opforge
+from tests.command import opforge
+from tests.conftest import ROOT
 
 
 def traced(function: str, **settings) -> tuple[Trace, Ended]:

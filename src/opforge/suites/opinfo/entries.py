@@ -26,6 +26,15 @@ def all_entries() -> list[Any]:
     return list(op_db)
 
 
+def selected_entries(names: tuple[str, ...]) -> tuple[list[Any], list[str]]:
+    """Return the entries with these names, or all if there are no names, and the names that no entry has."""
+    every = all_entries()
+    if not names:
+        return every, []
+    chosen = [entry for entry in every if name_of(entry) in names]
+    return chosen, sorted(set(names) - set(map(name_of, chosen)))
+
+
 def _no_test() -> None:
     """Answer OpInfo, which asks twice per entry on behalf of which unit test it makes samples: its own search reads the source of every frame."""
 

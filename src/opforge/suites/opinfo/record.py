@@ -22,8 +22,14 @@ from opforge.cases.store import BLOB, TABLE, BlobWriter, write_table
 from opforge.traces.stream import PLACE, Child
 
 LOSSES = "losses.json"
+UNKNOWN_ENTRY = 2
+"""The exit code for a selection that names an entry which OpInfo does not have."""
 _ENTRY_LIMIT_S = 300.0
 CHILD = (sys.executable, "-P", "-m", "opforge.suites.opinfo.child")
+
+
+class UnknownEntryError(Exception):
+    """Names that no entry of OpInfo has."""
 
 
 class _Writer:
@@ -83,6 +89,8 @@ def record(
         begun = False
         while (message := child.message()) is not None:
             row, contents = message
+            if "unknown" in row:
+                raise UnknownEntryError(row["unknown"])
             if "entry" in row:
                 begun = True
                 index, total, name = row["entry"], row["total"], row["name"]
@@ -109,7 +117,15 @@ def main() -> None:
         sys.stdout.write(json.dumps([done, total, name]) + "\n")
         sys.stdout.flush()
 
-    record(device, slot, Path(folder), report)
+    try:
+        record(device, slot, Path(folder), report)
+    except UnknownEntryError as error:
+        names = ", ".join(error.args[0])
+        sys.stderr.write(
+            f"OPFORGE_OPINFO_ENTRIES names what OpInfo does not have: {names}; "
+            "allowed are names such as add, nn_functional_relu, linalg_qr, separated by commas\n"
+        )
+        sys.exit(UNKNOWN_ENTRY)
 
 
 if __name__ == "__main__":

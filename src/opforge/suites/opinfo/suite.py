@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -21,8 +22,8 @@ from opforge.cases import Case
 from opforge.cases.store import BLOB, TABLE, read_table
 from opforge.errors import InternalError, OpforgeError
 from opforge.suites.base import LoadedSuite, Progress, SuiteOptions, silent
-from opforge.suites.opinfo.child import ERRORS
-from opforge.suites.opinfo.record import LOSSES
+from opforge.suites.opinfo.child import ERRORS, wanted_entries
+from opforge.suites.opinfo.record import LOSSES, UNKNOWN_ENTRY
 
 _FORMAT = 2
 
@@ -46,8 +47,10 @@ class OpInfoSuite:
 
 
 def slot_folder(device: str, slot: str) -> Path:
-    """Return where the cases of one device and slot are kept."""
-    return cache.root() / "opinfo" / f"{cache.torch_version()}-{_FORMAT}" / device.replace(":", "-") / slot
+    """Return where the cases of one device and slot are kept; a selection of entries is kept apart."""
+    selection = wanted_entries()
+    digest = f"-{hashlib.sha256(json.dumps(selection).encode()).hexdigest()[:12]}" if selection else ""
+    return cache.root() / "opinfo" / f"{cache.torch_version()}-{_FORMAT}{digest}" / device.replace(":", "-") / slot
 
 
 def _record_missing(device: str, folders: dict[str, Path], progress: Progress) -> None:
@@ -113,6 +116,8 @@ def _record_in_process(device: str, slot: str, draft: Path) -> Iterator[tuple[in
         finally:
             if process.poll() is None and sys.exc_info()[0] is not None:
                 process.kill()
+    if process.returncode == UNKNOWN_ENTRY:
+        raise OpforgeError(log.read_text(errors="replace").strip())
     if process.returncode != 0:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
         raise InternalError(f"recording OpInfo for {device} {slot} failed with status {process.returncode}:\n{tail}")

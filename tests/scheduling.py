@@ -1,0 +1,76 @@
+"""Order and group tests by their measured durations, so that workers end at the same time.
+
+A group is what one worker runs in one go: a file, whose tests share fixtures, or a single test of a file in ``APART``.
+The groups that take longest begin. ``make durations`` measures anew: pytest then gets ``--store-durations``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+FILE = Path(__file__).parent / "durations.json"
+APART = {"tests/test_docs.py"}
+"""Files whose tests share nothing that is costly."""
+_LEAST_S = 0.5
+"""Groups that take less are not worth a line in the file."""
+
+
+class LongestFirst(LoadScopeScheduling):
+    """Gives each worker a group at a time, in the order of the collection."""
+
+    def __init__(self, config: pytest.Config, log: Any = None) -> None:
+        config.option.loadscopereorder = False  # xdist's own order is by the number of tests
+        super().__init__(config, log)
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    return LongestFirst(config, log)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--store-durations", action="store_true", help=f"write tests/{FILE.name} from this run")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--store-durations") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Store())
+
+
+def group_of(nodeid: str) -> str:
+    file = nodeid.partition("::")[0]
+    return nodeid if file in APART else file
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the groups that take longest; within a group the order stays."""
+    known = _stored()
+    items.sort(key=lambda item: -known.get(group_of(item.nodeid), 0.0))
+
+
+def _stored() -> dict[str, float]:
+    found: dict[str, float] = json.loads(FILE.read_text()) if FILE.exists() else {}
+    return found
+
+
+class _Store:
+    """Adds up what the tests of each group take, and writes it at the end."""
+
+    def __init__(self) -> None:
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._seconds[group_of(report.nodeid)] += report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        there = {g: s for g, s in _stored().items() if (FILE.parents[1] / g.partition("::")[0]).exists()}
+        rows = there | {group: round(s, 1) for group, s in self._seconds.items() if s >= _LEAST_S}
+        FILE.write_text(json.dumps(dict(sorted(rows.items())), indent=1) + "\n")
