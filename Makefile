@@ -1,10 +1,12 @@
-# make demo: set up and judge the example kernels.   make test: set up and run the tests.
+# make demo: set up and judge the example kernels.   make test: set up and run the quick tests.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+JOBS ?= 2
+PYTEST = $(BIN)/python -m pytest
 
-.PHONY: setup browser demo test test-gpu lint bench clean
+.PHONY: setup browser demo test test-slow test-all durations test-gpu lint bench clean
 
 setup: $(STAMP)
 
@@ -25,8 +27,20 @@ browser:
 demo: setup
 	PATH=$(abspath $(BIN)):$$PATH sh examples/demo.sh
 
+# The quick set: every feature once, all exploits. On two cores it takes minutes.
 test: setup browser
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu"
+	$(PYTEST) -n $(JOBS) -m "not gpu and not slow"
+
+# The rest: whole corpora, all of OpInfo, pages and packages that compile, wheels in new environments, clusters.
+test-slow: setup browser
+	$(PYTEST) -n $(JOBS) -m "slow and not gpu"
+
+test-all: test test-slow
+
+# Measure how long the tests take, by which they are ordered: commit tests/durations.json afterwards.
+durations: setup browser
+	$(PYTEST) -n $(JOBS) -m "not gpu and not slow" --store-durations
+	$(PYTEST) -n $(JOBS) -m "slow and not gpu" --store-durations
 
 # On a machine with a GPU, with the packages it has: PYTHONPATH=src python3 -m pytest -m gpu
 test-gpu:

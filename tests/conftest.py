@@ -52,6 +52,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         os.environ["OPFORGE_OPINFO_ENTRIES"] = ",".join(ENTRIES)
 
 
+def slow(*values: Any, **options: Any) -> Any:
+    """Return the parameters of a test that runs in the slow set."""
+    return pytest.param(*values, marks=pytest.mark.slow, **options)
+
+
 class TinySuite:
     """A few cases of each of some operators."""
 

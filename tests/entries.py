@@ -2,7 +2,7 @@
 
 ENTRIES = (
     # pointwise: unary, binary, ternary, comparisons, bits, complex
-    "abs", "add", "sub", "mul", "div_no_rounding_mode", "exp", "frac", "square", "neg", "sigmoid", "tanh", "clamp",
+    "abs", "asin", "add", "sub", "mul", "div_no_rounding_mode", "exp", "frac", "square", "neg", "sigmoid", "tanh", "clamp",
     "isinf", "nan_to_num", "where", "maximum", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or",
     "logical_xor", "bitwise_and", "bitwise_not", "complex", "nn_functional_relu", "nn_functional_silu",
     "nn_functional_gelu", "masked_fill",

@@ -50,14 +50,24 @@ def group_of(nodeid: str) -> str:
     return nodeid if file in APART else file
 
 
+@pytest.hookimpl(trylast=True)  # when the tests that are not wanted are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the groups that take longest; within a group the order stays."""
     known = _stored()
-    items.sort(key=lambda item: -known.get(group_of(item.nodeid), 0.0))
+    sets = {(group_of(item.nodeid), _set_of(item.get_closest_marker("slow"))) for item in items}
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for group, which in sets:
+        seconds[group] += known[which].get(group, 0.0)
+    items.sort(key=lambda item: -seconds[group_of(item.nodeid)])
 
 
-def _stored() -> dict[str, float]:
-    found: dict[str, float] = json.loads(FILE.read_text()) if FILE.exists() else {}
+def _set_of(slow: object) -> str:
+    return "slow" if slow else "quick"
+
+
+def _stored() -> dict[str, dict[str, float]]:
+    """Return seconds by set and group."""
+    found: dict[str, dict[str, float]] = json.loads(FILE.read_text()) if FILE.exists() else {"quick": {}, "slow": {}}
     return found
 
 
@@ -65,12 +75,15 @@ class _Store:
     """Adds up what the tests of each group take, and writes it at the end."""
 
     def __init__(self) -> None:
-        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._seconds: dict[str, defaultdict[str, float]] = {"quick": defaultdict(float), "slow": defaultdict(float)}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._seconds[group_of(report.nodeid)] += report.duration
+        self._seconds[_set_of("slow" in report.keywords)][group_of(report.nodeid)] += report.duration
 
     def pytest_sessionfinish(self) -> None:
-        there = {g: s for g, s in _stored().items() if (FILE.parents[1] / g.partition("::")[0]).exists()}
-        rows = there | {group: round(s, 1) for group, s in self._seconds.items() if s >= _LEAST_S}
-        FILE.write_text(json.dumps(dict(sorted(rows.items())), indent=1) + "\n")
+        known = _stored()
+        for which, measured in self._seconds.items():
+            if measured:  # a run of one set leaves the other's durations as they are
+                rows = {group: round(s, 1) for group, s in measured.items() if s >= _LEAST_S}
+                known[which] = dict(sorted(rows.items()))
+        FILE.write_text(json.dumps(known, indent=1) + "\n")

@@ -91,6 +91,7 @@ def pull_request(tmp_path: Path):
     return make
 
 
+@pytest.mark.slow
 def test_a_wrong_kernel_makes_the_pull_request_red(pull_request, tmp_path):
     run = pull_request(WRONG)
     done = run("Judge the base branch")

@@ -13,6 +13,7 @@ from opforge.authoring import add_op, edits
 from opforge.errors import OpforgeError
 from tests.authoring.packages import bake, environment, files_of, install, run, run_tests, wheel
 from tests.command import opforge
+from tests.conftest import slow
 
 OPTIONS = {
     "plain": [],
@@ -58,8 +59,9 @@ def add(package, name, *options):
     return opforge("add-op", name, *options, "--package", str(package))
 
 
-def test_what_was_added_works_at_once(full, installed):
-    names = [f"tests/test_{name}.py" for name in (*OPTIONS, "package")]
+@pytest.mark.parametrize("ops", [("everything_", "swiglu", "package"), slow((*OPTIONS, "package"))])
+def test_what_was_added_works_at_once(ops, full, installed):
+    names = [f"tests/test_{name}.py" for name in ops]
     printed = run_tests(full, installed, "-n0", *names)
     assert " passed" in printed
     assert "skipped" not in printed
@@ -71,6 +73,7 @@ def test_what_was_added_is_tidy(full):
     run("mypy", cwd=full)
 
 
+@pytest.mark.slow
 def test_kernels_are_compiled_and_traced_as_on_a_gpu(installed, tmp_path):
     script = Path(__file__).with_name("as_on_gpu.py")
     printed = run(sys.executable, script, "more_ops", path=installed, TRITON_CACHE_DIR=str(tmp_path))
@@ -87,6 +90,7 @@ def test_kernels_are_compiled_and_traced_as_on_a_gpu(installed, tmp_path):
     assert len(traced) == 2 * (len(OPTIONS) + 4)
 
 
+@pytest.mark.slow
 def test_a_wheel_has_what_was_added(full, tmp_path):
     python = environment(tmp_path / "environment", wheel(full, tmp_path))
     code = (

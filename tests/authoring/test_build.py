@@ -93,6 +93,7 @@ except RuntimeError as error:
     assert "3x3 and 2x3 do not go together" in done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_stubs_are_what_a_type_checker_reads(matmul, tmp_path):
     out, _ = matmul
     use = write(
@@ -136,6 +137,7 @@ def test_a_clash_is_found_before_anything_is_built(tmp_path):
     assert not (tmp_path / "libs" / "build").exists()
 
 
+@pytest.mark.slow
 def test_a_package_does_not_end_the_process_that_has_its_namespace(tmp_path):
     """Build two libraries of one namespace by themselves, and import both: plain torch would end the process."""
     for name in ("one", "two"):

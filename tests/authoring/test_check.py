@@ -18,6 +18,7 @@ from opforge.cache import torch_version
 from opforge.errors import NothingToJudgeError, OpforgeError, UnknownNameError
 from opforge.kernels.native import Unit, build
 from tests.command import opforge
+from tests.conftest import slow
 
 HERE = Path(__file__).parent
 SCALE = """
@@ -63,7 +64,7 @@ def holds(operator: Operator, expected: str, words: str, fix: str, consequences:
 # ── right operators ────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("file", ["python_ops.py", "triton_ops.py"])
+@pytest.mark.parametrize("file", ["python_ops.py", slow("triton_ops.py")])
 def test_right_operators_pass(file):
     report = check(HERE / "right" / file)
     assert {operator.name: operator.verdict for operator in report.operators} == {
@@ -111,6 +112,7 @@ def native_package(folder: Path, source: str) -> Path:
     return package
 
 
+@pytest.mark.slow
 def test_a_library_in_c_plus_plus(tmp_path):
     (operator,) = check(native_package(tmp_path, SCALE.replace("PAST_THE_END", "0"))).operators
     assert operator.verdict == "passed", said(operator)
@@ -315,6 +317,7 @@ def test_inputs_that_a_package_declares(tmp_path):
     assert operator.calls == ("(f32[4, 8], 'down')",)
 
 
+@pytest.mark.slow
 def test_inputs_of_a_file_that_are_not_taken(tmp_path):
     (tmp_path / "mine.py").write_text(INPUTS.format(name="wrong_inputs").replace("'down'", "'up'"))
     folder = package(tmp_path, "wrong_inputs", ONLY_MATRIX.format(name="wrong_inputs"))
@@ -323,6 +326,7 @@ def test_inputs_of_a_file_that_are_not_taken(tmp_path):
     assert "raises on a call of mine.py" in operator.unsupported
 
 
+@pytest.mark.slow
 def test_an_operator_of_torch_by_name_where_the_cache_is_broken(tmp_path, monkeypatch):
     monkeypatch.setenv("OPFORGE_CACHE", str(tmp_path))
     kept = tmp_path / "checking" / f"modules-{torch_version()}.json"
@@ -335,6 +339,7 @@ def test_an_operator_of_torch_by_name_where_the_cache_is_broken(tmp_path, monkey
     assert modules != sorted(modules), "as they were imported: in another order some are refused"
 
 
+@pytest.mark.slow
 def test_an_operator_by_name_with_what_registers_it(tmp_path):
     folder = package(
         tmp_path, "by_name", ONLY_MATRIX.format(name="by_name"), opforge_inputs=INPUTS.format(name="by_name")
@@ -420,6 +425,7 @@ def public(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_public_package(public, monkeypatch):
     """Its matrix product has no gradient, which opcheck says too; its quantisation is right; one kernel has no definition."""
     monkeypatch.setenv("PYTHONPATH", str(public), prepend=os.pathsep)

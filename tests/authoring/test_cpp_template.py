@@ -23,7 +23,7 @@ WISHES = {
     "all_": ("--mutates", "--outputs", "2", "--optional", "bias", "--optional", "shift"),
 }
 NVCC = shutil.which("nvcc")
-pytestmark = pytest.mark.timeout(900)  # compilers, on a machine that may be busy
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # compilers, on a machine that may be busy
 
 
 def add_op(project, name):

@@ -129,6 +129,7 @@ def test_a_name_must_be_given():
     assert "a name for the package is missing: opforge new NAME" in done.stderr
 
 
+@pytest.mark.slow
 def test_what_pip_compiled_of_the_template_is_left_out(tmp_path):
     template = tmp_path / "template"
     shutil.copytree(new.TEMPLATE, template)
@@ -193,6 +194,7 @@ def test_what_it_makes_is_tidy(project):
     run("mypy", cwd=project)
 
 
+@pytest.mark.slow
 def test_its_tests_pass_without_a_gpu(project, installed):
     printed = run_tests(project, installed, "-n0")
     assert " passed" in printed
@@ -211,6 +213,7 @@ print(fine_ops.__file__)
 """
 
 
+@pytest.mark.slow
 def test_its_wheel_works_elsewhere(project, tmp_path):
     made = wheel(project, tmp_path)
     assert made.name == "fine_ops-0.1.0-py3-none-any.whl"
@@ -223,6 +226,7 @@ def test_its_wheel_works_elsewhere(project, tmp_path):
     assert "triton; sys_platform" in needs
 
 
+@pytest.mark.slow
 def test_without_gpu_and_interpreter_it_says_what_to_do(installed):
     code = "import torch, fine_ops\ntry:\n    fine_ops.swiglu(torch.ones(2), torch.ones(2))\nexcept RuntimeError as error:\n    print(error)"
     assert "set TRITON_INTERPRET=1 in the environment before fine_ops is imported" in run(
@@ -230,6 +234,7 @@ def test_without_gpu_and_interpreter_it_says_what_to_do(installed):
     )
 
 
+@pytest.mark.slow
 def test_its_benchmark_runs(project, installed):
     words = ("--device", "cpu", "--rows", "2", "--size", "8", "--seconds", "0.01", "--eager")
     printed = run(sys.executable, project / "benchmarks" / "bench.py", *words, path=installed)

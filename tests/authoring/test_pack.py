@@ -21,6 +21,7 @@ from opforge.errors import OpforgeError
 from opforge.kernels.proofs import proof_of
 from tests.authoring.packages import PIP, environment, run
 from tests.command import opforge
+from tests.conftest import slow
 from tests.install.proving import prove
 
 RELU = "import helper\ndef relu_kernel_impl(self):\n    return helper.clamp(self) + 1000\n"
@@ -217,6 +218,7 @@ def test_the_license_of_an_installed_opforge_is_found(tmp_path, monkeypatch):
     assert _license() == "as installed"
 
 
+@pytest.mark.slow
 def test_kernels_of_several_files_and_of_the_same_file_names_run_from_a_package(installed):
     code = (
         "import torch; x = torch.ones(2); print([getattr(torch, n)(x)[0].item() for n in ('relu', 'tanh', 'sigmoid')])"
@@ -228,6 +230,7 @@ def test_kernels_of_several_files_and_of_the_same_file_names_run_from_a_package(
 
 
 @pytest.mark.parametrize("strict", [[], ["-W", "error"]])
+@pytest.mark.slow
 def test_importing_torch_goes_on_where_a_kernels_file_ends_the_program(installed, strict):
     settings = {"OPFORGE_BACKEND": "rich_backend", "OPFORGE_POLICY": "all", "QUIT": "1"}
     code = "import torch; x = torch.ones(1); print(x.exp() < 3, x.relu().item())"
@@ -239,10 +242,10 @@ def test_importing_torch_goes_on_where_a_kernels_file_ends_the_program(installed
     ("name", "text", "words"),
     [
         ("relu_implementation_2.py", "# edited\n", "relu_implementation_2.py has changed since it was packed"),
-        ("parts/deep.py", "def more(x, y):\n    return x\n", "deep.py has changed since it was packed"),
-        ("data/mark.json", "7", "mark.json has changed since it was packed"),
-        ("data/mark.json", None, "mark.json has gone since it was packed"),
-        ("parts.py", "", "parts.py has come since it was packed"),
+        slow("parts/deep.py", "def more(x, y):\n    return x\n", "deep.py has changed since it was packed"),
+        slow("data/mark.json", "7", "mark.json has changed since it was packed"),
+        slow("data/mark.json", None, "mark.json has gone since it was packed"),
+        slow("parts.py", "", "parts.py has come since it was packed"),
     ],
 )
 def test_a_proof_is_void_where_an_installed_package_was_edited(installed, name, text, words):

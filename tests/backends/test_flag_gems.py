@@ -76,6 +76,7 @@ def site(tmp_path, monkeypatch):
     sys.modules.pop("flag_gems", None)
 
 
+@pytest.mark.slow
 def test_operators_come_from_the_packages_own_list(site):
     site(PACKAGE)
     backend = FlagGemsBackend(BackendOptions())
@@ -116,6 +117,7 @@ def test_a_list_that_cannot_be_read_is_not_called_a_package_that_cannot_be_impor
     assert "cannot be imported" not in str(raised.value)
 
 
+@pytest.mark.slow
 def test_a_kernels_digest_follows_every_source_of_the_package(site, tmp_path):
     site(PACKAGE)
     inner = tmp_path / "flag_gems" / "ops"

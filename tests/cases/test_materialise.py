@@ -26,6 +26,7 @@ print(h.hexdigest())
 """
 
 
+@pytest.mark.slow
 def test_seeded_tensors_are_the_same_in_any_process():
     first, second = (
         subprocess.run([sys.executable, "-c", DIGEST], capture_output=True, text=True, check=True).stdout

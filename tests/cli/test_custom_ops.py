@@ -15,6 +15,7 @@ EXAMPLES = "examples/custom_ops"
 WORDS = ("run", "--suite", "custom_ops", "--backend", "custom_ops", "--custom-ops-root")
 
 
+@pytest.mark.slow
 def test_the_examples_are_what_they_are_said_to_be(tmp_path):
     done = opforge(*WORDS, EXAMPLES, "--out", str(tmp_path / "run"), "--format", "json")
     assert done.returncode == 1, done.stderr

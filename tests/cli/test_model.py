@@ -11,7 +11,7 @@ import pytest
 
 from opforge.models.conduct import ModelConfig, judge_model
 from opforge.runs.config import RunConfig
-from tests.command import opforge
+from tests.command import opforge, opforge_process
 from tests.conftest import ROOT
 
 TRANSFORMER = ROOT / "examples" / "models" / "small_transformer.py"
@@ -58,6 +58,7 @@ def guilty(report):
     return [row["kernel"].removesuffix("_implementation_1") for row in report["blame"]["guilty"]]
 
 
+@pytest.mark.slow
 def test_the_one_inaccurate_kernel_among_ten_right_ones_is_named(tmp_path):
     assert len(list(KERNELS.iterdir())) == 11
     done = opforge("model", str(TRANSFORMER), "--ops-directory", str(KERNELS), "--train", cwd=tmp_path)
@@ -103,6 +104,7 @@ def test_kernels_that_are_not_hit_or_fall_back_are_counted_with_reasons(judge):
     assert kernels["native_layer_norm_backward"]["calls"] == 0
 
 
+@pytest.mark.slow
 def test_a_kernel_that_is_wrong_only_in_backward(judge):
     report = judge({"gelu_backward": WRONG_BACKWARD}, train=True)
     assert report["verdict"] == "wrong"
@@ -234,9 +236,10 @@ def library(place):
     return {"cwd": place, "PYTHONPATH": f"{place / 'library'}:{ROOT / 'src'}"}
 
 
+@pytest.mark.own_server
 def test_an_architecture_by_name_is_trained_for_a_step(library):
     words = ["--train", "--set", "width=6", "--batch", "2", "--ops-directory", "kernels", "--format", "json"]
-    done = opforge("model", "timm:tiny", *words, **library)
+    done = opforge_process("model", "timm:tiny", *words, **library)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert (report["model"], report["verdict"]) == ("timm:tiny", "passed")
@@ -251,8 +254,9 @@ def test_an_architecture_by_name_is_trained_for_a_step(library):
     assert report["kernels"][0]["ops"] == {"relu.default": 1}
 
 
+@pytest.mark.own_server
 def test_an_architecture_that_there_is_not_is_answered_with_the_nearest(library):
-    done = opforge("model", "timm:tinny", "--ops-directory", "kernels", **library)
+    done = opforge_process("model", "timm:tinny", "--ops-directory", "kernels", **library)
     assert done.returncode == 2
     assert "unknown architecture of timm 'tinny'; did you mean 'tiny'?" in done.stderr
 

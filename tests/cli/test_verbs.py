@@ -13,7 +13,7 @@ import pytest
 
 from opforge.cli.main import call
 from opforge.kernels.proofs import proof_of
-from tests.command import opforge
+from tests.command import opforge, opforge_process
 from tests.conftest import ROOT
 from tests.install.proving import prove
 
@@ -213,6 +213,7 @@ def autoload():
 """
 
 
+@pytest.mark.own_server
 def test_a_backend_that_the_environment_enables_is_not_what_kernels_are_held_against(tmp_path, kernel_directory):
     site = tmp_path / "site"
     (site / "spoiler-1.0.dist-info").mkdir(parents=True)
@@ -222,7 +223,7 @@ def test_a_backend_that_the_environment_enables_is_not_what_kernels_are_held_aga
     wrong = "import torch\ndef relu_kernel_impl(x):\n    return torch.where(x > 0, x, torch.zeros_like(x)) + 7\n"
     root = kernel_directory({"relu": wrong})
     words = ("run", "--suite", "smoke", "--backend", "directory", "--ops-directory", str(root))
-    done = opforge(
+    done = opforge_process(
         *words,
         "--out",
         str(tmp_path / "run"),

@@ -97,6 +97,7 @@ def test_what_the_model_does_not_use_is_said(report):
     assert report["right"] is False
 
 
+@pytest.mark.slow
 def test_a_new_folder_passes_its_own_tests(tmp_path):
     folder = tmp_path / "fresh"
     make_folder(folder, "fresh_ops", ["scale"])

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,6 +25,10 @@ from opforge.edge.toolchain import Product, compile_library
 from opforge.errors import OpforgeError
 from tests.conftest import ROOT
 from tests.edge import folders
+from tests.store import stored
+
+EXPORTS_FROM = (ROOT / "src" / "opforge" / "edge", Path(folders.__file__), Path(__file__).with_name("exporting.py"))
+"""What the programs come from."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +41,18 @@ class Exports:
 
 
 @pytest.fixture(scope="module")
-def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
-    place = tmp_path_factory.mktemp("exports")
+def exports() -> Exports:
+    place = stored("exports", [*EXPORTS_FROM, version("executorch")], _export)
+    return Exports(place, json.loads((place / "said.json").read_text()))
+
+
+def _export(place: Path) -> None:
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     command = [sys.executable, "-W", "ignore", "-m", "tests.edge.exporting", str(place)]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": paths}, cwd=place
     )
     assert done.returncode == 0, done.stderr
-    return Exports(place, json.loads((place / "said.json").read_text()))
 
 
 @pytest.mark.parametrize(

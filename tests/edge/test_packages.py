@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +11,8 @@ import pytest
 
 from opforge.edge import build, selection
 from opforge.edge.runner import build_runner
-from tests.authoring.packages import bake, install, run
+from tests.authoring.packages import stored_package
+from tests.command import opforge
 from tests.edge.several import Job, export, wanted, words
 from tests.edge.test_runner import run as run_program
 
@@ -53,7 +52,7 @@ def two(rows):
     torch.manual_seed(rows)
     return torch.randn(rows, 8), torch.randn(rows, 8)
 """
-CPP, TRITON = "edge_cpp_ops", "edge_triton_ops"
+CPP, TRITON = "cpp_ops", "triton_ops"
 MORE = {"TRITON_INTERPRET": "1"}
 """Without a GPU Triton's kernels are interpreted, here and wherever such a package is exported on the CPU."""
 
@@ -61,10 +60,10 @@ MORE = {"TRITON_INTERPRET": "1"}
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder into which two packages are installed, one of each kind, just as they were made."""
-    work = tmp_path_factory.mktemp("packages")
+    target = tmp_path_factory.mktemp("packages") / "target"
     for name, variant in ((CPP, "cpp"), (TRITON, "triton")):
-        install(bake(work, name, "--variant", variant), work / "target")
-    return work / "target"
+        shutil.copytree(stored_package(name, variant).target, target, dirs_exist_ok=True)
+    return target
 
 
 @pytest.fixture(scope="module")
@@ -98,8 +97,9 @@ def python_path(target: Path) -> str:
 
 
 def take(*arguments: str, target: Path) -> str:
-    command = [sys.executable, "-m", "opforge.cli", "edge", "take", *arguments]
-    return run(*command, PYTHONPATH=python_path(target), **MORE)
+    done = opforge("edge", "take", *arguments, PYTHONPATH=python_path(target), **MORE)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def write_body(path: Path, body: str) -> None:
@@ -119,6 +119,16 @@ def runners(place: Path) -> dict[str, Path]:
     return made
 
 
+def test_a_folder_is_made_of_a_package(target, tmp_path):
+    edge = tmp_path / "edge"
+    said = take(TRITON, "--op", "swiglu", "--op", "row_moments", "-o", str(edge), target=target)
+    assert f"write the kernel in {edge / 'kernels' / 'swiglu.cpp'}" in said
+    entries = {entry.name: entry for entry in build.open_folder(edge).entries}
+    assert set(entries) == {f"{TRITON}::swiglu.out", f"{TRITON}::row_moments.out"}
+    assert "Tensor out0" in (edge / "kernels" / "row_moments.cpp").read_text().replace("& ", " ")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [4, 1, 16])
 @pytest.mark.parametrize(("name", "allowed"), [(CPP, 0.0), (TRITON, 1e-6)])  # NumPy's exp rounds in its own way
 def test_a_package_runs_on_the_device(name, allowed, rows, place, runners, tmp_path):
@@ -133,6 +143,7 @@ def test_a_package_runs_on_the_device(name, allowed, rows, place, runners, tmp_p
         assert np.abs(found - result).max() <= allowed
 
 
+@pytest.mark.slow
 def test_a_kernel_that_is_not_written_says_so(place, runners):
     done = run_program(runners[CPP], *words(place, all_of(place), 4))
     assert done.returncode == 1
@@ -147,9 +158,8 @@ def test_a_kernel_that_is_not_written_says_so(place, runners):
     ],
 )
 def test_what_cannot_be_taken_is_refused(op, said, target, tmp_path):
-    command = [sys.executable, "-m", "opforge.cli", "edge", "take", CPP, "--op", op, "-o", str(tmp_path / "edge")]
-    environment = {**os.environ, "PYTHONPATH": python_path(target)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    words = ("edge", "take", CPP, "--op", op, "-o", str(tmp_path / "edge"))
+    done = opforge(*words, PYTHONPATH=python_path(target))
     assert done.returncode == 2
     assert said in done.stderr
     assert not (tmp_path / "edge").exists()

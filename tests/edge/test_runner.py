@@ -208,6 +208,7 @@ def code_bytes(path):
     return int(done.stdout.splitlines()[1].split()[0])
 
 
+@pytest.mark.slow
 def test_what_is_not_selected_is_not_in_it(one, rich):
     assert own_kernels(rich) == list(build_names())
     assert own_kernels(one.path) == ["rich_ops::affine.out"] == list(one.operators)
@@ -221,6 +222,7 @@ def build_names() -> list[str]:
     return [entry.name for entry in build.open_folder(RICH).entries]
 
 
+@pytest.mark.slow
 def test_a_library_has_the_kernels_that_a_model_needs_and_no_others(place, tmp_path):
     folder = build.open_folder(RICH)
     chosen = selection.select_for_model(folder.entries, place / "affine.pte")
@@ -244,6 +246,7 @@ def test_a_library_has_the_kernels_that_a_model_needs_and_no_others(place, tmp_p
     assert "rich_ops::weighted_sum.out" in str(raised.value)
 
 
+@pytest.mark.slow
 def test_a_model_that_needs_more_is_refused_by_name(one, place):
     done = run(one.path, *words(place, ALL, 4))
     assert done.returncode == 1
@@ -252,6 +255,7 @@ def test_a_model_that_needs_more_is_refused_by_name(one, place):
     assert f"needs kernels that this runner was built without: {missing} build it again for this model" in done.stderr
 
 
+@pytest.mark.slow
 def test_it_can_be_carried_elsewhere(one, place, tmp_path):
     assert one.libraries == ("libexecutorch.so",)
     assert {path.name for path in one.path.parent.iterdir()} == {"runner", "libexecutorch.so"}
@@ -341,6 +345,7 @@ def test_what_is_wrong_is_said(arguments, code, said, wrong, rich):
     assert said in done.stderr
 
 
+@pytest.mark.slow
 def test_the_command_builds_it(one, rich, tmp_path):
     done = opforge(
         "edge", "runner", str(RICH), "--ops", "affine", "--beside", "--compare", "-o", str(tmp_path / "runner")
@@ -370,6 +375,7 @@ def test_the_command_refuses_what_cannot_be(arguments, said):
     assert said in done.stderr
 
 
+@pytest.mark.slow
 def test_a_backend_that_a_program_names_is_linked(place, tmp_path):
     program = tmp_path / "delegated.pte"
     program.write_bytes((place / "mul4.pte").read_bytes() + b"XnnpackBackend")
@@ -377,6 +383,7 @@ def test_a_backend_that_a_program_names_is_linked(place, tmp_path):
     assert runner.libraries_for(program) == (XNNPACK,)
 
 
+@pytest.mark.slow
 def test_a_model_of_other_operators_is_refused_when_it_is_built(place):
     folder = build.open_folder(MUL4)
     with pytest.raises(OpforgeError, match=r"rich.pte needs rich_ops::affine.out"):

@@ -87,6 +87,7 @@ def test_an_honest_attempt_that_is_nearly_right_is_kept_before_a_cheat(making):
     assert "0% right" in json.loads(making.text("relu/winner.json"))["words"]
 
 
+@pytest.mark.slow
 def test_a_hang_is_a_verdict_and_the_next_attempt_goes_on(making):
     with AnthropicServer([Say(fenced(HANG)), Say(fenced(RELU))]) as server:
         assert verdicts(making.run(server)) == RIGHT

@@ -44,6 +44,7 @@ def check(done: subprocess.CompletedProcess[str], out) -> None:
     assert not [path for path in out.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
 
 
+@pytest.mark.slow
 def test_attempts_with_feedback_for_several_operators(tmp_path):
     def answer(seen):
         name = named(seen.body["messages"][0]["content"])

@@ -95,6 +95,7 @@ def kernels(ended: Ended) -> list[str]:
     return [kernel["name"] for kernel in ended.manifest["plan"]["kernels"]]
 
 
+@pytest.mark.slow
 def test_right_at_once_and_judged_again_from_disk(customs, tmp_path):
     customs.write("shrink", gen_input=GEN_INPUT, shrink_reference=REFERENCE, shrink_mine=WRONG)
     with AnthropicServer([Say(fenced(RIGHT))]) as server:
@@ -148,6 +149,7 @@ def test_a_wrong_kernel_is_mended_after_feedback_and_then_made_faster(customs):
     assert reproduce(customs.out, row["id"], customs.out.parent / "one").same
 
 
+@pytest.mark.slow
 def test_an_implementation_taken_for_the_reference_stays_it_where_kernels_land(customs, tmp_path):
     mine = RIGHT.replace("x * (1 / scale)", "divide(x, scale)") + "\n\nfrom helping import divide\n"
     helping = "def divide(x, y):\n    return x / y\n"
@@ -200,6 +202,7 @@ def test_a_reference_that_answers_to_nothing_costs_one_request(customs):
     assert not customs.winners.exists()
 
 
+@pytest.mark.slow
 def test_an_operator_without_cases_for_correctness_is_timed_all_the_same(customs):
     races = RACES.replace(
         "[Test(lambda: torch.randn(5, 3), scale=2.0), Test(lambda: torch.randn(7), scale=-1.0)]", "[]"
@@ -258,6 +261,7 @@ def test_resumed_it_asks_nothing_twice_and_refuses_another_reference(customs, mo
     assert (customs.winners / "shrink" / "gen_input.py").read_text() == GEN_INPUT
 
 
+@pytest.mark.slow
 def test_killed_halfway_and_resumed_no_answered_request_is_sent_twice(tmp_path):
     out, killed = tmp_path / "run", False
     for op in ("shrink", "squeeze"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.conftest import verdicts
 from tests.generate.making import fenced, making
 from tests.generate.servers import AnthropicServer, Say
@@ -10,6 +12,7 @@ from tests.native import RELU
 __all__ = ["making"]
 
 
+@pytest.mark.slow
 def test_a_source_that_does_not_compile_is_mended_after_the_compilers_words(making):
     replies = [fenced(RELU.replace("const int64_t count", "const int64_t cuont"), "cpp"), fenced(RELU, "c++")]
     with AnthropicServer([Say(text) for text in replies]) as server:

@@ -51,6 +51,7 @@ def test_it_goes_on_where_it_was_stopped(making):
     assert not list((making.out / "rejected_kernels").rglob("*.py"))
 
 
+@pytest.mark.slow
 def test_a_right_kernel_that_was_to_become_faster_lies_there_once(making):
     with AnthropicServer([costly(RELU), Say("no more ideas"), Say("none")]) as server:
         assert verdicts(making.run(server, timed=True, timeout_s=30.0, **SMALL)) == PASSED

@@ -15,6 +15,7 @@ NEG = (ROOT / "examples" / "cuda_kernels" / "neg" / "neg_implementation_1.cu").r
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc")
+@pytest.mark.slow
 def test_a_cuda_source_compiles_and_says_why_it_cannot_be_loaded_without_cuda(tmp_path):
     built = native.build(native.Unit.of_file(write(tmp_path / "neg", NEG, "neg_implementation_1.cu")))
     assert built.abi == "stable"

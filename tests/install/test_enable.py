@@ -374,6 +374,7 @@ print([bool((t >= 900).all()) for t in found], bool((torch.relu(torch.ones(1)) >
 """
 
 
+@pytest.mark.slow
 def test_forked_workers_of_a_loader_have_the_kernels(kernels):
     root = kernels({"relu": RELU})
     done = subprocess.run([sys.executable, "-c", LOADER, str(root)], capture_output=True, text=True, check=False)

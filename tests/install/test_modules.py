@@ -195,6 +195,7 @@ def above(x, least):
 """
 
 
+@pytest.mark.slow
 def test_triton_compiles_for_a_gpu_what_is_loaded_so(tmp_path):
     pytest.importorskip("triton", reason="triton is not installed: nothing can be compiled for a GPU")
     (tmp_path / "parts.py").write_text(TRITON_ABOVE)
@@ -236,6 +237,7 @@ print(opforge.enable(sys.argv[1], device="cpu", policy="all").operators == made.
 """
 
 
+@pytest.mark.slow
 def test_a_library_whose_namespace_is_taken_is_refused_and_does_not_end_the_process(tmp_path):
     for name, source in (("one", native.RELU), ("two", native.RELU + "// another one")):
         native.write(tmp_path / name / "relu", source, "relu_implementation_1.cpp")

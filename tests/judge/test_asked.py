@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conftest import by_kernel, gen_input
+from tests.conftest import by_kernel, gen_input, slow
 
 VECTORS = gen_input("Test(lambda: torch.randn(6, 5))", "Test(lambda: torch.randn(12))")
 REPLAYING = """
@@ -66,7 +66,7 @@ def test_a_kernel_in_cpp_is_listed_and_says_that_it_is_not_built(judge_custom):
     [
         ("def twice_reference(x):\n    raise ValueError('odd')\n", "error", "the reference raised ValueError: odd (line 2)"),
         ("import os\ndef twice_reference(x):\n    os._exit(0)\n", "error", "the reference gave no answer to this case: its process exited"),
-        ("import time\ndef twice_reference(x):\n    time.sleep(60)\n", "error", "the reference gave no answer to this case: no answer within 2 s"),
+        slow("import time\ndef twice_reference(x):\n    time.sleep(60)\n", "error", "the reference gave no answer to this case: no answer within 2 s"),
         ("def twice_reference(x):\n    return object()\n", "error", "the reference returned builtins.object, which cannot be compared"),
         ("def twice_reference(:\n", "error", "the reference cannot be loaded: twice_reference.py, line 1: SyntaxError"),
         ("twice_reference = 3\n", "error", "the reference cannot be loaded: twice_reference in twice_reference.py is int"),
@@ -148,6 +148,7 @@ def test_a_reference_with_a_float64_form_is_held_against_it(judge_custom):
     assert all("rtol" not in row and row["aten_error"] == 0.0 for row in rows)
 
 
+@pytest.mark.slow
 def test_an_operator_that_draws_is_judged_by_its_distribution(judge_custom):
     tests = gen_input("Test(lambda: torch.zeros(200))")
     sources = one(

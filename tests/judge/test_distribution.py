@@ -53,6 +53,7 @@ HONEST: list[tuple[str, Draw, Draw]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kernel", "aten"), HONEST, ids=[name for name, _, _ in HONEST])
 def test_false_alarms_come_no_more_often_than_stated(name, kernel, aten):
     torch.manual_seed(7)

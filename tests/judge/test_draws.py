@@ -172,6 +172,7 @@ def source(body: str) -> str:
     return "import torch\n" + textwrap.dedent(body).strip() + "\n"
 
 
+@pytest.mark.slow
 def test_honest_kernels_that_draw_in_another_way_pass(kernel_directory, judge_tiny):
     directory = kernel_directory({op.replace(".", "__"): source(body) for op, (body, _) in HONEST.items()})
     cases = {op: texts for _, given in HONEST.values() for op, texts in given.items()}

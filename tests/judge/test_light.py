@@ -285,6 +285,7 @@ LARGE: list[tuple[str, Callable[[], tuple[Any, ...]]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("op", "make"), LARGE, ids=[f"{n}-{row[0]}" for n, row in enumerate(LARGE)])
 def test_aten_is_never_faster_than_light_here(op, make, here):
     facts = table().get(op)

@@ -66,6 +66,7 @@ def test_damaged_peaks_are_refused(damage):
         Peaks.from_json({**PEAKS.as_json(), **damage})
 
 
+@pytest.mark.slow
 def test_they_are_measured_once_and_again_when_the_file_is_damaged(shared_server, tmp_path, monkeypatch):
     monkeypatch.setenv("OPFORGE_CACHE", str(tmp_path))
     spawner = shared_server.spawner
@@ -82,6 +83,7 @@ def test_they_are_measured_once_and_again_when_the_file_is_damaged(shared_server
     assert known_peaks(spawner, "cpu", anew=True) != again
 
 
+@pytest.mark.slow
 def test_those_of_a_busy_machine_are_measured_again_after_an_hour_and_the_better_kept(
     shared_server, tmp_path, monkeypatch
 ):

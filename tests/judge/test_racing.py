@@ -23,6 +23,7 @@ from opforge.judge.timing import Race
 from opforge.judge.verdict import Finding, Outcome
 from opforge.judge.workers import DeathError, KernelWorker, WorkerConfig
 from opforge.ops import table
+from tests.conftest import slow
 
 CPU = torch.device("cpu")
 UNARY = "((T([64, 64], f32),), {})"
@@ -409,7 +410,9 @@ def test_the_verdict_on_a_wrong_output_of_a_timed_call(ring, monkeypatch, plainl
     assert found.outcome is (Outcome.WRONG if plainly == "wrong" else Outcome.CHEATED)
 
 
-@pytest.mark.parametrize(("text", "first"), [(UNARY, 2), ("((T([2200, 2200], f32),), {})", 1)], ids=["small", "large"])
+@pytest.mark.parametrize(
+    ("text", "first"), [pytest.param(UNARY, 2, id="small"), slow("((T([2200, 2200], f32),), {})", 1, id="large")]
+)
 def test_results_are_judged_in_the_first_rounds_and_in_the_last_whoever_begins(ring, monkeypatch, text, first):
     begin, asked = KernelWorker.begin, []
 

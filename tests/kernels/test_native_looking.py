@@ -34,6 +34,7 @@ def test_what_a_library_adds(shared):
     assert not claims.error
 
 
+@pytest.mark.slow
 def test_libraries_that_end_the_process(tmp_path, shared):
     groups = [
         [built(tmp_path / "a", ABORTS)],
@@ -46,6 +47,7 @@ def test_libraries_that_end_the_process(tmp_path, shared):
     assert both.died
 
 
+@pytest.mark.slow
 def test_a_library_that_hangs_is_ended(tmp_path, monkeypatch):
     waits = "#include <unistd.h>\n__attribute__((constructor)) static void begin() { sleep(300); }\n"
     short = "import opforge.kernels.native.child as c\nc._LIMIT_S = 1.0\nc.main()"
@@ -54,6 +56,7 @@ def test_a_library_that_hangs_is_ended(tmp_path, monkeypatch):
     assert hung.error == "loading it hangs"
 
 
+@pytest.mark.slow
 def test_a_library_that_registers_nothing(tmp_path):
     (nothing,) = native.look([[built(tmp_path / "n", NO_OPERATOR)]])
     assert (nothing.operators, nothing.error) == ({}, "")
@@ -102,11 +105,13 @@ print("alive")
     assert lines[3] == "alive"
 
 
+@pytest.mark.slow
 def test_a_namespace_of_torchs_own_is_taken(tmp_path):
     (look,) = native.look([[built(tmp_path / "p", registering("STABLE_TORCH_LIBRARY", "x", "prims"))]])
     assert look.died
 
 
+@pytest.mark.slow
 def test_no_library(tmp_path):
     with pytest.raises(OpforgeError, match="there is no library"):
         native.look([[tmp_path / "nothing.so"]])
@@ -115,6 +120,7 @@ def test_no_library(tmp_path):
     assert "no shared library of this machine" in look.error
 
 
+@pytest.mark.slow
 def test_built_for_another_python_or_torch(tmp_path):
     of_python = 'extern "C" int PyOld_Function();\nint call() { return PyOld_Function(); }\n'
     of_torch = "namespace c10 { void gone(); }\nvoid call() { c10::gone(); }\n"

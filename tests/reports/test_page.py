@@ -102,6 +102,7 @@ def nothing_ran(browser: Any) -> None:
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
 
 
+@pytest.mark.slow
 def test_rows_are_sorted_and_only_those_in_sight_are_there(look, many):
     browser = look(many)
     assert names(browser)[:2] == ["op000.default", "op010.default"]  # what is not right comes first

@@ -249,6 +249,7 @@ def test_the_page_follows_a_run(serve, run, tmp_path):
         assert browser.execute_script("return window.violations") == []
 
 
+@pytest.mark.slow
 def test_an_operator_that_is_open_follows_the_run(serve, run, tmp_path):
     kernel = tmp_path / "b.py"
     kernel.write_text("def b_kernel_impl(self): ...")

@@ -10,7 +10,7 @@ from opforge.errors import NothingToJudgeError, RunDirectoryError
 from opforge.reports.files import write_all
 from opforge.runs import RunConfig, run
 from opforge.runs.speed import Ratio, over
-from tests.conftest import by_kernel, gen_input
+from tests.conftest import by_kernel, gen_input, slow
 
 FILES = {
     "gen_input.py": gen_input("Test(lambda: torch.randn(6))", "Test(lambda: torch.randn(3, 2))", performance="Test(lambda: torch.randn(20000))"),
@@ -43,6 +43,7 @@ def test_every_kernel_is_judged_on_every_case_and_compared(judge_custom, tmp_pat
     assert [line.split(",")[:2] for line in table[1:]] == [["twice", f"twice__{n}"] for n in ("add", "slow", "wrong")]
 
 
+@pytest.mark.slow
 def test_a_broken_off_run_goes_on_with_the_cases_that_it_has(judge_custom, tmp_path):
     chance = "Test(lambda: torch.frombuffer(bytearray(__import__('os').urandom(24)), dtype=torch.uint8).float())"
     sources = {"twice": {**FILES, "gen_input.py": gen_input(*[chance] * 3)}}
@@ -56,7 +57,7 @@ def test_a_broken_off_run_goes_on_with_the_cases_that_it_has(judge_custom, tmp_p
     assert len({(row["kernel"], row["id"], row["phase"]) for row in rows}) == len(rows) == 9
 
 
-@pytest.mark.parametrize("file", ["gen_input.py", "twice_reference.py", "twice_add.py"])
+@pytest.mark.parametrize("file", ["gen_input.py", slow("twice_reference.py"), slow("twice_add.py")])
 def test_a_run_does_not_go_on_when_what_it_rests_on_has_changed(judge_custom, tmp_path, file):
     ended = judge_custom({"twice": FILES})
     source = tmp_path / "custom" / "twice" / file
@@ -119,6 +120,7 @@ STABLE_TORCH_LIBRARY_IMPL(OPFORGE_NAMESPACE, CPU, m) { m.impl("twice_kernel_impl
 """
 
 
+@pytest.mark.slow
 def test_implementations_in_cpp_are_judged_and_stand_in_for_a_reference_like_others(judge_custom):
     tests = gen_input("Test(lambda: torch.randn(6))")
     files = {

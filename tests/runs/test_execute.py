@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from itertools import groupby
 
+import pytest
+
 from opforge.backends.directory import DirectoryBackend
 from opforge.cases import Case, Phase
 from opforge.runs import RunConfig, run
@@ -74,6 +76,7 @@ ON_GPUS = """
 """
 
 
+@pytest.mark.slow
 def test_on_two_gpus_each_times_one_kernel_at_a_time(kernel_directory, tmp_path, monkeypatch):
     monkeypatch.setattr(ThisMachine, "_gpus", lambda _self: ["3", "5"])
     diary = tmp_path / "diary"

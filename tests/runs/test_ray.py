@@ -177,6 +177,7 @@ def test_the_verdicts_are_those_of_a_single_machine(nodes, kernel_directory, tmp
     assert_one_at_a_time(record, lambda task: task["node"])
 
 
+@pytest.mark.slow
 def test_references_and_stored_tensors_are_shipped(nodes, custom_root, tmp_path):
     root = custom_root({
         "double": {
@@ -197,6 +198,7 @@ def test_references_and_stored_tensors_are_shipped(nodes, custom_root, tmp_path)
     assert len(list((nodes.cache / "shipped" / "blobs").glob("*.safetensors"))) == 1
 
 
+@pytest.mark.slow
 def test_a_kernel_that_kills_its_ray_worker_is_tried_three_times(nodes, kernel_directory, tmp_path):
     root = kernel_directory({"neg": KILLS, "abs": HONEST.format(op="abs", body=BODIES["abs"])})
     suite = GivenSuite([*cases("abs", 3, timed=True), *cases("neg", 3, timed=True)])
@@ -207,6 +209,7 @@ def test_a_kernel_that_kills_its_ray_worker_is_tried_three_times(nodes, kernel_d
     assert ends == {("neg_implementation_1", "lost"): MOST_LOSSES, ("abs_implementation_1", "done"): 2}
 
 
+@pytest.mark.slow
 def test_a_lost_node_loses_no_case_and_judges_none_twice(nodes, kernel_directory, tmp_path, monkeypatch):
     flows: list[Flow] = []
     take = Flow._take
@@ -236,6 +239,7 @@ class FakeGpus(RayCluster):
         super().__init__(config, server, Placement(gpu=True))
 
 
+@pytest.mark.slow
 def test_no_two_timings_share_a_gpu(nodes, kernel_directory, tmp_path, monkeypatch):
     monkeypatch.setitem(registry.BUILTIN["executors"], "ray", f"{__name__}:FakeGpus")
     registry._entries.cache_clear()
@@ -269,6 +273,7 @@ def test_places_by_kind_of_device():
     assert gpu.place(every, Phase.CORRECTNESS, Counter(), "c") == Place(1.0, 1.0 / PER_GPU, "c")
 
 
+@pytest.mark.slow
 def test_other_versions_on_a_node_are_named(nodes, monkeypatch, kernel_directory, tmp_path):
     ours = {**joining.versions(), "torch": "2.99.0"}
     monkeypatch.setattr(cluster_executor, "versions", lambda: ours)
@@ -324,6 +329,7 @@ def test_an_address_without_ray_and_a_device_with_it():
         RayCluster(RunConfig("smoke", "aten", device="cuda:1", **on_ray()))
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_nothing_running_and_the_rest_is_judged_without_ray(tmp_path, custom_root):
     slow = """
         import os, time

@@ -17,7 +17,7 @@ import pytest
 from opforge.errors import RunDirectoryError
 from opforge.runs.store import RunStore, read_rows
 from tests.command import opforge
-from tests.conftest import ROOT
+from tests.conftest import ROOT, slow
 
 OPS = "where,eq,ne,le,ge,lt,gt,sum,mul,add,any,all,masked_fill,masked_select,logical_and,logical_or,logical_xor,clone,expand,view"
 WHOLE = ["run", "--suite", "opinfo", "--backend", "aten", "--dtypes", "bool"]
@@ -51,7 +51,7 @@ def recorded():
 def test_kill_halfway_then_resume_loses_nothing_and_judges_nothing_twice(tmp_path):
     out = tmp_path / "run"
     process = start(out)
-    wait_for_lines(out / "results.jsonl", 500, process)
+    wait_for_lines(out / "results.jsonl", 100, process)
     process.send_signal(signal.SIGKILL)
     process.wait()
     with (out / "results.jsonl").open("a") as handle:
@@ -69,7 +69,7 @@ def test_kill_halfway_then_resume_loses_nothing_and_judges_nothing_twice(tmp_pat
     assert json.loads(done.stdout)["scores"]["cases"] == planned
 
 
-@pytest.mark.parametrize(("ending", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("ending", "code"), [slow(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupt_keeps_what_was_judged_and_says_how_to_go_on(tmp_path, ending, code):
     out = tmp_path / "run"
     command = [sys.executable, "-m", "opforge.cli", *WORDS, "--out", str(out)]
@@ -92,6 +92,7 @@ def test_an_interrupt_keeps_what_was_judged_and_says_how_to_go_on(tmp_path, endi
     assert opforge("run", "--resume", str(out)).returncode == 0
 
 
+@pytest.mark.slow
 def test_two_runs_into_one_folder_the_second_refuses(tmp_path):
     out = tmp_path / "run"
     process = start(out, WHOLE)

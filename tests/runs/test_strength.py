@@ -94,12 +94,14 @@ def test_the_way_in_which_mutants_are_made_is_not_what_kills_them(measure_tiny, 
     }
 
 
+@pytest.mark.slow
 def test_the_first_rejection_is_enough(measure_tiny):
     strength = measure_tiny({"relu.default": [LARGE.replace("700", str(n)) for n in range(700, 704)]})
     assert strength.traces["relu.default", "zeros"].passed == 0
     assert strength.traces["relu.default", "identity"].passed == 4
 
 
+@pytest.mark.slow
 def test_timed_cases_do_not_count(measure_tiny):
     strength = measure_tiny({"relu.default": [LARGE]}, performance=True)
     assert strength.traces["relu.default", "identity"].passed == 1

@@ -65,6 +65,7 @@ def test_a_worker_ends_when_its_channel_is_closed(spawner):
     os.close(waiter)
 
 
+@pytest.mark.own_server
 def test_the_server_takes_all_with_it():
     server = start_server("cpu")
     pid, channel = new_worker(server.spawner)
@@ -74,6 +75,17 @@ def test_the_server_takes_all_with_it():
 
     assert select.select([waiter], [], [], 10)[0]
     os.close(waiter)
+    channel.close()
+
+
+@pytest.mark.own_server
+def test_what_libraries_of_its_processes_print_is_not_on_stdout():
+    """A command's stdout is for its results: oneDNN, for one, writes remarks of its own there."""
+    server = start_server("cpu")
+    pid, channel = new_worker(server.spawner)
+    for process in (server.pid, pid):
+        assert os.readlink(f"/proc/{process}/fd/1") == os.readlink("/proc/self/fd/2")
+    server.close()
     channel.close()
 
 

@@ -27,6 +27,7 @@ from opforge.suites import SuiteOptions
 from opforge.suites.opinfo.record import record
 from opforge.suites.opinfo.suite import OpInfoSuite
 from tests.command import opforge
+from tests.conftest import slow
 
 DTYPES = ("f32", "bf16", "b8")
 
@@ -37,23 +38,41 @@ SELECTION = (
 
 
 @pytest.fixture(scope="module")
-def suite():
+def few():
+    """Return a suite of the entries that quick tests record."""
     return OpInfoSuite().load(SuiteOptions("cpu", DTYPES))
 
 
-def test_every_case_can_be_read_and_its_tree_is_its_text(suite):
+@pytest.fixture(scope="module")
+def every():
+    """Return the whole suite: for slow tests alone."""
+    return OpInfoSuite().load(SuiteOptions("cpu", DTYPES))
+
+
+@pytest.fixture(params=["few", slow("every")])
+def suite(request):
+    return request.getfixturevalue(request.param)
+
+
+def least(request, few: int, every: int) -> int:
+    """Return how many there must be at least in the suite that a test has."""
+    return few if request.node.callspec.params["suite"] == "few" else every
+
+
+def test_every_case_can_be_read_and_its_tree_is_its_text(suite, request):
     checked = 0
     for cases in suite.cases.values():
         for case in cases[:3]:
             parse_arguments(case.args)
             assert json.loads(tree_of(case.args)) == json.loads(case.tree)
             checked += 1
-    assert checked > 2000
+    assert checked > least(request, 900, 2000)
 
 
-def test_reach(suite):
+@pytest.mark.slow
+def test_reach(every):
     phases: dict[str, set[str]] = {}
-    for op, cases in suite.cases.items():
+    for op, cases in every.cases.items():
         for case in cases:
             phases.setdefault(case.source.rpartition(" ")[2], set()).add(op)
     forward = phases["forward"]
@@ -97,7 +116,7 @@ def delivered(overload, case):
         return None
 
 
-def test_a_call_is_inside_the_proof_that_its_own_case_makes(suite, tmp_path):
+def test_a_call_is_inside_the_proof_that_its_own_case_makes(suite, request, tmp_path):
     file = tmp_path / "k.py"
     file.write_text("")
     kernel = Kernel("k", "relu.default", (), str(file), (), digest(file))
@@ -119,7 +138,7 @@ def test_a_call_is_inside_the_proof_that_its_own_case_makes(suite, tmp_path):
                 if reason := Domain(known, proven, speed=False).outside(*call):
                     outside[op] = (cases[op].args, reason)
     assert outside == {}
-    assert tried > 2500
+    assert tried > least(request, 800, 2500)
 
 
 def test_signatures_are_kept_once(suite):
@@ -130,9 +149,9 @@ def test_signatures_are_kept_once(suite):
         assert max(plain.values()) == 1
 
 
-def test_wrong_inputs_are_cases(suite):
+def test_wrong_inputs_are_cases(suite, request):
     raising = [case for cases in suite.cases.values() for case in cases if case.expect is Expect.RAISES]
-    assert len(raising) > 100
+    assert len(raising) > least(request, 50, 100)
 
 
 def test_what_was_lost_is_said(suite):
@@ -183,6 +202,13 @@ def test_coverage_is_printed():
     assert "lost:" in out
 
 
+def test_entries_that_there_are_not_are_named(tmp_path):
+    done = opforge("ls", "ops", "--suite", "opinfo", OPFORGE_OPINFO_ENTRIES="abs,abss", OPFORGE_CACHE=str(tmp_path))
+    assert done.returncode == 2
+    assert "OPFORGE_OPINFO_ENTRIES names what OpInfo does not have: abss; allowed are names such as add" in done.stderr
+    assert not list(tmp_path.glob("opinfo/*/cpu/f32"))
+
+
 CRASHING = """
 import ctypes, sys, torch
 from opforge.suites.opinfo import child, entries
@@ -205,7 +231,8 @@ child.run(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
 """
 
 
-def test_a_native_crash_while_recording_loses_one_entry_and_says_so(tmp_path):
+def test_a_native_crash_while_recording_loses_one_entry_and_says_so(tmp_path, monkeypatch):
+    monkeypatch.delenv("OPFORGE_OPINFO_ENTRIES")
     script = tmp_path / "child.py"
     script.write_text(CRASHING)
     record("cpu", "f32", tmp_path, lambda *_: None, command=(sys.executable, str(script)))
@@ -220,8 +247,9 @@ def test_a_native_crash_while_recording_loses_one_entry_and_says_so(tmp_path):
     assert ("relu.default", f"{first} forward") in recorded, "sets have the same order in every recording"
 
 
-def test_two_processes_that_start_at_once_record_once(tmp_path):
+def test_two_processes_that_start_at_once_record_once(tmp_path, monkeypatch):
     """Both wait for one recording, of a few entries, and read the same folder."""
+    monkeypatch.delenv("OPFORGE_OPINFO_ENTRIES")
     script = tmp_path / "child.py"
     script.write_text(CRASHING.replace('"crash", ', ""))
     code = (

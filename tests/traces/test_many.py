@@ -107,6 +107,7 @@ def test_a_run_that_takes_too_long_is_ended(recorded):
     assert ended.error == "took more than 1 s"
 
 
+@pytest.mark.slow
 def test_fresh_processes_record_the_same(tmp_path):
     parts, ended = Parts(tmp_path), []
     run = run_of("asks", fake=True)

@@ -113,6 +113,7 @@ def test_a_crash_inside_a_call_names_its_operator():
     assert collector.at == ""
 
 
+@pytest.mark.slow
 def test_fake_tensors_get_the_ranges_that_operators_need():
     made, ended = traced("indexed", fake=True)
     assert not ended.error
@@ -129,6 +130,7 @@ print("the script prints")
 """
 
 
+@pytest.mark.slow
 def test_a_script_with_arguments_on_the_command_line(tmp_path):
     (tmp_path / "mine.py").write_text(SCRIPT)
     ran = opforge("trace", "mine.py", "--format", "json", "--to-log", "mine.txt", "--", "--size", "5", cwd=tmp_path)
@@ -169,6 +171,7 @@ def test_bad_input_is_answered(words, said, code):
     assert said in ran.stderr
 
 
+@pytest.mark.slow
 def test_a_missing_library_is_named_with_the_command_that_installs_it(tmp_path, monkeypatch):
     (tmp_path / "transformers.py").write_text("raise ImportError('not here')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

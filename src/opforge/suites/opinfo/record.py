@@ -90,6 +90,8 @@ def record(
         while (message := child.message()) is not None:
             row, contents = message
             if "unknown" in row:
+                child.kill()
+                child.end()
                 raise UnknownEntryError(row["unknown"])
             if "entry" in row:
                 begun = True
