@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 JOBS ?= 2
 PYTEST = $(BIN)/python -m pytest
+# With it set, every process would compile every module again.
+export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: setup browser demo test test-slow test-all durations test-gpu lint bench clean
 
@@ -44,7 +46,7 @@ durations: setup browser
 
 # On a machine with a GPU, with the packages it has: PYTHONPATH=src python3 -m pytest -m gpu
 test-gpu:
-	PYTHONPATH=src $(PYTHON) -m pytest -m gpu
+	PYTHONPATH=$(CURDIR)/src $(PYTHON) -m pytest -m gpu
 
 lint: setup
 	$(BIN)/ruff check .

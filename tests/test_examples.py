@@ -114,6 +114,7 @@ FEW = {
 }
 
 
+@pytest.mark.slow
 def test_triton_kernels_are_right_in_the_interpreter(judge_tiny, tmp_path):
     """In float32, which is what they have there: the interpreter has no other float that is right."""
     shutil.copytree(EXAMPLES / "triton_kernels", tmp_path / "kernels", ignore=NOT_PROOFS)

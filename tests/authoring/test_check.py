@@ -64,7 +64,7 @@ def holds(operator: Operator, expected: str, words: str, fix: str, consequences:
 # ── right operators ────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("file", ["python_ops.py", slow("triton_ops.py")])
+@pytest.mark.parametrize("file", [slow("python_ops.py"), slow("triton_ops.py")])
 def test_right_operators_pass(file):
     report = check(HERE / "right" / file)
     assert {operator.name: operator.verdict for operator in report.operators} == {
@@ -79,6 +79,7 @@ def test_right_operators_pass(file):
     assert bool(interpreter) == (file == "triton_ops.py")
 
 
+@pytest.mark.slow
 def test_what_does_not_apply_is_skipped_with_its_reason():
     report = check(
         HERE / "right" / "python_ops.py",
@@ -120,6 +121,7 @@ def test_a_library_in_c_plus_plus(tmp_path):
     assert any(f.check == "mask" for f in operator.of(Status.PASSED))
 
 
+@pytest.mark.slow
 def test_a_library_that_writes_past_the_end(tmp_path):
     (operator,) = check(native_package(tmp_path, SCALE.replace("PAST_THE_END", "1"))).operators
     holds(operator, "mask", "1 elements past its end", "if (i < n)")
@@ -153,7 +155,7 @@ CONTRACTS = {
 
 @pytest.fixture(scope="module")
 def contracts() -> Report:
-    return check(HERE / "defects" / "contracts.py")
+    return check(HERE / "defects" / "contracts.py", skip=("opcheck",))  # of torch's own; right operators have it
 
 
 @pytest.mark.parametrize("name", CONTRACTS)
@@ -220,7 +222,8 @@ def test_small_blocks_are_noted(masks):
 
 @pytest.fixture(scope="module")
 def ends() -> Report:
-    return check(HERE / "defects" / "ends.py", timeout_s=10.0, skip=("opcheck", "vmap"))
+    skip = ("opcheck", "vmap", "compile", "autograd", "blocks")
+    return check(HERE / "defects" / "ends.py", timeout_s=5.0, skip=skip)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +231,7 @@ def ends() -> Report:
     [
         ("segfault_on_strides", "layouts", "SIGSEGV (signal 11), at segfault_on_strides(f32[6, 16] strides [1, 6])", "contiguous()"),
         ("segfault_always", "inputs", "segfault_always(f32[6, 16]) ended the process, which died of SIGSEGV", "TORCH_CHECK"),
-        ("hangs_at_33", "mask", "no answer within 10 s", "--timeout"),
+        ("hangs_at_33", "mask", "no answer within 5 s", "--timeout"),
         ("exits_on_empty", "layouts", "exited with status 0, at exits_on_empty(f32[0, 16])", "an empty tensor"),
     ],
 )  # fmt: skip
@@ -238,7 +241,7 @@ def test_what_ends_or_hangs_is_its_own_finding(ends, name, expected, words, fix)
 
 def test_the_others_go_on_after_a_crash(ends):
     assert by_name(ends)["right"].verdict == "passed", said(by_name(ends)["right"])
-    assert len(by_name(ends)["segfault_on_strides"].of(Status.PASSED)) >= 5
+    assert len(by_name(ends)["segfault_on_strides"].of(Status.PASSED)) >= 3
 
 
 def test_what_follows_from_a_failure_is_a_note():

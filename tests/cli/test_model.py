@@ -95,6 +95,7 @@ def test_right_kernels_pass_and_are_timed(judge):
         assert row["aten_us_range"][0] <= row["aten_us"] <= row["aten_us_range"][1]
 
 
+@pytest.mark.slow
 def test_kernels_that_are_not_hit_or_fall_back_are_counted_with_reasons(judge):
     report = judge({"tanh": DECLINES}, dtype="bf16", without=("gelu", "addmm"))
     assert (report["verdict"], report["dtype"]) == ("passed", "bf16")
@@ -237,6 +238,7 @@ def library(place):
 
 
 @pytest.mark.own_server
+@pytest.mark.slow
 def test_an_architecture_by_name_is_trained_for_a_step(library):
     words = ["--train", "--set", "width=6", "--batch", "2", "--ops-directory", "kernels", "--format", "json"]
     done = opforge_process("model", "timm:tiny", *words, **library)

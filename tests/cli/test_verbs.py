@@ -163,6 +163,7 @@ def test_version():
     assert opforge("--version").stdout.startswith("opforge ")
 
 
+@pytest.mark.slow
 def test_every_template_is_python():
     from pathlib import Path
 
@@ -214,6 +215,7 @@ def autoload():
 
 
 @pytest.mark.own_server
+@pytest.mark.slow
 def test_a_backend_that_the_environment_enables_is_not_what_kernels_are_held_against(tmp_path, kernel_directory):
     site = tmp_path / "site"
     (site / "spoiler-1.0.dist-info").mkdir(parents=True)

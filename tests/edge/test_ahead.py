@@ -11,6 +11,8 @@ import pytest
 
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.slow
+
 SOURCE = """
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>

@@ -60,6 +60,7 @@ def test_a_library_has_what_is_selected_and_nothing_of_the_rest(folder, tool):
     assert one.bytes < both.bytes
 
 
+@pytest.mark.slow
 def test_a_library_is_compiled_once_for_each_content(single):
     (single / "kernels" / "common.h").write_text("#define FACTOR 3\n")
     source = single / "kernels" / "mul3.cpp"

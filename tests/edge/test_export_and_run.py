@@ -215,6 +215,7 @@ def test_a_kernel_that_does_not_resize_is_not_silently_right(ran):
     assert ran["unsized"].error or ran["unsized"].results[0]["shape"] != [2, 3]
 
 
+@pytest.mark.slow
 def test_a_model_selects_what_it_needs_and_a_missing_entry_is_named(exports, tmp_path):
     folder = open_folder(folders.make(tmp_path / "three", "mul3", "unsized"))
     assert select_for_model(folder.entries, exports["mul3"]).names == ("my_ops::mul3.out",)

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,9 @@ from opforge.edge.runner import ATEN, XNNPACK, Wishes, build_runner
 from opforge.errors import OpforgeError
 from tests.command import opforge
 from tests.conftest import ROOT
+from tests.edge import several
 from tests.edge.several import Job, export, wanted, words
+from tests.store import stored
 
 EXAMPLES = ROOT / "examples" / "edge"
 MUL4, RICH = EXAMPLES / "mul4", EXAMPLES / "rich"
@@ -111,7 +114,19 @@ def at(job: Job, folder: Path) -> Job:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the programs, and with the operators that end badly."""
-    folder = tmp_path_factory.mktemp("programs")
+    inputs = (
+        ROOT / "src" / "opforge" / "edge",
+        EXAMPLES,
+        Path(__file__),
+        Path(several.__file__),
+        version("executorch"),
+    )
+    folder = tmp_path_factory.mktemp("runner") / "programs"
+    shutil.copytree(stored("programs", inputs, _export_all), folder)
+    return folder
+
+
+def _export_all(folder: Path) -> None:
     for name, text in ENDS.items():
         path = folder / "ends" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -124,7 +139,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     export(
         folder, PLAIN, at(WHOLE, beside), at(BOTH, beside), ALL, at(AFFINE, beside), at(STOP, ends), at(REFUSE, ends)
     )
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -167,11 +181,13 @@ def difference(program: Path, place: Path, job: Job, rows: int, out: Path) -> fl
 
 
 @pytest.mark.parametrize("job", [PLAIN, WHOLE], ids=lambda job: job.name)
+@pytest.mark.slow
 def test_an_operator_registered_in_cpp_runs(job, place, mul4, tmp_path):
     assert difference(mul4, place, job, 3, tmp_path) == 0.0
 
 
 @pytest.mark.parametrize("rows", BOTH.rows)
+@pytest.mark.slow
 def test_atens_kernels_come_from_the_package(rows, place, mul4, tmp_path):
     assert difference(mul4, place, BOTH, rows, tmp_path) < 1e-6  # sigmoid is theirs
 
@@ -276,6 +292,7 @@ def test_it_needs_no_python_and_no_torch(rich):
     assert not [name for name in needed if "python" in name]
 
 
+@pytest.mark.slow
 def test_a_kernel_that_refuses_is_heard(mul4, place):
     done = run(mul4, *words(place, REFUSE, 3))
     assert done.returncode == 1
@@ -283,6 +300,7 @@ def test_a_kernel_that_refuses_is_heard(mul4, place):
     assert "refuse: too few elements" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_kernel_that_gives_up_is_heard(mul4, place):
     done = run(mul4, *words(place, STOP, 3))
     assert done.returncode == 1

@@ -126,6 +126,7 @@ def _named(sources, text):
     return next(source for name, source in sources.items() if f"{name}_kernel_impl" in text)
 
 
+@pytest.mark.slow
 def test_the_budget_ends_the_run_cleanly(making):
     with AnthropicServer(repeat(Say(fenced(WRONG), input_tokens=3000, output_tokens=1000))) as server:
         ended = making.run(server, rounds=50, max_tokens=20_000, reply_tokens=1024)

@@ -63,6 +63,7 @@ def test_attempts_with_feedback_for_several_operators(tmp_path):
     assert [text for text in told if "NameError" not in text] == []
 
 
+@pytest.mark.slow
 def test_six_workers_and_fifteen_rounds_by_the_known_name(tmp_path):
     def answer(seen):
         task = seen.body["messages"][1]["content"]

@@ -30,6 +30,7 @@ def summary(making: Making) -> dict:
     return json.loads(making.text("summary.json"))
 
 
+@pytest.mark.slow
 def test_it_goes_on_where_it_was_stopped(making):
     with AnthropicServer([costly(WRONG), costly(RELU)]) as server:
         stopped = making.run(server, **SMALL)
@@ -108,6 +109,7 @@ def test_a_bound_that_is_no_larger_is_answered(making, bounds, said):
         raised(making.out, ended.manifest["config"]["generation"], bounds)
 
 
+@pytest.mark.slow
 def test_by_its_words(tmp_path):
     out = tmp_path / "run"
     with AnthropicServer([costly(WRONG), costly(RELU)]) as server:
@@ -128,6 +130,7 @@ def test_by_its_words(tmp_path):
     assert "was not stopped by its budget, and nothing is left to be asked" in more.stderr
 
 
+@pytest.mark.slow
 def test_a_run_that_asks_no_model_has_no_budget(tmp_path):
     out = tmp_path / "run"
     assert opforge("run", "--out", str(out)).returncode == 0

@@ -9,16 +9,16 @@ import pytest
 from tests.honest.judging import Honest, false_alarm, judge_all, kernels
 
 CORPUS = kernels()
-ONE_EACH = list({kernel.op: kernel for kernel in CORPUS}.values())
-"""One kernel of each operator; the others are judged in the slow set."""
-OTHERS = [kernel for kernel in CORPUS if kernel not in ONE_EACH]
+SOME = list({kernel.op: kernel for kernel in CORPUS}.values())[::3]
+"""A kernel of every third operator; the others are judged in the slow set."""
+OTHERS = [kernel for kernel in CORPUS if kernel not in SOME]
 
 Rows = dict[str, list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="session")
-def one_each(tmp_path_factory: pytest.TempPathFactory) -> Rows:
-    return judge_all(ONE_EACH, tmp_path_factory.mktemp("honest"))
+def some(tmp_path_factory: pytest.TempPathFactory) -> Rows:
+    return judge_all(SOME, tmp_path_factory.mktemp("honest"))
 
 
 @pytest.fixture(scope="session")
@@ -26,9 +26,9 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> Rows:
     return judge_all(OTHERS, tmp_path_factory.mktemp("honest"))
 
 
-@pytest.mark.parametrize("kernel", ONE_EACH, ids=lambda k: k.name)
-def test_an_honest_kernel_of_each_operator_passes(kernel: Honest, one_each: Rows) -> None:
-    check(kernel, one_each)
+@pytest.mark.parametrize("kernel", SOME, ids=lambda k: k.name)
+def test_an_honest_kernel_passes(kernel: Honest, some: Rows) -> None:
+    check(kernel, some)
 
 
 @pytest.mark.slow

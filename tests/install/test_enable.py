@@ -398,6 +398,7 @@ print(torch.compile is not plain, len(c.callback_handler.start_callbacks))
 """
 
 
+@pytest.mark.slow
 def test_compilation_is_warned_of_once(kernels):
     root = kernels({"relu": RELU})
     command = [sys.executable, "-c", COMPILED, str(root), "aot_eager"]

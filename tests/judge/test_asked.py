@@ -36,7 +36,7 @@ def one(reference: str, kernel: str, tests: str = VECTORS) -> dict[str, dict[str
         ("def twice_kernel_impl(x):\n    raise NotImplementedError('later')\n", "unsupported", "the kernel declines"),
         ("def other(x):\n    return x\n", "error", "twice_py.py does not define twice_kernel_impl; it defines other"),
         ("import os\ndef twice_kernel_impl(x):\n    os._exit(0)\n", "crashed", "exited with status 0"),
-        ("import time\ndef twice_kernel_impl(x):\n    time.sleep(60)\n", "timed_out", "no answer within 2 s"),
+        slow("import time\ndef twice_kernel_impl(x):\n    time.sleep(60)\n", "timed_out", "no answer within 2 s"),
         ("import torch\ndef twice_kernel_impl(x):\n    torch.set_default_dtype(torch.float64)\n    return 2 * x\n", "contract",
          "changed global state: default_dtype"),
         ("import torch\ndef twice_kernel_impl(x):\n    torch.rand(1)\n    return 2 * x\n", "contract",

@@ -204,6 +204,7 @@ LIES = {
 """By the number of rows of the case: what a liar gives for ``rand_like``, and words of the reason it is refused with."""
 
 
+@pytest.mark.slow
 def test_liars_about_rand_like_are_caught(kernel_directory, judge_tiny):
     table = ", ".join(f"{rows}: lambda n: {lie}" for rows, (lie, _) in LIES.items())
     body = f"""

@@ -58,6 +58,7 @@ def test_a_broken_off_run_goes_on_with_the_cases_that_it_has(judge_custom, tmp_p
 
 
 @pytest.mark.parametrize("file", ["gen_input.py", slow("twice_reference.py"), slow("twice_add.py")])
+@pytest.mark.slow
 def test_a_run_does_not_go_on_when_what_it_rests_on_has_changed(judge_custom, tmp_path, file):
     ended = judge_custom({"twice": FILES})
     source = tmp_path / "custom" / "twice" / file

@@ -47,6 +47,7 @@ def timed_alone(calls: list[tuple[int, ...]]) -> int:
     return len(kernels)
 
 
+@pytest.mark.slow
 def test_what_is_timed_comes_after_all_else_one_kernel_at_a_time(kernel_directory, tmp_path):
     diary = tmp_path / "diary"
     words = {"diary": str(diary), "to_check": TO_CHECK, "to_time": TO_TIME}

@@ -34,7 +34,7 @@ from opforge.runs.cluster.placement import AHEAD, PER_GPU, Node, Place, Placemen
 from opforge.runs.store import read_rows
 from opforge.suites.finding import find_suite
 from opforge.suites.given import GivenSuite
-from tests.command import opforge
+from tests.command import opforge_process
 from tests.conftest import ROOT, gen_input
 from tests.runs.test_resume import wait_for_lines
 
@@ -156,22 +156,24 @@ def assert_one_at_a_time(record: list[dict[str, Any]], where: Any) -> None:
         assert all(one[1] <= other[0] for one, other in itertools.pairwise(spans))
 
 
-def test_the_verdicts_are_those_of_a_single_machine(nodes, kernel_directory, tmp_path):
+@pytest.mark.parametrize("ops", [("abs", "neg", "exp"), pytest.param((), marks=pytest.mark.slow, id="all")])
+def test_the_verdicts_are_those_of_a_single_machine(ops, nodes, kernel_directory, tmp_path):
     sources = {op: HONEST.format(op=op, body=body) for op, body in BODIES.items()}
     sources["neg"] = "import helper\ndef neg_kernel_impl(self):\n    return helper.negative(self)\n"
     sources["sign"] = HONEST.format(op="sign", body="self")
     sources["sin"] = "import torch\ndef sin_kernel_impl(self):\n    return torch.sin(self)\n"
     sources["exp"] = "import os\ndef exp_kernel_impl(self):\n    os.abort()\n"
     sources["cos"] = "def cos_kernel_impl(self):\n    raise ValueError(__file__)\n"
+    sources = {op: source for op, source in sources.items() if not ops or op in ops}
     root = kernel_directory(sources)
     (root / "neg" / "helper.py").write_text("def negative(x):\n    return 0 - x\n")
     suite = GivenSuite([*cases("abs", 5, timed=True), *(c for op in sources if op != "abs" for c in cases(op, 5))])
     local = judged(root, tmp_path / "local", suite)
     there = judged(root, tmp_path / "ray", suite, **on_ray())
     assert outcomes(there) == outcomes(local)
-    assert len({r["verdict"] for r in there}) >= 4
+    assert len({r["verdict"] for r in there}) >= (2 if ops else 4)
     assert str(nodes.cache) not in (tmp_path / "ray" / "results.jsonl").read_text()
-    assert len(list((nodes.cache / "shipped" / "kernels").iterdir())) == len(sources)
+    assert len(list((nodes.cache / "shipped" / "kernels").iterdir())) >= len(sources)
     record = tasks(tmp_path / "ray")
     assert {t["end"] for t in record} == {"done"}
     assert_one_at_a_time(record, lambda task: task["node"])
@@ -307,7 +309,7 @@ def test_nothing_at_an_address():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-        done = opforge("run", "--suite", "smoke", "--executor", "ray", "--ray-address", address)
+        done = opforge_process("run", "--suite", "smoke", "--executor", "ray", "--ray-address", address)
     assert done.returncode == 2
     assert f"nothing answers at --ray-address {address}" in done.stderr
     assert not done.stdout
@@ -368,7 +370,7 @@ def test_ctrl_c_leaves_nothing_running_and_the_rest_is_judged_without_ray(tmp_pa
     before = list(read_rows(out))
     assert 0 < len(before) < 36
     (root / "double" / "slow.txt").unlink()
-    assert opforge("run", "--resume", str(out)).returncode == 0
+    assert opforge_process("run", "--resume", str(out)).returncode == 0
     rows = list(read_rows(out))
     assert rows[: len(before)] == before
     assert len({(r["kernel"], r["id"]) for r in rows}) == len(rows) == 36

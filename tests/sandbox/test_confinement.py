@@ -63,7 +63,11 @@ NATIVE = {
     "exp": "assert subprocess.run(['cat', '/etc/shadow', '{secret}'], capture_output=True).stdout == b''",
     "sin": "assert ctypes.CDLL(None).ptrace(16, os.getppid(), 0, 0) == -1",
     "cos": "assert ctypes.CDLL(None).unshare(0x10000000) == -1",
-    "tan": "assert subprocess.run(['su', '-c', 'id'], capture_output=True, stdin=-3).returncode",
+    "tan": """
+        if "su" not in globals():  # once: it lets those wait whom it refuses
+            globals()["su"] = subprocess.run(['su', '-c', 'id'], capture_output=True, stdin=-3)
+        assert su.returncode
+    """,
     "sqrt": """
         import resource
         for _ in range(2):

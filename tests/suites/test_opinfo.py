@@ -202,6 +202,7 @@ def test_coverage_is_printed():
     assert "lost:" in out
 
 
+@pytest.mark.slow
 def test_entries_that_there_are_not_are_named(tmp_path):
     done = opforge("ls", "ops", "--suite", "opinfo", OPFORGE_OPINFO_ENTRIES="abs,abss", OPFORGE_CACHE=str(tmp_path))
     assert done.returncode == 2
@@ -231,6 +232,7 @@ child.run(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
 """
 
 
+@pytest.mark.slow
 def test_a_native_crash_while_recording_loses_one_entry_and_says_so(tmp_path, monkeypatch):
     monkeypatch.delenv("OPFORGE_OPINFO_ENTRIES")
     script = tmp_path / "child.py"
@@ -247,6 +249,7 @@ def test_a_native_crash_while_recording_loses_one_entry_and_says_so(tmp_path, mo
     assert ("relu.default", f"{first} forward") in recorded, "sets have the same order in every recording"
 
 
+@pytest.mark.slow
 def test_two_processes_that_start_at_once_record_once(tmp_path, monkeypatch):
     """Both wait for one recording, of a few entries, and read the same folder."""
     monkeypatch.delenv("OPFORGE_OPINFO_ENTRIES")

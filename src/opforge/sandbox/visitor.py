@@ -17,8 +17,11 @@ from opforge.errors import OpforgeError
 from opforge.sandbox import landlock, reach
 
 _CREDENTIALS = struct.Struct("3i")
-_READ_AT_IMPORT = ("LD_LIBRARY_PATH", "HOME", "CUDA_HOME", "CUDA_PATH")
-_READ_AT_IMPORT_PREFIXES = ("PYTHON", "TORCH", "TRITON_", "HELION_", "OMP_", "MKL_", "MALLOC_")
+_READ_AT_IMPORT = (
+    "LD_LIBRARY_PATH", "HOME", "CUDA_HOME", "CUDA_PATH", "PYTHONPATH", "PYTHONHOME", "PYTHONHASHSEED", "PYTHONOPTIMIZE",
+    "PYTHONMALLOC", "PYTHONUTF8", "PYTHONDEVMODE", "PYTHONWARNINGS", "PYTHONNOUSERSITE", "PYTHONSAFEPATH",
+)  # fmt: skip
+_READ_AT_IMPORT_PREFIXES = ("TORCH", "TRITON_", "HELION_", "OMP_", "MKL_", "MALLOC_")
 """Variables that have had their effect when the server forks: they must be the same. All others are passed on."""
 
 

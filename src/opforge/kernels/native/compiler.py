@@ -18,7 +18,7 @@ LIMIT_S = 600.0
 """That one compiler may take."""
 SETTINGS = ("CPATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN")
 """Variables that change what a compiler makes."""
-_KEPT = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "PYTHONPATH", *SETTINGS)
+_KEPT = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", *SETTINGS)
 _MOST_BYTES = 1 << 20
 _MOST_LINES = 40
 _MOST_CHARACTERS = 4000
@@ -51,6 +51,7 @@ class BuildError(OpforgeError):
 def run(name: str, command: Sequence[str], folder: Path, limit_s: float) -> None:
     """Run one command of a build in a folder; a failure is an error that begins with the compiler's own first one."""
     environment = {key: os.environ[key] for key in _KEPT if key in os.environ}
+    environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[3])  # for our wrapper, in whatever folder it runs
     with tempfile.TemporaryFile() as output:
         try:
             process = subprocess.Popen(
