@@ -71,7 +71,7 @@ def test_only_its_user_may_connect(own):
 def test_another_user_is_refused_by_both_sides(own):
     path, _server = own
     code = (
-        "import os\nimport opforge.sandbox.warm as warm\nwarm.Version.here()\nos.setuid(65534)\n"
+        "import os\nimport opforge.sandbox.warm as warm\nhere = warm.Version.here()\nwarm.Version.here = lambda: here\nos.setuid(65534)\n"
         f"try:\n    warm.connect('server', {CPU!r})\nexcept Exception as error:\n    print(error)"
     )
     folder = os.path.dirname(path)
