@@ -263,6 +263,7 @@ def test_an_architecture_that_there_is_not_is_answered_with_the_nearest(library)
     assert "unknown architecture of timm 'tinny'; did you mean 'tiny'?" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_kernel_that_is_wrong_in_the_optimizers_step_alone_is_named(judge, tmp_path):
     source = (
         TRANSFORMER.read_text()

@@ -177,6 +177,7 @@ def test_every_template_is_python():
         assert functions == [f"{table().resolve(name).base}_kernel_impl"]
 
 
+@pytest.mark.slow
 def test_strength_names_what_a_suite_lets_through(tmp_path):
     table = tmp_path / "table.json"
     words = ("strength", "--suite", "smoke", "--dtypes", "f32", "--save", str(table))
