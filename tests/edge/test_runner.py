@@ -24,6 +24,8 @@ from tests.store import stored
 
 EXAMPLES = ROOT / "examples" / "edge"
 MUL4, RICH = EXAMPLES / "mul4", EXAMPLES / "rich"
+INPUTS = (ROOT / "src" / "opforge" / "edge", EXAMPLES, Path(__file__), Path(several.__file__), version("executorch"))
+"""What programs and runners are made of."""
 
 ENDS = {
     "ops.py": """
@@ -114,15 +116,8 @@ def at(job: Job, folder: Path) -> Job:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the programs, and with the operators that end badly."""
-    inputs = (
-        ROOT / "src" / "opforge" / "edge",
-        EXAMPLES,
-        Path(__file__),
-        Path(several.__file__),
-        version("executorch"),
-    )
     folder = tmp_path_factory.mktemp("runner") / "programs"
-    shutil.copytree(stored("programs", inputs, _export_all), folder)
+    shutil.copytree(stored("programs", INPUTS, _export_all), folder)
     return folder
 
 
@@ -144,8 +139,12 @@ def _export_all(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def rich(place: Path) -> Path:
     """Return a runner with what the program of the rich operators needs, which is all."""
-    folder = build.open_folder(RICH)
-    return build_runner(folder, selection.select_for_model(folder.entries, place / "rich.pte"), place / "all").path
+
+    def make(out: Path) -> None:
+        folder = build.open_folder(RICH)
+        build_runner(folder, selection.select_for_model(folder.entries, place / "rich.pte"), out / "all")
+
+    return stored("runner", INPUTS, make) / "all"
 
 
 @pytest.fixture(scope="module")

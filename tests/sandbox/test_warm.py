@@ -16,7 +16,7 @@ import pytest
 
 from opforge.runs.execute import ROLES, device_settings, start_server
 from opforge.sandbox.client import SERVER_VARIABLE, ForkServerProcess, server_environment
-from opforge.sandbox.visitor import Hello, OtherDeviceError, RefusedError, Version, admitted
+from opforge.sandbox.visitor import Hello, OtherDeviceError, RefusedError, Version, admit
 from opforge.sandbox.warm import WarmServer, connect, listening
 from tests.command import opforge, opforge_process
 from tests.conftest import ROOT, UNARY, verdicts
@@ -94,17 +94,17 @@ def hello(tmp_path):
     return Hello(Version.here(), server_environment(CPU), str(tmp_path), str(tmp_path))
 
 
-def admit(hello, monkeypatch):
+def admit_here(hello, monkeypatch):
     """Ask in this process what a server would say to a visitor, in the environment that the server has."""
     monkeypatch.setattr(os, "environ", server_environment(CPU))
     ours, theirs = socket.socketpair(socket.AF_UNIX)
     with ours, theirs:
-        return admitted(ours, hello, [2], Version.here())
+        return admit(ours, hello, [2], Version.here())
 
 
 def test_the_same_version_in_a_like_environment_is_let_in(hello, monkeypatch):
     other = {**hello.environment, "OPFORGE_CACHE": "/elsewhere", "PATH": "/bin", "CC": "clang"}
-    visitor = admit(replace(hello, environment=other), monkeypatch)
+    visitor = admit_here(replace(hello, environment=other), monkeypatch)
     assert (visitor.environment, visitor.folder, visitor.stderr) == (other, hello.folder, 2)
 
 
@@ -112,7 +112,7 @@ def test_the_same_version_in_a_like_environment_is_let_in(hello, monkeypatch):
 def test_another_version_is_refused(hello, monkeypatch, part):
     other = replace(hello, version=replace(hello.version, **{part: "9.9"}))
     with pytest.raises(RefusedError, match=rf"the server has another {part}: .*, and this command has 9\.9; restart"):
-        admit(other, monkeypatch)
+        admit_here(other, monkeypatch)
 
 
 def test_an_edited_checkout_is_another_version(tmp_path, monkeypatch):
@@ -130,13 +130,13 @@ def test_an_edited_checkout_is_another_version(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["PYTHONPATH", "TORCH_LOGS", "LD_LIBRARY_PATH", "HOME", "OMP_NUM_THREADS"])
 def test_a_variable_that_has_had_its_effect_must_be_the_same(hello, monkeypatch, name):
     with pytest.raises(RefusedError, match=rf"was started with {name}=.*, and this command has '/other'"):
-        admit(replace(hello, environment={**hello.environment, name: "/other"}), monkeypatch)
+        admit_here(replace(hello, environment={**hello.environment, name: "/other"}), monkeypatch)
 
 
 def test_a_run_on_another_kind_of_device_starts_its_own(hello, monkeypatch, path):
     plain = {name: value for name, value in hello.environment.items() if name != "TRITON_INTERPRET"}
     with pytest.raises(OtherDeviceError):
-        admit(replace(hello, environment=plain), monkeypatch)
+        admit_here(replace(hello, environment=plain), monkeypatch)
     monkeypatch.undo()
     assert connect(path, device_settings("cuda")) is None
 
@@ -144,9 +144,9 @@ def test_a_run_on_another_kind_of_device_starts_its_own(hello, monkeypatch, path
 def test_a_folder_that_its_kernels_could_read_is_refused(hello, monkeypatch):
     folder = str(Path(os.__file__).parent)
     with pytest.raises(RefusedError, match="could read your working folder"):
-        admit(replace(hello, folder=folder), monkeypatch)
+        admit_here(replace(hello, folder=folder), monkeypatch)
     with pytest.raises(RefusedError, match="could read your cache"):
-        admit(replace(hello, cache=folder), monkeypatch)
+        admit_here(replace(hello, cache=folder), monkeypatch)
 
 
 def test_a_socket_that_cannot_be_used_is_named(tmp_path, monkeypatch):

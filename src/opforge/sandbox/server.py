@@ -28,7 +28,7 @@ from opforge import processes
 from opforge.errors import OpforgeError
 from opforge.ops import table
 from opforge.sandbox import confinement, folders
-from opforge.sandbox.visitor import Hello, OtherDeviceError, Version, Visitor, admitted
+from opforge.sandbox.visitor import Hello, OtherDeviceError, Version, Visitor, admit
 from opforge.sandbox.wire import Channel, ChannelClosedError
 
 Role = Callable[[dict[str, Any], list[int]], None]
@@ -115,14 +115,14 @@ class ForkServer:
         channel, fds = Channel(connection), list[int]()
         try:
             message, fds = channel.receive_with_fds(_HELLO_LIMIT_S)
-            visitor = admitted(connection, Hello.from_wire(message), fds, self._version)
+            visitor = admit(connection, Hello.from_wire(message), fds, self._version)
             channel.send({"ready": os.getpid(), "rooms": self._rooms}, timeout_s=_HELLO_LIMIT_S)
         except OpforgeError as error:
             with contextlib.suppress(OSError):
                 refusal = {"refused": str(error), "other_device": isinstance(error, OtherDeviceError)}
                 channel.send(refusal, timeout_s=_HELLO_LIMIT_S)
-        except (OSError, ValueError, TypeError, KeyError):  # nobody that we know talks like this
-            pass
+        except (OSError, ValueError, TypeError, KeyError):
+            pass  # not a command of ours, or one that has ended: there is nobody to answer
         else:
             self._add(_Client(channel, visitor=visitor))
             return
@@ -201,7 +201,7 @@ class ForkServer:
             processes.die_with_parent()
             os.setsid()
             if visitor is not None:
-                _live_as(visitor)
+                _take_settings_of(visitor)
             if gpu := request["config"]["gpu"]:
                 os.environ["CUDA_VISIBLE_DEVICES"] = gpu
             room = request["config"].get("room")
@@ -279,7 +279,7 @@ class _Tasks:
         return self._count
 
 
-def _live_as(visitor: Visitor) -> None:
+def _take_settings_of(visitor: Visitor) -> None:
     """Take on the environment, the working folder and the stderr of the command that asked for this process."""
     os.environ.clear()
     os.environ.update(visitor.environment)

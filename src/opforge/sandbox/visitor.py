@@ -80,7 +80,7 @@ class Visitor:
     stderr: int
 
 
-def admitted(connection: socket.socket, hello: Hello, fds: list[int], version: Version) -> Visitor:
+def admit(connection: socket.socket, hello: Hello, fds: list[int], version: Version) -> Visitor:
     """Return the visitor that a server may serve; raises RefusedError with the reason, and what to do."""
     _check_user(connection)
     _check_version(version, hello.version)
@@ -149,7 +149,7 @@ def _at_import(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _check_folders(hello: Hello) -> None:
-    """Refuse a working folder or a cache that workers could read: what they may read was settled when the server started."""
+    """Refuse a working folder or a cache that workers could read: their readable paths are fixed when the server starts."""
     readable = [Path(path) for path, rights in reach.common().items() if rights == landlock.READ]
     for what, folder in (("working folder", hello.folder), ("cache", hello.cache)):
         if any(Path(folder).is_relative_to(path) for path in readable):
