@@ -20,8 +20,18 @@ from tests.conftest import NOT_PROOFS, ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
-SLOW = {"README.md", "authoring.md", "edge.md", "generation.md", "models.md", "native.md", "scale.md"}
-"""Pages that compile packages and programs, start clusters, or take half a minute."""
+SLOW = {
+    "README.md",
+    "authoring.md",
+    "compare.md",
+    "edge.md",
+    "generation.md",
+    "models.md",
+    "native.md",
+    "queries.md",
+    "scale.md",
+}
+"""Pages that compile packages and programs, start clusters, or take long and have tests of their own elsewhere."""
 
 
 @dataclass(frozen=True)

@@ -158,6 +158,7 @@ def test_a_package_does_not_end_the_process_that_has_its_namespace(tmp_path):
         assert words in done.stdout
 
 
+@pytest.mark.slow
 def test_one_that_fails_does_not_keep_the_others_from_being_built(tmp_path):
     good = registering("STABLE_TORCH_LIBRARY", "same", "OPFORGE_NAMESPACE")
     for name, source in {"good": good, "broken": DOES_NOT_COMPILE, "empty": NO_OPERATOR, "aborts": ABORTS}.items():

@@ -118,6 +118,7 @@ def test_rows_are_sorted_and_only_those_in_sight_are_there(look, many):
     assert "op001.default" not in names(browser)
 
 
+@pytest.mark.slow
 def test_search_and_filters(look, many):
     browser = look(many)
     assert text(browser, "#count").startswith(f"{MANY + 1} of {MANY + 1} operators")

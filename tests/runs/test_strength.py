@@ -35,6 +35,7 @@ def measure_tiny(monkeypatch):
     registry._entries.cache_clear()
 
 
+@pytest.mark.slow
 def test_a_weak_suite_shows_its_survivors_and_a_better_one_kills_them(measure_tiny):
     """A case that is too large to be run in hostile forms is all that the weak suite has."""
     weak = measure_tiny({"relu.default": [LARGE]})

@@ -16,7 +16,7 @@ from opforge.traces.conduct import Ended, about, trace
 from opforge.traces.file import Trace
 from opforge.traces.targets import Settings, parse_target
 from tests.command import opforge
-from tests.conftest import ROOT
+from tests.conftest import ROOT, slow
 
 
 def traced(function: str, **settings) -> tuple[Trace, Ended]:
@@ -155,8 +155,8 @@ def test_a_failing_program_has_exit_code_1_and_its_file(tmp_path):
         (["nothing.here"], "cannot be traced", 2),
         (["gone.py"], "there is no script gone.py", 2),
         (["tests.traces.programs:nothing"], "no operator was called", 5),
-        (["tests.traces.programs:missing"], "has no function 'missing'", 2),
-        (["no_such_module:f"], "there is no module 'no_such_module'", 2),
+        slow(["tests.traces.programs:missing"], "has no function 'missing'", 2),
+        slow(["no_such_module:f"], "there is no module 'no_such_module'", 2),
         (["hf:X", "--set", "broken"], "is not NAME=VALUE", 2),
         (["hf:X", "--batch", "0"], "--batch 0 is too small", 2),
         (["hf:X", "--dtype", "i64"], "is no dtype for a model", 2),
