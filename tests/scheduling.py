@@ -32,6 +32,7 @@ class LongestFirst(LoadScopeScheduling):
         return group_of(nodeid)
 
 
+@pytest.hookimpl(optionalhook=True)  # with `-p no:xdist` there is none
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
     return LongestFirst(config, log)
 

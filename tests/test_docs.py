@@ -24,12 +24,14 @@ SLOW = {
     "README.md",
     "authoring.md",
     "compare.md",
+    "custom-ops.md",
     "edge.md",
     "generation.md",
     "models.md",
     "native.md",
     "queries.md",
     "scale.md",
+    "traces.md",
 }
 """Pages that compile packages and programs, start clusters, or take long and have tests of their own elsewhere."""
 

@@ -63,6 +63,7 @@ def test_the_demo_compares_with_pytorch(demo):
     assert done.stdout.endswith("all equal within rounding\n")
 
 
+@pytest.mark.slow
 def test_the_demo_notices_a_wrong_product(demo):
     code = "import torch, runpy\ntorch.mm = lambda a, b: a @ b + 1\n"
     done = python(code + f"runpy.run_path({str(demo)!r}, run_name='__main__')")

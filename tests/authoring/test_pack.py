@@ -241,7 +241,7 @@ def test_importing_torch_goes_on_where_a_kernels_file_ends_the_program(installed
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("relu_implementation_2.py", "# edited\n", "relu_implementation_2.py has changed since it was packed"),
+        slow("relu_implementation_2.py", "# edited\n", "relu_implementation_2.py has changed since it was packed"),
         slow("parts/deep.py", "def more(x, y):\n    return x\n", "deep.py has changed since it was packed"),
         slow("data/mark.json", "7", "mark.json has changed since it was packed"),
         slow("data/mark.json", None, "mark.json has gone since it was packed"),

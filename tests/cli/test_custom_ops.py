@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.command import opforge
-from tests.conftest import ROOT
+from tests.conftest import ROOT, slow
 
 EXAMPLES = "examples/custom_ops"
 WORDS = ("run", "--suite", "custom_ops", "--backend", "custom_ops", "--custom-ops-root")
@@ -29,7 +29,7 @@ def test_the_examples_are_what_they_are_said_to_be(tmp_path):
     assert "note clip_sum has no implementation" in report
 
 
-@pytest.mark.parametrize("command", [["-m", "BackendBench.scripts.main"], ["BackendBench/scripts/main.py"]])
+@pytest.mark.parametrize("command", [["-m", "BackendBench.scripts.main"], slow(["BackendBench/scripts/main.py"])])
 def test_the_known_names_and_one_operator(command, tmp_path):
     words = [*command, *WORDS[1:], EXAMPLES, "--ops", "swish", "--out", str(tmp_path / "run")]
     done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -87,6 +87,7 @@ def test_a_kernel_name_without_its_kernel_is_named(single):
     assert not (single / "build" / "one_kernels.so").exists()
 
 
+@pytest.mark.slow
 def test_a_kernel_without_the_context_is_not_the_one_that_is_called(single):
     source = single / "kernels" / "mul3.cpp"
     source.write_text(
@@ -111,6 +112,7 @@ def test_what_the_generator_leaves_out_is_noticed(folder):
         generate(folder / "ops.yaml", Selection((), "test"), folder / "made")
 
 
+@pytest.mark.slow
 def test_a_schema_that_differs_from_the_registered_one_is_shown_with_both(folder):
     assert check_registration(open_folder(folder))
     text = (folder / "ops.yaml").read_text()

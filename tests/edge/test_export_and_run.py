@@ -23,7 +23,7 @@ from opforge.edge.run import Job, Ran, run_programs
 from opforge.edge.selection import program_operators, select_all, select_for_model, select_names
 from opforge.edge.toolchain import Product, compile_library
 from opforge.errors import OpforgeError
-from tests.conftest import ROOT
+from tests.conftest import ROOT, slow
 from tests.edge import folders
 from tests.store import stored
 
@@ -223,8 +223,8 @@ def test_a_model_selects_what_it_needs_and_a_missing_entry_is_named(exports, tmp
         select_for_model(folder.entries, exports["both"])
 
 
-@pytest.mark.parametrize("model", ["mul3", "delegated"])
-@pytest.mark.parametrize("kept", [slice(16), slice(400), slice(-1)])
+@pytest.mark.parametrize("model", [slow("mul3"), "delegated"])
+@pytest.mark.parametrize("kept", [slow(slice(16)), slow(slice(400)), slice(-1)])
 def test_a_program_that_is_cut_off_is_refused(exports, tmp_path, model, kept):
     cut = tmp_path / "cut.pte"
     cut.write_bytes(exports[model].read_bytes()[kept])

@@ -168,6 +168,7 @@ def test_an_implementation_taken_for_the_reference_stays_it_where_kernels_land(c
     assert {verdict for verdict, _ in verdicts(customs.again(tmp_path / "wrong"))["shrink"]} == {"wrong"}
 
 
+@pytest.mark.slow
 def test_operators_that_cannot_be_judged_are_passed_over_with_the_reason(customs):
     customs.write("shrink", gen_input=GEN_INPUT, shrink_reference=REFERENCE)
     customs.write("bare", gen_input=GEN_INPUT)

@@ -63,6 +63,7 @@ def test_a_right_kernel_that_was_to_become_faster_lies_there_once(making):
     assert files == ["relu_implementation_1.py"]
 
 
+@pytest.mark.slow
 def test_a_kernel_that_somebody_has_changed_meanwhile_stays(making):
     with AnthropicServer([costly(WRONG), costly(RELU)]) as server:
         making.run(server, **SMALL)
@@ -85,6 +86,7 @@ def test_broken_off_while_it_is_taken_up_again(making, monkeypatch):
     assert len(server.requests) == 2
 
 
+@pytest.mark.slow
 def test_a_second_bound_stops_it_again(making):
     with AnthropicServer(repeat(costly(WRONG))) as server:
         making.run(server, **SMALL)

@@ -48,10 +48,11 @@ def recorded():
     assert opforge("ls", "ops", "--suite", "opinfo", "--dtypes", "bool").returncode == 0
 
 
-def test_kill_halfway_then_resume_loses_nothing_and_judges_nothing_twice(tmp_path):
+@pytest.mark.parametrize("lines", [100, slow(500)])
+def test_kill_halfway_then_resume_loses_nothing_and_judges_nothing_twice(tmp_path, lines):
     out = tmp_path / "run"
     process = start(out)
-    wait_for_lines(out / "results.jsonl", 100, process)
+    wait_for_lines(out / "results.jsonl", lines, process)
     process.send_signal(signal.SIGKILL)
     process.wait()
     with (out / "results.jsonl").open("a") as handle:

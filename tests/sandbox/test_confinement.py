@@ -198,6 +198,7 @@ def test_what_a_kernel_tries_is_refused_and_said(judge_tiny, kernel_directory, t
 
 
 @pytest.mark.own_server
+@pytest.mark.slow
 def test_all_of_it_in_one_kernel(judge_tiny, kernel_directory, tmp_path, monkeypatch):
     """The kernel that reads a key, opens a socket, and writes to the home folder and to the results."""
     monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-secret")
@@ -246,8 +247,22 @@ def test_going_round_python_is_refused_too(judge_tiny, kernel_directory, tmp_pat
     assert len(list(ended.store.rows())) == len(NATIVE)
 
 
+@pytest.fixture
+def open_folder():
+    """A folder that a plain user reaches, which pytest's may not be."""
+    folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    folder.chmod(0o777)
+    yield folder
+    shutil.rmtree(folder)
+
+
 @pytest.mark.own_server
-def test_honest_kernels_work_confined(judge_tiny, kernel_directory, tmp_path):
+def test_honest_kernels_work_confined(judge_tiny, kernel_directory, tmp_path, open_folder, monkeypatch):
+    """Temporary files lie below the home folder here, as on many clusters: a worker may still read its own."""
+    monkeypatch.setenv("HOME", str(open_folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setenv("TMPDIR", tempfile.mkdtemp(dir=open_folder))
+    Path(os.environ["TMPDIR"]).chmod(0o711)
     root = kernel_directory({"cos": ""})
     (root / "cos" / "helper.py").write_text("ANSWER = 42")
     (root / "cos" / "table.txt").write_text("7")
@@ -351,15 +366,6 @@ def test_unconfined_on_request(judge_tiny, kernel_directory, tmp_path):
     assert verdicts(ended)["relu.default"] == {("passed", "")}
     assert (tmp_path / "mine").exists()
     assert ended.manifest["confinement"]["held"] == []
-
-
-@pytest.fixture
-def open_folder():
-    """A folder that a plain user reaches, which pytest's may not be."""
-    folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
-    folder.chmod(0o777)
-    yield folder
-    shutil.rmtree(folder)
 
 
 def test_as_a_plain_user(open_folder):

@@ -249,7 +249,7 @@ def test_the_command_runs_another_with_it(tmp_path):
         (["--device", "tpu"], "unknown device 'tpu'; allowed: cpu, cuda"),
         (["--socket", "/proc/nowhere/socket"], "cannot be made"),
         (["--socket", "/tmp/" + "x" * 200], "100 are allowed: give a shorter one with --socket"),
-        (["--", "/no/such/command"], "'/no/such/command' cannot be run: No such file or directory"),
+        (["--", "/no/such/command"], "'/no/such/command' cannot be run: there is no such command"),
     ],
 )
 def test_bad_input(words, said):

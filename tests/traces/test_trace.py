@@ -95,7 +95,7 @@ def test_operators_of_the_users_own(made):
     [
         ("raises", "raised ValueError: the model is broken"),
         ("dies", "died of SIGSEGV"),
-        ("leaves", "left with status 3"),
+        slow("leaves", "left with status 3"),
     ],
 )
 def test_a_program_that_fails_keeps_what_was_recorded(function, said):
@@ -141,6 +141,7 @@ def test_a_script_with_arguments_on_the_command_line(tmp_path):
     assert "Operator: aten.relu.default\ncnt: 1, ((T([5], f32),), {})" in (tmp_path / "mine.txt").read_text()
 
 
+@pytest.mark.slow
 def test_a_failing_program_has_exit_code_1_and_its_file(tmp_path):
     (tmp_path / "bad.py").write_text("import torch\ntorch.ones(2) + 1\nraise RuntimeError('no more')\n")
     ran = opforge("trace", "bad.py", cwd=tmp_path)

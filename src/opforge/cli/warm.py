@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,8 @@ def warm(
     """Keep a server with torch imported for the commands that OPFORGE_SERVER leads to it."""
     if device not in ("cpu", "cuda"):
         raise OpforgeError(f"unknown device {device!r}; allowed: cpu, cuda")
+    if command and shutil.which(command[0]) is None:
+        raise OpforgeError(f"{command[0]!r} cannot be run: there is no such command")
     from opforge.models.conduct import MODEL_ROLES
     from opforge.runs.execute import device_settings
     from opforge.sandbox.client import SERVER_VARIABLE
