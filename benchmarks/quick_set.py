@@ -42,13 +42,13 @@ if folder := os.environ.get("OPFORGE_COVERAGE"):
 """Imported by every Python process: starts the measurement, and saves it however the process ends."""
 
 
-def run_tests(which: str, marker: str, work: Path, workers: int) -> Path:
+def run_tests(which: str, marker: str, work: Path, workers: int, words: list[str]) -> Path:
     """Run one set of tests; return the folder with what was measured."""
     data = work / which
     data.mkdir()
     (work / "sitecustomize.py").write_text(START.replace("PACKAGE", repr(str(PACKAGE))))
     environment = {**os.environ, "OPFORGE_COVERAGE": str(data), "PYTHONPATH": str(work)}
-    command = [sys.executable, "-m", "pytest", "-q", "-n", str(workers), "-m", marker, "--timeout", "1800"]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", str(workers), "-m", marker, *words]
     done = subprocess.run(command, cwd=ROOT, env=environment, check=False)
     if done.returncode:
         print(f"some {which} tests failed under measurement; their lines still count")
@@ -57,8 +57,8 @@ def run_tests(which: str, marker: str, work: Path, workers: int) -> Path:
 
 def lines_by_file(folders: list[Path]) -> dict[Path, tuple[int, int]]:
     """Return how many lines each file has that can be run, and how many were."""
-    found = coverage.Coverage(data_file=str(folders[0] / "all"), source=[str(PACKAGE)], config_file=False)
-    found.combine([str(folder) for folder in folders], keep=True)
+    found = coverage.Coverage(data_file=None, source=[str(PACKAGE)], config_file=False)
+    found.combine([str(file) for folder in folders for file in folder.iterdir()], keep=True)
     counts = {}
     for path in PACKAGE.rglob("*.py"):
         if "template" not in path.parts:
@@ -81,9 +81,13 @@ def by_package(counts: dict[Path, tuple[int, int]]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("tests", nargs="*", help="folders and files of tests [default: all]")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        data = {which: run_tests(which, marker, Path(folder), options.workers) for which, marker in SETS.items()}
+        data = {
+            which: run_tests(which, marker, Path(folder), options.workers, options.tests)
+            for which, marker in SETS.items()
+        }
         quick = by_package(lines_by_file([data["quick"]]))
         every = by_package(lines_by_file(list(data.values())))
     print("| package | quick % | all % | lost |\n|---|---|---|---|")

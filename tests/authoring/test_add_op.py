@@ -59,7 +59,7 @@ def add(package, name, *options):
     return opforge("add-op", name, *options, "--package", str(package))
 
 
-@pytest.mark.parametrize("ops", [("everything_", "package"), slow((*OPTIONS, "package"))])
+@pytest.mark.parametrize("ops", [("everything_",), slow((*OPTIONS, "package"))])
 def test_what_was_added_works_at_once(ops, full, installed):
     names = [f"tests/test_{name}.py" for name in ops]
     printed = run_tests(full, installed, "-n0", *names)
