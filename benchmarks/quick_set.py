@@ -7,11 +7,14 @@ commands that they start, the fork server and the judges. Confined workers canno
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import coverage
@@ -24,7 +27,10 @@ START = """
 import os
 if folder := os.environ.get("OPFORGE_COVERAGE"):
     import atexit, coverage
-    measured = coverage.Coverage(data_file=f"{folder}/data", data_suffix=True, source=[PACKAGE], config_file=False)
+    measured = coverage.Coverage(
+        data_file=f"{folder}/data", data_suffix=True, source=[PACKAGE], config_file=False, messages=False
+    )
+    measured._warn_no_data = False
     measured.start()
     leave = os._exit
     def save():
@@ -39,20 +45,35 @@ if folder := os.environ.get("OPFORGE_COVERAGE"):
     os._exit = save_and_leave
     atexit.register(save)
 """
-"""Imported by every Python process: starts the measurement, and saves it however the process ends."""
+"""Imported by every Python process of the environment: starts the measurement, and saves it however the process ends."""
 
 
-def run_tests(which: str, marker: str, work: Path, workers: int, words: list[str]) -> Path:
-    """Run one set of tests; return the folder with what was measured."""
-    data = work / which
+@contextlib.contextmanager
+def measuring() -> Iterator[None]:
+    """Have every Python process of this environment measured that has OPFORGE_COVERAGE set."""
+    site = Path(sysconfig.get_path("purelib"))
+    files = {
+        "opforge_coverage.py": START.replace("PACKAGE", repr(str(PACKAGE))),
+        "opforge_coverage.pth": "import opforge_coverage\n",
+    }
+    try:
+        for name, text in files.items():
+            (site / name).write_text(text)
+        yield
+    finally:
+        for name in files:
+            (site / name).unlink(missing_ok=True)
+
+
+def run_tests(which: str, marker: str, data: Path, workers: int, words: list[str]) -> None:
+    """Run one set of tests, and keep what was measured in a folder."""
     data.mkdir()
-    (work / "sitecustomize.py").write_text(START.replace("PACKAGE", repr(str(PACKAGE))))
-    environment = {**os.environ, "OPFORGE_COVERAGE": str(data), "PYTHONPATH": str(work)}
+    environment = {**os.environ, "OPFORGE_COVERAGE": str(data.resolve())}
     command = [sys.executable, "-m", "pytest", "-q", "-n", str(workers), "-m", marker, *words]
-    done = subprocess.run(command, cwd=ROOT, env=environment, check=False)
+    with measuring():
+        done = subprocess.run(command, cwd=ROOT, env=environment, check=False)
     if done.returncode:
         print(f"some {which} tests failed under measurement; their lines still count")
-    return data
 
 
 def lines_by_file(folders: list[Path]) -> dict[Path, tuple[int, int]]:
@@ -81,15 +102,24 @@ def by_package(counts: dict[Path, tuple[int, int]]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--data", type=Path, help="keep what is measured here; sets that are there already are not run")
+    parser.add_argument("--only", choices=SETS, help="run one set, to be compared later, with the same --data")
     parser.add_argument("tests", nargs="*", help="folders and files of tests [default: all]")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        data = {
-            which: run_tests(which, marker, Path(folder), options.workers, options.tests)
-            for which, marker in SETS.items()
-        }
-        quick = by_package(lines_by_file([data["quick"]]))
-        every = by_package(lines_by_file(list(data.values())))
+        work: Path = options.data or Path(folder)
+        work.mkdir(exist_ok=True)
+        for which, marker in SETS.items():
+            if not (work / which).exists() and options.only in (None, which):
+                run_tests(which, marker, work / which, options.workers, options.tests)
+        if all((work / which).exists() for which in SETS):
+            show(work)
+
+
+def show(work: Path) -> None:
+    """Print the percentages side by side."""
+    quick = by_package(lines_by_file([work / "quick"]))
+    every = by_package(lines_by_file([work / which for which in SETS]))
     print("| package | quick % | all % | lost |\n|---|---|---|---|")
     for name, whole in every.items():
         print(f"| {name} | {quick[name]:.1f} | {whole:.1f} | {whole - quick[name]:.1f} |")

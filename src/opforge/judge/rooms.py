@@ -72,10 +72,10 @@ class Guard:
         self._next = 0.0
         self._used, self._files = self._storage()
 
-    def excess(self) -> str | None:
-        """Say what the worker has too much of; None when all is well."""
+    def excess(self, *, at_once: bool = False) -> str | None:
+        """Say what the worker has too much of; None when all is well, or was so a moment ago and is not to be looked at ``at_once``."""
         now = time.monotonic()
-        if now < self._next:
+        if now < self._next and not at_once:
             return None
         self._next = now + _PAUSE_S
         count = len(self._family())

@@ -193,6 +193,13 @@ class Judge:
             self._end_worker()
             self._emit(op, [(p.case, _FORGED) for p in batch.placed if not p.form])
             return
+        raised = next((index for index, one in enumerate(replies) if "raised" in one), None)
+        try:  # one that has started so many processes that the system refuses it more is ended for that, and not for what it raises
+            if raised is not None:
+                worker.look_after(raised, at_once=True)
+        except DeathError as death:
+            self._death(op, batch, death, waiting)
+            return
         findings = self._hear(op, worker, batch, replies)
         if breach := self._breach(worker, reply):
             findings = [(case, breach if finding.passed else finding) for case, finding in findings]

@@ -115,7 +115,7 @@ class KernelWorker:
             ready = {fd for fd, _ in poll.poll(_TICK_S * 1000)}
             if self._output in ready and not self._drain():
                 poll.unregister(self._output)
-            self._look_after(index)
+            self.look_after(index)
             if self._channel.fileno() in ready:
                 try:
                     return self._channel.receive(limit_s)
@@ -131,9 +131,9 @@ class KernelWorker:
                 self.close()
                 raise DeathError(Outcome.TIMED_OUT, index, reason)
 
-    def _look_after(self, index: int) -> None:
+    def look_after(self, index: int, *, at_once: bool = False) -> None:
         """End a kernel that takes more of the machine than it may."""
-        if self._guard is not None and (excess := self._guard.excess()) is not None:
+        if self._guard is not None and (excess := self._guard.excess(at_once=at_once)) is not None:
             self.close()
             raise DeathError(Outcome.CRASHED, index, f"the kernel's process was ended: {excess}")
 
