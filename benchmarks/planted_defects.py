@@ -83,7 +83,7 @@ DEFECTS = (
         "    while new:\n",
         "    if new:\n",
         "A change in a helper's own helper leaves the digest as it was, so an old proof still holds.",
-        ("kernels", "install", "runs"),
+        ("kernels/test_source.py", "kernels", "install", "runs"),
     ),
     Defect(
         "traces-other-settings-kept",
@@ -91,7 +91,7 @@ DEFECTS = (
         'return Ended(kept["seconds"], kept["error"]) if kept["run"] == run.words() else None',
         'return Ended(kept["seconds"], kept["error"])',
         "What was recorded with other settings is taken for this recording.",
-        ("traces",),
+        ("traces/test_many.py", "traces"),
     ),
     Defect(
         "suites-forgets-result-size",
@@ -99,7 +99,7 @@ DEFECTS = (
         "if max(call.input_bytes, call.result_bytes) > profile.bytes or",
         "if call.input_bytes > profile.bytes or",
         "A call with small inputs and a huge result is judged in spite of `--max-mib`.",
-        ("suites", "traces"),
+        ("suites/test_trace.py", "suites/test_torchbench.py", "suites", "traces"),
     ),
     Defect(
         "backends-packet-wins",
@@ -115,7 +115,7 @@ DEFECTS = (
         'torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"),',
         'torch.is_autocast_enabled("cuda"),',
         "A kernel that leaves autocast switched on for the CPU passes.",
-        ("sandbox", "exploits", "judge"),
+        ("exploits", "judge/test_contract.py", "sandbox", "judge"),
     ),
     Defect(
         "sandbox-threads-not-trapped",
@@ -123,7 +123,7 @@ DEFECTS = (
         "if self._inside or threading.get_ident() != self._main:",
         "if self._inside and threading.get_ident() == self._main:",
         "A kernel that calls the operator that it replaces in a thread of its own passes.",
-        ("sandbox", "exploits"),
+        ("sandbox/test_traps.py", "exploits", "sandbox"),
     ),
     Defect(
         "judge-ignores-sign-of-infinity",
@@ -131,7 +131,7 @@ DEFECTS = (
         "(torch.isinf(left) & (left == right))",
         "(torch.isinf(left) & torch.isinf(right))",
         "A kernel that answers infinity with the wrong sign passes.",
-        ("judge", "exploits"),
+        ("judge/test_numerics.py", "judge", "exploits"),
     ),
     Defect(
         "judge-alarms-by-low-peaks",
@@ -139,7 +139,7 @@ DEFECTS = (
         "if slow >= limit or aten_us < limit:",
         "if slow >= limit:",
         "An honest kernel is accused of being faster than light where ATen is so too.",
-        ("judge",),
+        ("judge/test_light.py", "judge"),
     ),
     Defect(
         "runs-cheater-is-proven",
@@ -147,7 +147,7 @@ DEFECTS = (
         "if not never and (rows :=",
         "if (rows :=",
         "A kernel that cheated with one dtype gets a proof for the others.",
-        ("runs", "install"),
+        ("runs/test_proofs.py", "runs", "install"),
     ),
     Defect(
         "runtime-compares-ranks",
@@ -155,7 +155,7 @@ DEFECTS = (
         "any(t.shape != tensors[0].shape for t in tensors[1:])",
         "any(t.dim() != tensors[0].dim() for t in tensors[1:])",
         "A kernel answers calls that broadcast, though it is proven for equal shapes only.",
-        ("install", "runs"),
+        ("install/test_enable.py", "install", "runs"),
     ),
     Defect(
         "generate-forgets-requests-under-way",
@@ -179,7 +179,7 @@ DEFECTS = (
         "count = int((odd | lost).sum())",
         "count = int(odd.sum())",
         "A kernel that puts numbers in the place of a model's NaN passes.",
-        ("models", "cli"),
+        ("models", "cli/test_model.py"),
     ),
     Defect(
         "reports-declined-as-failures",
@@ -195,7 +195,7 @@ DEFECTS = (
         '    if count > 1:\n        ways["the first batched"] = (0, *(None,) * (count - 1))\n',
         "",
         "A vmap rule that goes wrong where only one argument is batched passes `opforge check`.",
-        ("authoring",),
+        ("authoring/test_check.py", "authoring"),
     ),
     Defect(
         "edge-allows-same-names",
@@ -203,7 +203,7 @@ DEFECTS = (
         'bare = entry.name.partition("::")[2]',
         "bare = entry.name",
         "Two operators of one name in two namespaces are let through, and ExecuTorch mixes them up.",
-        ("edge",),
+        ("edge/test_bindings.py", "edge"),
     ),
     Defect(
         "cli-forgets-termination",
@@ -211,7 +211,7 @@ DEFECTS = (
         "        if isinstance(interrupt, Terminated):\n            raise typer.Exit(TERMINATED) from None\n",
         "",
         "A run that SIGTERM has ended exits with 130, as after Ctrl-C, and not with 143.",
-        ("cli", "runs"),
+        ("runs/test_resume.py", "cli", "runs"),
     ),
     Defect(
         "cache-broken-file-is-fatal",
@@ -301,9 +301,10 @@ def caught_by(defect: Defect, marker: str, workers: int, *, narrow: bool) -> str
     with copied() as copy:
         file = copy / PACKAGE / defect.file
         file.write_text(defect.changed(file.read_text(encoding="utf-8")), encoding="utf-8")
-        named = [f"tests/{name}" for name in defect.tests]
-        found = first_failure(copy, named, marker, workers)
-        return found if found or narrow else first_failure(copy, ["tests"], marker, workers)
+        for name in (*defect.tests, *([] if narrow else [""])):
+            if found := first_failure(copy, [f"tests/{name}"], marker, workers):
+                return found
+        return ""
 
 
 def first_failure(copy: Path, tests: Sequence[str], marker: str, workers: int) -> str:
