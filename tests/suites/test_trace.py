@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -105,6 +106,14 @@ def test_choosing_the_heaviest_a_sample_and_what_fits(path):
     assert chosen(profile="full", max_mib=1000)["exp.default"] == 1
     assert sum(chosen(sample=2).values()) == 2
     assert chosen(sample=2) == chosen(sample=2)
+
+
+def test_what_fits_is_told_by_inputs_and_by_results():
+    small = call("relu.default", "((T([1], f32),), {})")
+    inputs, results = replace(small, input_bytes=2 * MIB), replace(small, result_bytes=2 * MIB)
+    drawn, losses = Choice(max_mib=1).of([small, inputs, results], "cpu")
+    assert drawn == [small]
+    assert losses == {"relu.default: more than 1 MiB (--max-mib 1)": 2}
 
 
 def test_a_sample_prefers_what_is_heavy():
