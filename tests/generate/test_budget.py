@@ -93,10 +93,11 @@ def test_what_was_held_and_not_taken_is_given_back() -> None:
     assert not budget.reason
 
 
-def test_a_request_waits_for_those_on_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("bound", [{"max_tokens": MOST + 100}, {"max_cost": 0.0105}], ids=["tokens", "cost"])
+def test_a_request_waits_for_those_on_their_way(bound: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
     provider = Answering(5, 5)
     provider.gate.clear()
-    budget = Budget(PRICES, max_tokens=MOST + 100)
+    budget = Budget(PRICES, **bound)
     waits = threading.Event()
     wait = budget._changed.wait
 
