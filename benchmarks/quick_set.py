@@ -61,7 +61,7 @@ def measuring() -> Iterator[None]:
             (site / name).write_text(text)
         yield
     finally:
-        for name in files:
+        for name in reversed(files):
             (site / name).unlink(missing_ok=True)
 
 
