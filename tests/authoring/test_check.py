@@ -150,6 +150,7 @@ CONTRACTS = {
     "not_contiguous": ("layouts", "transposed, strided", "x = x.contiguous()"),
     "not_deterministic": ("determinism", "the same call with the same seed gives another answer", "nondeterministic_seeded"),
     "vmap_wrong": ("vmap", "all batched", "move the batched dimension to the front"),
+    "vmap_of_first": ("vmap", "the first batched", "move the batched dimension to the front"),
 }  # fmt: skip
 
 

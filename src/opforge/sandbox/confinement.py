@@ -21,6 +21,8 @@ from opforge.sandbox import landlock, reach, seccomp
 
 MAX_PROCESSES = 256
 """That a worker and its descendants may have at once, threads counted."""
+SHARED_PROCESSES = 4 * MAX_PROCESSES
+"""That all workers of one user may have at once: the system counts them together, and what one starts is not to be taken from another."""
 _MAX_FILE_BYTES = 1 << 30
 _MAX_OPEN_FILES = 4096
 _FIRST_USER, _USERS = 2_000_000_000, 100_000
@@ -106,11 +108,11 @@ def user_for(folder: str, number: int) -> int | None:
 
 
 def enter(room: Room, user: int | None, tasks: int | None) -> None:
-    """Confine this process to a room, as a user of its own if there is one; ``tasks`` is how many the present user has already."""
+    """Confine this process to a room, as a user of its own if there is one; ``tasks`` is how many the present user may have."""
     can = abilities()
     own = {**dict.fromkeys(room.lists, landlock.LIST), **dict.fromkeys(room.reads, landlock.READ)}
     own[room.folder] = landlock.OWN
-    _limit(tasks if user is None else 0)
+    _limit(tasks if user is None else MAX_PROCESSES)
     processes.offer_to_end_first()
     if user is not None:
         # What stays is the right to read in folders that only root may enter: Landlock says which.
@@ -143,7 +145,7 @@ def _limit(tasks: int | None) -> None:
     files = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(_MAX_OPEN_FILES, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     if tasks is not None:
-        processes.limit_tasks(tasks + MAX_PROCESSES)
+        processes.limit_tasks(tasks)
 
 
 def _shut_off(paths: Iterable[str]) -> bool:

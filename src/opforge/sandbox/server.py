@@ -262,7 +262,7 @@ class ForkServer:
 
 
 class _Tasks:
-    """How many processes and threads the user has, counted anew now and then; None where that sets no limit to workers."""
+    """How many processes and threads the user may have, counted anew now and then; None where that sets no limit to workers."""
 
     def __init__(self) -> None:
         self._counted_at = -_COUNT_AGAIN_S
@@ -273,8 +273,8 @@ class _Tasks:
         now = time.monotonic()
         if self._counts and os.getuid() != 0 and now - self._counted_at > _COUNT_AGAIN_S:
             self._counted_at = now
-            self._count = processes.tasks_of(os.getuid())
-            if not _can_fork_with(self._count + confinement.MAX_PROCESSES):
+            self._count = processes.tasks_of(os.getuid()) + confinement.SHARED_PROCESSES
+            if not _can_fork_with(self._count):
                 self._counts, self._count = False, None  # the user has others, in containers that we do not see into
         return self._count
 
