@@ -116,6 +116,9 @@ class Judge:
         self._broken = Finding(Outcome.ERROR, broken) if broken else None
         self._plain = frozenset(job.get("plain", ()))
         cases_of = [[CaseRow.from_wire(row) for row in part["cases"]] for part in job["ops"]]
+        if job.get("aten_alone"):
+            self._run_aten_alone(job, cases_of[0][0])
+            return
         untimed = all(case.phase is not Phase.PERFORMANCE for cases in cases_of for case in cases)
         kernel = {**job["kernel"], "forbidden": self._forbidden(job), "untimed": untimed}
         try:
@@ -129,6 +132,12 @@ class Judge:
                 self._end_worker()
                 if self._rooms is not None:
                     self._rooms.clear()
+
+    def _run_aten_alone(self, job: dict[str, Any], case: CaseRow) -> None:
+        """Have ATen run one case in all its variants, with no kernel attached: whoever waits sees whether this process survives it."""
+        number, count = job["aten_alone"]
+        facts, reference = self._facts(job, job["ops"][0]["op"], [case])
+        self._fill(_Op(facts, True, job["kernel"], count, number, reference), deque([case]), 1)
 
     def _facts(self, job: dict[str, Any], name: str, cases: list[CaseRow]) -> tuple[Operator, Reference | None]:
         """Return what is known of an operator and, where it is not ATen's, what answers for it."""

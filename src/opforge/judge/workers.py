@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import mmap
 import os
 import select
@@ -23,6 +24,7 @@ from opforge.sandbox.confinement import Room
 from opforge.sandbox.wire import Channel, ChannelClosedError
 from opforge.sandbox.worker import COUNTER
 
+_FIXED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _KEPT_OUTPUT = 4096
 _TICK_S = 0.1
 _ADVICE = (
@@ -63,8 +65,9 @@ class KernelWorker:
     ) -> None:
         self._spawner = spawner
         self._config = config
-        arena_fd = os.memfd_create("opforge-arena")
+        arena_fd = os.memfd_create("opforge-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(arena_fd, config.arena_bytes)
+        fcntl.fcntl(arena_fd, fcntl.F_ADD_SEALS, _FIXED_SIZE)  # else a kernel cuts it off, and the judge dies reading it
         self.arena = mmap.mmap(arena_fd, config.arena_bytes)
         self.bytes: Bytes = np.frombuffer(self.arena, np.uint8)
         self._channel, theirs = Channel.pair()

@@ -79,6 +79,10 @@ class _Task:
     batch: int = _BATCH
     plain: frozenset[str] = frozenset()
     """Cases that are judged as they stand only: ATen itself was lost on one of their hostile forms."""
+    suspect: _Task | None = None
+    """For a task that has ATen run a case with no kernel attached: the task whose judge was lost on that case."""
+    lost: str = ""
+    """How that judge ended."""
     waiting: dict[Key, Case] = field(default_factory=dict)
 
     def start(self) -> None:
@@ -95,6 +99,24 @@ class _Task:
         ]
         job = replace(self.job, parts=tuple(p for p in parts if p.cases))
         return replace(self, job=job, batch=batch, plain=self.plain | plain, waiting={}) if job.parts else None
+
+    @property
+    def place(self) -> list[int]:
+        """Return the number of the first case that waits among those of its operator, and how many those are."""
+        part, number = self._first
+        return [number, len(part.cases)]
+
+    @property
+    def _first(self) -> tuple[Part, int]:
+        key = next(iter(self.waiting))
+        found = ((p, i, self.key(p.op, c.id, c.phase)) for p in self.job.parts for i, c in enumerate(p.cases))
+        return next((part, number) for part, number, one in found if one == key)
+
+    def aten_alone(self, lost: str) -> _Task:
+        """Return the task to have ATen run the case on which a judge was lost, in the same variants, with no kernel attached."""
+        part, number = self._first
+        job = replace(self.job, parts=(replace(part, cases=[part.cases[number]]),))
+        return replace(self, job=job, suspect=self, lost=lost, ended=nothing, waiting={})
 
 
 class _Turn(Enum):
@@ -310,6 +332,7 @@ class LocalExecutor:
             lane.channel.send({
                 "kernel": job.kernel.wire(), "ops": parts, "batch": lane.task.batch, "until": job.until,
                 "plain": sorted(lane.task.plain), "allow_fallback": self._config.allow_fallback, "serves": list(job.serves),
+                "aten_alone": lane.task.suspect.place if lane.task.suspect is not None else None,
             })  # fmt: skip
         except ChannelClosedError:
             self._lost(lane, "")
@@ -325,16 +348,17 @@ class LocalExecutor:
             lane.turn = turn
             return
         if "done" in message:
-            ended = lane.task.ended if lane.task is not None else nothing
+            task = lane.task
+            if task is not None and task.suspect is not None:
+                self._convict(task.suspect, task.lost)
             self._next(lane)
-            ended()
+            if task is not None:
+                task.ended()
             return
-        self._record(lane, message["op"], message["verdicts"])
+        if lane.task is not None:
+            self._record(lane.task, message["op"], message["verdicts"])
 
-    def _record(self, lane: _Lane, op: str, verdicts: list[dict[str, Any]]) -> None:
-        task = lane.task
-        if task is None:
-            return
+    def _record(self, task: _Task, op: str, verdicts: list[dict[str, Any]]) -> None:
         rows = []
         for verdict in verdicts:
             case = task.waiting.pop(task.key(op, verdict["id"], verdict["phase"]), None)
@@ -350,23 +374,43 @@ class LocalExecutor:
                 self._lost(lane, "hung")
 
     def _lost(self, lane: _Lane, how: str) -> None:
-        """A judge has gone: ATen itself crashed or hung. Go on case by case, and name the one that does it."""
+        """A judge has gone. Go on case by case; on the case that does it, have ATen run alone, to see whose fault it is."""
         status = self._spawner.stop(lane.pid).status
         self._forget(lane)
         task = lane.task
-        if task is not None and task.waiting:
-            plain: frozenset[str] = frozenset()
-            if task.batch == 1:
-                _kernel, op, case_id, phase = next(iter(task.waiting))
-                if case_id in task.plain:
-                    reason = f"ATen itself {how or describe_status(status)} on this case (the judge's process was lost, not the kernel's)"
-                    self._record(lane, op, [{"id": case_id, "phase": phase, **Finding(Outcome.ERROR, reason).row()}])
-                else:
-                    plain = frozenset({case_id})
-            if (rest := task.rest(1, plain)) is not None:
-                self._queue(racing=task.racing).appendleft(rest)
-                return
-        if task is not None:
+        if task is None:
+            return
+        ended = how or describe_status(status)
+        if task.suspect is not None:
+            self._acquit(task.suspect, ended)
+        elif task.waiting and task.batch == 1:
+            self._queue(racing=task.racing).appendleft(task.aten_alone(ended))
+        else:
+            self._go_on(task)
+
+    def _acquit(self, task: _Task, ended: str) -> None:
+        """ATen alone does not come through a case: it is judged without hostile variants, or not at all where ATen dies of it as it stands."""
+        _kernel, op, case_id, phase = next(iter(task.waiting))
+        if case_id not in task.plain:
+            self._go_on(task, frozenset({case_id}))
+            return
+        reason = f"ATen itself {ended} on this case (the judge's process was lost, not the kernel's)"
+        self._record(task, op, [{"id": case_id, "phase": phase, **Finding(Outcome.ERROR, reason).row()}])
+        self._go_on(task)
+
+    def _convict(self, task: _Task, ended: str) -> None:
+        """ATen alone comes through the case on which a judge was lost: that was the kernel's doing, and no more of it is run."""
+        reason = f"the judge's process {ended} while it judged this kernel; with ATen alone it does not"
+        row = Finding(Outcome.CRASHED, reason).row()
+        for _kernel, op, case_id, phase in list(task.waiting):
+            self._record(task, op, [{"id": case_id, "phase": phase, **row}])
+        task.ended()
+
+    def _go_on(self, task: _Task, plain: frozenset[str] = frozenset()) -> None:
+        """Judge what is left of a task one case at a time."""
+        if (rest := task.rest(1, plain)) is not None:
+            self._queue(racing=task.racing).appendleft(rest)
+        else:
             task.ended()
 
     def _rest(self, lane: _Lane) -> None:
