@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from opforge.kernels.native import clashes_of_sources, digest, is_native
+from opforge.kernels.native import clashes_of_sources, is_native
 from opforge.kernels.native.sources import includes, needs_full_headers, needs_python, registrations, sources_in
+from opforge.kernels.source import digest
 from tests.native import write
 
 SOURCE = """

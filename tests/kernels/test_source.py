@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from opforge.kernels.source import digest
+from opforge.kernels.source import UNREADABLE, beside, digest, unfit
+from opforge.runtime import files
+from opforge.sandbox import reach
 
 
 @pytest.mark.parametrize(
@@ -19,9 +23,11 @@ from opforge.kernels.source import digest
         ("open('tables/low.bin')", "tables/low.bin"),
         ("folder / 'tables'", "tables/inner/low.bin"),
         ("import fast", "fast.cpython-311-x86_64-linux-gnu.so"),
+        ("open(folder / ('lo' + 'w.json'))", "low.json"),
+        ("import relu_implementation_0", "relu_implementation_0.py"),
     ],
 )
-def test_what_is_imported_or_named_is_part_of_it(tmp_path, source, file):
+def test_what_it_may_read_is_part_of_it(tmp_path, source, file):
     kernel = tmp_path / "relu_implementation_1.py"
     kernel.write_text(source)
     path = tmp_path / file
@@ -35,7 +41,8 @@ def test_what_is_imported_or_named_is_part_of_it(tmp_path, source, file):
 @pytest.mark.parametrize(
     ("source", "file"),
     [
-        ("'helper'", "other.py"),
+        ("x = 1", "relu_implementation_2.py"),
+        ("x = 1", "relu_implementation_2.cpp"),
         ("open('../low.json')", "../low.json"),
         ("open('.low.json')", ".low.json"),
         ("'relu_implementation_1'", "relu_implementation_1.proof.json"),
@@ -50,3 +57,62 @@ def test_other_files_are_not(tmp_path, source, file):
     before = digest(kernel)
     (folder / file).write_text("3")
     assert digest(kernel) == before
+
+
+def make_fifo(path):
+    os.mkfifo(path)
+
+
+def make_endless(path):
+    path.touch()
+    os.truncate(path, 8 << 40)
+
+
+def make_link(path):
+    path.symlink_to("/etc/passwd")
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [(make_fifo, "not a regular file"), (make_endless, "8796093022208 bytes"), (make_link, "links are not followed")],
+)
+def test_a_source_that_is_no_plain_file_is_not_read(tmp_path, make, words):
+    kernel = tmp_path / "relu_implementation_1.py"
+    make(kernel)
+    assert digest(kernel) == UNREADABLE
+    assert words in unfit(kernel)
+
+
+@pytest.mark.parametrize("make", [make_fifo, make_endless, make_link])
+def test_what_lies_beside_and_is_no_plain_file_cannot_be_read_by_the_kernel(tmp_path, make):
+    """What a digest does not cover, a worker may not read."""
+    kernel = tmp_path / "relu_implementation_1.py"
+    kernel.write_text("open('named')")
+    (tmp_path / "other").write_text("0")
+    make(tmp_path / "unnamed")
+    assert digest(kernel) != UNREADABLE
+    assert str(tmp_path / "unnamed") not in reach.kernel_reads(str(kernel))
+
+
+def test_of_a_folder_that_holds_much_only_what_is_named(tmp_path):
+    kernel = tmp_path / "relu_implementation_1.py"
+    kernel.write_text("open('named.bin')")
+    (tmp_path / "named.bin").write_text("0")
+    for number in range(files.MOST_FILES):
+        (tmp_path / f"{number}.txt").touch()
+    assert beside(kernel) == {tmp_path / "named.bin"}
+    assert digest(kernel) != UNREADABLE
+
+
+def test_a_link_to_a_large_tree_is_not_followed(tmp_path):
+    kernel = tmp_path / "relu_implementation_1.py"
+    kernel.write_text("open('data/bin/python3')")
+    (tmp_path / "data").symlink_to("/usr")
+    assert beside(kernel) == set()
+
+
+@pytest.mark.parametrize("text", ["-" * 60_000 + "1", "(" * 5_000, "a" + ".b" * 50_000])
+def test_a_source_that_is_too_deep_to_be_parsed_has_a_digest(tmp_path, text):
+    kernel = tmp_path / "relu_implementation_1.py"
+    kernel.write_text(f"x = {text}\n")
+    assert digest(kernel) != UNREADABLE

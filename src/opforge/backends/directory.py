@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import re
 from collections.abc import Iterable
 from dataclasses import replace
@@ -11,8 +10,9 @@ from pathlib import Path
 from opforge.backends.base import BackendOptions
 from opforge.errors import NothingToJudgeError, OpforgeError, UnknownNameError
 from opforge.kernels import Kernel, Served, native
-from opforge.kernels.source import digest
+from opforge.kernels.source import UNREADABLE, digest, shown, unfit
 from opforge.ops import Form, table
+from opforge.runtime import files
 
 _FILE = "{folder}_implementation_"
 
@@ -42,7 +42,11 @@ class DirectoryBackend:
                 f"there is no kernel directory {str(self._root)!r}; make one with `opforge setup --ops-directory {self._root}`, "
                 "or name another with --ops-directory"
             )
-        folders = sorted(p for p in self._root.iterdir() if p.is_dir() and not p.name.startswith((".", "__")))
+        inside = sorted(p for p in self._root.iterdir() if not p.name.startswith((".", "__")))
+        folders = [path for path in inside if files.is_folder(path)]
+        self.strangers += [
+            f"{shown(p.name)} is a link, and links are not followed" for p in inside if p.is_symlink() and p.is_dir()
+        ]
         kernels = [kernel for folder in folders if (kernel := self._kernel(folder)) is not None]
         if unused := set(self._chosen) - {folder.name for folder in folders}:
             raise UnknownNameError("kernel folder", min(unused), [folder.name for folder in folders])
@@ -55,24 +59,25 @@ class DirectoryBackend:
 
     def _kernel(self, folder: Path) -> Kernel | None:
         name = operator_name(folder.name)
-        files = implementations(folder)
-        if not files:
-            self.strangers.append(f"{folder.name} holds no {_FILE.format(folder=folder.name)}*.py, *.cpp or *.cu")
+        found = implementations(folder)
+        if not found:
+            name = shown(folder.name)
+            self.strangers.append(f"{name} holds no {_FILE.format(folder=name)}*.py, *.cpp or *.cu")
             return None
-        file = self._pick(folder, files)
+        file = self._pick(folder, found)
         try:
             return kernel_in(file, name)
         except UnknownNameError as error:
-            self.strangers.append(str(error))
+            self.strangers.append(shown(str(error)))
             return None
 
-    def _pick(self, folder: Path, files: list[Path]) -> Path:
+    def _pick(self, folder: Path, found: list[Path]) -> Path:
         wanted = self._chosen.get(folder.name)
         if wanted is None:
-            return files[-1]
+            return found[-1]
         prefix = _FILE.format(folder=folder.name)
         by_name = {
-            name: f for f in files for name in (f.name, f.stem, *(n.removeprefix(prefix) for n in (f.name, f.stem)))
+            name: f for f in found for name in (f.name, f.stem, *(n.removeprefix(prefix) for n in (f.name, f.stem)))
         }
         if wanted not in by_name:
             raise UnknownNameError(f"implementation of {folder.name}", wanted, by_name)
@@ -103,7 +108,16 @@ def kernel_in(file: Path, name: str) -> Kernel:
     functional = [op for op in own if op.form is not Form.MUTABLE] if primary.form is Form.FUNCTIONAL else [primary]
     serves = [Served(op.name) for op in functional] + [Served(op.name, required=False) for op in others]
     entries = dict.fromkeys([f"{name.replace('.', '__')}_kernel_impl", f"{primary.base}_kernel_impl"])
-    return Kernel(file.stem, primary.name, tuple(serves), str(file.resolve()), tuple(entries), digest(file))
+    broken = unfit(file)
+    return Kernel(
+        shown(file.stem),
+        primary.name,
+        tuple(serves),
+        shown(str(file.absolute())),
+        tuple(entries),
+        UNREADABLE if broken else digest(file),
+        broken=broken,
+    )
 
 
 def operator_name(folder: str) -> str:
@@ -118,10 +132,11 @@ def operator_name(folder: str) -> str:
 def implementations(folder: Path) -> list[Path]:
     """Return the implementations in a folder, oldest first: ``_2`` comes before ``_10``, and C++ before Python of the same number."""
     prefix = _FILE.format(folder=folder.name)
-    found = (p for p in folder.glob(f"{glob.escape(prefix)}*") if p.suffix in (".py", *native.SUFFIXES))
+    suffixes = (".py", *native.SUFFIXES)
+    found = (p for p in folder.iterdir() if p.name.startswith(prefix) and p.suffix in suffixes and not p.is_dir())
     return sorted(found, key=lambda p: (_natural(p.stem), p.suffix))
 
 
 def _natural(text: str) -> list[tuple[int, int, str]]:
-    parts = re.split(r"(\d+)", text)
-    return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in parts]
+    parts = re.split(r"([0-9]+)", text)
+    return [(1, int(part), "") if number % 2 else (0, 0, part) for number, part in enumerate(parts)]

@@ -10,6 +10,7 @@ import typer
 
 from opforge.cli.progress import ProgressLine
 from opforge.errors import OpforgeError
+from opforge.reports.plain import visible
 
 if TYPE_CHECKING:
     from opforge.authoring.checking import Operator, Report
@@ -51,7 +52,7 @@ def check(
     if format_ == "json":
         sys.stdout.write(json.dumps(report.as_json(), indent=2) + "\n")
     else:
-        sys.stdout.write("\n".join(_lines(report)) + "\n")
+        sys.stdout.write("\n".join(map(visible, _lines(report))) + "\n")
     return report.exit_code
 
 

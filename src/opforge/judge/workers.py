@@ -67,7 +67,9 @@ class KernelWorker:
         self._config = config
         arena_fd = os.memfd_create("opforge-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(arena_fd, config.arena_bytes)
-        fcntl.fcntl(arena_fd, fcntl.F_ADD_SEALS, _FIXED_SIZE)  # else a kernel cuts it off, and the judge dies reading it
+        fcntl.fcntl(
+            arena_fd, fcntl.F_ADD_SEALS, _FIXED_SIZE
+        )  # else a kernel cuts it off, and the judge dies reading it
         self.arena = mmap.mmap(arena_fd, config.arena_bytes)
         self.bytes: Bytes = np.frombuffer(self.arena, np.uint8)
         self._channel, theirs = Channel.pair()

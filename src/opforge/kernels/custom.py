@@ -11,7 +11,8 @@ from pathlib import Path
 from opforge.errors import NothingToJudgeError, OpforgeError, UnknownNameError
 from opforge.kernels import native
 from opforge.kernels.kernel import Kernel, Reference, Served
-from opforge.kernels.source import digest
+from opforge.kernels.source import digest, unfit
+from opforge.runtime import files
 
 GEN_INPUT = "gen_input.py"
 _SUFFIXES = (".py", *native.SUFFIXES)
@@ -36,8 +37,8 @@ class CustomFolder:
     @cached_property
     def implementations(self) -> list[Path]:
         """The files of its implementations, by name."""
-        files = (p for p in self.path.iterdir() if p.suffix in _SUFFIXES and p.is_file())
-        return sorted(p for p in files if _name_of(p, self.op) not in ("", "reference"))
+        found = (p for p in self.path.iterdir() if p.suffix in _SUFFIXES and not p.is_dir() and p.name.isprintable())
+        return sorted(p for p in found if _name_of(p, self.op) not in ("", "reference"))
 
     @property
     def entry(self) -> str:
@@ -47,7 +48,7 @@ class CustomFolder:
     def reference(self) -> Reference:
         """What its kernels are held against: ``{op}_reference``; else an implementation; else the identity."""
         own = self.path / f"{self.op}_reference.py"
-        if own.is_file():
+        if files.is_regular(own):
             if _defines(own, f"{self.op}_reference", broken=True):
                 return _reference(own.stem, own, f"{self.op}_reference")
             self.warnings.append(f"{self.op}: {own.name} does not define {self.op}_reference, and is passed over")
@@ -67,8 +68,8 @@ class CustomFolder:
         """A kernel for each implementation, named ``{op}__{name}``."""
         return [
             Kernel(
-                name, self.op, (Served(self.op),), str(file.resolve()), (self.entry,), digest(file),
-                reference=self.reference,
+                name, self.op, (Served(self.op),), str(file.absolute()), (self.entry,), digest(file),
+                reference=self.reference, broken=unfit(file),
             )
             for file, name in self._named()
         ]  # fmt: skip
@@ -108,11 +109,11 @@ def find(root: Path) -> CustomOps:
         )
     folders: dict[str, CustomFolder] = {}
     strangers = []
-    for path in sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith((".", "__"))):
+    for path in sorted(p for p in root.iterdir() if files.is_folder(p) and not p.name.startswith((".", "__"))):
         folder = CustomFolder(path)
         if not path.name.isidentifier():
             strangers.append(f"{path.name} cannot be the name of an operator: functions are to be named after it")
-        elif not folder.gen_input.is_file() and not folder.implementations:
+        elif not files.is_regular(folder.gen_input) and not folder.implementations:
             strangers.append(f"{path.name} holds neither {GEN_INPUT} nor {path.name}_NAME.py")
         else:
             folders[path.name] = folder
@@ -130,15 +131,15 @@ def _name_of(file: Path, op: str) -> str:
 
 
 def _reference(name: str, file: Path, entry: str) -> Reference:
-    return Reference(name, str(file.resolve()), (entry,), digest(file))
+    return Reference(name, str(file.absolute()), (entry,), digest(file), broken=unfit(file))
 
 
 def _defines(file: Path, name: str, *, broken: bool) -> bool:
     """Whether a source defines a name, as far as can be told without running it; ``broken`` of one that cannot be read."""
     try:
-        source = file.read_text(errors="replace")
+        source = files.read_text(file)
         return native.is_native(file) or name in _top_level(ast.parse(source)) or "import *" in source
-    except (OSError, SyntaxError, ValueError):
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return broken
 
 

@@ -73,13 +73,12 @@ def native_hints(source: str) -> list[str]:
 
 def hints(source: str) -> list[str]:
     """Return what is worth a look in a kernel's source, each with the line where it was first seen."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError):
-        return []
     first: dict[str, int] = {}
-    for what, line in _found(tree):
-        first[what] = min(line, first.get(what, line))
+    try:
+        for what, line in _found(ast.parse(source)):
+            first[what] = min(line, first.get(what, line))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
     return [f"{what} (line {line})" for what, line in sorted(first.items(), key=lambda item: item[1])]
 
 

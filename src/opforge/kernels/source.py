@@ -1,33 +1,72 @@
-"""What a kernel is made of: its file, the modules beside it that it imports, and files there that it names."""
+"""What a kernel is made of: all that it may read from beside its file. Its digest covers just that."""
 
 from __future__ import annotations
 
 import ast
 import contextlib
+import errno
 import hashlib
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from opforge.kernels import native
+from opforge.runtime import files
 
 UNREADABLE = "unreadable"
 """In a digest's place where a source cannot be read."""
 _NAME = re.compile(r"(?:(?!\.)[\w.-]+/)*(?!\.)[\w.-]{1,100}", re.ASCII)
 """What may be the name of a file below a folder."""
+_IMPLEMENTATION = re.compile(r".+_implementation_.+\.(py|cpp|cu)", re.DOTALL)
+_PROOF = ".proof.json"
+_FILE_NAME = re.compile(r"[\w .+-]+")
 
 
 def digest(file: Path) -> str:
-    """Return the digest of a source with what it imports and names from beside it; one that cannot be read has none, and its load is its verdict."""
+    """Return the digest of a source with all that it may read from beside it; one that cannot be read has none, and its load is its verdict."""
     try:
-        if native.is_native(file):
-            return native.digest(file)
-        whole = hashlib.sha256(file.read_bytes())
+        whole = hashlib.sha256(files.read(file))
         for other in sorted(beside(file)):
-            whole.update(str(other.relative_to(file.parent)).encode() + b"\0" + other.read_bytes())
+            name = os.fsencode(other.relative_to(file.parent))
+            whole.update(name + b"\0" + hashlib.sha256(files.read(other)).digest())
     except OSError:
         return UNREADABLE
     return whole.hexdigest()[:16]
+
+
+def unfit(file: Path) -> str:
+    """Say why a file is no kernel that could be run, whatever stands in it; nothing where it may be one."""
+    if not _FILE_NAME.fullmatch(file.name):
+        return "its name holds other characters than letters, digits, spaces and _ . + -: rename it"
+    try:
+        files.read(file)
+    except OSError as error:
+        return f"{file.name} cannot be read: {error.strerror}"
+    return ""
+
+
+def shown(name: str) -> str:
+    """Return a name as it can be shown: what is not printable stands as its number."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in name)
+
+
+def beside(file: Path) -> set[Path]:
+    """Return the files that a kernel may read: all in its folder and below, save other implementations that it does not name, and proofs.
+
+    Of a folder that holds more than a kernel's does, only what the kernel imports or names.
+    """
+    named = _closure(file)
+    try:
+        found = list(files.below(file.parent))
+    except OSError as error:
+        if error.errno != errno.EFBIG:
+            raise
+        return named
+    if sum(size for _, size in found) > files.MOST_TOGETHER:
+        return named
+    others = {path for path, _ in found if not (path.parent == file.parent and _IMPLEMENTATION.fullmatch(path.name))}
+    return {path for path in others | named if not path.name.endswith(_PROOF)} - {file}
 
 
 def imports(text: str) -> Iterator[str]:
@@ -40,30 +79,34 @@ def imports(text: str) -> Iterator[str]:
 
 
 def _nodes(text: str) -> Iterator[ast.AST]:
-    with contextlib.suppress(SyntaxError, ValueError):
+    with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
         yield from ast.walk(ast.parse(text))
 
 
-def beside(file: Path) -> set[Path]:
-    """Return the files in a file's folder and below that it imports or names, directly or through each other."""
+def _closure(file: Path) -> set[Path]:
+    """Return the files in a file's folder and below that it imports or names, directly or through each other; of C++, the headers."""
+    if native.is_native(file):
+        return set(native.headers_in(file.parent))
     found: set[Path] = set()
     new = {file}
     while new:
-        texts = [source.read_text(encoding="utf-8", errors="replace") for source in new if source.suffix == ".py"]
+        texts = [files.read_text(source) for source in new if source.suffix == ".py"]
         there = {path for text in texts for name in imports(text) for path in _module(file.parent, name)}
         there |= {path for text in texts for name in _constants(text) for path in _named(file.parent, name)}
         new = there - found - {file}
         found |= new
+        if len(found) > files.MOST_FILES:
+            raise OSError(errno.EFBIG, f"it names more than {files.MOST_FILES} files", str(file))
     return found
 
 
 def _module(folder: Path, name: str) -> Iterator[Path]:
     """Yield the files of a module that lies in a folder; none where there is no such module."""
-    if (module := folder / f"{name}.py").is_file():
+    if files.is_regular(module := folder / f"{name}.py"):
         yield module
-    yield from folder.glob(f"{name}.*.so")
-    if (package := folder / name).is_dir():
-        yield from package.rglob("*.py")
+    yield from (path for path in folder.glob(f"{name}.*.so") if files.is_regular(path))
+    if files.is_folder(package := folder / name):
+        yield from (path for path, _ in files.below(package) if path.suffix == ".py")
 
 
 def _constants(text: str) -> Iterator[str]:
@@ -74,11 +117,11 @@ def _constants(text: str) -> Iterator[str]:
 
 
 def _named(folder: Path, name: str) -> Iterator[Path]:
-    """Yield the files that a name may stand for: a file, all of a folder, a module; none outside of the folder, and no proofs."""
+    """Yield the files that a name may stand for: a file, all of a folder, a module; none outside of the folder."""
     place = folder / name
-    if place.is_file():
+    if files.is_regular(place):
         yield place
-    elif place.is_dir() and place != folder:
-        yield from (path for path in place.rglob("*") if path.is_file() and path.suffix != ".pyc")
+    elif files.is_folder(place) and place != folder:
+        yield from (path for path, _ in files.below(place))
     elif name.replace(".", "").isidentifier():
         yield from _module(folder, name.partition(".")[0])

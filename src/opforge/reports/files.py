@@ -12,11 +12,13 @@ from opforge.cache import write_atomically
 from opforge.judge.verdict import Outcome
 from opforge.reports import implementations, speed
 from opforge.reports.page import write_page
+from opforge.reports.plain import code, one_line
 from opforge.runs.score import CURVE, OperatorTally, Summary
 from opforge.runs.store import read_manifest, read_rows
 
 SUMMARY, TABLE, FAILED, FULL = "OVERALL_SUMMARY.md", "operator_summary.csv", "failed_tests.json", "full_results.json"
 _SHOWN_REASONS = 3
+_MOST_CHARACTERS = 4000
 _SPEEDUPS = "Speedups over {} with their 95 % intervals; only right kernels have one."
 
 
@@ -39,7 +41,7 @@ def overall(manifest: dict[str, Any], summary: Summary) -> str:
     lines = [
         f"# {config['backend']} on {config['suite']}",
         "",
-        f"`{' '.join(manifest['command'])}`",
+        code(" ".join(manifest["command"]), _MOST_CHARACTERS),
         "",
         "| | |",
         "|---|---|",
@@ -76,10 +78,15 @@ def overall(manifest: dict[str, Any], summary: Summary) -> str:
             "",
             "## Samples that could not become cases",
             "",
-            *[f"- {loss}" for loss in manifest["plan"]["losses"]],
+            *[f"- {one_line(loss, _MOST_CHARACTERS)}" for loss in manifest["plan"]["losses"]],
         ]
     if manifest["plan"]["remarks"]:
-        lines += ["", "## Remarks", "", *[f"- {remark}" for remark in manifest["plan"]["remarks"]]]
+        lines += [
+            "",
+            "## Remarks",
+            "",
+            *[f"- {one_line(remark, _MOST_CHARACTERS)}" for remark in manifest["plan"]["remarks"]],
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -111,7 +118,7 @@ def _comparison(manifest: dict[str, Any], summary: Summary) -> Iterator[str]:
     for row in rows:
         t = row.tally
         verdict = "right" if t.right else verdict_text(t.verdicts)
-        cells = [f"`{t.op}`", f"`{t.kernel}`", f"{t.passed}/{t.total}", verdict, f"`{row.reference}`"]
+        cells = [code(t.op), code(t.kernel), f"{t.passed}/{t.total}", verdict, code(row.reference)]
         yield f"| {' | '.join([*cells, speed.speed_cell(t), row.fastest_cell])} |"
 
 
@@ -124,7 +131,14 @@ def _times(summary: Summary) -> Iterator[str]:
     yield f"| operator | kernel | timed | × {summary.against} | call × {summary.against} | % of light ({summary.against}) | |"
     yield "|---|---|---|---|---|---|---|"
     for t in timed:
-        cells = [f"`{t.op}`", t.kernel, str(len(t.times)), speed.speed_cell(t), speed.call_cell(t), speed.light_cell(t)]
+        cells = [
+            code(t.op),
+            code(t.kernel),
+            str(len(t.times)),
+            speed.speed_cell(t),
+            speed.call_cell(t),
+            speed.light_cell(t),
+        ]
         yield f"| {' | '.join([*cells, speed.marks(t)])} |"
     if remarks := list(speed.machine_lines(summary)):
         yield from ("", "## The machine while it was timed", "", *[f"- {remark}" for remark in remarks])
@@ -135,9 +149,11 @@ def _asides(manifest: dict[str, Any], summary: Summary) -> Iterator[str]:
     tallies = [t for _, t in sorted(summary.operators.items())]
     hints = [(k["name"], k["hints"]) for k in manifest["plan"]["kernels"] if k.get("hints")]
     sections = {
-        "Hints from the kernels' sources (never a verdict)": [f"`{name}`: {'; '.join(found)}" for name, found in hints],
+        "Hints from the kernels' sources (never a verdict)": [
+            f"{code(name)}: {one_line('; '.join(found))}" for name, found in hints
+        ],
         "ATen operators that kernels call": [
-            f"`{t.op}`: {', '.join(f'{name} {count}×' for name, count in sorted(t.calls.items()))}"
+            f"`{t.op}`: {one_line(', '.join(f'{name} {count}×' for name, count in sorted(t.calls.items())), 1000)}"
             for t in tallies
             if t.calls
         ],
@@ -145,7 +161,7 @@ def _asides(manifest: dict[str, Any], summary: Summary) -> Iterator[str]:
             f"`{t.unit}`: {t.tolerated} of {t.total} cases" for t in tallies if t.tolerated
         ],
         f"Not judged because {summary.authority if summary.apart else 'PyTorch'} is at fault": [
-            f"`{t.unit}`: {note} ({count}×)" for t in tallies for note, count in sorted(t.defects.items())
+            f"{code(t.unit)}: {one_line(note)} ({count}×)" for t in tallies for note, count in sorted(t.defects.items())
         ],
     }
     for title, lines in sections.items():
@@ -167,9 +183,9 @@ def verdict_text(verdicts: dict[str, int]) -> str:
 
 
 def _reasons(tally: OperatorTally) -> Iterator[str]:
-    yield f"- **{tally.op}** ({tally.kernel}): {tally.passed} of {tally.total} passed"
+    yield f"- **{tally.op}** ({code(tally.kernel)}): {tally.passed} of {tally.total} passed"
     for verdict, reason, count in tally.main_reasons(_SHOWN_REASONS):
-        yield f"  - {count}× {verdict}: {reason}"
+        yield f"  - {count}× {verdict}: {code(reason, _MOST_CHARACTERS)}"
     if len(tally.reasons) > _SHOWN_REASONS:
         yield f"  - and {len(tally.reasons) - _SHOWN_REASONS} other reasons, in {FAILED}"
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from opforge.judge.verdict import Outcome
 from opforge.reports.speed import ratio_text
+from opforge.reports.terminal import words
 from opforge.runs.speed import Ratio
 
 _MOST_RESULTS = 8
@@ -22,7 +22,7 @@ def show(console: Console, report: Mapping[str, Any]) -> None:
     kind = "training" if report["train"] else "inference"
     colour = "green" if report["verdict"] == Outcome.PASSED else "red"
     head = f"{report['model']} with {report['backend']} on {report['device']} ({report['dtype']}, {kind})"
-    console.print(f"{escape(head)}: [{colour}]{report['verdict']}[/{colour}]", soft_wrap=True)
+    console.print(f"{words(head)}: [{colour}]{report['verdict']}[/{colour}]", soft_wrap=True)
     console.print(_kernels(report["kernels"]))
     for line in _lines(report):
         console.print(line, soft_wrap=True)
@@ -38,7 +38,7 @@ def _kernels(rows: list[Mapping[str, Any]]) -> Table:
     for row in sorted(rows, key=lambda row: (-row["calls"], -row["fallbacks"], row["kernel"])):
         times = [_range(row, who) for who in ("kernel", "aten")] if timed else []
         ops = ", ".join(f"{op} {count}" for op, count in row["ops"].items()) or "not hit"
-        table.add_row(escape(row["kernel"]), str(row["calls"]), str(row["fallbacks"]), *times, escape(ops))
+        table.add_row(words(row["kernel"]), str(row["calls"]), str(row["fallbacks"]), *times, words(ops))
     return table
 
 
@@ -46,24 +46,24 @@ def _range(row: Mapping[str, Any], who: str) -> str:
     if f"{who}_us" not in row:
         return ""
     least, most = row[f"{who}_us_range"]
-    return escape(f"{_us(row[f'{who}_us'])} [{_us(least)}, {_us(most)}]")
+    return words(f"{_us(row[f'{who}_us'])} [{_us(least)}, {_us(most)}]")
 
 
 def _lines(report: Mapping[str, Any]) -> Iterator[str]:
     for row in report["kernels"]:
         if "verdict" in row:
-            yield f"[red]{row['verdict']}[/red] {escape(row['kernel'])}: {escape(row['reason'])}"
+            yield f"[red]{row['verdict']}[/red] {words(row['kernel'])}: {words(row['reason'])}"
         for reason, count in row["fallback_reasons"].items():
-            yield f"[yellow]fell back[/yellow] {escape(row['kernel'])}, {count}×: {escape(reason)}"
+            yield f"[yellow]fell back[/yellow] {words(row['kernel'])}, {count}×: {words(reason)}"
         for reason in dict.fromkeys(row["refused"].values()):
-            yield f"[yellow]not installed[/yellow] {escape(row['kernel'])}: {escape(reason)}"
+            yield f"[yellow]not installed[/yellow] {words(row['kernel'])}: {words(reason)}"
     for note in (*report["remarks"], *report["notes"]):
-        yield f"[yellow]note[/yellow] {escape(note)}"
+        yield f"[yellow]note[/yellow] {words(note)}"
     yield from _results(report)
     if times := report.get("time"):
         ratio = ratio_text(Ratio(times["speedup"], times["low"], times["high"]))
         both = f"with kernels {_time(times['kernel_us'])}, without {_time(times['aten_us'])}, × ATen {ratio}"
-        yield escape(f"time         {both}, {times['rounds']} rounds of {times['calls']}")
+        yield words(f"time         {both}, {times['rounds']} rounds of {times['calls']}")
     if (blame := report.get("blame")) is not None:
         yield from _blame(blame)
 
@@ -73,24 +73,24 @@ def _results(report: Mapping[str, Any]) -> Iterator[str]:
     wrong = [row for row in results if not row["right"]]
     yield f"results      {len(results) - len(wrong)} of {len(results)} right" if results else "results      none"
     if report["reason"]:
-        yield f"  [red]{report['verdict']}[/red]: {escape(report['reason'])}"
+        yield f"  [red]{report['verdict']}[/red]: {words(report['reason'])}"
     for row in wrong[:_MOST_RESULTS]:
         said = (
             row.get("fault")
             or f"error {row['error']:.3g}, allowed {row['bound']:.3g} (ATen's own {row['aten_error']:.3g})"
         )
-        yield escape(f"  {row['name']}: {said}")
+        yield words(f"  {row['name']}: {said}")
     if len(wrong) > _MOST_RESULTS:
         yield f"  … and {len(wrong) - _MOST_RESULTS} more (all are in --format json)"
 
 
 def _blame(blame: Mapping[str, Any]) -> Iterator[str]:
     for row in blame["guilty"]:
-        yield f"[bold red]to blame[/bold red]     {escape(row['kernel'])}, by itself {row['verdict']}: {escape(row['reason'])}"
+        yield f"[bold red]to blame[/bold red]     {words(row['kernel'])}, by itself {row['verdict']}: {words(row['reason'])}"
         yield from _located(row)
     for group in blame["together"]:
         names = ", ".join(row["kernel"] for row in group)
-        yield f"[bold red]to blame[/bold red]     {escape(names)}: right without any one of them, wrong with all"
+        yield f"[bold red]to blame[/bold red]     {words(names)}: right without any one of them, wrong with all"
         for row in group:
             yield from _located(row)
     if not blame["guilty"] and not blame["together"]:
@@ -102,15 +102,15 @@ def _located(row: Mapping[str, Any]) -> Iterator[str]:
     first = row["first"]
     if first is None:
         share = f"; the nearest took {row['largest_share_of_bound']:.0%} of what is allowed" if row["looked_at"] else ""
-        yield escape(f"  {row['kernel']}: each of {row['looked_at']} calls by itself is within its bound{share}")
+        yield words(f"  {row['kernel']}: each of {row['looked_at']} calls by itself is within its bound{share}")
         return
-    yield escape(
+    yield words(
         f"  first off at call {first['number'] + 1} of {row['calls']} ({first['phase']}): {first['op']} {first['case']}"
     )
-    yield f"    [red]{first['verdict']}[/red]: {escape(first['reason'])}"
-    words = ["opforge", "time", str(row["file"]), "--op", first["op"], "--case", first["case"]]
+    yield f"    [red]{first['verdict']}[/red]: {words(first['reason'])}"
+    command = ["opforge", "time", str(row["file"]), "--op", first["op"], "--case", first["case"]]
     if first.get("also_with_seeded_contents", True):
-        yield escape(f"    {shlex.join(words)}")
+        yield words(f"    {shlex.join(command)}")
     else:
         yield "    with seeded contents of the same shapes it is right: it depends on the values"
 

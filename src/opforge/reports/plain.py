@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import re
 
-_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
-"""What XML cannot hold, and what a terminal might obey."""
-_LINES = re.compile(r"\s*[\r\n]+\s*")
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+"""What XML cannot hold, what a terminal might obey, and what shows text in another order than it is stored."""
+_LINES = re.compile(r"\s*[\r\n\u2028\u2029\x85]+\s*")
+_COMMAND = re.compile(r"^(\s*)(?=::)|(?<=##)(?=\[)", re.MULTILINE)
+"""Where GitHub's runner would find a command in a line of output."""
 
 
 def visible(text: str) -> str:
-    """Return a text in which control characters stand as their numbers."""
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    """Return a text in which control characters stand as their numbers, and which is no command to GitHub's runner."""
+    text = _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    return _COMMAND.sub(r"\1\\", text)
 
 
 def one_line(text: str, most: int = 300) -> str:
     """Return a text on one line, cut where it is long."""
-    text = _LINES.sub(" ", visible(text)).strip()
+    text = visible(_LINES.sub(" ", text).strip())
     return text if len(text) <= most else text[: most - 1] + "…"
 
 

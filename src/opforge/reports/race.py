@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 
 from opforge.judge.verdict import Outcome
 from opforge.reports.speed import percent, ratio_text
+from opforge.reports.terminal import words
 from opforge.runs.speed import Ratio
 
 _KINDS = ("device", "call", "sync")
@@ -25,24 +25,24 @@ _LAUNCH_BOUND = "ATen's own time here is no more than the overhead of a launch, 
 def show(console: Console, rows: Iterable[Mapping[str, Any]]) -> None:
     """Print what the judge and the clock said of each case."""
     for row in rows:
-        console.print(f"[bold]{escape(row['case'])}[/bold]", soft_wrap=True)
+        console.print(f"[bold]{words(row['case'])}[/bold]", soft_wrap=True)
         for line in _block(row):
             console.print(f"  {line}", soft_wrap=True)
 
 
 def _block(row: Mapping[str, Any]) -> Iterator[str]:
     if row["verdict"] != Outcome.PASSED:
-        yield f"[red]{row['verdict']}[/red], so there is no time: {escape(row['reason'])}"
+        yield f"[red]{row['verdict']}[/red], so there is no time: {words(row['reason'])}"
     elif row.get("speedup") is None:
         yield "[red]not timed[/red]"
     else:
-        yield from (escape(line) for line in _figures(row))
+        yield from (words(line) for line in _figures(row))
     if row.get("launch_bound"):
         yield f"[yellow]launch-bound[/yellow] {_LAUNCH_BOUND}"
     if row.get("alarm"):
-        yield f"[bold red]ALARM[/bold red] {escape(row['alarm'])}; this is no record"
+        yield f"[bold red]ALARM[/bold red] {words(row['alarm'])}; this is no record"
     for note in row.get("notes", ()):
-        yield f"[yellow]note[/yellow] {escape(note)}"
+        yield f"[yellow]note[/yellow] {words(note)}"
 
 
 def _figures(row: Mapping[str, Any]) -> Iterator[str]:

@@ -12,10 +12,12 @@ from rich.table import Table
 from opforge.judge.verdict import Outcome
 from opforge.reports import implementations, speed
 from opforge.reports.files import verdict_text, weak_text
-from opforge.reports.plain import visible
+from opforge.reports.plain import one_line, visible
 from opforge.runs.score import OperatorTally, Summary
 
 _PLAIN_WIDTH = 140
+_MOST_CHARACTERS = 4000
+"""Of a reason in a line."""
 _MAX_ROWS = 40
 _MAX_REASONS = 25
 _MAX_WEAK = 5
@@ -29,10 +31,26 @@ _SPEED_COLUMNS: dict[str, Callable[[OperatorTally], str]] = {
 """What is said of times, by the column's title; a column in which nothing stands is left out. Light is the kernel's, then ATen's."""
 
 
+class PlainConsole(Console):
+    """Shows control characters as their numbers and emoji codes as they are: a kernel's words must not change what stands there."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(emoji=False, **options)
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*(visible(part) if isinstance(part, str) else part for part in objects), **options)
+
+
 def console_for_results() -> Console:
     """Return a console on stdout; wide when nobody's window limits it."""
-    console = Console()
-    return console if console.is_terminal else Console(width=_PLAIN_WIDTH)
+    console = PlainConsole()
+    return console if console.is_terminal else PlainConsole(width=_PLAIN_WIDTH)
+
+
+def words(text: str) -> str:
+    """Return a text that is not ours, to stand within a line of a console's markup."""
+    indent = text[: len(text) - len(text.lstrip(" "))]
+    return escape(indent + one_line(text, _MOST_CHARACTERS))
 
 
 def plain_table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
@@ -62,9 +80,9 @@ def show(console: Console, manifest: dict[str, Any], summary: Summary) -> None:
         console.print(f"declined (not counted as served): {', '.join(summary.declined)}")
     for kernel in manifest["plan"]["kernels"]:
         if kernel.get("hints") and any(not t.right for t in tallies if t.op in kernel["ops"]):
-            console.print(f"[yellow]hint[/yellow] {escape(kernel['name'])} {escape('; '.join(kernel['hints']))}")
+            console.print(f"[yellow]hint[/yellow] {words(kernel['name'])} {words('; '.join(kernel['hints']))}")
     for remark in (*manifest["plan"]["remarks"], *manifest.get("proofs", {}).get("remarks", {}).values()):
-        console.print(f"[yellow]note[/yellow] {escape(remark)}")
+        console.print(f"[yellow]note[/yellow] {words(remark)}")
     if (losses := manifest["plan"]["losses"]) and not manifest["config"]["ops"]:
         console.print(f"{len(losses)} kinds of samples could not become cases; they are listed in OVERALL_SUMMARY.md")
     for remark in speed.machine_lines(summary):
@@ -131,7 +149,12 @@ def _titled(manifest: dict[str, Any], kernel: str) -> Table:
 
 def _first_cells(tally: OperatorTally) -> list[str]:
     colour = "green" if tally.right else "red"
-    return [tally.op, tally.kernel, f"{tally.passed}/{tally.total}", f"[{colour}]{_verdicts(tally)}[/{colour}]"]
+    return [
+        words(tally.op),
+        words(tally.kernel),
+        f"{tally.passed}/{tally.total}",
+        f"[{colour}]{_verdicts(tally)}[/{colour}]",
+    ]
 
 
 def _verdicts(tally: OperatorTally) -> str:
@@ -143,17 +166,17 @@ def _verdicts(tally: OperatorTally) -> str:
 def _show_alarms(console: Console, summary: Summary) -> None:
     found = list(speed.alarm_lines(summary))
     for who, alarm, case in found[:_MAX_ALARMS]:
-        console.print(f"[bold red]ALARM[/bold red] {escape(who)}: {escape(alarm)}", soft_wrap=True)
-        console.print(f"  {escape(case)}", soft_wrap=True)
+        console.print(f"[bold red]ALARM[/bold red] {words(who)}: {words(alarm)}", soft_wrap=True)
+        console.print(f"  {words(case)}", soft_wrap=True)
     if len(found) > _MAX_ALARMS:
         console.print(f"[bold red]… and {len(found) - _MAX_ALARMS} more alarms[/bold red]; see OVERALL_SUMMARY.md")
 
 
 def _show_reasons(console: Console, wrong: list[OperatorTally]) -> None:
     for tally in wrong[:_MAX_REASONS]:
-        console.print(f"[bold]{tally.op}[/bold] ({escape(tally.kernel)})")
+        console.print(f"[bold]{words(tally.op)}[/bold] ({words(tally.kernel)})")
         for verdict, reason, count in tally.main_reasons(2):
-            console.print(f"  {count}× [red]{verdict}[/red]: {escape(reason)}", soft_wrap=True)
+            console.print(f"  {count}× [red]{words(verdict)}[/red]: {words(reason)}", soft_wrap=True)
         if len(tally.reasons) > 2:
             console.print(f"  and {len(tally.reasons) - 2} other reasons")
     if len(wrong) > _MAX_REASONS:

@@ -33,6 +33,7 @@ from opforge.runs.score import Summary
 from opforge.runs.service import JudgingService
 from opforge.runs.store import RunStore
 from opforge.runs.workshop import MakesKernels, Workshop
+from opforge.runtime import files
 from opforge.sandbox import probe
 from opforge.sandbox.client import ForkServer
 from opforge.suites import LoadedSuite, Suite
@@ -293,7 +294,7 @@ def _hints(kernel: Kernel) -> list[str]:
         return []
     look = native_hints if is_native(kernel.file) else hints
     try:
-        return look(Path(kernel.file).read_text(errors="replace"))
+        return look(files.read_text(Path(kernel.file)))
     except OSError:
         return []
 

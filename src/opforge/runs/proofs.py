@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import math
+import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -191,7 +192,7 @@ def write_proofs(
 
 def _write(path: Path, judged: _Judged, manifest: Mapping[str, Any], *, finished: bool) -> bool:
     """Write what is known of a kernel; whether there is anything to be written. Another run may be at the same file."""
-    lock = cache.root() / "locks" / f"{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}.lock"
+    lock = cache.root() / "locks" / f"{hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:16]}.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(lock, timeout=_PATIENCE_S):
         proof = _proof(judged, manifest, read(path), finished=finished)

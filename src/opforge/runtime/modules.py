@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.abc import MetaPathFinder
@@ -33,8 +34,9 @@ _UNUSED = "_imported_from_beside"
 
 def load_file(file: Path) -> ModuleType:
     """Return a kernel's file as a module, read anew with what it imports from beside it; whatever it raises goes on."""
-    package = f"{_PREFIX}{hashlib.sha256(str(file.parent).encode()).hexdigest()[:12]}_{file.stem}"
-    name = f"{package}.{file.stem}"
+    stem = file.stem.replace(".", "_")  # a dot would make it a module of another package
+    package = f"{_PREFIX}{hashlib.sha256(os.fsencode(file.parent)).hexdigest()[:12]}_{stem}"
+    name = f"{package}.{stem}"
     forget(package)
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
@@ -51,7 +53,7 @@ def load_file(file: Path) -> ModuleType:
     except BaseException:
         forget(package)
         raise
-    setattr(whole, file.stem, module)
+    setattr(whole, stem, module)
     return module
 
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from . import files
+
 FORMAT = 3
 """What is written now. Older files say nothing of arguments that are no tensors, or of the kind of a number."""
 _MOST_FORMAT = 1_000_000
@@ -15,7 +17,7 @@ _MOST_FORMAT = 1_000_000
 def read(path: Path) -> dict[str, Any] | str | None:
     """Return what a proof says, whole and of the right types; else why it says nothing, or None where there is none."""
     try:
-        proof = json.loads(path.read_text(encoding="utf-8"))
+        proof = json.loads(files.read(path))
         made = _number(proof["opforge_proof"], _MOST_FORMAT)
         if made != FORMAT:
             return f"{path} is of another format ({made}); judge it again with `opforge run`."

@@ -3,9 +3,9 @@
 from opforge.kernels.native.building import BuildError, Built, Unit, build
 from opforge.kernels.native.clashes import Clash, ClashError, clashes_of_libraries, clashes_of_sources, load
 from opforge.kernels.native.looking import Look, look
-from opforge.kernels.native.sources import SUFFIXES, digest, is_native
+from opforge.kernels.native.sources import SUFFIXES, headers_in, is_native
 
 __all__ = [
     "SUFFIXES", "BuildError", "Built", "Clash", "ClashError", "Look", "Unit", "build", "clashes_of_libraries", "clashes_of_sources",
-    "digest", "is_native", "load", "look",
+    "headers_in", "is_native", "load", "look",
 ]  # fmt: skip

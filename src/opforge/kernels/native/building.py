@@ -22,6 +22,7 @@ from opforge import cache
 from opforge.errors import OpforgeError
 from opforge.kernels.native import compiler, sources, toolchain
 from opforge.kernels.native.compiler import LIMIT_S, BuildError
+from opforge.runtime import files
 
 __all__ = ["BuildError", "Built", "Unit", "build"]
 
@@ -112,7 +113,7 @@ def build(unit: Unit, *, within: Within = unconfined, limit_s: float = LIMIT_S) 
 def _recipe(unit: Unit) -> _Recipe:
     try:
         beside = sources.headers_in(unit.folder)
-        contents = {path: path.read_bytes() for path in (*unit.files, *beside)}
+        contents = {path: files.read(path) for path in (*unit.files, *beside)}
     except OSError as error:
         raise BuildError(unit.name, f"{error.filename} cannot be read: {error.strerror}") from None
     texts = [data.decode(errors="replace") for data in contents.values()]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from opforge.runtime import files
+
 SUFFIXES = (".cpp", ".cu")
 """Of the files that are kernels."""
 SOURCES = (*SUFFIXES, ".cc", ".cxx")
 HEADERS = (".h", ".hh", ".hpp", ".hxx", ".cuh", ".inl", ".inc", ".ipp", ".tpp")
+_MOST_FILES = 20_000
 SKIPPED = ("build", "dist", "__pycache__")
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]', re.MULTILINE)
 _STABLE = ("torch/csrc/stable/", "torch/headeronly/", "torch/csrc/inductor/aoti_torch/c/")
@@ -42,14 +44,6 @@ def is_native(file: str | Path | None) -> bool:
     return file is not None and str(file).endswith(SUFFIXES)
 
 
-def digest(file: Path) -> str:
-    """Return the digest of a kernel's source and of the headers that lie beside it."""
-    whole = hashlib.sha256()
-    for path in [file, *headers_in(file.parent)]:
-        whole.update(str(path.relative_to(file.parent)).encode() + b"\0" + path.read_bytes() + b"\0")
-    return whole.hexdigest()[:16]
-
-
 def sources_in(folder: Path) -> list[Path]:
     """Return the sources of a library's folder, in its subfolders too, but not in those that a build leaves there."""
     return [path for path in _files(folder) if path.suffix in SOURCES]
@@ -61,13 +55,8 @@ def headers_in(folder: Path) -> list[Path]:
 
 
 def _files(folder: Path) -> list[Path]:
-    found = []
-    for path in sorted(folder.iterdir()):
-        if path.is_dir() and not path.name.startswith(".") and path.name not in SKIPPED:
-            found += _files(path)
-        elif path.is_file():
-            found.append(path)
-    return found
+    found = [path for path, _ in files.below(folder, _MOST_FILES)]
+    return sorted(path for path in found if not set(path.relative_to(folder).parts[:-1]) & set(SKIPPED))
 
 
 def without_comments(text: str) -> str:

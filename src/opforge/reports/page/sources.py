@@ -9,6 +9,7 @@ from opforge.kernels.source import digest
 from opforge.reports.page.columns import packed
 from opforge.reports.page.proven import Proofs
 from opforge.runs.score import Summary
+from opforge.runtime import files
 
 _MOST = 1 << 18
 """How many characters of a source are shown."""
@@ -49,7 +50,7 @@ def _source(kernel: dict[str, Any]) -> tuple[str, str]:
     try:
         if digest(path) != kernel.get("digest"):
             return "", f"{path} has changed since the run, or is gone; what was judged is not there any more."
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = files.read_text(path)
     except OSError as error:
         return "", f"{path} cannot be read: {error.strerror}"
     return text[:_MOST], "" if len(text) <= _MOST else f"The first {_MOST} of {len(text)} characters."

@@ -1,0 +1,79 @@
+"""Read files that anybody may have put there: regular ones only, of bounded size, and without following links. Needs no torch."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+MOST_BYTES = 16 << 20
+"""Of one file."""
+MOST_FILES = 1000
+MOST_TOGETHER = 64 << 20
+"""What one folder of a kernel may hold, to be read as a whole."""
+_MOST_DEPTH = 16
+
+
+def read(path: Path, most: int = MOST_BYTES) -> bytes:
+    """Return what a file holds; raises OSError, in words, where it is a link, no regular file, or larger than ``most`` bytes."""
+    facts = os.lstat(path)
+    if stat.S_ISLNK(facts.st_mode):
+        raise OSError(errno.ELOOP, "it is a link, and links are not followed: copy the file", str(path))
+    if not stat.S_ISREG(facts.st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    # Without O_NONBLOCK, opening a FIFO that took the file's place meanwhile would wait for a writer.
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as opened:
+        facts = os.fstat(handle)
+        if not stat.S_ISREG(facts.st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        if facts.st_size > most:
+            raise OSError(errno.EFBIG, f"it holds {facts.st_size} bytes; {most} are allowed", str(path))
+        data = opened.read(most + 1)
+    if len(data) > most:  # it grows
+        raise OSError(errno.EFBIG, f"it holds more than {most} bytes", str(path))
+    return data
+
+
+def read_text(path: Path, most: int = MOST_BYTES) -> str:
+    """Return a file's text; bytes that are not UTF-8 are replaced."""
+    return read(path, most).decode("utf-8", errors="replace")
+
+
+def is_regular(path: Path) -> bool:
+    """Whether there is a regular file, and not a link to one."""
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def is_folder(path: Path) -> bool:
+    """Whether there is a folder, and not a link to one."""
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def below(folder: Path, most: int = MOST_FILES) -> Iterator[tuple[Path, int]]:
+    """Yield the regular files in a folder and below it with their sizes, hidden ones and compiled Python left out; raises OSError where there are too many."""
+    count = 0
+    waiting = [(folder, 0)]
+    while waiting:
+        here, depth = waiting.pop()
+        with os.scandir(here) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                count += 1
+                if count > most or depth > _MOST_DEPTH:
+                    raise OSError(
+                        errno.EFBIG, f"it holds more than {most} files, or deeper folders than are read", str(folder)
+                    )
+                if entry.name.startswith((".", "__pycache__")) or entry.name.endswith(".pyc"):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append((Path(entry.path), depth + 1))
+                elif entry.is_file(follow_symlinks=False):
+                    yield Path(entry.path), entry.stat(follow_symlinks=False).st_size
