@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import textwrap
 import time
+from collections import Counter
 
 import psutil
 import pytest
@@ -292,3 +293,12 @@ def test_a_result_that_no_room_is_left_for_is_nobodys_fault(judge_tiny):
     found = verdicts(judge_tiny(None, {"expand.default": [huge, small]}))["expand.default"]
     why = "the case cannot be made here: its results take more than the 1073741824 bytes that a worker's arena has for them"
     assert found == {("passed", ""), ("unsupported", why)}
+
+
+def test_a_kernel_that_hangs_costs_three_time_limits(kernel_directory, judge_tiny):
+    """Whatever operators it serves, and however many cases they have."""
+    source = "import time\ndef relu_kernel_impl(self):\n    time.sleep(600)\n"
+    cases = dict.fromkeys(("relu.default", "relu_.default"), UNARY)
+    rows = list(judge_tiny(kernel_directory({"relu": source}), cases, timeout_s=2.0).store.rows())
+    assert {row["verdict"] for row in rows} == {"timed_out"}
+    assert Counter(row["reason"].partition(":")[0] for row in rows) == {"no answer within 2 s": 3, "not run": 3}

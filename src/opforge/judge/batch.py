@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -59,6 +60,8 @@ class Placed:
     """Empty for the case as it stands, ``again``, ``replayed``, ``reordered``, ``argument:NAME``, or the name of a twist."""
     begin_at: tuple[int, ...] = ()
     """Of a replay: where the contents lie that the worker puts into each tensor first."""
+    aten_s: float = 0.0
+    """What ATen took for the case as it stands."""
 
     def request(self) -> dict[str, Any]:
         wire: dict[str, Any] = {"args": self.call.args, "kwargs": self.call.kwargs}
@@ -90,9 +93,13 @@ class Batch:
         self.used = INPUTS_AT
         self._results = 0
         """Bytes that come back of the calls so far."""
+        self.aten_s = 0.0
+        """What the slowest call of a case as it stands took ATen."""
         self.placed: list[Placed] = []
         self.defects: dict[str, list[str]] = {}
         """By case, the layouts in which ATen's own answer is another one."""
+        self.slow: dict[str, float] = {}
+        """By case, what a call takes ATen, where that is too long for all variants."""
 
     def _consistent(self, name: str, plain: Answer, twisted: Answer) -> bool:
         """Whether ATen's answer to a hostile form is what its answer to the case as it stands lets one expect."""
@@ -151,7 +158,10 @@ class Batch:
             self._place(row, f"{case.id}:{index}", self._blobs.get(case.blob))
         seed = int(case.id, 16) % (1 << 62) if self._op.random else None
         call = self._call(args, kwargs, seed)
+        began = time.perf_counter()
         answer = call.run()
+        aten_s = time.perf_counter() - began
+        self.aten_s = max(self.aten_s, aten_s)
         if not self._takes_results(call, answer):
             if self.placed:
                 self.used = before
@@ -159,7 +169,7 @@ class Batch:
             raise MemoryError(
                 f"its results take more than the {self._capacity} bytes that a worker's arena has for them"
             )
-        placed = Placed(case, call, rows, answer)
+        placed = Placed(case, call, rows, answer, aten_s=aten_s)
         self.placed.append(placed)
         return placed
 

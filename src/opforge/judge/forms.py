@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +21,9 @@ _TWICE = 2
 _REPLAYED = 4
 """How many are replayed at once; of the others one in eight."""
 _MAX_TWISTED_BYTES = 4 << 20
+ATEN_BUDGET_S = 3.0
+"""What ATen may take for the variants of a case together; where one call takes as much, the case is judged in two of them."""
+_LEAST_VARIANTS = 2
 LARGE_BYTES = 64 << 20
 """Inputs above it make a case that is judged as it stands, and once with other contents where it is timed: each form takes seconds."""
 
@@ -63,25 +66,44 @@ def place(batch: Batch, op: Operator, case: CaseRow, number: int, cases: int, *,
     if first.answer.raised is not None:
         return True
     inputs = batch.inputs(first)
+    begun = len(batch.placed)
+
+    def affordable() -> bool:
+        """Whether ATen's time allows for another variant; noted where it does not."""
+        done = len(batch.placed) - begun
+        if done < _LEAST_VARIANTS or done * first.aten_s < ATEN_BUDGET_S:
+            return True
+        batch.slow[case.id] = first.aten_s
+        return False
+
     with contextlib.suppress(MemoryError):  # no room for more of it
         large = sum(row[1] for row in first.inputs) > LARGE_BYTES
         if number < _TWICE and not op.random and not large:
             batch.again(first)
         if _replayable(op) and _is_replayed(case, number, large=large):
             for name in REPLAYS[: 1 if large else None]:
-                batch.replay(first, inputs, name)
+                if affordable():
+                    batch.replay(first, inputs, name)
         if hostile and case.phase is Phase.CORRECTNESS and sum(row[1] for row in first.inputs) <= _MAX_TWISTED_BYTES:
             values = not op.random and op.base not in UNDEFINED_CONTENTS
             for count, names in turns(number, cases, values=values):
                 left = count
                 for name in names:
-                    if left and name not in defects.of(op):
+                    if left and name not in defects.of(op) and affordable():
                         left -= batch.twist(first, inputs, name)
-            _place_arguments(batch, op, first, inputs, number, cases)
+            _place_arguments(batch, op, first, inputs, number, cases, affordable)
     return True
 
 
-def _place_arguments(batch: Batch, op: Operator, first: Placed, inputs: Inputs, number: int, cases: int) -> None:
+def _place_arguments(
+    batch: Batch,
+    op: Operator,
+    first: Placed,
+    inputs: Inputs,
+    number: int,
+    cases: int,
+    affordable: Callable[[], bool],
+) -> None:
     """Place a case, and its forms with NaN and infinities, with other values for some arguments."""
     if not all(map(tame, inputs.tensors)):
         return
@@ -90,7 +112,7 @@ def _place_arguments(batch: Batch, op: Operator, first: Placed, inputs: Inputs, 
     for basis in (first, *special):
         for name, value in _arguments(op, number, cases):
             fraction = isinstance(value, float) and not value.is_integer()
-            if f"{ARGUMENT}{name}" not in defects.of(op) and not (whole and fraction):
+            if f"{ARGUMENT}{name}" not in defects.of(op) and not (whole and fraction) and affordable():
                 batch.argument(basis, name, value)
 
 

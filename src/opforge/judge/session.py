@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -30,13 +31,19 @@ from opforge.judge.reference import end_without_device
 from opforge.judge.replies import FORGED, replies_of, results_end
 from opforge.judge.rooms import Rooms
 from opforge.judge.verdict import FAULT, REJECTED, Finding, Outcome
-from opforge.judge.workers import DeathError, KernelWorker, WorkerConfig
+from opforge.judge.workers import MOST_LIMITS, DeathError, KernelWorker, WorkerConfig
 from opforge.ops import Form, Operator, table
 from opforge.sandbox.client import Spawner
 from opforge.sandbox.wire import Channel
 
 _MAX_DEATHS = 3
 """After so many dead processes on one operator the rest of its cases are not run."""
+_FIRST_CASES = 8
+_BATCH_S = 20.0
+_PATIENCE_S = 10.0
+"""The time limit of a kernel that has run into the ordinary one before."""
+_SLOWER = 20.0
+"""So many times as long as ATen a call may take at least."""
 _DERIVED = 3
 """How many cases of an operator are run for their gradients."""
 _KEPT_BYTES = 1 << 30
@@ -109,12 +116,17 @@ class Judge:
         self._custom = CustomOperators(spawner, workers, rooms, blobs, self._buffer)
         self._loaded: dict[str, Any] = {}
         self._broken: Finding | None = None
+        self._cases_at_once = _FIRST_CASES
+        """So many that a batch does not take the kernel long, by what the last one took."""
+        self._timeouts = 0
+        """How often the present job's kernel ran into its time limit."""
 
     def job(self, job: dict[str, Any]) -> None:
         """Judge one kernel on the cases of the operators that it serves."""
         broken = job["kernel"].get("broken")
         self._broken = Finding(Outcome.ERROR, broken) if broken else None
         self._plain = frozenset(job.get("plain", ()))
+        self._timeouts, self._cases_at_once = 0, _FIRST_CASES
         cases_of = [[CaseRow.from_wire(row) for row in part["cases"]] for part in job["ops"]]
         if job.get("aten_alone"):
             self._run_aten_alone(job, cases_of[0][0])
@@ -159,14 +171,15 @@ class Judge:
         waiting = deque(cases)
         sizes = iter(_FIRST_BATCHES if op.until_rejected else ())
         while waiting and not op.settled:
-            if op.deaths >= _MAX_DEATHS and self._broken is None:
-                self._emit(op, [(case, _not_run(op)) for case in waiting])
+            if (op.deaths >= _MAX_DEATHS or self._timeouts >= MOST_LIMITS) and self._broken is None:
+                self._emit(op, [(case, self._not_run(op)) for case in waiting])
                 return
             worker = self._ready_worker(op.kernel)
             if worker is None or self._broken is not None:
-                self._emit(op, [(case, self._broken or _not_run(op)) for case in waiting])
+                self._emit(op, [(case, self._broken or self._not_run(op)) for case in waiting])
                 return
-            batch, refused = self._fill(op, waiting, min(batch_size, next(sizes, batch_size)))
+            size = min(batch_size, next(sizes, batch_size), self._cases_at_once)
+            batch, refused = self._fill(op, waiting, size)
             self._emit(op, refused)
             if batch.placed:
                 self._run(op, worker, batch, waiting)
@@ -193,10 +206,13 @@ class Judge:
         batch.copy_to(worker.bytes)
         try:
             worker.begin(self._request(op, batch))
-            reply = worker.answer(cases=len(batch.placed))
+            began = time.monotonic()
+            reply = worker.answer(timeout_s=self._limit_s(batch), cases=len(batch.placed))
         except DeathError as death:
             self._death(op, batch, death, waiting)
             return
+        case_s = (time.monotonic() - began) / len({id(p.case) for p in batch.placed})
+        self._cases_at_once = max(1, int(_BATCH_S / max(case_s, 1e-3)))
         replies = replies_of(reply, len(batch.placed))
         if replies is None:
             self._end_worker()
@@ -217,6 +233,18 @@ class Judge:
         if self._device.type == "cuda" and torch.cuda.memory_reserved() > _KEPT_BYTES:
             torch.cuda.empty_cache()
         self._emit(op, findings)
+
+    def _limit_s(self, batch: Batch) -> float:
+        """Return what a call may take: a kernel that hung before gets less, and where ATen is slow all get more."""
+        patience_s = min(self._config.timeout_s, _PATIENCE_S) if self._timeouts else self._config.timeout_s
+        return max(patience_s, _SLOWER * batch.aten_s)
+
+    def _not_run(self, op: _Op) -> Finding:
+        if self._timeouts >= MOST_LIMITS:
+            return Finding(
+                Outcome.TIMED_OUT, f"not run: the kernel ran into its time limit {self._timeouts} times before"
+            )
+        return Finding(Outcome.CRASHED, f"not run: the kernel's process was lost {op.deaths} times on {op.facts.name}")
 
     def _request(self, op: _Op, batch: Batch) -> dict[str, Any]:
         cases = [p.request() for p in batch.placed]
@@ -241,6 +269,7 @@ class Judge:
         """Give the case that was running its verdict, and put the others of its batch back."""
         self._worker = None
         op.deaths += 1
+        self._timeouts += death.outcome is Outcome.TIMED_OUT
         placed = batch.placed[min(death.index, len(batch.placed) - 1)]
         victim = placed.case
         back = [p.case for p in batch.placed if not p.form and p.case is not victim]
@@ -287,6 +316,8 @@ class Judge:
             f"not judged {forms.words(name)}: {batch.authority}'s own answer is another one there, {batch.fault}"
             for name in batch.defects.get(case.id, ())
         ]
+        if case.id in batch.slow:
+            notes.append(f"judged in fewer variants: {batch.authority} takes {batch.slow[case.id]:.1f} s for a call")
         if case.id in self._plain:
             notes.append(f"judged as it stands only: ATen's own process dies on a hostile form of this case, {FAULT}")
         return replace(finding, notes=(*finding.notes, *notes)) if notes else finding
@@ -356,6 +387,7 @@ class Judge:
             return ask(*args)
         except DeathError as death:
             self._end_worker()
+            self._timeouts += death.outcome is Outcome.TIMED_OUT
             return Finding(death.outcome, str(death))
 
     def _ready_worker(self, kernel: dict[str, Any]) -> KernelWorker | None:
@@ -442,7 +474,3 @@ def _refusal(reply: dict[str, Any]) -> Finding | None:
     if changes := reply.get("state"):
         return Finding(Outcome.CONTRACT, f"while loading, changed global state: {'; '.join(map(str, changes))}")
     return None
-
-
-def _not_run(op: _Op) -> Finding:
-    return Finding(Outcome.CRASHED, f"not run: the kernel's process was lost {op.deaths} times on {op.facts.name}")

@@ -25,6 +25,9 @@ from opforge.sandbox.wire import Channel, ChannelClosedError
 from opforge.sandbox.worker import COUNTER
 
 _FIXED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+MOST_LIMITS = 3
+"""How often a kernel may run into its time limit; and how many limits a request may take, if that is more than some minutes."""
+_MOST_S = 180.0
 _KEPT_OUTPUT = 4096
 _TICK_S = 0.1
 _ADVICE = (
@@ -112,7 +115,8 @@ class KernelWorker:
         """Wait for the answer to the last request; the time limit starts anew whenever a case is finished."""
         limit_s = timeout_s or self._config.timeout_s
         index, since = self._index(), time.monotonic()
-        deadline = since + limit_s * (cases + 1)  # whatever the counter says, which a kernel can write to
+        # Whatever the counter says, which a kernel can write to:
+        deadline = since + min(limit_s * (cases + 1), max(limit_s * MOST_LIMITS, _MOST_S))
         poll = select.poll()
         for fd in (self._channel.fileno(), self._output, self._pidfd):
             poll.register(fd, select.POLLIN)

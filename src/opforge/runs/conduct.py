@@ -176,11 +176,12 @@ def _judge(plan: Plan, store: RunStore, executor: Executor, progress: Progress) 
         count += len(rows)
         for row in rows:
             summary.add(row)
-        if rows:
-            progress(rows[-1]["op"], count, total)
+
+    def judging(ops: str) -> None:
+        progress(ops, count, total)
 
     try:
-        executor.execute(Work(plan, jobs, emit, store.path, manifest, progress))
+        executor.execute(Work(plan, jobs, emit, store.path, manifest, progress, judging))
     except BaseException:
         with contextlib.suppress(OSError, OpforgeError):  # what has ended the run is to be told
             _proofs(plan, store, manifest, finished=False)

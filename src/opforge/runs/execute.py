@@ -44,6 +44,10 @@ def nothing() -> None:
     """Do nothing."""
 
 
+def _not_told(_ops: str) -> None:
+    """Take no notice of what is being judged."""
+
+
 def confined(config: RunConfig, folder: Path, manifest: dict[str, Any]) -> dict[str, Any] | None:
     """Return what judges need to confine workers, which may not see a run's folder; None where they are not to."""
     held = not manifest["confinement"]["missing"]
@@ -190,8 +194,11 @@ class LocalExecutor:
     def _spawner(self) -> Spawner:
         return self._server.spawner
 
-    def execute(self, plan: Plan, jobs: list[Job]) -> None:
-        """Judge all jobs; every case gets its verdict through ``emit``. What is timed comes last, one case at a time on a device."""
+    def execute(self, plan: Plan, jobs: list[Job], judging: Callable[[str], None] = _not_told) -> None:
+        """Judge all jobs; every case gets its verdict through ``emit``. What is timed comes last, one case at a time on a device.
+
+        ``judging`` is told now and then which operators are being judged.
+        """
         self.use(plan.suite)
         self._emit(
             [_without_inputs(job, case) for job in jobs for part in job.parts for case in part.cases if case.lost]
@@ -201,6 +208,10 @@ class LocalExecutor:
                 self.add(job, phase, self._emit)
             while self.busy:
                 self.turn()
+                if names := sorted(
+                    {next(iter(lane.task.waiting))[1] for lane in self._lanes if lane.task and lane.task.waiting}
+                ):
+                    judging(", ".join(names))
 
     def use(self, suite: LoadedSuite) -> None:
         """Give the judges that are started from now on the stored tensors of a suite."""

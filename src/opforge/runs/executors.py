@@ -29,6 +29,8 @@ class Work:
     manifest: dict[str, Any]
     """With what was found out of confinement and peaks."""
     progress: Progress
+    judging: Callable[[str], None]
+    """Told now and then which operators are being judged."""
 
 
 class Executor(Protocol):

@@ -48,7 +48,7 @@ class ThisMachine:
         jobs = with_libraries(work.jobs, config.workers, work.progress, words_before if config.confine else unconfined)
         confine = confined(config, work.folder, work.manifest)
         peaks, gpus = work.manifest.get("peaks"), self._gpus()
-        LocalExecutor(config, self._server, work.emit, confine, peaks, gpus=gpus).execute(work.plan, jobs)
+        LocalExecutor(config, self._server, work.emit, confine, peaks, gpus=gpus).execute(work.plan, jobs, work.judging)
 
     def _gpus(self) -> list[str]:
         """Return the GPUs to be shared out, as CUDA_VISIBLE_DEVICES names them; none where there is no choice."""
