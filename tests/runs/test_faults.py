@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from opforge.reports.files import write_all
-from tests.conftest import UNARY, verdicts
+from opforge.runs import execute
+from tests.conftest import ROOT, UNARY, verdicts
 
 HONEST = """
     import torch
@@ -302,3 +303,17 @@ def test_a_kernel_that_hangs_costs_three_time_limits(kernel_directory, judge_tin
     rows = list(judge_tiny(kernel_directory({"relu": source}), cases, timeout_s=2.0).store.rows())
     assert {row["verdict"] for row in rows} == {"timed_out"}
     assert Counter(row["reason"].partition(":")[0] for row in rows) == {"no answer within 2 s": 3, "not run": 3}
+
+
+@pytest.mark.own_server
+def test_a_kernel_that_kills_its_judge_is_to_blame_and_not_aten(kernel_directory, judge_tiny, monkeypatch):
+    monkeypatch.setitem(execute.ROLES, "judge", "tests.runs.fragile_judge:serve")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+    source = "import torch\ndef relu_kernel_impl(self):\n    return torch.where(self <= 0, 0, self)\n"
+    found = verdicts(judge_tiny(kernel_directory({"relu": source}), {"relu.default": UNARY}))
+    ((verdict, reason),) = found["relu.default"]
+    assert verdict == "crashed"
+    assert (
+        reason
+        == "the judge's process died of SIGBUS (signal 7) while it judged this kernel; with ATen alone it does not"
+    )
