@@ -87,12 +87,12 @@ def test_annotations_are_one_line_each_and_escaped():
     head, _, message = wrong.removeprefix("::error ").partition("::")
     assert head == "file=b\"<&'\\x07.py,title=b.x (b\"<&'\\x07) is not right"
     assert message.startswith("0 of 2 cases passed%0A")
-    assert "%0D%0A::error::x%250A##[command]" in message
+    assert "\\x0d%0A\\::error::x%250A##\\[command]" in message
     assert lines[-1].startswith("::notice title=directory on tiny::1 of 5 operators right")
 
 
 def test_properties_cannot_be_left_by_their_text():
-    assert github.command("error", "50%\r\n", title="a,b:c%") == "::error title=a%2Cb%3Ac%25::50%25%0D%0A\n"
+    assert github.command("error", "50%\r\n", title="a,b:c%") == "::error title=a%2Cb%3Ac%25::50%25\\x0d%0A\n"
     assert github.command("notice", "x") == "::notice::x\n"
 
 

@@ -130,8 +130,8 @@ def test_what_is_said_of_clocks_is_said_once():
 
 def test_the_summary_has_a_table_of_times():
     markdown = overall(MANIFEST, Summary.of(MANIFEST, ROWS))
-    assert "| `gpu.x` | gpu.x_1 | 1 | 2.000 [1.800, 2.200] | 0.80 [0.72, 0.88] | 62 (5.2) | events |" in markdown
-    assert "| `small.x` | small.x_1 | 1 | 1.200 [1.080, 1.320] |  |  | launch-bound |" in markdown
+    assert "| `gpu.x` | `gpu.x_1` | 1 | 2.000 [1.800, 2.200] | 0.80 [0.72, 0.88] | 62 (5.2) | events |" in markdown
+    assert "| `small.x` | `small.x_1` | 1 | 1.200 [1.080, 1.320] |  |  | launch-bound |" in markdown
     assert "| perf@p | perf@0.8 0.40 [0.40, 0.40], perf@1 0.40" in markdown
     assert "## The machine while it was timed" in markdown
 

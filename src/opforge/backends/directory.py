@@ -132,6 +132,8 @@ def operator_name(folder: str) -> str:
 def implementations(folder: Path) -> list[Path]:
     """Return the implementations in a folder, oldest first: ``_2`` comes before ``_10``, and C++ before Python of the same number."""
     prefix = _FILE.format(folder=folder.name)
+    if not files.is_folder(folder):
+        return []
     suffixes = (".py", *native.SUFFIXES)
     found = (p for p in folder.iterdir() if p.name.startswith(prefix) and p.suffix in suffixes and not p.is_dir())
     return sorted(found, key=lambda p: (_natural(p.stem), p.suffix))
