@@ -155,13 +155,11 @@ def test_installed_it_serves_unchanged_scripts_and_uninstalled_it_is_gone(packed
 
 @pytest.fixture(scope="module")
 def rich(tmp_path_factory):
-    """Return the wheel of kernels of several files, two of them links to files of one name in folders of one name."""
+    """Return the wheel of kernels of several files, with a link among them that leads round in a circle."""
     root = written(tmp_path_factory.mktemp("rich"), {f"kernels/{name}": text for name, text in RICH.items()})
     for op in ("tanh", "sigmoid"):
-        source = written(root, {f"{op}/src/kernel.py": f"def {op}_kernel_impl(self):\n    return self + {len(op)}\n"})
-        link = root / "kernels" / op / f"{op}_implementation_1.py"
-        link.parent.mkdir()
-        link.symlink_to(source / op / "src" / "kernel.py")
+        source = f"def {op}_kernel_impl(self):\n    return self + {len(op)}\n"
+        written(root, {f"kernels/{op}/{op}_implementation_1.py": source})
     (root / "kernels" / "relu" / "parts" / "around").symlink_to(root / "kernels" / "relu")
     proven = {"rank": [1, 1], "numel": [1, 10], "layouts": ["contiguous"], "timed": [[1, 10, True]]}
     prove(root / "kernels", "relu", {"relu.default": {"float32": proven}}, number=2)
@@ -188,7 +186,7 @@ def test_a_package_holds_all_that_a_kernel_needs_and_nothing_else(rich):
     assert sorted(n.removeprefix("rich_backend/kernels/") for n in held if "/kernels/" in n) == [
         "exp/exp_implementation_1.py", "relu/data/mark.json", "relu/data/sheet", "relu/parts/__init__.py", "relu/parts/deep.py",
         "relu/relu_implementation_1.py", "relu/relu_implementation_2.proof.json", "relu/relu_implementation_2.py",
-        "sigmoid/kernel.py", "tanh/kernel.py",
+        "sigmoid/sigmoid_implementation_1.py", "tanh/tanh_implementation_1.py",
     ]  # fmt: skip
     named = {file for row in json.loads(held["rich_backend/kernels.json"]) for file in row["files"]}
     assert named == {n.removeprefix("rich_backend/") for n in held if "/kernels/" in n and "proof" not in n}
