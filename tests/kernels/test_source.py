@@ -96,11 +96,13 @@ def test_what_lies_beside_and_is_no_plain_file_cannot_be_read_by_the_kernel(tmp_
 
 def test_of_a_folder_that_holds_much_only_what_is_named(tmp_path):
     kernel = tmp_path / "relu_implementation_1.py"
-    kernel.write_text("open('named.bin')")
+    kernel.write_text("import helper")
+    (tmp_path / "helper.py").write_text("import deeper")
+    (tmp_path / "deeper.py").write_text("open('named.bin')")
     (tmp_path / "named.bin").write_text("0")
     for number in range(files.MOST_FILES):
         (tmp_path / f"{number}.txt").touch()
-    assert beside(kernel) == {tmp_path / "named.bin"}
+    assert beside(kernel) == {tmp_path / name for name in ("helper.py", "deeper.py", "named.bin")}
     assert digest(kernel) != UNREADABLE
 
 
