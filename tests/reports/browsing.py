@@ -43,6 +43,13 @@ def chromium(profile: Path) -> Iterator[Any]:
         browser.quit()
 
 
+def texts(browser: Any, selector: str) -> list[str]:
+    """Return the texts of elements, all at one moment: a page that follows a run makes its elements anew."""
+    script = "return [...document.querySelectorAll(arguments[0])].map((element) => element.innerText)"
+    found: list[str] = browser.execute_script(script, selector)
+    return found
+
+
 def manifest(kernels: dict[str, list[str]], cases: int, missing: tuple[str, ...] = (), **fields: Any) -> dict[str, Any]:
     """Return the manifest of a run of kernels, each with the operators that it serves."""
     rows = [
