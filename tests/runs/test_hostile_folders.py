@@ -38,7 +38,7 @@ def make(root):
     (folder("ceil") / "ceil_implementation_1.2.py").write_text(
         "import torch\ndef ceil_kernel_impl(self):\n    return -torch.floor(-self)\n"
     )
-    (folder("floor") / "floor_implementation_1.py").write_text(ESCAPES)
+    (folder("floor") / f"floor_implementation_{'x' * 60}::error::forged.py").write_text(ESCAPES)
     (folder("sigmoid") / "sigmoid_implementation_1.py").symlink_to("/etc/passwd")
     (folder("tanh") / "tanh_implementation_1.py").mkdir()
     (root / os.fsdecode(b"\xfe\xff")).mkdir()
@@ -60,7 +60,7 @@ def test_each_has_its_own_verdict(judge_tiny, tmp_path):
     words = {
         "exp": "it holds 8796093022208 bytes",
         "sin": "it is not a regular file",
-        "abs": "its name holds other characters",
+        "abs": r"its name, abs_implementation_\xdcff.py, is not printable UTF-8",
         "sqrt": "raised while loading",
         "sigmoid": "links are not followed",
     }

@@ -28,7 +28,7 @@ from opforge.backends import BackendOptions
 from opforge.backends.directory import DirectoryBackend
 from opforge.errors import OpforgeError
 from opforge.kernels import Kernel, native
-from opforge.kernels.proofs import proof_of, read_proof
+from opforge.kernels.proofs import SUFFIX, proof_of, read_proof
 from opforge.kernels.source import beside, imports
 from opforge.ops import table
 
@@ -198,9 +198,11 @@ def _imports_triton(file: Path) -> bool:
 def _take(kernel: Kernel, package: Path) -> dict[str, Any]:
     """Copy a kernel's folder, with what it needs and its proof, and return its row."""
     file = Path(kernel.file or "")
-    place = f"kernels/{kernel.name.partition('_implementation_')[0]}"
+    place = (
+        f"kernels/{kernel.name.partition('_implementation_')[0]}"  # files that are links may lie in folders of one name
+    )
     folder = package / place
-    for other in (file, *beside(file)):
+    for other in _needed(file):
         copy = folder / other.relative_to(file.parent)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(other, copy)
@@ -224,6 +226,36 @@ def _take(kernel: Kernel, package: Path) -> dict[str, Any]:
         shutil.copy2(proof, folder / proof.name)
         row["proof"] = f"{place}/{proof.name}"
     return row
+
+
+def _needed(file: Path) -> list[Path]:
+    """Return the files of a kernel's folder and below, but for implementations that it does not import, and proofs."""
+    mine = {file, *beside(file)}
+    return [
+        path
+        for path in _files(file.parent)
+        if path in mine
+        or not (
+            path.name.endswith(SUFFIX)
+            or (
+                "_implementation_" in path.name
+                and path.parent == file.parent
+                and path.suffix in (".py", *native.SUFFIXES)
+            )
+        )
+    ]
+
+
+def _files(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
+    """Yield the files in a folder and below it, where links lead too, that are not hidden."""
+    above = (*above, folder.resolve())
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(".") or path.name == "__pycache__":
+            continue
+        if path.is_file():
+            yield path
+        elif path.is_dir() and path.resolve() not in above:
+            yield from _files(path, above)
 
 
 def _kept(row: dict[str, Any]) -> dict[str, Any]:

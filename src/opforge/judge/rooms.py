@@ -8,7 +8,6 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from opforge import processes
@@ -36,7 +35,7 @@ class Rooms:
         """Return the room of the present job's kernel."""
         if self._job is None:
             self._job = tempfile.mkdtemp(dir=self._root)
-        return self._room(self._job, [(file, library)])
+        return Room(self._job, tuple(reach.kernel_reads(file, library)), self._run, self._held)
 
     def baseline(self) -> Room:
         """Return the room of ATen's process, which lives as long as the judge."""
@@ -46,25 +45,16 @@ class Rooms:
 
     def reference(self, file: str | None, library: str | None = None) -> Room:
         """Return a new room for a process that runs a user's reference, or a user's file that makes inputs."""
-        return self._room(tempfile.mkdtemp(dir=self._root), [(file, library)])
+        return Room(tempfile.mkdtemp(dir=self._root), tuple(reach.kernel_reads(file, library)), self._run, self._held)
 
-    def shared(
-        self, files: Iterable[tuple[str | None, str | None]], program: str | None = None, imports: str = ""
-    ) -> Room:
-        """Return a new room for a process that runs several kernels' files, each with its library if it was compiled.
+    def shared(self, files: Iterable[tuple[str | None, str | None]], imports: str | None = None) -> Room:
+        """Return a new room for a process that runs several files of users', each with its library if it was compiled.
 
-        It may run a ``program`` of the user's own too, with what lies in its folder, and import what lies in the folder ``imports``.
+        From the folder ``imports`` it may import what lies there.
         """
-        room = self._room(tempfile.mkdtemp(dir=self._root), files)
-        reads = reach.folder_reads(program) if program else []
-        lists = reach.listed(imports) if imports else []
-        return replace(room, reads=(*room.reads, *reads), lists=(*room.lists, *lists))
-
-    def _room(self, folder: str, files: Iterable[tuple[str | None, str | None]]) -> Room:
-        files = list(files)
         reads = dict.fromkeys(path for file, library in files for path in reach.kernel_reads(file, library))
-        lists = dict.fromkeys(path for file, _ in files for path in reach.kernel_lists(file))
-        return Room(folder, tuple(reads), self._run, self._held, tuple(lists))
+        lists = tuple(reach.listed(imports)) if imports else ()
+        return Room(tempfile.mkdtemp(dir=self._root), tuple(reads), self._run, self._held, lists)
 
     def clear(self) -> None:
         """Remove the job's folder."""

@@ -1,4 +1,4 @@
-"""What a kernel is made of: all that it may read from beside its file. Its digest covers just that."""
+"""What a kernel is made of: its file, the modules beside it that it imports, and files there that it names."""
 
 from __future__ import annotations
 
@@ -18,13 +18,10 @@ UNREADABLE = "unreadable"
 """In a digest's place where a source cannot be read."""
 _NAME = re.compile(r"(?:(?!\.)[\w.-]+/)*(?!\.)[\w.-]{1,100}", re.ASCII)
 """What may be the name of a file below a folder."""
-_IMPLEMENTATION = re.compile(r".+_implementation_.+\.(py|cpp|cu)", re.DOTALL)
-_PROOF = ".proof.json"
-_FILE_NAME = re.compile(r"[\w .+-]+")
 
 
 def digest(file: Path) -> str:
-    """Return the digest of a source with all that it may read from beside it; one that cannot be read has none, and its load is its verdict."""
+    """Return the digest of a source with what it imports and names from beside it; one that cannot be read has none, and its load is its verdict."""
     try:
         whole = hashlib.sha256(files.read(file))
         for other in sorted(beside(file)):
@@ -37,8 +34,8 @@ def digest(file: Path) -> str:
 
 def unfit(file: Path) -> str:
     """Say why a file is no kernel that could be run, whatever stands in it; nothing where it may be one."""
-    if not _FILE_NAME.fullmatch(file.name):
-        return "its name holds other characters than letters, digits, spaces and _ . + -: rename it"
+    if not file.name.isprintable():
+        return f"its name, {shown(file.name)}, is not printable UTF-8: rename it"
     try:
         files.read(file)
     except OSError as error:
@@ -49,24 +46,6 @@ def unfit(file: Path) -> str:
 def shown(name: str) -> str:
     """Return a name as it can be shown: what is not printable stands as its number."""
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in name)
-
-
-def beside(file: Path) -> set[Path]:
-    """Return the files that a kernel may read: all in its folder and below, save other implementations that it does not name, and proofs.
-
-    Of a folder that holds more than a kernel's does, only what the kernel imports or names.
-    """
-    named = _closure(file)
-    try:
-        found = list(files.below(file.parent))
-    except OSError as error:
-        if error.errno != errno.EFBIG:
-            raise
-        return named
-    if sum(size for _, size in found) > files.MOST_TOGETHER:
-        return named
-    others = {path for path, _ in found if not (path.parent == file.parent and _IMPLEMENTATION.fullmatch(path.name))}
-    return {path for path in others | named if not path.name.endswith(_PROOF)} - {file}
 
 
 def imports(text: str) -> Iterator[str]:
@@ -83,7 +62,7 @@ def _nodes(text: str) -> Iterator[ast.AST]:
         yield from ast.walk(ast.parse(text))
 
 
-def _closure(file: Path) -> set[Path]:
+def beside(file: Path) -> set[Path]:
     """Return the files in a file's folder and below that it imports or names, directly or through each other; of C++, the headers."""
     if native.is_native(file):
         return set(native.headers_in(file.parent))
@@ -117,7 +96,7 @@ def _constants(text: str) -> Iterator[str]:
 
 
 def _named(folder: Path, name: str) -> Iterator[Path]:
-    """Yield the files that a name may stand for: a file, all of a folder, a module; none outside of the folder."""
+    """Yield the files that a name may stand for: a file, all of a folder, a module; none outside of the folder, and no proofs."""
     place = folder / name
     if files.is_regular(place):
         yield place

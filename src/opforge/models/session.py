@@ -127,8 +127,9 @@ class Session:
 
     def _start(self, kernels: Sequence[str]) -> ModelProcess:
         target = self._recipe.target
-        files = [(self._kernels[name]["file"], self._kernels[name].get("library")) for name in kernels]
-        room = None if self._rooms is None else self._rooms.shared(files, target.reads, target.folder)
+        files: list[tuple[str | None, str | None]] = [(target.reads, None)]
+        files += [(self._kernels[name]["file"], self._kernels[name].get("library")) for name in kernels]
+        room = None if self._rooms is None else self._rooms.shared(files, target.folder)
         return ModelProcess.start(self._spawner, self._config, room)
 
     def _loadable(self) -> tuple[list[str], dict[str, tuple[Outcome, str]]]:

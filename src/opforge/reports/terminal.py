@@ -151,7 +151,7 @@ def _first_cells(tally: OperatorTally) -> list[str]:
     colour = "green" if tally.right else "red"
     return [
         words(tally.op),
-        words(tally.kernel),
+        words(tally.kernel).replace("::", ":\\:"),  # a cell is folded: what would be a command must not begin a line
         f"{tally.passed}/{tally.total}",
         f"[{colour}]{_verdicts(tally)}[/{colour}]",
     ]

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from opforge import cache
-from opforge.kernels import source
 from opforge.kernels.native.sources import HEADERS, SOURCES
 from opforge.sandbox import landlock
 
@@ -24,7 +23,6 @@ _ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "ld.so.preload", "alternati
         "OpenCL", "vulkan", "nvidia", "python3*")  # fmt: skip
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _GPU_DEVICES = ("/dev/nvidia*", "/dev/dri", "/dev/kfd")
-_MODULES = (".py", ".so", *SOURCES, *HEADERS)
 _SETTINGS = ("PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH")
 """Variables that hold folders of tools and libraries."""
 
@@ -56,34 +54,17 @@ def homes() -> tuple[str, ...]:
 
 
 def kernel_reads(file: str | None, library: str | None = None) -> list[str]:
-    """Return the files that the kernel in a file may read besides: those that its digest covers, and its own library, if it was compiled.
+    """Return what the kernel in a file may read besides: its folder, or just its modules where the folder holds more than kernels.
 
-    Where its folder holds what is to stay shut, such as the working folder, only the modules of those.
+    Of the cache, a kernel that was compiled may read its own library.
     """
     if file is None:
         return []
-    path = Path(os.path.abspath(file))
-    found = {path}
-    with contextlib.suppress(OSError):  # its load is its verdict
-        found |= source.beside(path)
-    if _holds(os.path.realpath(path.parent), _kept_shut()):
-        found = {one for one in found if one == path or one.suffix in _MODULES}
-    named = [str(one) for one in sorted(found)] + ([library] if library else [])
-    return list(dict.fromkeys(form for one in named for form in (one, os.path.realpath(one))))
-
-
-def kernel_lists(file: str | None) -> list[str]:
-    """Return the folders of the files that a kernel may read: it may see their names, to import and to look for what it has."""
-    folders = {os.path.dirname(path) for path in kernel_reads(file)}
-    return sorted(folder for folder in folders if os.path.isdir(folder))
-
-
-def folder_reads(file: str) -> list[str]:
-    """Return what a user's own program may read besides: its folder, or just its modules where the folder holds more than it."""
+    built = [os.path.realpath(library)] if library else []
     folder = os.path.dirname(os.path.realpath(file))
     named = os.path.dirname(os.path.abspath(file))
     shut = _kept_shut()
-    return [p for f in dict.fromkeys((folder, named)) for p in ([f] if not _holds(f, shut) else _modules(f))]
+    return built + [p for f in dict.fromkeys((folder, named)) for p in ([f] if not _holds(f, shut) else _modules(f))]
 
 
 def source_reads(file: str) -> list[str]:
@@ -92,7 +73,7 @@ def source_reads(file: str) -> list[str]:
     if not _holds(folder, _kept_shut()):
         return [folder]
     with os.scandir(folder) as entries:
-        return [e.path for e in entries if e.is_file(follow_symlinks=False) and e.name.endswith((*SOURCES, *HEADERS))]
+        return [entry.path for entry in entries if entry.is_file() and entry.name.endswith((*SOURCES, *HEADERS))]
 
 
 def _kept_shut() -> tuple[str, ...]:

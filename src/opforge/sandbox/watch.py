@@ -59,10 +59,9 @@ class Watch:
         self._room = room
         self._homes = homes
         self._stand_in = f"{room.folder}/home"
-        folders = (*room.lists, *(path for path in room.reads if os.path.isdir(path)))
-        self._kernel_folders = tuple(f"{path}{os.sep}" for path in folders)
+        self._kernel_folders = tuple(f"{path}{os.sep}" for path in room.reads if os.path.isdir(path))
         self._kernel_files = frozenset(path for path in room.reads if not os.path.isdir(path))
-        self._readable = tuple(p.rstrip("/") for p in (*reach.common(), *room.reads, *room.lists, room.folder))
+        self._readable = tuple(p.rstrip("/") for p in (*reach.common(), *room.reads, room.folder))
         self._tried: list[str] = []
 
     def start(self) -> None:

@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,9 @@ from typing import Any
 from filelock import FileLock
 
 from opforge import cache
-from opforge.kernels import source
 from opforge.runs.plan import Job
 from opforge.runtime import files
+from opforge.sandbox import reach
 
 MOST_BYTES = 32 << 20
 """What the files of one kernel may hold together."""
@@ -72,10 +72,28 @@ def packed(job: Job) -> Parcel:
 
 
 def _files(file: str, folder: str) -> Iterator[tuple[str, bytes]]:
-    """Yield what the kernel in a file may read."""
-    with contextlib.suppress(OSError):  # one that cannot be read is missed where the kernel is loaded
-        for path in sorted({Path(file).absolute(), *source.beside(Path(file).absolute())}):
-            yield os.path.relpath(path, folder), files.read(path)
+    """Yield what the kernel in a file may read, until it is too much."""
+    left = MOST_BYTES
+    for path in _walk([*reach.kernel_reads(file), file]):
+        if left < 0 or not Path(path).is_relative_to(folder):
+            continue
+        with contextlib.suppress(OSError):  # one that cannot be read is missed where the kernel is loaded
+            data = files.read(Path(path))
+            left -= len(data)
+            yield os.path.relpath(path, folder), data
+
+
+def _walk(paths: Iterable[str]) -> Iterator[str]:
+    for path in dict.fromkeys(paths):
+        if Path(path).is_file():
+            yield path
+        for folder, inner, names in os.walk(path):
+            inner[:] = [name for name in inner if not name.startswith((".", "__pycache__"))]
+            yield from (f"{folder}/{name}" for name in names if not _is_ours(name))
+
+
+def _is_ours(name: str) -> bool:
+    return name.startswith(".") or name.endswith((".pyc", ".proof.json"))
 
 
 @dataclass(frozen=True, slots=True)
