@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ import torch
 import opforge
 from opforge.errors import OpforgeError, UnknownNameError
 from opforge.kernels.proofs import proof_of
+from opforge.kernels.source import UNREADABLE
 from opforge.ops import table
 from opforge.runtime.originals import registrations
 from opforge.runtime.serving import KernelWarning
@@ -189,6 +191,24 @@ def test_a_proof_is_void_when_what_the_kernel_imports_from_beside_it_has_changed
         made = opforge.enable(root, device="cpu")
     assert not marked(torch.relu(torch.ones(3)))
     assert "has changed since it was proven" in made.refused["relu.default"]
+
+
+def test_a_kernel_without_a_digest_is_not_served_whatever_its_proof_says(kernels):
+    """Nobody could tell that its source was changed: it names a file that is too large to be read."""
+    root = kernels({"relu": RELU.replace("import torch", "import torch\nNAMED = 'large.bin'")})
+    large = root / "relu" / "large.bin"
+    large.touch()
+    os.truncate(large, 1 << 40)
+    prove(root, "relu", {"relu.default": {"float32": ANY}}, digest=UNREADABLE)
+    with pytest.warns(KernelWarning, match="no kernel is put in place"):
+        made = opforge.enable(root, device="cpu")
+    assert made.operators == []
+    assert not marked(torch.relu(torch.ones(3)))
+    made.disable()
+    large.unlink()
+    prove(root, "relu", {"relu.default": {"float32": ANY}})
+    with opforge.enabled(root, device="cpu"):
+        assert marked(torch.relu(torch.ones(3)))
 
 
 def test_a_kernel_without_a_proof_is_refused(kernels):

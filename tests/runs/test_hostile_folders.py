@@ -39,6 +39,9 @@ def make(root):
         "import torch\ndef ceil_kernel_impl(self):\n    return -torch.floor(-self)\n"
     )
     (folder("floor") / f"floor_implementation_{'x' * 60}::error::forged.py").write_text(ESCAPES)
+    (folder("log2") / "log2_implementation_1.py").write_text(f"x = 'named.bin'\n{SELF.format(op='log2')}")
+    (root / "log2" / "named.bin").touch()
+    os.truncate(root / "log2" / "named.bin", 8 << 40)
     (folder("sigmoid") / "sigmoid_implementation_1.py").symlink_to("/etc/passwd")
     (folder("tanh") / "tanh_implementation_1.py").mkdir()
     (root / os.fsdecode(b"\xfe\xff")).mkdir()
@@ -46,7 +49,7 @@ def make(root):
     return root
 
 
-OPS = ("relu", "exp", "sin", "cos", "tan", "abs", "neg", "sqrt", "ceil", "floor", "sigmoid")
+OPS = ("relu", "exp", "sin", "cos", "tan", "abs", "neg", "sqrt", "ceil", "floor", "sigmoid", "log2")
 
 
 def test_each_has_its_own_verdict(judge_tiny, tmp_path):
@@ -63,6 +66,7 @@ def test_each_has_its_own_verdict(judge_tiny, tmp_path):
         "abs": r"its name, abs_implementation_\xdcff.py, is not printable UTF-8",
         "sqrt": "raised while loading",
         "sigmoid": "links are not followed",
+        "log2": "named.bin cannot be read: it holds 8796093022208 bytes",
     }
     for op, said in words.items():
         assert found[op][0] == "error"

@@ -20,7 +20,7 @@ from opforge.cases.case import id_of
 from opforge.cli.main import call
 from opforge.kernels import Kernel
 from opforge.kernels.proofs import proof_of
-from opforge.kernels.source import digest
+from opforge.kernels.source import UNREADABLE, digest
 from opforge.ops import table
 from opforge.reports.terminal import show
 from opforge.runs.local import ThisMachine
@@ -399,3 +399,9 @@ def test_shapes_that_differ_and_how_many_are_in_a_list_are_part_of_a_proof(folde
     ((found, row),) = proof(folder)["operators"][op].items()
     assert found == signature
     assert ("shapes differ" in row["layouts"]) == differ
+
+
+def test_nothing_is_proven_of_a_kernel_without_a_digest(folder):
+    kernel = Kernel("k", "relu.default", (), str(folder.with_name("gone.py")), (), UNREADABLE)
+    assert write_proofs([kernel], [passed(F32)], MANIFEST, ()).paths == []
+    assert not proof_of(folder.with_name("gone.py")).exists()

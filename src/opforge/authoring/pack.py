@@ -31,6 +31,7 @@ from opforge.kernels import Kernel, native
 from opforge.kernels.proofs import SUFFIX, proof_of, read_proof
 from opforge.kernels.source import beside, imports
 from opforge.ops import table
+from opforge.runtime import files
 
 _SUMMARY = "Kernels for PyTorch operators, in ATen's place, each with its proof."
 """What a package says of itself, and by what it is known to be one of ours."""
@@ -198,9 +199,7 @@ def _imports_triton(file: Path) -> bool:
 def _take(kernel: Kernel, package: Path) -> dict[str, Any]:
     """Copy a kernel's folder, with what it needs and its proof, and return its row."""
     file = Path(kernel.file or "")
-    place = (
-        f"kernels/{kernel.name.partition('_implementation_')[0]}"  # files that are links may lie in folders of one name
-    )
+    place = f"kernels/{kernel.name.partition('_implementation_')[0]}"
     folder = package / place
     for other in _needed(file):
         copy = folder / other.relative_to(file.parent)
@@ -233,7 +232,7 @@ def _needed(file: Path) -> list[Path]:
     mine = {file, *beside(file)}
     return [
         path
-        for path in _files(file.parent)
+        for path in sorted(files.below(file.parent))
         if path in mine
         or not (
             path.name.endswith(SUFFIX)
@@ -244,18 +243,6 @@ def _needed(file: Path) -> list[Path]:
             )
         )
     ]
-
-
-def _files(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
-    """Yield the files in a folder and below it, where links lead too, that are not hidden."""
-    above = (*above, folder.resolve())
-    for path in sorted(folder.iterdir()):
-        if path.name.startswith(".") or path.name == "__pycache__":
-            continue
-        if path.is_file():
-            yield path
-        elif path.is_dir() and path.resolve() not in above:
-            yield from _files(path, above)
 
 
 def _kept(row: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from opforge.backends.base import BackendOptions
 from opforge.errors import NothingToJudgeError, OpforgeError, UnknownNameError
 from opforge.kernels import Kernel, Served, native
-from opforge.kernels.source import UNREADABLE, digest, shown, unfit
+from opforge.kernels.source import UNREADABLE, digest, located, shown, unfit
 from opforge.ops import Form, table
 from opforge.runtime import files
 
@@ -108,12 +108,12 @@ def kernel_in(file: Path, name: str) -> Kernel:
     functional = [op for op in own if op.form is not Form.MUTABLE] if primary.form is Form.FUNCTIONAL else [primary]
     serves = [Served(op.name) for op in functional] + [Served(op.name, required=False) for op in others]
     entries = dict.fromkeys([f"{name.replace('.', '__')}_kernel_impl", f"{primary.base}_kernel_impl"])
-    broken = unfit(file)
+    broken, path = unfit(file), str(located(file))
     return Kernel(
         shown(file.stem),
         primary.name,
         tuple(serves),
-        shown(str(file.absolute())),
+        shown(path) if broken else path,
         tuple(entries),
         UNREADABLE if broken else digest(file),
         broken=broken,

@@ -13,9 +13,7 @@ import typer
 
 from opforge.cli.progress import ProgressLine
 from opforge.errors import OpforgeError
-from opforge.reports.plain import one_line
-
-_MOST_CHARACTERS = 4000
+from opforge.reports.plain import line
 
 if TYPE_CHECKING:
     from opforge.runs.reproduce import Again
@@ -44,7 +42,7 @@ def reproduce(
             answer = {"before": again.before, "now": again.now, "changed": again.changed}
             sys.stdout.write(json.dumps(answer, indent=2) + "\n")
         else:
-            sys.stdout.write("\n".join(one_line(line, _MOST_CHARACTERS) for line in _lines(run, again)) + "\n")
+            sys.stdout.write("\n".join(map(line, _lines(run, again))) + "\n")
     return again.exit_code
 
 

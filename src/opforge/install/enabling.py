@@ -13,6 +13,7 @@ from opforge.backends import BackendOptions
 from opforge.errors import OpforgeError
 from opforge.kernels import Kernel, native
 from opforge.kernels.proofs import proof_of
+from opforge.kernels.source import UNREADABLE
 from opforge.ops import table
 from opforge.runtime import RUNTIME, enabling
 from opforge.runtime.enabling import POLICIES, Enabled, Source
@@ -87,6 +88,6 @@ def _source(kernel: Kernel) -> Source:
         file=file,
         entries=kernel.entries,
         digest=kernel.digest,
-        proof=proof_of(file),
+        proof=proof_of(file) if kernel.digest != UNREADABLE else None,
         library=library,
     )

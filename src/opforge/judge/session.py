@@ -38,7 +38,8 @@ from opforge.sandbox.wire import Channel
 
 _MAX_DEATHS = 3
 """After so many dead processes on one operator the rest of its cases are not run."""
-_FIRST_CASES = 8
+_FIRST_CASES = 2
+"""Of a kernel of which it is not known yet how long it takes: a request is bounded, and each case is many calls."""
 _BATCH_S = 20.0
 _PATIENCE_S = 10.0
 """The time limit of a kernel that has run into the ordinary one before."""

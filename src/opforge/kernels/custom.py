@@ -11,7 +11,7 @@ from pathlib import Path
 from opforge.errors import NothingToJudgeError, OpforgeError, UnknownNameError
 from opforge.kernels import native
 from opforge.kernels.kernel import Kernel, Reference, Served
-from opforge.kernels.source import digest, unfit
+from opforge.kernels.source import digest, located, shown, unfit
 from opforge.runtime import files
 
 GEN_INPUT = "gen_input.py"
@@ -37,7 +37,7 @@ class CustomFolder:
     @cached_property
     def implementations(self) -> list[Path]:
         """The files of its implementations, by name."""
-        found = (p for p in self.path.iterdir() if p.suffix in _SUFFIXES and not p.is_dir() and p.name.isprintable())
+        found = (p for p in self.path.iterdir() if p.suffix in _SUFFIXES and not p.is_dir())
         return sorted(p for p in found if _name_of(p, self.op) not in ("", "reference"))
 
     @property
@@ -68,8 +68,8 @@ class CustomFolder:
         """A kernel for each implementation, named ``{op}__{name}``."""
         return [
             Kernel(
-                name, self.op, (Served(self.op),), str(file.absolute()), (self.entry,), digest(file),
-                reference=self.reference, broken=unfit(file),
+                shown(name), self.op, (Served(self.op),), shown(str(located(file))) if unfit(file) else str(located(file)),
+                (self.entry,), digest(file), reference=self.reference, broken=unfit(file),
             )
             for file, name in self._named()
         ]  # fmt: skip
@@ -131,7 +131,7 @@ def _name_of(file: Path, op: str) -> str:
 
 
 def _reference(name: str, file: Path, entry: str) -> Reference:
-    return Reference(name, str(file.absolute()), (entry,), digest(file), broken=unfit(file))
+    return Reference(shown(name), str(located(file)), (entry,), digest(file), broken=unfit(file))
 
 
 def _defines(file: Path, name: str, *, broken: bool) -> bool:

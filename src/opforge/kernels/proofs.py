@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from opforge.kernels.source import UNREADABLE
 from opforge.runtime import proofs
 from opforge.runtime.words import Allowed
 
@@ -70,6 +71,8 @@ class Proof:
 def read_proof(file: Path, digest: str) -> Proof | str:
     """Return the proof beside a kernel's file, or why there is none that holds for the source of this digest."""
     path = proof_of(file)
+    if digest == UNREADABLE:
+        return f"{file} has no digest: it, or what it names, cannot be read."
     proof = proofs.read(path)
     if proof is None:
         return f"{path} is not there."

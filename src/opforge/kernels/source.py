@@ -21,26 +21,38 @@ _NAME = re.compile(r"(?:(?!\.)[\w.-]+/)*(?!\.)[\w.-]{1,100}", re.ASCII)
 
 
 def digest(file: Path) -> str:
-    """Return the digest of a source with what it imports and names from beside it; one that cannot be read has none, and its load is its verdict."""
+    """Return the digest of a source with what it imports and names from beside it; of what cannot be read there is none."""
     try:
-        whole = hashlib.sha256(files.read(file))
-        for other in sorted(beside(file)):
-            name = os.fsencode(other.relative_to(file.parent))
-            whole.update(name + b"\0" + hashlib.sha256(files.read(other)).digest())
+        return _digest(file)
     except OSError:
         return UNREADABLE
+
+
+def _digest(file: Path) -> str:
+    whole = hashlib.sha256(files.read(file))
+    for other in sorted(beside(file)):
+        name = os.fsencode(other.relative_to(file.parent))
+        whole.update(name + b"\0" + hashlib.sha256(files.read(other)).digest())
     return whole.hexdigest()[:16]
 
 
 def unfit(file: Path) -> str:
-    """Say why a file is no kernel that could be run, whatever stands in it; nothing where it may be one."""
+    """Say why a file is no kernel that is run: it, or what it imports or names, has no digest; nothing where it has one.
+
+    Of a kernel without a digest nobody could tell whether it is still the one that was judged.
+    """
     if not file.name.isprintable():
         return f"its name, {shown(file.name)}, is not printable UTF-8: rename it"
     try:
-        files.read(file)
+        _digest(file)
     except OSError as error:
-        return f"{file.name} cannot be read: {error.strerror}"
+        return f"{shown(Path(error.filename or file).name)} cannot be read: {error.strerror}"
     return ""
+
+
+def located(file: Path) -> Path:
+    """Return where a file lies, its folders' links followed, and its own not."""
+    return file.parent.resolve() / file.name
 
 
 def shown(name: str) -> str:
@@ -85,7 +97,7 @@ def _module(folder: Path, name: str) -> Iterator[Path]:
         yield module
     yield from (path for path in folder.glob(f"{name}.*.so") if files.is_regular(path))
     if files.is_folder(package := folder / name):
-        yield from (path for path, _ in files.below(package) if path.suffix == ".py")
+        yield from (path for path in files.below(package) if path.suffix == ".py")
 
 
 def _constants(text: str) -> Iterator[str]:
@@ -101,6 +113,6 @@ def _named(folder: Path, name: str) -> Iterator[Path]:
     if files.is_regular(place):
         yield place
     elif files.is_folder(place) and place != folder:
-        yield from (path for path, _ in files.below(place))
+        yield from files.below(place)
     elif name.replace(".", "").isidentifier():
         yield from _module(folder, name.partition(".")[0])

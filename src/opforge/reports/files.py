@@ -12,13 +12,12 @@ from opforge.cache import write_atomically
 from opforge.judge.verdict import Outcome
 from opforge.reports import implementations, speed
 from opforge.reports.page import write_page
-from opforge.reports.plain import code, one_line
+from opforge.reports.plain import WHOLE, code, one_line
 from opforge.runs.score import CURVE, OperatorTally, Summary
 from opforge.runs.store import read_manifest, read_rows
 
 SUMMARY, TABLE, FAILED, FULL = "OVERALL_SUMMARY.md", "operator_summary.csv", "failed_tests.json", "full_results.json"
 _SHOWN_REASONS = 3
-_MOST_CHARACTERS = 4000
 _SPEEDUPS = "Speedups over {} with their 95 % intervals; only right kernels have one."
 
 
@@ -41,7 +40,7 @@ def overall(manifest: dict[str, Any], summary: Summary) -> str:
     lines = [
         f"# {config['backend']} on {config['suite']}",
         "",
-        code(" ".join(manifest["command"]), _MOST_CHARACTERS),
+        code(" ".join(manifest["command"]), WHOLE),
         "",
         "| | |",
         "|---|---|",
@@ -78,14 +77,14 @@ def overall(manifest: dict[str, Any], summary: Summary) -> str:
             "",
             "## Samples that could not become cases",
             "",
-            *[f"- {one_line(loss, _MOST_CHARACTERS)}" for loss in manifest["plan"]["losses"]],
+            *[f"- {one_line(loss, WHOLE)}" for loss in manifest["plan"]["losses"]],
         ]
     if manifest["plan"]["remarks"]:
         lines += [
             "",
             "## Remarks",
             "",
-            *[f"- {one_line(remark, _MOST_CHARACTERS)}" for remark in manifest["plan"]["remarks"]],
+            *[f"- {one_line(remark, WHOLE)}" for remark in manifest["plan"]["remarks"]],
         ]
     return "\n".join(lines) + "\n"
 
@@ -185,7 +184,7 @@ def verdict_text(verdicts: dict[str, int]) -> str:
 def _reasons(tally: OperatorTally) -> Iterator[str]:
     yield f"- **{tally.op}** ({code(tally.kernel)}): {tally.passed} of {tally.total} passed"
     for verdict, reason, count in tally.main_reasons(_SHOWN_REASONS):
-        yield f"  - {count}× {verdict}: {code(reason, _MOST_CHARACTERS)}"
+        yield f"  - {count}× {verdict}: {code(reason, WHOLE)}"
     if len(tally.reasons) > _SHOWN_REASONS:
         yield f"  - and {len(tally.reasons) - _SHOWN_REASONS} other reasons, in {FAILED}"
 

@@ -17,6 +17,15 @@ def visible(text: str) -> str:
     return _COMMAND.sub(r"\1\\", text)
 
 
+WHOLE = 4000
+"""Characters of a text of which all is to be shown: a verdict has no more."""
+
+
+def line(text: str) -> str:
+    """Return a whole text on one line, with its indentation."""
+    return text[: len(text) - len(text.lstrip(" "))] + one_line(text, WHOLE)
+
+
 def one_line(text: str, most: int = 300) -> str:
     """Return a text on one line, cut where it is long."""
     text = visible(_LINES.sub(" ", text).strip())

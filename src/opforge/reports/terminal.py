@@ -12,12 +12,10 @@ from rich.table import Table
 from opforge.judge.verdict import Outcome
 from opforge.reports import implementations, speed
 from opforge.reports.files import verdict_text, weak_text
-from opforge.reports.plain import one_line, visible
+from opforge.reports.plain import line, visible
 from opforge.runs.score import OperatorTally, Summary
 
 _PLAIN_WIDTH = 140
-_MOST_CHARACTERS = 4000
-"""Of a reason in a line."""
 _MAX_ROWS = 40
 _MAX_REASONS = 25
 _MAX_WEAK = 5
@@ -49,8 +47,7 @@ def console_for_results() -> Console:
 
 def words(text: str) -> str:
     """Return a text that is not ours, to stand within a line of a console's markup."""
-    indent = text[: len(text) - len(text.lstrip(" "))]
-    return escape(indent + one_line(text, _MOST_CHARACTERS))
+    return escape(line(text))
 
 
 def plain_table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:

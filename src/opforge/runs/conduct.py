@@ -176,6 +176,8 @@ def _judge(plan: Plan, store: RunStore, executor: Executor, progress: Progress) 
         count += len(rows)
         for row in rows:
             summary.add(row)
+        if rows:
+            progress(rows[-1]["op"], count, total)
 
     def judging(ops: str) -> None:
         progress(ops, count, total)

@@ -27,7 +27,7 @@ from opforge.cases.values import DTYPES, Device, Dtype, TensorSpec
 from opforge.errors import CaseSyntaxError
 from opforge.kernels import Kernel
 from opforge.kernels.proofs import proof_of
-from opforge.kernels.source import UNREADABLE, digest
+from opforge.kernels.source import UNREADABLE, digest, located
 from opforge.ops import table
 from opforge.runtime.layouts import SHAPES_DIFFER, layout
 from opforge.runtime.proofs import FORMAT, read
@@ -192,11 +192,11 @@ def write_proofs(
 
 def _write(path: Path, judged: _Judged, manifest: Mapping[str, Any], *, finished: bool) -> bool:
     """Write what is known of a kernel; whether there is anything to be written. Another run may be at the same file."""
-    lock = cache.root() / "locks" / f"{hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:16]}.lock"
+    lock = cache.root() / "locks" / f"{hashlib.sha256(os.fsencode(located(path))).hexdigest()[:16]}.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(lock, timeout=_PATIENCE_S):
         proof = _proof(judged, manifest, read(path), finished=finished)
-        if proof["operators"] or (proof.get("failed") and judged.kernel.digest != UNREADABLE):
+        if judged.kernel.digest != UNREADABLE and (proof["operators"] or proof.get("failed")):
             cache.write_atomically(path, json.dumps(proof, indent=1) + "\n")
             return True
         path.unlink(missing_ok=True)

@@ -11,8 +11,7 @@ from pathlib import Path
 MOST_BYTES = 16 << 20
 """Of one file."""
 MOST_FILES = 1000
-MOST_TOGETHER = 64 << 20
-"""What one folder of a kernel may hold, to be read as a whole."""
+"""Below one folder, or that one kernel names."""
 _MOST_DEPTH = 16
 
 
@@ -58,8 +57,8 @@ def is_folder(path: Path) -> bool:
         return False
 
 
-def below(folder: Path, most: int = MOST_FILES) -> Iterator[tuple[Path, int]]:
-    """Yield the regular files in a folder and below it with their sizes, hidden ones and compiled Python left out; raises OSError where there are too many."""
+def below(folder: Path, most: int = MOST_FILES) -> Iterator[Path]:
+    """Yield the regular files in a folder and below it, hidden ones and compiled Python left out; raises OSError where there are too many."""
     count = 0
     waiting = [(folder, 0)]
     while waiting:
@@ -76,4 +75,4 @@ def below(folder: Path, most: int = MOST_FILES) -> Iterator[tuple[Path, int]]:
                 if entry.is_dir(follow_symlinks=False):
                     waiting.append((Path(entry.path), depth + 1))
                 elif entry.is_file(follow_symlinks=False):
-                    yield Path(entry.path), entry.stat(follow_symlinks=False).st_size
+                    yield Path(entry.path)

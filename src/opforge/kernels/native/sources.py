@@ -55,7 +55,7 @@ def headers_in(folder: Path) -> list[Path]:
 
 
 def _files(folder: Path) -> list[Path]:
-    found = [path for path, _ in files.below(folder, _MOST_FILES)]
+    found = files.below(folder, _MOST_FILES)
     return sorted(path for path in found if not set(path.relative_to(folder).parts[:-1]) & set(SKIPPED))
 
 
