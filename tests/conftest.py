@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 NOT_PROOFS = shutil.ignore_patterns("*.proof.json*")
 """For copies of examples: other tests judge these examples and write proofs beside them meanwhile."""
 os.environ.setdefault("OPFORGE_CACHE", str(ROOT / ".cache" / "opforge"))
+os.environ.setdefault("OPFORGE_KEY", str(ROOT / ".cache" / "key"))
 
 from opforge import registry  # noqa: E402
 from opforge.cases import Case, Phase  # noqa: E402

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -19,6 +20,7 @@ from opforge.backends import BackendOptions
 from opforge.backends.directory import DirectoryBackend
 from opforge.errors import OpforgeError
 from opforge.kernels.proofs import proof_of
+from opforge.runtime import enabling
 from tests.authoring.packages import PIP, environment, run
 from tests.command import opforge
 from tests.conftest import slow
@@ -373,3 +375,21 @@ def test_a_broken_proof_is_none(directory, text):
         assert _proven(kernel) == ""
     finally:
         file.unlink()
+
+
+def test_a_package_names_its_signer_and_is_not_believed_when_it_was_changed(packed, tmp_path, monkeypatch):
+    out, said = packed
+    package = Path(shutil.copytree(out / "my_backend" / "src" / "my_backend", tmp_path / "my_backend"))
+    signer = json.loads((package / "signature.json").read_text())["signer"]
+    assert f"signer   {signer}" in said
+    assert signer in (out / "my_backend" / "README.md").read_text()
+    assert enabling.packed_signer(package) == signer
+    assert {source.distrust for source in enabling.packed_sources(package)} == {""}
+    monkeypatch.setenv("OPFORGE_SIGNERS", "0123456789abcdef, somebody")
+    (words,) = {source.distrust for source in enabling.packed_sources(package)}
+    assert words.endswith(f"is signed by {signer}, who is not among OPFORGE_SIGNERS (0123456789abcdef, somebody)")
+    rows = json.loads((package / "kernels.json").read_text())
+    (package / "kernels.json").write_text(json.dumps([{**row, "digest": "0" * 16} for row in rows]))
+    assert enabling.packed_signer(package) is None
+    (words,) = {source.distrust for source in enabling.packed_sources(package)}
+    assert "the signature of my_backend does not hold" in words

@@ -15,7 +15,7 @@ from opforge.cli.main import call
 from opforge.kernels.proofs import proof_of
 from tests.command import opforge, opforge_process
 from tests.conftest import ROOT, slow
-from tests.install.proving import prove
+from tests.install.proving import prove, write
 
 RELU = "import torch\ndef relu_kernel_impl(self):\n    return torch.where(self <= 0, 0, self)\n"
 
@@ -130,7 +130,7 @@ def test_ls_marks_kernels_that_are_proven(tmp_path, capsys, dtypes, changes, mar
     file.write_text(RELU)
     prove(tmp_path, "relu", {"relu.default": dict.fromkeys(dtypes, FLOAT32)})
     proof = proof_of(file)
-    proof.write_text(json.dumps({**json.loads(proof.read_text()), **changes}))
+    write(proof, {**json.loads(proof.read_text()), **changes})
     assert call(["ls", "kernels", "--ops-directory", str(tmp_path)]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert line.split("relu.out", 1)[1] == (f"; {mark}" if mark else "")

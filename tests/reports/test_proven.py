@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from opforge.reports.page.proven import Proofs
 from opforge.runs.score import Summary
 from opforge.runtime.proofs import FORMAT
 from tests.command import opforge
+from tests.install.proving import write
 from tests.reports.browsing import chromium, manifest, row, write_run
 from tests.reports.test_page import EVIL, find, nothing_ran, text, wait
 
@@ -75,7 +75,7 @@ def made(tmp_path: Path) -> Callable[..., tuple[Path, dict[str, Any]]]:
         file = tmp_path / "a.py"
         file.write_text(RELU)
         proof = {"opforge_proof": FORMAT, "digest": digest(file), **WHERE, "suites": ["tiny"], "operators": operators}
-        proof_of(file).write_text(json.dumps({**proof, **changes}))
+        write(proof_of(file), {**proof, **changes})
         about = manifest({"a": list(ops)}, 3, finished="now", proofs={"written": [str(proof_of(file))]})
         about["machine"]["name"] = WHERE["device"]
         about["plan"]["kernels"][0] |= {"file": str(file), "digest": digest(file)}

@@ -26,6 +26,7 @@ from opforge.kernels.proofs import proof_of
 from opforge.reports.page.server import Viewer
 from opforge.runtime.proofs import FORMAT
 from tests.conftest import ROOT
+from tests.install.proving import write
 from tests.reports.browsing import chromium, manifest, row, texts, write_run
 
 Serve = Callable[..., Viewer]
@@ -289,7 +290,7 @@ def test_an_operator_that_is_open_follows_the_run(serve, run, tmp_path):
             "suites": ["tiny"],
             "operators": proven,
         }
-        proof_of(kernel).write_text(json.dumps(proof))
+        write(proof_of(kernel), proof)
         write_atomically(
             run / "manifest.json",
             json.dumps({**about, "finished": "now", "proofs": {"written": [str(proof_of(kernel))]}}),

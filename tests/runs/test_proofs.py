@@ -57,7 +57,12 @@ def judge(folder, judge_tiny):
     return judge
 
 
-MANIFEST = {"versions": {"torch": "2.13.0"}, "machine": {"name": "a CPU"}, "config": {"suite": "tiny"}}
+MANIFEST = {
+    "versions": {"torch": "2.13.0"},
+    "machine": {"name": "a CPU"},
+    "config": {"suite": "tiny"},
+    "confinement": {"missing": []},
+}
 
 
 def passed(case, verdict="passed", op="relu.default", **fields):
@@ -177,7 +182,7 @@ def test_nothing_is_proven_while_a_case_is_left_that_cheated_crashed_or_hung(fol
     prove(folder, passed(F32))
     assert proven(folder) == {}
     words = f"is not proven: 1 case failed, for example [0-9a-f]{{16}}: {verdict}; mend it"
-    here = {"versions": {"torch": torch.__version__}, "machine": {"name": cpu_name()}, "config": {"suite": "tiny"}}
+    here = {**MANIFEST, "versions": {"torch": torch.__version__}, "machine": {"name": cpu_name()}}
     prove(folder, passed(MORE, verdict), manifest=here)
     with pytest.warns(KernelWarning, match=words), opforge.enabled(folder.parents[1], device="cpu") as made:
         assert made.operators == []
@@ -405,3 +410,22 @@ def test_nothing_is_proven_of_a_kernel_without_a_digest(folder):
     kernel = Kernel("k", "relu.default", (), str(folder.with_name("gone.py")), (), UNREADABLE)
     assert write_proofs([kernel], [passed(F32)], MANIFEST, ()).paths == []
     assert not proof_of(folder.with_name("gone.py")).exists()
+
+
+def test_a_proof_made_by_hand_is_not_widened(folder):
+    prove(folder, passed("((T([3, 4], f32),), {})"))
+    found = proof(folder)
+    found["operators"]["relu.default"]["float32"]["numel"] = [0, 10**12]
+    proof_of(folder).write_text(json.dumps(found))
+    prove(folder, passed("((T([50], f32),), {})"))
+    assert proof(folder)["operators"]["relu.default"]["float32"]["numel"] == [50, 50]
+
+
+def test_where_kernels_can_read_the_key_nothing_is_proven(folder):
+    shut_off = {**MANIFEST, "confinement": {"missing": ["files outside its folder"]}}
+    done = prove(folder, passed(F32), manifest=shut_off)
+    assert not proof_of(folder).exists()
+    assert "kernels could read the key with which proofs are signed" in done.remarks["k"]
+    prove(folder, passed(F32))
+    prove(folder, passed(F32, "wrong"), manifest=shut_off)
+    assert not proof_of(folder).exists(), "what failed there voids what was proven before"

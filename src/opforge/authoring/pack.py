@@ -31,7 +31,7 @@ from opforge.kernels import Kernel, native
 from opforge.kernels.proofs import SUFFIX, proof_of, read_proof
 from opforge.kernels.source import beside, imports
 from opforge.ops import table
-from opforge.runtime import files
+from opforge.runtime import files, signing
 
 _SUMMARY = "Kernels for PyTorch operators, in ATen's place, each with its proof."
 """What a package says of itself, and by what it is known to be one of ours."""
@@ -47,6 +47,8 @@ class Packed:
     rows: list[dict[str, Any]]
     strangers: list[str]
     """Folders that hold no kernel, in words."""
+    signer: str
+    """The name under which this installation signs."""
 
 
 def pack(directory: Path, name: str, out: Path, *, version: str = "0.1.0") -> Packed:
@@ -64,7 +66,7 @@ def pack(directory: Path, name: str, out: Path, *, version: str = "0.1.0") -> Pa
             raise OpforgeError(f"{str(project)!r} exists already; remove it, or give another --out or --name")
         with _made(out), tempfile.TemporaryDirectory(dir=out, prefix=f".{name}.") as folder:
             draft = Path(folder) / name
-            rows = _write(draft, kernels, name, version)
+            rows, signer = _write(draft, kernels, name, version)
             wheel = _wheel(draft, Path(folder))
             made = wheel.replace(out / wheel.name)
             draft.replace(project)
@@ -73,7 +75,7 @@ def pack(directory: Path, name: str, out: Path, *, version: str = "0.1.0") -> Pa
             f"the package cannot be made in --out {str(out)!r}: {error.strerror or error}: {str(error.filename or out)!r}; "
             "name a folder that can be written, and see that what lies beside the kernels can be read"
         ) from None
-    return Packed(project, made, rows, backend.strangers)
+    return Packed(project, made, rows, backend.strangers, signer)
 
 
 @contextmanager
@@ -147,11 +149,15 @@ def _check_encoding(file: Path) -> None:
         raise OpforgeError(f"{str(file)!r} cannot be read: {error.strerror}; make it readable, or remove it") from None
 
 
-def _write(project: Path, kernels: Iterable[Kernel], name: str, version: str) -> list[dict[str, Any]]:
+def _write(project: Path, kernels: Iterable[Kernel], name: str, version: str) -> tuple[list[dict[str, Any]], str]:
+    """Write a package; return the rows of its kernels, and the name of the signer."""
     package = project / "src" / name
     package.mkdir(parents=True)
     rows = [_take(kernel, package) for kernel in kernels]
-    (package / "kernels.json").write_text(json.dumps([_kept(row) for row in rows], indent=1) + "\n", encoding="utf-8")
+    kept = [_kept(row) for row in rows]
+    signature = signing.signed(signing.make_key(), kept)
+    for file, contents in (("kernels.json", kept), ("signature.json", signature)):
+        (package / file).write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
     runtime = Path(opforge.runtime.__file__).parent
     shutil.copytree(runtime, package / "_runtime", ignore=shutil.ignore_patterns("__pycache__"))
     (package / "_runtime" / "LICENSE").write_text(_license(), encoding="utf-8")
@@ -162,6 +168,7 @@ def _write(project: Path, kernels: Iterable[Kernel], name: str, version: str) ->
         "rows": rows,
         "first": rows[0]["serves"][0][0],
         "runtime": opforge.runtime.RUNTIME,
+        "signer": signature["signer"],
         "triton": any(_imports_triton(package / file) for row in rows if not row["library"] for file in row["files"]),
     }
     environment = jinja2.Environment(
@@ -176,7 +183,7 @@ def _write(project: Path, kernels: Iterable[Kernel], name: str, version: str) ->
     if any(row["library"] for row in rows):
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         (project / "setup.cfg").write_text(f"[bdist_wheel]\nplat_name = {platform}\n", encoding="utf-8")
-    return rows
+    return rows, signature["signer"]
 
 
 def _license() -> str:
@@ -214,16 +221,16 @@ def _take(kernel: Kernel, package: Path) -> dict[str, Any]:
         library = native.build(native.Unit.of_file(file)).library
         shutil.copy2(library, folder / library.name)
         row["library"] = f"{place}/{library.name}"
+    proof = proof_of(file)
+    row["proven"] = _proven(kernel)
+    if not isinstance(read_proof(file, kernel.digest), str):
+        shutil.copy2(proof, folder / proof.name)
+        row["proof"] = f"{place}/{proof.name}"
     row["files"] = {
         path.relative_to(package).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
-    proof = proof_of(file)
-    row["proven"] = _proven(kernel)
-    if proof.is_file():
-        shutil.copy2(proof, folder / proof.name)
-        row["proof"] = f"{place}/{proof.name}"
     return row
 
 

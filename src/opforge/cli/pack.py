@@ -36,6 +36,7 @@ def pack(
             "wheel": str(packed.wheel),
             "kernels": rows,
             "left_out": packed.strangers,
+            "signer": packed.signer,
         }
         sys.stdout.write(json.dumps(found, indent=2) + "\n")
         return 0
@@ -43,6 +44,6 @@ def pack(
         sys.stdout.write(f"{row['name']}  {row['proven'] or 'no proof: served with policy all only'}\n")
     for stranger in packed.strangers:
         sys.stdout.write(f"left out: {stranger}\n")
-    sys.stdout.write(f"package  {packed.project}\nwheel    {packed.wheel}\n")
+    sys.stdout.write(f"package  {packed.project}\nwheel    {packed.wheel}\nsigner   {packed.signer}\n")
     sys.stdout.write(f"use      pip install {packed.wheel}; OPFORGE_BACKEND={name} python your_script.py\n")
     return 0

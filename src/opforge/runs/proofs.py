@@ -29,8 +29,9 @@ from opforge.kernels import Kernel
 from opforge.kernels.proofs import proof_of
 from opforge.kernels.source import UNREADABLE, digest, located
 from opforge.ops import table
+from opforge.runtime import signing
 from opforge.runtime.layouts import SHAPES_DIFFER, layout
-from opforge.runtime.proofs import FORMAT, read
+from opforge.runtime.proofs import FORMAT, read, signed
 from opforge.runtime.words import DEFAULT, Arguments, add_argument, argument_word, list_word, number_word
 
 NEVER = frozenset({"cheated", "crashed", "timed_out"})
@@ -45,6 +46,8 @@ _REACH = 2.0
 """By which factor the smallest and the largest timed size speak for sizes beyond them."""
 
 
+_FILES = "files outside its folder"
+"""What a kernel must be kept from for a proof to be worth anything, as the probe calls it."""
 _ABSENT = object()
 """In the place of an argument that is left out."""
 
@@ -172,6 +175,13 @@ def write_proofs(
         if row["kernel"] in judged and (finished or row["verdict"] != "passed"):
             judged[row["kernel"]].add(row, raises=row["id"] in raising)
     written = Written([], {})
+    if _FILES in manifest["confinement"]["missing"]:
+        told = f"no proof is written: kernels could read the key with which proofs are signed ({_FILES} are not kept from them)"
+        for one in judged.values():
+            with contextlib.suppress(OSError):
+                if one.failed:  # what it says of before no longer holds
+                    proof_of(Path(one.kernel.file or "")).unlink(missing_ok=True)
+        return Written([], {name: told for name, one in judged.items() if one.passed})
     for name, one in sorted(judged.items(), key=lambda item: not item[1].failed):  # those that are void come first
         if not finished and not one.failed:
             continue
@@ -197,7 +207,8 @@ def _write(path: Path, judged: _Judged, manifest: Mapping[str, Any], *, finished
     with FileLock(lock, timeout=_PATIENCE_S):
         proof = _proof(judged, manifest, read(path), finished=finished)
         if judged.kernel.digest != UNREADABLE and (proof["operators"] or proof.get("failed")):
-            cache.write_atomically(path, json.dumps(proof, indent=1) + "\n")
+            cache.write_atomically(path, json.dumps(signed(signing.make_key(), proof), indent=1) + "
+")
             return True
         path.unlink(missing_ok=True)
         return False

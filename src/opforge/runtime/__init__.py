@@ -3,5 +3,5 @@
 Needs torch and nothing else, and imports nothing of opforge: `opforge pack` takes these files along as they are.
 """
 
-RUNTIME = 3
+RUNTIME = 4
 """Its number: packages of one number share the runtime in a process."""

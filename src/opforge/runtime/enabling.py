@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 import warnings
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 
-from . import proofs
+from . import files, proofs, signing
 from .adapters import adapt
 from .compiling import watch_compilation
 from .devices import device_name
@@ -23,6 +25,8 @@ from .originals import device_key
 from .results import Likeness
 from .serving import LOCK, KernelWarning, Place, Server
 
+SIGNERS_VARIABLE = "OPFORGE_SIGNERS"
+"""Names of the signers whose packages are believed; without it, those of all."""
 POLICIES = {
     "proven": "calls for which a kernel is proven right, at sizes at which it was timed and is not slower",
     "right": "calls for which a kernel is proven right, however fast",
@@ -46,6 +50,8 @@ class Source:
     library: str = ""
     files: tuple[tuple[Path, str], ...] = ()
     """What a package holds of it, each with its digest; none where a kernel is not from a package."""
+    distrust: str = ""
+    """Why nothing is believed that its package says of it; nothing where it is."""
 
     @classmethod
     def of(cls, row: Mapping[str, Any], folder: Path) -> Source:
@@ -62,6 +68,37 @@ class Source:
             library=str(folder / library) if library else "",
             files=tuple((folder / name, digest) for name, digest in row.get("files", {}).items()),
         )
+
+
+def packed_sources(folder: Path) -> list[Source]:
+    """Return the kernels of an installed package, with what is to be said against its signature."""
+    rows = json.loads((folder / "kernels.json").read_text(encoding="utf-8"))
+    distrust = _distrust(folder, rows)
+    return [replace(Source.of(row, folder), distrust=distrust) for row in rows]
+
+
+def packed_signer(folder: Path) -> str | None:
+    """Return the name of who has signed an installed package; None where the signature does not hold."""
+    rows = json.loads((folder / "kernels.json").read_text(encoding="utf-8"))
+    return _signer(folder, rows)
+
+
+def _signer(folder: Path, rows: Any) -> str | None:
+    try:
+        signature = json.loads(files.read(folder / "signature.json"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return signing.signer_of(rows, signature) if isinstance(signature, dict) else None
+
+
+def _distrust(folder: Path, rows: Any) -> str:
+    signer = _signer(folder, rows)
+    if signer is None:
+        return f"the signature of {folder.name} does not hold; install the package again, or pack it again"
+    wanted = [name.strip() for name in os.environ.get(SIGNERS_VARIABLE, "").split(",") if name.strip()]
+    if wanted and signer not in wanted:
+        return f"{folder.name} is signed by {signer}, who is not among {SIGNERS_VARIABLE} ({', '.join(wanted)})"
+    return ""
 
 
 @dataclass
@@ -237,7 +274,9 @@ def _server(made: Enabled, source: Source, op: str, proof: Mapping[str, Any] | N
 
 def _proof(source: Source, device: str) -> tuple[Mapping[str, Any] | None, str | None]:
     """Return a source's proof, or why there is none that holds here."""
-    proof = None if source.proof is None else proofs.read(source.proof)
+    if source.distrust:
+        return None, source.distrust
+    proof = None if source.proof is None else proofs.read(source.proof, packed=bool(source.files))
     if proof is None or isinstance(proof, str):
         return None, proof
     made_with, on = proof["torch"], proof["device"]

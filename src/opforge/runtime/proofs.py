@@ -1,4 +1,4 @@
-"""The file of a proof, read and checked: it may be anybody's, and half of one. Needs no torch."""
+"""The file of a proof, read and checked: it may be anybody's, and half of one. Only those that this installation has signed are believed. Needs no torch."""
 
 from __future__ import annotations
 
@@ -7,27 +7,38 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from . import files
+from . import files, signing
 
-FORMAT = 3
-"""What is written now. Older files say nothing of arguments that are no tensors, or of the kind of a number."""
+FORMAT = 4
+"""What is written now. Older files are not signed."""
 _MOST_FORMAT = 1_000_000
 
 
-def read(path: Path) -> dict[str, Any] | str | None:
-    """Return what a proof says, whole and of the right types; else why it says nothing, or None where there is none."""
+def read(path: Path, *, packed: bool = False) -> dict[str, Any] | str | None:
+    """Return what a proof says, whole and of the right types; else why it says nothing, or None where there is none.
+
+    One that is ``packed`` belongs to a package, which is signed as a whole, by whoever made it.
+    """
     try:
         proof = json.loads(files.read(path))
         made = _number(proof["opforge_proof"], _MOST_FORMAT)
         if made != FORMAT:
             return f"{path} is of another format ({made}); judge it again with `opforge run`."
-        return _checked(proof)
+        checked = _checked(proof)
+        believed = packed or signing.holds(signing.load_key(), checked, proof.get("signature"))
     except FileNotFoundError:
         return None
     except OSError as error:
         return f"{path} cannot be read: {error.strerror}"
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return f"{path} is broken; judge the kernel again with `opforge run`."
+    unsigned = f"{path} was not signed by this installation of opforge; judge it again with `opforge run`."
+    return checked if believed else unsigned
+
+
+def signed(key: bytes, proof: dict[str, Any]) -> dict[str, Any]:
+    """Return a proof with this installation's signature of all that is read of it."""
+    return {**proof, "signature": signing.mac(key, _checked(proof))}
 
 
 def failures(failed: Mapping[str, Mapping[str, Any]]) -> str:

@@ -1,0 +1,193 @@
+"""Signatures. Proofs carry one of this installation, whose key no confined kernel can read. Packages carry one that everybody can check. Needs no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+KEY_VARIABLE = "OPFORGE_KEY"
+_KEY_BYTES = 32
+
+
+def key_file() -> Path:
+    """Return where the key of this installation is kept: ``$OPFORGE_KEY``, else in the user's folder for data."""
+    if own := os.environ.get(KEY_VARIABLE):
+        return Path(own)
+    base = os.environ.get("XDG_DATA_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "share") / "opforge" / "key"
+
+
+def load_key() -> bytes | None:
+    """Return the key of this installation; None where it has none yet. Raises OSError where it cannot be read or is none."""
+    path = key_file()
+    try:
+        key = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    if len(key) != _KEY_BYTES:
+        raise OSError(0, f"it is no key: it holds {len(key)} bytes, and a key has {_KEY_BYTES}; delete it", str(path))
+    return key
+
+
+def make_key() -> bytes:
+    """Return the key of this installation, made now if there is none."""
+    path = key_file()
+    while (key := load_key()) is None:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(secrets.token_bytes(_KEY_BYTES))
+            os.link(draft, path)  # whole, and not over the key of another process that was quicker
+        except FileExistsError:
+            pass
+        finally:
+            draft.unlink()
+    return key
+
+
+def canonical(value: Any) -> bytes:
+    """Return the bytes that are signed for a value of JSON."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def mac(key: bytes, value: Any) -> str:
+    """Return this installation's own signature of a value, which only it can check."""
+    return hmac.new(_derived(key, b"proofs"), canonical(value), hashlib.sha256).hexdigest()
+
+
+def holds(key: bytes | None, value: Any, signature: Any) -> bool:
+    """Whether a signature of a value is this installation's own."""
+    return key is not None and isinstance(signature, str) and hmac.compare_digest(mac(key, value), signature)
+
+
+def signed(key: bytes, value: Any) -> dict[str, str]:
+    """Return a signature of a value that everybody can check, with the key to check it by, and the signer's name."""
+    seed = _derived(key, b"packages")
+    public = _public(seed)
+    return {"signer": name_of(public.hex()), "public": public.hex(), "signature": _sign(seed, canonical(value)).hex()}
+
+
+def signer_of(value: Any, signature: Mapping[str, Any]) -> str | None:
+    """Return the name of who has signed a value; None where the signature does not hold."""
+    try:
+        public, signed_by = bytes.fromhex(signature["public"]), bytes.fromhex(signature["signature"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    return name_of(public.hex()) if _verifies(public, canonical(value), signed_by) else None
+
+
+def name_of(public: str) -> str:
+    """Return the name by which signers are told apart: the beginning of the digest of their public key."""
+    return hashlib.sha256(bytes.fromhex(public)).hexdigest()[:16]
+
+
+def _derived(key: bytes, purpose: bytes) -> bytes:
+    return hmac.new(key, purpose, hashlib.sha256).digest()
+
+
+# ── Ed25519 (RFC 8032), for a few signatures: no care is taken of timing, as only the owner of the key signs ──
+
+_P = 2**255 - 19
+_ORDER = 2**252 + 27742317777372353535851937790883648493
+_D = -121665 * pow(121666, -1, _P) % _P
+_ROOT = pow(2, (_P - 1) // 4, _P)
+"""A square root of -1."""
+
+_Point = tuple[int, int, int, int]
+"""X, Y, Z, T with x = X/Z, y = Y/Z and x·y = T/Z."""
+
+
+def _x_of(y: int, odd: int) -> int | None:
+    """Return the x of a point of the curve, of the two the one that is odd or not; None where there is none."""
+    square = (y * y - 1) * pow(_D * y * y + 1, -1, _P) % _P
+    x = pow(square, (_P + 3) // 8, _P)
+    if x * x % _P != square:
+        x = x * _ROOT % _P
+    if x * x % _P != square or (x == 0 and odd):
+        return None
+    return x if x % 2 == odd else _P - x
+
+
+def _point(y: int, odd: int) -> _Point | None:
+    x = _x_of(y, odd) if y < _P else None
+    return None if x is None else (x, y, 1, x * y % _P)
+
+
+def _add(one: _Point, other: _Point) -> _Point:
+    a = (one[1] - one[0]) * (other[1] - other[0]) % _P
+    b = (one[1] + one[0]) * (other[1] + other[0]) % _P
+    c = 2 * one[3] * other[3] * _D % _P
+    d = 2 * one[2] * other[2] % _P
+    e, f, g, h = b - a, d - c, d + c, b + a
+    return e * f % _P, g * h % _P, f * g % _P, e * h % _P
+
+
+def _times(number: int, point: _Point) -> _Point:
+    total: _Point = (0, 1, 1, 0)
+    while number:
+        if number & 1:
+            total = _add(total, point)
+        point = _add(point, point)
+        number >>= 1
+    return total
+
+
+def _base() -> _Point:
+    found = _point(4 * pow(5, -1, _P) % _P, 0)
+    if found is None:
+        raise AssertionError("the base point lies on the curve")
+    return found
+
+
+_BASE = _base()
+
+
+def _packed(point: _Point) -> bytes:
+    inverse = pow(point[2], -1, _P)
+    x, y = point[0] * inverse % _P, point[1] * inverse % _P
+    return (y | (x & 1) << 255).to_bytes(32, "little")
+
+
+def _unpacked(data: bytes) -> _Point | None:
+    number = int.from_bytes(data, "little")
+    return _point(number & (2**255 - 1), number >> 255) if len(data) == 32 else None
+
+
+def _secret(seed: bytes) -> tuple[int, bytes]:
+    whole = hashlib.sha512(seed).digest()
+    number = int.from_bytes(whole[:32], "little") & ((1 << 254) - 8) | 1 << 254
+    return number, whole[32:]
+
+
+def _hashed(*parts: bytes) -> int:
+    return int.from_bytes(hashlib.sha512(b"".join(parts)).digest(), "little") % _ORDER
+
+
+def _public(seed: bytes) -> bytes:
+    return _packed(_times(_secret(seed)[0], _BASE))
+
+
+def _sign(seed: bytes, message: bytes) -> bytes:
+    number, prefix = _secret(seed)
+    public = _packed(_times(number, _BASE))
+    nonce = _hashed(prefix, message)
+    commitment = _packed(_times(nonce, _BASE))
+    answer = (nonce + _hashed(commitment, public, message) * number) % _ORDER
+    return commitment + answer.to_bytes(32, "little")
+
+
+def _verifies(public: bytes, message: bytes, signature: bytes) -> bool:
+    key, commitment = _unpacked(public), _unpacked(signature[:32])
+    answer = int.from_bytes(signature[32:], "little")
+    if len(signature) != 64 or key is None or commitment is None or answer >= _ORDER:
+        return False
+    wanted = _add(commitment, _times(_hashed(signature[:32], public, message), key))
+    return _packed(_times(answer, _BASE)) == _packed(wanted)
