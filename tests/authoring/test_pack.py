@@ -191,7 +191,7 @@ def test_a_package_holds_all_that_a_kernel_needs_and_nothing_else(rich):
         "sigmoid/sigmoid_implementation_1.py", "tanh/tanh_implementation_1.py",
     ]  # fmt: skip
     named = {file for row in json.loads(held["rich_backend/kernels.json"]) for file in row["files"]}
-    assert named == {n.removeprefix("rich_backend/") for n in held if "/kernels/" in n and "proof" not in n}
+    assert named == {n.removeprefix("rich_backend/") for n in held if "/kernels/" in n}
 
 
 def test_triton_is_needed_where_it_is_imported_and_not_where_it_is_named(rich, packed):
