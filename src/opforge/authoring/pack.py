@@ -123,9 +123,9 @@ _TAKEN = {
 def _is_anothers(name: str) -> bool:
     """Whether a distribution or a module of this name is here that is not such a package, made earlier."""
     foreign = {
-        found.metadata.get("Name")  # nothing, where an installation is broken
+        str(found.metadata.json.get("name", ""))  # nothing, where an installation is broken
         for found in distributions()
-        if found.metadata.get("Summary") != _SUMMARY or not found.entry_points.select(group="torch.backends")
+        if found.metadata.json.get("summary") != _SUMMARY or not found.entry_points.select(group="torch.backends")
     }
     modules = {module for module, owners in packages_distributions().items() if not foreign.isdisjoint(owners)}
     if _normal(name) in {_normal(other) for other in foreign | modules if other}:

@@ -207,8 +207,7 @@ def _write(path: Path, judged: _Judged, manifest: Mapping[str, Any], *, finished
     with FileLock(lock, timeout=_PATIENCE_S):
         proof = _proof(judged, manifest, read(path), finished=finished)
         if judged.kernel.digest != UNREADABLE and (proof["operators"] or proof.get("failed")):
-            cache.write_atomically(path, json.dumps(signed(signing.make_key(), proof), indent=1) + "
-")
+            cache.write_atomically(path, json.dumps(signed(signing.make_key(), proof), indent=1) + "\n")
             return True
         path.unlink(missing_ok=True)
         return False
