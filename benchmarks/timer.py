@@ -32,6 +32,7 @@ from model_cases import MODEL_CASES
 from opforge.cases import Case
 from opforge.cases.case import Expect, Phase
 from opforge.judge.batch import Batch, CaseRow, Placed
+from opforge.judge.host_race import HostRace
 from opforge.judge.reference import tensors_of
 from opforge.judge.timing import BaselineError, Race
 from opforge.judge.workers import KernelWorker, WorkerConfig
@@ -132,7 +133,11 @@ class Ring:
         nbytes = sum(row[1] for row in placed.inputs) + sum(t.nbytes for t in tensors_of(placed.answer.result))
         request = {"op": op, "case": replace(placed).request()}
         begun = time.perf_counter()
-        race = Race(self._workers[0], self._workers[1], request, None, self.device, nbytes, writes=facts.mutates)
+        race: Race | HostRace = (
+            HostRace(*self._workers, op, placed, None, writes=facts.mutates)
+            if self.device.type == "cpu"
+            else Race(*self._workers, request, None, self.device, nbytes, writes=facts.mutates)
+        )
         self.spent.clear()
         row = race.run()
         row |= {"seconds": time.perf_counter() - begun, "nbytes": nbytes, "notes": race.notes}

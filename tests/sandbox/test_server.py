@@ -26,10 +26,13 @@ def new_worker(spawner, limits=None):
     arena = os.memfd_create("test")
     os.ftruncate(arena, 1 << 20)
     ours, theirs = Channel.pair()
-    config = {"device": "cpu", "arena_bytes": 1 << 20, "out_at": 1 << 19}
+    config = {"device": "cpu", "arena_bytes": 1 << 20, "out_at": 1 << 19, "memory": True}
     pid = spawner.spawn("worker", config, [theirs.fileno(), arena], limits=limits or {}, output=False)
     theirs.close()
     os.close(arena)
+    message, (memory,) = ours.receive_with_fds(10)
+    assert message == {"memory": True}
+    os.close(memory)
     return pid, ours
 
 

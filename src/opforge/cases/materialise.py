@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,9 @@ from opforge.cases.values import TensorSpec
 
 Bytes = npt.NDArray[np.uint8]
 _INT_HIGH = 10
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_AT_ONCE = 1 << 20
+"""Elements that are renewed at once."""
 
 
 def write_storage(spec: TensorSpec, target: Bytes, blob: Bytes | None, seed: str) -> None:
@@ -93,10 +99,82 @@ def flat_storage(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))
 
 
-def turned(tensor: torch.Tensor, turn: int) -> torch.Tensor:
-    """Move the floats in a tensor's memory on by some places, round and round; other dtypes stay. Returns the tensor."""
-    count = tensor.untyped_storage().nbytes() // tensor.element_size()
-    if turn and count > 1 and (tensor.is_floating_point() or tensor.is_complex()):
-        flat = tensor.as_strided((count,), (1,), 0)
-        flat.copy_(flat.roll(turn))
+def renewed(tensor: torch.Tensor, seed: int, *, positions: bool = False) -> torch.Tensor:
+    """Give a tensor's memory other contents of the same kind, the same ones for the same seed in any process. Returns the tensor.
+
+    With ``positions`` integers may be indices, and stay.
+    """
+    words = words_of(tensor)
+    if seed and len(words):
+        words.copy_(renewed_words(words, tensor.dtype, [seed], positions=positions)[0])
     return tensor
+
+
+def words_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's whole memory as integers of its elements' size, of the parts' size where they are complex."""
+    size = tensor.element_size() // (2 if tensor.is_complex() else 1)
+    nbytes = tensor.untyped_storage().nbytes()
+    return flat_storage(tensor)[: nbytes - nbytes % size].view(_WORDS[size])
+
+
+def renewed_words(words: torch.Tensor, dtype: torch.dtype, seeds: list[int], *, positions: bool) -> list[torch.Tensor]:
+    """Return contents of the same kind as some memory's, for each seed: elements change places, and floats lose up to an eighth of their size.
+
+    Zeros stay zeros and as many, and what is not finite stays. All is done on integers, so that every device gets the same bits.
+    """
+    change: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+    if dtype.is_complex or dtype.is_floating_point:
+        change = functools.partial(_smaller, dtype=dtype.to_real() if dtype.is_complex else dtype)
+    elif dtype == torch.bool:
+        change = _as_they_are
+    elif positions:
+        return [words] * len(seeds)
+    else:
+        change = _exchanged
+    count = len(words)
+    twice, numbers = torch.cat((words, words)), torch.arange(count, device=words.device)
+    places = numbers.to(words.dtype)
+    at_once = max(1, _AT_ONCE // count)
+    made: list[torch.Tensor] = []
+    for some in (seeds[at : at + at_once] for at in range(0, len(seeds), at_once)):
+        first, second = (_moved(twice, numbers, steps) for steps in (some, [seed // 3 + 1 for seed in some]))
+        drawn = torch.tensor(some, device=words.device)[:, None].to(words.dtype)
+        made += change(first, second, _scrambled(second, places, drawn)).unbind()
+    return made
+
+
+def _moved(twice: torch.Tensor, numbers: torch.Tensor, steps: list[int]) -> torch.Tensor:
+    """Return rows in which elements have moved on by so many places, round and round, from memory that holds them twice."""
+    starts = [len(numbers) - step % len(numbers) for step in steps]
+    if twice.is_cuda:
+        return twice[numbers + torch.tensor(starts, device=twice.device)[:, None]]
+    return torch.stack([twice[start:][: len(numbers)] for start in starts])  # faster than by an index
+
+
+def _scrambled(words: torch.Tensor, places: torch.Tensor, seed: torch.Tensor) -> torch.Tensor:
+    """Return numbers that cannot be foretold without the seed: products that run over, their upper halves folded in, twice."""
+    half, mixed = 4 * words.element_size(), words + places + seed
+    for _ in range(2):
+        mixed *= 2 * seed + 1
+        mixed ^= mixed >> half
+    return mixed
+
+
+def _smaller(first: torch.Tensor, _second: torch.Tensor, drawn: torch.Tensor, *, dtype: torch.dtype) -> torch.Tensor:
+    """Take some units in the last place from floats that are neither tiny nor beyond all numbers."""
+    info = torch.finfo(dtype)
+    mantissa = round(-math.log2(info.eps))
+    largest = int(torch.tensor(info.max, dtype=dtype).view(first.dtype))
+    size = first & torch.iinfo(first.dtype).max
+    return torch.where(
+        (size >= 2 << mantissa) & (size <= largest), first - (drawn & ((1 << max(1, mantissa - 3)) - 1)), first
+    )
+
+
+def _exchanged(first: torch.Tensor, second: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
+    """Take every other integer, as chance has it, from another place; zeros stay, so that they are as many."""
+    return torch.where(((drawn & 4) != 0) & (first != 0) & (second != 0), second, first)
+
+
+def _as_they_are(first: torch.Tensor, _second: torch.Tensor, _drawn: torch.Tensor) -> torch.Tensor:
+    return first

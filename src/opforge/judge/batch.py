@@ -65,7 +65,7 @@ class Placed:
 
     def request(self) -> dict[str, Any]:
         wire: dict[str, Any] = {"args": self.call.args, "kwargs": self.call.kwargs}
-        wire["own"] = self.call.own
+        wire |= {"own": self.call.own, "positions": self.call.positions}
         if self.call.seed is not None:
             wire["seed"] = self.call.seed
         return {**wire, "begin_at": self.begin_at} if self.begin_at else wire
@@ -242,7 +242,7 @@ class Batch:
             written,
             written if self._op.form is Form.OUT else frozenset(),
             pointwise,
-            indexes=not pointwise and len(tensors) > 1,
+            indexes=first.call.positions,
             seed=int(first.case.id[:12], 16),
         )
 
@@ -263,12 +263,14 @@ class Batch:
         return self._call(args, kwargs, first.call.seed)
 
     def _call(self, args: Any, kwargs: dict[str, Any], seed: int | None) -> Call:
+        positions = "pointwise" not in self._op.tags and sum(1 for _ in rows_of([args, kwargs])) > 1
         if self._reference is not None:
             return AskedCall(
-                self._op.name, args, kwargs, self._buffer, self._device, own=True, seed=seed, reference=self._reference
-            )
+                self._op.name, args, kwargs, self._buffer, self._device,
+                own=True, seed=seed, positions=positions, reference=self._reference,
+            )  # fmt: skip
         own = self._op.mutates or self._op.base in WRITES_UNSAID or self._device.type != "cpu"
-        return Call(self._op.name, args, kwargs, self._buffer, self._device, own, seed)
+        return Call(self._op.name, args, kwargs, self._buffer, self._device, own, seed, positions=positions)
 
     def copy_to(self, arena: Bytes) -> None:
         arena[INPUTS_AT : self.used] = self._buffer[INPUTS_AT : self.used]

@@ -47,6 +47,8 @@ class Figure:
     waited: list[bool] = field(default_factory=list)
     """Whether a side had to wait for a core in the round."""
     done: bool = False
+    judged: bool = False
+    """Whether a result of its calls was judged."""
     rehearsed: int = 0
     """How many calls are made before those that are timed, and not timed."""
 
@@ -121,7 +123,9 @@ class Figure:
     @property
     def _doubtful(self) -> bool:
         """Whether more rounds are needed to know that the clocks agree."""
-        return statistics.median(self._unsaid) > max(_CLOCK_SLACK_NS, _CLOCK_SLACK * self._said) / 2
+        return (
+            bool(self._unsaid) and statistics.median(self._unsaid) > max(_CLOCK_SLACK_NS, _CLOCK_SLACK * self._said) / 2
+        )
 
     def clocks_agree(self) -> None:
         """Refuse times that the judge's clock contradicts."""

@@ -61,12 +61,12 @@ def asked_apart(
     kernel: dict[str, Any],
     op: Operator,
     placed: Placed,
-    turn: int,
+    renewal: int,
     *,
     required: bool,
 ) -> Finding | None:
-    """Judge a kernel's answer to a case whose contents are turned, from a new worker, which is closed then; None where there is none to be judged."""
-    call = replace(placed.call, turn=turn)
+    """Judge a kernel's answer to a case whose contents were renewed, from a new worker, which is closed then; None where there is none to be judged."""
+    call = replace(placed.call, renewal=renewal)
     try:
         loaded = worker.ask({"do": "load", "kernel": kernel}, timeout_s=max(LOAD_LIMIT_S, config.timeout_s))
         if not isinstance(loaded, dict) or any(word in loaded for word in _REFUSALS):

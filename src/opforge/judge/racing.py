@@ -16,9 +16,10 @@ from opforge.judge import clocks, light, timing
 from opforge.judge.asked import AskedCall, Reference, load
 from opforge.judge.batch import Batch, Placed
 from opforge.judge.contract import Hearing
+from opforge.judge.host_race import HostRace, Judging
 from opforge.judge.peaks import Peaks
 from opforge.judge.properties import WRITES_UNSAID
-from opforge.judge.reference import Exact, ReferenceFaultError, tensors_of
+from opforge.judge.reference import Answer, Exact, ReferenceFaultError, tensors_of
 from opforge.judge.replies import results_end
 from opforge.judge.rooms import Rooms
 from opforge.judge.verdict import Finding, NotRightError, Outcome
@@ -58,37 +59,23 @@ class Racing:
     ) -> Finding:
         """Return the finding with times, or what was found out while it was timed.
 
-        ``apart`` asks the kernel, in a new process and untimed, on contents that were turned by so many places: one that is wrong there too is no cheat.
+        ``apart`` asks the kernel, in a new process and untimed, on contents with a seed: one that is wrong there too is no cheat.
         """
         device = self._place(placed)
         watch = clocks.Watch(self.config.device)
-
-        def hear(reply: dict[str, Any], turn: int, inputs: bool) -> Finding:
-            results = self._private(worker.bytes[self.config.in_bytes : results_end([reply], self.config)])
-            return _heard(op, placed, reply, results, self.config, turn, required=required, inputs=inputs)
 
         try:
             baseline = self._ready_baseline(op, batch, reference)
         except ReferenceFaultError as error:
             return replace(finding, notes=(*finding.notes, f"not timed: the reference {error}"))
-        race = timing.Race(
-            worker,
-            baseline,
-            {"op": op.name, "case": placed.request()},
-            hear,
-            device,
-            sum(row[1] for row in placed.inputs) + sum(t.nbytes for t in tensors_of(placed.answer.result)),
-            writes=op.mutates or op.base in WRITES_UNSAID or _writes(placed),
-            inside=functools.partial(_inside, placed),
-            watch=watch.sample,
-        )
+        race = self._race(op, worker, baseline, placed, device, watch.sample, required=required)
         try:
             times = race.run()
         except timing.BaselineError as error:
             self._end_baseline()
             return replace(finding, notes=(*finding.notes, f"not timed: {op.authority}'s own process: {error}"))
         except timing.WrongOutputError as error:
-            plainly = apart(error.turn) if apart is not None else None
+            plainly = apart(error.seed) if apart is not None else None
             return plainly if plainly is not None and plainly.outcome is Outcome.WRONG else error.finding
         except NotRightError as error:
             return error.finding
@@ -96,6 +83,41 @@ class Racing:
         figures = {**finding.figures, **times, **seen_light}
         figures |= {"clocks": seen} if (seen := watch.figures()) else {}
         return replace(finding, notes=(*finding.notes, *race.notes, *watch.remarks()), figures=figures)
+
+    def _race(
+        self,
+        op: Operator,
+        worker: KernelWorker,
+        baseline: KernelWorker,
+        placed: Placed,
+        device: torch.device,
+        watch: Callable[[], None],
+        *,
+        required: bool,
+    ) -> timing.Race | HostRace:
+        """Return the race over a case: on a CPU the judge reads results for itself, on a GPU it asks for them."""
+        inside = functools.partial(_inside, placed)
+        writes = op.mutates or op.base in WRITES_UNSAID or _writes(placed)
+        heard = functools.partial(_heard, op, placed, self.config, required=required)
+        if device.type == "cpu":
+            judging = Judging(functools.partial(_expected, placed), heard, inside)
+            return HostRace(worker, baseline, op.name, placed, judging, writes=writes, watch=watch)
+
+        def hear(reply: dict[str, Any], seed: int, inputs: bool) -> Finding:
+            results = self._private(worker.bytes[self.config.in_bytes : results_end([reply], self.config)])
+            return heard(reply, results, seed, _expected(placed, seed), inputs=inputs)
+
+        return timing.Race(
+            worker,
+            baseline,
+            {"op": op.name, "case": placed.request()},
+            hear,
+            device,
+            sum(row[1] for row in placed.inputs) + sum(t.nbytes for t in tensors_of(placed.answer.result)),
+            writes=writes,
+            inside=inside,
+            watch=watch,
+        )
 
     def _private(self, shared: Bytes) -> Bytes:
         """Return a copy of what lies in shared memory, which the next one takes the place of."""
@@ -152,33 +174,40 @@ class Racing:
         return {**found, "launch_bound": True} if least is not None and aten_us <= _LAUNCHES * least else found
 
 
+def _expected(placed: Placed, seed: int) -> Answer:
+    """Return what ATen answers to a case on contents with a seed; raises BaselineError where it raises."""
+    aten = replace(placed.call, renewal=seed).run()
+    if aten.raised is not None:
+        raise timing.BaselineError(f"it raised {type(aten.raised).__name__}: {aten.raised}")
+    return aten
+
+
 def _heard(
     op: Operator,
     placed: Placed,
+    config: WorkerConfig,
     reply: dict[str, Any],
     results: Bytes,
-    config: WorkerConfig,
-    turn: int,
+    seed: int,
+    aten: Answer,
     *,
     required: bool,
-    inputs: bool,
+    inputs: bool | None = None,
 ) -> Finding:
-    """Judge the result of a timed call whose contents were turned by so many places."""
-    call = replace(placed.call, turn=turn)
-    aten = call.run()
-    if aten.raised is not None:
-        raise timing.BaselineError(f"it raised {type(aten.raised).__name__}: {aten.raised}")
+    """Judge the result of a timed call on contents with a seed, and its inputs where they are told."""
+    call = replace(placed.call, renewal=seed)
+    inputs = "inputs" in reply if inputs is None else inputs
     found = Hearing(
         op, required, placed.case.expect, call, aten, reply, results, config.in_bytes, measure=False, inputs_too=inputs
     ).finding()
     if not found.passed:
-        _inside(placed, turn)
+        _inside(placed, seed)
     return found
 
 
-def _inside(placed: Placed, turn: int) -> None:
-    """Raise BaselineError where ATen raises on turned contents once they have moved by a rounding step."""
-    raised = Exact(replace(placed.call, turn=turn)).raised_nearby()
+def _inside(placed: Placed, seed: int) -> None:
+    """Raise BaselineError where ATen raises on contents with a seed once they have moved by a rounding step."""
+    raised = Exact(replace(placed.call, renewal=seed)).raised_nearby()
     if raised is not None:
         text = f"it raised {type(raised).__name__}: {raised} (contents moved by a rounding step)"
         raise timing.BaselineError(text)

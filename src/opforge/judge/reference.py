@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from opforge.cases.encoding import TORCH_DTYPES, decode
-from opforge.cases.materialise import owned_copy, tensor_over, turned
+from opforge.cases.materialise import owned_copy, renewed, tensor_over
 from opforge.sandbox.loader import aten_function, gradients
 from opforge.sandbox.state import generator_state, seed_generator
 
@@ -59,8 +59,10 @@ class Call:
     own: bool
     """Whether inputs need storage of their own: the operator writes to them, or they go to another device."""
     seed: int | None = None
-    turn: int = 0
-    """By how many places the contents of floating-point inputs are moved on, as those of timed calls are."""
+    renewal: int = 0
+    """The seed of other contents in the inputs, such as timed calls have; 0 for those of the case."""
+    positions: bool = False
+    """Whether integers among the inputs may be indices, which must stay in range."""
 
     def build(
         self, change: Callable[[torch.Tensor], torch.Tensor] | None = None
@@ -70,8 +72,9 @@ class Call:
 
         def tensor(row: list[Any]) -> torch.Tensor:
             made = tensor_over(self.buffer, row)
-            if self.own or change is not None or self.turn:
-                made = turned(owned_copy(made, torch.device(row[6]) if row[6] else self.device), self.turn)
+            if self.own or change is not None or self.renewal:
+                made = owned_copy(made, torch.device(row[6]) if row[6] else self.device)
+                renewed(made, self.renewal, positions=self.positions)
             if change is not None:
                 made = change(made)
             inputs.append(made)
@@ -196,7 +199,7 @@ class Exact:
 
         They move in float64. Where ATen does not take that, with the contents of the case itself, what it raises says nothing of an edge.
         """
-        if replace(self.call, turn=0).run(widen).raised is not None:
+        if replace(self.call, renewal=0).run(widen).raised is not None:
             return None
         for sign in SIGNS:
             raised = self.call.run(_moved(lambda tensor: torch.finfo(tensor.dtype).eps, sign)).raised

@@ -353,12 +353,12 @@ class Judge:
                 finding = self._surviving(race, op.facts, worker, batch, placed, finding) or finding
         return finding
 
-    def _apart(self, op: _Op, placed: Placed, turn: int) -> Finding | None:
+    def _apart(self, op: _Op, placed: Placed, renewal: int) -> Finding | None:
         """Judge the kernel on the contents of a timed call, in a new process and untimed."""
         kernel = op.kernel
         room = self._rooms.reference(kernel["file"], kernel.get("library")) if self._rooms is not None else None
         worker = KernelWorker(self._spawner, self._config, room)
-        return further.asked_apart(worker, self._config, kernel, op.facts, placed, turn, required=op.required)
+        return further.asked_apart(worker, self._config, kernel, op.facts, placed, renewal, required=op.required)
 
     @contextlib.contextmanager
     def _alone(self, worker: KernelWorker) -> Iterator[None]:

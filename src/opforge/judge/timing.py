@@ -1,9 +1,9 @@
-"""Race a kernel against ATen: each in its own worker, short blocks in changing order, ratios with their intervals.
+"""Race a kernel against ATen on a GPU: each in its own worker, short blocks in changing order, ratios with their intervals.
 
-Up to three figures are raced: device time (what the GPU does), call time (what a caller waits for, many calls in a row)
+Three figures are raced: device time (what the GPU does), call time (what a caller waits for, many calls in a row)
 and synchronous call time. Every timed call has contents of its own, results of timed calls are judged like any other,
 and what the kernel's process says of its times must agree with the judge's own clock. While one side runs, the other
-is stopped.
+is stopped. Races on a CPU are in `host_race`.
 """
 
 from __future__ import annotations
@@ -30,22 +30,20 @@ from opforge.sandbox.track import rehearsed_calls
 _BUDGET_S = 1.0
 _WATCHED = 4
 """In every so many rounds the device's clocks are looked at."""
-_HEARD = 2
-"""Rounds, besides the last, in which a result of each figure is judged."""
+_JUDGED = 0.4
+"""The share of the kernel's blocks of which a result is judged."""
 _LARGE = 16 << 20
 _MANY_TENSORS = 64
-"""Of calls above either, one result is judged besides the last round's, and one of each call time: to bring it back takes longer than to time it."""
+"""Of calls above either, less is judged: to bring a result back takes longer than to time it."""
+_SELDOM = 0.15
 _MOST_TENSORS = 1024
 _FEW_SETS = 4
 """Sets of inputs have no more tensors than that together, if they are more than some: each tensor gets its contents by itself."""
 _FIRST_CALLS = 8
-_MAX_BLOCK_BYTES = 256 << 20
 _MAX_DEVICE_BYTES = 1 << 30
 _BLOCK_NS = 2_000_000
 _MAX_CALLS = 64
 _SYNC_CALLS = 8
-_LEG = 3
-"""Rounds on a CPU before everything is laid anew."""
 _SPARE = 8
 """Sets of inputs for calls that are not timed."""
 _PASS_NS = 300_000
@@ -54,15 +52,13 @@ _MAX_PASS_NS = 20_000_000
 _MAX_PASS_CALLS = 96
 """Graphs of more launches than some hundred and fifty take longer for each of them, by 0.15 µs on an H200."""
 _BLOCK_PASSES = 2
-_ALL_TURNED = 64
-"""Up to so many calls, contents are new in every block; more are short ones, whose contents change places."""
 _WAITED = 0.03
 """The share of a block that a side may have waited for a core; else the round is set aside."""
 
 Hear = Callable[[dict[str, Any], int, bool], Finding]
-"""Judges the result of a timed call whose contents were turned by so many places, and its inputs too or not."""
+"""Judges the result of a timed call on contents with a seed, and its inputs too or not."""
 Inside = Callable[[int], None]
-"""Raises BaselineError where contents, turned by so many places, are at the edge of what ATen takes: what is right there is rounding."""
+"""Raises BaselineError where contents with a seed are at the edge of what ATen takes: what is right there is rounding."""
 
 
 class BaselineError(Exception):
@@ -70,25 +66,26 @@ class BaselineError(Exception):
 
 
 class WrongOutputError(NotRightError):
-    """An output of a timed call is wrong, whose contents were turned by so many places."""
+    """An output of a timed call is wrong, on contents with a seed."""
 
-    def __init__(self, reason: str, turn: int) -> None:
+    def __init__(self, reason: str, seed: int) -> None:
         super().__init__(Outcome.CHEATED, f"an output of a timed call is wrong: {reason}")
-        self.turn = turn
+        self.seed = seed
 
 
-class _KernelRaisedError(NotRightError):
+class KernelRaisedError(NotRightError):
     """The kernel raised in a timed call."""
 
 
 @dataclass
-class _Side:
+class Side:
     """One of the two that are raced."""
 
     worker: KernelWorker
     is_kernel: bool
-    turns: list[int] = field(default_factory=list)
-    """How far the contents that it has are turned."""
+    seeds: list[int] = field(default_factory=list)
+    """Those of the contents that it has."""
+    laid: bool = False
 
     def ask(self, request: dict[str, Any], calls: int = 1) -> dict[str, Any]:
         """Ask the worker about so many calls."""
@@ -108,7 +105,7 @@ class _Side:
         if "raised" in reply:
             *_, said = reply["raised"] if isinstance(reply["raised"], list) and reply["raised"] else [reply["raised"]]
             if self.is_kernel:
-                raise _KernelRaisedError(Outcome.WRONG, f"raised in a timed call: {said}")
+                raise KernelRaisedError(Outcome.WRONG, f"raised in a timed call: {said}")
             raise BaselineError(f"it raised {said}")
         return reply
 
@@ -129,7 +126,7 @@ class Race:
         inside: Inside | None = None,
         watch: Callable[[], None] | None = None,
     ) -> None:
-        self._kernel, self._aten = _Side(kernel, is_kernel=True), _Side(baseline, is_kernel=False)
+        self._kernel, self._aten = Side(kernel, is_kernel=True), Side(baseline, is_kernel=False)
         self._sides = (self._aten, self._kernel)
         self._request = {**request, "device": str(device)}
         self._hear = hear
@@ -155,7 +152,6 @@ class Race:
             order = list(self._sides)
             while active := [f for f in figures if not f.done]:
                 out_of_time = time.monotonic() > deadline
-                self._move(figures[0])
                 for figure in active:
                     figure.done = figure.ends(out_of_time=out_of_time)
                 if active[0].rounds % 2 == 0:
@@ -173,13 +169,6 @@ class Race:
             side.ask({"do": "clear"})
         return self._row(figures)
 
-    def _move(self, figure: Figure) -> None:
-        """At the end of a leg, lay everything anew: where things lie in memory makes some percent on a CPU."""
-        if figure.leg > 1 and figure.rounds and figure.rounds % figure.leg == 0:
-            for side in self._sides:
-                side.worker.resume()
-            self._laid(figure.calls, self._sets)
-
     def _core(self, cores: set[int]) -> set[int]:
         """Return one core that the judge is not on: both sides run there by turns, since cores are not alike."""
         return {self._chance.choice(sorted(cores - {processes.present_core()}) or sorted(cores))}
@@ -190,11 +179,8 @@ class Race:
 
     def _row(self, figures: list[Figure]) -> dict[str, Any]:
         rows = {figure.name: figure.row() for figure in figures}
-        if "device" in rows:
-            rows["device"] |= {
-                "method": self._method,
-                "cache": "cold" if self.footprint >= _cold(self._device) else "warm",
-            }
+        cache = "cold" if self.footprint >= _cold(self._device) else "warm"
+        rows["device"] |= {"method": self._method, "cache": cache}
         first = rows[figures[0].name]
         headline = {"timed": figures[0].name, "kernel_us": first["kernel_us"], "aten_us": first["aten_us"]}
         interval = {"speedup": first["speedup"], "speedup_low": first["low"], "speedup_high": first["high"]}
@@ -207,16 +193,11 @@ class Race:
 
     def _lay(self) -> list[Figure]:
         """Make the calls on both sides, as many as it takes to be timed sharply."""
-        cuda = self._device.type == "cuda"
-        most = max(1, (_MAX_DEVICE_BYTES if cuda else _MAX_BLOCK_BYTES) // self._nbytes)
+        most = max(1, _MAX_DEVICE_BYTES // self._nbytes)
         most = min(most, max(_FEW_SETS, _MOST_TENSORS // self._tensors))
         limit = most if self._writes else _MAX_PASS_CALLS  # where sets are used again, a call finds what another wrote
         guesses = self._laid(min(_FIRST_CALLS, limit), most, guess=True)
         call_ns = max(g["call_ns"] for g in guesses)
-        if not cuda:
-            calls = _between(_BLOCK_NS / call_ns, 1, min(_MAX_CALLS, most))
-            self._laid(calls, most)
-            return [Figure("call", calls, leg=_LEG)]
         quickest, slowest = (f(g["device_ns"] for g in guesses) for f in (min, max))
         calls = _between(min(_PASS_NS / quickest, _MAX_PASS_NS / slowest) + 1, 1, min(_MAX_PASS_CALLS, limit))
         self._laid(calls, most)
@@ -232,9 +213,8 @@ class Race:
 
     def _laid(self, calls: int, most: int, *, guess: bool = False) -> list[dict[str, float]]:
         """Have so many calls over at most so many sets of inputs on both sides, timed in the same way, with guesses if asked for."""
-        cuda = self._device.type == "cuda"
         self._sets = min(calls, most)
-        cold = _cold(self._device) if cuda and self._nbytes * self._sets >= _cold(self._device) else 0
+        cold = _cold(self._device) if self._nbytes * self._sets >= _cold(self._device) else 0
         request = {"do": "lay", "calls": calls, "sets": self._sets, "cold": cold, "guess": guess}
         replies = []
         while True:
@@ -244,30 +224,30 @@ class Race:
                 break
             self._method = "events"
             self.notes.append(f"timed by events, since it cannot be captured as a CUDA graph: {failure}"[:400])
-        names = ("call_ns", "device_ns") if cuda else ("call_ns",)
-        return [{name: _positive(reply.get(name)) for name in names} for reply in replies]
+        return [{name: _positive(reply.get(name)) for name in ("call_ns", "device_ns")} for reply in replies]
 
-    def _lay_side(self, side: _Side, request: dict[str, Any]) -> dict[str, Any]:
-        reply = side.ask(request if side.turns else {**request, **self._request}, request["calls"])
-        side.turns = [0] * request["sets"]
+    def _lay_side(self, side: Side, request: dict[str, Any]) -> dict[str, Any]:
+        reply = side.ask(request if side.seeds else {**request, **self._request}, request["calls"])
+        side.seeds = [0] * request["sets"]
         return reply
 
-    def _round(self, order: list[_Side], active: list[Figure]) -> None:
+    def _round(self, order: list[Side], active: list[Figure]) -> None:
         for figure in active:
             figure.waited.append(False)
         for side in order:
             self._other(side).worker.pause()
             side.worker.resume()
-            heard = [figure.name for figure in active if side.is_kernel and self._is_heard(figure)]
             for figure in active:
-                self._block(side, figure, heard=figure.name in heard, last=figure.name in heard[-1:])
+                self._block(side, figure)
 
-    def _other(self, side: _Side) -> _Side:
+    def _other(self, side: Side) -> Side:
         return self._aten if side is self._kernel else self._kernel
 
-    def _block(self, side: _Side, figure: Figure, *, heard: bool, last: bool) -> None:
-        """Time a block of one side, and judge results of it where they are heard, it being the last of its round or not."""
-        shift = self._turn(side, figure, self._turns(side, figure, heard=heard))
+    def _block(self, side: Side, figure: Figure) -> None:
+        """Time a block of one side, and judge a result of it, of which call chance decides afterwards."""
+        count = min(figure.calls, self._sets)
+        side.seeds[:count] = drawn_seeds(count)
+        shift = self._renew(side, figure, side.seeds[:count])
         waited, own_wait = side.worker.waited_ns(), processes.waited_ns(os.getpid())
         began = time.perf_counter_ns()
         side.worker.begin({"do": "go"})
@@ -275,7 +255,7 @@ class Race:
             self._watch()  # while the block runs
         try:
             said = side.answer(figure.work).get("ns")
-        except _KernelRaisedError:
+        except KernelRaisedError:
             self._ask_aten(figure)
             raise
         outside = time.perf_counter_ns() - began
@@ -287,28 +267,24 @@ class Race:
         (figure.kernel_ns if side.is_kernel else figure.aten_ns).append(float(said))
         beside = outside - said * figure.work - waited - own_wait
         (figure.kernel_beside if side.is_kernel else figure.aten_beside).append(beside)
-        if heard:
+        if side.is_kernel and self._hear is not None and self._is_judged(figure):
             moved = shift + figure.passes if figure.name == "device" else 0
-            for call in (calls := self._looked_at(figure)):
-                ends = call == calls[-1]
-                own = self._request["case"]["own"] and (self._writes or (figure.done and ends))
-                self._listen(side, call, moved, own=own, seals=last and ends)
+            own = self._request["case"]["own"] and (self._writes or figure.done)
+            self._listen(side, self._chance.randrange(figure.calls), moved, own=own)
 
-    def _turns(self, side: _Side, figure: Figure, *, heard: bool) -> list[int]:
-        """Return by how much the contents of the next block's calls are turned; none where they only change places."""
-        if not heard and figure.name == "device" and figure.calls > _ALL_TURNED:
-            return []
-        turns = _drawn(min(figure.calls, self._sets))
-        side.turns[: len(turns)] = turns
-        return turns
+    def _is_judged(self, figure: Figure) -> bool:
+        """Whether a result of the block that was just timed is judged: by chance, and one of each figure in any case."""
+        judged = self._chance.random() < (_SELDOM if self._costly else _JUDGED) or (figure.done and not figure.judged)
+        figure.judged |= judged
+        return judged
 
-    def _turn(self, side: _Side, figure: Figure, turns: list[int]) -> int:
+    def _renew(self, side: Side, figure: Figure, seeds: list[int]) -> int:
         """Give the calls of the next block other contents than those of the last, and return by how much they have moved."""
         shift = self._chance.randrange(self._sets) if figure.name == "device" else 0
         side.ask(
             {
                 "do": "prepare", "figure": figure.name, "calls": figure.calls, "passes": figure.passes,
-                "ahead_ns": figure.ahead_ns, "turns": turns, "shift": shift,
+                "ahead_ns": figure.ahead_ns, "seeds": seeds, "shift": shift,
             },
             figure.calls,
         )  # fmt: skip
@@ -317,39 +293,27 @@ class Race:
     def _ask_aten(self, figure: Figure) -> None:
         """Give ATen the contents on which the kernel has raised: where it raises too, there or close by, that is no fault of the kernel's."""
         self._aten.worker.resume()
-        self._turn(self._aten, figure, self._kernel.turns)
+        self._renew(self._aten, figure, self._kernel.seeds)
         self._aten.ask({"do": "go"}, figure.work)
         if self._inside is not None:
-            for turn in self._kernel.turns:
-                self._inside(turn)
+            for seed in self._kernel.seeds:
+                self._inside(seed)
 
-    def _is_heard(self, figure: Figure) -> bool:
-        """Whether results of the kernel's next block are judged: in the last round, and in some of the first."""
-        first = _HEARD if not self._costly else 0 if figure.secondary else 1
-        return figure.done or len(figure.kernel_ns) < first
-
-    def _looked_at(self, figure: Figure) -> list[int]:
-        """Return the calls of a block whose results are judged: another than the last, then the last; when a race ends, both."""
-        last, other = figure.calls - 1, self._chance.randrange(max(1, figure.calls - 1))
-        if self._costly and figure.secondary:
-            return [self._chance.choice((last, other))]
-        return [last, other] if figure.done else [other if len(figure.kernel_ns) % 2 else last]
-
-    def _listen(self, side: _Side, call: int, shift: int, *, own: bool, seals: bool) -> None:
+    def _listen(self, side: Side, call: int, shift: int, *, own: bool) -> None:
         """Judge the result of one of the calls that were just timed and, if asked for, its inputs, and what the kernel has done to its process."""
-        reply = side.ask({"do": "show", "call": call, "own": own, "seals": seals})
+        reply = side.ask({"do": "show", "call": call, "own": own, "seals": True})
         if tampered := reply.get("tampered"):
             raise NotRightError(Outcome.CHEATED, f"tampered with its process: {'; '.join(map(str, tampered))}")
         result = reply.get("result")
         if not isinstance(result, dict):
             raise NotRightError(Outcome.CONTRACT, FORGED)
-        turn = side.turns[(call + shift) % self._sets]
-        finding = None if self._hear is None else self._hear(result, turn, own)
+        seed = side.seeds[(call + shift) % self._sets]
+        finding = None if self._hear is None else self._hear(result, seed, own)
         if finding is not None and not finding.passed:
-            raise WrongOutputError(finding.reason, turn)
+            raise WrongOutputError(finding.reason, seed)
 
 
-def _drawn(count: int) -> list[int]:
+def drawn_seeds(count: int) -> list[int]:
     """Return so many numbers from 1 to 2³⁰ that nobody can know before."""
     return [1 + (number >> 2) for number in struct.unpack(f"{count}I", os.urandom(4 * count))]
 

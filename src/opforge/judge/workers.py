@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from opforge import processes
 from opforge.cases.materialise import Bytes
 from opforge.judge.rooms import Guard
 from opforge.judge.verdict import Outcome
@@ -28,6 +30,7 @@ _FIXED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 MOST_LIMITS = 3
 """How often a kernel may run into its time limit; and how many limits a request may take, if that is more than some minutes."""
 _MOST_S = 180.0
+_HALT_LIMIT_S = 5.0
 _KEPT_OUTPUT = 4096
 _TICK_S = 0.1
 _ADVICE = (
@@ -85,11 +88,17 @@ class KernelWorker:
             "arena_bytes": config.arena_bytes,
             "out_at": config.in_bytes,
             "room": None if room is None else asdict(room),
+            "memory": role == "worker",
         }
         fds = [theirs.fileno(), arena_fd, output]
         self._pid = spawner.spawn(role, settings, fds, limits=limits, output=True)
         self._pidfd = os.pidfd_open(self._pid)
         self._guard = None if room is None else Guard(self._pid, room.folder)
+        self._memory: int | None = None
+        """The worker's memory as a file; its first message brings it, before any kernel is there."""
+        self._greeted = role != "worker"
+        self._others: list[int] = []
+        """Processes that came of the worker's, as last looked for."""
         for fd in (arena_fd, output):
             os.close(fd)
         theirs.close()
@@ -127,7 +136,10 @@ class KernelWorker:
             self.look_after(index)
             if self._channel.fileno() in ready:
                 try:
-                    return self._channel.receive(limit_s)
+                    if self._greeted:
+                        return self._channel.receive(limit_s)
+                    self._greet(limit_s)
+                    continue
                 except (ChannelClosedError, ValueError, TimeoutError, RecursionError):
                     raise self._death() from None
             if self._pidfd in ready:
@@ -150,23 +162,103 @@ class KernelWorker:
         """End and count the processes that the kernel has cut loose."""
         return self._spawner.orphans(self._pid)
 
+    def _greet(self, limit_s: float) -> None:
+        self._greeted = True
+        _message, fds = self._channel.receive_with_fds(limit_s)
+        self._memory = fds[0] if fds else None
+
+    def read(self, address: int, nbytes: int) -> bytearray:
+        """Return what lies in the worker's memory; raises OSError where it has none."""
+        found = bytearray(nbytes)
+        view = memoryview(found)
+        while view and self._memory is not None:
+            count = os.preadv(self._memory, [view], address + nbytes - len(view))
+            if not count:
+                raise OSError(errno.EFAULT, "no memory there")
+            view = view[count:]
+        return found
+
+    def write(self, address: int, contents: Bytes) -> None:
+        """Write to the worker's memory; raises OSError where it has none."""
+        view = memoryview(contents.data)
+        while view and self._memory is not None:
+            count = os.pwrite(self._memory, view, address)
+            address, view = address + count, view[count:]
+
+    @property
+    def shows_memory(self) -> bool:
+        return self._memory is not None
+
+    @property
+    def others(self) -> list[int]:
+        """Return the processes that came of the worker's, as last looked for."""
+        return self._others
+
+    @property
+    def config(self) -> WorkerConfig:
+        return self._config
+
+    @property
+    def results(self) -> Bytes:
+        """Return the part of the arena for results."""
+        return self.bytes[self._config.in_bytes :]
+
     def pause(self) -> None:
         """Let nothing of the worker run until it is asked again, so that it cannot disturb who is timed meanwhile."""
         self._signal(signal.SIGSTOP)
+
+    def halt(self) -> None:
+        """Let nothing of the worker run, and wait until nothing does; raises DeathError where that takes too long."""
+        self._signal(signal.SIGSTOP)
+        until = time.monotonic() + _HALT_LIMIT_S
+        for pid in (self._pid, *self._others):
+            while not processes.stopped(pid):
+                if time.monotonic() > until:
+                    self.close()
+                    raise DeathError(
+                        Outcome.CRASHED, 0, f"the kernel's process was ended: process {pid} of it does not stop"
+                    )
+
+    def look_for_others(self) -> list[int]:
+        """Return the processes that came of the worker's, besides its own, cut loose or not; they are stopped and go on with it from now on."""
+        self._others = processes.relatives(self._pid)
+        return self._others
 
     def resume(self) -> None:
         """Let the worker run again."""
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: int) -> None:
+        if not self._pid:
+            return
         with contextlib.suppress(ProcessLookupError):
-            if self._pid:
-                os.killpg(self._pid, number)
+            os.killpg(self._pid, number)
+        for pid in self._others:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def stay_on(self, cores: Iterable[int]) -> None:
-        """Let the worker's first thread, and those that it starts, run on these cores only."""
-        with contextlib.suppress(OSError):
-            os.sched_setaffinity(self._pid, cores)
+        """Let all threads of the worker run on these cores only."""
+        wanted = set(cores)
+        for thread in self._threads():
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(thread, wanted)
+
+    def strays_from(self, cores: Iterable[int]) -> bool:
+        """Whether a thread of the worker may run on other cores than these."""
+        wanted = set(cores)
+        for thread in self._threads():
+            with contextlib.suppress(OSError):
+                if not os.sched_getaffinity(thread) <= wanted:
+                    return True
+        return False
+
+    def _threads(self) -> list[int]:
+        return [thread for pid in (self._pid, *self._others) if pid for thread in processes.threads_of(pid)]
+
+    def cpu_ns(self) -> int:
+        """Return what all threads of the worker's own process have run."""
+        return processes.cpu_ns(self._pid)
 
     def waited_ns(self) -> int:
         """Return for how long in all the worker was ready to run and others had its core."""
@@ -185,6 +277,9 @@ class KernelWorker:
         self._drain()
         os.close(self._pidfd)
         os.close(self._output)
+        if self._memory is not None:
+            os.close(self._memory)
+            self._memory = None
         self._channel.close()
         self._pid = 0
         return describe_status(ended.status)

@@ -117,7 +117,8 @@ def _processes() -> Iterator[Rule]:
     yield Rule("prlimit64", ((myself, keeps), (myself, Test(2, 0), Test(2, 0, upper=True))))
     yield Rule("setrlimit", ((Test(0, _RLIMIT_MSGQUEUE, wanted=False),),))
     yield Rule("setpriority", ((Test(1, 0),),))
-    for name in ("sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"):
+    yield Rule("sched_setaffinity")  # who is timed stays on its core
+    for name in ("sched_setscheduler", "sched_setparam", "sched_setattr"):
         yield Rule(name, ((myself,),))
 
 

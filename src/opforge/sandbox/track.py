@@ -15,7 +15,7 @@ from torch.cuda import CUDAGraph, Event, Stream, _sleep, synchronize
 from torch.cuda import stream as on_stream
 
 from opforge.cases.encoding import decode
-from opforge.cases.materialise import flat_storage, owned_copy, tensor_over
+from opforge.cases.materialise import owned_copy, renewed_words, tensor_over, words_of
 
 _WARM_UP = 3
 _GUESSED_CALLS = 8
@@ -23,10 +23,9 @@ _REHEARSED = 8
 _AHEAD_NS = 30_000
 """How long the device is kept busy while the host queues a graph."""
 _GATHERED = 4096
-"""Inputs of up to so many elements are turned all at once by an index."""
+"""Inputs of up to so many elements are filled by one launch for all calls."""
 _MANY_CALLS = 64
 _CYCLES_PER_NS = 1.7
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 Arguments = tuple[list[Any], dict[str, Any], list[torch.Tensor]]
 
@@ -53,7 +52,7 @@ class Track:
         self._case = case
         self._device = device
         rows = _rows([case["args"], *case["kwargs"].values()])
-        self._inputs = [_Input(row, arena, device) for row in rows]
+        self._inputs = [_Input(row, arena, device, positions=case.get("positions", False)) for row in rows]
         self._sets: list[Arguments] = []
         self._count = 0
         self._kept: list[Any] = []
@@ -79,7 +78,7 @@ class Track:
         del old  # not before: the new ones are to lie elsewhere
         self._count = calls
         for given in self._inputs:
-            given.turn([0] * sets)
+            given.renew([0] * sets)
         if self._stream is None:
             return {}
         if self._flush is None or self._flush.numel() != cold // 4:
@@ -101,8 +100,8 @@ class Track:
     def prepare(self, block: dict[str, Any]) -> None:
         """Put contents into the inputs of a block of calls, and wait until they are there."""
         self._block = block
-        for given in self._inputs if block["turns"] else ():
-            given.turn(block["turns"])
+        for given in self._inputs if block["seeds"] else ():
+            given.renew(block["seeds"])
         if block["figure"] != "device":
             self._put(block["calls"], 0)
             self._kept = []
@@ -264,25 +263,19 @@ class Track:
 class _Input:
     """One input of the case: its memory in each call, and what that is to hold."""
 
-    def __init__(self, row: list[Any], arena: Any, device: torch.device) -> None:
-        made = tensor_over(arena, row)
-        self._first = owned_copy(made, torch.device(row[6]) if row[6] else device)
-        size = self._first.element_size()
-        self._count = self._first.untyped_storage().nbytes() // size
-        self._turns = self._count > 1 and (made.is_floating_point() or made.is_complex())
-        words = flat_storage(self._first)[: self._count * size].view(_WORDS.get(size, torch.int64))
-        self._base = words.view(self._count, -1) if self._count else words
-        """The memory as integers, so many rows of as many bytes as an element has."""
+    def __init__(self, row: list[Any], arena: Any, device: torch.device, *, positions: bool) -> None:
+        self._first = owned_copy(tensor_over(arena, row), torch.device(row[6]) if row[6] else device)
+        self._words = words_of(self._first)
+        self._positions = positions
         self._memory: list[torch.Tensor] = []
         self._rows: list[torch.Tensor] = []
-        self._numbers: torch.Tensor | None = None
         self._contents: torch.Tensor | None = None
         self._stage: torch.Tensor | None = None
 
     def another(self) -> torch.Tensor:
         """Return a tensor like the first, with memory of its own, which is filled from now on."""
         first = self._first
-        memory = torch.empty_like(self._base)
+        memory = torch.empty_like(self._words)
         self._memory.append(memory)
         empty = torch.empty(0, dtype=first.dtype, device=first.device)
         return empty.set_(memory.untyped_storage(), first.storage_offset(), first.shape, first.stride())
@@ -292,38 +285,27 @@ class _Input:
         self._memory, self._rows = [], []
         self._contents = self._stage = None
 
-    def turn(self, turns: list[int]) -> None:
-        """Have contents for as many sets as there are turns: the floats moved on by so many places, round and round."""
-        if not self._count:
+    def renew(self, seeds: list[int]) -> None:
+        """Have contents for as many sets as there are seeds; of seed 0, those of the case."""
+        if not len(self._words):
             return
-        if not self._turns or not any(turns):
-            rows = [self._base] * len(turns)
-            if self._contents is not None:
-                self._contents[: len(turns)] = self._base
-        elif self._count <= _GATHERED:
-            places = self._places()
-            steps = torch.tensor(turns, device=self._base.device) % self._count
-            turned = self._base[(places - steps[:, None]) % self._count]
-            rows = list(turned.unbind())
-            if self._contents is not None:
-                self._contents[: len(turns)] = turned
-        else:
-            rows = [self._base.roll(turn, 0) for turn in turns]
+        rows = (
+            renewed_words(self._words, self._first.dtype, seeds, positions=self._positions)
+            if any(seeds)
+            else [self._words] * len(seeds)
+        )
+        if self._contents is not None:
+            self._contents[: len(seeds)] = torch.stack(rows)
         self._rows[: len(rows)] = rows
-
-    def _places(self) -> torch.Tensor:
-        if self._numbers is None:
-            self._numbers = torch.arange(self._count, device=self._base.device)
-        return self._numbers
 
     @property
     def small(self) -> bool:
         """Whether it has something on a GPU, and little."""
-        return bool(self._base.is_cuda) and 0 < self._count <= _GATHERED
+        return bool(self._words.is_cuda) and 0 < len(self._words) <= _GATHERED
 
     def staged(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Return the memory of the calls, and beside each where its contents will lie."""
-        self._contents = self._base.repeat(len(self._memory), 1, 1)
+        self._contents = self._words.repeat(len(self._memory), 1)
         self._stage = self._contents.clone()
         return self._memory, list(self._stage.unbind())
 
@@ -337,7 +319,7 @@ class _Input:
 
     def put(self, calls: int, shift: int) -> None:
         """Fill the memory of the first calls; call ``i`` gets contents ``i + shift``, round and round."""
-        if not self._count:
+        if not len(self._words):
             return
         total = len(self._memory)
         rows = [self._rows[(call + shift) % total] for call in range(calls)]

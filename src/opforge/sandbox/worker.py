@@ -20,6 +20,7 @@ from opforge.cases.encoding import SHORT_DTYPES, decode
 from opforge.cases.materialise import flat_bytes, flat_storage, owned_copy, tensor_over
 from opforge.sandbox import reach
 from opforge.sandbox.confinement import room_from
+from opforge.sandbox.host_track import HostTrack
 from opforge.sandbox.inputs import Inputs
 from opforge.sandbox.loader import (
     KernelLoadError,
@@ -62,11 +63,14 @@ def prepare() -> None:
 
 def serve(config: dict[str, Any], fds: list[int]) -> None:
     """Answer requests until the judge hangs up."""
-    channel_fd, arena_fd = fds
+    memory_fd, channel_fd, arena_fd = fds
+    channel = Channel.from_fd(channel_fd)
+    channel.send({"memory": True}, [memory_fd])  # the judge's eyes: it believes no later message of this kind
+    os.close(memory_fd)
     arena = mmap.mmap(arena_fd, config["arena_bytes"])
     os.close(arena_fd)
     watch = Watch(room_from(config["room"]), reach.homes()) if config.get("room") else None
-    Worker(Channel.from_fd(channel_fd), arena, torch.device(config["device"]), config["out_at"], watch).run()
+    Worker(channel, arena, torch.device(config["device"]), config["out_at"], watch).run()
 
 
 class Worker:
@@ -82,7 +86,8 @@ class Worker:
         self._next = out_at
         self._kernel: LoadedKernel | None = None
         self._path: Path | None = None
-        self._track: Track | None = None
+        self._track: Track | HostTrack | None = None
+        self._before_track: GlobalState | None = None
         self._inputs = Inputs(self._device)
         self._watch = watch
         self._pid = getpid()
@@ -108,7 +113,7 @@ class Worker:
                 case "prepare":
                     reply = self._prepare(request)
                 case "go":
-                    reply = self._go()
+                    reply = self._go(request)
                 case "show":
                     reply = self._show(request)
                 case "clear":
@@ -345,30 +350,47 @@ class Worker:
         """Make the calls that are to be timed."""
         if "case" in request:
             self._track = None  # its memory first
-            device = torch.device(request["device"])
-            self._track = Track(self._function(request["op"]), request["case"], self._arena, device)
+            function, case, device = self._function(request["op"]), request["case"], torch.device(request["device"])
+            self._track = (
+                HostTrack(function, case, self._arena, self._out_at)
+                if device.type == "cpu"
+                else Track(function, case, self._arena, device)
+            )
+            self._before_track = GlobalState.now()
         track = self._present_track()
 
         def laid() -> dict[str, Any]:
+            if isinstance(track, HostTrack):
+                return track.lay(request["sets"], request["parts"])
             how = track.lay(request["calls"], request["sets"], graph=request["graph"], cold=request["cold"])
             return {**how, **track.guess()} if request["guess"] else how
 
         return self._bordered(laid)
 
     def _prepare(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Give the calls of a block their contents."""
+        """Get the calls of a block ready; on a GPU, give them their contents."""
         track = self._present_track()
 
         def prepared() -> dict[str, Any]:
-            track.prepare(request)
+            if isinstance(track, HostTrack):
+                track.prepare()
+            else:
+                track.prepare(request)
             return {}
 
         return self._bordered(prepared)
 
-    def _go(self) -> dict[str, Any]:
-        """Time a block. The answer goes out at once, for the judge's own clock to be held against."""
+    def _go(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Run a block. The answer goes out at once: the judge's own clock runs."""
         track = self._present_track()
-        return self._bordered(lambda: {"ns": track.go()})
+
+        def gone() -> dict[str, Any]:
+            if isinstance(track, HostTrack):
+                track.go(dry=request["dry"])
+                return {}
+            return {"ns": track.go()}
+
+        return self._bordered(gone)
 
     def _show(self, request: dict[str, Any]) -> dict[str, Any]:
         """Hand back the result of one of the calls that were timed last."""
@@ -377,6 +399,8 @@ class Worker:
         reply: dict[str, Any] = {"returned": self._describe(result, Origins(inputs))}
         if request["own"]:
             reply["inputs"] = [self._tensor(t).get("T") for t in inputs]
+        if changes := GlobalState.now().changes_since(self._before_track or GlobalState.now(), rng=False):
+            reply["state"] = changes
         bypass = self._bypass(inputs)
         return {"result": self._with_tried({**reply, **bypass}), **(self._tampering() if request["seals"] else {})}
 
@@ -387,7 +411,7 @@ class Worker:
             empty_cache()
         return {}
 
-    def _present_track(self) -> Track:
+    def _present_track(self) -> Track | HostTrack:
         if self._track is None:
             raise RuntimeError("no calls are laid out to be timed")
         return self._track

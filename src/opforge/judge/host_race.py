@@ -1,0 +1,457 @@
+"""Race a kernel against ATen on a CPU, by what the judge sees for itself.
+
+While a worker is stopped, the judge writes new contents into the inputs of a block of calls. Then its clock runs until the worker is stopped again.
+After each block chance decides which results are judged; they are read from the worker's memory before anything of it runs again. Now and then
+chance stops a block half-way, to see that calls which have returned have done their work.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from opforge import processes
+from opforge.cases.encoding import SHORT_DTYPES, TORCH_DTYPES
+from opforge.cases.materialise import Bytes, flat_bytes, renewed_words, tensor_over, words_of
+from opforge.judge.batch import Placed
+from opforge.judge.figures import Figure
+from opforge.judge.reference import Answer
+from opforge.judge.replies import FORGED, results_end
+from opforge.judge.timing import KernelRaisedError, Side, WrongOutputError, drawn_seeds
+from opforge.judge.verdict import Finding, NotRightError, Outcome
+from opforge.judge.workers import KernelWorker
+from opforge.sandbox.host_track import WORDS, number_bits, parts_of
+
+_BUDGET_S = 1.0
+_BLOCK_NS = 2_500_000
+_FIRST_CALLS = 8
+_MAX_CALLS = 256
+_MAX_TENSORS = 1024
+_MAX_BLOCK_BYTES = 64 << 20
+_LEG = 3
+"""Rounds before everything is laid anew: where things lie in memory makes some percent."""
+_JUDGED = 2
+"""Calls of a block that are judged."""
+_LARGE = 16 << 20
+_MANY_TENSORS = 64
+"""Of calls above either, one is judged in one block of three: to judge it takes longer than to time it."""
+_SELDOM = 1 / 3
+_HALTED = 1 / 6
+"""The share of the kernel's turns before which a block is stopped half-way."""
+_TRIES = 6
+_BEHIND = 0.25
+"""Of the calls that a block should have made by then, the share below which they are held to return all at once."""
+_DRY_BLOCKS = 7
+_WAITED = 0.03
+"""The share of a block that a side may have waited for a core; else the round is set aside."""
+_WATCHED = 4
+"""In every so many rounds the machine's clocks are looked at."""
+
+
+@dataclass(frozen=True)
+class Judging:
+    """How results of timed calls are judged."""
+
+    expect: Callable[[int], Answer]
+    """Returns what ATen answers to contents with a seed; raises BaselineError where it raises."""
+    hear: Callable[[dict[str, Any], Bytes, int, Answer], Finding]
+    """Judges a reply, whose tensors lie in some bytes, to contents with a seed."""
+    inside: Callable[[int], None]
+    """Raises BaselineError where contents with a seed are at the edge of what ATen takes: what is right there is rounding."""
+
+
+class HostRace:
+    """A race over one case. Its operator may write to inputs."""
+
+    def __init__(
+        self,
+        kernel: KernelWorker,
+        baseline: KernelWorker,
+        op: str,
+        placed: Placed,
+        judging: Judging | None,
+        *,
+        writes: bool,
+        watch: Callable[[], None] | None = None,
+    ) -> None:
+        self._kernel, self._aten = Side(kernel, is_kernel=True), Side(baseline, is_kernel=False)
+        self._sides = (self._aten, self._kernel)
+        self._placed = placed
+        self._request: dict[str, Any] = {"op": op, "case": placed.request(), "device": "cpu"}
+        self._judging = judging
+        self._writes = writes
+        self._watch = watch
+        self._chance = random.SystemRandom()
+        self._inputs = [tensor_over(placed.call.buffer, row) for row in placed.inputs]
+        self._parts = max(1, len(parts_of(placed.answer.result)))
+        results = [part for part in parts_of(placed.answer.result) if isinstance(part, torch.Tensor)]
+        self._nbytes = max(1, sum(row[1] for row in placed.inputs) + sum(t.nbytes for t in results))
+        self._tensors = max(1, len(self._inputs))
+        self._costly = self._nbytes > _LARGE or self._tensors > _MANY_TENSORS
+        memory = {t.untyped_storage().data_ptr() for t in placed.answer.inputs}
+        self._views = any(t.untyped_storage().data_ptr() in memory for t in results) or bool(placed.answer.shared)
+        self._cores: set[int] = set()
+        """Where both sides run, and this process, by turns."""
+        self._all_cores: set[int] = set()
+        self._addresses: dict[bool, list[list[int]]] = {}
+        """Where the inputs of each call lie, in either side's memory."""
+        self._contents: list[list[Bytes]] = []
+        """What the inputs of each call hold, as it was written."""
+        self._seeds: list[int] = []
+        self._dry_ns = 0.0
+        self._judged = self._halts = self._behind = 0
+        self._seen_half_way = False
+        self._block_cpu_ns: list[int] = []
+        self.notes: list[str] = []
+
+    def run(self) -> dict[str, Any]:
+        """Return the figures of both sides, with the ratio of one to the other and its 95 % interval."""
+        self._all_cores = cores = os.sched_getaffinity(0)
+        self._cores = {self._chance.choice(sorted(cores))}
+        try:
+            os.sched_setaffinity(0, self._cores)  # whoever writes inputs leaves them, and the core, warm
+            for side in self._sides:
+                side.worker.look_for_others()
+                side.worker.stay_on(self._cores)
+            figure = self._lay()
+            deadline = time.monotonic() + _BUDGET_S
+            order = list(self._sides)
+            while not figure.done:
+                if figure.rounds and figure.rounds % _LEG == 0:
+                    self._laid(figure.calls)
+                figure.done = figure.ends(out_of_time=time.monotonic() > deadline)
+                if figure.rounds % 2 == 0:
+                    self._chance.shuffle(order)
+                else:
+                    order.reverse()
+                self._round(order, figure)
+            if self._behind > 1 and self._behind == self._halts:
+                raise NotRightError(Outcome.CHEATED, "its calls return before their work is done, or all at once")
+        finally:
+            os.sched_setaffinity(0, cores)
+            for side in self._sides:
+                side.worker.resume()
+                side.worker.stay_on(cores)
+        for side in self._sides:
+            side.ask({"do": "clear"})
+        return self._row(figure)
+
+    @property
+    def footprint(self) -> int:
+        """Return the bytes that the calls of a block touch."""
+        return int(self._nbytes * len(self._seeds))
+
+    def _row(self, figure: Figure) -> dict[str, Any]:
+        row = figure.row()
+        headline = {"timed": figure.name, "kernel_us": row["kernel_us"], "aten_us": row["aten_us"]}
+        interval = {"speedup": row["speedup"], "speedup_low": row["low"], "speedup_high": row["high"]}
+        return {**headline, **interval, "rounds": row["rounds"], figure.name: row}
+
+    def _lay(self) -> Figure:
+        """Make the calls on both sides, as many as it takes to be timed sharply, by the judge's clock."""
+        most = max(1, min(_MAX_CALLS, _MAX_BLOCK_BYTES // self._nbytes, _MAX_TENSORS // self._tensors))
+        first = min(_FIRST_CALLS, most)
+        self._laid(first)
+        call_ns = [min(self._block(side)[0] for _ in range(2)) / first for side in self._sides if self._renew()]
+        calls = int(max(1, min(most, _BLOCK_NS / max(1.0, *call_ns))))
+        self._laid(calls)
+        return Figure("call", calls, leg=_LEG)
+
+    def _laid(self, calls: int) -> None:
+        """Have so many calls on both sides in new memory, and see what a block takes beside its calls."""
+        for side in self._sides:
+            self._take_turn(side)
+            request = {"do": "lay", "sets": calls, "parts": self._parts}
+            reply = side.ask(request if side.laid else {**request, **self._request}, calls)
+            side.laid = True
+            self._addresses[side.is_kernel] = _addresses(reply.get("inputs"), calls, len(self._inputs))
+            if not side.worker.shows_memory:
+                raise NotRightError(Outcome.ERROR, "opforge cannot read the memory of a kernel's process here")
+        self._seeds = [0] * calls
+        self._renew()
+        self._block(self._aten)
+        self._dry_ns = statistics.median(self._run(self._aten, dry=True)[0] for _ in range(_DRY_BLOCKS))
+
+    def _renew(self) -> bool:
+        """Draw new contents for the calls of a block."""
+        self._seeds = drawn_seeds(len(self._seeds))
+        rows = [
+            renewed_words(words_of(t), t.dtype, self._seeds, positions=self._placed.call.positions)
+            if t.untyped_storage().nbytes()
+            else [words_of(t)] * len(self._seeds)
+            for t in self._inputs
+        ]
+        self._contents = [[row[call].view(torch.uint8).numpy() for row in rows] for call in range(len(self._seeds))]
+        return True
+
+    def _round(self, order: list[Side], figure: Figure) -> None:
+        figure.waited.append(False)
+        self._renew()
+        for side in order:
+            if side.is_kernel and self._has_many_calls(figure):
+                self._stop_now_and_then(figure)
+            took, waited = self._block(side, figure.rounds)
+            figure.waited[-1] |= waited
+            (figure.kernel_ns if side.is_kernel else figure.aten_ns).append(took / figure.calls)
+            if side.is_kernel:
+                self._look(last=figure.done)
+
+    def _take_turn(self, side: Side) -> None:
+        """Let one side run, and nothing of the other."""
+        (self._aten if side is self._kernel else self._kernel).worker.halt()
+        side.worker.resume()
+
+    def _block(self, side: Side, number: int = 1) -> tuple[float, bool]:
+        """Time a block of one side; return what its calls took, and whether somebody waited for a core meanwhile. The worker is stopped then."""
+        self._prepare(side)
+        try:
+            took, waited = self._run(side, dry=False, watched=number % _WATCHED == 0)
+        except KernelRaisedError:
+            self._ask_aten()
+            raise
+        return max(1.0, took - self._dry_ns), waited
+
+    def _prepare(self, side: Side) -> None:
+        """Stop a side, and write the contents of the next block into its inputs."""
+        self._take_turn(side)
+        side.ask({"do": "prepare"})
+        side.worker.halt()
+        try:
+            for addresses, contents in zip(self._addresses[side.is_kernel], self._contents, strict=True):
+                for address, bytes_ in zip(addresses, contents, strict=True):
+                    if len(bytes_):
+                        side.worker.write(address, bytes_)
+        except OSError:
+            raise NotRightError(Outcome.CONTRACT, FORGED) from None
+        side.worker.results[: 8 * WORDS * self._parts * len(self._seeds)] = 0
+
+    def _run(self, side: Side, *, dry: bool, watched: bool = False) -> tuple[float, bool]:
+        """Let a worker that is stopped run a block; return what passes, by the judge's clock, until all of it is stopped again.
+
+        Left out is for how long the worker, or this process, was ready to run and others had its core. Where a process or thread was started
+        meanwhile, nothing is left out: the worker might have waited for one of its own.
+        """
+        worker, me = side.worker, os.getpid()
+        worker.begin({"do": "go", "dry": dry})
+        cpu, waited, own_wait = worker.cpu_ns(), worker.waited_ns(), processes.waited_ns(me)
+        started = processes.last_pid()
+        began = time.perf_counter_ns()
+        worker.resume()
+        if watched and self._watch is not None:
+            self._watch()  # while the block runs
+        side.answer(len(self._seeds))
+        worker.halt()
+        took = time.perf_counter_ns() - began
+        waited = max(0, worker.waited_ns() - waited) + max(0, processes.waited_ns(me) - own_wait)
+        cpu = worker.cpu_ns() - cpu
+        quiet = waited <= _WAITED * took
+        if processes.last_pid() == started:
+            took = max(took - waited, cpu)
+        if side.is_kernel:
+            self._block_cpu_ns.append(cpu)
+            self._keeps_to_itself(worker)
+        return took, not quiet
+
+    def _keeps_to_itself(self, worker: KernelWorker) -> None:
+        """Refuse a kernel that has started processes in timed calls, or runs on other cores than it may."""
+        before = set(worker.others)
+        if new := set(worker.look_for_others()) - before:
+            raise NotRightError(
+                Outcome.CHEATED, f"left {len(new)} process(es) running that it had started in timed calls"
+            )
+        if worker.strays_from(self._cores):
+            raise NotRightError(Outcome.CHEATED, "runs on other cores than the one on which it is timed")
+
+    def _ask_aten(self) -> None:
+        """Give ATen the contents on which the kernel has raised: where it raises too, there or close by, that is no fault of the kernel's."""
+        self._block(self._aten)
+        if self._judging is not None:
+            for seed in self._seeds:
+                self._judging.inside(seed)
+
+    def _look(self, *, last: bool) -> None:
+        """Judge results of the block that was just timed, of calls that nobody could know before. The worker is stopped, and goes on then."""
+        if self._judging is None:
+            self._kernel.worker.resume()
+            return
+        chosen: list[int] = []
+        if not self._costly:
+            chosen = self._chance.sample(range(len(self._seeds)), min(_JUDGED, len(self._seeds)))
+        elif self._chance.random() < _SELDOM or (last and not self._judged):
+            chosen = [self._chance.randrange(len(self._seeds))]
+        seen = [(call, self._seen(call)) for call in chosen]
+        self._kernel.worker.resume()
+        for number, (call, (answer, parts)) in enumerate(seen):
+            self._judged += 1
+            self._hear(call, answer, parts, seals=number == len(seen) - 1)
+
+    def _seen(self, call: int) -> tuple[Answer, list[bytearray | int | None]]:
+        """Read the result of a call from the stopped worker's memory, after a look at its inputs; beside what ATen answers."""
+        assert self._judging is not None  # noqa: S101  # who does not judge does not look
+        answer = self._judging.expect(self._seeds[call])
+        worker = self._kernel.worker
+        try:
+            if not self._writes:
+                for number, (address, contents) in enumerate(
+                    zip(self._addresses[True][call], self._contents[call], strict=True)
+                ):
+                    if len(contents) and worker.read(address, len(contents)) != contents.data:
+                        raise NotRightError(Outcome.CONTRACT, f"a timed call changed its input {number}")
+            table = worker.results[: 8 * WORDS * self._parts * len(self._seeds)].view(np.uint64)
+            entries = table.reshape(len(self._seeds), self._parts, WORDS)[call].tolist()
+            found: list[bytearray | int | None] = []
+            for part, (address, bits) in zip(parts_of(answer.result), entries, strict=False):
+                if not isinstance(part, torch.Tensor):
+                    found.append(bits)
+                elif part.is_conj() or part.is_neg() or part.layout is not torch.strided or part.is_cuda:
+                    found.append(None)
+                else:
+                    found.append(worker.read(address, _span(part.shape, part.stride()) * part.element_size()))
+        except OSError:
+            raise NotRightError(
+                Outcome.CHEATED, "an output of a timed call is wrong: it lies where the process has no memory"
+            ) from None
+        return answer, found
+
+    def _hear(self, call: int, answer: Answer, parts: list[bytearray | int | None], *, seals: bool) -> None:
+        """Ask for what is to be known of a result besides its elements, hold those against what was read, and judge all."""
+        assert self._judging is not None  # noqa: S101
+        side, seed = self._kernel, self._seeds[call]
+        reply = side.ask({"do": "show", "call": call, "own": self._request["case"]["own"], "seals": seals})
+        if tampered := reply.get("tampered"):
+            raise NotRightError(Outcome.CHEATED, f"tampered with its process: {'; '.join(map(str, tampered))}")
+        result = reply.get("result")
+        if not isinstance(result, dict):
+            raise NotRightError(Outcome.CONTRACT, FORGED)
+        config = side.worker.config
+        said = side.worker.bytes[config.in_bytes : results_end([result], config)].copy()
+        for part, row in zip(parts, _leaves(result.get("returned")), strict=False):
+            if not _same(part, row, said, config.in_bytes):
+                raise WrongOutputError("it was not there when the call had returned", seed)
+        finding = self._judging.hear(result, said, seed, answer)
+        if not finding.passed:
+            raise WrongOutputError(finding.reason, seed)
+
+    def _has_many_calls(self, figure: Figure) -> bool:
+        """Whether a block can be stopped between its calls, and results be judged by their elements alone."""
+        few = figure.calls < _FIRST_CALLS // 2 or len(self._all_cores) == 1 or self._judging is None
+        return not (few or self._costly or self._writes or self._views)
+
+    def _stop_now_and_then(self, figure: Figure) -> None:
+        """Stop a block half-way, by chance, and once in any case, as far as a busy machine lets it be done."""
+        if self._chance.random() < _HALTED:
+            self._stop_half_way(figure)
+        for _ in range(_TRIES if figure.done else 0):
+            if not self._seen_half_way:
+                self._stop_half_way(figure)
+
+    def _stop_half_way(self, figure: Figure) -> None:
+        """Stop the kernel in the midst of a block, and judge a result of those calls that have returned."""
+        assert self._judging is not None  # noqa: S101
+        side, worker = self._kernel, self._kernel.worker
+        self._prepare(side)
+        cpu, usual = worker.cpu_ns(), statistics.median(self._block_cpu_ns)
+        share = self._chance.uniform(0.4, 0.9)
+        os.sched_setaffinity(0, self._all_cores - self._cores)  # from where it can be stopped at any moment
+        worker.begin({"do": "go", "dry": False})
+        worker.resume()
+        until = time.perf_counter_ns() + share * usual
+        while time.perf_counter_ns() < until:
+            pass  # what a process has run is not known while it runs
+        worker.halt()
+        os.sched_setaffinity(0, self._cores)
+        table = worker.results[: 8 * WORDS * self._parts * figure.calls].view(np.uint64)
+        returned = np.flatnonzero(table.reshape(figure.calls, -1)[:, 0]).tolist()
+        ran = worker.cpu_ns() - cpu
+        if ran > 0.3 * usual:
+            self._halts += 1
+            self._behind += len(returned) < _BEHIND * min(1.0, ran / usual) * figure.calls
+        self._seen_half_way |= 0 < len(returned) < figure.calls
+        call = self._chance.choice(returned) if returned else None
+        seen = None if call is None else self._seen(call)
+        worker.resume()
+        side.answer(figure.calls)
+        if call is None or seen is None:
+            return
+        answer, parts = seen
+        reply, bytes_ = _as_reply(answer, parts, worker.config.in_bytes)
+        finding = self._judging.hear(reply, bytes_, self._seeds[call], answer)
+        if not finding.passed:
+            raise WrongOutputError(f"when its call had returned, {finding.reason}", self._seeds[call])
+
+
+def _addresses(said: Any, calls: int, inputs: int) -> list[list[int]]:
+    """Return what a worker says of where the inputs of its calls lie."""
+    fits = isinstance(said, list) and len(said) == calls and all(isinstance(one, list) for one in said)
+    if not fits or any(len(one) != inputs or not all(type(n) is int and 0 <= n < 1 << 63 for n in one) for one in said):
+        raise NotRightError(Outcome.CONTRACT, FORGED)
+    found: list[list[int]] = said
+    return found
+
+
+def _span(shape: Any, strides: Any) -> int:
+    """Return from how many elements of memory a tensor takes its own."""
+    return 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
+
+
+def _leaves(tree: Any) -> list[Any]:
+    """Return the tensors and numbers that a reply speaks of, in order."""
+    if isinstance(tree, list):
+        return [leaf for value in tree for leaf in _leaves(value)]
+    return [tree] if isinstance(tree, bool | int | float) or (isinstance(tree, dict) and "T" in tree) else []
+
+
+def _same(part: bytearray | int | None, said: Any, results: Bytes, base: int) -> bool:
+    """Whether what was read from a stopped worker is what it says of the same part of a result later on."""
+    if part is None:
+        return True
+    if isinstance(part, int):
+        return isinstance(said, bool | int | float) and part == number_bits(said)
+    try:
+        at, nbytes, short, shape, strides, *_ = said["T"]
+        dtype = TORCH_DTYPES[short]
+        if _span(shape, strides) * dtype.itemsize > len(part) or any(step < 0 for step in strides):
+            return False
+        if not part:
+            return not nbytes
+        then = torch.frombuffer(part, dtype=dtype).as_strided(shape, strides)
+        return bool(np.array_equal(flat_bytes(then).numpy(), results[at - base :][:nbytes]))
+    except (KeyError, TypeError, ValueError, RuntimeError):
+        raise NotRightError(Outcome.CONTRACT, FORGED) from None
+
+
+def _as_reply(answer: Answer, parts: list[bytearray | int | None], base: int) -> tuple[dict[str, Any], Bytes]:
+    """Return what was read from a stopped worker as a reply, laid out as ATen's answer is."""
+    taken = iter(parts)
+    bytes_ = bytearray()
+
+    def described(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [described(one) for one in value]
+        if not isinstance(value, torch.Tensor):
+            next(taken, None) if isinstance(value, bool | int | float) else None
+            return value
+        part, at = next(taken, None), len(bytes_)
+        read = isinstance(part, bytearray) and part
+        found = torch.frombuffer(read, dtype=value.dtype).as_strided(value.shape, value.stride()) if read else value
+        bytes_.extend(flat_bytes(found).numpy())
+        row = [
+            base + at,
+            len(bytes_) - at,
+            SHORT_DTYPES[value.dtype],
+            list(value.shape),
+            list(value.stride()),
+            0,
+            "cpu",
+        ]
+        return {"T": row}
+
+    return {"returned": described(answer.result)}, np.frombuffer(bytes_, np.uint8)

@@ -1,0 +1,108 @@
+"""The timed calls of one case on a CPU. The judge writes their inputs into this process's memory, and reads their results there.
+
+After each call its result's address goes into a table in the arena: what lies there when the judge stops this process is the result.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opforge.cases.encoding import decode
+from opforge.cases.materialise import tensor_over
+
+WORDS = 2
+"""Words in the table for each part of a result: a tensor's address, or 1 for a number or no memory; then a number's bits."""
+
+
+class HostTrack:
+    """Calls of a function, each on inputs of its own."""
+
+    def __init__(self, function: Callable[..., Any], case: dict[str, Any], arena: Any, table_at: int) -> None:
+        self._function = function
+        self._case = case
+        self._arena = arena
+        self._table_at = table_at
+        self._table = memoryview(b"")
+        self._step = WORDS
+        self._sets: list[tuple[list[Any], dict[str, Any], list[Tensor]]] = []
+        self._kept: list[Any] = []
+
+    def lay(self, sets: int, parts: int) -> dict[str, Any]:
+        """Have inputs for so many calls in new memory, and say where; results have so many parts."""
+        self._kept = []
+        self._sets, old = [self._set() for _ in range(sets)], self._sets
+        del old  # not before: the new ones are to lie elsewhere
+        self._step = WORDS * parts
+        self._table = memoryview(self._arena)[self._table_at :][: 8 * self._step * sets].cast("Q")
+        return {"inputs": [[t.untyped_storage().data_ptr() for t in made] for _, _, made in self._sets]}
+
+    def prepare(self) -> None:
+        """Let go of the results of the last block."""
+        self._kept = []
+
+    def go(self, *, dry: bool) -> None:
+        """Make the calls; ``dry`` does all but that, with the results that there are."""
+        function, table, kept = self._function, self._table, self._kept
+        if dry:
+            for at, result in zip(range(0, len(table), self._step), kept, strict=True):
+                if type(result) is Tensor:
+                    table[at] = result.data_ptr() or 1
+                else:
+                    self._enter(at, result)
+            return
+        for at, (args, kwargs, _) in zip(range(0, len(table), self._step), self._sets, strict=True):
+            result = function(*args, **kwargs)
+            kept.append(result)
+            if type(result) is Tensor:
+                table[at] = result.data_ptr() or 1
+            else:
+                self._enter(at, result)
+
+    def shown(self, call: int) -> tuple[Any, list[Tensor]]:
+        """Return the result of one of the calls that were made last, and its inputs as they are now."""
+        return self._kept[call], self._sets[call][2]
+
+    def _enter(self, at: int, result: Any) -> None:
+        """Enter the parts of a result into the table, the first last: with it the call has returned."""
+        parts = parts_of(result)[: self._step // WORDS]
+        for part, place in reversed(list(zip(parts, range(at, at + self._step, WORDS), strict=False))):
+            if isinstance(part, Tensor):
+                self._table[place] = part.data_ptr() or 1
+            else:
+                self._table[place + 1] = number_bits(part)
+                self._table[place] = 1
+        if not parts:
+            self._table[at] = 1
+
+    def _set(self) -> tuple[list[Any], dict[str, Any], list[Tensor]]:
+        """Return arguments with memory of their own."""
+        made: list[Tensor] = []
+
+        def tensor(row: list[Any]) -> Tensor:
+            like = tensor_over(self._arena, row)
+            memory = torch.empty(row[1], dtype=torch.uint8).untyped_storage()
+            made.append(torch.empty(0, dtype=like.dtype).set_(memory, like.storage_offset(), like.shape, like.stride()))
+            return made[-1]
+
+        args = decode(self._case["args"], tensor)
+        return args, {n: decode(v, tensor) for n, v in self._case["kwargs"].items()}, made
+
+
+def parts_of(result: Any) -> list[Any]:
+    """Return the tensors and numbers of a result, in order."""
+    if isinstance(result, list | tuple):
+        return [part for value in result for part in parts_of(value)]
+    return [result] if isinstance(result, Tensor | bool | int | float) else []
+
+
+def number_bits(number: float) -> int:
+    """Return a number as the bits of a double, as far as one holds it."""
+    try:
+        return int(struct.unpack("<Q", struct.pack("<d", number))[0])
+    except OverflowError:
+        return 0
