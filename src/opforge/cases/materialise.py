@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,6 +16,8 @@ from opforge.cases.values import TensorSpec
 Bytes = npt.NDArray[np.uint8]
 _INT_HIGH = 10
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_STARTS = 1 << 16
+"""From how many places the changes of floats may be taken, beside those that elements may move to."""
 _AT_ONCE = 1 << 20
 """Elements that are renewed at once."""
 
@@ -100,13 +100,10 @@ def flat_storage(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def renewed(tensor: torch.Tensor, seed: int, *, positions: bool = False) -> torch.Tensor:
-    """Give a tensor's memory other contents of the same kind, the same ones for the same seed in any process. Returns the tensor.
-
-    With ``positions`` integers may be indices, and stay.
-    """
+    """Give a tensor's memory other contents of the same kind, the same ones for the same seed in any process. Returns the tensor."""
     words = words_of(tensor)
     if seed and len(words):
-        words.copy_(renewed_words(words, tensor.dtype, [seed], positions=positions)[0])
+        words.copy_(Renewal(words, tensor.dtype, positions=positions).contents([seed])[0])
     return tensor
 
 
@@ -117,64 +114,72 @@ def words_of(tensor: torch.Tensor) -> torch.Tensor:
     return flat_storage(tensor)[: nbytes - nbytes % size].view(_WORDS[size])
 
 
-def renewed_words(words: torch.Tensor, dtype: torch.dtype, seeds: list[int], *, positions: bool) -> list[torch.Tensor]:
-    """Return contents of the same kind as some memory's, for each seed: elements change places, and floats lose up to an eighth of their size.
+class Renewal:
+    """Gives some memory other contents of the same kind: elements change places, and floats lose up to an eighth of their size.
 
-    Zeros stay zeros and as many, and what is not finite stays. All is done on integers, so that every device gets the same bits.
+    Zeros stay zeros and as many, and what is not finite stays. All is done on integers, so that every device gets the same bits. With ``positions``
+    integers may be indices, and stay.
     """
-    change: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-    if dtype.is_complex or dtype.is_floating_point:
-        change = functools.partial(_smaller, dtype=dtype.to_real() if dtype.is_complex else dtype)
-    elif dtype == torch.bool:
-        change = _as_they_are
-    elif positions:
-        return [words] * len(seeds)
-    else:
-        change = _exchanged
-    count = len(words)
-    twice, numbers = torch.cat((words, words)), torch.arange(count, device=words.device)
-    places = numbers.to(words.dtype)
-    at_once = max(1, _AT_ONCE // count)
-    made: list[torch.Tensor] = []
-    for some in (seeds[at : at + at_once] for at in range(0, len(seeds), at_once)):
-        first, second = (_moved(twice, numbers, steps) for steps in (some, [seed // 3 + 1 for seed in some]))
-        drawn = torch.tensor(some, device=words.device)[:, None].to(words.dtype)
-        made += change(first, second, _scrambled(second, places, drawn)).unbind()
-    return made
+
+    def __init__(self, words: torch.Tensor, dtype: torch.dtype, *, positions: bool = False) -> None:
+        self._words = words
+        self._count = len(words)
+        floats = dtype.is_floating_point or dtype.is_complex
+        self._stays = not self._count or (positions and not floats and dtype != torch.bool)
+        if self._stays:
+            return
+        self._numbers = torch.arange(self._count, device=words.device)
+        places = torch.arange(self._count + _STARTS, device=words.device)
+        noise = _scrambled(words[places % self._count], places.to(words.dtype))
+        changes = torch.zeros_like(words)
+        if floats:
+            real = dtype.to_real() if dtype.is_complex else dtype
+            info = torch.finfo(real)
+            mantissa = round(-math.log2(info.eps))
+            size = words & torch.iinfo(words.dtype).max
+            largest = int(torch.tensor(info.max, dtype=real).view(words.dtype))
+            noise &= (1 << max(1, mantissa - 3)) - 1
+            changes -= ((size >= 2 << mantissa) & (size <= largest)).to(words.dtype)  # all bits, or none
+        elif dtype != torch.bool:
+            noise = words[places % self._count] * (noise & 1)
+            changes -= (words != 0).to(words.dtype)
+        self._exchanges = not floats
+        self._all = bool((changes == -1).all())
+        # twice, so that what has moved round is a stretch of it
+        self._noise = noise
+        self._twice, self._changes = (torch.cat((t, t)) for t in (words, changes))
+
+    def contents(self, seeds: list[int]) -> list[torch.Tensor]:
+        """Return contents for each seed."""
+        if self._stays:
+            return [self._words] * len(seeds)
+        at_once = max(1, _AT_ONCE // self._count)
+        made: list[torch.Tensor] = []
+        for some in (seeds[at : at + at_once] for at in range(0, len(seeds), at_once)):
+            starts = [self._count - seed % self._count for seed in some]
+            first = self._stretches(self._twice, starts)
+            noise = self._stretches(self._noise, [seed // 7 % _STARTS for seed in some])
+            changes = None if self._all else self._stretches(self._changes, starts)
+            if self._exchanges:
+                noise = noise if changes is None else noise & changes
+                made += torch.where(noise != 0, noise, first).unbind()
+            else:
+                made += (first - (noise if changes is None else noise & changes)).unbind()
+        return made
+
+    def _stretches(self, memory: torch.Tensor, starts: list[int]) -> torch.Tensor:
+        """Return stretches of some memory, as long as the contents, as rows."""
+        if len(starts) == 1:
+            return memory[starts[0] :][: self._count][None]
+        if memory.is_cuda:
+            return memory[self._numbers + torch.tensor(starts, device=memory.device)[:, None]]
+        return torch.stack([memory[start:][: self._count] for start in starts])  # faster than by an index
 
 
-def _moved(twice: torch.Tensor, numbers: torch.Tensor, steps: list[int]) -> torch.Tensor:
-    """Return rows in which elements have moved on by so many places, round and round, from memory that holds them twice."""
-    starts = [len(numbers) - step % len(numbers) for step in steps]
-    if twice.is_cuda:
-        return twice[numbers + torch.tensor(starts, device=twice.device)[:, None]]
-    return torch.stack([twice[start:][: len(numbers)] for start in starts])  # faster than by an index
-
-
-def _scrambled(words: torch.Tensor, places: torch.Tensor, seed: torch.Tensor) -> torch.Tensor:
-    """Return numbers that cannot be foretold without the seed: products that run over, their upper halves folded in, twice."""
-    half, mixed = 4 * words.element_size(), words + places + seed
-    for _ in range(2):
-        mixed *= 2 * seed + 1
+def _scrambled(words: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Return numbers in no order: products that run over, their upper halves folded in, twice."""
+    half, mixed = 4 * words.element_size(), words + places
+    for factor in (0x2545F491, 0x9E3779B1):
+        mixed = (mixed + 77) * torch.tensor(factor).to(words.dtype)
         mixed ^= mixed >> half
     return mixed
-
-
-def _smaller(first: torch.Tensor, _second: torch.Tensor, drawn: torch.Tensor, *, dtype: torch.dtype) -> torch.Tensor:
-    """Take some units in the last place from floats that are neither tiny nor beyond all numbers."""
-    info = torch.finfo(dtype)
-    mantissa = round(-math.log2(info.eps))
-    largest = int(torch.tensor(info.max, dtype=dtype).view(first.dtype))
-    size = first & torch.iinfo(first.dtype).max
-    return torch.where(
-        (size >= 2 << mantissa) & (size <= largest), first - (drawn & ((1 << max(1, mantissa - 3)) - 1)), first
-    )
-
-
-def _exchanged(first: torch.Tensor, second: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
-    """Take every other integer, as chance has it, from another place; zeros stay, so that they are as many."""
-    return torch.where(((drawn & 4) != 0) & (first != 0) & (second != 0), second, first)
-
-
-def _as_they_are(first: torch.Tensor, _second: torch.Tensor, _drawn: torch.Tensor) -> torch.Tensor:
-    return first

@@ -20,7 +20,7 @@ import torch
 
 from opforge import processes
 from opforge.cases.encoding import SHORT_DTYPES, TORCH_DTYPES
-from opforge.cases.materialise import Bytes, flat_bytes, renewed_words, tensor_over, words_of
+from opforge.cases.materialise import Bytes, Renewal, flat_bytes, tensor_over, words_of
 from opforge.judge.batch import Placed
 from opforge.judge.figures import Figure
 from opforge.judge.reference import Answer
@@ -31,9 +31,9 @@ from opforge.judge.workers import KernelWorker
 from opforge.sandbox.host_track import WORDS, number_bits, parts_of
 
 _BUDGET_S = 1.0
-_BLOCK_NS = 2_500_000
+_BLOCK_NS = 8_000_000
 _FIRST_CALLS = 8
-_MAX_CALLS = 256
+_MAX_CALLS = 512
 _MAX_TENSORS = 1024
 _MAX_BLOCK_BYTES = 64 << 20
 _LEG = 3
@@ -90,11 +90,12 @@ class HostRace:
         self._writes = writes
         self._watch = watch
         self._chance = random.SystemRandom()
-        self._inputs = [tensor_over(placed.call.buffer, row) for row in placed.inputs]
+        inputs = [tensor_over(placed.call.buffer, row) for row in placed.inputs]
+        self._renewals = [Renewal(words_of(t), t.dtype, positions=placed.call.positions) for t in inputs]
         self._parts = max(1, len(parts_of(placed.answer.result)))
         results = [part for part in parts_of(placed.answer.result) if isinstance(part, torch.Tensor)]
         self._nbytes = max(1, sum(row[1] for row in placed.inputs) + sum(t.nbytes for t in results))
-        self._tensors = max(1, len(self._inputs))
+        self._tensors = max(1, len(self._renewals))
         self._costly = self._nbytes > _LARGE or self._tensors > _MANY_TENSORS
         memory = {t.untyped_storage().data_ptr() for t in placed.answer.inputs}
         self._views = any(t.untyped_storage().data_ptr() in memory for t in results) or bool(placed.answer.shared)
@@ -172,7 +173,7 @@ class HostRace:
             request = {"do": "lay", "sets": calls, "parts": self._parts}
             reply = side.ask(request if side.laid else {**request, **self._request}, calls)
             side.laid = True
-            self._addresses[side.is_kernel] = _addresses(reply.get("inputs"), calls, len(self._inputs))
+            self._addresses[side.is_kernel] = _addresses(reply.get("inputs"), calls, len(self._renewals))
             if not side.worker.shows_memory:
                 raise NotRightError(Outcome.ERROR, "opforge cannot read the memory of a kernel's process here")
         self._seeds = [0] * calls
@@ -183,12 +184,7 @@ class HostRace:
     def _renew(self) -> bool:
         """Draw new contents for the calls of a block."""
         self._seeds = drawn_seeds(len(self._seeds))
-        rows = [
-            renewed_words(words_of(t), t.dtype, self._seeds, positions=self._placed.call.positions)
-            if t.untyped_storage().nbytes()
-            else [words_of(t)] * len(self._seeds)
-            for t in self._inputs
-        ]
+        rows = [renewal.contents(self._seeds) for renewal in self._renewals]
         self._contents = [[row[call].view(torch.uint8).numpy() for row in rows] for call in range(len(self._seeds))]
         return True
 

@@ -15,7 +15,7 @@ from torch.cuda import CUDAGraph, Event, Stream, _sleep, synchronize
 from torch.cuda import stream as on_stream
 
 from opforge.cases.encoding import decode
-from opforge.cases.materialise import owned_copy, renewed_words, tensor_over, words_of
+from opforge.cases.materialise import Renewal, owned_copy, tensor_over, words_of
 
 _WARM_UP = 3
 _GUESSED_CALLS = 8
@@ -266,7 +266,7 @@ class _Input:
     def __init__(self, row: list[Any], arena: Any, device: torch.device, *, positions: bool) -> None:
         self._first = owned_copy(tensor_over(arena, row), torch.device(row[6]) if row[6] else device)
         self._words = words_of(self._first)
-        self._positions = positions
+        self._renewal = Renewal(self._words, self._first.dtype, positions=positions)
         self._memory: list[torch.Tensor] = []
         self._rows: list[torch.Tensor] = []
         self._contents: torch.Tensor | None = None
@@ -289,11 +289,7 @@ class _Input:
         """Have contents for as many sets as there are seeds; of seed 0, those of the case."""
         if not len(self._words):
             return
-        rows = (
-            renewed_words(self._words, self._first.dtype, seeds, positions=self._positions)
-            if any(seeds)
-            else [self._words] * len(seeds)
-        )
+        rows = self._renewal.contents(seeds) if any(seeds) else [self._words] * len(seeds)
         if self._contents is not None:
             self._contents[: len(seeds)] = torch.stack(rows)
         self._rows[: len(rows)] = rows
