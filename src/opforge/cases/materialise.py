@@ -153,13 +153,13 @@ class Renewal:
         """Return contents for each seed."""
         if self._stays:
             return [self._words] * len(seeds)
-        at_once = max(1, _AT_ONCE // self._count)
+        at_once = max(1, (4 if self._words.is_cuda else 1) * _AT_ONCE // self._count)
         made: list[torch.Tensor] = []
         for some in (seeds[at : at + at_once] for at in range(0, len(seeds), at_once)):
             starts = [self._count - seed % self._count for seed in some]
-            first = self._stretches(self._twice, starts)
-            noise = self._stretches(self._noise, [seed // 7 % _STARTS for seed in some])
-            changes = None if self._all else self._stretches(self._changes, starts)
+            moved, taken = self._rows([starts, [seed // 7 % _STARTS for seed in some]])
+            first, noise = self._stretches(self._twice, moved), self._stretches(self._noise, taken)
+            changes = None if self._all else self._stretches(self._changes, moved)
             if self._exchanges:
                 noise = noise if changes is None else noise & changes
                 made += torch.where(noise != 0, noise, first).unbind()
@@ -167,13 +167,18 @@ class Renewal:
                 made += (first - (noise if changes is None else noise & changes)).unbind()
         return made
 
-    def _stretches(self, memory: torch.Tensor, starts: list[int]) -> torch.Tensor:
+    def _rows(self, starts: list[list[int]]) -> list[Any]:
+        """Return what says where some stretches begin: numbers, or on a GPU, for many of them, indices, all brought there at once."""
+        if not self._words.is_cuda or len(starts[0]) == 1:
+            return starts
+        return list((torch.tensor(starts, device=self._words.device)[:, :, None] + self._numbers).unbind())
+
+    def _stretches(self, memory: torch.Tensor, starts: Any) -> torch.Tensor:
         """Return stretches of some memory, as long as the contents, as rows."""
-        if len(starts) == 1:
-            return memory[starts[0] :][: self._count][None]
-        if memory.is_cuda:
-            return memory[self._numbers + torch.tensor(starts, device=memory.device)[:, None]]
-        return torch.stack([memory[start:][: self._count] for start in starts])  # faster than by an index
+        if isinstance(starts, torch.Tensor):
+            return memory[starts]
+        rows = [memory[start:][: self._count] for start in starts]  # faster than by an index
+        return rows[0][None] if len(rows) == 1 else torch.stack(rows)
 
 
 def _scrambled(words: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
