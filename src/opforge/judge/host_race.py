@@ -46,7 +46,7 @@ _MANY_TENSORS = 64
 _SELDOM = 1 / 3
 _HALTED = 1 / 6
 """The share of the kernel's turns before which a block is stopped half-way."""
-_TRIES = 6
+_TRIES = 12
 _BEHIND = 0.25
 """Of the calls that a block should have made by then, the share below which they are held to return all at once."""
 _DRY_BLOCKS = 7
