@@ -122,6 +122,19 @@ def test_a_run_proves_what_passed_and_enable_serves_it(folder, judge):
         assert made.refused["relu.default"].startswith("relu_implementation_1 is at no size both timed and not slower")
 
 
+def test_extents_are_kept_by_argument_and_dimension_and_widened(folder):
+    prove(folder, passed("((T([3, 4], f32),), {})", forms=["empty"]), passed("((T([50], f32),), {})"))
+    assert proof(folder)["operators"]["relu.default"]["float32"]["extents"] == [[[4, 50], [0, 3]]]
+    prove(folder, passed("((T([2, 7, 1], f32),), {})"))
+    assert proof(folder)["operators"]["relu.default"]["float32"]["extents"] == [[[1, 50], [0, 7], [2, 2]]]
+    cat = passed("(([T([2, 3], f32), T([5, 3], f32)],), {})", op="cat.default")
+    where = passed("((T([2, 1], b8), T([3], f32), T([], f32)), {})", op="where.self")
+    prove(folder, cat, where)
+    found = proof(folder)["operators"]
+    assert found["cat.default"]["[float32]*2"]["extents"] == [[[3, 3], [2, 5]]]
+    assert found["where.self"]["bool,float32,float32"]["extents"] == [[[1, 1], [2, 2]], [[3, 3]], []]
+
+
 def test_a_second_run_widens_a_proof_and_a_failure_takes_its_dtypes_away(folder, judge):
     judge("((T([3, 4], f32),), {})")
     judge("((T([50], f32),), {})")
