@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from opforge.cases.twists import LAYOUTS, SAME_ELEMENTS, TWISTS, VALUES, Inputs, changed_contents, turns
+from opforge.cases.forms import SAME_ELEMENTS
+from opforge.cases.twists import LAYOUTS, TWISTS, VALUES, Inputs, changed_contents, turns
 
 
 def inputs(*tensors: torch.Tensor, **facts: object) -> Inputs:

@@ -14,8 +14,9 @@ import torch
 
 from opforge.cases.case import Expect, Phase
 from opforge.cases.encoding import tree_of
+from opforge.cases.forms import SAME_ELEMENTS
 from opforge.cases.materialise import Bytes, tensor_over, write_storage
-from opforge.cases.twists import SAME_ELEMENTS, TWISTS, Inputs, Twist, changed_contents
+from opforge.cases.twists import TWISTS, Inputs, Twist, changed_contents
 from opforge.cases.values import TensorSpec
 from opforge.judge.asked import AskedCall, Reference
 from opforge.judge.properties import LAYOUT_IS_INPUT, UNDEFINED_CONTENTS, WRITES_UNSAID
@@ -109,7 +110,7 @@ class Batch:
 
     def _sees_elements(self, first: Placed, tensors: list[torch.Tensor], name: str, answer: Answer) -> bool:
         """Whether a user's reference answers to expanded inputs as it does to the same elements one after another."""
-        if self._reference is None or name != "expanded" or answer.drew:
+        if self._reference is None or name not in ("expanded", "expanded_last") or answer.drew:
             return True
         call = self._other(first, [t.contiguous() for t in tensors])
         return call is None or alike(call.run(), answer)

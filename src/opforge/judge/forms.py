@@ -30,9 +30,12 @@ LARGE_BYTES = 64 << 20
 REPLAYS = ("replayed", "reordered")
 _WORDS = {
     "transposed": "with transposed inputs",
+    "pitched": "with inputs whose rows have gaps between them",
     "strided": "with strided inputs",
+    "permuted": "with transposed inputs that have gaps",
     "offset": "with inputs at a storage offset",
     "expanded": "with expanded inputs",
+    "expanded_last": "with inputs whose rows are expanded",
     "channels_last": "with channels-last inputs",
     "empty": "with empty inputs",
     "zero_dim": "with 0-dim inputs",

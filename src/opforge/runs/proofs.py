@@ -24,6 +24,7 @@ from typing import Any
 from filelock import FileLock
 
 from opforge import cache
+from opforge.cases.forms import LAYOUT_FORMS
 from opforge.cases.text import parse_arguments
 from opforge.cases.values import DTYPES, Device, Dtype, TensorSpec
 from opforge.errors import CaseSyntaxError
@@ -32,14 +33,12 @@ from opforge.kernels.proofs import proof_of
 from opforge.kernels.source import UNREADABLE, digest, located
 from opforge.ops import table
 from opforge.runtime import signing
-from opforge.runtime.layouts import SHAPES_DIFFER, layout
+from opforge.runtime.layouts import SHAPES_DIFFER, layouts
 from opforge.runtime.proofs import FORMAT, read, signed
 from opforge.runtime.words import DEFAULT, Arguments, add_argument, argument_word, list_word, number_word
 
 NEVER = frozenset({"cheated", "crashed", "timed_out"})
 """Verdicts after which nothing is proven."""
-_LAYOUTS = frozenset({"transposed", "strided", "offset", "channels_last", "expanded", "empty"})
-"""Forms of a case that are layouts, by the names that the runtime has for them."""
 _MOST_FAILED = 64
 """Failed cases that are kept by name, for one operator and dtypes."""
 _PATIENCE_S = 60.0
@@ -97,7 +96,7 @@ class _Group:
         self.ranks += [len(s.shape) for s in specs] + ([0] if "zero_dim" in forms else [])
         self.sizes += [numel] + ([0] if "empty" in forms else []) + ([1] if "zero_dim" in forms else [])
         self.extents = functools.reduce(_wider_extents, _judged_extents(call, forms), self.extents)
-        self.layouts |= {layout(s.shape, s.strides) for s in specs} | (forms & _LAYOUTS)
+        self.layouts |= {word for s in specs for word in layouts(s.shape, s.strides)} | (forms & LAYOUT_FORMS)
         self.layouts |= {"offset"} if any(s.offset for s in specs) else set()
         self.layouts |= {SHAPES_DIFFER} if len({tuple(s.shape) for s in specs}) > 1 else set()
         if "speedup_high" in row:

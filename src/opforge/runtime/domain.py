@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .facts import Facts
-from .layouts import OFFSET, SHAPES_DIFFER, layout
+from .layouts import OFFSET, SHAPES_DIFFER, layouts
 from .words import DEFAULT, Allowed, Words, argument_word, holds, list_word, number_word
 
 UNPROVEN_DTYPES = "dtypes not proven"
@@ -191,8 +191,8 @@ def _tensors(given: Iterable[Any]) -> Iterable[Any]:
 
 def layouts_of(tensor: Any) -> frozenset[str]:
     """Return how the elements of a tensor lie in memory."""
-    found = layout(tuple(tensor.shape), tuple(tensor.stride()))
-    return frozenset({found, OFFSET} if displaced(tensor) else {found})
+    found = layouts(tuple(tensor.shape), tuple(tensor.stride()))
+    return found | {OFFSET} if displaced(tensor) else found
 
 
 def displaced(tensor: Any) -> bool:
