@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from opforge.cases.forms import LARGE_FORMS, enlarged
 from opforge.cases.materialise import owned_copy
 from opforge.runtime.layouts import OFFSET, layouts
 
@@ -144,6 +145,42 @@ def _zero_dim(inputs: Inputs) -> list[torch.Tensor] | None:
     return [t.reshape(-1)[0].clone() if t.dim() else t for t in inputs.tensors]
 
 
+def _large(form: str) -> Twist:
+    """Make a twist with many more elements: new ones that lie between those that there are."""
+
+    def twist(inputs: Inputs) -> list[torch.Tensor] | None:
+        given = inputs.tensors
+        shapes = [tuple(t.shape) for t in given]
+        alike = inputs.pointwise or (len({*shapes}) == 1 and not (inputs.indexes and any(map(_whole, given))))
+        wanted = enlarged(form, shapes) if alike and all(map(tame, given)) else None
+        if wanted is None or max(map(torch.Tensor.numel, given)) >= max(map(math.prod, wanted)):
+            return None
+        if any(math.prod(wanted[i]) != max(map(math.prod, wanted)) for i in inputs.written):
+            return None
+        generator = torch.Generator().manual_seed(inputs.seed % (1 << 62))
+        return [_between(t, shape, generator) for t, shape in zip(given, wanted, strict=True)]
+
+    return twist
+
+
+def _whole(t: torch.Tensor) -> bool:
+    return not (t.is_floating_point() or t.is_complex() or t.dtype == torch.bool)
+
+
+def _between(t: torch.Tensor, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
+    """Return a tensor of another shape whose elements lie between two of this one's; of integers and booleans, are some of them."""
+    flat, count = t.reshape(-1), math.prod(shape)
+    if not (t.is_floating_point() or t.is_complex()):
+        return flat[torch.randint(len(flat), (count,), generator=generator)].reshape(shape)
+    wide = flat.to(torch.complex128 if t.is_complex() else torch.float64)
+    one, other = (wide[torch.randint(len(flat), (count,), generator=generator)] for _ in range(2))
+    return (
+        torch.lerp(one, other, torch.rand(count, generator=generator, dtype=torch.float64).to(wide.dtype))
+        .to(t.dtype)
+        .reshape(shape)
+    )
+
+
 def _values(choose: Callable[[torch.dtype], Sequence[float]], every: int = 4) -> Twist:
     """Make a twist that puts some values into the memory of floating-point inputs."""
 
@@ -259,7 +296,8 @@ VALUES: dict[str, Twist] = {
     "duplicates": _duplicates,
     "integers": _integers,
 }
-TWISTS = LAYOUTS | VALUES
+LARGE: dict[str, Twist] = {form: _large(form) for form in LARGE_FORMS}
+TWISTS = LAYOUTS | VALUES | LARGE
 ILL_CONDITIONED = frozenset({"expanded", "expanded_last", "zero_dim", *VALUES})
 """Those that make of a system of equations one without a solution."""
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from opforge.cases.case import Expect, Phase
-from opforge.cases.encoding import tree_of
-from opforge.cases.forms import SAME_ELEMENTS
+from opforge.cases.encoding import TORCH_DTYPES, decode, tree_of
+from opforge.cases.forms import LARGE_FORMS, SAME_ELEMENTS
 from opforge.cases.materialise import Bytes, tensor_over, write_storage
 from opforge.cases.twists import TWISTS, Inputs, Twist, changed_contents
 from opforge.cases.values import TensorSpec
@@ -24,9 +24,12 @@ from opforge.judge.reference import Answer, Call, alike, end_without_device, sam
 from opforge.judge.trees import INPUTS_AT, aligned, rows_of, storage_bytes, with_rows
 from opforge.judge.verdict import FAULT, REFERENCE_FAULT
 from opforge.ops import Form, Operator
+from opforge.sandbox.loader import aten_function
 
 MAX_CASES = 192
 MAX_BYTES = 16 << 20
+_MOST_GROWTH = 4
+"""How many times as large as its inputs the results of a large form may be."""
 ARGUMENT = "argument:"
 """The beginning of the names of forms in which one argument has another value."""
 
@@ -193,6 +196,8 @@ class Batch:
         tensors = _made(TWISTS[name], inputs)
         if tensors is None or (call := self._other(first, tensors)) is None:
             return False
+        if name in LARGE_FORMS and not (inputs.pointwise or self._stays_moderate(call)):
+            return False
         if (answer := self._answer(call)) is None:
             return False
         if not (self._consistent(name, first.answer, answer) and self._sees_elements(first, tensors, name, answer)):
@@ -200,6 +205,22 @@ class Batch:
             return False
         self.placed.append(Placed(first.case, call, list(rows_of([call.args, call.kwargs])), answer, name))
         return True
+
+    def _stays_moderate(self, call: Call) -> bool:
+        """Whether results are not much larger than inputs, as far as a run without contents tells."""
+        inputs: list[torch.Tensor] = []
+
+        def tensor(row: list[Any]) -> torch.Tensor:
+            inputs.append(torch.empty(row[3], dtype=TORCH_DTYPES[row[2]], device="meta"))
+            return inputs[-1]
+
+        args, kwargs = decode(call.args, tensor), {n: decode(v, tensor) for n, v in call.kwargs.items()}
+        try:
+            with torch.no_grad():
+                results = tensors_of(aten_function(call.op)(*args, **kwargs))
+        except Exception:  # noqa: BLE001  # it does not take the call, or needs contents: nothing is known
+            return False
+        return bool(sum(t.numel() for t in results) <= _MOST_GROWTH * sum(t.numel() for t in inputs))
 
     def argument(self, first: Placed, name: str, value: Any) -> bool:
         """Place a case with another value for one argument, unless ATen does not take it."""

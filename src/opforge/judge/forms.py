@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from opforge.cases.case import Expect, Phase
+from opforge.cases.forms import LARGE_FORMS
 from opforge.cases.twists import TWISTS, Inputs, tame, turns
 from opforge.judge import defects
 from opforge.judge.batch import ARGUMENT, Batch, CaseRow, Placed
@@ -15,11 +16,14 @@ from opforge.judge.properties import UNDEFINED_CONTENTS
 from opforge.judge.verdict import Finding, Outcome
 from opforge.ops import Form, Operator
 from opforge.ops.arguments import may_be_left_out, other_values
+from opforge.ops.undefined import solves
 
 _TWICE = 2
 """How many cases of an operator are run twice, to see the same answer."""
 _REPLAYED = 4
 """How many are replayed at once; of the others one in eight."""
+_ENLARGED = 3
+"""How many cases of an operator are run in large forms at once; of the others one in sixteen."""
 _MAX_TWISTED_BYTES = 4 << 20
 ATEN_BUDGET_S = 3.0
 """What ATen may take for the variants of a case together; where one call takes as much, the case is judged in two of them."""
@@ -48,6 +52,8 @@ _WORDS = {
     "integers": "with other integers and booleans among the inputs",
     "replayed": "with new contents in the same memory",
     "reordered": "with its contents reordered in the same memory",
+    "long_rows": "with rows of thousands of elements",
+    "many_rows": "with thousands of rows",
     "again": "the second time",
 }
 
@@ -94,6 +100,10 @@ def place(batch: Batch, op: Operator, case: CaseRow, number: int, cases: int, *,
                 for name in names:
                     if left and name not in defects.of(op) and affordable():
                         left -= batch.twist(first, inputs, name)
+            if values and (number < _ENLARGED or int(case.id[-1], 16) == 0) and not solves(op.packet):
+                for name in LARGE_FORMS:
+                    if name not in defects.of(op) and affordable():
+                        batch.twist(first, inputs, name)
             _place_arguments(batch, op, first, inputs, number, cases, affordable)
     return True
 

@@ -24,7 +24,7 @@ from typing import Any
 from filelock import FileLock
 
 from opforge import cache
-from opforge.cases.forms import LAYOUT_FORMS
+from opforge.cases.forms import LARGE_FORMS, LAYOUT_FORMS, enlarged
 from opforge.cases.text import parse_arguments
 from opforge.cases.values import DTYPES, Device, Dtype, TensorSpec
 from opforge.errors import CaseSyntaxError
@@ -95,6 +95,7 @@ class _Group:
         forms = set(row.get("forms", ()))
         self.ranks += [len(s.shape) for s in specs] + ([0] if "zero_dim" in forms else [])
         self.sizes += [numel] + ([0] if "empty" in forms else []) + ([1] if "zero_dim" in forms else [])
+        self.sizes += [max(map(math.prod, shapes)) for shapes in _enlarged(call, forms)]
         self.extents = functools.reduce(_wider_extents, _judged_extents(call, forms), self.extents)
         self.layouts |= {word for s in specs for word in layouts(s.shape, s.strides)} | (forms & LAYOUT_FORMS)
         self.layouts |= {"offset"} if any(s.offset for s in specs) else set()
@@ -121,6 +122,16 @@ def _judged_extents(call: _Call, forms: Collection[str]) -> Iterator[Extents]:
     if "empty" in forms:
         size = next(shape[0] for slot in own for shape in slot if shape and 0 not in shape)
         yield _extents_of([[(0, *s[1:]) if s and s[0] == size else s for s in slot] for slot in own])
+    for large in _enlarged(call, forms):
+        shapes = iter(large)
+        yield _extents_of([[next(shapes) for _ in slot] for slot in own])
+
+
+def _enlarged(call: _Call, forms: Collection[str]) -> Iterator[list[tuple[int, ...]]]:
+    """Yield the shapes of all tensors in the large forms that passed."""
+    for form in LARGE_FORMS:
+        if form in forms and (shapes := enlarged(form, [s.shape for s in call.specs])) is not None:
+            yield shapes
 
 
 def _extents_of(slots: Iterable[Iterable[Sequence[int]]]) -> Extents:
