@@ -25,6 +25,7 @@ from opforge.judge.trees import INPUTS_AT, aligned, rows_of, storage_bytes, with
 from opforge.judge.verdict import FAULT, REFERENCE_FAULT
 from opforge.ops import Form, Operator
 from opforge.sandbox.loader import aten_function
+from opforge.sandbox.situations import DEFAULT_DTYPE, KEPT_RESULTS, OTHER_DEFAULT_DTYPE, SITUATIONS
 
 MAX_CASES = 192
 MAX_BYTES = 16 << 20
@@ -61,7 +62,7 @@ class Placed:
     answer: Answer
     """What ATen does with it."""
     form: str = ""
-    """Empty for the case as it stands, ``again``, ``replayed``, ``reordered``, ``argument:NAME``, or the name of a twist."""
+    """Empty for the case as it stands, ``again``, ``replayed``, ``reordered``, ``argument:NAME``, or the name of a twist or a situation."""
     begin_at: tuple[int, ...] = ()
     """Of a replay: where the contents lie that the worker puts into each tensor first."""
     aten_s: float = 0.0
@@ -72,6 +73,8 @@ class Placed:
         wire["own"] = self.call.own
         if self.call.seed is not None:
             wire["seed"] = self.call.seed
+        if self.form in SITUATIONS:
+            wire["situation"] = self.form
         return {**wire, "begin_at": self.begin_at} if self.begin_at else wire
 
 
@@ -190,6 +193,21 @@ class Batch:
         """Run a case that was just placed a second time, if there is room."""
         if self._takes_results(first.call, first.answer):
             self.placed.append(replace(first, form="again"))
+
+    def situate(self, first: Placed, situation: str) -> bool:
+        """Call a case that was just placed once more, in another situation; not where ATen does not take it or no room is left."""
+        call, answer = first.call, first.answer
+        if situation == KEPT_RESULTS and self._op.mutates:
+            return False
+        if situation == DEFAULT_DTYPE and self._reference is None:
+            call = replace(call, default_dtype=OTHER_DEFAULT_DTYPE)
+            if (other := self._answer(call)) is None:
+                return False
+            answer = other
+        elif situation == DEFAULT_DTYPE or not self._takes_results(call, answer):
+            return False
+        self.placed.append(replace(first, call=call, answer=answer, form=situation))
+        return True
 
     def twist(self, first: Placed, inputs: Inputs, name: str) -> bool:
         """Place a hostile form of a case, unless there is none, ATen does not take it, or no room is left."""

@@ -17,6 +17,7 @@ from opforge.judge.verdict import Finding, Outcome
 from opforge.ops import Form, Operator
 from opforge.ops.arguments import may_be_left_out, other_values
 from opforge.ops.undefined import solves
+from opforge.sandbox.situations import SITUATIONS
 
 _TWICE = 2
 """How many cases of an operator are run twice, to see the same answer."""
@@ -31,6 +32,8 @@ _LEAST_VARIANTS = 2
 LARGE_BYTES = 64 << 20
 """Inputs above it make a case that is judged as it stands, and once with other contents where it is timed: each form takes seconds."""
 
+_COUNTED = frozenset({*TWISTS, *SITUATIONS})
+"""Forms that a verdict lists by name."""
 REPLAYS = ("replayed", "reordered")
 _WORDS = {
     "transposed": "with transposed inputs",
@@ -54,6 +57,14 @@ _WORDS = {
     "reordered": "with its contents reordered in the same memory",
     "long_rows": "with rows of thousands of elements",
     "many_rows": "with thousands of rows",
+    "grad_mode": "with grad mode on",
+    "requires_grad": "with inputs that require gradients",
+    "inference_mode": "in inference mode",
+    "thread": "called from another thread",
+    "threads": "called from two threads at once",
+    "default_dtype": "with float64 as the default dtype",
+    "lazy_clone": "with inputs that are lazy clones",
+    "kept_results": "called many times, with all results kept",
     "again": "the second time",
 }
 
@@ -104,8 +115,18 @@ def place(batch: Batch, op: Operator, case: CaseRow, number: int, cases: int, *,
                 for name in LARGE_FORMS:
                     if name not in defects.of(op) and affordable():
                         batch.twist(first, inputs, name)
+            for name in _situations(op, number):
+                if affordable():
+                    batch.situate(first, name)
             _place_arguments(batch, op, first, inputs, number, cases, affordable)
     return True
+
+
+def _situations(op: Operator, number: int) -> Sequence[str]:
+    """Return the situations in which a case is called: the first ones in all, others in one, in turn."""
+    if op.random:
+        return ()
+    return SITUATIONS if number < _TWICE else (SITUATIONS[number % len(SITUATIONS)],)
 
 
 def _place_arguments(
@@ -159,7 +180,7 @@ def settle(group: Sequence[tuple[Placed, Finding]]) -> Finding:
             return _because(placed, other, where)
         else:
             finding = replace(finding, figures={**other.figures, **finding.figures})
-            tried += [placed.form] if placed.form in TWISTS or placed.form.startswith(ARGUMENT) else []
+            tried += [placed.form] if placed.form in _COUNTED or placed.form.startswith(ARGUMENT) else []
     return replace(finding, figures={**finding.figures, "forms": tried}) if tried else finding
 
 
