@@ -155,6 +155,8 @@ def _large(form: str) -> Twist:
         wanted = enlarged(form, shapes) if alike and all(map(tame, given)) else None
         if wanted is None or max(map(torch.Tensor.numel, given)) >= max(map(math.prod, wanted)):
             return None
+        if not inputs.pointwise and any(t.dtype in (torch.float64, torch.complex128) for t in given):
+            return None  # nothing wider tells what so many roundings may add up to
         if any(math.prod(wanted[i]) != max(map(math.prod, wanted)) for i in inputs.written):
             return None
         generator = torch.Generator().manual_seed(inputs.seed % (1 << 62))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -75,6 +76,9 @@ class Placed:
             wire["seed"] = self.call.seed
         if self.form in SITUATIONS:
             wire["situation"] = self.form
+        wire["large" if self.form in LARGE_FORMS else "elements"] = max(
+            (math.prod(row[3]) for row in self.inputs), default=0
+        )
         return {**wire, "begin_at": self.begin_at} if self.begin_at else wire
 
 

@@ -25,6 +25,8 @@ _REPLAYED = 4
 """How many are replayed at once; of the others one in eight."""
 _ENLARGED = 3
 """How many cases of an operator are run in large forms at once; of the others one in sixteen."""
+_SITUATED = 4
+"""Of further cases one in so many is called in another situation."""
 _MAX_TWISTED_BYTES = 4 << 20
 ATEN_BUDGET_S = 3.0
 """What ATen may take for the variants of a case together; where one call takes as much, the case is judged in two of them."""
@@ -76,7 +78,9 @@ def words(form: str) -> str:
     return _WORDS[form]
 
 
-def place(batch: Batch, op: Operator, case: CaseRow, number: int, cases: int, *, hostile: bool) -> bool:
+def place(
+    batch: Batch, op: Operator, case: CaseRow, number: int, cases: int, *, hostile: bool, large_too: bool = True
+) -> bool:
     """Place a case in all its forms; False when it must wait for the next batch. ``number`` counts the operator's cases."""
     first = batch.add(case)
     if first is None:
@@ -111,7 +115,7 @@ def place(batch: Batch, op: Operator, case: CaseRow, number: int, cases: int, *,
                 for name in names:
                     if left and name not in defects.of(op) and affordable():
                         left -= batch.twist(first, inputs, name)
-            if values and (number < _ENLARGED or int(case.id[-1], 16) == 0) and not solves(op.packet):
+            if large_too and values and (number < _ENLARGED or int(case.id[-1], 16) == 0) and not solves(op.packet):
                 for name in LARGE_FORMS:
                     if name not in defects.of(op) and affordable():
                         batch.twist(first, inputs, name)
@@ -123,10 +127,12 @@ def place(batch: Batch, op: Operator, case: CaseRow, number: int, cases: int, *,
 
 
 def _situations(op: Operator, number: int) -> Sequence[str]:
-    """Return the situations in which a case is called: the first ones in all, others in one, in turn."""
+    """Return the situations in which a case is called: the first ones in all, others in one in turn, or in none."""
     if op.random:
         return ()
-    return SITUATIONS if number < _TWICE else (SITUATIONS[number % len(SITUATIONS)],)
+    if number < _TWICE:
+        return SITUATIONS
+    return () if number % _SITUATED else (SITUATIONS[number // _SITUATED % len(SITUATIONS)],)
 
 
 def _place_arguments(
@@ -174,7 +180,9 @@ def settle(group: Sequence[tuple[Placed, Finding]]) -> Finding:
     tried: list[str] = []
     for placed, other in others:
         where = words(placed.form)
-        if other.outcome is Outcome.UNSUPPORTED:
+        if other.outcome is Outcome.ERROR and placed.form in LARGE_FORMS:  # nothing is proven of such sizes then
+            finding = replace(finding, notes=(*finding.notes, f"no answer {where}: {other.reason}"))
+        elif other.outcome is Outcome.UNSUPPORTED:
             finding = replace(finding, notes=(*finding.notes, f"declines {where}"))
         elif not other.passed:
             return _because(placed, other, where)

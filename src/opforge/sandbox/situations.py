@@ -22,9 +22,9 @@ SITUATIONS = (
     GRAD_MODE, REQUIRES_GRAD, INFERENCE_MODE, THREAD, THREADS, DEFAULT_DTYPE, LAZY_CLONE, KEPT_RESULTS,
 )  # fmt: skip
 OTHER_DEFAULT_DTYPE = torch.float64
-_ROUNDS, _CALLS = 8, 64
+_ROUNDS, _CALLS = 6, 64
 """How often two threads meet, and how many calls the one that is judged makes each time at most."""
-_ROUNDS_S = 0.3
+_ROUNDS_S = 0.2
 """How long they may go on meeting."""
 _SWITCH_S = 1e-6
 """How often threads take turns while two of them are in a kernel."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import mmap
 import os
 import struct
@@ -47,6 +48,8 @@ COUNTER = struct.Struct("<Q")
 ALIGN = 64
 _STREAM_PAUSE_CYCLES = 2_000_000
 _BUSY_NS = 5_000_000
+_LARGE_S = 3.0
+"""What a kernel may take for a large form, by what it took for the elements of others; one that takes longer is not asked."""
 _KEPT = 1 / 64
 """The share of a GPU's memory beyond which it is given back after a race."""
 
@@ -166,10 +169,16 @@ class Worker:
             function = self._function(op)
         except NotImplementedError as error:
             return {"results": [{"raised": ["NotImplementedError", str(error)]} for _ in cases]}
-        state = GlobalState.now()
+        state, pace_s = GlobalState.now(), math.inf
         for index, case in enumerate(cases):
             COUNTER.pack_into(self._arena, 0, index)
-            result = self._call(function, case, index)
+            began_ns = perf_counter_ns()
+            if (elements := case.get("large", 0)) * pace_s > _LARGE_S:
+                result: dict[str, Any] = {"raised": ["NotImplementedError", "it would take too long"]}
+            else:
+                result = self._call(function, case, index)
+            if not elements and case.get("elements"):
+                pace_s = min(pace_s, (perf_counter_ns() - began_ns) / 1e9 / case["elements"])
             if isinstance(function, Mutated):
                 result["mutant"] = function.seen
             after = GlobalState.now()
@@ -250,7 +259,10 @@ class Worker:
             result, shared = call_and_keep(functools.partial(function, *args, **kwargs), inputs)
             return result, inputs, shared
         if situation == THREADS:
-            return *call_in_two_threads(function, lambda: self._fresh(case)), False
+            try:
+                return *call_in_two_threads(function, lambda: self._fresh(case)), False
+            except Exception as error:  # noqa: BLE001  # whatever a kernel raises; ATen answers such a call
+                raise NotImplementedError(f"it cannot be called from two threads: {error}") from None
         return call_in(situation, function, args, kwargs), inputs, False
 
     def _bypass(self, inputs: list[torch.Tensor]) -> dict[str, Any]:
