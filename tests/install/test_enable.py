@@ -188,6 +188,15 @@ def test_a_kernel_is_served_for_dimensions_as_long_as_those_that_were_judged(ker
     assert reasons == ({} if inside else {"extent not proven": 2})
 
 
+def test_a_few_elements_far_apart_are_beyond_32_bits(kernels):
+    root = kernels({"relu": RELU})
+    prove(root, "relu", {"relu.default": {"float32": {**ANY, "layouts": ["contiguous", "pitched"]}}})
+    with opforge.enabled(root, device="cpu") as made:
+        assert marked(torch.relu(torch.ones(3, 8)[:, :4]))
+        far = torch.empty_strided((2, 4), (1 << 31, 1), device="meta")
+        assert made._servers["relu.default"].outside((far,), {}) == "steps too long for 32 bits not proven"
+
+
 def test_each_tensor_argument_has_extents_of_its_own(kernels):
     root = kernels(
         {

@@ -201,7 +201,8 @@ class Batch:
     def situate(self, first: Placed, situation: str) -> bool:
         """Call a case that was just placed once more, in another situation; not where ATen does not take it or no room is left."""
         call, answer = first.call, first.answer
-        if situation == KEPT_RESULTS and self._op.mutates:
+        writes = self._op.mutates or self._op.base in WRITES_UNSAID or self._reference is not None
+        if situation == KEPT_RESULTS and writes:  # or may: many calls on the same inputs have no one answer
             return False
         if situation == DEFAULT_DTYPE and self._reference is None:
             call = replace(call, default_dtype=OTHER_DEFAULT_DTYPE)

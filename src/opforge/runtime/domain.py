@@ -23,6 +23,7 @@ UNPROVEN_DEVICES = "more than one device"
 UNPROVEN_RANK = "number of dimensions not proven"
 UNPROVEN_SIZE = "size not proven"
 UNPROVEN_EXTENT = "extent not proven"
+UNPROVEN_REACH = "steps too long for 32 bits not proven"
 UNPROVEN_ARGUMENT = "{} not proven for this value"
 NOT_TIMED = "not timed at this size"
 SLOWER = "slower than ATen at this size"
@@ -30,6 +31,8 @@ _LEFT_OUT: Words = {DEFAULT: ()}
 _UNSEEN: Words = {}
 Extents = tuple[tuple[int, int], ...]
 """The least and the greatest extent of each dimension, the last dimension first."""
+_MOST_REACH = (1 << 31) - 1
+"""Elements from the first to the last of a tensor that 32 bits count: gaps may make of a few elements more than that."""
 _ALIGNED = 16
 """Bytes that a vector of a GPU or a CPU is read by at once; allocators give no memory that begins in between."""
 
@@ -118,6 +121,8 @@ class Domain:
             return UNPROVEN_SIZE
         if not proven.reaches(given):
             return UNPROVEN_EXTENT
+        if any(_reach(t) > max(_MOST_REACH, proven.numel[1]) for t in tensors):
+            return UNPROVEN_REACH
         if not all(layouts_of(t) <= proven.layouts and not t.is_conj() and not t.is_neg() for t in tensors):
             return UNPROVEN_LAYOUT
         if SHAPES_DIFFER not in proven.layouts and any(t.shape != tensors[0].shape for t in tensors[1:]):
@@ -187,6 +192,11 @@ def _tensors(given: Iterable[Any]) -> Iterable[Any]:
             yield from _tensors(value)
         elif hasattr(value, "dtype"):
             yield value
+
+
+def _reach(tensor: Any) -> int:
+    """Return how many elements lie between the first and the last of a tensor, gaps among them."""
+    return sum(int((size - 1) * step) for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def layouts_of(tensor: Any) -> frozenset[str]:

@@ -50,6 +50,8 @@ _STREAM_PAUSE_CYCLES = 2_000_000
 _BUSY_NS = 5_000_000
 _LARGE_S = 3.0
 """What a kernel may take for a large form, by what it took for the elements of others; one that takes longer is not asked."""
+_FEW = 64
+"""Elements up to which a call takes as long as one on a single one."""
 _KEPT = 1 / 64
 """The share of a GPU's memory beyond which it is given back after a race."""
 
@@ -178,7 +180,7 @@ class Worker:
             else:
                 result = self._call(function, case, index)
             if not elements and case.get("elements"):
-                pace_s = min(pace_s, (perf_counter_ns() - began_ns) / 1e9 / case["elements"])
+                pace_s = min(pace_s, (perf_counter_ns() - began_ns) / 1e9 / max(case["elements"], _FEW))
             if isinstance(function, Mutated):
                 result["mutant"] = function.seen
             after = GlobalState.now()
