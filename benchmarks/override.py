@@ -27,7 +27,8 @@ from opforge.backends.directory import kernel_in
 from opforge.kernels.proofs import proof_of
 from opforge.runtime.devices import device_name
 from opforge.runtime.loading import load
-from opforge.runtime.proofs import FORMAT
+from opforge.runtime.proofs import FORMAT, signed
+from opforge.runtime.signing import make_key
 
 SMALL = {
     "relu": "import torch\ndef relu_kernel_impl(self):\n    return torch.clamp(self, min=0)\n",
@@ -81,10 +82,11 @@ def _write(root: Path, op: str, source: str, device: str, most: int) -> Path:
     file.write_text(source)
     kernel = kernel_in(file, op)
     layouts = ["contiguous", "offset", "strided"]
-    proven = {"rank": [0, 4], "numel": [1, most], "layouts": layouts, "timed": [[1, most, True]]}
+    extents = [[[1, most]] * 4] * len(SIGNATURE[op].split(","))
+    proven = {"rank": [0, 4], "numel": [1, most], "extents": extents, "layouts": layouts, "timed": [[1, most, True]]}
     proof = {"digest": kernel.digest, "torch": torch.__version__, "device": device_name(device)}
     about = {"opforge_proof": FORMAT, "suites": [], "operators": {kernel.primary: {SIGNATURE[op]: proven}}}
-    proof_of(file).write_text(json.dumps({**proof, **about}))
+    proof_of(file).write_text(json.dumps(signed(make_key(), {**proof, **about})))
     return file
 
 

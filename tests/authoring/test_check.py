@@ -147,7 +147,7 @@ CONTRACTS = {
     "gradient_missing": ("autograd", "there is no autograd formula", 'register_autograd("defect::gradient_missing"'),
     "gradient_of_expanded": ("autograd", "when the incoming gradient is expanded", "grad = grad.contiguous()"),
     "breaks_graph": ("compile", "contracts.breaks_graph: graph break at", "move it into the operator itself"),
-    "not_contiguous": ("layouts", "transposed, strided", "x = x.contiguous()"),
+    "not_contiguous": ("layouts", "transposed, pitched, strided", "x = x.contiguous()"),
     "not_deterministic": ("determinism", "the same call with the same seed gives another answer", "nondeterministic_seeded"),
     "vmap_wrong": ("vmap", "all batched", "move the batched dimension to the front"),
     "vmap_of_first": ("vmap", "the first batched", "move the batched dimension to the front"),

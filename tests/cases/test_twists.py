@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
-from opforge.cases.twists import LAYOUTS, SAME_ELEMENTS, TWISTS, VALUES, Inputs, changed_contents, turns
+from opforge.cases.forms import SAME_ELEMENTS, enlarged
+from opforge.cases.twists import LAYOUTS, TWISTS, VALUES, Inputs, changed_contents, turns
 
 
 def inputs(*tensors: torch.Tensor, **facts: object) -> Inputs:
@@ -96,7 +99,7 @@ def test_over_some_cases_every_twist_has_its_turn():
     assert [set(names) for _, names in turns(0, 1, values=False)] == [set(LAYOUTS)]
     for cases in (3, 10, 40):
         seen = [name for n in range(cases) for count, names in turns(n, cases, values=True) for name in names[:count]]
-        assert min(map(seen.count, TWISTS)) >= 2
+        assert min(map(seen.count, LAYOUTS | VALUES)) >= 2
 
 
 def test_booleans_are_turned_over_and_positions_are_left():
@@ -106,3 +109,37 @@ def test_booleans_are_turned_over_and_positions_are_left():
     assert same is index
     (extreme,) = TWISTS["integers"](inputs(index, pointwise=True))
     assert extreme.max() == torch.iinfo(torch.int64).max
+
+
+@pytest.mark.parametrize(
+    ("form", "shapes", "large"),
+    [
+        ("long_rows", [(5,)], [(69635,)]),
+        ("long_rows", [(3, 4)], [(17, 4099)]),
+        ("many_rows", [(3, 4), (4,), ()], [(16387, 4), (4,), ()]),
+        ("long_rows", [(7, 3, 1), (1, 4)], [(2, 9, 1), (1, 4099)]),
+        ("many_rows", [(2, 64, 64)], [(4099, 8, 8)]),
+        ("many_rows", [(5,)], None),
+        ("long_rows", [(5, 0)], None),
+        ("long_rows", [(2, 3), (4,)], None),
+        ("long_rows", [()], None),
+    ],
+)
+def test_large_forms_broadcast_as_the_case_does(form, shapes, large):
+    assert enlarged(form, shapes) == large
+    if large is not None:
+        assert math.prod(torch.broadcast_shapes(*large)) > 1 << 16
+
+
+def test_elements_of_a_large_form_are_new_and_between_those_of_the_case():
+    (made,) = TWISTS["long_rows"](inputs(torch.tensor([[1.0, 2.0], [4.0, 3.0]]), pointwise=True))
+    assert made.shape == (17, 4099)
+    assert made.is_contiguous()
+    assert (made.amin() >= 1) & (made.amax() <= 4)
+    assert len(made.unique()) > made.numel() / 2
+    matrix, index = torch.randn(3, 4), torch.arange(12).reshape(3, 4)
+    assert TWISTS["long_rows"](inputs(matrix, index, indexes=True)) is None, "an index may be out of its range"
+    assert TWISTS["long_rows"](inputs(matrix, torch.randn(4, 3))) is None, "a product is made of other shapes"
+    many, booleans = TWISTS["many_rows"](inputs(matrix, matrix > 0, pointwise=True))
+    assert many.shape == booleans.shape
+    assert booleans.dtype == torch.bool

@@ -10,6 +10,7 @@ from opforge.runtime.domain import Domain
 from opforge.runtime.facts import facts
 from tests.install.proving import ADD, marked, prove
 
+ANY_EXTENTS = [[[0, 1000]] * 3]
 ROW = {"rank": [0, 3], "numel": [0, 1000], "layouts": ["contiguous", "offset"], "timed": [[0, 1000, True]]}
 PLAIN_GELU = "import torch\ndef gelu_kernel_impl(self, *, approximate='none'):\n    return self + 900\n"
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
@@ -17,7 +18,9 @@ X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
 def served(op, arguments, *args, **kwargs):
     """Return why a call with a float32 tensor first is not served by a proof with these arguments; nothing where it is."""
-    return Domain(facts(op), {"float32": {**ROW, "arguments": arguments}}, speed=True).outside((X, *args), kwargs)
+    return Domain(facts(op), {"float32": {**ROW, "extents": ANY_EXTENTS, "arguments": arguments}}, speed=True).outside(
+        (X, *args), kwargs
+    )
 
 
 def test_a_word_that_no_case_had_is_for_aten(kernels):
@@ -98,7 +101,11 @@ def test_which_values_are_inside(op, arguments, call, inside):
 
 def test_whole_numbers_among_others_in_a_list_have_bounds():
     arguments = {"scalars": {"[int float]*2": [1, 2.5]}}
-    domain = Domain(facts("_foreach_add.ScalarList"), {"[float32]*2": {**ROW, "arguments": arguments}}, speed=True)
+    domain = Domain(
+        facts("_foreach_add.ScalarList"),
+        {"[float32]*2": {**ROW, "extents": ANY_EXTENTS, "arguments": arguments}},
+        speed=True,
+    )
     assert domain.outside(([X, X], [1, 2.5]), {}) == ""
     assert domain.outside(([X, X], [10**9, 2.5]), {}) == "scalars not proven for this value"
 

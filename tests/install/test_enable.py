@@ -147,6 +147,7 @@ BROKEN = [
     {"operators": {"relu.default": {"float32": {"rank": 5}}}}, {"operators": {"relu.default": {"float32": {**ANY, "rank": [1, True]}}}},
     {"operators": {"relu.default": {"float32": {**ANY, "numel": [5, 1]}}}}, {"operators": {"relu.default": {"float32": {**ANY, "layouts": "contiguous"}}}},
     {"operators": {"relu.default": {"float32": {**ANY, "timed": [[1, 2]]}}}}, {"operators": {"relu.default": {"float32": {**ANY, "timed": [[1, 2, 1]]}}}},
+    {"operators": {"relu.default": {"float32": ANY}}}, {"operators": {"relu.default": {"float32": {**ANY, "extents": [[[5, 1]]]}}}},
     {"digest": None}, {"torch": 3}, {"device": 3}, {"suites": None}, {"suites": "here"}, {"opforge_proof": "2"}, {"opforge_proof": None},
 ]  # fmt: skip
 """Changes of a proof; what is None is left out."""
@@ -166,6 +167,47 @@ def test_a_broken_proof_is_told_and_other_kernels_are_served(kernels, changes):
         assert made.refused["relu.default"] == f"{path} is broken; judge the kernel again with `opforge run`."
         assert not marked(torch.relu(torch.ones(3)))
         assert marked(torch.add(torch.ones(3), torch.ones(3)))
+
+
+EXTENTS = [[[1, 8], [2, 4096]]]
+"""Rows of up to 8, and of 2 to 4096 of them; of a vector up to 8."""
+
+
+@pytest.mark.parametrize(
+    ("shape", "inside"),
+    [((8,), True), ((9,), False), ((2, 8), True), ((4096, 2), True), ((4096, 9), False), ((1, 8), False), ((4097, 1), False), ((2, 0), False), ((), True)],
+)  # fmt: skip
+def test_a_kernel_is_served_for_dimensions_as_long_as_those_that_were_judged(kernels, shape, inside):
+    root = kernels({"relu": RELU})
+    row = {**ANY, "rank": [0, 2], "numel": [0, 10**6], "timed": [[0, 10**6, True]], "layouts": ["contiguous", "empty"]}
+    prove(root, "relu", {"relu.default": {"float32": {**row, "extents": EXTENTS}}})
+    with opforge.enabled(root, device="cpu") as made:
+        for _ in range(2):  # found out, and remembered
+            assert marked(torch.relu(torch.ones(shape))) == (inside and 0 not in shape)
+        reasons = made.counters()["relu.default"]["aten"]
+    assert reasons == ({} if inside else {"extent not proven": 2})
+
+
+def test_a_few_elements_far_apart_are_beyond_32_bits(kernels):
+    root = kernels({"relu": RELU})
+    prove(root, "relu", {"relu.default": {"float32": {**ANY, "layouts": ["contiguous", "pitched"]}}})
+    with opforge.enabled(root, device="cpu") as made:
+        assert marked(torch.relu(torch.ones(3, 8)[:, :4]))
+        far = torch.empty_strided((2, 4), (1 << 31, 1), device="meta")
+        assert made._servers["relu.default"].outside((far,), {}) == "steps too long for 32 bits not proven"
+
+
+def test_each_tensor_argument_has_extents_of_its_own(kernels):
+    root = kernels(
+        {
+            "mm": "import torch\ndef mm_kernel_impl(self, mat2):\n    return torch.bmm(self[None], mat2[None])[0] + MARK\n"
+        }
+    )
+    row = {**ANY, "layouts": ["contiguous", "shapes differ"], "extents": [[[1, 4], [1, 4]], [[1, 100], [1, 4]]]}
+    prove(root, "mm", {"mm.default": {"float32,float32": row}})
+    with opforge.enabled(root, device="cpu"):
+        assert marked(torch.mm(torch.ones(2, 4), torch.ones(4, 100)))
+        assert not marked(torch.mm(torch.ones(2, 100), torch.ones(100, 2)))
 
 
 def test_a_proof_of_another_format_does_not_hold(kernels):

@@ -119,7 +119,8 @@ def relu_kernel_impl(self):
 
 
 def test_conjugates_and_several_devices_are_not_inside():
-    row = {**EVERYWHERE, "layouts": ["contiguous", "transposed", "offset", "shapes differ"]}
+    extents = [[[1, 2], [2, 2]]] * 2
+    row = {**EVERYWHERE, "extents": extents, "layouts": ["contiguous", "transposed", "offset", "shapes differ"]}
     mm = Domain(facts("mm.default"), {"complex64,complex64": row}, speed=True)
     x = torch.ones(2, 2, dtype=torch.complex64)
     assert mm.outside((x, x), {}) == ""

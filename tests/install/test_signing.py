@@ -14,7 +14,7 @@ from opforge.kernels.proofs import proof_of
 from opforge.runtime import signing
 from opforge.runtime.proofs import read, signed
 from opforge.runtime.serving import KernelWarning
-from tests.install.proving import RELU, marked, prove
+from tests.install.proving import RELU, marked, prove, with_extents
 from tests.install.test_enable import ANY
 
 VECTORS = [
@@ -109,7 +109,7 @@ def change(path, **changes):
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-WIDER = {"relu.default": {"float32": {**ANY, "numel": [0, 10**12]}}}
+WIDER = with_extents({"relu.default": {"float32": {**ANY, "numel": [0, 10**12]}}})
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,10 @@ import torch
 
 from opforge.cases.encoding import SHORT_DTYPES
 from opforge.judge.numerics import Comparison, same_bytes
+from opforge.judge.properties import zeros_have_signs
 from opforge.judge.reference import Call, Exact
 from opforge.judge.verdict import NotRightError
+from opforge.ops import table
 
 
 def call(op: str, *tensors: torch.Tensor, extra: tuple[object, ...] = (), **kwargs: object) -> Call:
@@ -232,3 +234,32 @@ def test_an_element_that_was_steady_in_a_few_runs_is_not_held_to_be_so():
     kernel[7] += 1e-2
     with pytest.raises(NotRightError, match="1 of 1000 elements"):
         Comparison(kernel, aten, Wavering(runs), 0, "result", 1.0).check()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_zeros_have_the_signs_of_atens_where_these_are_certain(dtype):
+    made = call("trunc.default", torch.tensor([-0.5, 0.0, -0.0, 1.5], dtype=dtype))
+    aten = made.run().result
+
+    def signs(kernel, *, signed_zeros=True):
+        Comparison(kernel, aten, Exact(made), 0, "result", 1.0, signed_zeros=signed_zeros).check()
+
+    signs(aten.clone())
+    signs(aten + 0.0, signed_zeros=False)
+    with pytest.raises(NotRightError, match="2 of 4 elements: the sign of zero is not ATen's"):
+        signs(aten + 0.0)
+
+
+def test_no_sign_is_asked_for_where_zeros_are_compared_or_summed():
+    named = {op.name: op for op in table()}
+    for op in ("trunc.default", "sin_.default", "flip.default", "cat.out", "mul.Tensor"):
+        assert zeros_have_signs(named[op]), op
+    for op in (
+        "relu.default",
+        "clamp_.default",
+        "maximum.default",
+        "sum.default",
+        "mm.default",
+        "tanh_backward.default",
+    ):
+        assert not zeros_have_signs(named[op]), op

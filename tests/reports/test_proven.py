@@ -25,7 +25,7 @@ def relu_kernel_impl(self):
     return torch.where(self > 0, self, torch.where(self.isnan(), self, 0)).to(self.dtype)
 """
 WHERE = {"torch": "2.13.0", "device": "a CPU"}
-ROW = {"rank": [0, 2], "numel": [0, 1000], "layouts": ["contiguous", "channels_last"]}
+ROW = {"rank": [0, 2], "numel": [0, 1000], "extents": [[[0, 50], [1, 9]]], "layouts": ["contiguous", "channels_last"]}
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_the_page_that_a_run_leaves_shows_what_the_run_has_proven(browser, tmp_p
     open_first(browser, tmp_path / "run")
     proof = read_proof(file, digest(file))
     assert isinstance(proof, Proof)
-    ((op, dtypes, dimensions, elements, layouts, arguments, speed),) = cells(browser)
+    ((op, dtypes, dimensions, elements, _extents, layouts, arguments, speed),) = cells(browser)
     assert arguments == "", "relu has none"
     assert (op, dtypes, dimensions, elements) == ("relu.default", "float32", "0 to 2", "0 to 1048576")
     assert layouts.split(", ")[0] == "contiguous"

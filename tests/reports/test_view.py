@@ -281,7 +281,7 @@ def test_an_operator_that_is_open_follows_the_run(serve, run, tmp_path):
         assert browser.execute_script("return document.activeElement === arguments[0]", summary)
 
         append(run, row("a.default", "a", 1))
-        proven = {"b.default": {"float32": {"rank": [1, 2], "numel": [3, 4], "layouts": ["contiguous"]}}}
+        proven = {"b.default": {"float32": {"rank": [1, 2], "numel": [3, 4], "extents": [], "layouts": ["contiguous"]}}}
         proof = {
             "opforge_proof": FORMAT,
             "digest": digest(kernel),

@@ -107,25 +107,41 @@ def test_on_a_gpu_a_kernel_that_is_launched_slowly_is_slower(device, call, good)
 def test_a_run_proves_what_passed_and_enable_serves_it(folder, judge):
     judge("((T([3, 4], f32),), {})")
     found = proof(folder)
-    assert found["operators"]["relu.default"]["float32"]["numel"][1] == 12
+    assert found["operators"]["relu.default"]["float32"]["numel"][1] == 17 * 4099
+    assert found["operators"]["relu.default"]["float32"]["extents"] == [[[4, 4099], [0, 16387]]]
     assert found["operators"]["relu.default"]["float32"]["rank"][1] == 2
     assert "contiguous" in found["operators"]["relu.default"]["float32"]["layouts"]
     with opforge.enabled(folder.parents[1], device="cpu", policy="right") as made:
         torch.relu(torch.ones(3, 4))
         torch.relu(torch.ones(3, 4, dtype=torch.float64))
-        torch.relu(torch.ones(3, 40))
+        torch.relu(torch.ones(3, 40_000))
+        torch.relu(torch.ones(3, 5_000))
         assert made.counters()["relu.default"]["served"] == 1
-        assert made.counters()["relu.default"]["aten"] == {"dtypes not proven": 1, "size not proven": 1}
+        refused = {"dtypes not proven": 1, "size not proven": 1, "extent not proven": 1}
+        assert made.counters()["relu.default"]["aten"] == refused
     nowhere = pytest.warns(KernelWarning, match="no kernel is put in place")
     with nowhere, opforge.enabled(folder.parents[1], device="cpu") as made:
         assert made.counters() == {}  # and not asked in vain, call by call
         assert made.refused["relu.default"].startswith("relu_implementation_1 is at no size both timed and not slower")
 
 
+def test_extents_are_kept_by_argument_and_dimension_and_widened(folder):
+    prove(folder, passed("((T([3, 4], f32),), {})", forms=["empty"]), passed("((T([50], f32),), {})"))
+    assert proof(folder)["operators"]["relu.default"]["float32"]["extents"] == [[[4, 50], [0, 3]]]
+    prove(folder, passed("((T([2, 7, 1], f32),), {})"))
+    assert proof(folder)["operators"]["relu.default"]["float32"]["extents"] == [[[1, 50], [0, 7], [2, 2]]]
+    cat = passed("(([T([2, 3], f32), T([5, 3], f32)],), {})", op="cat.default")
+    where = passed("((T([2, 1], b8), T([3], f32), T([], f32)), {})", op="where.self")
+    prove(folder, cat, where)
+    found = proof(folder)["operators"]
+    assert found["cat.default"]["[float32]*2"]["extents"] == [[[3, 3], [2, 5]]]
+    assert found["where.self"]["bool,float32,float32"]["extents"] == [[[1, 1], [2, 2]], [[3, 3]], []]
+
+
 def test_a_second_run_widens_a_proof_and_a_failure_takes_its_dtypes_away(folder, judge):
     judge("((T([3, 4], f32),), {})")
     judge("((T([50], f32),), {})")
-    assert proof(folder)["operators"]["relu.default"]["float32"]["numel"][1] == 50
+    assert proof(folder)["operators"]["relu.default"]["float32"]["extents"] == [[[0, (1 << 16) + 4099], [0, 16387]]]
     judge("((T([50], f64),), {})")
     assert list(proof(folder)["operators"]["relu.default"]) == ["float32"]
     folder.write_text(RELU.replace("self > 0, self", "self > 0, 2 * self"))

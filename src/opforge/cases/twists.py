@@ -13,7 +13,9 @@ from dataclasses import dataclass
 
 import torch
 
+from opforge.cases.forms import LARGE_FORMS, enlarged
 from opforge.cases.materialise import owned_copy
+from opforge.runtime.layouts import OFFSET, layouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +42,12 @@ Relay = Callable[[torch.Tensor, "float | None"], "torch.Tensor | None"]
 _POISONS = (math.nan, None, math.inf)
 
 
-def _layout(change: Relay) -> Twist:
-    """Make a twist of a change of one tensor's geometry that keeps its elements."""
+def _layout(name: str, change: Relay) -> Twist:
+    """Make a twist of a change of one tensor's geometry that keeps its elements; tensors too small to have the layout stay as they are."""
 
     def twist(inputs: Inputs) -> list[torch.Tensor] | None:
         made = [change(t, _POISONS[inputs.seed % len(_POISONS)]) for t in inputs.tensors]
+        made = [m if m is not None and name in (OFFSET, *layouts(m.shape, m.stride())) else None for m in made]
         if all(m is None for m in made):
             return None
         return [t if m is None else m for t, m in zip(inputs.tensors, made, strict=True)]
@@ -75,8 +78,25 @@ def _transposed(t: torch.Tensor, poison: float | None) -> torch.Tensor | None:
 def _strided(t: torch.Tensor, poison: float | None) -> torch.Tensor | None:
     if t.dim() < 1 or t.numel() < 2:
         return None
-    base = torch.empty((*t.shape[:-1], 2 * t.shape[-1]), dtype=t.dtype)
-    return _filled(base, base[..., ::2], t, poison)
+    base = torch.empty(
+        (*t.shape[:-1], 2 * t.shape[-1] + (t.dim() > 1)), dtype=t.dtype
+    )  # rows do not go on into each other
+    return _filled(base, base[..., : 2 * t.shape[-1] : 2], t, poison)
+
+
+def _pitched(t: torch.Tensor, poison: float | None) -> torch.Tensor | None:
+    if t.dim() < 2 or t.numel() < 2:
+        return None
+    base = torch.empty((t.shape[0], *(size + 3 for size in t.shape[1:])), dtype=t.dtype)
+    return _filled(base, base[(slice(None), *(slice(size) for size in t.shape[1:]))], t, poison)
+
+
+def _permuted(t: torch.Tensor, poison: float | None) -> torch.Tensor | None:
+    if t.dim() < 2 or t.numel() < 2:
+        return None
+    order = [*reversed(range(t.dim()))]
+    flipped = _pitched(t.permute(order), poison)
+    return None if flipped is None else flipped.permute(order)
 
 
 def _offset(t: torch.Tensor, poison: float | None) -> torch.Tensor | None:
@@ -94,15 +114,21 @@ def _channels_last(t: torch.Tensor, poison: float | None) -> torch.Tensor | None
     return None if made.stride() == t.stride() else made.clone()
 
 
-def _expanded(inputs: Inputs) -> list[torch.Tensor] | None:
-    made, changed = list(inputs.tensors), False
-    for i, t in enumerate(inputs.tensors):
-        wide = [d for d, size in enumerate(t.shape) if size > 1]
-        if not wide or t.numel() < 2 or i in inputs.written or not (t.is_floating_point() or t.is_complex()):
-            continue
-        made[i] = t.narrow(wide[0], 0, 1).contiguous().expand(t.shape)
-        changed = True
-    return made if changed else None
+def _expanded(name: str, dimension: int) -> Twist:
+    """Make a twist in which one dimension, the first or the last of several places, has one place for all."""
+
+    def twist(inputs: Inputs) -> list[torch.Tensor] | None:
+        made, changed = list(inputs.tensors), False
+        for i, t in enumerate(inputs.tensors):
+            wide = [d for d, size in enumerate(t.shape) if size > 1]
+            if not wide or t.numel() < 2 or i in inputs.written or not (t.is_floating_point() or t.is_complex()):
+                continue
+            one = t.narrow(wide[dimension], 0, 1).contiguous().expand(t.shape)
+            if name in layouts(one.shape, one.stride()):
+                made[i], changed = one, True
+        return made if changed else None
+
+    return twist
 
 
 def _empty(inputs: Inputs) -> list[torch.Tensor] | None:
@@ -117,6 +143,44 @@ def _zero_dim(inputs: Inputs) -> list[torch.Tensor] | None:
     if not any(t.dim() for t in inputs.tensors) or not all(t.numel() for t in inputs.tensors):
         return None
     return [t.reshape(-1)[0].clone() if t.dim() else t for t in inputs.tensors]
+
+
+def _large(form: str) -> Twist:
+    """Make a twist with many more elements: new ones that lie between those that there are."""
+
+    def twist(inputs: Inputs) -> list[torch.Tensor] | None:
+        given = inputs.tensors
+        shapes = [tuple(t.shape) for t in given]
+        alike = inputs.pointwise or (len({*shapes}) == 1 and not (inputs.indexes and any(map(_whole, given))))
+        wanted = enlarged(form, shapes) if alike and all(map(tame, given)) else None
+        if wanted is None or max(map(torch.Tensor.numel, given)) >= max(map(math.prod, wanted)):
+            return None
+        if not inputs.pointwise and any(t.dtype in (torch.float64, torch.complex128) for t in given):
+            return None  # nothing wider tells what so many roundings may add up to
+        if any(math.prod(wanted[i]) != max(map(math.prod, wanted)) for i in inputs.written):
+            return None
+        generator = torch.Generator().manual_seed(inputs.seed % (1 << 62))
+        return [_between(t, shape, generator) for t, shape in zip(given, wanted, strict=True)]
+
+    return twist
+
+
+def _whole(t: torch.Tensor) -> bool:
+    return not (t.is_floating_point() or t.is_complex() or t.dtype == torch.bool)
+
+
+def _between(t: torch.Tensor, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
+    """Return a tensor of another shape whose elements lie between two of this one's; of integers and booleans, are some of them."""
+    flat, count = t.reshape(-1), math.prod(shape)
+    if not (t.is_floating_point() or t.is_complex()):
+        return flat[torch.randint(len(flat), (count,), generator=generator)].reshape(shape)
+    wide = flat.to(torch.complex128 if t.is_complex() else torch.float64)
+    one, other = (wide[torch.randint(len(flat), (count,), generator=generator)] for _ in range(2))
+    return (
+        torch.lerp(one, other, torch.rand(count, generator=generator, dtype=torch.float64).to(wide.dtype))
+        .to(t.dtype)
+        .reshape(shape)
+    )
 
 
 def _values(choose: Callable[[torch.dtype], Sequence[float]], every: int = 4) -> Twist:
@@ -214,11 +278,14 @@ def _integers(inputs: Inputs) -> list[torch.Tensor] | None:
 
 
 LAYOUTS: dict[str, Twist] = {
-    "transposed": _layout(_transposed),
-    "strided": _layout(_strided),
-    "offset": _layout(_offset),
-    "expanded": _expanded,
-    "channels_last": _layout(_channels_last),
+    "transposed": _layout("transposed", _transposed),
+    "pitched": _layout("pitched", _pitched),
+    "strided": _layout("strided", _strided),
+    "permuted": _layout("permuted", _permuted),
+    "offset": _layout("offset", _offset),
+    "expanded": _expanded("expanded", 0),
+    "expanded_last": _expanded("expanded_last", -1),
+    "channels_last": _layout("channels_last", _channels_last),
     "empty": _empty,
     "zero_dim": _zero_dim,
 }
@@ -231,11 +298,10 @@ VALUES: dict[str, Twist] = {
     "duplicates": _duplicates,
     "integers": _integers,
 }
-TWISTS = LAYOUTS | VALUES
-ILL_CONDITIONED = frozenset({"expanded", "zero_dim", *VALUES})
+LARGE: dict[str, Twist] = {form: _large(form) for form in LARGE_FORMS}
+TWISTS = LAYOUTS | VALUES | LARGE
+ILL_CONDITIONED = frozenset({"expanded", "expanded_last", "zero_dim", *VALUES})
 """Those that make of a system of equations one without a solution."""
-SAME_ELEMENTS = frozenset({"transposed", "strided", "offset", "channels_last"})
-"""Those that change how elements lie in memory, and nothing else."""
 
 
 def changed_contents(inputs: Inputs, *, reordered: bool) -> list[torch.Tensor] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -13,9 +14,10 @@ import numpy as np
 import torch
 
 from opforge.cases.case import Expect, Phase
-from opforge.cases.encoding import tree_of
+from opforge.cases.encoding import TORCH_DTYPES, decode, tree_of
+from opforge.cases.forms import LARGE_FORMS, SAME_ELEMENTS
 from opforge.cases.materialise import Bytes, tensor_over, write_storage
-from opforge.cases.twists import SAME_ELEMENTS, TWISTS, Inputs, Twist, changed_contents
+from opforge.cases.twists import TWISTS, Inputs, Twist, changed_contents
 from opforge.cases.values import TensorSpec
 from opforge.judge.asked import AskedCall, Reference
 from opforge.judge.properties import LAYOUT_IS_INPUT, UNDEFINED_CONTENTS, WRITES_UNSAID
@@ -23,9 +25,13 @@ from opforge.judge.reference import Answer, Call, alike, end_without_device, sam
 from opforge.judge.trees import INPUTS_AT, aligned, rows_of, storage_bytes, with_rows
 from opforge.judge.verdict import FAULT, REFERENCE_FAULT
 from opforge.ops import Form, Operator
+from opforge.sandbox.loader import aten_function
+from opforge.sandbox.situations import DEFAULT_DTYPE, KEPT_RESULTS, OTHER_DEFAULT_DTYPE, SITUATIONS
 
 MAX_CASES = 192
 MAX_BYTES = 16 << 20
+_MOST_GROWTH = 4
+"""How many times as large as its inputs the results of a large form may be."""
 ARGUMENT = "argument:"
 """The beginning of the names of forms in which one argument has another value."""
 
@@ -57,7 +63,7 @@ class Placed:
     answer: Answer
     """What ATen does with it."""
     form: str = ""
-    """Empty for the case as it stands, ``again``, ``replayed``, ``reordered``, ``argument:NAME``, or the name of a twist."""
+    """Empty for the case as it stands, ``again``, ``replayed``, ``reordered``, ``argument:NAME``, or the name of a twist or a situation."""
     begin_at: tuple[int, ...] = ()
     """Of a replay: where the contents lie that the worker puts into each tensor first."""
     aten_s: float = 0.0
@@ -68,6 +74,11 @@ class Placed:
         wire |= {"own": self.call.own, "positions": self.call.positions}
         if self.call.seed is not None:
             wire["seed"] = self.call.seed
+        if self.form in SITUATIONS:
+            wire["situation"] = self.form
+        wire["large" if self.form in LARGE_FORMS else "elements"] = max(
+            (math.prod(row[3]) for row in self.inputs), default=0
+        )
         return {**wire, "begin_at": self.begin_at} if self.begin_at else wire
 
 
@@ -109,7 +120,7 @@ class Batch:
 
     def _sees_elements(self, first: Placed, tensors: list[torch.Tensor], name: str, answer: Answer) -> bool:
         """Whether a user's reference answers to expanded inputs as it does to the same elements one after another."""
-        if self._reference is None or name != "expanded" or answer.drew:
+        if self._reference is None or name not in ("expanded", "expanded_last") or answer.drew:
             return True
         call = self._other(first, [t.contiguous() for t in tensors])
         return call is None or alike(call.run(), answer)
@@ -187,10 +198,28 @@ class Batch:
         if self._takes_results(first.call, first.answer):
             self.placed.append(replace(first, form="again"))
 
+    def situate(self, first: Placed, situation: str) -> bool:
+        """Call a case that was just placed once more, in another situation; not where ATen does not take it or no room is left."""
+        call, answer = first.call, first.answer
+        writes = self._op.mutates or self._op.base in WRITES_UNSAID or self._reference is not None
+        if situation == KEPT_RESULTS and writes:  # or may: many calls on the same inputs have no one answer
+            return False
+        if situation == DEFAULT_DTYPE and self._reference is None:
+            call = replace(call, default_dtype=OTHER_DEFAULT_DTYPE)
+            if (other := self._answer(call)) is None:
+                return False
+            answer = other
+        elif situation == DEFAULT_DTYPE or not self._takes_results(call, answer):
+            return False
+        self.placed.append(replace(first, call=call, answer=answer, form=situation))
+        return True
+
     def twist(self, first: Placed, inputs: Inputs, name: str) -> bool:
         """Place a hostile form of a case, unless there is none, ATen does not take it, or no room is left."""
         tensors = _made(TWISTS[name], inputs)
         if tensors is None or (call := self._other(first, tensors)) is None:
+            return False
+        if name in LARGE_FORMS and not (inputs.pointwise or self._stays_moderate(call)):
             return False
         if (answer := self._answer(call)) is None:
             return False
@@ -199,6 +228,22 @@ class Batch:
             return False
         self.placed.append(Placed(first.case, call, list(rows_of([call.args, call.kwargs])), answer, name))
         return True
+
+    def _stays_moderate(self, call: Call) -> bool:
+        """Whether results are not much larger than inputs, as far as a run without contents tells."""
+        inputs: list[torch.Tensor] = []
+
+        def tensor(row: list[Any]) -> torch.Tensor:
+            inputs.append(torch.empty(row[3], dtype=TORCH_DTYPES[row[2]], device="meta"))
+            return inputs[-1]
+
+        args, kwargs = decode(call.args, tensor), {n: decode(v, tensor) for n, v in call.kwargs.items()}
+        try:
+            with torch.no_grad():
+                results = tensors_of(aten_function(call.op)(*args, **kwargs))
+        except Exception:  # noqa: BLE001  # it does not take the call, or needs contents: nothing is known
+            return False
+        return bool(sum(t.numel() for t in results) <= _MOST_GROWTH * sum(t.numel() for t in inputs))
 
     def argument(self, first: Placed, name: str, value: Any) -> bool:
         """Place a case with another value for one argument, unless ATen does not take it."""

@@ -110,10 +110,18 @@ class Hearing:
         if changes := self.reply.get("state"):
             raise NotRightError(Outcome.CONTRACT, f"changed global state: {'; '.join(map(str, changes))}")
         self._inputs_left_alone()
+        if through := self.reply.get("written_through"):
+            raise NotRightError(
+                Outcome.CONTRACT, f"wrote to the memory of which {self._name(through[0])} is a lazy clone"
+            )
         if self.reply.get("late"):
             raise NotRightError(
                 Outcome.CHEATED,
                 "another stream was still at work after the call returned, and nothing waits for it",
+            )
+        if self.reply.get("shares_result"):
+            raise NotRightError(
+                Outcome.CONTRACT, "its result shares memory with that of an earlier call, which is still in use"
             )
         if self.reply.get("changed_later"):
             raise NotRightError(
@@ -281,7 +289,10 @@ class Hearing:
     def _comparison(self, what: str, kernel: torch.Tensor, aten: torch.Tensor, index: int) -> Comparison:
         slack = _GRADIENT_SLACK if isinstance(self.call, Gradients) else 0.0
         undecided = functools.partial(self._undecided, index)
-        return Comparison(kernel, aten, self.exact, index, what, self._reduction(aten), undecided, slack, self._by)
+        return Comparison(
+            kernel, aten, self.exact, index, what, self._reduction(aten), undecided, slack, self._by,
+            signed_zeros=not isinstance(self.call, Gradients) and properties.zeros_have_signs(self.op),
+        )  # fmt: skip
 
     def _undecided(self, index: int) -> torch.Tensor | None:
         """Return where a result is NaN though no input is, by infinities alone; None where elements are not combined."""

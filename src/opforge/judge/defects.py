@@ -30,12 +30,15 @@ _CRASHES = {
 """By packet or operator: ATen writes beyond its memory, reads what it has not written, or stops the process."""
 
 
+_LIKE = {"strided": "pitched", "transposed": "permuted"}
+"""Layouts on which ATen does what it does on others."""
 _SCALES = frozenset(f"argument:{name}" for name in ("scales", "scales_d", "scales_h", "scales_w", "scale_factors"))
 
 
 def of(op: Operator) -> frozenset[str]:
     """Return the twists that ATen does not survive on an operator, or to which it has no defined answer."""
     own = _CRASHES.get(op.name, _CRASHES.get(op.packet, frozenset()))
+    own |= {like for name, like in _LIKE.items() if name in own}
     if "upsample" in op.packet:
         own |= _SCALES  # a scale that contradicts the size of the result makes ATen read beyond its input
     return ILL_CONDITIONED | own if solves(op.packet) else own

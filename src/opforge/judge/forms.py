@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from opforge.cases.case import Expect, Phase
+from opforge.cases.forms import LARGE_FORMS
 from opforge.cases.twists import TWISTS, Inputs, tame, turns
 from opforge.judge import defects
 from opforge.judge.batch import ARGUMENT, Batch, CaseRow, Placed
@@ -15,11 +16,17 @@ from opforge.judge.properties import UNDEFINED_CONTENTS
 from opforge.judge.verdict import Finding, Outcome
 from opforge.ops import Form, Operator
 from opforge.ops.arguments import may_be_left_out, other_values
+from opforge.ops.undefined import solves
+from opforge.sandbox.situations import SITUATIONS
 
 _TWICE = 2
 """How many cases of an operator are run twice, to see the same answer."""
 _REPLAYED = 4
 """How many are replayed at once; of the others one in eight."""
+_ENLARGED = 3
+"""How many cases of an operator are run in large forms at once; of the others one in sixteen."""
+_SITUATED = 4
+"""Of further cases one in so many is called in another situation."""
 _MAX_TWISTED_BYTES = 4 << 20
 ATEN_BUDGET_S = 3.0
 """What ATen may take for the variants of a case together; where one call takes as much, the case is judged in two of them."""
@@ -27,12 +34,17 @@ _LEAST_VARIANTS = 2
 LARGE_BYTES = 64 << 20
 """Inputs above it make a case that is judged as it stands, and once with other contents where it is timed: each form takes seconds."""
 
+_COUNTED = frozenset({*TWISTS, *SITUATIONS})
+"""Forms that a verdict lists by name."""
 REPLAYS = ("replayed", "reordered")
 _WORDS = {
     "transposed": "with transposed inputs",
+    "pitched": "with inputs whose rows have gaps between them",
     "strided": "with strided inputs",
+    "permuted": "with transposed inputs that have gaps",
     "offset": "with inputs at a storage offset",
     "expanded": "with expanded inputs",
+    "expanded_last": "with inputs whose rows are expanded",
     "channels_last": "with channels-last inputs",
     "empty": "with empty inputs",
     "zero_dim": "with 0-dim inputs",
@@ -45,6 +57,16 @@ _WORDS = {
     "integers": "with other integers and booleans among the inputs",
     "replayed": "with new contents in the same memory",
     "reordered": "with its contents reordered in the same memory",
+    "long_rows": "with rows of thousands of elements",
+    "many_rows": "with thousands of rows",
+    "grad_mode": "with grad mode on",
+    "requires_grad": "with inputs that require gradients",
+    "inference_mode": "in inference mode",
+    "thread": "called from another thread",
+    "threads": "called from two threads at once",
+    "default_dtype": "with float64 as the default dtype",
+    "lazy_clone": "with inputs that are lazy clones",
+    "kept_results": "called many times, with all results kept",
     "again": "the second time",
 }
 
@@ -56,7 +78,9 @@ def words(form: str) -> str:
     return _WORDS[form]
 
 
-def place(batch: Batch, op: Operator, case: CaseRow, number: int, cases: int, *, hostile: bool) -> bool:
+def place(
+    batch: Batch, op: Operator, case: CaseRow, number: int, cases: int, *, hostile: bool, large_too: bool = True
+) -> bool:
     """Place a case in all its forms; False when it must wait for the next batch. ``number`` counts the operator's cases."""
     first = batch.add(case)
     if first is None:
@@ -91,8 +115,24 @@ def place(batch: Batch, op: Operator, case: CaseRow, number: int, cases: int, *,
                 for name in names:
                     if left and name not in defects.of(op) and affordable():
                         left -= batch.twist(first, inputs, name)
+            if large_too and values and (number < _ENLARGED or int(case.id[-1], 16) == 0) and not solves(op.packet):
+                for name in LARGE_FORMS:
+                    if name not in defects.of(op) and affordable():
+                        batch.twist(first, inputs, name)
+            for name in _situations(op, number):
+                if affordable():
+                    batch.situate(first, name)
             _place_arguments(batch, op, first, inputs, number, cases, affordable)
     return True
+
+
+def _situations(op: Operator, number: int) -> Sequence[str]:
+    """Return the situations in which a case is called: the first ones in all, others in one in turn, or in none."""
+    if op.random:
+        return ()
+    if number < _TWICE:
+        return SITUATIONS
+    return () if number % _SITUATED else (SITUATIONS[number // _SITUATED % len(SITUATIONS)],)
 
 
 def _place_arguments(
@@ -140,13 +180,15 @@ def settle(group: Sequence[tuple[Placed, Finding]]) -> Finding:
     tried: list[str] = []
     for placed, other in others:
         where = words(placed.form)
-        if other.outcome is Outcome.UNSUPPORTED:
+        if other.outcome is Outcome.ERROR and placed.form in LARGE_FORMS:  # nothing is proven of such sizes then
+            finding = replace(finding, notes=(*finding.notes, f"no answer {where}: {other.reason}"))
+        elif other.outcome is Outcome.UNSUPPORTED:
             finding = replace(finding, notes=(*finding.notes, f"declines {where}"))
         elif not other.passed:
             return _because(placed, other, where)
         else:
             finding = replace(finding, figures={**other.figures, **finding.figures})
-            tried += [placed.form] if placed.form in TWISTS or placed.form.startswith(ARGUMENT) else []
+            tried += [placed.form] if placed.form in _COUNTED or placed.form.startswith(ARGUMENT) else []
     return replace(finding, figures={**finding.figures, "forms": tried}) if tried else finding
 
 

@@ -64,6 +64,8 @@ class Comparison:
     """Rounding steps of the largest element that are allowed everywhere: gradients are made of results that were rounded."""
     by: str = "ATen"
     """Whose answers it is held against, as verdicts name it."""
+    signed_zeros: bool = False
+    """Whether zeros must have the signs of ATen's, where these do not depend on how one computes."""
 
     def check(self, *, measure: bool = True) -> dict[str, float]:
         """Return the figures of the errors; raises NotRightError when the result is wrong."""
@@ -76,7 +78,21 @@ class Comparison:
             return self._own_error() if measure else {}
         if self.aten.device.type != "cpu" and self.aten.numel() > _MANY:
             return replace(self, kernel=self.kernel.cpu(), aten=self.aten.cpu()).check(measure=measure)
-        return self._bounded(self._special_values())
+        figures = self._bounded(self._special_values())
+        if self.signed_zeros:
+            self._signs_of_zeros()
+        return figures
+
+    def _signs_of_zeros(self) -> None:
+        """Refuse zeros of the other sign where ATen has the same one in float64 and in another layout: there it is no matter of order or rounding."""
+        bad = _negative_zeros(self.kernel) ^ _negative_zeros(self.aten)
+        bad &= (_wide(self.kernel) == 0) & (_wide(self.aten) == 0)
+        for tensors in (self.exact.tensors, self.exact.spread()) if bad.any() else ():
+            if (other := self._exact(tensors)) is None:
+                return
+            bad &= (other == 0) & (_negative_zeros(other) == _negative_zeros(self.aten))
+        if bad.any():
+            raise self._wrong(bad, f"the sign of zero is not {self.by}'s")
 
     def _exactly_equal(self) -> None:
         differ = self.kernel.cpu() != self.aten.cpu()  # a GPU does not compare all integers
@@ -252,6 +268,12 @@ class Comparison:
 def same_bytes(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Whether two tensors of one shape and dtype hold the same bits."""
     return bool(torch.equal(flat_bytes(left), flat_bytes(right)))
+
+
+def _negative_zeros(tensor: torch.Tensor) -> torch.Tensor:
+    """Return where a tensor is -0.0; of complex numbers, where the real part is."""
+    wide = _wide(tensor)
+    return (wide == 0) & torch.signbit(wide.real if wide.is_complex() else wide)
 
 
 def _tolerance(dtype: torch.dtype) -> tuple[float, float]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -63,6 +64,8 @@ class Call:
     """The seed of other contents in the inputs, such as timed calls have; 0 for those of the case."""
     positions: bool = False
     """Whether integers among the inputs may be indices, which must stay in range."""
+    default_dtype: torch.dtype | None = None
+    """What a program has made the default, if it has."""
 
     def build(
         self, change: Callable[[torch.Tensor], torch.Tensor] | None = None
@@ -91,7 +94,7 @@ class Call:
             seed_generator(self.seed, self.device)
         before = None if self.seed is None else generator_state(self.device)
         try:
-            with torch.no_grad():
+            with torch.no_grad(), _default_dtype(self.default_dtype):
                 result = aten_function(self.op)(*args, **kwargs)
             if self.device.type == "cuda":
                 torch.cuda.synchronize()  # an error belongs to the call that made it
@@ -155,6 +158,16 @@ class Answer:
         return None if self.raised is not None else [*tensors_of(self.result), *self.inputs]
 
 
+@contextmanager
+def _default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype or before)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 def alike(one: Answer, other: Answer) -> bool:
     """Whether two answers are the same up to rounding, taken generously: what differs more is not rounding."""
     if one.tensors is None or other.tensors is None or len(one.tensors) != len(other.tensors):
@@ -194,6 +207,10 @@ class Exact:
         """Return the float64 answers after each input element moved by about ``eps`` of itself; signs ±n are mirror images."""
         return self.call.run(_moved(lambda _tensor: eps, sign)).tensors
 
+    def spread(self) -> list[torch.Tensor] | None:
+        """Return ATen's answers to the same elements with gaps between them, which it computes one by one."""
+        return self.call.run(_spread).tensors
+
     def raised_nearby(self) -> Exception | None:
         """Return what the call raises where its inputs move by a rounding step of their own, if it does: it is at the edge of its domain.
 
@@ -206,6 +223,10 @@ class Exact:
             if raised is not None:
                 return raised
         return None
+
+
+def _spread(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.unsqueeze(-1).repeat(*[1] * tensor.dim(), 2)[..., 0]
 
 
 def _moved(eps: Callable[[torch.Tensor], float], sign: int) -> Callable[[torch.Tensor], torch.Tensor]:

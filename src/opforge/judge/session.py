@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from opforge.cases.case import Expect, Phase
+from opforge.cases.forms import LARGE_FORMS
 from opforge.cases.materialise import Bytes
 from opforge.cases.store import open_blob
 from opforge.errors import CaseSyntaxError
@@ -85,6 +86,8 @@ class _Op:
     deaths: int = 0
     derived: int = 0
     """How many of its cases had gradients, which were judged."""
+    large_too: bool = True
+    """Whether it is asked for large forms: it has answered those so far."""
     lingered: bool = False
     """Whether it was seen that the kernel's results do not come late."""
 
@@ -193,7 +196,7 @@ class Judge:
             case = waiting[0]
             try:
                 hostile = case.id not in self._plain
-                if not forms.place(batch, op.facts, case, op.seen, op.cases, hostile=hostile):
+                if not forms.place(batch, op.facts, case, op.seen, op.cases, hostile=hostile, large_too=op.large_too):
                     break
             except (CaseSyntaxError, MemoryError, KeyError, ValueError, RuntimeError) as error:
                 end_without_device(error)
@@ -272,6 +275,10 @@ class Judge:
         op.deaths += 1
         self._timeouts += death.outcome is Outcome.TIMED_OUT
         placed = batch.placed[min(death.index, len(batch.placed) - 1)]
+        if placed.form in LARGE_FORMS and death.outcome is Outcome.TIMED_OUT and op.large_too:
+            op.large_too, op.deaths, self._timeouts = False, op.deaths - 1, self._timeouts - 1
+            waiting.extendleft(reversed([p.case for p in batch.placed if not p.form]))  # without them
+            return
         victim = placed.case
         back = [p.case for p in batch.placed if not p.form and p.case is not victim]
         waiting.extendleft(reversed(back))

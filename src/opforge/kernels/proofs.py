@@ -27,6 +27,8 @@ class Proven:
     rank: tuple[int, int]
     numel: tuple[int, int]
     """Of the largest tensor of a call."""
+    extents: tuple[tuple[tuple[int, int], ...], ...]
+    """Of each tensor argument, by dimension, the last one first."""
     layouts: tuple[str, ...]
     timed: tuple[tuple[int, int, bool], ...] = ()
     """Ranges of numbers of elements with whether the kernel is not slower there, ascending; none where nothing was timed."""
@@ -37,7 +39,8 @@ class Proven:
     def of(cls, row: Mapping[str, Any]) -> Proven:
         (least, most), (low, high) = row["rank"], row["numel"]
         timed = tuple((first, last, good) for first, last, good in row.get("timed", ()))
-        return cls((least, most), (low, high), tuple(row["layouts"]), timed, row.get("arguments", {}))
+        extents = tuple(tuple((first, last) for first, last in ranges) for ranges in row["extents"])
+        return cls((least, most), (low, high), extents, tuple(row["layouts"]), timed, row.get("arguments", {}))
 
     def sizes(self, *, not_slower: bool) -> list[tuple[int, int]]:
         """Return at which of the proven sizes the kernel is not slower, or slower, as ranges."""

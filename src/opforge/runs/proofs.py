@@ -1,27 +1,30 @@
 """What a run has proven of each kernel, kept beside its file: for which calls it is right, and at which sizes it is not slower.
 
-An operator is proven for the dtypes of a call where some case with them passed and none failed; the range of ranks and sizes and the layouts are those of
-the cases that passed. Nothing is proven of a kernel that cheated, crashed or hung anywhere. What failed is kept with the proof until the same case passes or
-the source is another: a smaller run must not prove what a larger one has found to be wrong.
+An operator is proven for the dtypes of a call where some case with them passed and none failed; the ranges of ranks, sizes and extents and the
+layouts are those of the cases that passed. Nothing is proven of a kernel that cheated, crashed or hung anywhere. What failed is kept with the proof
+until the same case passes or the source is another: a smaller run must not prove what a larger one has found to be wrong.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import math
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
 
 from opforge import cache
+from opforge.cases.forms import LARGE_FORMS, LAYOUT_FORMS, enlarged
 from opforge.cases.text import parse_arguments
 from opforge.cases.values import DTYPES, Device, Dtype, TensorSpec
 from opforge.errors import CaseSyntaxError
@@ -30,14 +33,12 @@ from opforge.kernels.proofs import proof_of
 from opforge.kernels.source import UNREADABLE, digest, located
 from opforge.ops import table
 from opforge.runtime import signing
-from opforge.runtime.layouts import SHAPES_DIFFER, layout
+from opforge.runtime.layouts import SHAPES_DIFFER, layouts
 from opforge.runtime.proofs import FORMAT, read, signed
 from opforge.runtime.words import DEFAULT, Arguments, add_argument, argument_word, list_word, number_word
 
 NEVER = frozenset({"cheated", "crashed", "timed_out"})
 """Verdicts after which nothing is proven."""
-_LAYOUTS = frozenset({"transposed", "strided", "offset", "channels_last", "expanded", "empty"})
-"""Forms of a case that are layouts, by the names that the runtime has for them."""
 _MOST_FAILED = 64
 """Failed cases that are kept by name, for one operator and dtypes."""
 _PATIENCE_S = 60.0
@@ -46,6 +47,10 @@ _REACH = 2.0
 """By which factor the smallest and the largest timed size speak for sizes beyond them."""
 
 
+Ranges = list[list[int]]
+"""The least and the greatest extent of each dimension of a tensor, the last one first."""
+Extents = list[Ranges]
+"""The same of each tensor argument, or of all tensors of a list."""
 _FILES = "files outside its folder"
 """What a kernel must be kept from for a proof to be worth anything, as the probe calls it."""
 _ABSENT = object()
@@ -58,9 +63,14 @@ class _Call:
 
     signature: str
     """The dtypes of its tensors, as the runtime writes them."""
-    specs: list[TensorSpec]
+    slots: list[list[TensorSpec]]
+    """The tensors of each argument that takes some."""
     others: dict[str, Any]
     """Arguments that are no tensors, by name."""
+
+    @property
+    def specs(self) -> list[TensorSpec]:
+        return [spec for slot in self.slots for spec in slot]
 
 
 @dataclass
@@ -69,6 +79,7 @@ class _Group:
 
     ranks: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
+    extents: Extents = field(default_factory=list)
     layouts: set[str] = field(default_factory=set)
     timed: list[tuple[int, bool]] = field(default_factory=list)
     """Numbers of elements, with whether the kernel was not slower there."""
@@ -84,7 +95,9 @@ class _Group:
         forms = set(row.get("forms", ()))
         self.ranks += [len(s.shape) for s in specs] + ([0] if "zero_dim" in forms else [])
         self.sizes += [numel] + ([0] if "empty" in forms else []) + ([1] if "zero_dim" in forms else [])
-        self.layouts |= {layout(s.shape, s.strides) for s in specs} | (forms & _LAYOUTS)
+        self.sizes += [max(map(math.prod, shapes)) for shapes in _enlarged(call, forms)]
+        self.extents = functools.reduce(_wider_extents, _judged_extents(call, forms), self.extents)
+        self.layouts |= {word for s in specs for word in layouts(s.shape, s.strides)} | (forms & LAYOUT_FORMS)
         self.layouts |= {"offset"} if any(s.offset for s in specs) else set()
         self.layouts |= {SHAPES_DIFFER} if len({tuple(s.shape) for s in specs}) > 1 else set()
         if "speedup_high" in row:
@@ -94,11 +107,47 @@ class _Group:
         row: dict[str, Any] = {
             "rank": [min(self.ranks, default=0), max(self.ranks, default=0)],
             "numel": [min(self.sizes), max(self.sizes)],
+            "extents": self.extents,
             "layouts": sorted(self.layouts),
         }
         if arguments := {name: words for name, words in self.arguments.items() if words != {DEFAULT: []}}:
             row["arguments"] = arguments
         return {**row, "timed": ranges(self.timed)} if self.timed else row
+
+
+def _judged_extents(call: _Call, forms: Collection[str]) -> Iterator[Extents]:
+    """Yield the extents of each tensor argument, as the case stands and in its forms that have other ones."""
+    own = [[s.shape for s in slot] for slot in call.slots]
+    yield _extents_of(own)
+    if "empty" in forms:
+        size = next(shape[0] for slot in own for shape in slot if shape and 0 not in shape)
+        yield _extents_of([[(0, *s[1:]) if s and s[0] == size else s for s in slot] for slot in own])
+    for large in _enlarged(call, forms):
+        shapes = iter(large)
+        yield _extents_of([[next(shapes) for _ in slot] for slot in own])
+
+
+def _enlarged(call: _Call, forms: Collection[str]) -> Iterator[list[tuple[int, ...]]]:
+    """Yield the shapes of all tensors in the large forms that passed."""
+    for form in LARGE_FORMS:
+        if form in forms and (shapes := enlarged(form, [s.shape for s in call.specs])) is not None:
+            yield shapes
+
+
+def _extents_of(slots: Iterable[Iterable[Sequence[int]]]) -> Extents:
+    return [functools.reduce(_wider_ranges, ([[n, n] for n in reversed(s)] for s in slot), []) for slot in slots]
+
+
+def _wider_extents(before: Extents, now: Extents) -> Extents:
+    """Return what two judgements have proven together."""
+    none: Ranges = []
+    return [_wider_ranges(one, other) for one, other in zip_longest(before, now, fillvalue=none)]
+
+
+def _wider_ranges(one: Ranges, other: Ranges) -> Ranges:
+    none: list[int] = []
+    both = [[*a, *b] for a, b in zip_longest(one, other, fillvalue=none)]
+    return [[min(ends), max(ends)] for ends in both]
 
 
 def not_slower(row: Mapping[str, Any]) -> bool:
@@ -283,6 +332,7 @@ def _wider(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]
     wider: dict[str, Any] = {
         name: [min(before[name][0], now[name][0]), max(before[name][1], now[name][1])] for name in ("rank", "numel")
     }
+    wider["extents"] = _wider_extents(before["extents"], now["extents"])
     wider["layouts"] = sorted({*before["layouts"], *now["layouts"]})
     arguments: Arguments = {}
     for one, other in ((before, now), (now, before)):
@@ -306,7 +356,7 @@ def _call(row: Mapping[str, Any]) -> _Call | None:
     given = op.bind(args, kwargs)
     values = [given.get(a.name) for a in op.arguments if "Tensor" in a.type]
     others = {a.name: _delivered(given.get(a.name, _ABSENT), a.type) for a in op.arguments if "Tensor" not in a.type}
-    return _Call(",".join(map(_word, values)), list(_specs(values)), others)
+    return _Call(",".join(map(_word, values)), [list(_specs([value])) for value in values], others)
 
 
 def _word(value: Any) -> str:

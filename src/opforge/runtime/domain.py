@@ -1,7 +1,7 @@
 """For which calls a kernel is proven, and whether a call is one of them.
 
-A proof says it by the dtypes of all tensors of a call: how many dimensions and elements they may have, in which layouts they may be, what the other
-arguments may be, and at which numbers of elements the kernel was timed and found not slower than ATen.
+A proof says it by the dtypes of all tensors of a call: how many dimensions and elements they may have, how long each dimension may be, in which layouts
+they may be, what the other arguments may be, and at which numbers of elements the kernel was timed and found not slower than ATen.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .facts import Facts
-from .layouts import OFFSET, SHAPES_DIFFER, layout
+from .layouts import OFFSET, SHAPES_DIFFER, layouts
 from .words import DEFAULT, Allowed, Words, argument_word, holds, list_word, number_word
 
 UNPROVEN_DTYPES = "dtypes not proven"
@@ -22,11 +22,17 @@ UNPROVEN_SHAPES = "shapes that differ not proven"
 UNPROVEN_DEVICES = "more than one device"
 UNPROVEN_RANK = "number of dimensions not proven"
 UNPROVEN_SIZE = "size not proven"
+UNPROVEN_EXTENT = "extent not proven"
+UNPROVEN_REACH = "steps too long for 32 bits not proven"
 UNPROVEN_ARGUMENT = "{} not proven for this value"
 NOT_TIMED = "not timed at this size"
 SLOWER = "slower than ATen at this size"
 _LEFT_OUT: Words = {DEFAULT: ()}
 _UNSEEN: Words = {}
+Extents = tuple[tuple[int, int], ...]
+"""The least and the greatest extent of each dimension, the last dimension first."""
+_MOST_REACH = (1 << 31) - 1
+"""Elements from the first to the last of a tensor that 32 bits count: gaps may make of a few elements more than that."""
 _ALIGNED = 16
 """Bytes that a vector of a GPU or a CPU is read by at once; allocators give no memory that begins in between."""
 
@@ -38,6 +44,8 @@ class Proven:
     rank: tuple[int, int]
     numel: tuple[int, int]
     """Of the largest tensor of a call."""
+    extents: tuple[Extents, ...]
+    """Of each tensor argument, or of all tensors of a list."""
     layouts: frozenset[str]
     timed: tuple[tuple[int, int, bool], ...] = ()
     """Ranges of numbers of elements with whether the kernel is not slower there, ascending."""
@@ -49,7 +57,20 @@ class Proven:
         timed = tuple((int(low), int(high), bool(good)) for low, high, good in row.get("timed", ()))
         (least, most), (low, high) = row["rank"], row["numel"]
         return cls(
-            (int(least), int(most)), (int(low), int(high)), frozenset(row["layouts"]), timed, row.get("arguments", {})
+            (int(least), int(most)),
+            (int(low), int(high)),
+            tuple(tuple((int(a), int(b)) for a, b in ranges) for ranges in row["extents"]),
+            frozenset(row["layouts"]),
+            timed,
+            row.get("arguments", {}),
+        )
+
+    def reaches(self, given: Sequence[Any]) -> bool:
+        """Whether each dimension of each tensor argument is as long as some that were judged, no shorter and no longer."""
+        return len(given) == len(self.extents) and all(
+            _within(tensor.shape, ranges)
+            for value, ranges in zip(given, self.extents, strict=True)
+            for tensor in _tensors([value])
         )
 
     def speed(self, numel: int) -> str:
@@ -98,6 +119,10 @@ class Domain:
             return UNPROVEN_RANK
         if not proven.numel[0] <= numel <= proven.numel[1]:
             return UNPROVEN_SIZE
+        if not proven.reaches(given):
+            return UNPROVEN_EXTENT
+        if any(_reach(t) > max(_MOST_REACH, proven.numel[1]) for t in tensors):
+            return UNPROVEN_REACH
         if not all(layouts_of(t) <= proven.layouts and not t.is_conj() and not t.is_neg() for t in tensors):
             return UNPROVEN_LAYOUT
         if SHAPES_DIFFER not in proven.layouts and any(t.shape != tensors[0].shape for t in tensors[1:]):
@@ -126,6 +151,12 @@ class Domain:
         """Whether it makes no difference for tensors of these dtypes where in their memory they begin."""
         proven = self.proven.get(signature_of(given))
         return proven is None or OFFSET in proven.layouts
+
+
+def _within(shape: Sequence[int], ranges: Extents) -> bool:
+    return len(shape) <= len(ranges) and all(
+        low <= size <= high for size, (low, high) in zip(reversed(shape), ranges, strict=False)
+    )
 
 
 def _may_be(words: Words, value: Any, default: Any) -> bool:
@@ -163,10 +194,15 @@ def _tensors(given: Iterable[Any]) -> Iterable[Any]:
             yield value
 
 
+def _reach(tensor: Any) -> int:
+    """Return how many elements lie between the first and the last of a tensor, gaps among them."""
+    return sum(int((size - 1) * step) for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
 def layouts_of(tensor: Any) -> frozenset[str]:
     """Return how the elements of a tensor lie in memory."""
-    found = layout(tuple(tensor.shape), tuple(tensor.stride()))
-    return frozenset({found, OFFSET} if displaced(tensor) else {found})
+    found = layouts(tuple(tensor.shape), tuple(tensor.stride()))
+    return found | {OFFSET} if displaced(tensor) else found
 
 
 def displaced(tensor: Any) -> bool:

@@ -9,8 +9,8 @@ from typing import Any
 
 from . import files, signing
 
-FORMAT = 4
-"""What is written now. Older files are not signed."""
+FORMAT = 5
+"""What is written now. Older files hold no extents."""
 _MOST_FORMAT = 1_000_000
 
 
@@ -71,6 +71,7 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
     checked: dict[str, Any] = {
         "rank": _range(row["rank"]),
         "numel": _range(row["numel"]),
+        "extents": [[_range(one) for one in _list(ranges)] for ranges in _list(row["extents"])],
         "layouts": [_text(word) for word in _list(row["layouts"])],
     }
     if "arguments" in row:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import mmap
 import os
 import struct
@@ -22,6 +23,7 @@ from opforge.sandbox import reach
 from opforge.sandbox.confinement import room_from
 from opforge.sandbox.host_track import HostTrack
 from opforge.sandbox.inputs import Inputs
+from opforge.sandbox.kept import KeptResults, call_and_keep
 from opforge.sandbox.loader import (
     KernelLoadError,
     LoadedKernel,
@@ -33,6 +35,7 @@ from opforge.sandbox.loader import (
 )
 from opforge.sandbox.mutants import Mutated
 from opforge.sandbox.origins import Origins
+from opforge.sandbox.situations import KEPT_RESULTS, LAZY_CLONE, THREADS, call_in, call_in_two_threads, input_in
 from opforge.sandbox.state import GlobalState, generator_state, seed_generator
 from opforge.sandbox.tampering import Seals
 from opforge.sandbox.track import Track
@@ -46,8 +49,10 @@ COUNTER = struct.Struct("<Q")
 ALIGN = 64
 _STREAM_PAUSE_CYCLES = 2_000_000
 _BUSY_NS = 5_000_000
-_HELD = 8
-_HELD_BYTES = 4 << 20
+_LARGE_S = 3.0
+"""What a kernel may take for a large form, by what it took for the elements of others; one that takes longer is not asked."""
+_FEW = 64
+"""Elements up to which a call takes as long as one on a single one."""
 _KEPT = 1 / 64
 """The share of a GPU's memory beyond which it is given back after a race."""
 
@@ -92,8 +97,7 @@ class Worker:
         self._watch = watch
         self._pid = getpid()
         self._traps = Traps(device.type)
-        self._held: list[tuple[int, torch.Tensor, int]] = []
-        """Results that are looked at once more after other calls: number of the call, tensor, and where its bytes were put."""
+        self._kept = KeptResults()
 
     def run(self) -> None:
         torch.set_grad_enabled(False)
@@ -165,17 +169,23 @@ class Worker:
         op, cases = request["op"], request["cases"]
         random = request["random"] if "random" in request else _is_random(op)
         self._next = self._out_at
-        self._held = []
+        self._kept = KeptResults()
         results = []
         self._traps.set(request.get("forbidden", []))
         try:
             function = self._function(op)
         except NotImplementedError as error:
             return {"results": [{"raised": ["NotImplementedError", str(error)]} for _ in cases]}
-        state = GlobalState.now()
+        state, pace_s = GlobalState.now(), math.inf
         for index, case in enumerate(cases):
             COUNTER.pack_into(self._arena, 0, index)
-            result = self._call(function, case, index)
+            began_ns = perf_counter_ns()
+            if (elements := case.get("large", 0)) * pace_s > _LARGE_S:
+                result: dict[str, Any] = {"raised": ["NotImplementedError", "it would take too long"]}
+            else:
+                result = self._call(function, case, index)
+            if not elements and case.get("elements"):
+                pace_s = min(pace_s, (perf_counter_ns() - began_ns) / 1e9 / max(case["elements"], _FEW))
             if isinstance(function, Mutated):
                 result["mutant"] = function.seen
             after = GlobalState.now()
@@ -185,19 +195,23 @@ class Worker:
             elif random:
                 state = after
             results.append(self._with_tried(result))
-        self._look_again(results)
+        for index in self._kept.changed():
+            results[index]["changed_later"] = True
+        self._kept = KeptResults()
         return {"results": results, **self._tampering()}
 
     def _call(self, function: Callable[..., Any], case: dict[str, Any], index: int) -> dict[str, Any]:
-        own = case["own"]
+        own, situation = case["own"], case.get("situation", "")
         inputs: list[torch.Tensor] = []
+        cloned: list[tuple[torch.Tensor, torch.Tensor]] = []
 
         def tensor(row: list[Any]) -> torch.Tensor:
             made = tensor_over(self._arena, row)
-            if own:
-                made = owned_copy(made, torch.device(row[6]) if row[6] else self._device)
-            inputs.append(made)
-            return made
+            if own or situation == LAZY_CLONE:
+                cloned.append((made, owned_copy(made, torch.device(row[6]) if row[6] else self._device)))
+                made = cloned[-1][1]
+            inputs.append(input_in(situation, made))
+            return inputs[-1]
 
         listing = self._traps.listing() if case.get("list") else None
         try:  # making the arguments too: on a GPU an earlier call may have ruined the context
@@ -209,13 +223,18 @@ class Worker:
                 seed_generator(case["seed"], self._device)
             before = generator_state(self._device) if case.get("watch_draws") else None
             with listing or contextlib.nullcontext():
-                result = function(*args, **kwargs)
+                result, inputs, shared = self._situated(function, case, args, kwargs, inputs)
             early = self._early(result) if "begin_at" in case else []
             busy = self._busy_elsewhere() if "begin_at" in case else False
             if "linger_s" in case:
                 sleep(case["linger_s"])
             self._wait()
             reply: dict[str, Any] = {"returned": self._describe(result, Origins(inputs))}
+            reply["shares_result"] = self._kept.add(index, result, Origins(inputs)) or shared
+            through = [
+                i for i, pair in enumerate(cloned if situation == LAZY_CLONE else ()) if not _same_storage(*pair)
+            ]
+            reply |= {"written_through": through} if through else {}
             if before is not None and before != generator_state(self._device):
                 reply["drew"] = True
             if busy or any(not torch.equal(flat_bytes(then), flat_bytes(now)) for now, then in early):
@@ -236,8 +255,22 @@ class Worker:
             reply["reshaped"] = changed
         if listing is not None:
             reply["calls"] = dict(listing.calls)
-        self._hold(index, reply["returned"], result)
         return {**reply, **self._bypass(inputs)}
+
+    def _situated(
+        self, function: Callable[..., Any], case: dict[str, Any], args: Any, kwargs: Any, inputs: list[torch.Tensor]
+    ) -> tuple[Any, list[torch.Tensor], bool]:
+        """Call the kernel in the case's situation; return its result, the inputs of that, and whether two results share memory."""
+        situation = case.get("situation", "")
+        if situation == KEPT_RESULTS:
+            result, shared = call_and_keep(functools.partial(function, *args, **kwargs), inputs)
+            return result, inputs, shared
+        if situation == THREADS:
+            try:
+                return *call_in_two_threads(function, lambda: self._fresh(case)), False
+            except Exception as error:  # noqa: BLE001  # whatever a kernel raises; ATen answers such a call
+                raise NotImplementedError(f"it cannot be called from two threads: {error}") from None
+        return call_in(situation, function, args, kwargs), inputs, False
 
     def _bypass(self, inputs: list[torch.Tensor]) -> dict[str, Any]:
         """Return the operators that the kernel called though it may not."""
@@ -276,21 +309,6 @@ class Worker:
         start = perf_counter_ns()
         synchronize()
         return perf_counter_ns() - start > _BUSY_NS
-
-    def _hold(self, index: int, described: Any, result: Any) -> None:
-        """Keep a few results, to see whether later calls or threads change them."""
-        fresh = isinstance(result, torch.Tensor) and "T" in described and "alias" not in described
-        if fresh and len(self._held) < _HELD and result.nbytes <= _HELD_BYTES:
-            self._held.append((index, result, described["T"][0]))
-
-    def _look_again(self, results: list[dict[str, Any]]) -> None:
-        """Mark the replies whose results are no longer what they were when the call returned."""
-        for index, tensor, at in self._held:
-            flat = flat_bytes(tensor).cpu()
-            then = torch.frombuffer(self._arena, dtype=torch.uint8, count=max(1, len(flat)), offset=at)[: len(flat)]
-            if not torch.equal(flat, then):
-                results[index]["changed_later"] = True
-        self._held = []
 
     def _describe(self, value: Any, origins: Origins | None = None) -> Any:
         match value:
@@ -437,6 +455,10 @@ class Worker:
     def _wait(self) -> None:
         if self._device.type == "cuda":
             synchronize()
+
+
+def _same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return bool(torch.equal(flat_storage(one).cpu(), flat_storage(other).cpu()))
 
 
 def _is_random(op: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from opforge.judge.properties import factors, pools, sets, spectral, ties
 from opforge.judge.properties.sight import Property, Ruling, Sight
+from opforge.judge.properties.zeros import zeros_have_signs
 from opforge.ops.undefined import UNDEFINED_CONTENTS
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Property",
     "Ruling",
     "Sight",
+    "zeros_have_signs",
 ]
 
 PARTLY_UNDEFINED = frozenset({"_ctc_loss"})

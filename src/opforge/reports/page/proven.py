@@ -84,10 +84,16 @@ def _row(op: str, dtypes: str, proven: Proven) -> dict[str, str]:
         "dtypes": dtypes.replace(",", ", "),
         "dimensions": _ranges([proven.rank]),
         "elements": _ranges([proven.numel]),
+        "extents": _extents(proven.extents),
         "layouts": ", ".join(proven.layouts).replace("_", " "),
         "arguments": "; ".join(f"{name}: {_values(words)}" for name, words in proven.arguments.items()),
         "speed": _speed(proven),
     }
+
+
+def _extents(found: Iterable[Iterable[tuple[int, int]]]) -> str:
+    """Say how long the dimensions of each tensor argument may be, in the order of its shape."""
+    return ", ".join(f"[{' × '.join(_ranges([one]) for one in reversed([*ranges]))}]" for ranges in found)
 
 
 def _speed(proven: Proven) -> str:

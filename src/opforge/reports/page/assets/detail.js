@@ -13,7 +13,7 @@ const FIGURES = [
   ["seen in", (c) => c.source || ""],
 ];
 
-const PROVEN = { op: "operator", dtypes: "dtypes", dimensions: "dimensions", elements: "elements", layouts: "layouts", arguments: "other arguments", speed: "not slower at" };
+const PROVEN = { op: "operator", dtypes: "dtypes", dimensions: "dimensions", elements: "elements", extents: "extents", layouts: "layouts", arguments: "other arguments", speed: "not slower at" };
 
 let opened = null;
 let drawn = null; // what the open operator was drawn from

@@ -1,0 +1,66 @@
+"""What is known of the forms of a case without making them. Needs no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import zip_longest
+
+from opforge.runtime import layouts
+
+SAME_ELEMENTS = frozenset(
+    {
+        layouts.TRANSPOSED,
+        layouts.PITCHED,
+        layouts.STRIDED,
+        layouts.PERMUTED,
+        layouts.OFFSET,
+        layouts.CHANNELS_LAST,
+    }
+)
+"""Forms that change how elements lie in memory, and nothing else."""
+LAYOUT_FORMS = SAME_ELEMENTS | {layouts.EXPANDED, layouts.EXPANDED_LAST, layouts.EMPTY}
+"""Forms that are layouts, by the names that the runtime has for them."""
+LARGE_FORMS = ("long_rows", "many_rows")
+"""Forms with more elements than 16 bits count, in rows longer than one block or in more rows than that."""
+_MOST_COUNTED_BY_16_BITS = 1 << 16
+_LONG = 4099
+"""Longer than a block that a kernel is likely to have, and no multiple of one."""
+
+
+def enlarged(form: str, shapes: Sequence[Sequence[int]]) -> list[tuple[int, ...]] | None:
+    """Return the shapes of a call's tensors in a large form, which broadcast as they did; None where there is no such form."""
+    common = _broadcast(shapes)
+    if not common or 0 in common or (form == "many_rows" and len(common) < 2):
+        return None
+    large = _with_long_rows(common) if form == "long_rows" else _with_many_rows(common)
+    return [_enlarged(shape, common, large) for shape in shapes]
+
+
+def _enlarged(shape: Sequence[int], common: Sequence[int], large: Sequence[int]) -> tuple[int, ...]:
+    skipped = len(common) - len(shape)
+    rows = zip(shape, common[skipped:], large[skipped:], strict=True)
+    return tuple(1 if own == 1 and whole != 1 else wanted for own, whole, wanted in rows)
+
+
+def _with_long_rows(common: Sequence[int]) -> list[int]:
+    if len(common) == 1:
+        return [_MOST_COUNTED_BY_16_BITS + _LONG]
+    outer = [min(size, 2) for size in common[:-2]]
+    return [*outer, _MOST_COUNTED_BY_16_BITS // (_LONG * math.prod(outer)) + 2, _LONG]
+
+
+def _with_many_rows(common: Sequence[int]) -> list[int]:
+    inner = [min(size, 8) for size in common[1:]]
+    return [max(_LONG, _MOST_COUNTED_BY_16_BITS // math.prod(inner) + 3), *inner]
+
+
+def _broadcast(shapes: Sequence[Sequence[int]]) -> list[int] | None:
+    """Return the shape that shapes broadcast to; None where they do not."""
+    common: list[int] = []
+    for sizes in zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1):
+        several = {*sizes} - {1}
+        if len(several) > 1:
+            return None
+        common.insert(0, several.pop() if several else 1)
+    return common

@@ -1,0 +1,29 @@
+"""Operators whose zeros have signs that do not depend on how one computes them."""
+
+from __future__ import annotations
+
+from opforge.ops import Operator
+
+_MOVES = frozenset({
+    "alias", "as_strided", "cat", "clone", "constant_pad_nd", "contiguous", "copy", "diag", "diag_embed", "diagonal", "detach",
+    "expand", "flip", "gather", "index", "index_select", "masked_fill", "masked_scatter", "masked_select", "narrow", "permute",
+    "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "repeat",
+    "repeat_interleave", "replication_pad1d", "replication_pad2d", "replication_pad3d", "reshape", "roll", "rot90", "select",
+    "select_scatter", "slice", "slice_scatter", "split", "split_with_sizes", "squeeze", "stack", "t", "take", "transpose",
+    "tril", "triu", "unbind", "unfold", "unsqueeze", "view",
+})  # fmt: skip
+"""Bases that move elements and compute nothing."""
+_COMPARE = frozenset({
+    "amax", "amin", "celu", "clamp", "clamp_max", "clamp_min", "clip", "elu", "fmax", "fmin", "hardshrink", "hardsigmoid",
+    "hardswish", "hardtanh", "heaviside", "leaky_relu", "maximum", "minimum", "nan_to_num", "prelu", "_prelu_kernel", "relu",
+    "relu6", "remainder", "rrelu", "selu", "sgn", "sign", "softshrink", "threshold",
+})  # fmt: skip
+"""Bases that are defined by comparisons, to which zeros are equal: ATen's own sign differs there from loop to loop, or from formula to formula."""
+
+
+def zeros_have_signs(op: Operator) -> bool:
+    """Whether the zeros of an operator's results must have the signs that ATen's have."""
+    base = op.base.removesuffix("_").removesuffix("_copy")
+    if base in _COMPARE or "_backward" in base or op.random:
+        return False
+    return base in _MOVES or "pointwise" in op.tags

@@ -1,0 +1,85 @@
+"""Results that are kept, as programs keep them: no later call may write to their memory, nor be given it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
+from time import monotonic
+from typing import Any
+
+import torch
+
+from opforge.cases.materialise import flat_bytes
+from opforge.sandbox.origins import Origins
+
+_MOST_BYTES = 32 << 20
+"""Memory of results that are kept at once; further ones are let go."""
+_MOST_CALLS = 512
+"""How often one case is called to have that many results at once."""
+_MOST_S = 0.2
+"""How long that may take."""
+
+
+class KeptResults:
+    """The results of some calls, all of them alive; those that are views of inputs are left out."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+        """Each with the number of its call, and its bytes as they were when that returned."""
+        self._spans: list[tuple[int, int]] = []
+        """Where the memory of each begins and ends, in order."""
+        self._bytes = 0
+
+    @property
+    def full(self) -> bool:
+        return self._bytes >= _MOST_BYTES
+
+    def add(self, index: int, result: Any, origins: Origins) -> bool:
+        """Keep the results of a call, given its inputs; return whether one shares memory with that of an earlier call."""
+        fresh = [t for t in _tensors(result) if t.nbytes and not origins.sharing(t)]
+        spans = [_span(t) for t in fresh]
+        shared = any(map(self._overlaps, spans))
+        for tensor, span in zip(fresh, spans, strict=True):
+            if self._bytes + tensor.nbytes <= _MOST_BYTES:
+                self._kept.append((index, tensor, flat_bytes(tensor).clone()))
+                self._bytes += tensor.nbytes
+                insort(self._spans, span)
+        return shared
+
+    def _overlaps(self, span: tuple[int, int]) -> bool:
+        at = bisect_left(self._spans, span)
+        return any(begin < span[1] and span[0] < end for begin, end in self._spans[max(0, at - 1) : at + 1])
+
+    def changed(self) -> Iterator[int]:
+        """Yield the numbers of the calls whose results are no longer what they were."""
+        for index, tensor, then in self._kept:
+            if not torch.equal(flat_bytes(tensor), then):
+                yield index
+
+
+def call_and_keep(function: Callable[[], Any], inputs: list[torch.Tensor]) -> tuple[Any, bool]:
+    """Call a function many times and keep all results; return the first, and whether two of them share memory."""
+    kept, origins, end = KeptResults(), Origins(inputs), monotonic() + _MOST_S
+    first = function()
+    shared = kept.add(0, first, origins)
+    for number in range(1, _MOST_CALLS):
+        if shared or kept.full or monotonic() > end:
+            break
+        shared = kept.add(number, function(), origins)
+    return first, shared
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return where the memory of a tensor's elements begins and ends."""
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    begin = tensor.data_ptr()
+    return begin, begin + (last + 1) * tensor.element_size()
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        if value.layout == torch.strided and not value.is_meta:
+            yield value
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _tensors(one)

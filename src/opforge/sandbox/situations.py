@@ -1,0 +1,160 @@
+"""The situations in which a kernel is called: what differs is not the call but the process around it.
+
+A kernel that stands in ATen's place is called below autograd, from any thread, with whatever default dtype a program has.
+"""
+
+from __future__ import annotations
+
+import sys
+from _thread import allocate_lock, start_new_thread  # bound before any kernel is loaded, as nothing can replace these
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Any
+
+import torch
+
+from opforge.cases.materialise import flat_bytes, flat_storage
+
+GRAD_MODE, REQUIRES_GRAD, INFERENCE_MODE, THREAD, THREADS, DEFAULT_DTYPE, LAZY_CLONE, KEPT_RESULTS = (
+    "grad_mode", "requires_grad", "inference_mode", "thread", "threads", "default_dtype", "lazy_clone", "kept_results",
+)  # fmt: skip
+SITUATIONS = (
+    GRAD_MODE, REQUIRES_GRAD, INFERENCE_MODE, THREAD, THREADS, DEFAULT_DTYPE, LAZY_CLONE, KEPT_RESULTS,
+)  # fmt: skip
+OTHER_DEFAULT_DTYPE = torch.float64
+_ROUNDS, _CALLS = 6, 64
+"""How often two threads meet, and how many calls the one that is judged makes each time at most."""
+_ROUNDS_S = 0.2
+"""How long they may go on meeting."""
+_SWITCH_S = 1e-6
+"""How often threads take turns while two of them are in a kernel."""
+Function = Callable[..., Any]
+Arguments = tuple[list[Any], dict[str, Any], list[torch.Tensor]]
+"""Those of a call by position and by name, and the tensors among them."""
+
+
+def input_in(situation: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Return an input as it is in a situation; a lazy clone stays one until something writes to it."""
+    if situation == REQUIRES_GRAD and (tensor.is_floating_point() or tensor.is_complex()):
+        return tensor.requires_grad_()
+    return torch._lazy_clone(tensor) if situation == LAZY_CLONE else tensor  # noqa: SLF001  # torch has no public name for it
+
+
+def call_in(situation: str, function: Function, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Call a function in a situation, and leave the process as it was."""
+    match situation:
+        case "grad_mode":
+            with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001  # as installed kernels are called
+                return function(*args, **kwargs)
+        case "inference_mode":
+            with torch.inference_mode():
+                return function(*args, **kwargs)
+        case "thread":
+            (answer,) = _at_once([lambda: function(*args, **kwargs)])
+            return answer()
+        case "default_dtype":
+            before = torch.get_default_dtype()
+            torch.set_default_dtype(OTHER_DEFAULT_DTYPE)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                if torch.get_default_dtype() == OTHER_DEFAULT_DTYPE:  # else the kernel has changed it, which is seen
+                    torch.set_default_dtype(before)
+        case _:
+            return function(*args, **kwargs)
+
+
+def call_in_two_threads(function: Function, fresh: Callable[[], Arguments]) -> tuple[Any, list[torch.Tensor]]:
+    """Call a function several times while another thread calls it on other contents; return one of the results with its inputs.
+
+    It is the first that is not what the first of all was, where there is one: what is right may differ by rounding, which is for the judge to say.
+    """
+    interval, end = sys.getswitchinterval(), monotonic() + _ROUNDS_S
+    sys.setswitchinterval(_SWITCH_S)
+    try:
+        first: Any = None
+        for number in range(_ROUNDS):
+            given = [fresh() for _ in range(_CALLS)]
+            results = _while_others_call(function, given, _with_other_contents(fresh()), end)
+            first = results[0] if number == 0 else first
+            other = next((i for i, result in enumerate(results) if not _same(first, result)), None)
+            if other is not None or number == _ROUNDS - 1 or monotonic() > end:
+                break
+        return results[other or 0], given[other or 0][2]
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def _while_others_call(function: Function, given: Sequence[Arguments], others: Arguments, end: float) -> list[Any]:
+    """Return the results of calls that one thread makes while another makes its own, again and again."""
+    done: list[bool] = []
+
+    def judged() -> list[Any]:
+        try:
+            return [
+                function(*args, **kwargs) for i, (args, kwargs, _) in enumerate(given) if not i or monotonic() < end
+            ]
+        finally:
+            done.append(True)
+
+    def beside() -> None:
+        while not done:
+            function(*others[0], **others[1])
+
+    answer, _ = _at_once([judged, beside])
+    found: list[Any] = answer()
+    return found
+
+
+def _at_once(calls: Sequence[Function]) -> list[Function]:
+    """Make calls, each in a thread of its own; return what gives the result of each, or raises what it has raised."""
+    answers: list[Function] = [_nothing] * len(calls)
+    start, ends = allocate_lock(), [allocate_lock() for _ in calls]
+
+    def run(number: int) -> None:
+        try:
+            with start:  # all are waiting by then
+                pass
+            result = calls[number]()
+            answers[number] = lambda: result
+        except BaseException as error:  # noqa: BLE001  # raised again where the answer is asked for
+            answers[number] = _raising(error)
+        finally:
+            ends[number].release()
+
+    start.acquire()
+    for number, end in enumerate(ends):
+        end.acquire()
+        start_new_thread(run, (number,))
+    start.release()
+    for end in ends:
+        end.acquire()
+    return answers
+
+
+def _nothing() -> Any:
+    return None
+
+
+def _raising(error: BaseException) -> Function:
+    def answer() -> Any:
+        raise error
+
+    return answer
+
+
+def _with_other_contents(given: Arguments) -> Arguments:
+    """Turn the floating-point contents of a call's tensors around; where there are none, all of them."""
+    floats = [t for t in given[2] if t.is_floating_point() or t.is_complex()]
+    for tensor in floats or given[2]:
+        elements = flat_storage(tensor).view(-1, tensor.element_size())
+        elements.copy_(elements.flip(0))
+    return given
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.shape == other.shape and bool(torch.equal(flat_bytes(one), flat_bytes(other)))
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return True
