@@ -32,10 +32,11 @@ from opforge.sandbox.loader import (
 )
 from opforge.sandbox.mutants import Mutated
 from opforge.sandbox.origins import Origins
+from opforge.sandbox.registrations import registrations
 from opforge.sandbox.state import GlobalState, generator_state, seed_generator
 from opforge.sandbox.tampering import Seals
 from opforge.sandbox.track import Track
-from opforge.sandbox.traps import Traps
+from opforge.sandbox.traps import Traps, other_operators
 from opforge.sandbox.tuning import keep_short
 from opforge.sandbox.watch import Watch
 from opforge.sandbox.wire import Channel
@@ -58,6 +59,8 @@ seals = functools.cache(Seals)
 def prepare() -> None:
     """Do in the server what need not be done anew in each worker."""
     seals()
+    registrations()
+    other_operators()
 
 
 def serve(config: dict[str, Any], fds: list[int]) -> None:
@@ -143,12 +146,14 @@ class Worker:
         if description.get("untimed"):
             keep_short()
         changes = GlobalState.now().changes_since(state, rng=False)
-        return self._with_tried({**self._tampering(), **({"state": changes} if changes else {})})
+        return self._with_tried({**self._tampering(thorough=True), **({"state": changes} if changes else {})})
 
-    def _tampering(self) -> dict[str, Any]:
+    def _tampering(self, *, thorough: bool) -> dict[str, Any]:
         """Return what the kernel has done to the process that it runs in, if anything."""
         done = [f"replaced {name}" for name in seals().broken()]
-        done += [f"re-registered aten::{name}" for name in self._traps.removed()]
+        if self._path is not None:
+            anew = registrations().changed(self._traps.trapped, all_of_them=thorough)
+            done += [f"re-registered {name}" for name in (*(f"aten::{n}" for n in self._traps.removed()), *anew[:8])]
         return {"tampered": done} if done else {}
 
     def _function(self, op: str) -> Callable[..., Any]:
@@ -181,7 +186,7 @@ class Worker:
                 state = after
             results.append(self._with_tried(result))
         self._look_again(results)
-        return {"results": results, **self._tampering()}
+        return {"results": results, **self._tampering(thorough=False)}
 
     def _call(self, function: Callable[..., Any], case: dict[str, Any], index: int) -> dict[str, Any]:
         own = case["own"]
@@ -378,7 +383,7 @@ class Worker:
         if request["own"]:
             reply["inputs"] = [self._tensor(t).get("T") for t in inputs]
         bypass = self._bypass(inputs)
-        return {"result": self._with_tried({**reply, **bypass}), **(self._tampering() if request["seals"] else {})}
+        return {"result": self._with_tried({**reply, **bypass}), **(self._tampering(thorough=True) if request["seals"] else {})}
 
     def _clear(self) -> dict[str, Any]:
         """Let go of what was timed: others need the memory."""
