@@ -221,8 +221,7 @@ class Judge:
             return
         raised = next((index for index, one in enumerate(replies) if "raised" in one), None)
         try:  # one that has started so many processes that the system refuses it more is ended for that, and not for what it raises
-            if raised is not None:
-                worker.look_after(raised, at_once=True)
+            worker.look_after(raised or 0, at_once=True)
         except DeathError as death:
             self._death(op, batch, death, waiting)
             return
@@ -264,7 +263,7 @@ class Judge:
             return Finding(Outcome.CHEATED, f"tampered with its process: {'; '.join(map(str, tampered))}")
         if self._worker is not None and self._loaded.get("mutant") is None and (strays := worker.orphans()):
             return Finding(Outcome.CHEATED, f"left {strays} process(es) running that it had started and cut loose")
-        return None
+        return _foreign_code(worker, self._loaded) if self._worker is not None else None
 
     def _death(self, op: _Op, batch: Batch, death: DeathError, waiting: deque[CaseRow]) -> None:
         """Give the case that was running its verdict, and put the others of its batch back."""
@@ -411,7 +410,7 @@ class Judge:
             worker.close()
             self._broken = Finding(Outcome.CONTRACT, f"while loading: {FORGED}")
             return None
-        if (refusal := _refusal(reply)) is not None:
+        if (refusal := _refusal(reply) or _foreign_code(worker, kernel)) is not None:
             worker.close()
             self._broken = refusal
             return None
@@ -462,6 +461,12 @@ def _counted(calls: Any) -> dict[str, int]:
     if not isinstance(calls, dict):
         return {}
     return {str(name)[:80]: count for name, count in list(calls.items())[:100] if isinstance(count, int)}
+
+
+def _foreign_code(worker: KernelWorker, kernel: dict[str, Any]) -> Finding | None:
+    """Return the verdict on a kernel whose libraries call ATen's own code past the dispatcher."""
+    found = worker.objection(kernel["forbidden"]) if kernel["forbidden"] else None
+    return None if found is None else Finding(Outcome.CHEATED, found)
 
 
 def _refusal(reply: dict[str, Any]) -> Finding | None:

@@ -33,7 +33,7 @@ def spoiled(result: Any, given: list[torch.Tensor], *, mutates: bool) -> Any:
 
 def _shares(one: torch.Tensor, other: torch.Tensor) -> bool:
     try:
-        return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+        return bool(one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr())
     except (RuntimeError, NotImplementedError):
         return False
 

@@ -262,7 +262,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _is_floating(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex() or tensor.is_quantized
+    return bool(tensor.is_floating_point() or tensor.is_complex() or tensor.is_quantized)
 
 
 def _memory(tensor: torch.Tensor) -> Memory | None:
@@ -279,7 +279,7 @@ def _overlap(one: Memory, other: Memory) -> bool:
 
 
 def _capturing() -> bool:
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
 
 def _digest(tensor: torch.Tensor) -> int:

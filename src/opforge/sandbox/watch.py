@@ -7,6 +7,7 @@ standard library, is the kernel's own. A kernel that goes round Python is stoppe
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import sys
@@ -46,6 +47,8 @@ _OWN_DEVICES = (
     "/dev/nvidia",
     "/dev/dri",
 )
+_OF_TORCH = re.compile(r"_ZNK?(?:2at|5torch)|aoti_torch|torch_call")
+_LOOKS_UP = ("dlsym", "dlvsym", "dlopen", "dlmopen", "__libc_dlsym", "_dl_sym")
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
 _PACKAGES = tuple(f"{_STANDARD}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 
@@ -149,6 +152,14 @@ class Watch:
         if family != socket.AF_UNIX and self._from_kernel():
             self.note(f"open a socket ({socket.AddressFamily(family).name})")
 
+    def symbol(self, name: Any) -> None:
+        """Hear of a function that is looked up in a library: those of torch's, or what looks up others unheard."""
+        if isinstance(name, str) and _OF_TORCH.match(name):
+            if self._from_kernel(nearest=False):
+                self.note(f"call {name}, a function of torch's libraries, past the dispatcher")
+        elif name in _LOOKS_UP and self._from_kernel():
+            self.note(f"look up functions with {name}")
+
     def host(self, name: Any) -> None:
         if name not in (None, "", b"", "localhost", "127.0.0.1", "::1") and self._from_kernel(nearest=False):
             self.note(f"look up the host {os.fsdecode(name)}")
@@ -226,6 +237,8 @@ _HANDLERS: Mapping[str, Handler] = {
     "socket.__new__": lambda watch, args: watch.socket(args[1]),
     "socket.getaddrinfo": lambda watch, args: watch.host(args[0]),
     "socket.gethostbyname": lambda watch, args: watch.host(args[0]),
+    "ctypes.dlsym": lambda watch, args: watch.symbol(args[1]),
+    "ctypes.dlsym/handle": lambda watch, args: watch.symbol(args[1]),
     "os.kill": lambda watch, args: watch.signals(args[0], args[1]),
     "os.killpg": lambda watch, args: watch.signals(-args[0], args[1]),
 }

@@ -18,7 +18,7 @@ from torch.cuda import _sleep, empty_cache, mem_get_info, memory_reserved, synch
 
 from opforge.cases.encoding import SHORT_DTYPES, decode
 from opforge.cases.materialise import flat_bytes, flat_storage, owned_copy, tensor_over
-from opforge.sandbox import reach
+from opforge.sandbox import bars, reach
 from opforge.sandbox.confinement import room_from
 from opforge.sandbox.inputs import Inputs
 from opforge.sandbox.loader import (
@@ -61,6 +61,7 @@ def prepare() -> None:
     seals()
     registrations()
     other_operators()
+    bars.entrances()
 
 
 def serve(config: dict[str, Any], fds: list[int]) -> None:
@@ -138,7 +139,7 @@ class Worker:
     def _load(self, description: dict[str, Any]) -> dict[str, Any]:
         self._path = Path(description["file"]) if description["file"] else None
         state = GlobalState.now()
-        self._traps.set(description.get("forbidden", []))
+        self._forbid(description.get("forbidden", []))
         try:
             self._kernel = LoadedKernel(description, self._traps.watched)
         except KernelLoadError as error:
@@ -147,6 +148,12 @@ class Worker:
             keep_short()
         changes = GlobalState.now().changes_since(state, rng=False)
         return self._with_tried({**self._tampering(thorough=True), **({"state": changes} if changes else {})})
+
+    def _forbid(self, operators: list[str]) -> None:
+        new = [name for name in operators if name not in self._traps.trapped]
+        if new:
+            self._traps.set(new)
+            bars.close(new)
 
     def _tampering(self, *, thorough: bool) -> dict[str, Any]:
         """Return what the kernel has done to the process that it runs in, if anything."""
@@ -167,7 +174,7 @@ class Worker:
         self._next = self._out_at
         self._held = []
         results = []
-        self._traps.set(request.get("forbidden", []))
+        self._forbid(request.get("forbidden", []))
         try:
             function = self._function(op)
         except NotImplementedError as error:
@@ -383,7 +390,10 @@ class Worker:
         if request["own"]:
             reply["inputs"] = [self._tensor(t).get("T") for t in inputs]
         bypass = self._bypass(inputs)
-        return {"result": self._with_tried({**reply, **bypass}), **(self._tampering(thorough=True) if request["seals"] else {})}
+        return {
+            "result": self._with_tried({**reply, **bypass}),
+            **(self._tampering(thorough=True) if request["seals"] else {}),
+        }
 
     def _clear(self) -> dict[str, Any]:
         """Let go of what was timed: others need the memory."""
