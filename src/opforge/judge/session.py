@@ -45,6 +45,7 @@ _PATIENCE_S = 10.0
 """The time limit of a kernel that has run into the ordinary one before."""
 _SLOWER = 20.0
 """So many times as long as ATen a call may take at least."""
+_TRIED_FOR_PARTS = 4
 _DERIVED = 3
 """How many cases of an operator are run for their gradients."""
 _KEPT_BYTES = 1 << 30
@@ -77,8 +78,6 @@ class _Op:
     seen: int = 0
     reference: Reference | None = None
     """What answers in ATen's place, for an operator of the user's own."""
-    part: list[str] | None = None
-    """The operators that it is in truth, where it is a composite one; None before that was looked at."""
     until_rejected: bool = False
     """Whether the first rejection is all that is asked for."""
     rejected: bool = False
@@ -133,7 +132,7 @@ class Judge:
             self._run_aten_alone(job, cases_of[0][0])
             return
         untimed = all(case.phase is not Phase.PERFORMANCE for cases in cases_of for case in cases)
-        kernel = {**job["kernel"], "forbidden": self._forbidden(job), "untimed": untimed}
+        kernel = {**job["kernel"], "forbidden": self._forbidden(job, cases_of), "untimed": untimed}
         try:
             for part, cases in zip(job["ops"], cases_of, strict=True):
                 facts, reference = self._facts(job, part["op"], cases)
@@ -161,12 +160,28 @@ class Judge:
             raise ValueError(f"the job names an unknown operator {name!r}")
         return facts, None
 
-    def _forbidden(self, job: dict[str, Any]) -> list[str]:
-        """Return the operators that the job's kernel may not call."""
+    def _forbidden(self, job: dict[str, Any], cases_of: list[list[CaseRow]]) -> list[str]:
+        """Return the operators that the job's kernel may not call; it is loaded when they are trapped, and not before."""
         if job["kernel"]["file"] is None or job.get("allow_fallback"):
             return []
         served = map(table().get, job.get("serves") or [part["op"] for part in job["ops"]])
-        return bypass.forbidden(op for op in served if op is not None)
+        found = bypass.forbidden(op for op in served if op is not None)
+        for part, cases in zip(job["ops"], cases_of, strict=True):
+            if cases and (op := table().get(part["op"])) is not None and op.composite:
+                found += self._parts(op, cases)
+        return list(dict.fromkeys(found))
+
+    def _parts(self, op: Operator, cases: list[CaseRow]) -> list[str]:
+        """Return the operators that a composite one is in truth, by the first of its cases that can be made."""
+        for case in cases[:_TRIED_FOR_PARTS]:
+            batch = Batch(op, self._device, self._config.in_bytes, self._blobs, self._buffer)
+            try:
+                placed = batch.add(case)
+            except (CaseSyntaxError, MemoryError, KeyError, ValueError, RuntimeError) as error:
+                end_without_device(error)
+                continue
+            return [] if placed is None else bypass.only_part(op, placed.call)
+        return []
 
     def _judge(self, op: _Op, cases: list[CaseRow], batch_size: int) -> None:
         waiting = deque(cases)
@@ -249,12 +264,9 @@ class Judge:
     def _request(self, op: _Op, batch: Batch) -> dict[str, Any]:
         cases = [p.request() for p in batch.placed]
         request: dict[str, Any] = {"do": "call", "op": op.facts.name, "random": op.facts.random, "cases": cases}
-        if op.kernel["forbidden"]:
-            first = batch.placed[0].call
-            op.part = bypass.only_part(op.facts, first) if op.part is None else op.part
-            request["forbidden"] = op.part
-            if (listed := next((i for i, p in enumerate(batch.placed) if p.form == "again"), None)) is not None:
-                cases[listed]["list"] = True
+        listed = next((i for i, p in enumerate(batch.placed) if p.form == "again"), None)
+        if op.kernel["forbidden"] and listed is not None:
+            cases[listed]["list"] = True
         return request
 
     def _breach(self, worker: KernelWorker, reply: dict[str, Any]) -> Finding | None:

@@ -12,11 +12,13 @@ import itertools
 import mmap
 import os
 import random
+import sys
 import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import torch
@@ -32,6 +34,16 @@ Function = Callable[..., Any]
 
 _LAYOUTS = ("", "Quantized", "Sparse", "SparseCsr", "NestedTensor")
 """What the dispatch keys of a device begin with: a tensor can be brought into each of these and computed on there."""
+_MADE_OF_OTHERS = (
+    "CompositeExplicitAutograd",
+    "CompositeExplicitAutogradNonFunctional",
+    "CompositeImplicitAutograd",
+    "CompositeImplicitAutogradNestedTensor",
+    "FuncTorchBatchedDecomposition",
+)
+"""Keys that stand for every backend without a kernel of its own: what is there can be called by way of any of those."""
+_ANY_BACKEND = "XLA"
+"""A backend without kernels of its own: its key leads to what is made of other operators."""
 _MKLDNN = "MkldnnCPU"
 """The key of oneDNN's tensors. Torch does not hand out the kernels that stand there, so a trap cannot pass a call on."""
 _OTHER_NAMESPACES = frozenset({
@@ -42,6 +54,9 @@ _OTHER_NAMESPACES = frozenset({
 _ALWAYS_COMPARED = 64
 """So many calls with the same geometry are compared by the integers that they compute; of later ones some."""
 _LATER_SHARE = 1 / 16
+
+_NOWHERE = "\0"
+"""The beginning of no path."""
 
 Memory = tuple[int, int]
 """Where a storage begins and ends."""
@@ -70,7 +85,10 @@ class Traps:
         """Trapped calls of the kernel's present call on integers alone: their tensors, which are kept so that their memory is not used again."""
         self._computed: dict[Any, tuple[int, int]] = {}
         """For a geometry of arguments: a digest of the integers that were computed by trapped calls, and how often it was taken."""
-        self._passing = threading.local()
+        self._between = {spoiled.__code__}
+        self._trap_code: CodeType | None = None
+        self._call_code: CodeType | None = None
+        self._folder = _NOWHERE
 
     def set(self, names: list[str]) -> None:
         """Trap operators; those that have no kernel on this device cannot be called and need no trap."""
@@ -79,17 +97,21 @@ class Traps:
         for name in names:
             if name not in self._set and (facts := table().get(name)) is not None:
                 for key in self._keys:
-                    self._set_one(facts, key)
-                if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{qualified(name)}", _MKLDNN):  # noqa: SLF001
+                    self._set_one(facts, key, key)
+                for key in _MADE_OF_OTHERS:
+                    if _has_kernel(name, key):
+                        self._set_one(facts, key, _ANY_BACKEND)
+                if _has_kernel(name, _MKLDNN):
                     put(self._library, facts, self._refusal(qualified(name)), _MKLDNN)
                 self._set[name] = registrations(facts)
 
-    def _set_one(self, facts: Operator, key: str) -> None:
+    def _set_one(self, facts: Operator, key: str, original_key: str) -> None:
+        """Set a trap at one key. What passes it goes to what stands there, or at another key that leads to the same."""
         name = qualified(facts.name)
-        if not torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"aten::{name}", key):  # noqa: SLF001
+        if not torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"aten::{name}", original_key):  # noqa: SLF001
             return
         try:
-            original = original_of(facts, key)
+            original = original_of(facts, original_key)
         except RuntimeError:
             return
 
@@ -97,14 +119,17 @@ class Traps:
             if not self._from_kernel():
                 return original(*args, **kwargs)
             given = list(_tensors((args, kwargs)))
+            if given and all(t.is_meta for t in given):
+                return original(*args, **kwargs)  # shapes alone
             counts = self._note(name, given)
-            with self._let_pass():
-                result = original(*args, **kwargs)
-                if counts:
-                    return spoiled(result, given, mutates=facts.mutates)
+            result = original(*args, **kwargs)
+            if counts:
+                return spoiled(result, given, mutates=facts.mutates)
             self._integers.append((name, [*given, *_tensors(result)]))
             return result
 
+        self._trap_code = trap.__code__
+        self._between.add(original.__code__)
         put(self._library, facts, trap, key)
 
     def _trap_other_namespaces(self) -> None:
@@ -128,17 +153,23 @@ class Traps:
         return refuse
 
     def _from_kernel(self) -> bool:
-        passing = getattr(self._passing, "now", False)
-        return not passing and (self._inside or threading.get_ident() != self._main)
+        """Whether a trapped call comes from the kernel: by what is on the stack, since any variable is the kernel's to change.
 
-    @contextmanager
-    def _let_pass(self) -> Iterator[None]:
-        """Let through what ATen itself calls to answer a call that was noted."""
-        self._passing.now = True
-        try:
-            yield
-        finally:
-            self._passing.now = False
+        What ATen calls to answer a trapped call has nothing but our own functions between it and that call.
+        """
+        frame = sys._getframe(1).f_back  # noqa: SLF001  # there is no other way to ask
+        while frame is not None and frame.f_code in self._between:
+            frame = frame.f_back
+        if frame is not None and frame.f_code is self._trap_code:
+            return False
+        while frame is not None:
+            code = frame.f_code
+            if code is _LOOKS:
+                return False
+            if code is self._call_code or code.co_filename.startswith(self._folder):
+                return True
+            frame = frame.f_back
+        return threading.get_ident() != self._main
 
     def _note(self, name: str, tensors: list[torch.Tensor]) -> bool:
         """Note a call; return whether it is known at once to be one that a kernel may not make."""
@@ -166,6 +197,10 @@ class Traps:
         """Return a mode that counts what the kernel, and not the harness, calls."""
         return Listing(lambda: self._inside)
 
+    def lies_in(self, file: Path) -> None:
+        """Say where the kernel's code is, some of which may run when the kernel is not called: a handler, a finaliser."""
+        self._folder = f"{file.parent}{os.sep}"
+
     def watched(self, kernel: Function) -> Function:
         """Return a kernel's function such that calls from within it are told from the harness's own."""
 
@@ -180,6 +215,7 @@ class Traps:
                 self._look_at_integers(result)
             return result
 
+        self._call_code = call.__code__
         return call
 
     def _look_at_integers(self, result: Any) -> None:
@@ -232,6 +268,13 @@ class Traps:
     @property
     def trapped(self) -> frozenset[str]:
         return frozenset(self._set)
+
+
+_LOOKS = Traps._look_at_integers.__code__  # noqa: SLF001  # our own, which runs when a kernel has returned
+
+
+def _has_kernel(name: str, key: str) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{qualified(name)}", key))  # noqa: SLF001
 
 
 @functools.cache

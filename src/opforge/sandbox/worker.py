@@ -139,6 +139,8 @@ class Worker:
     def _load(self, description: dict[str, Any]) -> dict[str, Any]:
         self._path = Path(description["file"]) if description["file"] else None
         state = GlobalState.now()
+        if self._path is not None:
+            self._traps.lies_in(self._path)
         self._forbid(description.get("forbidden", []))
         try:
             self._kernel = LoadedKernel(description, self._traps.watched)
@@ -174,7 +176,6 @@ class Worker:
         self._next = self._out_at
         self._held = []
         results = []
-        self._forbid(request.get("forbidden", []))
         try:
             function = self._function(op)
         except NotImplementedError as error:
