@@ -12,6 +12,7 @@ import torch
 from opforge.judge.properties import UNDEFINED_CONTENTS
 from opforge.judge.reference import Call
 from opforge.ops import Operator, table
+from opforge.ops.stems import stem
 from opforge.sandbox.loader import aten_function
 from opforge.sandbox.traps import Listing
 
@@ -65,14 +66,6 @@ _GENERAL: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Packets of which an operation is a special case. They may be made of it, and it not of them."""
 
-_BEFORE_STEM = re.compile(
-    r"^_*(?:(?:special|linalg|native|cudnn|mkldnn|miopen|mps|quantized|thnn|fused|sparse|nested|foreach|safe|chunk|slow)_"
-    r"|(?<=_)masked_)+"
-)
-_BEHIND_STEM = re.compile(
-    r"(?:_?[123]d|_with_(?:indices|noise|update)|_legit|_no_training|_no_stats|_overrideable|_for_cpu|_functional"
-    r"|_forward|_forward_only|_math|_impl)+$"
-)
 _PRODUCT = re.compile(r"(?:^|_)(?:mm|bmm|addmm|matmul)(?:_|$)")
 
 _HELPERS = frozenset({
@@ -107,11 +100,6 @@ def siblings(packet: str) -> tuple[str, ...]:
         if what == "matrix product":
             named |= {one for same in stems.values() for one in same if _PRODUCT.search(one)}
     return tuple(sorted({one for name in named for one in (name, *stems.get(stem(name), ()))} - {packet}))
-
-
-def stem(packet: str) -> str:
-    """Return what is left of a packet's name without the words for a library, a layout, a number of dimensions and the like."""
-    return packet if packet.endswith("_copy") else _BEHIND_STEM.sub("", _BEFORE_STEM.sub("", packet).lstrip("_"))
 
 
 @functools.cache

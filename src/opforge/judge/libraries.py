@@ -5,18 +5,13 @@ from __future__ import annotations
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
-from opforge.judge.bypass import stem
 from opforge.kernels.native.elf import NotALibraryError, symbols
+from opforge.kernels.native.reaching import DEFINES_ATEN, FUNCTION, calls_past, objection, stems_of
 
-_OF_ATEN = r"_ZN2at(?:3cpu|4cuda|6native)\d|aoti_torch_(?:cpu|cuda)_"
-_DEFINES = r"_ZN2at4_ops\d"
-_FINDS = r"dlv?sym|dlmopen"
-_TOKEN = re.compile(rb"_ZN2at(?:3cpu|4cuda|6native)(\d+)(\w+)|aoti_torch_(?:cpu|cuda)_(\w+)")
 _TORCH = re.compile(r"libtorch_(?:cpu|cuda)\b")
-_AROUND = re.compile(r"^structured_|(?:_(?:outf?|cpu|cuda|symint|impl|stub|kernel|mkldnn|native))*_?$")
 _SYSTEM = tuple(
     f"{folder.rstrip('/')}/"
     for folder in {
@@ -47,7 +42,7 @@ class Libraries:
         copies = [path for path, begins in mapped if begins and _TORCH.match(path.rpartition("/")[2])]
         if len({Path(path).name.partition(".")[0] for path in copies}) < len(copies):
             return "has loaded another copy of torch's libraries"
-        stems = frozenset(_plain(name.partition(".")[0]) for name in forbidden)
+        stems = stems_of(forbidden)
         for path in {path for path, _ in mapped} - self._seen:
             self._seen.add(path)
             if self._is_foreign(path) and (found := self._look_at(path, stems)) is not None:
@@ -65,7 +60,7 @@ class Libraries:
         if not self._is_foreign(path) or path in self._without_aten:
             return False
         try:
-            found = any(s.defined for s in symbols(Path(path), _DEFINES))
+            found = any(s.defined for s in symbols(Path(path), DEFINES_ATEN))
         except (NotALibraryError, ValueError, OSError):
             found = False
         if not found:
@@ -75,13 +70,13 @@ class Libraries:
     def _look_at(self, path: str, stems: frozenset[str]) -> str | None:
         """Look at a library, or, where its file is gone, at the memory that it lies in."""
         if not path.endswith(_DELETED):
-            return _objection(Path(path), stems)
+            return objection(Path(path), stems)
         name = Path(path.removesuffix(_DELETED)).name
         try:
-            texts = [found[0] for found in _TOKEN.finditer(self._memory_of(path))]
+            texts = [found[0] for found in FUNCTION.finditer(self._memory_of(path))]
         except OSError:
             return None if path.startswith("/memfd:") else f"has loaded {name}, a library that is no longer there"
-        return _calls_past(name, texts, stems)
+        return calls_past(name, texts, stems)
 
     def _memory_of(self, path: str) -> bytes:
         maps = Path(f"/proc/{self._pid}/maps").read_text(errors="replace").splitlines()
@@ -118,39 +113,3 @@ class Libraries:
 
 def _arenas(mapped: list[tuple[str, str, int, str]]) -> set[str]:
     return {identity for path, _, _, identity in mapped if path.startswith(_ARENA)}
-
-
-def _objection(file: Path, stems: frozenset[str]) -> str | None:
-    try:
-        if any(s.defined for s in symbols(file, _DEFINES)):
-            return f"has loaded {file.name}, which has an ATen of its own"
-        texts = [s.name.encode() for s in symbols(file, _OF_ATEN) if not s.defined]
-        finds = any(not s.defined for s in symbols(file, _FINDS))
-    except (NotALibraryError, ValueError):
-        texts, finds = [], True
-    except OSError:
-        return None
-    return _calls_past(file.name, [*texts, *(_strings(file) if finds else ())], stems)
-
-
-def _calls_past(name: str, texts: Iterable[bytes], stems: frozenset[str]) -> str | None:
-    found = next((token for token in _tokens(texts) if _plain(token) in stems), None)
-    return None if found is None else f"has loaded {name}, which calls ATen's own {found} past the dispatcher"
-
-
-def _strings(file: Path) -> list[bytes]:
-    """Return the names of ATen's functions that stand anywhere in a file."""
-    with file.open("rb") as opened:
-        return [found[0] for found in _TOKEN.finditer(opened.read(_MOST_BYTES))]
-
-
-def _tokens(names: Iterable[bytes]) -> Iterator[str]:
-    """Yield the functions in mangled names: ``_ZN2at6native4reluE…`` is that of ``relu``."""
-    for name in names:
-        if (found := _TOKEN.match(name)) is not None:
-            token = found[3] or found[2][: int(found[1])]
-            yield token.decode()
-
-
-def _plain(token: str) -> str:
-    return stem(_AROUND.sub("", token))

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -55,6 +56,9 @@ _ALWAYS_COMPARED = 64
 """So many calls with the same geometry are compared by the integers that they compute; of later ones some."""
 _LATER_SHARE = 1 / 16
 
+_WORD_BYTES = 8
+_FEW_WORDS = 4
+"""So many different numbers may be the same as some integers by chance."""
 _NOWHERE = "\0"
 """The beginning of no path."""
 
@@ -173,9 +177,10 @@ class Traps:
 
     def _note(self, name: str, tensors: list[torch.Tensor]) -> bool:
         """Note a call; return whether it is known at once to be one that a kernel may not make."""
-        counts = any(map(_is_floating, tensors)) or self._reads_floats(tensors)
+        floats = [t for t in _tensors(self._given) if _is_floating(t)]
+        counts = any(map(_is_floating, tensors)) or self._reads_floats(tensors) or _are_copied(floats, tensors)
         self._add(name, counts=counts)
-        return counts or not any(map(_is_floating, _tensors(self._given)))
+        return counts or not floats
 
     def _reads_floats(self, tensors: list[torch.Tensor]) -> bool:
         """Whether integers are in truth the bytes of the floating-point arguments of the kernel's call."""
@@ -319,6 +324,23 @@ def _memory(tensor: torch.Tensor) -> Memory | None:
 
 def _overlap(one: Memory, other: Memory) -> bool:
     return one[0] < other[1] and other[0] < one[1]
+
+
+def _are_copied(floats: list[torch.Tensor], integers: list[torch.Tensor]) -> bool:
+    """Whether integers contain the bits of some floating-point numbers, picked at random."""
+    if _capturing():
+        return False
+    for tensor in floats:
+        size = min(tensor.element_size(), _WORD_BYTES)
+        words = np.unique(flat_bytes(tensor).cpu().numpy().view(f"u{size}"))
+        words = words[words != 0]
+        if len(words) >= _FEW_WORDS:
+            picked = random.SystemRandom().sample(words.tolist(), min(len(words), 4 * _FEW_WORDS))
+            for other in integers:
+                data = flat_bytes(other).cpu().numpy()
+                if np.isin(picked, data[: len(data) // size * size].view(f"u{size}")).all():
+                    return True
+    return False
 
 
 def _capturing() -> bool:

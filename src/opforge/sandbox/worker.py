@@ -156,6 +156,8 @@ class Worker:
         if new:
             self._traps.set(new)
             bars.close(new)
+            if self._watch is not None:
+                self._watch.forbid(new)
 
     def _tampering(self, *, thorough: bool) -> dict[str, Any]:
         """Return what the kernel has done to the process that it runs in, if anything."""
