@@ -84,7 +84,7 @@ class Traps:
         """What forked children noted: memory that they share with this process."""
         self._inside = False
         self._given: tuple[Any, ...] = ()
-        """The arguments of the kernel's present call, or of its last one."""
+        """The arguments of the kernel's present call."""
         self._integers: list[tuple[str, list[torch.Tensor]]] = []
         """Trapped calls of the kernel's present call on integers alone: their tensors, which are kept so that their memory is not used again."""
         self._computed: dict[Any, tuple[int, int]] = {}
@@ -211,6 +211,7 @@ class Traps:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             self._given = (args, kwargs)
+            self._integers.clear()  # of a call that raised
             self._inside = True
             try:
                 result = kernel(*args, **kwargs)
@@ -218,6 +219,7 @@ class Traps:
                 self._inside = False
             if self._integers:
                 self._look_at_integers(result)
+            self._given = ()  # others may need the memory
             return result
 
         self._call_code = call.__code__
