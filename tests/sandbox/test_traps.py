@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
 
@@ -15,7 +16,7 @@ from opforge.sandbox.traps import Traps
 @pytest.fixture(scope="module")
 def traps() -> Traps:
     made = Traps("cpu")
-    made.set(["mm.default", "mm.out", "hardswish.default"])
+    made.set(["mm.default", "mm.out", "hardswish.default", "sigmoid.default"])
     return made
 
 
@@ -74,3 +75,60 @@ def test_gradients_flow_through_what_is_installed():
     with installed(wrong, "tanh.default", "CPU"):
         assert torch.allclose(given(), torch.arange(5).cos() * 0.75)
     assert torch.equal(given(), plain)
+
+
+def test_integers_that_are_the_bytes_of_a_float_are_no_counting(traps):
+    given = torch.randn(4, 4)
+
+    def over_its_memory(tensor):
+        as_integers = tensor.view(torch.int32)
+        return (as_integers @ as_integers).float()
+
+    def over_its_results(tensor):
+        result = torch.empty_like(tensor)
+        torch.mm(torch.ones(4, 4, dtype=torch.int32), torch.ones(4, 4, dtype=torch.int32), out=result.view(torch.int32))
+        return result
+
+    for kernel in (over_its_memory, over_its_results):
+        traps.watched(kernel)(given)
+        assert traps.sprung(floats=True)[0].startswith("mm")
+
+
+def test_integers_that_depend_on_the_contents_of_a_float_are_no_counting(traps):
+    def over_a_copy(tensor):
+        as_integers = tensor.view(torch.int32).clone()
+        return (as_integers @ as_integers).float()
+
+    kernel = traps.watched(over_a_copy)
+    kernel(torch.randn(4, 4))
+    kernel(torch.randn(4, 4))
+    assert traps.sprung(floats=True) == ["mm"]
+
+
+def test_the_numbers_of_a_trapped_call_are_others(traps):
+    given = torch.linspace(-5, 5, 20)
+    right = torch.nn.functional.hardswish(given)
+    assert not (traps.watched(torch.nn.functional.hardswish)(given) == right).any()
+    assert traps.sprung(floats=True) == ["hardswish"]
+    assert torch.equal(torch.nn.functional.hardswish(given), right)
+
+
+@pytest.mark.parametrize(
+    ("call", "seen"),
+    [
+        (lambda t: torch.sigmoid(t.to_mkldnn()).to_dense(), "sigmoid"),
+        (lambda t: torch.mm(t.to_sparse(), t), "mm"),
+        (lambda t: torch.sigmoid(torch.quantize_per_tensor(t, 0.1, 0, torch.qint8)).dequantize(), "sigmoid"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_a_call_in_another_layout_is_seen(traps, call, seen):
+    with contextlib.suppress(RuntimeError):
+        traps.watched(call)(torch.randn(4, 4))
+    assert traps.sprung(floats=True) == [seen]
+
+
+def test_other_implementations_of_torchs_own_are_seen(traps):
+    with pytest.raises(RuntimeError, match="not to be had"):
+        traps.watched(lambda t: torch.ops.mkldnn._linear_pointwise(t, t, None, "none", [], ""))(torch.randn(4, 4))
+    assert traps.sprung(floats=True) == ["mkldnn::_linear_pointwise"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import re
 from collections.abc import Iterable
 
 import torch
@@ -10,6 +12,7 @@ import torch
 from opforge.judge.properties import UNDEFINED_CONTENTS
 from opforge.judge.reference import Call
 from opforge.ops import Operator, table
+from opforge.ops.stems import stem
 from opforge.sandbox.loader import aten_function
 from opforge.sandbox.traps import Listing
 
@@ -24,16 +27,46 @@ GROUPS: dict[str, frozenset[str]] = {
         "conv_transpose2d", "conv_transpose3d", "_convolution_mode", "cudnn_convolution", "cudnn_convolution_transpose",
         "cudnn_convolution_relu", "mkldnn_convolution", "miopen_convolution", "mps_convolution", "thnn_conv2d",
         "_slow_conv2d_forward", "slow_conv3d", "slow_conv3d_forward", "slow_conv_transpose2d", "slow_conv_transpose3d",
-        "slow_conv_dilated2d", "slow_conv_dilated3d", "conv_depthwise3d", "_conv_depthwise2d",
+        "slow_conv_dilated2d", "slow_conv_dilated3d", "conv_depthwise3d", "_conv_depthwise2d", "conv_tbc",
+        "_nnpack_spatial_convolution", "cudnn_convolution_add_relu", "miopen_depthwise_convolution",
     }),
     "attention": frozenset({
         "scaled_dot_product_attention", "_scaled_dot_product_attention_math", "_scaled_dot_product_flash_attention",
         "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention",
         "_scaled_dot_product_cudnn_attention", "_flash_attention_forward", "_efficient_attention_forward",
-        "_cudnn_attention_forward", "_scaled_dot_product_fused_attention_overrideable",
+        "_cudnn_attention_forward", "_scaled_dot_product_fused_attention_overrideable", "_native_multi_head_attention",
+        "_transformer_encoder_layer_fwd", "_triton_scaled_dot_attention", "_triton_multi_head_attention",
     }),
+    "softmax": frozenset({"softmax", "log_softmax"}),
+    "normalisation": frozenset({"layer_norm", "group_norm", "batch_norm", "instance_norm", "rms_norm", "batch_norm_elemt"}),
+    "maximum pooling": frozenset({"max_pool2d", "adaptive_max_pool2d", "fractional_max_pool2d"}),
+    "average pooling": frozenset({"avg_pool2d", "adaptive_avg_pool2d"}),
+    "sorting": frozenset({"sort", "argsort", "msort", "topk"}),
+    "greatest element": frozenset({"max", "amax", "argmax", "aminmax"}),
+    "least element": frozenset({"min", "amin", "argmin", "aminmax"}),
+    "variance": frozenset({"var", "std", "var_mean", "std_mean"}),
+    "norm": frozenset({"norm", "linalg_vector_norm", "linalg_matrix_norm", "frobenius_norm", "dist"}),
+    "distance": frozenset({"cdist", "pdist", "_euclidean_dist"}),
+    "inverse": frozenset({"inverse", "linalg_inv", "linalg_inv_ex", "linalg_solve", "linalg_solve_ex", "_linalg_solve_ex"}),
+    "triangular solution": frozenset({"triangular_solve", "linalg_solve_triangular"}),
+    "Cholesky decomposition": frozenset({"cholesky", "linalg_cholesky_ex"}),
+    "singular values": frozenset({"svd", "linalg_svdvals"}),
+    "Fourier transform": frozenset({"_fft_c2c", "_fft_r2c", "_fft_c2r"}),
 }  # fmt: skip
-"""Packets that are one operation in several guises: a kernel for one may call none of them."""
+"""Packets that are one operation in several guises: a kernel for one may call none of them, nor those with the same stem."""
+
+_GENERAL: dict[str, tuple[str, ...]] = {
+    "matrix product": (
+        *GROUPS["convolution"], *GROUPS["attention"], *GROUPS["distance"], *GROUPS["inverse"], *GROUPS["triangular solution"],
+        "convolution_backward", "_compute_linear_combination", "embedding_bag", "mkldnn_rnn_layer", "lstm", "gru", "rnn_tanh",
+        "rnn_relu", "linalg_lu_solve", "ormqr", "linalg_householder_product", "cholesky_solve", "sspaddmm", "hspmm",
+        "_dyn_quant_matmul_4bit", "matrix_exp", "fbgemm_linear_int8_weight", "_mixed_dtypes_linear",
+    ),
+    "convolution": ("convolution_backward",),
+}  # fmt: skip
+"""Packets of which an operation is a special case. They may be made of it, and it not of them."""
+
+_PRODUCT = re.compile(r"(?:^|_)(?:mm|bmm|addmm|matmul)(?:_|$)")
 
 _HELPERS = frozenset({
     "_to_copy", "clone", "copy_", "copy", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided",
@@ -43,13 +76,47 @@ _HELPERS = frozenset({
 
 
 def forbidden(served: Iterable[Operator]) -> list[str]:
-    """Return the names of all operators that a kernel serving these may not call."""
+    """Return the names of all operators that a kernel serving these may not call.
+
+    Of the operators that are the same by another name, composite ones are left out: they end in others, which are seen.
+    """
     found: dict[str, None] = {}
     for op in served:
         if op.base not in UNDEFINED_CONTENTS:
-            for packet in (op.packet, *(p for group in GROUPS.values() if op.packet in group for p in sorted(group))):
-                found.update(dict.fromkeys(table().packet(packet)))
+            found.update(dict.fromkeys(table().packet(op.packet)))
+            alike = (name for packet in siblings(op.packet) for name in table().packet(packet))
+            found.update(dict.fromkeys(name for name in alike if not _is_composite(name)))
     return list(found)
+
+
+@functools.cache
+def siblings(packet: str) -> tuple[str, ...]:
+    """Return the packets that are the same operation by another name, or one of which it is a special case."""
+    stems = _packets_by_stem()
+    named = {packet, *stems.get(stem(packet), ())}
+    groups = [what for what, group in GROUPS.items() if any(_is_in(group, one) for one in named)]
+    for what in groups:
+        named |= {*GROUPS[what], *_GENERAL.get(what, ())}
+        if what == "matrix product":
+            named |= {one for same in stems.values() for one in same if _PRODUCT.search(one)}
+    return tuple(sorted({one for name in named for one in (name, *stems.get(stem(name), ()))} - {packet}))
+
+
+@functools.cache
+def _packets_by_stem() -> dict[str, tuple[str, ...]]:
+    found: dict[str, dict[str, None]] = {}
+    for op in table():
+        found.setdefault(stem(op.packet), {})[op.packet] = None
+    return {name: tuple(packets) for name, packets in found.items()}
+
+
+def _is_in(group: frozenset[str], packet: str) -> bool:
+    return packet in group or stem(packet) in {stem(one) for one in group}
+
+
+def _is_composite(name: str) -> bool:
+    op = table().get(name)
+    return op is None or op.composite
 
 
 def only_part(op: Operator, call: Call) -> list[str]:
@@ -71,8 +138,12 @@ def reason(op: Operator, called: list[str]) -> str:
     if packet in (op.packet, op.base) or packet.rstrip("_") == op.packet:
         return f"calls aten::{first}, the operator that it replaces"
     for what, group in GROUPS.items():
-        if packet.rstrip("_") in group and op.packet in group:
+        if _is_in(group, packet.rstrip("_")) and _is_in(group, op.packet):
             return f"calls aten::{first}, ATen's own {what}, to replace {op.name}"
+    if packet.rstrip("_") in siblings(op.packet):
+        return f"calls aten::{first}, by which ATen computes the same, to replace {op.name}"
+    if "::" in first:
+        return f"calls {first}, an implementation of torch's own beside aten's"
     return f"calls aten::{first}, which is what {op.name} is in ATen"
 
 

@@ -288,7 +288,7 @@ class HostRace:
         self._kernel.worker.resume()
         for number, (call, (answer, parts)) in enumerate(seen):
             self._judged += 1
-            self._hear(call, answer, parts, seals=number == len(seen) - 1)
+            self._hear(call, answer, parts, seals=number == len(seen) - 1, thorough=last)
 
     def _seen(self, call: int) -> tuple[Answer, list[bytearray | int | None]]:
         """Read the result of a call from the stopped worker's memory, after a look at its inputs; beside what ATen answers."""
@@ -318,11 +318,14 @@ class HostRace:
             ) from None
         return answer, found
 
-    def _hear(self, call: int, answer: Answer, parts: list[bytearray | int | None], *, seals: bool) -> None:
+    def _hear(
+        self, call: int, answer: Answer, parts: list[bytearray | int | None], *, seals: bool, thorough: bool
+    ) -> None:
         """Ask for what is to be known of a result besides its elements, hold those against what was read, and judge all."""
         assert self._judging is not None  # noqa: S101
         side, seed = self._kernel, self._seeds[call]
-        reply = side.ask({"do": "show", "call": call, "own": self._request["case"]["own"], "seals": seals})
+        own = self._request["case"]["own"]
+        reply = side.ask({"do": "show", "call": call, "own": own, "seals": seals, "thorough": thorough})
         if tampered := reply.get("tampered"):
             raise NotRightError(Outcome.CHEATED, f"tampered with its process: {'; '.join(map(str, tampered))}")
         result = reply.get("result")

@@ -70,15 +70,25 @@ class Guard:
         self._pid = pid
         self._folder = folder
         self._next = 0.0
+        self._processes: list[int] = []
         self._used, self._files = self._storage()
 
-    def excess(self, *, at_once: bool = False) -> str | None:
-        """Say what the worker has too much of; None when all is well, or was so a moment ago and is not to be looked at ``at_once``."""
+    def is_due(self, *, at_once: bool = False) -> bool:
+        """Whether to look again: not if a moment ago all was well, unless ``at_once``."""
         now = time.monotonic()
         if now < self._next and not at_once:
-            return None
+            return False
         self._next = now + _PAUSE_S
-        count = len(self._family())
+        return True
+
+    def children(self) -> list[int]:
+        """Return the processes that the worker has started, as they were when it was last looked at."""
+        return [pid for pid in self._processes if pid != self._pid]
+
+    def excess(self) -> str | None:
+        """Say what the worker has too much of; None when all is well."""
+        self._processes = self._family()
+        count = len(self._processes)
         if count > MAX_PROCESSES:
             return f"it had started {count} processes; {MAX_PROCESSES} are allowed"
         return self._stored_too_much()

@@ -46,6 +46,7 @@ _PATIENCE_S = 10.0
 """The time limit of a kernel that has run into the ordinary one before."""
 _SLOWER = 20.0
 """So many times as long as ATen a call may take at least."""
+_TRIED_FOR_PARTS = 4
 _DERIVED = 3
 """How many cases of an operator are run for their gradients."""
 _KEPT_BYTES = 1 << 30
@@ -78,8 +79,6 @@ class _Op:
     seen: int = 0
     reference: Reference | None = None
     """What answers in ATen's place, for an operator of the user's own."""
-    part: list[str] | None = None
-    """The operators that it is in truth, where it is a composite one; None before that was looked at."""
     until_rejected: bool = False
     """Whether the first rejection is all that is asked for."""
     rejected: bool = False
@@ -136,7 +135,7 @@ class Judge:
             self._run_aten_alone(job, cases_of[0][0])
             return
         untimed = all(case.phase is not Phase.PERFORMANCE for cases in cases_of for case in cases)
-        kernel = {**job["kernel"], "forbidden": self._forbidden(job), "untimed": untimed}
+        kernel = {**job["kernel"], "forbidden": self._forbidden(job, cases_of), "untimed": untimed}
         try:
             for part, cases in zip(job["ops"], cases_of, strict=True):
                 facts, reference = self._facts(job, part["op"], cases)
@@ -164,12 +163,28 @@ class Judge:
             raise ValueError(f"the job names an unknown operator {name!r}")
         return facts, None
 
-    def _forbidden(self, job: dict[str, Any]) -> list[str]:
-        """Return the operators that the job's kernel may not call."""
+    def _forbidden(self, job: dict[str, Any], cases_of: list[list[CaseRow]]) -> list[str]:
+        """Return the operators that the job's kernel may not call; it is loaded when they are trapped, and not before."""
         if job["kernel"]["file"] is None or job.get("allow_fallback"):
             return []
         served = map(table().get, job.get("serves") or [part["op"] for part in job["ops"]])
-        return bypass.forbidden(op for op in served if op is not None)
+        found = bypass.forbidden(op for op in served if op is not None)
+        for part, cases in zip(job["ops"], cases_of, strict=True):
+            if cases and (op := table().get(part["op"])) is not None and op.composite:
+                found += self._parts(op, cases)
+        return list(dict.fromkeys(found))
+
+    def _parts(self, op: Operator, cases: list[CaseRow]) -> list[str]:
+        """Return the operators that a composite one is in truth, by the first of its cases that can be made."""
+        for case in cases[:_TRIED_FOR_PARTS]:
+            batch = Batch(op, self._device, self._config.in_bytes, self._blobs, self._buffer)
+            try:
+                placed = batch.add(case)
+            except (CaseSyntaxError, MemoryError, KeyError, ValueError, RuntimeError) as error:
+                end_without_device(error)
+                continue
+            return [] if placed is None else bypass.only_part(op, placed.call)
+        return []
 
     def _judge(self, op: _Op, cases: list[CaseRow], batch_size: int) -> None:
         waiting = deque(cases)
@@ -224,8 +239,7 @@ class Judge:
             return
         raised = next((index for index, one in enumerate(replies) if "raised" in one), None)
         try:  # one that has started so many processes that the system refuses it more is ended for that, and not for what it raises
-            if raised is not None:
-                worker.look_after(raised, at_once=True)
+            worker.look_after(raised or 0, at_once=True)
         except DeathError as death:
             self._death(op, batch, death, waiting)
             return
@@ -253,12 +267,9 @@ class Judge:
     def _request(self, op: _Op, batch: Batch) -> dict[str, Any]:
         cases = [p.request() for p in batch.placed]
         request: dict[str, Any] = {"do": "call", "op": op.facts.name, "random": op.facts.random, "cases": cases}
-        if op.kernel["forbidden"]:
-            first = batch.placed[0].call
-            op.part = bypass.only_part(op.facts, first) if op.part is None else op.part
-            request["forbidden"] = op.part
-            if (listed := next((i for i, p in enumerate(batch.placed) if p.form == "again"), None)) is not None:
-                cases[listed]["list"] = True
+        listed = next((i for i, p in enumerate(batch.placed) if p.form == "again"), None)
+        if op.kernel["forbidden"] and listed is not None:
+            cases[listed]["list"] = True
         return request
 
     def _breach(self, worker: KernelWorker, reply: dict[str, Any]) -> Finding | None:
@@ -267,7 +278,7 @@ class Judge:
             return Finding(Outcome.CHEATED, f"tampered with its process: {'; '.join(map(str, tampered))}")
         if self._worker is not None and self._loaded.get("mutant") is None and (strays := worker.orphans()):
             return Finding(Outcome.CHEATED, f"left {strays} process(es) running that it had started and cut loose")
-        return None
+        return _foreign_code(worker, self._loaded) if self._worker is not None else None
 
     def _death(self, op: _Op, batch: Batch, death: DeathError, waiting: deque[CaseRow]) -> None:
         """Give the case that was running its verdict, and put the others of its batch back."""
@@ -418,7 +429,7 @@ class Judge:
             worker.close()
             self._broken = Finding(Outcome.CONTRACT, f"while loading: {FORGED}")
             return None
-        if (refusal := _refusal(reply)) is not None:
+        if (refusal := _refusal(reply) or _foreign_code(worker, kernel)) is not None:
             worker.close()
             self._broken = refusal
             return None
@@ -469,6 +480,12 @@ def _counted(calls: Any) -> dict[str, int]:
     if not isinstance(calls, dict):
         return {}
     return {str(name)[:80]: count for name, count in list(calls.items())[:100] if isinstance(count, int)}
+
+
+def _foreign_code(worker: KernelWorker, kernel: dict[str, Any]) -> Finding | None:
+    """Return the verdict on a kernel whose libraries call ATen's own code past the dispatcher."""
+    found = worker.objection(kernel["forbidden"]) if kernel["forbidden"] else None
+    return None if found is None else Finding(Outcome.CHEATED, found)
 
 
 def _refusal(reply: dict[str, Any]) -> Finding | None:

@@ -18,9 +18,11 @@ import numpy as np
 
 from opforge import processes
 from opforge.cases.materialise import Bytes
+from opforge.judge.libraries import Libraries
 from opforge.judge.rooms import Guard
 from opforge.judge.verdict import Outcome
 from opforge.processes import describe_status, waited_ns
+from opforge.sandbox import bars
 from opforge.sandbox.client import Spawner
 from opforge.sandbox.confinement import Room
 from opforge.sandbox.wire import Channel, ChannelClosedError
@@ -33,6 +35,9 @@ _MOST_S = 180.0
 _HALT_LIMIT_S = 5.0
 _KEPT_OUTPUT = 4096
 _TICK_S = 0.1
+_PAST_THE_DISPATCHER = (
+    "calls ATen's own code for what it replaces, past the dispatcher (at::cpu::…, a shim, or the static runtime)"
+)
 _ADVICE = (
     "CUDA kernel errors might be",
     "For debugging consider passing",
@@ -82,6 +87,7 @@ class KernelWorker:
         self._output, output = os.pipe()
         os.set_blocking(self._output, False)
         self._tail = b""
+        self._status = 0
         limits = {} if config.memory_bytes is None else {"memory_bytes": config.memory_bytes + config.arena_bytes}
         settings = {
             "device": config.device,
@@ -99,6 +105,7 @@ class KernelWorker:
         self._greeted = role != "worker"
         self._others: list[int] = []
         """Processes that came of the worker's, as last looked for."""
+        self._libraries = Libraries(self._pid, () if room is None else (room.folder, *room.reads))
         for fd in (arena_fd, output):
             os.close(fd)
         theirs.close()
@@ -154,9 +161,18 @@ class KernelWorker:
 
     def look_after(self, index: int, *, at_once: bool = False) -> None:
         """End a kernel that takes more of the machine than it may."""
-        if self._guard is not None and (excess := self._guard.excess(at_once=at_once)) is not None:
+        if self._guard is None or not self._guard.is_due(at_once=at_once):
+            return
+        if (excess := self._guard.excess()) is not None:
             self.close()
             raise DeathError(Outcome.CRASHED, index, f"the kernel's process was ended: {excess}")
+        if any(self._libraries.torch_apart(child) for child in self._guard.children()):
+            self.close()
+            raise DeathError(Outcome.CHEATED, index, "runs another program with a torch of its own")
+
+    def objection(self, forbidden: Iterable[str]) -> str | None:
+        """Say what a library that the kernel has loaded takes of ATen though it may not, seen from outside."""
+        return self._libraries.objection(forbidden)
 
     def orphans(self) -> int:
         """End and count the processes that the kernel has cut loose."""
@@ -274,6 +290,7 @@ class KernelWorker:
         if self._pid == 0:
             return ""
         ended = self._spawner.stop(self._pid)
+        self._status = ended.status
         self._drain()
         os.close(self._pidfd)
         os.close(self._output)
@@ -287,6 +304,8 @@ class KernelWorker:
     def _death(self) -> DeathError:
         index = self._index()
         reason = f"the kernel's process {self.close()}"
+        if os.WIFEXITED(self._status) and os.WEXITSTATUS(self._status) == bars.STATUS:
+            return DeathError(Outcome.CHEATED, index, _PAST_THE_DISPATCHER)
         said = self._tail.decode(errors="replace").strip().splitlines()
         if last := [line for line in said if line and not line.startswith(_ADVICE)][-3:]:
             reason += f"; its last words: {' / '.join(last)[:500]}"

@@ -7,15 +7,18 @@ standard library, is the kernel's own. A kernel that goes round Python is stoppe
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from opforge import processes
+from opforge.kernels.native.reaching import objection, stems_of
 from opforge.sandbox import reach
 from opforge.sandbox.confinement import Room
 from opforge.sandbox.secret_names import looks_secret
@@ -46,6 +49,8 @@ _OWN_DEVICES = (
     "/dev/nvidia",
     "/dev/dri",
 )
+_OF_TORCH = re.compile(r"_ZNK?(?:2at|5torch)|aoti_torch|torch_call")
+_LOOKS_UP = ("dlsym", "dlvsym", "dlopen", "dlmopen", "__libc_dlsym", "_dl_sym", "mprotect", "pkey_mprotect")
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
 _PACKAGES = tuple(f"{_STANDARD}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 
@@ -63,6 +68,10 @@ class Watch:
         self._kernel_files = frozenset(path for path in room.reads if not os.path.isdir(path))
         self._readable = tuple(p.rstrip("/") for p in (*reach.common(), *room.reads, room.folder))
         self._tried: list[str] = []
+        self._went_through = False
+        """Whether some of it was done, since the room does not keep a kernel from it."""
+        self._stems: frozenset[str] = frozenset()
+        self._system = ("/usr", "/lib", "/lib64", "/opt", "/nix/store", sys.prefix, sys.base_prefix)
 
     def start(self) -> None:
         """Begin; there is no end to it but the process's own."""
@@ -77,7 +86,7 @@ class Watch:
         if not tried:
             return None
         said = f"tried to {', to '.join(tried)}"
-        return f"{said}; nothing was let through" if self._room.held else said
+        return f"{said}; nothing was let through" if self._room.held and not self._went_through else said
 
     def note(self, what: str) -> None:
         if what not in self._tried and len(self._tried) < _MOST:
@@ -148,6 +157,30 @@ class Watch:
     def socket(self, family: int) -> None:
         if family != socket.AF_UNIX and self._from_kernel():
             self.note(f"open a socket ({socket.AddressFamily(family).name})")
+
+    def library(self, name: Any) -> None:
+        """Hear of a library that is about to be loaded, which may be gone when others look."""
+        where = _real(name) if name and self._stems else None
+        if where is None or _lies_in(where, *self._system) or not os.path.isfile(where):
+            return
+        if (found := objection(Path(where), self._stems)) is not None:
+            self._note_done(found.replace("has loaded", "load", 1))
+
+    def forbid(self, operators: Iterable[str]) -> None:
+        """Say which operators the kernel may not call, past the dispatcher neither."""
+        self._stems |= stems_of(operators)
+
+    def symbol(self, name: Any) -> None:
+        """Hear of a function that is looked up in a library: those of torch's, or what looks up others unheard."""
+        if isinstance(name, str) and _OF_TORCH.match(name):
+            if self._from_kernel(nearest=False):
+                self._note_done(f"call {name}, a function of torch's libraries, past the dispatcher")
+        elif name in _LOOKS_UP and self._from_kernel():
+            self._note_done(f"reach functions or memory with {name}")
+
+    def _note_done(self, what: str) -> None:
+        self.note(what)
+        self._went_through = True
 
     def host(self, name: Any) -> None:
         if name not in (None, "", b"", "localhost", "127.0.0.1", "::1") and self._from_kernel(nearest=False):
@@ -226,6 +259,10 @@ _HANDLERS: Mapping[str, Handler] = {
     "socket.__new__": lambda watch, args: watch.socket(args[1]),
     "socket.getaddrinfo": lambda watch, args: watch.host(args[0]),
     "socket.gethostbyname": lambda watch, args: watch.host(args[0]),
+    "ctypes.dlopen": lambda watch, args: watch.library(args[0]),
+    "import": lambda watch, args: watch.library(args[1]),
+    "ctypes.dlsym": lambda watch, args: watch.symbol(args[1]),
+    "ctypes.dlsym/handle": lambda watch, args: watch.symbol(args[1]),
     "os.kill": lambda watch, args: watch.signals(args[0], args[1]),
     "os.killpg": lambda watch, args: watch.signals(-args[0], args[1]),
 }

@@ -19,7 +19,7 @@ from torch.cuda import _sleep, empty_cache, mem_get_info, memory_reserved, synch
 
 from opforge.cases.encoding import SHORT_DTYPES, decode
 from opforge.cases.materialise import flat_bytes, flat_storage, owned_copy, tensor_over
-from opforge.sandbox import reach
+from opforge.sandbox import bars, reach
 from opforge.sandbox.confinement import room_from
 from opforge.sandbox.host_track import HostTrack
 from opforge.sandbox.inputs import Inputs
@@ -35,11 +35,12 @@ from opforge.sandbox.loader import (
 )
 from opforge.sandbox.mutants import Mutated
 from opforge.sandbox.origins import Origins
+from opforge.sandbox.registrations import registrations
 from opforge.sandbox.situations import KEPT_RESULTS, LAZY_CLONE, THREADS, call_in, call_in_two_threads, input_in
 from opforge.sandbox.state import GlobalState, generator_state, seed_generator
 from opforge.sandbox.tampering import Seals
 from opforge.sandbox.track import Track
-from opforge.sandbox.traps import Traps
+from opforge.sandbox.traps import Traps, other_operators
 from opforge.sandbox.tuning import keep_short
 from opforge.sandbox.watch import Watch
 from opforge.sandbox.wire import Channel
@@ -64,6 +65,9 @@ seals = functools.cache(Seals)
 def prepare() -> None:
     """Do in the server what need not be done anew in each worker."""
     seals()
+    registrations()
+    other_operators()
+    bars.entrances()
 
 
 def serve(config: dict[str, Any], fds: list[int]) -> None:
@@ -144,7 +148,9 @@ class Worker:
     def _load(self, description: dict[str, Any]) -> dict[str, Any]:
         self._path = Path(description["file"]) if description["file"] else None
         state = GlobalState.now()
-        self._traps.set(description.get("forbidden", []))
+        if self._path is not None:
+            self._traps.lies_in(self._path)
+        self._forbid(description.get("forbidden", []))
         try:
             self._kernel = LoadedKernel(description, self._traps.watched)
         except KernelLoadError as error:
@@ -152,12 +158,22 @@ class Worker:
         if description.get("untimed"):
             keep_short()
         changes = GlobalState.now().changes_since(state, rng=False)
-        return self._with_tried({**self._tampering(), **({"state": changes} if changes else {})})
+        return self._with_tried({**self._tampering(thorough=True), **({"state": changes} if changes else {})})
 
-    def _tampering(self) -> dict[str, Any]:
+    def _forbid(self, operators: list[str]) -> None:
+        new = [name for name in operators if name not in self._traps.trapped]
+        if new:
+            self._traps.set(new)
+            bars.close(new)
+            if self._watch is not None:
+                self._watch.forbid(new)
+
+    def _tampering(self, *, thorough: bool) -> dict[str, Any]:
         """Return what the kernel has done to the process that it runs in, if anything."""
         done = [f"replaced {name}" for name in seals().broken()]
-        done += [f"re-registered aten::{name}" for name in self._traps.removed()]
+        if self._path is not None:
+            anew = registrations().changed(self._traps.trapped, all_of_them=thorough)
+            done += [f"re-registered {name}" for name in (*(f"aten::{n}" for n in self._traps.removed()), *anew[:8])]
         return {"tampered": done} if done else {}
 
     def _function(self, op: str) -> Callable[..., Any]:
@@ -171,7 +187,6 @@ class Worker:
         self._next = self._out_at
         self._kept = KeptResults()
         results = []
-        self._traps.set(request.get("forbidden", []))
         try:
             function = self._function(op)
         except NotImplementedError as error:
@@ -198,7 +213,7 @@ class Worker:
         for index in self._kept.changed():
             results[index]["changed_later"] = True
         self._kept = KeptResults()
-        return {"results": results, **self._tampering()}
+        return {"results": results, **self._tampering(thorough=False)}
 
     def _call(self, function: Callable[..., Any], case: dict[str, Any], index: int) -> dict[str, Any]:
         own, situation = case["own"], case.get("situation", "")
@@ -420,7 +435,10 @@ class Worker:
         if changes := GlobalState.now().changes_since(self._before_track or GlobalState.now(), rng=False):
             reply["state"] = changes
         bypass = self._bypass(inputs)
-        return {"result": self._with_tried({**reply, **bypass}), **(self._tampering() if request["seals"] else {})}
+        return {
+            "result": self._with_tried({**reply, **bypass}),
+            **(self._tampering(thorough=request["thorough"]) if request["seals"] else {}),
+        }
 
     def _clear(self) -> dict[str, Any]:
         """Let go of what was timed: others need the memory."""

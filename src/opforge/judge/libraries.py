@@ -1,0 +1,115 @@
+"""Look from outside at the libraries that a kernel's process has loaded, and at what they take of ATen past its dispatcher."""
+
+from __future__ import annotations
+
+import re
+import sys
+import sysconfig
+from collections.abc import Iterable
+from pathlib import Path
+
+from opforge.kernels.native.elf import NotALibraryError, symbols
+from opforge.kernels.native.reaching import DEFINES_ATEN, FUNCTION, calls_past, objection, stems_of
+
+_TORCH = re.compile(r"libtorch_(?:cpu|cuda)\b")
+_SYSTEM = tuple(
+    f"{folder.rstrip('/')}/"
+    for folder in {
+        "/usr", "/lib", "/lib64", "/opt", "/nix/store", sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(),
+    }
+)  # fmt: skip
+_ARENA = "/memfd:opforge-arena"
+_DELETED = " (deleted)"
+_MOST_BYTES = 256 << 20
+
+
+class Libraries:
+    """The libraries of one process; each is looked at once."""
+
+    def __init__(self, pid: int, own: Iterable[str] = ()) -> None:
+        self._pid = pid
+        self._own = tuple(f"{path.rstrip('/')}" for path in own)
+        """Files and folders in which the kernel's author can have put something, wherever they lie."""
+        self._seen: set[str] = set()
+        self._without_aten: set[str] = set()
+        self._readable = self._mapped() is not None
+
+    def objection(self, forbidden: Iterable[str]) -> str | None:
+        """Say which library takes what a kernel may not call; ``forbidden`` are the names of operators."""
+        mapped = self._mapped()
+        if mapped is None:
+            return "keeps others from seeing which libraries it has loaded" if self._readable else None
+        copies = [path for path, begins in mapped if begins and _TORCH.match(path.rpartition("/")[2])]
+        if len({Path(path).name.partition(".")[0] for path in copies}) < len(copies):
+            return "has loaded another copy of torch's libraries"
+        stems = stems_of(forbidden)
+        for path in {path for path, _ in mapped} - self._seen:
+            self._seen.add(path)
+            if self._is_foreign(path) and (found := self._look_at(path, stems)) is not None:
+                return found
+        return None
+
+    def torch_apart(self, process: int) -> bool:
+        """Whether a process that the kernel started runs another program, which has loaded torch: there are no traps in it."""
+        parent, child = self._mapped_by(self._pid), self._mapped_by(process)
+        if parent is None or child is None or _arenas(parent) & _arenas(child):
+            return False  # one that was forked has this process's traps
+        return any(_TORCH.match(Path(path).name) or self._has_aten(path) for path, *_ in child)
+
+    def _has_aten(self, path: str) -> bool:
+        if not self._is_foreign(path) or path in self._without_aten:
+            return False
+        try:
+            found = any(s.defined for s in symbols(Path(path), DEFINES_ATEN))
+        except (NotALibraryError, ValueError, OSError):
+            found = False
+        if not found:
+            self._without_aten.add(path)
+        return found
+
+    def _look_at(self, path: str, stems: frozenset[str]) -> str | None:
+        """Look at a library, or, where its file is gone, at the memory that it lies in."""
+        if not path.endswith(_DELETED):
+            return objection(Path(path), stems)
+        name = Path(path.removesuffix(_DELETED)).name
+        try:
+            texts = [found[0] for found in FUNCTION.finditer(self._memory_of(path))]
+        except OSError:
+            return None if path.startswith("/memfd:") else f"has loaded {name}, a library that is no longer there"
+        return calls_past(name, texts, stems)
+
+    def _memory_of(self, path: str) -> bytes:
+        maps = Path(f"/proc/{self._pid}/maps").read_text(errors="replace").splitlines()
+        places = [line.split(maxsplit=1)[0].split("-") for line in maps if line.endswith(path)]
+        with Path(f"/proc/{self._pid}/mem").open("rb", buffering=0) as memory:
+            parts = []
+            for begin, end in places:
+                memory.seek(int(begin, 16))
+                parts.append(memory.read(min(int(end, 16) - int(begin, 16), _MOST_BYTES)))
+        return b"\0".join(parts)
+
+    def _mapped(self) -> list[tuple[str, bool]] | None:
+        """Return the files whose code is mapped, and whether their first byte is; None where the system does not tell."""
+        files = self._mapped_by(self._pid)
+        if files is None:
+            return None
+        code = {path for path, rights, *_ in files if "x" in rights}
+        return [(path, offset == 0) for path, _, offset, _ in files if path in code]
+
+    @staticmethod
+    def _mapped_by(process: int) -> list[tuple[str, str, int, str]] | None:
+        """Return path, rights, offset and identity of the files in a process's memory."""
+        try:
+            lines = Path(f"/proc/{process}/maps").read_text(errors="replace").splitlines()
+        except OSError:
+            return None
+        parts = [line.split(maxsplit=5) for line in lines]
+        return [(p[5], p[1], int(p[2], 16), f"{p[3]} {p[4]}") for p in parts if len(p) > 5 and p[5].startswith("/")]
+
+    def _is_foreign(self, path: str) -> bool:
+        plain = path.removesuffix(_DELETED)
+        return any(plain == own or plain.startswith(f"{own}/") for own in self._own) or not plain.startswith(_SYSTEM)
+
+
+def _arenas(mapped: list[tuple[str, str, int, str]]) -> set[str]:
+    return {identity for path, _, _, identity in mapped if path.startswith(_ARENA)}

@@ -1,0 +1,60 @@
+"""The dynamic symbols of shared libraries, read from the files: nothing is loaded."""
+
+from __future__ import annotations
+
+import mmap
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+_MAGIC = b"\x7fELF\x02\x01"
+_DYNSYM = 11
+_UNDEFINED = 0
+_SYMBOL = np.dtype(
+    [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")]
+)
+
+
+class NotALibraryError(ValueError):
+    """The file is not a shared library of a 64-bit little-endian system, or a broken one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """A function or variable of a library, or one that it needs of another."""
+
+    name: str
+    offset: int
+    """From where the library is loaded; 0 where it is needed of another."""
+    size: int
+    defined: bool
+
+
+def symbols(path: Path, matching: str) -> Iterator[Symbol]:
+    """Yield the symbols whose names begin with what a pattern matches."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        try:
+            names, table = _tables(data)
+        except (struct.error, ValueError, StopIteration, IndexError) as error:
+            raise NotALibraryError(f"{path} is no shared library: {error}") from None
+    pattern = re.compile(rb"(?<=\0)(?:" + matching.encode() + rb")[^\0]*")
+    named = {found.start(): found[0].decode(errors="replace") for found in pattern.finditer(names)}
+    for name, _info, _other, section, value, size in table[np.isin(table["name"], list(named))].tolist():
+        yield Symbol(named[name], value, size, section != _UNDEFINED)
+
+
+def _tables(data: mmap.mmap) -> tuple[bytes, np.ndarray]:
+    """Return the names of the dynamic symbols, one after another, and the symbols."""
+    if data[:6] != _MAGIC:
+        raise ValueError("it does not begin as one")
+    (at,) = struct.unpack_from("<Q", data, 0x28)
+    size, count = struct.unpack_from("<HH", data, 0x3A)
+    sections = [struct.unpack_from("<IIQQQQIIQQ", data, at + number * size) for number in range(count)]
+    dynamic = next(section for section in sections if section[1] == _DYNSYM)
+    names = sections[dynamic[6]]
+    table = np.frombuffer(data[dynamic[4] : dynamic[4] + dynamic[5]], _SYMBOL)
+    return data[names[4] : names[4] + names[5]], table

@@ -1,0 +1,97 @@
+"""Close the ways to ATen's operators that do not lead through its dispatcher, where traps do not see a call.
+
+``at::cpu::mm`` and the like are functions of torch's libraries. Torch's shims for compiled models call them, so does its
+static runtime, and whoever finds them by name. In a kernel's process their first instructions end it with a status of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import platform
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+from opforge.kernels.native.elf import NotALibraryError, symbols
+from opforge.ops import table
+
+STATUS = 113
+"""With which a process ends that calls one of them."""
+_LIBRARIES = {"libtorch_cpu.so": r"_ZN2at3cpu\d|_ZN5torch3jit12StaticModuleC", "libtorch_cuda.so": r"_ZN2at4cuda\d"}
+_STATIC_RUNTIME = "StaticModule"
+_EXIT = {  # exit_group(STATUS), a system call, in instructions
+    "aarch64": b"".join(
+        n.to_bytes(4, "little") for n in (0x52800000 | STATUS << 5, 0x52800000 | 94 << 5 | 8, 0xD4000001)
+    ),
+    "x86_64": b"\xbf" + STATUS.to_bytes(4, "little") + b"\xb8" + (231).to_bytes(4, "little") + b"\x0f\x05",
+}
+_READ, _WRITE, _EXECUTE = 1, 2, 4
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+@functools.cache
+def entrances() -> dict[str, tuple[int, ...]]:
+    """Return where in this process's memory the functions begin, by name such as ``mm_out``. Ask once before forking."""
+    found: dict[str, list[int]] = {}
+    code = _EXIT.get(platform.machine(), b"")
+    for file, pattern in _LIBRARIES.items():
+        path = Path(torch.__file__).parent / "lib" / file
+        with contextlib.suppress(OSError, NotALibraryError):
+            defined = [s for s in symbols(path, pattern) if s.defined and s.size >= len(code)]
+            base = _loaded_at(path, defined[0].name, defined[0].offset) if defined else 0
+            for symbol in defined:
+                found.setdefault(_function(symbol.name), []).append(base + symbol.offset)
+    return {name: tuple(places) for name, places in found.items()}
+
+
+def close(operators: Iterable[str]) -> None:
+    """Make the functions of operators such as ``mm.out`` end this process, for good."""
+    code = _EXIT.get(platform.machine())
+    if code is None:
+        return
+    names = {_STATIC_RUNTIME}
+    for operator in operators:
+        if (facts := table().get(operator)) is not None:
+            base = facts.base.removesuffix("_")
+            forms = (base, f"{base}_", f"{base}_out", f"{base}_outf")
+            names.update(form + suffix for form in forms for suffix in ("", "_symint"))
+    for place in sorted({place for name in names for place in entrances().get(name, ())}):
+        _overwrite(place, code)
+
+
+def _loaded_at(path: Path, name: str, offset: int) -> int:
+    place = ctypes.cast(getattr(ctypes.CDLL(str(path)), name), ctypes.c_void_p).value
+    return (place or 0) - offset
+
+
+def _function(symbol: str) -> str:
+    """Return the name of a function in a mangled one: ``_ZN2at3cpu2mmE…`` is that of ``mm``."""
+    if symbol.startswith("_ZN5torch"):
+        return _STATIC_RUNTIME
+    rest = symbol[len("_ZN2at3cpu") :] if symbol.startswith("_ZN2at3cpu") else symbol[len("_ZN2at4cuda") :]
+    length = rest[: len(rest) - len(rest.lstrip("0123456789"))]
+    return rest[len(length) :][: int(length)]
+
+
+def _overwrite(place: int, code: bytes) -> None:
+    page = _LIBC.getpagesize()
+    start = place // page * page
+    size = ctypes.c_size_t((place + len(code) - start + page - 1) // page * page)
+    if _LIBC.mprotect(ctypes.c_void_p(start), size, _READ | _WRITE | _EXECUTE):
+        return  # a system that does not allow it; symbols of libraries are looked at all the same
+    ctypes.memmove(place, code, len(code))
+    _LIBC.mprotect(ctypes.c_void_p(start), size, _READ | _EXECUTE)
+    if (clear := _clear_cache()) is not None:
+        clear(ctypes.c_void_p(place), ctypes.c_void_p(place + len(code)))
+
+
+@functools.cache
+def _clear_cache() -> ctypes._NamedFuncPointer | None:
+    """Return what tells the processor that instructions have changed; one of x86 sees it by itself."""
+    try:
+        return None if platform.machine() == "x86_64" else ctypes.CDLL("libgcc_s.so.1")["__clear_cache"]
+    except (OSError, AttributeError):
+        return None

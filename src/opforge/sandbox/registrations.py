@@ -1,0 +1,49 @@
+"""Notice that something has registered operators or implementations under ``aten`` since a kernel was loaded."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+
+import torch
+
+_NAMESPACE = "aten::"
+_HARNESS = frozenset({
+    "copy_", "clone", "empty", "empty_like", "empty_strided", "equal", "eq", "view", "as_strided", "set_", "_to_copy", "detach",
+    "fill_", "zero_", "resize_", "slice", "select", "_local_scalar_dense", "contiguous", "reshape", "to", "cos", "arange",
+    "resolve_conj", "resolve_neg", "flatten", "view_as_real", "bitwise_xor_", "logical_not_", "is_nonzero", "item", "alias",
+})  # fmt: skip
+"""Packets by which a worker makes inputs and hands back results: they are looked at after every batch."""
+
+
+class Registrations:
+    """All that is registered under ``aten``, as digests of torch's own descriptions; taken before any kernel is loaded."""
+
+    def __init__(self) -> None:
+        self._known = {name: _described(name) for name in _names()}
+        self._few = [name for name in self._known if name[len(_NAMESPACE) :].partition(".")[0] in _HARNESS]
+
+    def changed(self, ours: Iterable[str] = (), *, all_of_them: bool = True) -> list[str]:
+        """Return the operators that are new, gone or registered anew, but for those that have traps of ours.
+
+        Describing all takes some 0.1 s; ``all_of_them`` false looks at new ones, and at those that the harness needs.
+        """
+        trapped = {f"{_NAMESPACE}{name.removesuffix('.default')}" for name in ours}
+        names = set(_names())
+        found = [*(names - self._known.keys()), *(self._known.keys() - names)]
+        looked_at = self._known if all_of_them else self._few
+        found += [n for n in looked_at if n in names and n not in trapped and _described(n) != self._known[n]]
+        return sorted(found)
+
+
+registrations = functools.cache(Registrations)
+"""What was registered when this was first asked: by the server, before any kernel."""
+
+
+def _names() -> list[str]:
+    # torch has no public list of operators
+    return [name for name in torch._C._dispatch_get_all_op_names() if name.startswith(_NAMESPACE)]  # noqa: SLF001
+
+
+def _described(name: str) -> int:
+    return hash(torch._C._dispatch_dump(name))  # noqa: SLF001  # nor of what is registered for one
