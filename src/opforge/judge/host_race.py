@@ -49,6 +49,8 @@ _HALTED = 1 / 6
 _TRIES = 12
 _BEHIND = 0.25
 """Of the calls that a block should have made by then, the share below which they are held to return all at once."""
+_SEALED = 0.2
+"""The share of blocks after which the worker is asked what the kernel has done to its process, besides the last."""
 _DRY_BLOCKS = 7
 _WAITED = 0.03
 """The share of a block that a side may have waited for a core; else the round is set aside."""
@@ -288,7 +290,8 @@ class HostRace:
         self._kernel.worker.resume()
         for number, (call, (answer, parts)) in enumerate(seen):
             self._judged += 1
-            self._hear(call, answer, parts, seals=number == len(seen) - 1, thorough=last)
+            seals = number == len(seen) - 1 and (last or self._chance.random() < _SEALED)
+            self._hear(call, answer, parts, seals=seals, thorough=last)
 
     def _seen(self, call: int) -> tuple[Answer, list[bytearray | int | None]]:
         """Read the result of a call from the stopped worker's memory, after a look at its inputs; beside what ATen answers."""
