@@ -137,6 +137,9 @@ def test_elements_of_a_large_form_are_new_and_between_those_of_the_case():
     assert made.is_contiguous()
     assert (made.amin() >= 1) & (made.amax() <= 4)
     assert len(made.unique()) > made.numel() / 2
+    (gaps,) = TWISTS["long_pitched"](inputs(torch.tensor([[1.0, 2.0], [4.0, 3.0]]), pointwise=True))
+    assert torch.equal(gaps, made)
+    assert gaps.stride() == (4102, 1)
     matrix, index = torch.randn(3, 4), torch.arange(12).reshape(3, 4)
     assert TWISTS["long_rows"](inputs(matrix, index, indexes=True)) is None, "an index may be out of its range"
     assert TWISTS["long_rows"](inputs(matrix, torch.randn(4, 3))) is None, "a product is made of other shapes"

@@ -21,7 +21,7 @@ SAME_ELEMENTS = frozenset(
 """Forms that change how elements lie in memory, and nothing else."""
 LAYOUT_FORMS = SAME_ELEMENTS | {layouts.EXPANDED, layouts.EXPANDED_LAST, layouts.EMPTY}
 """Forms that are layouts, by the names that the runtime has for them."""
-LARGE_FORMS = ("long_rows", "many_rows")
+LARGE_FORMS = ("long_rows", "many_rows", "long_pitched")
 """Forms with more elements than 16 bits count, in rows longer than one block or in more rows than that."""
 _MOST_COUNTED_BY_16_BITS = 1 << 16
 _LONG = 4099
@@ -31,9 +31,9 @@ _LONG = 4099
 def enlarged(form: str, shapes: Sequence[Sequence[int]]) -> list[tuple[int, ...]] | None:
     """Return the shapes of a call's tensors in a large form, which broadcast as they did; None where there is no such form."""
     common = _broadcast(shapes)
-    if not common or 0 in common or (form == "many_rows" and len(common) < 2):
+    if not common or 0 in common or (form != "long_rows" and len(common) < 2):
         return None
-    large = _with_long_rows(common) if form == "long_rows" else _with_many_rows(common)
+    large = _with_many_rows(common) if form == "many_rows" else _with_long_rows(common)
     return [_enlarged(shape, common, large) for shape in shapes]
 
 

@@ -160,7 +160,10 @@ def _large(form: str) -> Twist:
         if any(math.prod(wanted[i]) != max(map(math.prod, wanted)) for i in inputs.written):
             return None
         generator = torch.Generator().manual_seed(inputs.seed % (1 << 62))
-        return [_between(t, shape, generator) for t, shape in zip(given, wanted, strict=True)]
+        made = [_between(t, shape, generator) for t, shape in zip(given, wanted, strict=True)]
+        if form != "long_pitched":
+            return made
+        return [t if (laid := _pitched(t, math.nan)) is None else laid for t in made]
 
     return twist
 

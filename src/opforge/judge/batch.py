@@ -26,7 +26,7 @@ from opforge.judge.trees import INPUTS_AT, aligned, rows_of, storage_bytes, with
 from opforge.judge.verdict import FAULT, REFERENCE_FAULT
 from opforge.ops import Form, Operator
 from opforge.sandbox.loader import aten_function
-from opforge.sandbox.situations import DEFAULT_DTYPE, KEPT_RESULTS, OTHER_DEFAULT_DTYPE, SITUATIONS
+from opforge.sandbox.situations import DEFAULT_DTYPE, KEPT_RESULTS, OTHER_DEFAULT_DTYPE, REQUIRES_GRAD, SITUATIONS
 
 MAX_CASES = 192
 MAX_BYTES = 16 << 20
@@ -119,8 +119,9 @@ class Batch:
         return name != "empty" or same_dtypes(plain, twisted)
 
     def _sees_elements(self, first: Placed, tensors: list[torch.Tensor], name: str, answer: Answer) -> bool:
-        """Whether a user's reference answers to expanded inputs as it does to the same elements one after another."""
-        if self._reference is None or name not in ("expanded", "expanded_last") or answer.drew:
+        """Whether the answer is that to the same elements one after another: of a user's reference to expanded inputs, and of ATen to gaps."""
+        expanded = self._reference is not None and name in ("expanded", "expanded_last")
+        if answer.drew or not (expanded or name == "long_pitched"):
             return True
         call = self._other(first, [t.contiguous() for t in tensors])
         return call is None or alike(call.run(), answer)
@@ -202,7 +203,7 @@ class Batch:
         """Call a case that was just placed once more, in another situation; not where ATen does not take it or no room is left."""
         call, answer = first.call, first.answer
         writes = self._op.mutates or self._op.base in WRITES_UNSAID or self._reference is not None
-        if situation == KEPT_RESULTS and writes:  # or may: many calls on the same inputs have no one answer
+        if situation in (KEPT_RESULTS, REQUIRES_GRAD) and writes:  # called once on its inputs, which may be resized
             return False
         if situation == DEFAULT_DTYPE and self._reference is None:
             call = replace(call, default_dtype=OTHER_DEFAULT_DTYPE)

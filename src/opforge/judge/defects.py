@@ -8,7 +8,7 @@ from opforge.ops.undefined import solves
 
 _CRASHES = {
     "_chunk_cat": frozenset({"zero_dim"}),
-    "_ctc_loss_backward": frozenset({"empty"}),
+    "_ctc_loss_backward": frozenset({"empty", "lazy_clone"}),
     "_embedding_bag_backward": frozenset({"empty"}),
     "_embedding_bag_per_sample_weights_backward": frozenset({"empty"}),
     "_pdist_backward": frozenset({"empty"}),
@@ -27,7 +27,9 @@ _CRASHES = {
     "triu.out": frozenset({"transposed"}),
     "unfold_backward": frozenset({"zero_dim"}),
 }
-"""By packet or operator: ATen writes beyond its memory, reads what it has not written, or stops the process."""
+"""By packet or operator: ATen writes beyond its memory, reads what it has not written, or stops the process.
+
+One copies lazy clones inside of a parallel loop, where its own assertion forbids that."""
 
 
 _LIKE = {"strided": "pitched", "transposed": "permuted"}

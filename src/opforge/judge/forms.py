@@ -58,6 +58,7 @@ _WORDS = {
     "replayed": "with new contents in the same memory",
     "reordered": "with its contents reordered in the same memory",
     "long_rows": "with rows of thousands of elements",
+    "long_pitched": "with rows of thousands of elements that have gaps between them",
     "many_rows": "with thousands of rows",
     "grad_mode": "with grad mode on",
     "requires_grad": "with inputs that require gradients",
@@ -120,7 +121,7 @@ def place(
                     if name not in defects.of(op) and affordable():
                         batch.twist(first, inputs, name)
             for name in _situations(op, number):
-                if affordable():
+                if name not in defects.of(op) and affordable():
                     batch.situate(first, name)
             _place_arguments(batch, op, first, inputs, number, cases, affordable)
     return True
