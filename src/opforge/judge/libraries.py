@@ -30,7 +30,8 @@ class Libraries:
         self._pid = pid
         self._own = tuple(f"{path.rstrip('/')}" for path in own)
         """Files and folders in which the kernel's author can have put something, wherever they lie."""
-        self._seen: set[str] = set()
+        self._seen = {path for path, _ in self._mapped() or ()}
+        """What was looked at, and what the process had when no kernel was loaded."""
         self._without_aten: set[str] = set()
         self._readable = self._mapped() is not None
 

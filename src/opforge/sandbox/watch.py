@@ -17,6 +17,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
+
 from opforge import processes
 from opforge.kernels.native.reaching import objection, stems_of
 from opforge.sandbox import reach
@@ -71,7 +73,9 @@ class Watch:
         self._went_through = False
         """Whether some of it was done, since the room does not keep a kernel from it."""
         self._stems: frozenset[str] = frozenset()
-        self._system = ("/usr", "/lib", "/lib64", "/opt", "/nix/store", sys.prefix, sys.base_prefix)
+        self._system = (
+            "/usr", "/lib", "/lib64", "/opt", "/nix/store", sys.prefix, sys.base_prefix, _real(torch.__path__[0]) or "",
+        )  # fmt: skip
 
     def start(self) -> None:
         """Begin; there is no end to it but the process's own."""
