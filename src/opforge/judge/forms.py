@@ -17,14 +17,14 @@ from opforge.judge.verdict import Finding, Outcome
 from opforge.ops import Form, Operator
 from opforge.ops.arguments import may_be_left_out, other_values
 from opforge.ops.undefined import solves
-from opforge.sandbox.situations import SITUATIONS
+from opforge.sandbox.situations import ONE_CALL, SITUATIONS
 
 _TWICE = 2
 """How many cases of an operator are run twice, to see the same answer."""
 _REPLAYED = 4
 """How many are replayed at once; of the others one in eight."""
-_ENLARGED = 3
-"""How many cases of an operator are run in large forms at once; of the others one in sixteen."""
+_ENLARGED = 2
+"""How many cases of an operator are run in large forms; of the others one in 256."""
 _SITUATED = 4
 """Of further cases one in so many is called in another situation."""
 _MAX_TWISTED_BYTES = 4 << 20
@@ -116,7 +116,7 @@ def place(
                 for name in names:
                     if left and name not in defects.of(op) and affordable():
                         left -= batch.twist(first, inputs, name)
-            if large_too and values and (number < _ENLARGED or int(case.id[-1], 16) == 0) and not solves(op.packet):
+            if large_too and values and (number < _ENLARGED or int(case.id[-2:], 16) == 0) and not solves(op.packet):
                 for name in LARGE_FORMS:
                     if name not in defects.of(op) and affordable():
                         batch.twist(first, inputs, name)
@@ -128,12 +128,12 @@ def place(
 
 
 def _situations(op: Operator, number: int) -> Sequence[str]:
-    """Return the situations in which a case is called: the first ones in all, others in one in turn, or in none."""
+    """Return the situations in which a case is called: the first one in all, the next in those of one call, others in one in turn, or in none."""
     if op.random:
         return ()
     if number < _TWICE:
-        return SITUATIONS
-    return () if number % _SITUATED else (SITUATIONS[number // _SITUATED % len(SITUATIONS)],)
+        return SITUATIONS if number == 0 else ONE_CALL
+    return () if number % _SITUATED else (ONE_CALL[number // _SITUATED % len(ONE_CALL)],)
 
 
 def _place_arguments(

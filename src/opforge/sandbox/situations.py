@@ -18,9 +18,9 @@ from opforge.cases.materialise import flat_bytes, flat_storage
 GRAD_MODE, REQUIRES_GRAD, INFERENCE_MODE, THREAD, THREADS, DEFAULT_DTYPE, LAZY_CLONE, KEPT_RESULTS = (
     "grad_mode", "requires_grad", "inference_mode", "thread", "threads", "default_dtype", "lazy_clone", "kept_results",
 )  # fmt: skip
-SITUATIONS = (
-    GRAD_MODE, REQUIRES_GRAD, INFERENCE_MODE, THREAD, THREADS, DEFAULT_DTYPE, LAZY_CLONE, KEPT_RESULTS,
-)  # fmt: skip
+ONE_CALL = (GRAD_MODE, REQUIRES_GRAD, INFERENCE_MODE, THREAD, DEFAULT_DTYPE, LAZY_CLONE)
+SITUATIONS = (*ONE_CALL, THREADS, KEPT_RESULTS)
+"""All of them; the last two are many calls."""
 OTHER_DEFAULT_DTYPE = torch.float64
 _ROUNDS, _CALLS = 6, 64
 """How often two threads meet, and how many calls the one that is judged makes each time at most."""
