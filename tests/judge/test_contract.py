@@ -203,7 +203,8 @@ def test_positions_may_differ_where_elements_tie_in_every_form_but_values_may_no
         "max.dim": [f"(({ties}, 1), {{}})", f"(({ties}, 0, True), {{}})"],
         "max.dim_max": [f"(({ties}, 1), {{'max': T([40], i64), 'max_values': T([40], i64)}})"],
     }
-    ended = judge_tiny(kernel_directory({"max__dim": right.replace("max_kernel", "max__dim_kernel")}), cases)
+    directory = kernel_directory({"max__dim": right.replace("max_kernel", "max__dim_kernel")})
+    ended = judge_tiny(directory, cases, allow_fallback=True)
     assert {row["verdict"] for row in ended.store.rows()} == {"passed"}
     assert any("ties are broken" in note for row in ended.store.rows() for note in row.get("notes", ()))
 

@@ -26,7 +26,14 @@ from opforge.judge.trees import INPUTS_AT, aligned, rows_of, storage_bytes, with
 from opforge.judge.verdict import FAULT, REFERENCE_FAULT
 from opforge.ops import Form, Operator
 from opforge.sandbox.loader import aten_function
-from opforge.sandbox.situations import DEFAULT_DTYPE, KEPT_RESULTS, OTHER_DEFAULT_DTYPE, REQUIRES_GRAD, SITUATIONS
+from opforge.sandbox.situations import (
+    DEFAULT_DTYPE,
+    KEPT_RESULTS,
+    LAZY_CLONE,
+    OTHER_DEFAULT_DTYPE,
+    REQUIRES_GRAD,
+    SITUATIONS,
+)
 
 MAX_CASES = 192
 MAX_BYTES = 16 << 20
@@ -205,6 +212,8 @@ class Batch:
         writes = self._op.mutates or self._op.base in WRITES_UNSAID or self._reference is not None
         if situation in (KEPT_RESULTS, REQUIRES_GRAD) and writes:  # called once on its inputs, which may be resized
             return False
+        if situation == LAZY_CLONE and writes and any(not row[1] for row in first.inputs):
+            return False  # torch has no lazy clones of nothing that can be resized
         if situation == DEFAULT_DTYPE and self._reference is None:
             call = replace(call, default_dtype=OTHER_DEFAULT_DTYPE)
             if (other := self._answer(call)) is None:
