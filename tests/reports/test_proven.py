@@ -110,7 +110,7 @@ def test_sizes_in_words(made):
         "none: slower at 500 to 1000",
     ]
     assert found["rows"][1] | {"speed": ""} == {
-        "op": "a.default", "dtypes": "float32, int64", "dimensions": "0 to 2", "elements": "0 to 1000",
+        "op": "a.default", "dtypes": "float32, int64", "dimensions": "0 to 2", "elements": "0 to 1000", "extents": "[1 to 9 × 0 to 50]",
         "layouts": "contiguous, channels last", "speed": "",
         "arguments": "dim: int -1 to 2, left out; mode: 'mean', None; eps: float 0.5",
     }  # fmt: skip
@@ -201,8 +201,8 @@ def test_a_proof_of_html_and_script_shows_as_text(browser, made, tmp_path):
     find(browser, "#rows .row")[0].click()
     wait(browser, lambda b: find(b, "dialog .proof"))
     assert [line[0] for line in cells(browser)] == ["a.default", EVIL]  # that which is open comes first
-    assert cells(browser)[1][4] == EVIL.replace("_", " ")
-    assert cells(browser)[1][5] == f"{EVIL}: {EVIL}"
+    assert cells(browser)[1][5] == EVIL.replace("_", " ")
+    assert cells(browser)[1][6] == f"{EVIL}: {EVIL}"
     assert f"gone {EVIL}\nnot judged" in text(browser, "dialog [aria-label=proof]")
     nothing_ran(browser)
 
