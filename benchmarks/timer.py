@@ -21,7 +21,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -131,12 +130,11 @@ class Ring:
         for worker in self._workers:
             batch.copy_to(worker.bytes)
         nbytes = sum(row[1] for row in placed.inputs) + sum(t.nbytes for t in tensors_of(placed.answer.result))
-        request = {"op": op, "case": replace(placed).request()}
         begun = time.perf_counter()
         race: Race | HostRace = (
             HostRace(*self._workers, op, placed, None, writes=facts.mutates)
             if self.device.type == "cpu"
-            else Race(*self._workers, request, None, self.device, nbytes, writes=facts.mutates)
+            else Race(*self._workers, op, placed, None, self.device, writes=facts.mutates)
         )
         self.spent.clear()
         row = race.run()

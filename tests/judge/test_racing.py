@@ -237,7 +237,7 @@ def test_at_the_edge_of_what_aten_takes_rounding_is_nobodys_fault(ring, monkeypa
     edge = positive(6).flatten().roll(22).view(6, 6)
     factor, raises = torch.linalg.cholesky_ex(edge)
     assert raises or 0 < float(factor[5, 5]) < 1e-8  # by the order of its additions
-    monkeypatch.setattr(Renewal, "contents", lambda self, seeds: [self._words] * len(seeds))
+    monkeypatch.setattr(Renewal, "contents", lambda self, seeds: [self.words] * len(seeds))
     monkeypatch.setattr(reference, "renewed", lambda tensor, _seed, **_: tensor)
     finding = ring.race("linalg_cholesky.default", "((T([6, 6], f64),), {})", CHOLESKY.replace("{check}", check), edge)
     assert finding.passed, finding.reason

@@ -122,7 +122,7 @@ class Renewal:
     """
 
     def __init__(self, words: torch.Tensor, dtype: torch.dtype, *, positions: bool = False) -> None:
-        self._words = words
+        self.words = words
         self._count = len(words)
         floats = dtype.is_floating_point or dtype.is_complex
         self._stays = not self._count or (positions and not floats and dtype != torch.bool)
@@ -152,8 +152,8 @@ class Renewal:
     def contents(self, seeds: list[int]) -> list[torch.Tensor]:
         """Return contents for each seed."""
         if self._stays:
-            return [self._words] * len(seeds)
-        at_once = max(1, (4 if self._words.is_cuda else 1) * _AT_ONCE // self._count)
+            return [self.words] * len(seeds)
+        at_once = max(1, (4 if self.words.is_cuda else 1) * _AT_ONCE // self._count)
         made: list[torch.Tensor] = []
         for some in (seeds[at : at + at_once] for at in range(0, len(seeds), at_once)):
             starts = [self._count - seed % self._count for seed in some]
@@ -169,9 +169,9 @@ class Renewal:
 
     def _rows(self, starts: list[list[int]]) -> list[Any]:
         """Return what says where some stretches begin: numbers, or on a GPU, for many of them, indices, all brought there at once."""
-        if not self._words.is_cuda or len(starts[0]) == 1:
+        if not self.words.is_cuda or len(starts[0]) == 1:
             return starts
-        return list((torch.tensor(starts, device=self._words.device)[:, :, None] + self._numbers).unbind())
+        return list((torch.tensor(starts, device=self.words.device)[:, :, None] + self._numbers).unbind())
 
     def _stretches(self, memory: torch.Tensor, starts: Any) -> torch.Tensor:
         """Return stretches of some memory, as long as the contents, as rows."""

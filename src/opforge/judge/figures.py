@@ -20,8 +20,9 @@ _PLACES = 0.002
 """By how much two processes may differ that do the very same: where in memory things lie. It is part of every interval."""
 _RESOLUTION_NS = 5.0
 """By how much a device time of few µs may be off in the same way all through a race; part of the interval likewise."""
-_CLOCK_SLACK_NS = 300_000
-_CLOCK_SLACK = 0.2
+_CLOCK_SLACK_NS = 60_000
+_CLOCK_SLACK = 0.1
+_FILL_SLACK_NS = 400_000
 _CLOCK_SURE_Z = 3.3
 """How sure the judge is that a block took longer than was said of it, before it says so: one in a thousand is wrong."""
 
@@ -32,7 +33,6 @@ class Figure:
 
     name: str
     calls: int
-    passes: int = 1
     ahead_ns: float = 0.0
     method: str = ""
     secondary: bool = False
@@ -44,6 +44,9 @@ class Figure:
     kernel_beside: list[float] = field(default_factory=list)
     aten_beside: list[float] = field(default_factory=list)
     """What the judge's clock saw of each block beyond the time that the worker says it took."""
+    kernel_fill: list[float] = field(default_factory=list)
+    aten_fill: list[float] = field(default_factory=list)
+    """How long the judge took to fill the inputs on a GPU, while nothing of the worker ran."""
     waited: list[bool] = field(default_factory=list)
     """Whether a side had to wait for a core in the round."""
     done: bool = False
@@ -61,8 +64,7 @@ class Figure:
         """Return how many calls are made in a block, timed or not."""
         if self.name != "device":
             return self.calls + self.rehearsed
-        short = short_calls(self.calls) if self.method == "graph" else 0
-        return (self.passes + 1) * self.calls + self.passes * short
+        return self.calls + (short_calls(self.calls) if self.method == "graph" else 0)
 
     @property
     def quiet(self) -> list[int]:
@@ -123,12 +125,16 @@ class Figure:
     @property
     def _doubtful(self) -> bool:
         """Whether more rounds are needed to know that the clocks agree."""
-        return (
-            bool(self._unsaid) and statistics.median(self._unsaid) > max(_CLOCK_SLACK_NS, _CLOCK_SLACK * self._said) / 2
-        )
+        unsaid = self._unsaid
+        return bool(unsaid) and statistics.median(unsaid) > max(_CLOCK_SLACK_NS, _CLOCK_SLACK * self._said)
 
     def clocks_agree(self) -> None:
-        """Refuse times that the judge's clock contradicts."""
+        """Refuse times that the judge's clock contradicts, and a GPU that works on while the kernel's process is stopped."""
+        longer = sorted(k - a for k, a in zip(self.kernel_fill, self.aten_fill, strict=True))
+        if longer and median_interval(longer, _CLOCK_SURE_Z)[0] > _FILL_SLACK_NS:
+            raise NotRightError(
+                Outcome.CHEATED, "keeps the GPU busy while its process is stopped, before its timed calls begin"
+            )
         said, calls = self._said, self.work
         surely, _ = median_interval(self._unsaid, _CLOCK_SURE_Z)
         if surely > max(_CLOCK_SLACK_NS, _CLOCK_SLACK * said):

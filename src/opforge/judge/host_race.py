@@ -12,23 +12,32 @@ import random
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from opforge import processes
-from opforge.cases.encoding import SHORT_DTYPES, TORCH_DTYPES
+from opforge.cases.encoding import SHORT_DTYPES
 from opforge.cases.materialise import Bytes, Renewal, flat_bytes, tensor_over, words_of
 from opforge.judge.batch import Placed
 from opforge.judge.figures import Figure
+from opforge.judge.looks import span
 from opforge.judge.reference import Answer
-from opforge.judge.replies import FORGED, results_end
-from opforge.judge.timing import KernelRaisedError, Side, WrongOutputError, drawn_seeds
-from opforge.judge.verdict import Finding, NotRightError, Outcome
+from opforge.judge.replies import FORGED
+from opforge.judge.timing import (
+    Judging,
+    KernelRaisedError,
+    Parts,
+    Side,
+    WrongOutputError,
+    drawn_seeds,
+    judge_shown,
+    keeps_to_itself,
+)
+from opforge.judge.verdict import NotRightError, Outcome
 from opforge.judge.workers import KernelWorker
-from opforge.sandbox.host_track import WORDS, number_bits, parts_of
+from opforge.sandbox.host_track import WORDS, parts_of
 
 _BUDGET_S = 1.0
 _BLOCK_NS = 8_000_000
@@ -56,18 +65,6 @@ _WAITED = 0.03
 """The share of a block that a side may have waited for a core; else the round is set aside."""
 _WATCHED = 4
 """In every so many rounds the machine's clocks are looked at."""
-
-
-@dataclass(frozen=True)
-class Judging:
-    """How results of timed calls are judged."""
-
-    expect: Callable[[int], Answer]
-    """Returns what ATen answers to contents with a seed; raises BaselineError where it raises."""
-    hear: Callable[[dict[str, Any], Bytes, int, Answer], Finding]
-    """Judges a reply, whose tensors lie in some bytes, to contents with a seed."""
-    inside: Callable[[int], None]
-    """Raises BaselineError where contents with a seed are at the edge of what ATen takes: what is right there is rounding."""
 
 
 class HostRace:
@@ -256,18 +253,8 @@ class HostRace:
             took = max(took - waited, cpu)
         if side.is_kernel:
             self._block_cpu_ns.append(cpu)
-            self._keeps_to_itself(worker)
+            keeps_to_itself(worker, self._cores)
         return took, not quiet
-
-    def _keeps_to_itself(self, worker: KernelWorker) -> None:
-        """Refuse a kernel that has started processes in timed calls, or runs on other cores than it may."""
-        before = set(worker.others)
-        if new := set(worker.look_for_others()) - before:
-            raise NotRightError(
-                Outcome.CHEATED, f"left {len(new)} process(es) running that it had started in timed calls"
-            )
-        if worker.strays_from(self._cores):
-            raise NotRightError(Outcome.CHEATED, "runs on other cores than the one on which it is timed")
 
     def _ask_aten(self) -> None:
         """Give ATen the contents on which the kernel has raised: where it raises too, there or close by, that is no fault of the kernel's."""
@@ -293,7 +280,7 @@ class HostRace:
             seals = number == len(seen) - 1 and (last or self._chance.random() < _SEALED)
             self._hear(call, answer, parts, seals=seals, thorough=last)
 
-    def _seen(self, call: int) -> tuple[Answer, list[bytearray | int | None]]:
+    def _seen(self, call: int) -> tuple[Answer, Parts]:
         """Read the result of a call from the stopped worker's memory, after a look at its inputs; beside what ATen answers."""
         assert self._judging is not None  # noqa: S101  # who does not judge does not look
         answer = self._judging.expect(self._seeds[call])
@@ -307,41 +294,35 @@ class HostRace:
                         raise NotRightError(Outcome.CONTRACT, f"a timed call changed its input {number}")
             table = worker.results[: 8 * WORDS * self._parts * len(self._seeds)].view(np.uint64)
             entries = table.reshape(len(self._seeds), self._parts, WORDS)[call].tolist()
-            found: list[bytearray | int | None] = []
+            found: Parts = []
             for part, (address, bits) in zip(parts_of(answer.result), entries, strict=False):
                 if not isinstance(part, torch.Tensor):
                     found.append(bits)
                 elif part.is_conj() or part.is_neg() or part.layout is not torch.strided or part.is_cuda:
                     found.append(None)
                 else:
-                    found.append(worker.read(address, _span(part.shape, part.stride()) * part.element_size()))
+                    found.append(worker.read(address, span(part.shape, part.stride()) * part.element_size()))
         except OSError:
             raise NotRightError(
                 Outcome.CHEATED, "an output of a timed call is wrong: it lies where the process has no memory"
             ) from None
         return answer, found
 
-    def _hear(
-        self, call: int, answer: Answer, parts: list[bytearray | int | None], *, seals: bool, thorough: bool
-    ) -> None:
-        """Ask for what is to be known of a result besides its elements, hold those against what was read, and judge all."""
+    def _hear(self, call: int, answer: Answer, parts: Parts, *, seals: bool, thorough: bool) -> None:
+        """Ask for the rest of a result that was read, and judge all."""
         assert self._judging is not None  # noqa: S101
-        side, seed = self._kernel, self._seeds[call]
         own = self._request["case"]["own"]
-        reply = side.ask({"do": "show", "call": call, "own": own, "seals": seals, "thorough": thorough})
-        if tampered := reply.get("tampered"):
-            raise NotRightError(Outcome.CHEATED, f"tampered with its process: {'; '.join(map(str, tampered))}")
-        result = reply.get("result")
-        if not isinstance(result, dict):
-            raise NotRightError(Outcome.CONTRACT, FORGED)
-        config = side.worker.config
-        said = side.worker.bytes[config.in_bytes : results_end([result], config)].copy()
-        for part, row in zip(parts, _leaves(result.get("returned")), strict=False):
-            if not _same(part, row, said, config.in_bytes):
-                raise WrongOutputError("it was not there when the call had returned", seed)
-        finding = self._judging.hear(result, said, seed, answer)
-        if not finding.passed:
-            raise WrongOutputError(finding.reason, seed)
+        judge_shown(
+            self._kernel,
+            self._judging,
+            call,
+            self._seeds[call],
+            answer,
+            parts,
+            own=own,
+            seals=seals,
+            thorough=thorough,
+        )
 
     def _has_many_calls(self, figure: Figure) -> bool:
         """Whether a block can be stopped between its calls, and results be judged by their elements alone."""
@@ -400,38 +381,7 @@ def _addresses(said: Any, calls: int, inputs: int) -> list[list[int]]:
     return found
 
 
-def _span(shape: Any, strides: Any) -> int:
-    """Return from how many elements of memory a tensor takes its own."""
-    return 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
-
-
-def _leaves(tree: Any) -> list[Any]:
-    """Return the tensors and numbers that a reply speaks of, in order."""
-    if isinstance(tree, list):
-        return [leaf for value in tree for leaf in _leaves(value)]
-    return [tree] if isinstance(tree, bool | int | float) or (isinstance(tree, dict) and "T" in tree) else []
-
-
-def _same(part: bytearray | int | None, said: Any, results: Bytes, base: int) -> bool:
-    """Whether what was read from a stopped worker is what it says of the same part of a result later on."""
-    if part is None:
-        return True
-    if isinstance(part, int):
-        return isinstance(said, bool | int | float) and part == number_bits(said)
-    try:
-        at, nbytes, short, shape, strides, *_ = said["T"]
-        dtype = TORCH_DTYPES[short]
-        if _span(shape, strides) * dtype.itemsize > len(part) or any(step < 0 for step in strides):
-            return False
-        if not part:
-            return not nbytes
-        then = torch.frombuffer(part, dtype=dtype).as_strided(shape, strides)
-        return bool(np.array_equal(flat_bytes(then).numpy(), results[at - base :][:nbytes]))
-    except (KeyError, TypeError, ValueError, RuntimeError):
-        raise NotRightError(Outcome.CONTRACT, FORGED) from None
-
-
-def _as_reply(answer: Answer, parts: list[bytearray | int | None], base: int) -> tuple[dict[str, Any], Bytes]:
+def _as_reply(answer: Answer, parts: Parts, base: int) -> tuple[dict[str, Any], Bytes]:
     """Return what was read from a stopped worker as a reply, laid out as ATen's answer is."""
     taken = iter(parts)
     bytes_ = bytearray()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from opforge.cases.encoding import decode
@@ -16,12 +15,12 @@ from opforge.judge import clocks, light, timing
 from opforge.judge.asked import AskedCall, Reference, load
 from opforge.judge.batch import Batch, Placed
 from opforge.judge.contract import Hearing
-from opforge.judge.host_race import HostRace, Judging
+from opforge.judge.host_race import HostRace
 from opforge.judge.peaks import Peaks
 from opforge.judge.properties import WRITES_UNSAID
 from opforge.judge.reference import Answer, Exact, ReferenceFaultError, tensors_of
-from opforge.judge.replies import results_end
 from opforge.judge.rooms import Rooms
+from opforge.judge.timing import Judging
 from opforge.judge.verdict import Finding, NotRightError, Outcome
 from opforge.judge.workers import KernelWorker, WorkerConfig
 from opforge.ops import Operator
@@ -42,8 +41,6 @@ class Racing:
     _baseline: KernelWorker | None = None
     _runs: dict[str, Any] | None = None
     """The user's reference that the baseline runs; None for ATen."""
-    _results: Bytes = field(default_factory=lambda: np.empty(0, np.uint8))
-    """Memory for results of timed calls: where each had its own, most of the time would go into getting it."""
 
     def race(
         self,
@@ -95,36 +92,13 @@ class Racing:
         *,
         required: bool,
     ) -> timing.Race | HostRace:
-        """Return the race over a case: on a CPU the judge reads results for itself, on a GPU it asks for them."""
-        inside = functools.partial(_inside, placed)
+        """Return the race over a case."""
         writes = op.mutates or op.base in WRITES_UNSAID or _writes(placed)
         heard = functools.partial(_heard, op, placed, self.config, required=required)
+        judging = Judging(functools.partial(_expected, placed), heard, functools.partial(_inside, placed))
         if device.type == "cpu":
-            judging = Judging(functools.partial(_expected, placed), heard, inside)
             return HostRace(worker, baseline, op.name, placed, judging, writes=writes, watch=watch)
-
-        def hear(reply: dict[str, Any], seed: int, inputs: bool) -> Finding:
-            results = self._private(worker.bytes[self.config.in_bytes : results_end([reply], self.config)])
-            return heard(reply, results, seed, _expected(placed, seed), inputs=inputs)
-
-        return timing.Race(
-            worker,
-            baseline,
-            {"op": op.name, "case": placed.request()},
-            hear,
-            device,
-            sum(row[1] for row in placed.inputs) + sum(t.nbytes for t in tensors_of(placed.answer.result)),
-            writes=writes,
-            inside=inside,
-            watch=watch,
-        )
-
-    def _private(self, shared: Bytes) -> Bytes:
-        """Return a copy of what lies in shared memory, which the next one takes the place of."""
-        if len(self._results) < len(shared):
-            self._results = np.empty(len(shared), np.uint8)
-        self._results[: len(shared)] = shared
-        return self._results[: len(shared)]
+        return timing.Race(worker, baseline, op.name, placed, judging, device, writes=writes, watch=watch)
 
     @property
     def _device(self) -> torch.device:
@@ -192,13 +166,20 @@ def _heard(
     aten: Answer,
     *,
     required: bool,
-    inputs: bool | None = None,
 ) -> Finding:
     """Judge the result of a timed call on contents with a seed, and its inputs where they are told."""
     call = replace(placed.call, renewal=seed)
-    inputs = "inputs" in reply if inputs is None else inputs
     found = Hearing(
-        op, required, placed.case.expect, call, aten, reply, results, config.in_bytes, measure=False, inputs_too=inputs
+        op,
+        required,
+        placed.case.expect,
+        call,
+        aten,
+        reply,
+        results,
+        config.in_bytes,
+        measure=False,
+        inputs_too="inputs" in reply,
     ).finding()
     if not found.passed:
         _inside(placed, seed)

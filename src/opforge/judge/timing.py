@@ -1,9 +1,11 @@
 """Race a kernel against ATen on a GPU: each in its own worker, short blocks in changing order, ratios with their intervals.
 
 Three figures are raced: device time (what the GPU does), call time (what a caller waits for, many calls in a row)
-and synchronous call time. Every timed call has contents of its own, results of timed calls are judged like any other,
-and what the kernel's process says of its times must agree with the judge's own clock. While one side runs, the other
-is stopped. Races on a CPU are in `host_race`.
+and synchronous call time. While a worker is stopped, the judge writes new contents into the inputs of a block of calls, through
+memory of the GPU that it has mapped into its own context. When the block's answer comes, the worker is stopped again and a result of
+a call that nobody could know before is copied by the judge, within its own clock: work that is still queued delays the copy. What the
+kernel's process says of its times must agree with that clock. Chance decides which copies are judged; those are looked at a second time later.
+Races on a CPU are in `host_race`.
 """
 
 from __future__ import annotations
@@ -20,11 +22,16 @@ from typing import Any
 import torch
 
 from opforge import processes
+from opforge.cases.materialise import Bytes, Renewal, owned_copy, tensor_over, words_of
+from opforge.judge.batch import Placed
 from opforge.judge.figures import Figure
-from opforge.judge.replies import FORGED
-from opforge.judge.trees import rows_of
+from opforge.judge.looks import is_as_said, leaves, span
+from opforge.judge.reference import Answer
+from opforge.judge.replies import FORGED, results_end
 from opforge.judge.verdict import Finding, NotRightError, Outcome
 from opforge.judge.workers import DeathError, KernelWorker
+from opforge.sandbox.device_memory import MappedMemory
+from opforge.sandbox.host_track import parts_of
 from opforge.sandbox.track import rehearsed_calls
 
 _BUDGET_S = 1.0
@@ -46,19 +53,28 @@ _MAX_CALLS = 64
 _SYNC_CALLS = 8
 _SPARE = 8
 """Sets of inputs for calls that are not timed."""
-_PASS_NS = 300_000
-"""The least that a pass of calls is to take on a GPU: shorter ones are not seen sharply from two processes."""
+_PASS_NS = 500_000
+"""The least that a pass of calls is to take on a GPU: shorter ones are not seen sharply from two processes, nor by the judge's clock."""
 _MAX_PASS_NS = 20_000_000
-_MAX_PASS_CALLS = 96
+_MAX_PASS_CALLS = 144
 """Graphs of more launches than some hundred and fifty take longer for each of them, by 0.15 µs on an H200."""
-_BLOCK_PASSES = 2
 _WAITED = 0.03
 """The share of a block that a side may have waited for a core; else the round is set aside."""
 
-Hear = Callable[[dict[str, Any], int, bool], Finding]
-"""Judges the result of a timed call on contents with a seed, and its inputs too or not."""
-Inside = Callable[[int], None]
-"""Raises BaselineError where contents with a seed are at the edge of what ATen takes: what is right there is rounding."""
+Parts = list[bytearray | int | None]
+"""What was read of the parts of a result; None for what cannot be read."""
+
+
+@dataclass(frozen=True)
+class Judging:
+    """How results of timed calls are judged."""
+
+    expect: Callable[[int], Answer]
+    """Returns what ATen answers to contents with a seed; raises BaselineError where it raises."""
+    hear: Callable[[dict[str, Any], Bytes, int, Answer], Finding]
+    """Judges a reply, whose tensors lie in some bytes, to contents with a seed."""
+    inside: Callable[[int], None]
+    """Raises BaselineError where contents with a seed are at the edge of what ATen takes: what is right there is rounding."""
 
 
 class BaselineError(Exception):
@@ -111,32 +127,47 @@ class Side:
 
 
 class Race:
-    """A race over one case, whose inputs and results take ``nbytes`` together, and whose operator may write to inputs."""
+    """A race over one case. Its operator may write to inputs."""
 
     def __init__(
         self,
         kernel: KernelWorker,
         baseline: KernelWorker,
-        request: dict[str, Any],
-        hear: Hear | None,
+        op: str,
+        placed: Placed,
+        judging: Judging | None,
         device: torch.device,
-        nbytes: int,
         *,
         writes: bool,
-        inside: Inside | None = None,
         watch: Callable[[], None] | None = None,
     ) -> None:
         self._kernel, self._aten = Side(kernel, is_kernel=True), Side(baseline, is_kernel=False)
         self._sides = (self._aten, self._kernel)
-        self._request = {**request, "device": str(device)}
-        self._hear = hear
-        self._inside = inside
+        self._request: dict[str, Any] = {"op": op, "case": placed.request(), "device": str(device)}
+        self._judging = judging
         self._device = device
-        self._nbytes = max(1, nbytes)
-        self._tensors = max(1, sum(1 for _ in rows_of([request["case"]["args"], request["case"]["kwargs"]])))
-        self._costly = nbytes > _LARGE or self._tensors > _MANY_TENSORS
+        inputs = [
+            owned_copy(tensor_over(placed.call.buffer, row), torch.device(row[6]) if row[6] else device)
+            for row in placed.inputs
+        ]
+        self._renewals = [Renewal(words_of(t), t.dtype, positions=placed.call.positions) for t in inputs]
+        self._input_bytes = [t.untyped_storage().nbytes() for t in inputs]
+        self._parts = parts_of(placed.answer.result)
+        results = [part for part in self._parts if isinstance(part, torch.Tensor)]
+        self._nbytes = max(1, sum(self._input_bytes) + sum(t.nbytes for t in results))
+        self._tensors = max(1, len(inputs))
+        self._costly = self._nbytes > _LARGE or self._tensors > _MANY_TENSORS
         self._writes = writes
         self._watch = watch
+        self._mapped: dict[bool, MappedMemory] = {}
+        """Either side's memory."""
+        self._targets: dict[bool, list[list[torch.Tensor | int]]] = {}
+        """Where the inputs of each set lie in either side's memory: mapped, or an address of the host's."""
+        self._captured: dict[bool, list[Any]] = {}
+        """Where either side says that the results of captured calls lie."""
+        self._contents: list[list[torch.Tensor]] = []
+        """What the inputs of each set hold, as it was written last."""
+        self._cores: set[int] = set()
         self._sets = 1
         self._chance = random.SystemRandom()
         self._method = "graph"
@@ -145,8 +176,11 @@ class Race:
     def run(self) -> dict[str, Any]:
         """Return the figures of both sides, with the ratio of one to the other and its 95 % interval."""
         cores = os.sched_getaffinity(0)
+        self._cores = self._core(cores)
         try:
-            self._share(self._core(cores))
+            for side in self._sides:
+                side.worker.look_for_others()
+                side.worker.stay_on(self._cores)
             figures = self._lay()
             deadline = time.monotonic() + _BUDGET_S
             order = list(self._sides)
@@ -160,9 +194,10 @@ class Race:
                     order.reverse()
                 self._round(order, active)
         finally:
-            self._share(cores)
             for side in self._sides:
                 side.worker.resume()
+                side.worker.stay_on(cores)
+            self._unmap()
         for figure in figures:
             figure.clocks_agree()
         for side in self._sides:
@@ -173,23 +208,21 @@ class Race:
         """Return one core that the judge is not on: both sides run there by turns, since cores are not alike."""
         return {self._chance.choice(sorted(cores - {processes.present_core()}) or sorted(cores))}
 
-    def _share(self, cores: set[int]) -> None:
-        for side in self._sides:
-            side.worker.stay_on(cores)
-
     def _row(self, figures: list[Figure]) -> dict[str, Any]:
         rows = {figure.name: figure.row() for figure in figures}
         cache = "cold" if self.footprint >= _cold(self._device) else "warm"
         rows["device"] |= {"method": self._method, "cache": cache}
-        first = rows[figures[0].name]
-        headline = {"timed": figures[0].name, "kernel_us": first["kernel_us"], "aten_us": first["aten_us"]}
+        # while calls wait in a queue, work of other streams is done unseen
+        timed = "device" if self._method == "graph" else "call"
+        first = rows[timed]
+        headline = {"timed": timed, "kernel_us": first["kernel_us"], "aten_us": first["aten_us"]}
         interval = {"speedup": first["speedup"], "speedup_low": first["low"], "speedup_high": first["high"]}
         return {**headline, **interval, "rounds": first["rounds"], **rows}
 
     @property
     def footprint(self) -> int:
         """Return the bytes that the calls of a pass touch."""
-        return self._nbytes * self._sets
+        return int(self._nbytes * self._sets)
 
     def _lay(self) -> list[Figure]:
         """Make the calls on both sides, as many as it takes to be timed sharply."""
@@ -201,10 +234,9 @@ class Race:
         quickest, slowest = (f(g["device_ns"] for g in guesses) for f in (min, max))
         calls = _between(min(_PASS_NS / quickest, _MAX_PASS_NS / slowest) + 1, 1, min(_MAX_PASS_CALLS, limit))
         self._laid(calls, most)
-        passes = _between(_BLOCK_PASSES * _PASS_NS / (calls * slowest), 1, _BLOCK_PASSES)
         several = _between(_BLOCK_NS / 4 / call_ns, 1, max(1, min(_MAX_CALLS, self._sets - _SPARE)))
         return [
-            Figure("device", calls, passes, call_ns * calls, self._method),
+            Figure("device", calls, call_ns * calls, self._method),
             *(
                 Figure(name, count, secondary=True, rehearsed=rehearsed_calls(self._sets, count))
                 for name, count in (("call", several), ("sync", min(several, _SYNC_CALLS)))
@@ -223,54 +255,118 @@ class Race:
             if failure is None or self._method == "events":
                 break
             self._method = "events"
-            self.notes.append(f"timed by events, since it cannot be captured as a CUDA graph: {failure}"[:400])
+            self.notes.append(
+                f"calls in a row count, not the device's time, since it cannot be captured as a CUDA graph: {failure}"[
+                    :400
+                ]
+            )
+        self._map(replies)
         return [{name: _positive(reply.get(name)) for name in ("call_ns", "device_ns")} for reply in replies]
 
     def _lay_side(self, side: Side, request: dict[str, Any]) -> dict[str, Any]:
-        reply = side.ask(request if side.seeds else {**request, **self._request}, request["calls"])
+        self._take_turn(side)
+        reply = side.ask(request if side.laid else {**request, **self._request}, request["calls"])
+        side.laid = True
         side.seeds = [0] * request["sets"]
         return reply
+
+    def _map(self, replies: list[dict[str, Any]]) -> None:
+        """Map the memory in which both sides say that their inputs lie, and keep what they say of their results."""
+        self._unmap()
+        for side, reply in zip(self._sides, replies, strict=True):
+            self._mapped[side.is_kernel] = MappedMemory(self._device)
+            said = reply.get("inputs")
+            if not isinstance(said, list) or len(said) != self._sets:
+                raise NotRightError(Outcome.CONTRACT, FORGED)
+            self._targets[side.is_kernel] = [self._inputs_at(side, places) for places in said]
+            self._captured[side.is_kernel] = _listed(reply.get("results"))
+
+    def _unmap(self) -> None:
+        self._targets, self._captured = {}, {}
+        for mapped in self._mapped.values():
+            mapped.close()
+        self._mapped = {}
+
+    def _inputs_at(self, side: Side, places: Any) -> list[torch.Tensor | int]:
+        found: list[torch.Tensor | int] = []
+        for place, nbytes, renewal in zip(_listed(places), self._input_bytes, self._renewals, strict=False):
+            handle, offset = self._place(side, place, "inputs")
+            if not handle:
+                found.append(offset)
+            else:
+                stretch = self._stretch(side, handle, offset, nbytes)
+                found.append(stretch[: nbytes - nbytes % renewal.words.itemsize].view(renewal.words.dtype))
+        if len(found) != len(self._renewals):
+            raise NotRightError(Outcome.CONTRACT, FORGED)
+        return found
+
+    def _place(self, side: Side, said: Any, what: str) -> tuple[str, int]:
+        """Return what a worker says of where something lies."""
+        if said is None:
+            reason = f"its {what} lie in memory of the GPU that another process cannot map"
+            if not side.is_kernel:
+                raise BaselineError(f"{reason} (CUDA IPC is needed to time kernels)")
+            raise NotRightError(
+                Outcome.CONTRACT, f"{reason} (cudaMallocAsync, virtual memory): return tensors of torch's own allocator"
+            )
+        if not isinstance(said, list) or [type(one) for one in said] != [str, int]:
+            raise NotRightError(Outcome.CONTRACT, FORGED)
+        handle, offset = said
+        return handle, offset
+
+    def _stretch(self, side: Side, handle: str, offset: int, nbytes: int) -> torch.Tensor:
+        try:
+            return self._mapped[side.is_kernel].stretch(handle, offset, nbytes)
+        except OSError as error:
+            if not side.is_kernel:
+                raise BaselineError(f"its memory cannot be mapped: {error}") from None
+            raise NotRightError(Outcome.CONTRACT, FORGED) from None
 
     def _round(self, order: list[Side], active: list[Figure]) -> None:
         for figure in active:
             figure.waited.append(False)
         for side in order:
-            self._other(side).worker.pause()
-            side.worker.resume()
             for figure in active:
                 self._block(side, figure)
 
-    def _other(self, side: Side) -> Side:
-        return self._aten if side is self._kernel else self._kernel
+    def _take_turn(self, side: Side) -> None:
+        """Let one side run, and nothing of the other."""
+        (self._aten if side is self._kernel else self._kernel).worker.halt()
+        side.worker.resume()
 
     def _block(self, side: Side, figure: Figure) -> None:
-        """Time a block of one side, and judge a result of it, of which call chance decides afterwards."""
+        """Time a block of one side, copy the result of one of its calls, and judge that if chance wants it."""
         count = min(figure.calls, self._sets)
-        side.seeds[:count] = drawn_seeds(count)
-        shift = self._renew(side, figure, side.seeds[:count])
-        waited, own_wait = side.worker.waited_ns(), processes.waited_ns(os.getpid())
+        (figure.kernel_fill if side.is_kernel else figure.aten_fill).append(
+            self._prepare(side, figure, drawn_seeds(count))
+        )
+        call = self._chance.randrange(figure.calls)
+        worker = side.worker
+        waited = worker.waited_ns()
+        worker.begin({"do": "go"})
         began = time.perf_counter_ns()
-        side.worker.begin({"do": "go"})
-        if self._watch is not None and figure.rounds % _WATCHED == 0:
+        worker.resume()
+        if self._watch is not None and len(figure.waited) % _WATCHED == 0:  # in both blocks of a round, or in none
             self._watch()  # while the block runs
         try:
-            said = side.answer(figure.work).get("ns")
+            reply = side.answer(figure.work)
         except KernelRaisedError:
             self._ask_aten(figure)
             raise
+        worker.halt()
+        seen = self._copied(side, figure, call, reply)
         outside = time.perf_counter_ns() - began
-        waited = max(0, side.worker.waited_ns() - waited)
-        own_wait = max(0, processes.waited_ns(os.getpid()) - own_wait)
+        waited = max(0, worker.waited_ns() - waited)
+        said = reply.get("ns")
         if not isinstance(said, int | float) or not math.isfinite(said) or said <= 0:
             raise NotRightError(Outcome.CHEATED, f"says that a timed call took {said!r} ns")
         figure.waited[-1] |= waited > _WAITED * said * figure.work
         (figure.kernel_ns if side.is_kernel else figure.aten_ns).append(float(said))
-        beside = outside - said * figure.work - waited - own_wait
+        beside = outside - said * figure.work
         (figure.kernel_beside if side.is_kernel else figure.aten_beside).append(beside)
-        if side.is_kernel and self._hear is not None and self._is_judged(figure):
-            moved = shift + figure.passes if figure.name == "device" else 0
-            own = self._request["case"]["own"] and (self._writes or figure.done)
-            self._listen(side, self._chance.randrange(figure.calls), moved, own=own)
+        if side.is_kernel and self._judging is not None and self._is_judged(figure):
+            keeps_to_itself(worker, self._cores)
+            self._judge(side, figure, call, seen)
 
     def _is_judged(self, figure: Figure) -> bool:
         """Whether a result of the block that was just timed is judged: by chance, and one of each figure in any case."""
@@ -278,39 +374,137 @@ class Race:
         figure.judged |= judged
         return judged
 
-    def _renew(self, side: Side, figure: Figure, seeds: list[int]) -> int:
-        """Give the calls of the next block other contents than those of the last, and return by how much they have moved."""
-        shift = self._chance.randrange(self._sets) if figure.name == "device" else 0
-        side.ask(
-            {
-                "do": "prepare", "figure": figure.name, "calls": figure.calls, "passes": figure.passes,
-                "ahead_ns": figure.ahead_ns, "seeds": seeds, "shift": shift,
-            },
-            figure.calls,
-        )  # fmt: skip
-        return shift
+    def _prepare(self, side: Side, figure: Figure, seeds: list[int]) -> float:
+        """Have a side ready for a block, stop it, and write contents with these seeds into the inputs of the calls. Returns how long that took in ns."""
+        self._take_turn(side)
+        request = {"do": "prepare", "figure": figure.name, "calls": figure.calls, "ahead_ns": figure.ahead_ns}
+        side.ask(request, figure.calls)
+        side.worker.halt()
+        began = time.perf_counter_ns()
+        side.seeds[: len(seeds)] = seeds
+        memory: list[torch.Tensor] = []
+        contents: list[torch.Tensor] = []
+        self._contents = [[] for _ in seeds]
+        for number, renewal in enumerate(self._renewals):
+            for row, kept, targets in zip(
+                renewal.contents(seeds), self._contents, self._targets[side.is_kernel], strict=False
+            ):
+                kept.append(row)
+                if isinstance(target := targets[number], torch.Tensor):
+                    memory.append(target)
+                    contents.append(row)
+                elif len(row):
+                    self._write_to_host(side, target, row)
+        if memory:
+            torch._foreach_copy_(memory, contents)
+        torch.cuda.synchronize(self._device)
+        return time.perf_counter_ns() - began
+
+    def _write_to_host(self, side: Side, address: int, contents: torch.Tensor) -> None:
+        try:
+            side.worker.write(address, contents.contiguous().view(torch.uint8).numpy())
+        except OSError:
+            raise NotRightError(Outcome.CONTRACT, FORGED) from None
 
     def _ask_aten(self, figure: Figure) -> None:
         """Give ATen the contents on which the kernel has raised: where it raises too, there or close by, that is no fault of the kernel's."""
+        self._prepare(self._aten, figure, self._kernel.seeds)
         self._aten.worker.resume()
-        self._renew(self._aten, figure, self._kernel.seeds)
         self._aten.ask({"do": "go"}, figure.work)
-        if self._inside is not None:
+        if self._judging is not None:
             for seed in self._kernel.seeds:
-                self._inside(seed)
+                self._judging.inside(seed)
 
-    def _listen(self, side: Side, call: int, shift: int, *, own: bool) -> None:
-        """Judge the result of one of the calls that were just timed and, if asked for, its inputs, and what the kernel has done to its process."""
-        reply = side.ask({"do": "show", "call": call, "own": own, "seals": True, "thorough": False})
-        if tampered := reply.get("tampered"):
-            raise NotRightError(Outcome.CHEATED, f"tampered with its process: {'; '.join(map(str, tampered))}")
-        result = reply.get("result")
-        if not isinstance(result, dict):
+    def _copied(
+        self, side: Side, figure: Figure, call: int, reply: dict[str, Any]
+    ) -> list[tuple[torch.Tensor, torch.Tensor] | None]:
+        """Copy the parts of a call's result that lie on the GPU, each beside where it lies; waits until that is done."""
+        is_captured = figure.name == "device" and self._method == "graph"
+        said = self._captured[side.is_kernel] if is_captured else _listed(reply.get("results"))
+        places = _listed(said[call]) if call < len(said) else []
+        if len(places) != len(self._parts):
             raise NotRightError(Outcome.CONTRACT, FORGED)
-        seed = side.seeds[(call + shift) % self._sets]
-        finding = None if self._hear is None else self._hear(result, seed, own)
-        if finding is not None and not finding.passed:
-            raise WrongOutputError(finding.reason, seed)
+        seen: list[tuple[torch.Tensor, torch.Tensor] | None] = []
+        for part, place in zip(self._parts, places, strict=True):
+            if not isinstance(part, torch.Tensor) or not part.is_cuda or part.layout is not torch.strided:
+                seen.append(None)
+                continue
+            handle, offset = self._place(side, place, "results")
+            nbytes = span(part.shape, part.stride()) * part.element_size()
+            if nbytes and not handle:
+                raise NotRightError(Outcome.CONTRACT, FORGED)
+            there = self._stretch(side, handle, offset, nbytes) if nbytes else torch.empty(0, dtype=torch.uint8)
+            seen.append((there, there.clone()))
+        torch.cuda.synchronize(self._device)
+        return seen
+
+    def _judge(
+        self, side: Side, figure: Figure, call: int, seen: list[tuple[torch.Tensor, torch.Tensor] | None]
+    ) -> None:
+        """Judge what was copied of a call that was just timed, its inputs, and what the kernel has done to its process, which is stopped until then."""
+        assert self._judging is not None  # noqa: S101  # who does not judge does not look
+        number = call % self._sets
+        seed = side.seeds[number]
+        answer = self._judging.expect(seed)
+        if not self._writes:
+            for position, (target, row) in enumerate(
+                zip(self._targets[side.is_kernel][number], self._contents[number], strict=True)
+            ):
+                if isinstance(target, torch.Tensor) and not torch.equal(target, row):
+                    raise NotRightError(Outcome.CONTRACT, f"a timed call changed its input {position}")
+        if any(pair is not None and not torch.equal(*pair) for pair in seen):
+            raise WrongOutputError("it changed after the calls were said to be done", seed)
+        parts: Parts = [None if pair is None else bytearray(pair[1].cpu().numpy()) for pair in seen]
+        parts = [
+            None if isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg()) else part
+            for value, part in zip(self._parts, parts, strict=True)
+        ]
+        side.worker.resume()
+        own = self._request["case"]["own"] and (self._writes or figure.done)
+        judge_shown(side, self._judging, call, seed, answer, parts, own=own, seals=True, thorough=False)
+
+
+def judge_shown(
+    side: Side,
+    judging: Judging,
+    call: int,
+    seed: int,
+    answer: Answer,
+    parts: Parts,
+    *,
+    own: bool,
+    seals: bool,
+    thorough: bool,
+) -> None:
+    """Ask for what is to be known of a result besides its elements, hold those against what was read, and judge all."""
+    reply = side.ask({"do": "show", "call": call, "own": own, "seals": seals, "thorough": thorough})
+    if tampered := reply.get("tampered"):
+        raise NotRightError(Outcome.CHEATED, f"tampered with its process: {'; '.join(map(str, tampered))}")
+    result = reply.get("result")
+    if not isinstance(result, dict):
+        raise NotRightError(Outcome.CONTRACT, FORGED)
+    config = side.worker.config
+    said = side.worker.bytes[config.in_bytes : results_end([result], config)].copy()
+    for part, row in zip(parts, leaves(result.get("returned")), strict=False):
+        if not is_as_said(part, row, said, config.in_bytes):
+            raise WrongOutputError("it was not there when the call had returned", seed)
+    finding = judging.hear(result, said, seed, answer)
+    if not finding.passed:
+        raise WrongOutputError(finding.reason, seed)
+
+
+def keeps_to_itself(worker: KernelWorker, cores: set[int]) -> None:
+    """Refuse a kernel that has started processes in timed calls, or runs on other cores than it may."""
+    before = set(worker.others)
+    if new := set(worker.look_for_others()) - before:
+        raise NotRightError(Outcome.CHEATED, f"left {len(new)} process(es) running that it had started in timed calls")
+    if worker.strays_from(cores):
+        raise NotRightError(Outcome.CHEATED, "runs on other cores than the one on which it is timed")
+
+
+def _listed(said: Any) -> list[Any]:
+    """Return a list that a worker says, or an empty one where it says something else."""
+    return said if isinstance(said, list) else []
 
 
 def drawn_seeds(count: int) -> list[int]:

@@ -401,7 +401,7 @@ class Worker:
         return self._bordered(laid)
 
     def _prepare(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Get the calls of a block ready; on a GPU, give them their contents."""
+        """Get the calls of a block ready."""
         track = self._present_track()
 
         def prepared() -> dict[str, Any]:
@@ -421,7 +421,7 @@ class Worker:
             if isinstance(track, HostTrack):
                 track.go(dry=request["dry"])
                 return {}
-            return {"ns": track.go()}
+            return track.go()
 
         return self._bordered(gone)
 

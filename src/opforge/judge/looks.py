@@ -1,0 +1,45 @@
+"""What the judge has read for itself from a stopped worker's memory, held against what the worker says of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from opforge.cases.encoding import TORCH_DTYPES
+from opforge.cases.materialise import Bytes, flat_bytes
+from opforge.judge.replies import FORGED
+from opforge.judge.verdict import NotRightError, Outcome
+from opforge.sandbox.host_track import number_bits
+
+
+def span(shape: Any, strides: Any) -> int:
+    """Return from how many elements of memory a tensor takes its own."""
+    return 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
+
+
+def leaves(tree: Any) -> list[Any]:
+    """Return the tensors and numbers that a reply speaks of, in order."""
+    if isinstance(tree, list):
+        return [leaf for value in tree for leaf in leaves(value)]
+    return [tree] if isinstance(tree, bool | int | float) or (isinstance(tree, dict) and "T" in tree) else []
+
+
+def is_as_said(part: bytearray | int | None, said: Any, results: Bytes, base: int) -> bool:
+    """Whether what was read from a stopped worker is what it says of the same part of a result later on."""
+    if part is None:
+        return True
+    if isinstance(part, int):
+        return isinstance(said, bool | int | float) and part == number_bits(said)
+    try:
+        at, nbytes, short, shape, strides, *_ = said["T"]
+        dtype = TORCH_DTYPES[short]
+        if span(shape, strides) * dtype.itemsize > len(part) or any(step < 0 for step in strides):
+            return False
+        if not part:
+            return not nbytes
+        then = torch.frombuffer(part, dtype=dtype).as_strided(shape, strides)
+        return bool(np.array_equal(flat_bytes(then).numpy(), results[at - base :][:nbytes]))
+    except (KeyError, TypeError, ValueError, RuntimeError):
+        raise NotRightError(Outcome.CONTRACT, FORGED) from None
