@@ -85,8 +85,6 @@ class _Op:
     deaths: int = 0
     derived: int = 0
     """How many of its cases had gradients, which were judged."""
-    large_too: bool = True
-    """Whether it is asked for large forms: it has answered those so far."""
     lingered: bool = False
     """Whether it was seen that the kernel's results do not come late."""
 
@@ -121,15 +119,17 @@ class Judge:
         self._broken: Finding | None = None
         self._cases_at_once = _FIRST_CASES
         """So many that a batch does not take the kernel long, by what the last one took."""
+        self._large_too = True
+        """Whether the present job's kernel is asked for large forms: it has answered those so far."""
         self._timeouts = 0
-        """How often the present job's kernel ran into its time limit."""
+        """How many time limits the present job's kernel has used up."""
 
     def job(self, job: dict[str, Any]) -> None:
         """Judge one kernel on the cases of the operators that it serves."""
         broken = job["kernel"].get("broken")
         self._broken = Finding(Outcome.ERROR, broken) if broken else None
         self._plain = frozenset(job.get("plain", ()))
-        self._timeouts, self._cases_at_once = 0, _FIRST_CASES
+        self._timeouts, self._cases_at_once, self._large_too = 0, _FIRST_CASES, True
         cases_of = [[CaseRow.from_wire(row) for row in part["cases"]] for part in job["ops"]]
         if job.get("aten_alone"):
             self._run_aten_alone(job, cases_of[0][0])
@@ -211,7 +211,9 @@ class Judge:
             case = waiting[0]
             try:
                 hostile = case.id not in self._plain
-                if not forms.place(batch, op.facts, case, op.seen, op.cases, hostile=hostile, large_too=op.large_too):
+                if not forms.place(
+                    batch, op.facts, case, op.seen, op.cases, hostile=hostile, large_too=self._large_too
+                ):
                     break
             except (CaseSyntaxError, MemoryError, KeyError, ValueError, RuntimeError) as error:
                 end_without_device(error)
@@ -284,10 +286,10 @@ class Judge:
         """Give the case that was running its verdict, and put the others of its batch back."""
         self._worker = None
         op.deaths += 1
-        self._timeouts += death.outcome is Outcome.TIMED_OUT
+        self._timeouts += death.time_limits
         placed = batch.placed[min(death.index, len(batch.placed) - 1)]
-        if placed.form in LARGE_FORMS and death.outcome is Outcome.TIMED_OUT and op.large_too:
-            op.large_too, op.deaths, self._timeouts = False, op.deaths - 1, self._timeouts - 1
+        if placed.form in LARGE_FORMS and death.outcome is Outcome.TIMED_OUT and self._large_too:
+            self._large_too, op.deaths = False, op.deaths - 1
             waiting.extendleft(reversed([p.case for p in batch.placed if not p.form]))  # without them
             return
         victim = placed.case
@@ -406,7 +408,7 @@ class Judge:
             return ask(*args)
         except DeathError as death:
             self._end_worker()
-            self._timeouts += death.outcome is Outcome.TIMED_OUT
+            self._timeouts += death.time_limits
             return Finding(death.outcome, str(death))
 
     def _ready_worker(self, kernel: dict[str, Any]) -> KernelWorker | None:

@@ -62,10 +62,12 @@ class WorkerConfig:
 class DeathError(Exception):
     """A worker ended, or had to be ended, while it ran the case with this index."""
 
-    def __init__(self, outcome: Outcome, index: int, reason: str) -> None:
+    def __init__(self, outcome: Outcome, index: int, reason: str, time_limits: int = 0) -> None:
         super().__init__(reason)
         self.outcome = outcome
         self.index = index
+        self.time_limits = time_limits
+        """How many time limits it took to find out."""
 
 
 class KernelWorker:
@@ -125,14 +127,15 @@ class KernelWorker:
         except TimeoutError:
             self.close()
             reason = f"the kernel's process did not take its next cases within {self._config.timeout_s:g} s"
-            raise DeathError(Outcome.TIMED_OUT, 0, reason) from None
+            raise DeathError(Outcome.TIMED_OUT, 0, reason, 1) from None
 
     def answer(self, *, timeout_s: float | None = None, cases: int = 1) -> Any:
         """Wait for the answer to the last request; the time limit starts anew whenever a case is finished."""
         limit_s = timeout_s or self._config.timeout_s
         index, since = self._index(), time.monotonic()
+        began = since
         # Whatever the counter says, which a kernel can write to:
-        deadline = since + min(limit_s * (cases + 1), max(limit_s * MOST_LIMITS, _MOST_S))
+        deadline = began + min(limit_s * (cases + 1), max(limit_s * MOST_LIMITS, _MOST_S))
         poll = select.poll()
         for fd in (self._channel.fileno(), self._output, self._pidfd):
             poll.register(fd, select.POLLIN)
@@ -157,7 +160,7 @@ class KernelWorker:
             if now - since > limit_s or now > deadline:
                 reason = f"no answer within {limit_s:g} s"
                 self.close()
-                raise DeathError(Outcome.TIMED_OUT, index, reason)
+                raise DeathError(Outcome.TIMED_OUT, index, reason, max(1, round((now - began) / limit_s)))
 
     def look_after(self, index: int, *, at_once: bool = False) -> None:
         """End a kernel that takes more of the machine than it may."""

@@ -213,7 +213,7 @@ class Worker:
         for index in self._kept.changed():
             results[index]["changed_later"] = True
         self._kept = KeptResults()
-        return {"results": results, **self._tampering(thorough=False)}
+        return {"results": results, **({} if request.get("trusted") else self._tampering(thorough=False))}
 
     def _call(self, function: Callable[..., Any], case: dict[str, Any], index: int) -> dict[str, Any]:
         own, situation = case["own"], case.get("situation", "")
