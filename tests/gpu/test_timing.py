@@ -11,6 +11,7 @@ from tests.command import opforge
 pytestmark = pytest.mark.gpu
 
 WIDE = "((T([1024, 1024], f32),), {})"
+QKV = "T([2, 4, 64, 32], f16)"
 TIMES = {"kernel_us", "aten_us", "speedup", "low", "high", "rounds", "set_aside", "calls"}
 RELU = """
     import torch
@@ -141,8 +142,20 @@ def test_a_kernel_that_does_its_work_twice_takes_twice_as_long(kernel_directory)
         ("add.out", "((T([256, 256], f32), T([256, 256], f32)), {'out': T([256, 256], f32)})"),
         ("bitwise_and.Tensor", "((T([256, 256], i64), T([256, 256], i64)), {})"),
         ("relu_", "((T([75000000], f32),), {})"),
+        ("_scaled_dot_product_efficient_attention", f"(({QKV}, {QKV}, {QKV}, None, True, 0.1), {{}})"),
+        ("_scaled_dot_product_efficient_attention", f"(({QKV}, {QKV}, {QKV}, None, True), {{}})"),
     ],
-    ids=["dropout", "bernoulli", "rand_like", "in place", "out", "integers", "in place, one call at a time"],
+    ids=[
+        "dropout",
+        "bernoulli",
+        "rand_like",
+        "in place",
+        "out",
+        "integers",
+        "in place, one call at a time",
+        "attention",
+        "attention without dropout",
+    ],
 )
 def test_operators_of_every_kind_are_timed(op, text):
     check_figures(timed(f"aten:{op}", text, "--timeout", "120"))

@@ -15,7 +15,7 @@ import os
 import random
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -461,7 +461,27 @@ class Race:
         ]
         side.worker.resume()
         own = self._request["case"]["own"] and (self._writes or figure.done)
-        judge_shown(side, self._judging, call, seed, answer, parts, own=own, seals=True, thorough=False)
+        judge_shown(
+            side,
+            self._judging,
+            call,
+            seed,
+            answer,
+            parts,
+            own=own,
+            seals=True,
+            thorough=False,
+            on_host=self._captured_elsewhere() if figure.name == "device" else (),
+        )
+
+    def _captured_elsewhere(self) -> list[int]:
+        """Return which parts of a result lie on the host, but on the GPU where ATen itself is captured: the state of a generator, for one."""
+        places = _listed(next(iter(self._captured[False]), []))
+        return [
+            number
+            for number, (part, place) in enumerate(zip(self._parts, places, strict=False))
+            if isinstance(part, torch.Tensor) and not part.is_cuda and place and place[0]
+        ]
 
 
 def judge_shown(
@@ -475,8 +495,12 @@ def judge_shown(
     own: bool,
     seals: bool,
     thorough: bool,
+    on_host: Iterable[int] = (),
 ) -> None:
-    """Ask for what is to be known of a result besides its elements, hold those against what was read, and judge all."""
+    """Ask for what is to be known of a result besides its elements, hold those against what was read, and judge all.
+
+    The parts numbered in ``on_host`` are judged as if they lay there, wherever they do.
+    """
     reply = side.ask({"do": "show", "call": call, "own": own, "seals": seals, "thorough": thorough})
     if tampered := reply.get("tampered"):
         raise NotRightError(Outcome.CHEATED, f"tampered with its process: {'; '.join(map(str, tampered))}")
@@ -488,6 +512,9 @@ def judge_shown(
     for part, row in zip(parts, leaves(result.get("returned")), strict=False):
         if not is_as_said(part, row, said, config.in_bytes):
             raise WrongOutputError("it was not there when the call had returned", seed)
+    for number, row in enumerate(leaves(result.get("returned"))):
+        if number in on_host and isinstance(row, dict) and isinstance(row["T"], list):
+            row["T"][6:] = ["cpu"]
     finding = judging.hear(result, said, seed, answer)
     if not finding.passed:
         raise WrongOutputError(finding.reason, seed)
