@@ -236,6 +236,24 @@ def test_an_element_that_was_steady_in_a_few_runs_is_not_held_to_be_so():
         Comparison(kernel, aten, Wavering(runs), 0, "result", 1.0).check()  # type: ignore[arg-type]
 
 
+def test_an_element_that_was_steady_in_a_few_runs_may_waver_beside_a_float64_form_too():
+    exact, aten = torch.full((4, 8), 10.0, dtype=torch.float64), torch.full((4, 8), 10.0, dtype=torch.float16)
+    again = aten.clone()
+    again[1, 0] += 0.25  # in one row, once
+
+    def compared(row: int, off: float) -> None:
+        made = Wavering([again, *[aten] * 7])
+        made.tensors, made.perturbed = [exact], lambda *_: None
+        kernel = aten.clone()
+        kernel[row, 5] += off
+        Comparison(kernel, aten, made, 0, "result", 1.0).check()  # type: ignore[arg-type]
+
+    compared(1, 0.9)
+    for row, off in ((1, 1.5), (2, 0.9)):
+        with pytest.raises(NotRightError, match="1 of 32 elements"):
+            compared(row, off)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_zeros_have_the_signs_of_atens_where_these_are_certain(dtype):
     made = call("trunc.default", torch.tensor([-0.5, 0.0, -0.0, 1.5], dtype=dtype))

@@ -10,7 +10,7 @@ cause is allowed too, grown by the square root of the reduction's length, unless
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +26,8 @@ STEPS = 2.0
 """Rounding steps of the dtype that are always allowed."""
 _RELATIVE_CAP = 8.0
 """ATen's relative error, as it is lent to other elements, counts up to so many steps."""
+_WAVERING_CAP = 16.0
+"""The same where ATen has no float64 form and answers differently each time."""
 _RERUNS = 8
 _MAGNIFIED = 2.0**20
 """How many times a rounding step of float64 inputs are moved by, which move by less than one otherwise; the effect is scaled back."""
@@ -186,14 +188,24 @@ class Comparison:
         return figures
 
     def _spread(self, exact: torch.Tensor) -> torch.Tensor:
-        """Return ATen's largest error over several runs, which differs from its first where ATen is not deterministic."""
-        largest = torch.zeros_like(exact.abs())
+        """Return ATen's largest error over several runs, which differs from its first where ATen is not deterministic.
+
+        There, no element is taken to be steadier than those beside it in its row: some are lucky in all of the runs.
+        """
+        first = _wide(self.aten)
+        largest, apart = torch.zeros_like(exact.abs()), torch.zeros_like(exact.abs())
+        for again in self._reruns(exact.shape):
+            largest = torch.maximum(largest, torch.nan_to_num((again - exact).abs()))
+            apart = torch.maximum(apart, torch.nan_to_num((again - first).abs(), posinf=0.0))
+        return torch.maximum(largest, _of_its_row(apart))
+
+    def _reruns(self, shape: torch.Size) -> Iterator[torch.Tensor]:
+        """Yield further answers of ATen's to the same call, in float64."""
         for _ in range(_RERUNS):
             again = self.exact.call.run().tensors
-            if again is None or again[self.index].shape != exact.shape:
-                break
-            largest = torch.maximum(largest, torch.nan_to_num((self._near(again[self.index]) - exact).abs()))
-        return largest
+            if again is None or again[self.index].shape != shape:
+                return
+            yield self._near(again[self.index])
 
     def _conditioning(self, exact: torch.Tensor, eps: float) -> torch.Tensor:
         """Return the error that a rounding of the inputs, in the precision that ATen computes in, may cause."""
@@ -235,15 +247,10 @@ class Comparison:
         """
         first = _wide(self.aten)
         spread = torch.zeros_like(first.abs())
-        for _ in range(_RERUNS):
-            again = self.exact.call.run().tensors
-            if again is None or again[self.index].shape != finite.shape:
-                break
-            spread = torch.maximum(spread, torch.nan_to_num((self._near(again[self.index]) - first).abs(), posinf=0.0))
-        if spread.dim() and spread.numel():
-            spread = spread.amax(-1, keepdim=True).expand_as(spread)
-        spread, size = spread[finite], aten.abs()
-        relative = torch.where(size > 0, spread / size, 0).amax().clamp(max=_RELATIVE_CAP * _step(self.aten.dtype)[0])
+        for again in self._reruns(finite.shape):
+            spread = torch.maximum(spread, torch.nan_to_num((again - first).abs(), posinf=0.0))
+        spread, size = _of_its_row(spread)[finite], aten.abs()
+        relative = torch.where(size > 0, spread / size, 0).amax().clamp(max=_WAVERING_CAP * _step(self.aten.dtype)[0])
         usual = spread.square().mean().sqrt() if len(spread) else spread
         return FACTOR * torch.maximum(torch.maximum(spread, usual), relative * size)
 
@@ -263,6 +270,11 @@ class Comparison:
         got, expected = self.kernel[tuple(at)].item(), self.aten[tuple(at)].item()
         text = f"{self.what}: {count} of {total} elements: {reason}; first at {at}: got {got!r}, {self.by} has {expected!r}"
         return NotRightError(Outcome.WRONG, text, **figures)
+
+
+def _of_its_row(spread: torch.Tensor) -> torch.Tensor:
+    """Return for each element the largest value of its row."""
+    return spread.amax(-1, keepdim=True).expand_as(spread) if spread.dim() and spread.numel() else spread
 
 
 def same_bytes(left: torch.Tensor, right: torch.Tensor) -> bool:
