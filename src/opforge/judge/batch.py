@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from opforge.cases.case import Expect, Phase
-from opforge.cases.encoding import TORCH_DTYPES, decode, tree_of
+from opforge.cases.encoding import decode, tree_of
 from opforge.cases.forms import LARGE_FORMS, SAME_ELEMENTS
 from opforge.cases.materialise import Bytes, tensor_over, write_storage
 from opforge.cases.twists import TWISTS, Inputs, Twist, changed_contents
@@ -39,6 +39,9 @@ MAX_CASES = 192
 MAX_BYTES = 16 << 20
 _MOST_GROWTH = 4
 """How many times as large as its inputs the results of a large form may be."""
+_SMALL_EXTENTS = (16, 32)
+_LONG_EXTENT = 64
+"""The dimensions of a large form that are longer are cut, to see how results grow."""
 ARGUMENT = "argument:"
 """The beginning of the names of forms in which one argument has another value."""
 
@@ -229,7 +232,7 @@ class Batch:
         tensors = _made(TWISTS[name], inputs)
         if tensors is None or (call := self._other(first, tensors)) is None:
             return False
-        if name in LARGE_FORMS and not (inputs.pointwise or self._stays_moderate(call)):
+        if name in LARGE_FORMS and not (inputs.pointwise or self._stays_moderate(call, tensors)):
             return False
         if (answer := self._answer(call)) is None:
             return False
@@ -239,21 +242,24 @@ class Batch:
         self.placed.append(Placed(first.case, call, list(rows_of([call.args, call.kwargs])), answer, name))
         return True
 
-    def _stays_moderate(self, call: Call) -> bool:
-        """Whether results are not much larger than inputs, as far as a run without contents tells."""
-        inputs: list[torch.Tensor] = []
-
-        def tensor(row: list[Any]) -> torch.Tensor:
-            inputs.append(torch.empty(row[3], dtype=TORCH_DTYPES[row[2]], device="meta"))
-            return inputs[-1]
-
-        args, kwargs = decode(call.args, tensor), {n: decode(v, tensor) for n, v in call.kwargs.items()}
+    def _stays_moderate(self, call: Call, tensors: list[torch.Tensor]) -> bool:
+        """Whether results are not much larger than inputs, by how they grow from one small size to the next."""
         try:
-            with torch.no_grad():
-                results = tensors_of(aten_function(call.op)(*args, **kwargs))
-        except Exception:  # noqa: BLE001  # it does not take the call, or needs contents: nothing is known
+            small, larger = (self._result_elements(call, tensors, extent) for extent in _SMALL_EXTENTS)
+        except Exception:  # noqa: BLE001  # it does not take the call in that size: nothing is known
             return False
-        return bool(sum(t.numel() for t in results) <= _MOST_GROWTH * sum(t.numel() for t in inputs))
+        longest = max((size for t in tensors for size in t.shape), default=1)
+        power = math.log2(max(larger, 1) / max(small, 1))
+        most = _MOST_GROWTH * sum(t.numel() for t in tensors)
+        return bool(max(small, 1) * (longest / _SMALL_EXTENTS[0]) ** power <= most)
+
+    def _result_elements(self, call: Call, tensors: list[torch.Tensor], extent: int) -> int:
+        """Return how many elements ATen's results have when long dimensions are cut to an extent."""
+        cut = (t[tuple(slice(extent if size > _LONG_EXTENT else None) for size in t.shape)].clone() for t in tensors)
+        args = decode(call.args, lambda _row: next(cut))
+        kwargs = {name: decode(value, lambda _row: next(cut)) for name, value in call.kwargs.items()}
+        with torch.no_grad():
+            return sum(t.numel() for t in tensors_of(aten_function(call.op)(*args, **kwargs)))
 
     def argument(self, first: Placed, name: str, value: Any) -> bool:
         """Place a case with another value for one argument, unless ATen does not take it."""

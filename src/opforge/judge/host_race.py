@@ -259,9 +259,16 @@ class HostRace:
     def _ask_aten(self) -> None:
         """Give ATen the contents on which the kernel has raised: where it raises too, there or close by, that is no fault of the kernel's."""
         self._block(self._aten)
+        raised_at = self._returned()[-1:]  # the calls are made one after the other
         if self._judging is not None:
-            for seed in self._seeds:
+            for seed in self._seeds[raised_at[0] + 1 :][:1] if raised_at else self._seeds[:1]:
                 self._judging.inside(seed)
+
+    def _returned(self) -> list[int]:
+        """Return which calls of the kernel's last block have returned."""
+        table = self._kernel.worker.results[: 8 * WORDS * self._parts * len(self._seeds)].view(np.uint64)
+        found: list[int] = np.flatnonzero(table.reshape(len(self._seeds), -1)[:, 0]).tolist()
+        return found
 
     def _look(self, *, last: bool) -> None:
         """Judge results of the block that was just timed, of calls that nobody could know before. The worker is stopped, and goes on then."""
@@ -352,8 +359,7 @@ class HostRace:
             pass  # what a process has run is not known while it runs
         worker.halt()
         os.sched_setaffinity(0, self._cores)
-        table = worker.results[: 8 * WORDS * self._parts * figure.calls].view(np.uint64)
-        returned = np.flatnonzero(table.reshape(figure.calls, -1)[:, 0]).tolist()
+        returned = self._returned()
         ran = worker.cpu_ns() - cpu
         if ran > 0.3 * usual:
             self._halts += 1

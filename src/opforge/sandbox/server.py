@@ -360,8 +360,6 @@ def main() -> None:
         module, _, function = target.partition(":")
         roles[name] = getattr(importlib.import_module(module), function)
     table()  # once here instead of once in every child
-    if listener is not None:  # a server that serves many commands has time for what some judges need
-        importlib.import_module("torch.fx.experimental.symbolic_shapes")  # by ATen's shape functions in Python
     for word in words:
         getattr(sys.modules[word.partition("=")[2].partition(":")[0]], "prepare", lambda: None)()
     confinement.opened()
