@@ -26,7 +26,7 @@ SOURCE = """
 """
 BODIES = {
     "abs": "torch.where(self < 0, -self, self + 0)",
-    "neg": "0 - self",
+    "neg": "-1 * self",
     "relu": "torch.where(self <= 0, 0, self)",
     "square": "self * self",
 }

@@ -42,7 +42,7 @@ pytest.importorskip("ray")
 
 BODIES = {
     "abs": "torch.where(self < 0, -self, self + 0)",
-    "neg": "0 - self",
+    "neg": "-1 * self",
     "relu": "torch.where(self <= 0, 0, self)",
     "square": "self * self",
 }
@@ -55,7 +55,7 @@ KILLS = """
         with open(f"/proc/{server}/stat") as stat:
             above = int(stat.read().rpartition(")")[2].split()[1])
         os.kill(above, 9)
-        return 0 - self
+        return -1 * self
 """
 
 
@@ -174,7 +174,7 @@ def test_the_verdicts_are_those_of_a_single_machine(ops, nodes, request, kernel_
         request.getfixturevalue("two_nodes")
     sources = {op: f"# of {len(ops)}\n{source}" for op, source in sources.items() if not ops or op in ops}
     root = kernel_directory(sources)
-    (root / "neg" / "helper.py").write_text("def negative(x):\n    return 0 - x\n")
+    (root / "neg" / "helper.py").write_text("def negative(x):\n    return -1 * x\n")
     suite = GivenSuite([*cases("abs", 5, timed=True), *(c for op in sources if op != "abs" for c in cases(op, 5))])
     local = judged(root, tmp_path / "local", suite)
     shipped = nodes.cache / "shipped" / "kernels"

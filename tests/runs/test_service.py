@@ -38,7 +38,7 @@ def test_each_thread_gets_its_own_verdicts_and_what_is_timed_runs_alone(kernel_d
     diary = tmp_path / "diary"
     words = {"diary": str(diary), "to_check": TO_CHECK, "to_time": TO_TIME}
     sources = {op: SOURCE.format(op=op, body=BODIES[op], **words) for op in OPS}
-    sources["neg"] = sources["neg"].replace("0 - self", "1 - self")
+    sources["neg"] = sources["neg"].replace("-1 * self", "1 - self")
     root = kernel_directory(sources)
     with ThreadPoolExecutor(len(OPS)) as threads:
         found = dict(zip(OPS, threads.map(lambda op: service.judge(job(root, op)), OPS), strict=True))
