@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import py_compile
 import re
 import shutil
 import subprocess
@@ -511,3 +512,36 @@ def test_system_call_numbers_are_those_of_the_headers():
     ours = {name: number for name, (number, _) in seccomp._NUMBERS.items()}
     assert {n: ours[n] for n in ours if n in known and ours[n] != int(known[n])} == {}
     assert len(set(ours) & set(known)) > 80
+
+
+def test_a_kernel_reads_what_its_digest_covers_and_nothing_else_beside_it(judge_tiny, kernel_directory):
+    """Neither a file whose name it makes up as it runs, nor compiled code that is not of its source."""
+    source = """
+        import torch
+        from pathlib import Path
+        import helper
+        here = Path(__file__).parent
+        def relu_kernel_impl(self):
+            assert (here / "named.txt").read_text() == "named"
+            assert helper.NUMBER == 7, helper.NUMBER
+            return torch.where(self <= 0, 0, self)
+        def neg_kernel_impl(self):
+            return 0 - self * int((here / ("un" + "named.txt")).read_text())
+    """
+    root = kernel_directory({"relu": source, "neg": source})
+    for name in ("relu", "neg"):
+        folder = root / name
+        (folder / "named.txt").write_text("named")
+        (folder / "unnamed.txt").write_text("1")
+        (folder / "helper.py").write_text("NUMBER = 8\n")
+        compiled = Path(py_compile.compile(str(folder / "helper.py"), doraise=True))
+        times = (folder / "helper.py").stat()
+        (folder / "helper.py").write_text("NUMBER = 7\n")
+        os.utime(folder / "helper.py", ns=(times.st_atime_ns, times.st_mtime_ns))
+        assert compiled.exists()
+    rows = list(judge_tiny(root, {"relu.default": UNARY, "neg.default": UNARY}).store.rows())
+    assert {row["verdict"] for row in rows if row["op"] == "relu.default"} == {"passed"}, rows
+    ((verdict, reason),) = {(row["verdict"], row["reason"]) for row in rows if row["op"] == "neg.default"}
+    assert verdict == "error"
+    assert "PermissionError" in reason
+    assert "reads those that its source imports or names in full" in reason

@@ -38,7 +38,7 @@ class Rooms:
         """Return the room of the present job's kernel."""
         if self._job is None:
             self._job = tempfile.mkdtemp(dir=self._root)
-        return Room(self._job, tuple(reach.kernel_reads(file, library)), self._run, self._held)
+        return self._of_kernel(self._job, file, library)
 
     def baseline(self) -> Room:
         """Return the room of ATen's process, which lives as long as the judge."""
@@ -48,16 +48,22 @@ class Rooms:
 
     def reference(self, file: str | None, library: str | None = None) -> Room:
         """Return a new room for a process that runs a user's reference, or a user's file that makes inputs."""
-        return Room(tempfile.mkdtemp(dir=self._root), tuple(reach.kernel_reads(file, library)), self._run, self._held)
+        return self._of_kernel(tempfile.mkdtemp(dir=self._root), file, library)
+
+    def _of_kernel(self, folder: str, file: str | None, library: str | None) -> Room:
+        reads, lists = reach.kernel_reads(file, library), reach.kernel_lists(file)
+        return Room(folder, tuple(reads), self._run, self._held, tuple(lists))
 
     def shared(self, files: Iterable[tuple[str | None, str | None]], imports: str | None = None) -> Room:
         """Return a new room for a process that runs several files of users', each with its library if it was compiled.
 
         From the folder ``imports`` it may import what lies there.
         """
+        files = list(files)
         reads = dict.fromkeys(path for file, library in files for path in reach.kernel_reads(file, library))
-        lists = tuple(reach.listed(imports)) if imports else ()
-        return Room(tempfile.mkdtemp(dir=self._root), tuple(reads), self._run, self._held, lists)
+        lists = dict.fromkeys(path for file, _ in files for path in reach.kernel_lists(file))
+        lists |= dict.fromkeys(reach.listed(imports) if imports else ())
+        return Room(tempfile.mkdtemp(dir=self._root), tuple(reads), self._run, self._held, tuple(lists))
 
     def clear(self) -> None:
         """Remove the job's folder."""

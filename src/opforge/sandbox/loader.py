@@ -254,4 +254,12 @@ def describe_exception(error: BaseException, path: Path | None = None) -> str:
         message = "(no message)"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if path is not None and f.filename == str(path)]
     where = f" (line {frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {message[:1000]}{where}"
+    return f"{type(error).__name__}: {message[:1000]}{where}{_hint(error, path)}"
+
+
+def _hint(error: BaseException, path: Path | None) -> str:
+    """Say why a kernel cannot read a file beside its own."""
+    if path is None or type(error) is not PermissionError or not isinstance(error.filename, str):
+        return ""
+    beside = Path(error.filename).is_relative_to(path.parent)
+    return "; of the files beside it a kernel reads those that its source imports or names in full" if beside else ""

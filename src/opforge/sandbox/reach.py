@@ -13,6 +13,7 @@ from pathlib import Path
 
 from opforge import cache
 from opforge.kernels.native.sources import HEADERS, SOURCES
+from opforge.kernels.source import beside
 from opforge.sandbox import landlock
 
 _SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/libx32", "/bin", "/sbin", "/opt", "/nix/store", "/gnu/store",
@@ -54,17 +55,30 @@ def homes() -> tuple[str, ...]:
 
 
 def kernel_reads(file: str | None, library: str | None = None) -> list[str]:
-    """Return what the kernel in a file may read besides: its folder, or just its modules where the folder holds more than kernels.
+    """Return what the kernel in a file may read besides: what its digest covers, under both names where its folder is a link.
 
     Of the cache, a kernel that was compiled may read its own library.
     """
     if file is None:
         return []
     built = [os.path.realpath(library)] if library else []
-    folder = os.path.dirname(os.path.realpath(file))
-    named = os.path.dirname(os.path.abspath(file))
-    shut = _kept_shut()
-    return built + [p for f in dict.fromkeys((folder, named)) for p in ([f] if not _holds(f, shut) else _modules(f))]
+    return built + list(
+        dict.fromkeys(named(path) for path in _sources(file) for named in (os.path.realpath, os.path.abspath))
+    )
+
+
+def kernel_lists(file: str | None) -> list[str]:
+    """Return the folders whose names the kernel in a file may read, to import from them what it may read."""
+    folders = {os.path.dirname(os.path.realpath(path)) for path in (_sources(file) if file else ())}
+    return sorted({path for folder in folders for path in listed(folder)})
+
+
+def _sources(file: str) -> list[str]:
+    """Return the files of which a kernel consists; of one that cannot be read, its own."""
+    try:
+        return [file, *map(str, beside(Path(file)))]
+    except OSError:
+        return [file]
 
 
 def source_reads(file: str) -> list[str]:

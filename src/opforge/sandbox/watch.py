@@ -66,8 +66,9 @@ class Watch:
         self._room = room
         self._homes = homes
         self._stand_in = f"{room.folder}/home"
-        self._kernel_folders = tuple(f"{path}{os.sep}" for path in room.reads if os.path.isdir(path))
-        self._kernel_files = frozenset(path for path in room.reads if not os.path.isdir(path))
+        folders = {os.path.dirname(path) for path in room.reads} & {*room.lists}
+        self._kernel_folders = tuple(f"{path}{os.sep}" for path in folders)
+        self._kernel_files = frozenset(room.reads)
         self._readable = tuple(p.rstrip("/") for p in (*reach.common(), *room.reads, room.folder))
         self._tried: list[str] = []
         self._went_through = False
@@ -143,6 +144,8 @@ class Watch:
         """Hear of a file or folder that is read."""
         if not self._from_kernel() or (where := _real(path)) is None:
             return
+        if where.startswith(self._kernel_folders):
+            return  # what its digest does not cover is refused, and said by the error that it gets
         if _is_of_other_process(where):
             self.note(f"read {where}")
         elif self._is_of_home(where):
