@@ -58,11 +58,11 @@ def test_a_kernel_without_a_file_and_one_whose_file_is_gone(tmp_path):
     assert not Path(unpacked(packed(gone)).job.kernel.file).exists()
 
 
-def test_a_folder_with_too_much_in_it_is_the_reason_of_the_verdicts(tmp_path, monkeypatch):
+def test_a_kernel_of_too_much_is_the_reason_of_the_verdicts(tmp_path, monkeypatch):
     monkeypatch.setattr(parcels, "MOST_BYTES", 1 << 20)
-    job = written(tmp_path / "here", kernel="", reference="", data="#" * (2 << 20))
+    job = written(tmp_path / "here", kernel="import data", reference="", data="#" * (2 << 20))
     parcel = packed(job)
-    assert "holds more than 1 MiB" in parcel.job.kernel.broken
+    assert "take more than 1 MiB" in parcel.job.kernel.broken
     assert not parcel.bundles
 
 

@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ def packed(job: Job) -> Parcel:
         folder = str(Path(file).absolute().parent)
         held = dict(_files(file, folder))
         if sum(map(len, held.values())) > MOST_BYTES:
-            reason = f"its folder {folder} holds more than {MOST_BYTES >> 20} MiB, which are not shipped; give it a folder of its own"
+            reason = f"it and the files that it imports or names take more than {MOST_BYTES >> 20} MiB, which are not shipped"
             return Parcel(replace(job, kernel=replace(job.kernel, broken=reason)), ())
         bundles[folder] = Bundle(folder, {**(bundles[folder].files if folder in bundles else {}), **held})
     return Parcel(job, tuple(bundles.values()))
@@ -74,26 +74,13 @@ def packed(job: Job) -> Parcel:
 def _files(file: str, folder: str) -> Iterator[tuple[str, bytes]]:
     """Yield what the kernel in a file may read, until it is too much."""
     left = MOST_BYTES
-    for path in _walk([*reach.kernel_reads(file), file]):
+    for path in dict.fromkeys([*reach.kernel_reads(file), file]):
         if left < 0 or not Path(path).is_relative_to(folder):
             continue
         with contextlib.suppress(OSError):  # one that cannot be read is missed where the kernel is loaded
             data = files.read(Path(path))
             left -= len(data)
             yield os.path.relpath(path, folder), data
-
-
-def _walk(paths: Iterable[str]) -> Iterator[str]:
-    for path in dict.fromkeys(paths):
-        if Path(path).is_file():
-            yield path
-        for folder, inner, names in os.walk(path):
-            inner[:] = [name for name in inner if not name.startswith((".", "__pycache__"))]
-            yield from (f"{folder}/{name}" for name in names if not _is_ours(name))
-
-
-def _is_ours(name: str) -> bool:
-    return name.startswith(".") or name.endswith((".pyc", ".proof.json"))
 
 
 @dataclass(frozen=True, slots=True)
