@@ -202,7 +202,7 @@ class HostRace:
 
     def _take_turn(self, side: Side) -> None:
         """Let one side run, and nothing of the other."""
-        (self._aten if side is self._kernel else self._kernel).worker.halt()
+        (self._aten if side is self._kernel else self._kernel).halt()
         side.worker.resume()
 
     def _block(self, side: Side, number: int = 1) -> tuple[float, bool]:
@@ -219,7 +219,7 @@ class HostRace:
         """Stop a side, and write the contents of the next block into its inputs."""
         self._take_turn(side)
         side.ask({"do": "prepare"})
-        side.worker.halt()
+        side.halt()
         try:
             for addresses, contents in zip(self._addresses[side.is_kernel], self._contents, strict=True):
                 for address, bytes_ in zip(addresses, contents, strict=True):
@@ -244,7 +244,7 @@ class HostRace:
         if watched and self._watch is not None:
             self._watch()  # while the block runs
         side.answer(len(self._seeds))
-        worker.halt()
+        side.halt()
         took = time.perf_counter_ns() - began
         waited = max(0, worker.waited_ns() - waited) + max(0, processes.waited_ns(me) - own_wait)
         cpu = worker.cpu_ns() - cpu

@@ -108,6 +108,15 @@ class Side:
         self.worker.begin(request)
         return self.answer(calls)
 
+    def halt(self) -> None:
+        """Stop the worker. That ATen's does not stop is no fault of the kernel's."""
+        try:
+            self.worker.halt()
+        except DeathError as death:
+            if self.is_kernel:
+                raise
+            raise BaselineError(f"it was lost: {death}") from None
+
     def answer(self, calls: int = 1) -> dict[str, Any]:
         """Return the worker's answer; what ATen raises ends the race, what the kernel raises is its verdict."""
         try:
@@ -271,7 +280,7 @@ class Race:
         return reply
 
     def _map(self, replies: list[dict[str, Any]]) -> None:
-        """Map the memory in which both sides say that their inputs lie, and keep what they say of their results."""
+        """Map the inputs of both sides, and keep where they say their results are."""
         self._unmap()
         for side, reply in zip(self._sides, replies, strict=True):
             self._mapped[side.is_kernel] = MappedMemory(self._device)
@@ -291,6 +300,8 @@ class Race:
         found: list[torch.Tensor | int] = []
         for place, nbytes, renewal in zip(_listed(places), self._input_bytes, self._renewals, strict=False):
             handle, offset = self._place(side, place, "inputs")
+            if nbytes and bool(handle) != renewal.words.is_cuda:
+                raise NotRightError(Outcome.CONTRACT, FORGED)
             if not handle:
                 found.append(offset)
             else:
@@ -331,7 +342,7 @@ class Race:
 
     def _take_turn(self, side: Side) -> None:
         """Let one side run, and nothing of the other."""
-        (self._aten if side is self._kernel else self._kernel).worker.halt()
+        (self._aten if side is self._kernel else self._kernel).halt()
         side.worker.resume()
 
     def _block(self, side: Side, figure: Figure) -> None:
@@ -353,7 +364,7 @@ class Race:
         except KernelRaisedError:
             self._ask_aten(figure)
             raise
-        worker.halt()
+        side.halt()
         seen = self._copied(side, figure, call, reply)
         outside = time.perf_counter_ns() - began
         waited = max(0, worker.waited_ns() - waited)
@@ -379,7 +390,7 @@ class Race:
         self._take_turn(side)
         request = {"do": "prepare", "figure": figure.name, "calls": figure.calls, "ahead_ns": figure.ahead_ns}
         side.ask(request, figure.calls)
-        side.worker.halt()
+        side.halt()
         began = time.perf_counter_ns()
         side.seeds[: len(seeds)] = seeds
         memory: list[torch.Tensor] = []
@@ -441,7 +452,7 @@ class Race:
     def _judge(
         self, side: Side, figure: Figure, call: int, seen: list[tuple[torch.Tensor, torch.Tensor] | None]
     ) -> None:
-        """Judge what was copied of a call that was just timed, its inputs, and what the kernel has done to its process, which is stopped until then."""
+        """Judge the copied result of a timed call, and its inputs, while the worker is stopped; then let it go on and ask for the rest."""
         assert self._judging is not None  # noqa: S101  # who does not judge does not look
         number = call % self._sets
         seed = side.seeds[number]
@@ -470,7 +481,7 @@ class Race:
             parts,
             own=own,
             seals=True,
-            thorough=False,
+            thorough=figure.done,
             on_host=self._captured_elsewhere() if figure.name == "device" else (),
         )
 

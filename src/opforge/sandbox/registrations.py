@@ -26,20 +26,14 @@ class Registrations:
     def changed(self, ours: Iterable[str] = (), *, all_of_them: bool = True) -> list[str]:
         """Return the operators that are new, gone or registered anew, but for those that have traps of ours.
 
-        Describing all takes some 0.1 s; ``all_of_them`` false looks at those that the harness needs.
+        Describing all takes some 0.1 s; ``all_of_them`` false looks at new ones, and at those that the harness needs.
         """
         trapped = {f"{_NAMESPACE}{name.removesuffix('.default')}" for name in ours}
-        if not all_of_them:
-            return sorted(name for name in self._few if name not in trapped and self._is_changed(name))
         names = set(_names())
         found = [*(names - self._known.keys()), *(self._known.keys() - names)]
-        return sorted([*found, *(n for n in self._known if n in names and n not in trapped and self._is_changed(n))])
-
-    def _is_changed(self, name: str) -> bool:
-        try:
-            return _described(name) != self._known[name]
-        except RuntimeError:
-            return True
+        looked_at = self._known if all_of_them else self._few
+        found += [n for n in looked_at if n in names and n not in trapped and _described(n) != self._known[n]]
+        return sorted(found)
 
 
 registrations = functools.cache(Registrations)

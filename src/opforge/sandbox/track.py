@@ -67,7 +67,7 @@ class Track:
         self._block: dict[str, Any] = {}
 
     def lay(self, calls: int, sets: int, *, graph: bool, cold: int) -> dict[str, Any]:
-        """Have so many calls over so many sets of inputs, in new memory, and say where that is and how the device's time will be taken.
+        """Make so many calls ready over so many sets of inputs, in new memory. Returns where the memory is, and how the device is timed.
 
         With ``cold``, so many bytes are read before each pass on a GPU, so that its cache holds neither inputs nor results.
         """
