@@ -20,7 +20,8 @@ from opforge.judge.further import asked_apart
 from opforge.judge.host_race import HostRace
 from opforge.judge.peaks import known_peaks
 from opforge.judge.racing import Racing
-from opforge.judge.verdict import Finding, Outcome
+from opforge.judge.timing import BaselineError, Race, Side
+from opforge.judge.verdict import Finding, NotRightError, Outcome
 from opforge.judge.workers import DeathError, KernelWorker, WorkerConfig
 from opforge.ops import table
 from tests.conftest import slow
@@ -559,3 +560,22 @@ def test_a_kernel_that_fakes_the_counter_of_cases_uses_up_its_time_limits_all_th
     with pytest.raises(DeathError) as death:
         worker.answer(timeout_s=0.4, cases=100)
     assert (death.value.outcome, death.value.time_limits) == (Outcome.TIMED_OUT, 4)
+
+
+def test_that_atens_process_does_not_stop_is_no_fault_of_the_kernels(ring, monkeypatch):
+    worker = ring.worker("neg.default")
+    monkeypatch.setattr(workers, "_HALT_LIMIT_S", -1.0)
+    monkeypatch.setattr(workers.processes, "stopped", lambda _pid: False)
+    with pytest.raises(BaselineError, match="does not stop"):
+        Side(worker, is_kernel=False).halt()
+    with pytest.raises(DeathError, match="does not stop"):
+        Side(ring.worker("neg.default"), is_kernel=True).halt()
+
+
+@pytest.mark.parametrize("place", [["ab" * 64, 0], None, "there", ["", 0.5]])
+def test_places_of_inputs_that_cannot_be_are_refused(ring, place):
+    _, placed = ring.placed("neg.default", UNARY)
+    worker = ring.worker("neg.default")
+    race = Race(worker, worker, "neg.default", placed, None, CPU, writes=False)
+    with pytest.raises(NotRightError):
+        race._inputs_at(race._kernel, [place])
