@@ -277,8 +277,10 @@ def test_triton_works_confined(judge_tiny, kernel_directory):
     assert verdicts(ended)["relu.default"] == {("passed", "")}
 
 
+TOO_MANY = r"processes; 128 are allowed|Resource temporarily unavailable|no answer within"
+"""How a fork bomb ends: for what it has started, at the system's limit (a user's workers share one), or for want of time beside another."""
 BOMBS = {
-    "relu": ("while True: os.fork()", "crashed", "processes; 128 are allowed"),
+    "relu": ("while True: os.fork()", TOO_MANY),
     "abs": (
         """
         import time
@@ -290,19 +292,18 @@ BOMBS = {
                 os._exit(0)
             os.wait()
     """,
-        "crashed",
-        "processes; 128 are allowed",
+        TOO_MANY,
     ),
-    "neg": ("open('big', 'wb').truncate(2 << 30)", "error", "File too large"),
+    "neg": ("open('big', 'wb').truncate(2 << 30)", "File too large"),
 }
 
 
 @pytest.mark.own_server
 def test_bombs_are_ended_and_harm_nobody(judge_tiny, kernel_directory, tmp_path, still_running):
-    bodies = {op: body for op, (body, _, _) in BOMBS.items()} | {"ceil": "pass"}
+    bodies = {op: body for op, (body, _) in BOMBS.items()} | {"ceil": "pass"}
     found = verdicts(judge(judge_tiny, kernel_directory, bodies, tmp_path))
-    for op, (_body, verdict, words) in BOMBS.items():
-        assert any(v == verdict and words in reason for v, reason in found[f"{op}.default"]), (op, found)
+    for op, (_body, reasons) in BOMBS.items():
+        assert all(re.search(reasons, reason) for _, reason in found[f"{op}.default"]), (op, found)
     assert found["ceil.default"] == {("passed", "")}
     assert still_running() == []
 

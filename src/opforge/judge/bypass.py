@@ -92,7 +92,7 @@ def forbidden(served: Iterable[Operator]) -> list[str]:
 @functools.cache
 def siblings(packet: str) -> tuple[str, ...]:
     """Return the packets that are the same operation by another name, or one of which it is a special case."""
-    stems = _packets_by_stem()
+    stems = packets_by_stem()
     named = {packet, *stems.get(stem(packet), ())}
     groups = [what for what, group in GROUPS.items() if any(_is_in(group, one) for one in named)]
     for what in groups:
@@ -103,7 +103,8 @@ def siblings(packet: str) -> tuple[str, ...]:
 
 
 @functools.cache
-def _packets_by_stem() -> dict[str, tuple[str, ...]]:
+def packets_by_stem() -> dict[str, tuple[str, ...]]:
+    """Return the packets of the table that share a stem, by that stem."""
     found: dict[str, dict[str, None]] = {}
     for op in table():
         found.setdefault(stem(op.packet), {})[op.packet] = None

@@ -56,6 +56,12 @@ _FIRST_BATCHES = (4, 24)
 """Sizes of the first batches of a job that ends with its first rejection: most mutants fall in the first."""
 
 
+def prepare() -> None:
+    """Do in the server what need not be done anew in each judge."""
+    bypass.packets_by_stem()
+    np.random  # noqa: B018  # numpy imports it when it is first asked for
+
+
 def serve(config: dict[str, Any], fds: list[int]) -> None:
     """Judge jobs until the main process hangs up."""
     channel, spawner = Channel.from_fd(fds[0]), Spawner.from_fd(fds[1])

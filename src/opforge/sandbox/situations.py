@@ -22,7 +22,7 @@ ONE_CALL = (GRAD_MODE, REQUIRES_GRAD, INFERENCE_MODE, THREAD, DEFAULT_DTYPE, LAZ
 SITUATIONS = (*ONE_CALL, THREADS, KEPT_RESULTS)
 """All of them; the last two are many calls."""
 OTHER_DEFAULT_DTYPE = torch.float64
-_ROUNDS, _CALLS = 6, 64
+_ROUNDS, _CALLS = 4, 48
 """How often two threads meet, and how many calls the one that is judged makes each time at most."""
 _ROUNDS_S = 0.2
 """How long they may go on meeting."""

@@ -50,7 +50,7 @@ COUNTER = struct.Struct("<Q")
 ALIGN = 64
 _STREAM_PAUSE_CYCLES = 2_000_000
 _BUSY_NS = 5_000_000
-_LARGE_S = 3.0
+_LARGE_S = 1.0
 """What a kernel may take for a large form, by what it took for the elements of others; one that takes longer is not asked."""
 _FEW = 64
 """Elements up to which a call takes as long as one on a single one."""
