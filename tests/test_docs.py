@@ -29,6 +29,8 @@ SLOW = {
     "generation.md",
     "models.md",
     "native.md",
+    "strength.md",
+    "warm.md",
     "queries.md",
     "scale.md",
     "traces.md",

@@ -106,6 +106,7 @@ def test_a_wrong_kernel_makes_the_pull_request_red(pull_request, tmp_path):
     assert "❌" in summary
 
 
+@pytest.mark.slow
 def test_the_same_kernels_stay_green(pull_request, tmp_path):
     run = pull_request(RIGHT)
     for name in ("Judge the base branch", "Judge the pull request", "Compare"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import secrets
@@ -18,6 +19,7 @@ def root() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "opforge"
 
 
+@functools.cache
 def torch_version() -> str:
     """Return the version of the installed torch without importing it."""
     return version("torch")

@@ -191,8 +191,8 @@ OTHER_CHECKS = ("opcheck", "compile", "vmap", "autograd")
 
 @pytest.fixture(
     scope="module",
-    params=[(*OTHER_CHECKS, "fake", "layouts", "determinism", "schema"), slow(OTHER_CHECKS)],
-    ids=["checks of masks", "more checks"],
+    params=[slow(OTHER_CHECKS)],
+    ids=["more checks"],
 )
 def masks(request) -> Report:
     inputs = str(HERE / "defects" / "mask_inputs.py")

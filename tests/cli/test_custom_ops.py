@@ -30,6 +30,7 @@ def test_the_examples_are_what_they_are_said_to_be(tmp_path):
 
 
 @pytest.mark.parametrize("command", [["-m", "BackendBench.scripts.main"], slow(["BackendBench/scripts/main.py"])])
+@pytest.mark.slow
 def test_the_known_names_and_one_operator(command, tmp_path):
     words = [*command, *WORDS[1:], EXAMPLES, "--ops", "swish", "--out", str(tmp_path / "run")]
     done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -61,6 +61,7 @@ def test_a_wrong_kernel_is_mended_after_feedback_and_everything_is_on_disk(makin
     assert (summary["right"], summary["attempts"], summary["requests"]) == (1, 2, 2)
 
 
+@pytest.mark.slow
 def test_prose_then_a_bare_kernel_then_two_fences(making):
     replies = ["I would use a mask.", WRONG, f"{fenced(SHELL, 'sh')}\n{fenced(RELU)}"]
     with OpenAIServer([Say(text) for text in replies]) as server:
@@ -80,6 +81,7 @@ def test_a_cheat_is_named_and_does_not_land_among_the_right_kernels(making):
     assert "none of 2 attempts is right" in " ".join(ended.manifest["plan"]["remarks"])
 
 
+@pytest.mark.slow
 def test_an_honest_attempt_that_is_nearly_right_is_kept_before_a_cheat(making):
     with AnthropicServer([Say(fenced(CHEAT)), Say(fenced(WRONG)), Say(fenced(CHEAT))]) as server:
         making.run(server)
@@ -94,6 +96,7 @@ def test_a_hang_is_a_verdict_and_the_next_attempt_goes_on(making):
     assert "timed_out" in server.requests[1].text
 
 
+@pytest.mark.slow
 def test_a_full_server_and_a_cut_connection_are_tried_again(making):
     with AnthropicServer([Status(429, retry_after="0"), Cut(fenced(WRONG)), Say(fenced(RELU))]) as server:
         assert verdicts(making.run(server)) == RIGHT
@@ -111,6 +114,7 @@ def test_a_server_that_fails_for_good_leaves_the_operator_missing_with_the_reaso
     assert "500" in remark
 
 
+@pytest.mark.slow
 def test_a_server_that_never_answers_breaks_the_run_off_and_it_can_be_resumed(making):
     ops = ("relu.default", "abs.default", "neg.default")
     with AnthropicServer(repeat(Status(401))) as server, pytest.raises(NoAnswerError, match="none was answered"):

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch.nn import functional
 
+from opforge.cases import Case
 from opforge.judge.properties import BY_PACKET, Sight
 from opforge.judge.verdict import NotRightError
-from tests.conftest import verdicts
+from tests.corpora import disjoint, judge
 
 SQUARE = ["((T([5, 5], f32),), {})", "((T([3, 4, 4], f64),), {})", "((T([4, 4], c64),), {})"]
 TALL = ["((T([6, 4], f32),), {})", "((T([2, 5, 5], f32),), {})", "((T([3, 6], c64),), {})"]
@@ -141,16 +142,36 @@ def source(op: str, body: str) -> str:
     return head + textwrap.dedent(body).replace("HERE", f"{op.partition('.')[0]}_kernel_impl")
 
 
-def judge_one(kernel_directory, judge_tiny, op, cases, body):
-    directory = kernel_directory({op.replace(".", "__"): source(op, body)})
-    full = op if "." in op else f"{op}.default"
-    return full, judge_tiny(directory, {full: cases}, timeout_s=30.0, allow_fallback=True)
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory):
+    """Return a function that gives the rows of a kernel of the tables. Kernels of different operators are judged in one run."""
+    groups = disjoint([kernel[:3] for kernel in (*RIGHT, *WRONG)], lambda kernel: kernel[0])
+    rows = {}
+
+    def judge_group(group):
+        root = tmp_path_factory.mktemp("properties")
+        files, made = {}, {}
+        for op, cases, body in group:
+            full = op if "." in op else f"{op}.default"
+            files[full] = root / f"{full}.py"
+            files[full].write_text(source(op, body))
+            made[full] = [Case.make(full, text) for text in cases]
+        found = judge(files, made, root, timeout_s=30.0, allow_fallback=True)
+        for op, _cases, body in group:
+            rows[op, body] = [row for row in found if row["op"] in (op, f"{op}.default")]
+
+    def rows_of(op, body):
+        if (op, body) not in rows:
+            judge_group(next(group for group in groups if any((o, b) == (op, body) for o, _, b in group)))
+        return rows[op, body]
+
+    return rows_of
 
 
 @pytest.mark.parametrize(("op", "cases", "body", "note"), RIGHT)
-def test_another_right_answer_passes_and_a_note_says_so(kernel_directory, judge_tiny, op, cases, body, note):
-    _, ended = judge_one(kernel_directory, judge_tiny, op, cases, body)
-    rows = list(ended.store.rows())
+def test_another_right_answer_passes_and_a_note_says_so(judged, op, cases, body, note):
+    rows = judged(op, body)
+    assert len(rows) == len(cases)
     assert {(row["verdict"], row["reason"]) for row in rows} == {("passed", "")}
     assert any(note in text for row in rows for text in row.get("notes", [""]))
 
@@ -190,9 +211,8 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("op", "cases", "body", "words"), WRONG)
-def test_a_wrong_answer_is_refused_with_what_is_broken(kernel_directory, judge_tiny, op, cases, body, words):
-    full, ended = judge_one(kernel_directory, judge_tiny, op, cases, body)
-    found = verdicts(ended)[full]
+def test_a_wrong_answer_is_refused_with_what_is_broken(judged, op, cases, body, words):
+    found = {(row["verdict"], row["reason"]) for row in judged(op, body)}
     assert {verdict for verdict, _ in found} == {"wrong"}
     assert all(words in reason for _, reason in found), found
 

@@ -66,6 +66,7 @@ def test_in_place_and_out_forms_fall_by_their_numbers(measure_tiny):
     assert strength.traces["add_.Tensor", "swapped"].killed == "wrong"  # with alpha it is not the same
 
 
+@pytest.mark.slow
 def test_what_is_right_is_not_counted(measure_tiny):
     strength = measure_tiny({
         "mul.Tensor": ["((T([3], f32), T([3], f32)), {})"],

@@ -14,6 +14,8 @@ _MIN_ROUNDS = 8
 _MIN_QUIET = 6
 """From so many values on, an interval from their ranks can hold the median 95 times in a hundred."""
 _SECONDARY_ROUNDS = 5
+_DOUBTED_ROUNDS = 16
+"""How many there are before a kernel is held to lie about its times."""
 _NARROW = {"device": 0.015, "call": 0.02, "sync": 0.02}
 """How wide an interval may be, as a share of the ratio, for a race to end."""
 _PLACES = 0.002
@@ -97,6 +99,8 @@ class Figure:
         least = _SECONDARY_ROUNDS if self.secondary else max(_MIN_ROUNDS, _MIN_QUIET * self.leg)
         if self.rounds + 1 < least:
             return False
+        if self._doubtful and self.rounds + 1 < _DOUBTED_ROUNDS:
+            return False  # however late it is: nobody is accused on a few rounds
         return out_of_time or ((self.secondary or self.narrow) and not self._doubtful)
 
     def row(self) -> dict[str, Any]:

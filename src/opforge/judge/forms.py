@@ -80,9 +80,20 @@ def words(form: str) -> str:
 
 
 def place(
-    batch: Batch, op: Operator, case: CaseRow, number: int, cases: int, *, hostile: bool, large_too: bool = True
+    batch: Batch,
+    op: Operator,
+    case: CaseRow,
+    number: int,
+    cases: int,
+    *,
+    hostile: bool,
+    large_too: bool = True,
+    budget_s: float = ATEN_BUDGET_S,
 ) -> bool:
-    """Place a case in all its forms; False when it must wait for the next batch. ``number`` counts the operator's cases."""
+    """Place a case in all its forms; False when it must wait for the next batch. ``number`` counts the operator's cases.
+
+    ``budget_s`` is what ATen may take for them.
+    """
     first = batch.add(case)
     if first is None:
         return False
@@ -96,7 +107,7 @@ def place(
     def affordable() -> bool:
         """Whether ATen's time allows for another variant; noted where it does not."""
         done = len(batch.placed) - begun
-        if done < _LEAST_VARIANTS or done * first.aten_s < ATEN_BUDGET_S:
+        if done < _LEAST_VARIANTS or done * first.aten_s < budget_s:
             return True
         batch.slow[case.id] = first.aten_s
         return False

@@ -28,7 +28,7 @@ from opforge.judge.draws import judge_draws
 from opforge.judge.peaks import Peaks
 from opforge.judge.properties import BY_PACKET
 from opforge.judge.racing import Racing
-from opforge.judge.reference import end_without_device
+from opforge.judge.reference import Exact, end_without_device
 from opforge.judge.replies import FORGED, replies_of, results_end
 from opforge.judge.rooms import Rooms
 from opforge.judge.verdict import FAULT, REJECTED, Finding, Outcome
@@ -54,6 +54,9 @@ _KEPT_BYTES = 1 << 30
 _FORGED = Finding(Outcome.CONTRACT, FORGED)
 _FIRST_BATCHES = (4, 24)
 """Sizes of the first batches of a job that ends with its first rejection: most mutants fall in the first."""
+
+_PATIENCE = 4
+"""How many times longer than usual ATen may take where it runs alone: it is to come to the variant of which a judge was lost."""
 
 
 def prepare() -> None:
@@ -155,10 +158,16 @@ class Judge:
                     self._rooms.clear()
 
     def _run_aten_alone(self, job: dict[str, Any], case: CaseRow) -> None:
-        """Have ATen run one case in all its variants, with no kernel attached: whoever waits sees whether this process survives it."""
+        """Have ATen run one case in all its variants, exactly and backwards too, with no kernel: whoever waits sees whether this process survives it."""
         number, count = job["aten_alone"]
         facts, reference = self._facts(job, job["ops"][0]["op"], [case])
-        self._fill(_Op(facts, True, job["kernel"], count, number, reference), deque([case]), 1)
+        op = _Op(facts, True, job["kernel"], count, number, reference)
+        batch, _refused = self._fill(op, deque([case]), 1, _PATIENCE * forms.ATEN_BUDGET_S)
+        for placed in batch.placed:
+            with contextlib.suppress(Exception):  # what ATen raises is no matter here
+                exact = Exact(placed.call)
+                _ = exact.tensors, exact.spread(), exact.perturbed(torch.finfo(torch.float32).eps, 1)
+                placed.call.gradients().run()
 
     def _facts(self, job: dict[str, Any], name: str, cases: list[CaseRow]) -> tuple[Operator, Reference | None]:
         """Return what is known of an operator and, where it is not ATen's, what answers for it."""
@@ -209,7 +218,9 @@ class Judge:
             if batch.placed:
                 self._run(op, worker, batch, waiting)
 
-    def _fill(self, op: _Op, waiting: deque[CaseRow], batch_size: int) -> tuple[Batch, list[tuple[CaseRow, Finding]]]:
+    def _fill(
+        self, op: _Op, waiting: deque[CaseRow], batch_size: int, budget_s: float = forms.ATEN_BUDGET_S
+    ) -> tuple[Batch, list[tuple[CaseRow, Finding]]]:
         batch = Batch(op.facts, self._device, self._config.in_bytes, self._blobs, self._buffer, op.reference)
         refused: list[tuple[CaseRow, Finding]] = []
         taken = 0
@@ -218,7 +229,14 @@ class Judge:
             try:
                 hostile = case.id not in self._plain
                 if not forms.place(
-                    batch, op.facts, case, op.seen, op.cases, hostile=hostile, large_too=self._large_too
+                    batch,
+                    op.facts,
+                    case,
+                    op.seen,
+                    op.cases,
+                    hostile=hostile,
+                    large_too=self._large_too,
+                    budget_s=budget_s,
                 ):
                     break
             except (CaseSyntaxError, MemoryError, KeyError, ValueError, RuntimeError) as error:

@@ -179,8 +179,10 @@ class Race:
         self._cores: set[int] = set()
         self._sets = 1
         self._chance = random.SystemRandom()
-        self._method = "graph"
         self.notes: list[str] = []
+        self._method = "graph"
+        if any(t.numel() and not t.is_cuda for t in inputs):
+            self._by_calls("a CUDA graph keeps what inputs on the host held when it was captured")
 
     def run(self) -> dict[str, Any]:
         """Return the figures of both sides, with the ratio of one to the other and its 95 % interval."""
@@ -263,14 +265,14 @@ class Race:
             failure = next((r.get("failure") for r in replies if r.get("method") == "events"), None)
             if failure is None or self._method == "events":
                 break
-            self._method = "events"
-            self.notes.append(
-                f"calls in a row count, not the device's time, since it cannot be captured as a CUDA graph: {failure}"[
-                    :400
-                ]
-            )
+            self._by_calls(f"it cannot be captured as a CUDA graph: {failure}")
         self._map(replies)
         return [{name: _positive(reply.get(name)) for name in ("call_ns", "device_ns")} for reply in replies]
+
+    def _by_calls(self, why: str) -> None:
+        """Take calls in a row for the headline instead of the device's time."""
+        self._method = "events"
+        self.notes.append(f"calls in a row count, not the device's time, since {why}"[:400])
 
     def _lay_side(self, side: Side, request: dict[str, Any]) -> dict[str, Any]:
         self._take_turn(side)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import functools
 import platform
 import shutil
 import sys
@@ -302,6 +303,7 @@ def _hints(kernel: Kernel) -> list[str]:
         return []
 
 
+@functools.cache
 def _version(package: str) -> str | None:
     try:
         return version(package)

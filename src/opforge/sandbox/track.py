@@ -57,6 +57,9 @@ class Track:
         self._sets: list[Arguments] = []
         self._others: list[Arguments] = []
         """For calls that warm up, and for the short pass: what those that are timed hold is seen by nobody before."""
+        self._other_storages: list[torch.Tensor] = []
+        self._first_storages: list[torch.Tensor] = []
+        """What each of them is filled with."""
         self._count = 0
         self._kept: list[Any] = []
         self._captured: list[Any] = []
@@ -76,6 +79,8 @@ class Track:
         old = self._sets, self._others
         self._sets, self._others = ([self._set() for _ in range(n)] for n in (sets, max(1, short_calls(calls))))
         del old  # not before: the new ones are to lie elsewhere
+        self._other_storages = [flat_storage(tensor) for _, _, made in self._others for tensor in made]
+        self._first_storages = [flat_storage(first) for first in self._first] * len(self._others)
         self._count = calls
         where = {"inputs": [[_start_of(tensor) for tensor in made] for _, _, made in self._sets]}
         if self._stream is None:
@@ -98,10 +103,9 @@ class Track:
         """Get ready for a block of calls, of which the inputs are not there yet."""
         self._block = block
         self._kept = []
-        for _, _, made in self._others:
-            for tensor, first in zip(made, self._first, strict=True):
-                flat_storage(tensor).copy_(flat_storage(first))
         if block["figure"] == "device":
+            if self._other_storages:  # one launch for all of them, which torch has no public name for
+                torch._foreach_copy_(self._other_storages, self._first_storages)
             if self._short is None:
                 self._pass(self._others, len(self._others))
             else:
