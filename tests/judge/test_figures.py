@@ -166,7 +166,10 @@ def test_where_the_clocks_seem_to_differ_more_rounds_are_asked_for():
     odd = figure([1.0] * 12, kernel_beside=[1.3 * MS] * 12)
     assert odd.narrow
     assert not odd.ends(out_of_time=False)
-    assert odd.ends(out_of_time=True)
+    assert not odd.ends(out_of_time=True)  # nobody is held to lie by a few rounds, however late it is
+    assert figure([1.0] * 15, kernel_beside=[1.3 * MS] * 15).ends(out_of_time=True)
+    few = {"kernel_beside": [1.3 * MS] * 4, "secondary": True}
+    assert not figure([1.0] * 4, **few).ends(out_of_time=True)
 
 
 def test_the_rounds_of_a_leg_count_as_one():
