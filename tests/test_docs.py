@@ -30,6 +30,7 @@ SLOW = {
     "models.md",
     "native.md",
     "strength.md",
+    "timing.md",
     "warm.md",
     "queries.md",
     "scale.md",

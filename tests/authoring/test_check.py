@@ -316,6 +316,7 @@ def test_an_operator_that_takes_no_call_is_named_and_not_dropped(tmp_path):
     assert report.exit_code == 5
 
 
+@pytest.mark.slow
 def test_inputs_that_a_package_declares(tmp_path):
     folder = package(
         tmp_path / "project" / "src",

@@ -257,6 +257,7 @@ def test_an_architecture_by_name_is_trained_for_a_step(library):
 
 
 @pytest.mark.own_server
+@pytest.mark.slow
 def test_an_architecture_that_there_is_not_is_answered_with_the_nearest(library):
     done = opforge_process("model", "timm:tinny", "--ops-directory", "kernels", **library)
     assert done.returncode == 2

@@ -50,6 +50,7 @@ def test_json_on_stdout(tmp_path):
     assert answer["operators"][0]["op"] == "relu.default"
 
 
+@pytest.mark.slow
 def test_the_default_folder_is_named_and_used(tmp_path):
     done = opforge("run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

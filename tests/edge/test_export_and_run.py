@@ -60,9 +60,9 @@ def _export(place: Path) -> None:
     [
         ("mul3", ["my_ops::mul3.out"]),
         ("both", ["my_ops::also3.out", "my_ops::mul3.out"]),
-        ("varying", ["my_ops::mul3.out"]),
+        slow("varying", ["my_ops::mul3.out"]),
         ("with_numpy", ["my_ops::with_numpy.out"]),
-        ("adds_too", ["aten::add.out", "my_ops::add.out"]),
+        slow("adds_too", ["aten::add.out", "my_ops::add.out"]),
     ],
 )
 def test_a_program_calls_the_out_variants(exports, model, operators):

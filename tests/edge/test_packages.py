@@ -13,6 +13,7 @@ from opforge.edge import build, selection
 from opforge.edge.runner import build_runner
 from tests.authoring.packages import stored_package
 from tests.command import opforge
+from tests.conftest import slow
 from tests.edge.several import Job, export, wanted, words
 from tests.edge.test_runner import run as run_program
 
@@ -153,7 +154,7 @@ def test_a_kernel_that_is_not_written_says_so(place, runners):
 @pytest.mark.parametrize(
     ("op", "said"),
     [
-        ("swiglo", "unknown operator 'swiglo'; did you mean 'swiglu'"),
+        slow("swiglo", "unknown operator 'swiglo'; did you mean 'swiglu'"),
         ("add_scaled_", f"{CPP}::add_scaled_ writes to an argument; take operators that return new tensors"),
     ],
 )

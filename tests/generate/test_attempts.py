@@ -151,6 +151,7 @@ def test_a_right_kernel_is_timed_and_the_model_told_how_fast_it_is(making):
     assert (making.out / "generated_kernels" / "relu" / "relu_implementation_1.py").read_text() == RELU
 
 
+@pytest.mark.slow
 def test_workers_try_side_by_side_and_all_stop_when_one_is_right(making):
     def answer(seen):
         all_here = len({request.body.get("temperature") for request in server.requests}) == 3

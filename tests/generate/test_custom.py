@@ -130,6 +130,7 @@ def test_right_at_once_and_judged_again_from_disk(customs, tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_a_wrong_kernel_is_mended_after_feedback_and_then_made_faster(customs):
     customs.write("shrink", gen_input=RACES, shrink_reference=REFERENCE)
     with OpenAIServer([Say(fenced(WRONG)), Say(fenced(RIGHT)), Say("no more ideas")]) as server:

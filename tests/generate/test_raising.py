@@ -73,6 +73,7 @@ def test_a_kernel_that_somebody_has_changed_meanwhile_stays(making):
     assert file.read_text() == "# mended by hand\n"
 
 
+@pytest.mark.slow
 def test_broken_off_while_it_is_taken_up_again(making, monkeypatch):
     def broken(_self):
         raise InternalError("the machine went away")

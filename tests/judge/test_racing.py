@@ -377,7 +377,7 @@ EDGE = """
     ("what", "honest"),
     [
         ("(self if self.argmax() else self * 2)", False),  # wrong wherever the largest element is the first
-        ("(kept[0] if len(kept) > 1 else self)", True),  # right in a first call, and wrong in all others
+        slow("(kept[0] if len(kept) > 1 else self)", True),  # right in a first call, and wrong in all others
     ],
 )
 def test_who_is_wrong_on_such_contents_untimed_too_is_wrong_and_no_cheat(ring, what, honest):

@@ -61,6 +61,7 @@ def test_the_interval_covers_the_truth_as_often_as_it_says():
     assert 0.935 <= coverage(by_spread, seed=1) <= 0.965
 
 
+@pytest.mark.slow
 def test_the_interval_of_skewed_rounds_covers_the_truth():
     assert 0.935 <= coverage(by_rounds, seed=2) <= 0.985
 

@@ -51,6 +51,7 @@ def test_a_mended_kernel_passes_and_a_newer_one_is_not_taken_for_it(judge_tiny, 
         reproduce(tmp_path / "run", case, tmp_path / "gone")
 
 
+@pytest.mark.slow
 def test_custom_operators_on_the_inputs_of_the_run(judge_custom, tmp_path):
     files = {
         "gen_input.py": gen_input("Test(lambda: torch.rand(7))"),  # other contents each time it is asked

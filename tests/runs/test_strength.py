@@ -50,6 +50,7 @@ def test_a_weak_suite_shows_its_survivors_and_a_better_one_kills_them(measure_ti
     assert better.kill_rate == 1
 
 
+@pytest.mark.slow
 def test_in_place_and_out_forms_fall_by_their_numbers(measure_tiny):
     strength = measure_tiny({
         "relu_.default": BETTER[1:],

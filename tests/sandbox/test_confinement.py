@@ -298,6 +298,7 @@ BOMBS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.own_server
 def test_bombs_are_ended_and_harm_nobody(judge_tiny, kernel_directory, tmp_path, still_running):
     bodies = {op: body for op, (body, _) in BOMBS.items()} | {"ceil": "pass"}
