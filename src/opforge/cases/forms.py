@@ -26,6 +26,8 @@ LARGE_FORMS = ("long_rows", "many_rows", "long_pitched")
 _MOST_COUNTED_BY_16_BITS = 1 << 16
 _LONG = 4099
 """Longer than a block that a kernel is likely to have, and no multiple of one."""
+_BLOCK = 256
+"""Many rows are a multiple of it: some kernels are wrong where nothing is left over."""
 
 
 def enlarged(form: str, shapes: Sequence[Sequence[int]]) -> list[tuple[int, ...]] | None:
@@ -52,7 +54,8 @@ def _with_long_rows(common: Sequence[int]) -> list[int]:
 
 def _with_many_rows(common: Sequence[int]) -> list[int]:
     inner = [min(size, 8) for size in common[1:]]
-    return [max(_LONG, _MOST_COUNTED_BY_16_BITS // math.prod(inner) + 3), *inner]
+    rows = max(_LONG, _MOST_COUNTED_BY_16_BITS // math.prod(inner) + 3)
+    return [rows + -rows % _BLOCK, *inner]
 
 
 def _broadcast(shapes: Sequence[Sequence[int]]) -> list[int] | None:

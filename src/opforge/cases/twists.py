@@ -145,6 +145,55 @@ def _zero_dim(inputs: Inputs) -> list[torch.Tensor] | None:
     return [t.reshape(-1)[0].clone() if t.dim() else t for t in inputs.tensors]
 
 
+def _one_transposed(inputs: Inputs) -> list[torch.Tensor] | None:
+    """Transpose the last tensor alone: the others have other strides than it."""
+    made = list(inputs.tensors)
+    for i in reversed(range(1, len(made))):
+        other = None if i in inputs.blank else _transposed(made[i], _POISONS[inputs.seed % len(_POISONS)])
+        if other is not None:
+            made[i] = other
+            return made
+    return None
+
+
+def _broadcast(inputs: Inputs) -> list[torch.Tensor] | None:
+    """Leave the last tensor that is only read one place in its last dimension, where others have several."""
+    given = inputs.tensors
+    if not inputs.pointwise or len(given) < 2:
+        return None
+    for i in reversed(range(len(given))):
+        t = given[i]
+        dimension = next((d for d in reversed(range(t.dim())) if t.shape[d] > 1), None)
+        wide = any(o is not t and o.shape == t.shape for o in given)
+        if dimension is not None and wide and i not in inputs.written and i not in inputs.blank:
+            return [*given[:i], t.narrow(dimension, 0, 1).clone(), *given[i + 1 :]]
+    return None
+
+
+def _windows(inputs: Inputs) -> list[torch.Tensor] | None:
+    """Make matrices that are only read of windows over one row of elements, as `unfold` does: each row begins one element later."""
+    made, changed = list(inputs.tensors), False
+    for i, t in enumerate(inputs.tensors):
+        floats = t.is_floating_point() or t.is_complex()
+        if t.dim() != 2 or min(t.shape) < 2 or i in inputs.written or not floats:
+            continue
+        made[i] = t.reshape(-1)[: sum(t.shape) - 1].clone().as_strided(t.shape, (1, 1))
+        changed = True
+    return made if changed else None
+
+
+def _magnitudes(inputs: Inputs) -> list[torch.Tensor] | None:
+    """Put in numbers of all magnitudes between those that are usual and the ends of the range."""
+    if not inputs.pointwise:
+        return None
+
+    def choose(dtype: torch.dtype) -> Sequence[float]:
+        top = math.log(torch.finfo(dtype).max)
+        return [sign * math.exp(share * top) for share in (0.1, 0.3, 0.5, 0.7, 0.9) for sign in (1, -1)]
+
+    return _values(choose, every=2)(inputs)
+
+
 def _large(form: str) -> Twist:
     """Make a twist with many more elements: new ones that lie between those that there are."""
 
@@ -291,6 +340,9 @@ LAYOUTS: dict[str, Twist] = {
     "channels_last": _layout("channels_last", _channels_last),
     "empty": _empty,
     "zero_dim": _zero_dim,
+    "one_transposed": _one_transposed,
+    "broadcast": _broadcast,
+    "windows": _windows,
 }
 VALUES: dict[str, Twist] = {
     "nan": _values(lambda _: (float("nan"),)),
@@ -298,6 +350,7 @@ VALUES: dict[str, Twist] = {
     "negative_zero": _values(lambda _: (-0.0, 0.0), every=2),
     "denormals": _values(_denormals),
     "extremes": _extremes,
+    "magnitudes": _magnitudes,
     "duplicates": _duplicates,
     "integers": _integers,
 }

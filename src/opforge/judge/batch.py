@@ -45,6 +45,12 @@ _LONG_EXTENT = 64
 ARGUMENT = "argument:"
 """The beginning of the names of forms in which one argument has another value."""
 
+_POSITIONS = frozenset({
+    "index", "indices", "max_indices", "maximum_indices", "offsets", "offset2bag", "bag_size", "target", "boundaries", "sorted_sequence",
+    "sorter", "repeats", "batch_sizes", "lengths", "input_lengths", "target_lengths", "hash", "pivots", "LU_pivots", "crow_indices",
+    "col_indices", "ccol_indices", "row_indices", "compressed_indices", "plain_indices", "cum_seq_q", "cum_seq_k", "offs", "dims",
+})  # fmt: skip
+"""Names of arguments that are positions, or must be in order; where an operator has one, integers keep their contents."""
 _STARTING_S = 0.1
 """A call on a GPU that takes longer may have started the device or a library, and is timed again."""
 
@@ -331,7 +337,9 @@ class Batch:
         return self._call(args, kwargs, first.call.seed)
 
     def _call(self, args: Any, kwargs: dict[str, Any], seed: int | None) -> Call:
-        positions = "pointwise" not in self._op.tags and sum(1 for _ in rows_of([args, kwargs])) > 1
+        rows = list(rows_of([args, kwargs]))
+        values = all(row[2][0] in "iu" for row in rows) and not _POSITIONS & {a.name for a in self._op.arguments}
+        positions = "pointwise" not in self._op.tags and len(rows) > 1 and not values
         if self._reference is not None:
             return AskedCall(
                 self._op.name, args, kwargs, self._buffer, self._device,

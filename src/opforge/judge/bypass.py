@@ -61,8 +61,11 @@ _GENERAL: dict[str, tuple[str, ...]] = {
         "convolution_backward", "_compute_linear_combination", "embedding_bag", "mkldnn_rnn_layer", "lstm", "gru", "rnn_tanh",
         "rnn_relu", "linalg_lu_solve", "ormqr", "linalg_householder_product", "cholesky_solve", "sspaddmm", "hspmm",
         "_dyn_quant_matmul_4bit", "matrix_exp", "fbgemm_linear_int8_weight", "_mixed_dtypes_linear",
+        "linalg_ldl_solve", "linalg_lstsq",
     ),
     "convolution": ("convolution_backward",),
+    "softmax": tuple(GROUPS["attention"]),
+    "inverse": ("linalg_ldl_solve", "linalg_lstsq"),
 }  # fmt: skip
 """Packets of which an operation is a special case. They may be made of it, and it not of them."""
 

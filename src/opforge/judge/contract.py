@@ -48,6 +48,11 @@ class ForgedReplyError(Exception):
     """A worker's reply that our own code in the worker cannot have written."""
 
 
+_LOOKED_AT = 4096
+_MANY = 32
+"""Elements of a random result that are looked at, and from how many different ones on they are many."""
+
+
 @dataclass
 class Hearing:
     """One case before the judge: what ATen did, what the kernel's process says, and the bytes that it left."""
@@ -123,6 +128,8 @@ class Hearing:
             raise NotRightError(
                 Outcome.CONTRACT, "its result shares memory with that of an earlier call, which is still in use"
             )
+        if odd := self.reply.get("odd"):
+            raise NotRightError(Outcome.CONTRACT, str(odd))
         if self.reply.get("changed_later"):
             raise NotRightError(
                 Outcome.CONTRACT,
@@ -180,6 +187,8 @@ class Hearing:
             self._aliasing(what, said, aten)
             self.values.append((kernel, plain(aten).to(kernel.device)))
             found.append(what)
+        if self.aten.drew and any(_drawn_from_few(kernel, aten) for kernel, aten in self.values):
+            raise NotRightError(Outcome.WRONG, "draws the same few numbers again and again")
         if self.aten.drew or self.op.base in properties.UNDEFINED_CONTENTS:
             return {}
         ruling = self._ruling(found)
@@ -425,3 +434,9 @@ def _merge(figures: dict[str, float], more: dict[str, float]) -> None:
 def _one_line(error: Exception) -> str:
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0][:300] if text else ''}"
+
+
+def _drawn_from_few(kernel: torch.Tensor, aten: torch.Tensor) -> bool:
+    """Whether there are hardly any different numbers where ATen draws many."""
+    mine, theirs = (t.detach().reshape(-1)[:_LOOKED_AT].unique().numel() for t in (kernel, aten))
+    return bool(theirs >= _MANY and mine < theirs / 4)

@@ -217,9 +217,8 @@ class HostRace:
 
     def _prepare(self, side: Side) -> None:
         """Stop a side, and write the contents of the next block into its inputs."""
-        self._take_turn(side)
-        side.ask({"do": "prepare"})
-        side.halt()
+        for one in self._sides:
+            one.halt()
         try:
             for addresses, contents in zip(self._addresses[side.is_kernel], self._contents, strict=True):
                 for address, bytes_ in zip(addresses, contents, strict=True):
@@ -233,7 +232,7 @@ class HostRace:
         """Let a worker that is stopped run a block; return what passes, by the judge's clock, until all of it is stopped again.
 
         Left out is for how long the worker, or this process, was ready to run and others had its core. Where a process or thread was started
-        meanwhile, nothing is left out: the worker might have waited for one of its own.
+        meanwhile, or the worker has other processes, nothing is left out: it might have waited for one of its own.
         """
         worker, me = side.worker, os.getpid()
         worker.begin({"do": "go", "dry": dry})
@@ -249,7 +248,7 @@ class HostRace:
         waited = max(0, worker.waited_ns() - waited) + max(0, processes.waited_ns(me) - own_wait)
         cpu = worker.cpu_ns() - cpu
         quiet = waited <= _WAITED * took
-        if processes.last_pid() == started:
+        if processes.last_pid() == started and not worker.others:
             took = max(took - waited, cpu)
         if side.is_kernel:
             self._block_cpu_ns.append(cpu)

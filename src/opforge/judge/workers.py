@@ -35,6 +35,7 @@ _MOST_S = 180.0
 _HALT_LIMIT_S = 5.0
 _KEPT_OUTPUT = 4096
 _TICK_S = 0.1
+_MOST_ADDRESS = 1 << 62
 _PAST_THE_DISPATCHER = (
     "calls ATen's own code for what it replaces, past the dispatcher (at::cpu::…, a shim, or the static runtime)"
 )
@@ -188,6 +189,8 @@ class KernelWorker:
 
     def read(self, address: int, nbytes: int) -> bytearray:
         """Return what lies in the worker's memory; raises OSError where it has none."""
+        if not 0 <= address < _MOST_ADDRESS:
+            raise OSError(errno.EFAULT, "no address")
         found = bytearray(nbytes)
         view = memoryview(found)
         while view and self._memory is not None:

@@ -41,20 +41,17 @@ class HostTrack:
         self._table = memoryview(self._arena)[self._table_at :][: 8 * self._step * sets].cast("Q")
         return {"inputs": [[t.untyped_storage().data_ptr() for t in made] for _, _, made in self._sets]}
 
-    def prepare(self) -> None:
-        """Let go of the results of the last block."""
-        self._kept = []
-
     def go(self, *, dry: bool) -> None:
         """Make the calls; ``dry`` does all but that, with the results that there are."""
-        function, table, kept = self._function, self._table, self._kept
+        function, table = self._function, self._table
         if dry:
-            for at, result in zip(range(0, len(table), self._step), kept, strict=True):
+            for at, result in zip(range(0, len(table), self._step), self._kept, strict=True):
                 if type(result) is Tensor:
                     table[at] = result.data_ptr() or 1
                 else:
                     self._enter(at, result)
             return
+        self._kept = kept = []  # to let go of results is part of the work: a kernel may do something then
         for at, (args, kwargs, _) in zip(range(0, len(table), self._step), self._sets, strict=True):
             result = function(*args, **kwargs)
             kept.append(result)

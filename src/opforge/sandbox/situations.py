@@ -15,16 +15,17 @@ import torch
 
 from opforge.cases.materialise import flat_bytes, flat_storage
 
-GRAD_MODE, REQUIRES_GRAD, INFERENCE_MODE, THREAD, THREADS, DEFAULT_DTYPE, LAZY_CLONE, KEPT_RESULTS = (
-    "grad_mode", "requires_grad", "inference_mode", "thread", "threads", "default_dtype", "lazy_clone", "kept_results",
+GRAD_MODE, REQUIRES_GRAD, INFERENCE_MODE, THREAD, THREADS, DEFAULT_DTYPE, LAZY_CLONE, KEPT_RESULTS, TORCH_THREADS = (
+    "grad_mode", "requires_grad", "inference_mode", "thread", "threads", "default_dtype", "lazy_clone", "kept_results", "torch_threads",
 )  # fmt: skip
-ONE_CALL = (GRAD_MODE, REQUIRES_GRAD, INFERENCE_MODE, THREAD, DEFAULT_DTYPE, LAZY_CLONE)
+ONE_CALL = (GRAD_MODE, REQUIRES_GRAD, INFERENCE_MODE, THREAD, DEFAULT_DTYPE, LAZY_CLONE, TORCH_THREADS)
 SITUATIONS = (*ONE_CALL, THREADS, KEPT_RESULTS)
 """All of them; the last two are many calls."""
 OTHER_DEFAULT_DTYPE = torch.float64
-_ROUNDS, _CALLS = 4, 48
+_TORCH_THREADS = 3
+_ROUNDS, _CALLS = 6, 64
 """How often two threads meet, and how many calls the one that is judged makes each time at most."""
-_ROUNDS_S = 0.2
+_ROUNDS_S = 0.4
 """How long they may go on meeting."""
 _SWITCH_S = 1e-6
 """How often threads take turns while two of them are in a kernel."""
@@ -60,6 +61,14 @@ def call_in(situation: str, function: Function, args: list[Any], kwargs: dict[st
             finally:
                 if torch.get_default_dtype() == OTHER_DEFAULT_DTYPE:  # else the kernel has changed it, which is seen
                     torch.set_default_dtype(before)
+        case "torch_threads":
+            threads = torch.get_num_threads()
+            torch.set_num_threads(_TORCH_THREADS)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                if torch.get_num_threads() == _TORCH_THREADS:
+                    torch.set_num_threads(threads)
         case _:
             return function(*args, **kwargs)
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
+import signal
 from dataclasses import dataclass
 
 import torch
 from torch.utils import _device
+
+_DENORMAL = torch.tensor([1e-40])
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,12 @@ class GlobalState:
     """How many torch-function and torch-dispatch modes are switched on."""
     pinned_L2_bytes: int  # noqa: N815  # as the reason names it
     """How much memory the current stream holds in the GPU's second cache. (Its limit is no sign: the driver moves that itself.)"""
+    denormals: bool
+    """Whether they are numbers of their own, and not taken for zero."""
+    onednn: bool
+    garbage_collection: bool
+    interrupt: object
+    """What is called on Ctrl-C."""
     rng: bytes
 
     @classmethod
@@ -44,6 +54,10 @@ class GlobalState:
             (torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32),
             (torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()),  # noqa: SLF001
             _pinned_l2_bytes(),
+            bool(_DENORMAL.mul(1).item()),
+            torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled(),  # noqa: SLF001
+            gc.isenabled(),
+            signal.getsignal(signal.SIGINT),
             torch.get_rng_state().numpy().tobytes(),
         )
 
@@ -74,6 +88,10 @@ class GlobalState:
         if _pinned_l2_bytes() != self.pinned_L2_bytes and (runtime := _cuda_runtime()) is not None:
             stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
             runtime.cudaStreamSetAttribute(stream, _ACCESS_POLICY_WINDOW, ctypes.byref(_Window()))
+        torch.set_flush_denormal(not self.denormals)
+        torch._C._set_mkldnn_enabled(self.onednn)  # noqa: SLF001
+        (gc.enable if self.garbage_collection else gc.disable)()
+        signal.signal(signal.SIGINT, self.interrupt)  # type: ignore[arg-type]  # as it was read
         torch.set_rng_state(torch.frombuffer(bytearray(self.rng), dtype=torch.uint8))
 
 

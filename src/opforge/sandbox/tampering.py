@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator, Mapping
+from sys import getprofile, gettrace
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -22,6 +24,10 @@ _WATCHED = {
     "triton.testing": "do_bench do_bench_cudagraph",
     "mmap": "mmap",
     "struct": "Struct",
+    "sys": "_getframe settrace setprofile gettrace getprofile modules",
+    "threading": "get_ident current_thread",
+    "_thread": "get_ident allocate_lock start_new_thread",
+    "gc": "collect get_objects callbacks",
 }
 _CLASSES = {
     ("torch", "Tensor"): "equal allclose isclose __eq__ __ne__ copy_ clone cpu numpy contiguous view data_ptr",
@@ -34,9 +40,10 @@ _MISSING = object()
 
 
 class Seals:
-    """What those functions were before any kernel was loaded."""
+    """What those functions were before any kernel was loaded, and that nothing else is called beside them."""
 
     def __init__(self) -> None:
+        self._callers = _callers()
         readings = list(_readings())
         self._held = [(*place, what) for owner, attribute, what in readings for place in _places(owner, attribute)]
         self._lines = {owner: (owner.__mro__, what) for owner, _, what in readings if isinstance(owner, type)}
@@ -46,7 +53,15 @@ class Seals:
         missing = _MISSING
         changed = [what for space, attribute, was, what in self._held if space.get(attribute, missing) is not was]
         changed += [what for owner, (line, what) in self._lines.items() if owner.__mro__ is not line]
+        if _callers() != self._callers:
+            changed.append(
+                "what Python calls beside each function or collection (sys.setprofile, sys.settrace, gc.callbacks)"
+            )
         return list(dict.fromkeys(changed))
+
+
+def _callers() -> list[Any]:
+    return [getprofile(), gettrace(), *gc.callbacks]
 
 
 def _readings() -> Iterator[tuple[Any, str, str]]:

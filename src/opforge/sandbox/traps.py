@@ -12,12 +12,13 @@ import itertools
 import mmap
 import os
 import random
-import sys
-import threading
+import sysconfig
 import warnings
+from _thread import get_ident  # as _getframe, bound before any kernel is loaded
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from sys import _getframe
 from types import CodeType
 from typing import Any
 
@@ -25,6 +26,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import opforge
 from opforge.cases.materialise import flat_bytes
 from opforge.ops import Operator, table
 from opforge.runtime.facts import qualified
@@ -61,6 +63,12 @@ _FEW_WORDS = 4
 """So many different numbers may be the same as some integers by chance."""
 _NOWHERE = "\0"
 """The beginning of no path."""
+_KNOWN = (
+    *(f"{Path(module.__file__ or _NOWHERE).parent}{os.sep}" for module in (opforge, torch, np)),
+    *(f"{path}{os.sep}" for name, path in sysconfig.get_paths().items() if name in ("stdlib", "platstdlib")),
+    "<frozen ",
+)
+"""How the file names of code begin that is the harness's, or what that is made of."""
 
 Memory = tuple[int, int]
 """Where a storage begins and ends."""
@@ -78,7 +86,7 @@ class Traps:
         self._set: dict[str, str] = {}
         """Each trapped operator's registrations, as they were when the trap was set."""
         self._calls: set[tuple[str, bool]] = set()
-        self._main = threading.get_ident()
+        self._main = get_ident()
         self._pid = os.getpid()
         self._children = mmap.mmap(-1, mmap.PAGESIZE)
         """What forked children noted: memory that they share with this process."""
@@ -161,7 +169,7 @@ class Traps:
 
         What ATen calls to answer a trapped call has nothing but our own functions between it and that call.
         """
-        frame = sys._getframe(1).f_back  # noqa: SLF001  # there is no other way to ask
+        frame = _getframe(1).f_back
         while frame is not None and frame.f_code in self._between:
             frame = frame.f_back
         if frame is not None and frame.f_code is self._trap_code:
@@ -172,8 +180,10 @@ class Traps:
                 return False
             if code is self._call_code or code.co_filename.startswith(self._folder):
                 return True
+            if not code.co_filename.startswith(_KNOWN):
+                return True  # code that was made of text has no file
             frame = frame.f_back
-        return threading.get_ident() != self._main
+        return get_ident() != self._main
 
     def _note(self, name: str, tensors: list[torch.Tensor]) -> bool:
         """Note a call; return whether it is known at once to be one that a kernel may not make."""

@@ -21,7 +21,7 @@ from opforge.cases.encoding import SHORT_DTYPES, decode
 from opforge.cases.materialise import flat_bytes, flat_storage, owned_copy, tensor_over
 from opforge.sandbox import bars, reach
 from opforge.sandbox.confinement import room_from
-from opforge.sandbox.host_track import HostTrack
+from opforge.sandbox.host_track import HostTrack, parts_of
 from opforge.sandbox.inputs import Inputs
 from opforge.sandbox.kept import KeptResults, call_and_keep
 from opforge.sandbox.loader import (
@@ -36,7 +36,16 @@ from opforge.sandbox.loader import (
 from opforge.sandbox.mutants import Mutated
 from opforge.sandbox.origins import Origins
 from opforge.sandbox.registrations import registrations
-from opforge.sandbox.situations import KEPT_RESULTS, LAZY_CLONE, THREADS, call_in, call_in_two_threads, input_in
+from opforge.sandbox.situations import (
+    INFERENCE_MODE,
+    KEPT_RESULTS,
+    LAZY_CLONE,
+    REQUIRES_GRAD,
+    THREADS,
+    call_in,
+    call_in_two_threads,
+    input_in,
+)
 from opforge.sandbox.state import GlobalState, generator_state, seed_generator
 from opforge.sandbox.tampering import Seals
 from opforge.sandbox.track import Track
@@ -246,6 +255,8 @@ class Worker:
             self._wait()
             reply: dict[str, Any] = {"returned": self._describe(result, Origins(inputs))}
             reply["shares_result"] = self._kept.add(index, result, Origins(inputs)) or shared
+            if odd := _odd(result, inputs, situation):
+                reply["odd"] = odd
             through = [
                 i for i, pair in enumerate(cloned if situation == LAZY_CLONE else ()) if not _same_storage(*pair)
             ]
@@ -405,9 +416,7 @@ class Worker:
         track = self._present_track()
 
         def prepared() -> dict[str, Any]:
-            if isinstance(track, HostTrack):
-                track.prepare()
-            else:
+            if isinstance(track, Track):
                 track.prepare(request)
             return {}
 
@@ -482,3 +491,13 @@ def _same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
 def _is_random(op: str) -> bool:
     facts = operator(op)
     return facts is not None and facts.random
+
+
+def _odd(result: Any, inputs: list[torch.Tensor], situation: str) -> str:
+    """Say what a program cannot do with the results, or with the inputs any more, that it can where ATen was called; empty if nothing."""
+    results = [t for t in parts_of(result) if isinstance(t, torch.Tensor) and t.layout == torch.strided]
+    if situation != INFERENCE_MODE and any(t.is_inference() for t in results):
+        return "its result is an inference tensor: nothing can be derived from it"
+    if situation != REQUIRES_GRAD and any(t.requires_grad for t in (*results, *inputs)):
+        return "its result, or an input after the call, requires gradients"
+    return ""
