@@ -7,6 +7,7 @@ import ctypes
 import os
 import re
 import resource
+import secrets
 import signal
 import struct
 import time
@@ -23,6 +24,7 @@ _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE = 47, 2
 _PROC_STAT_PARENT = 1
 _CAPABILITY_VERSION = 0x20080522
 _MANY = 4096
+_MARK = getattr(resource, "RLIMIT_RTTIME", -1)  # Linux has it
 _CPU_CLOCK = 2
 """The kind of clock that counts what all threads of a process, ended ones too, have run."""
 
@@ -211,17 +213,23 @@ def descendants(pid: int, most: int) -> list[int]:
     return found
 
 
-# A worker's mark is a resource limit that nothing uses: every descendant inherits it, through fork and exec alike,
-# and it can be read from outside. So an orphan can be told whose it is, however it was started.
+# A worker's mark is a resource limit that nothing uses (of real-time scheduling): every descendant inherits it, through fork and exec
+# alike, and it can be read from outside. So an orphan can be told whose it is, however it was started.
+def new_mark() -> int:
+    """Return a mark that no other process has: it is drawn from so many, where nobody has lowered the limit, that none comes twice."""
+    _soft, hard = resource.getrlimit(_MARK)
+    return 1 + secrets.randbelow((1 << 62 if hard == resource.RLIM_INFINITY else hard) - 1)
+
+
 def set_mark(mark: int) -> None:
     """Mark this process and its future descendants."""
-    resource.setrlimit(resource.RLIMIT_MSGQUEUE, (mark, mark))
+    resource.setrlimit(_MARK, (mark, mark))
 
 
 def mark_of(pid: int) -> int | None:
     """Return the mark of a process, or None when it has gone."""
     try:
-        return resource.prlimit(pid, resource.RLIMIT_MSGQUEUE)[0]
+        return resource.prlimit(pid, _MARK)[0]
     except ProcessLookupError:
         return None
     except PermissionError:  # another user's, and root here has not all of root's rights, as in a container
@@ -230,8 +238,9 @@ def mark_of(pid: int) -> int | None:
 
 def _mark_as_shown(pid: int) -> int | None:
     with contextlib.suppress(OSError):
-        found = re.search(r"^Max msgqueue size\s+(\d+)", Path(f"/proc/{pid}/limits").read_text(), re.MULTILINE)
-        return int(found[1]) if found else None
+        found = re.search(r"^Max realtime timeout\s+(\w+)", Path(f"/proc/{pid}/limits").read_text(), re.MULTILINE)
+        if found is not None:
+            return int(found[1]) if found[1].isdigit() else resource.RLIM_INFINITY
     return None
 
 

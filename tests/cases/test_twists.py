@@ -116,9 +116,9 @@ def test_booleans_are_turned_over_and_positions_are_left():
     [
         ("long_rows", [(5,)], [(69635,)]),
         ("long_rows", [(3, 4)], [(17, 4099)]),
-        ("many_rows", [(3, 4), (4,), ()], [(16387, 4), (4,), ()]),
+        ("many_rows", [(3, 4), (4,), ()], [(16640, 4), (4,), ()]),
         ("long_rows", [(7, 3, 1), (1, 4)], [(2, 9, 1), (1, 4099)]),
-        ("many_rows", [(2, 64, 64)], [(4099, 8, 8)]),
+        ("many_rows", [(2, 64, 64)], [(4352, 8, 8)]),
         ("many_rows", [(5,)], None),
         ("long_rows", [(5, 0)], None),
         ("long_rows", [(2, 3), (4,)], None),

@@ -73,7 +73,7 @@ NATIVE = {
         import resource
         for _ in range(2):
             try:
-                resource.setrlimit(resource.RLIMIT_MSGQUEUE, (5, 5))
+                resource.setrlimit(resource.RLIMIT_RTTIME, (5, 5))
             except (ValueError, OSError):
                 continue
             raise RuntimeError("took off its mark")

@@ -13,6 +13,12 @@ from opforge.sandbox.loader import aten_function, gradients, installed
 from opforge.sandbox.traps import Traps
 
 
+@pytest.fixture(autouse=True)
+def _no_strangers(monkeypatch):
+    """Take pytest's own frames, and those of this file, for the harness's."""
+    monkeypatch.setattr("opforge.sandbox.traps._KNOWN", "")
+
+
 @pytest.fixture(scope="module")
 def traps() -> Traps:
     made = Traps("cpu")

@@ -170,18 +170,6 @@ def _broadcast(inputs: Inputs) -> list[torch.Tensor] | None:
     return None
 
 
-def _windows(inputs: Inputs) -> list[torch.Tensor] | None:
-    """Make matrices that are only read of windows over one row of elements, as `unfold` does: each row begins one element later."""
-    made, changed = list(inputs.tensors), False
-    for i, t in enumerate(inputs.tensors):
-        floats = t.is_floating_point() or t.is_complex()
-        if t.dim() != 2 or min(t.shape) < 2 or i in inputs.written or not floats:
-            continue
-        made[i] = t.reshape(-1)[: sum(t.shape) - 1].clone().as_strided(t.shape, (1, 1))
-        changed = True
-    return made if changed else None
-
-
 def _magnitudes(inputs: Inputs) -> list[torch.Tensor] | None:
     """Put in numbers of all magnitudes between those that are usual and the ends of the range."""
     if not inputs.pointwise:
@@ -342,7 +330,6 @@ LAYOUTS: dict[str, Twist] = {
     "zero_dim": _zero_dim,
     "one_transposed": _one_transposed,
     "broadcast": _broadcast,
-    "windows": _windows,
 }
 VALUES: dict[str, Twist] = {
     "nan": _values(lambda _: (float("nan"),)),

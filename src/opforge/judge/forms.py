@@ -56,7 +56,6 @@ _WORDS = {
     "magnitudes": "with numbers of all magnitudes among the inputs",
     "one_transposed": "with one input transposed and the others not",
     "broadcast": "with an input that is broadcast",
-    "windows": "with inputs that are overlapping windows",
     "torch_threads": "with several threads of torch",
     "duplicates": "with equal values among the inputs",
     "integers": "with other integers and booleans among the inputs",

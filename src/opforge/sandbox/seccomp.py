@@ -23,7 +23,7 @@ _CHUNK = 8
 
 _NEW_NAMESPACES = 0x7E020000
 _AF_UNIX, _SOCK_DGRAM, _SOCK_TYPE_MASK = 1, 2, 0xF
-_RLIMIT_MSGQUEUE = 12
+_RLIMIT_RTTIME = 15
 _PRIVATE_MODE = 0o700
 _F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15
 _FIOSETOWN, _SIOCSPGRP = 0x8901, 0x8902
@@ -112,10 +112,10 @@ def _network() -> Iterator[Rule]:
 def _processes() -> Iterator[Rule]:
     yield Rule("clone", ((Test(0, 0, _NEW_NAMESPACES),),))
     yield Rule("clone3", (), errno.ENOSYS)  # its flags lie in memory; the C library then falls back to clone
-    myself, keeps = Test(0, 0), Test(1, _RLIMIT_MSGQUEUE, wanted=False)
+    myself, keeps = Test(0, 0), Test(1, _RLIMIT_RTTIME, wanted=False)
     # the limit that marks whose process it is stays as it is; those of other processes too
     yield Rule("prlimit64", ((myself, keeps), (myself, Test(2, 0), Test(2, 0, upper=True))))
-    yield Rule("setrlimit", ((Test(0, _RLIMIT_MSGQUEUE, wanted=False),),))
+    yield Rule("setrlimit", ((Test(0, _RLIMIT_RTTIME, wanted=False),),))
     yield Rule("setpriority", ((Test(1, 0),),))
     yield Rule("sched_setaffinity")  # who is timed stays on its core
     for name in ("sched_setscheduler", "sched_setparam", "sched_setattr"):

@@ -32,8 +32,7 @@ from opforge.sandbox.visitor import Hello, OtherDeviceError, Version, Visitor, a
 from opforge.sandbox.wire import Channel, ChannelClosedError
 
 Role = Callable[[dict[str, Any], list[int]], None]
-_FIRST_MARK = 700_001  # the default limit is 819,200: a mark is always a lowering
-_MARKS = 100_000
+_USERS = 100_000
 _FORK_PATIENCE_S = 5.0
 _COUNT_AGAIN_S = 5.0
 _MANY_ROUNDS = 3
@@ -75,8 +74,7 @@ class ForkServer:
         self._version = Version.here()
         if listener is not None:
             self._selector.register(listener, selectors.EVENT_READ)
-        # other servers on this machine are to have other marks, and users
-        self._next_mark = _FIRST_MARK + secrets.randbelow(_MARKS)
+        self._next_user = secrets.randbelow(_USERS)  # other servers on this machine are to have other users
         self._tasks = _Tasks()
         self._rooms = folders.make_root()
 
@@ -173,12 +171,12 @@ class ForkServer:
             folders.remove(client.folder)
 
     def _spawn(self, client: _Client, request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
-        mark = self._next_mark
-        self._next_mark = _FIRST_MARK + (mark + 1 - _FIRST_MARK) % _MARKS
+        self._next_user = (self._next_user + 1) % _USERS
         request["config"].setdefault("gpu", client.gpu)
         room = request["config"].get("room")
         tasks = self._tasks.count() if room else None
-        worker = _Worker(mark, confinement.user_for(room["folder"], mark - _FIRST_MARK) if room else None)
+        user = confinement.user_for(room["folder"], self._next_user) if room else None
+        worker = _Worker(processes.new_mark(), user)
         try:
             pid = _fork()
         except OSError as error:
