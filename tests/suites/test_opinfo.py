@@ -167,7 +167,7 @@ def test_a_selection_reads_only_its_operators():
 
 def test_aten_passes_all_of_a_selection(tmp_path):
     """Operators of all kinds; the whole suite takes minutes, and its figures stand in the README."""
-    words = ("--ops", SELECTION, "--dtypes", "bf16", "--out", str(tmp_path / "run"), "--format", "json")
+    words = ("--ops", SELECTION, "--dtypes", "bool,bf16", "--out", str(tmp_path / "run"), "--format", "json")
     done = opforge("run", "--suite", "opinfo", "--backend", "aten", *words)
     failed = json.loads((tmp_path / "run" / "failed_tests.json").read_text())
     assert failed == []

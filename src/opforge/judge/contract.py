@@ -438,13 +438,15 @@ def _one_line(error: Exception) -> str:
 
 def _drawn_from_few(kernel: torch.Tensor, aten: torch.Tensor) -> bool:
     """Whether there are hardly any different numbers where ATen draws many."""
-    mine, theirs = (
-        (torch.view_as_real(t.resolve_conj()) if t.is_complex() else t)
-        .detach()
-        .reshape(-1)[:_LOOKED_AT]
-        .double()
-        .unique()
-        .numel()
-        for t in (kernel, aten)
-    )
-    return bool(theirs >= _MANY and mine < theirs / 4)
+    return is_varied(aten) and different_numbers(kernel) < different_numbers(aten) / 4
+
+
+def is_varied(drawn: torch.Tensor) -> bool:
+    """Whether a random result has many different numbers, so that no two such results are alike by chance."""
+    return different_numbers(drawn) >= _MANY
+
+
+def different_numbers(drawn: torch.Tensor) -> int:
+    """Return how many different numbers there are among the first elements of a result."""
+    plain = torch.view_as_real(drawn.resolve_conj()) if drawn.is_complex() else drawn
+    return int(plain.detach().reshape(-1)[:_LOOKED_AT].double().unique().numel())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +15,7 @@ from opforge.cases.materialise import Bytes
 from opforge.judge import clocks, light, timing
 from opforge.judge.asked import AskedCall, Reference, load
 from opforge.judge.batch import Batch, Placed
-from opforge.judge.contract import Hearing
+from opforge.judge.contract import Hearing, is_varied
 from opforge.judge.host_race import HostRace
 from opforge.judge.numerics import same_bytes
 from opforge.judge.peaks import Peaks
@@ -101,7 +102,7 @@ class Racing:
     ) -> timing.Race | HostRace:
         """Return the race over a case."""
         writes = op.mutates or op.base in WRITES_UNSAID or _writes(placed)
-        heard = functools.partial(_heard, op, placed, self.config, required=required)
+        heard = functools.partial(_heard, op, placed, self.config, set(), required=required)
         judging = Judging(functools.partial(_expected, placed), heard, functools.partial(_inside, placed))
         if device.type == "cpu":
             return HostRace(worker, baseline, op.name, placed, judging, writes=writes, watch=watch)
@@ -185,6 +186,7 @@ def _heard(
     op: Operator,
     placed: Placed,
     config: WorkerConfig,
+    drawn: set[bytes],
     reply: dict[str, Any],
     results: Bytes,
     seed: int,
@@ -192,7 +194,10 @@ def _heard(
     *,
     required: bool,
 ) -> Finding:
-    """Judge the result of a timed call on contents with a seed, and its inputs where they are told."""
+    """Judge the result of a timed call on contents with a seed, and its inputs where they are told.
+
+    ``drawn`` has digests of the random results that were heard before: none comes twice.
+    """
     call = replace(placed.call, renewal=seed)
     found = Hearing(
         op,
@@ -208,6 +213,12 @@ def _heard(
     ).finding()
     if not found.passed:
         _inside(placed, seed)
+        return found
+    if aten.drew and any(map(is_varied, tensors_of(aten.result))):
+        digest = hashlib.blake2b(results.data).digest()
+        if digest in drawn:
+            return Finding(Outcome.WRONG, "draws the very numbers of an earlier call")
+        drawn.add(digest)
     return found
 
 

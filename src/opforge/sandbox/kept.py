@@ -14,7 +14,7 @@ from opforge.sandbox.origins import Origins
 
 _MOST_BYTES = 32 << 20
 """Memory of results that are kept at once; further ones are let go."""
-_MOST_CALLS = 256
+_MOST_CALLS = 512
 """How often one case is called to have that many results at once."""
 _MOST_S = 0.2
 """How long that may take."""

@@ -68,7 +68,7 @@ _KNOWN = (
     *(f"{path}{os.sep}" for name, path in sysconfig.get_paths().items() if name in ("stdlib", "platstdlib")),
     "<frozen ",
 )
-"""How the file names of code begin that is the harness's, or what that is made of."""
+"""Where the harness's own code lies, and that of Python, torch and NumPy."""
 
 Memory = tuple[int, int]
 """Where a storage begins and ends."""

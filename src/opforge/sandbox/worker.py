@@ -8,7 +8,6 @@ import math
 import mmap
 import os
 import struct
-import sys
 from collections.abc import Callable
 from os import getpid
 from pathlib import Path
@@ -24,6 +23,7 @@ from opforge.sandbox import bars, reach
 from opforge.sandbox.confinement import room_from
 from opforge.sandbox.host_track import HostTrack, parts_of
 from opforge.sandbox.inputs import Inputs
+from opforge.sandbox.interpreter import take_turns
 from opforge.sandbox.kept import KeptResults, call_and_keep
 from opforge.sandbox.loader import (
     KernelLoadError,
@@ -293,8 +293,7 @@ class Worker:
             result, shared = call_and_keep(functools.partial(function, *args, **kwargs), inputs)
             return result, inputs, shared
         if situation == THREADS:
-            if os.environ.get("TRITON_INTERPRET") == "1" and "triton" in sys.modules:
-                raise NotImplementedError("Triton's interpreter runs one kernel at a time")
+            take_turns()  # which a kernel on a GPU need not
             try:
                 return *call_in_two_threads(function, lambda: self._fresh(case)), False
             except Exception as error:  # noqa: BLE001  # whatever a kernel raises; ATen answers such a call

@@ -1,0 +1,28 @@
+"""Triton's interpreter, in which kernels run where there is no GPU. It keeps its state in one place for all threads; a GPU does not."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+_TURN = threading.RLock()
+
+
+def take_turns() -> None:
+    """Let one thread launch at a time. Nothing happens where the interpreter is not imported, or a second time."""
+    executor = getattr(sys.modules.get("triton.runtime.interpreter"), "GridExecutor", None)
+    if executor is not None and not hasattr(executor.__call__, "takes_turns"):
+        executor.__call__ = _in_turn(executor.__call__)
+
+
+def _in_turn(launch: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(launch)
+    def launched(*args: Any, **kwargs: Any) -> Any:
+        with _TURN:
+            return launch(*args, **kwargs)
+
+    launched.takes_turns = True  # type: ignore[attr-defined]  # so that it is known
+    return launched
