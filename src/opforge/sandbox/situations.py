@@ -25,7 +25,7 @@ OTHER_DEFAULT_DTYPE = torch.float64
 _TORCH_THREADS = 3
 _ROUNDS, _CALLS = 6, 64
 """How often two threads meet, and how many calls the one that is judged makes each time at most."""
-_ROUNDS_S = 0.4
+_ROUNDS_S = 0.2
 """How long they may go on meeting."""
 _SWITCH_S = 1e-6
 """How often threads take turns while two of them are in a kernel."""

@@ -8,6 +8,7 @@ import math
 import mmap
 import os
 import struct
+import sys
 from collections.abc import Callable
 from os import getpid
 from pathlib import Path
@@ -292,6 +293,8 @@ class Worker:
             result, shared = call_and_keep(functools.partial(function, *args, **kwargs), inputs)
             return result, inputs, shared
         if situation == THREADS:
+            if os.environ.get("TRITON_INTERPRET") == "1" and "triton" in sys.modules:
+                raise NotImplementedError("Triton's interpreter runs one kernel at a time")
             try:
                 return *call_in_two_threads(function, lambda: self._fresh(case)), False
             except Exception as error:  # noqa: BLE001  # whatever a kernel raises; ATen answers such a call
