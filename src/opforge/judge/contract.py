@@ -438,5 +438,13 @@ def _one_line(error: Exception) -> str:
 
 def _drawn_from_few(kernel: torch.Tensor, aten: torch.Tensor) -> bool:
     """Whether there are hardly any different numbers where ATen draws many."""
-    mine, theirs = (t.detach().reshape(-1)[:_LOOKED_AT].unique().numel() for t in (kernel, aten))
+    mine, theirs = (
+        (torch.view_as_real(t.resolve_conj()) if t.is_complex() else t)
+        .detach()
+        .reshape(-1)[:_LOOKED_AT]
+        .double()
+        .unique()
+        .numel()
+        for t in (kernel, aten)
+    )
     return bool(theirs >= _MANY and mine < theirs / 4)
