@@ -38,6 +38,7 @@ from opforge.judge.timing import (
 from opforge.judge.verdict import NotRightError, Outcome
 from opforge.judge.workers import KernelWorker
 from opforge.sandbox.host_track import WORDS, parts_of
+from opforge.sandbox.origins import Origins
 
 _BUDGET_S = 1.0
 _BLOCK_NS = 8_000_000
@@ -96,8 +97,6 @@ class HostRace:
         self._nbytes = max(1, sum(row[1] for row in placed.inputs) + sum(t.nbytes for t in results))
         self._tensors = max(1, len(self._renewals))
         self._costly = self._nbytes > _LARGE or self._tensors > _MANY_TENSORS
-        memory = {t.untyped_storage().data_ptr() for t in placed.answer.inputs}
-        self._views = any(t.untyped_storage().data_ptr() in memory for t in results) or bool(placed.answer.shared)
         self._cores: set[int] = set()
         """Where both sides run, and this process, by turns."""
         self._all_cores: set[int] = set()
@@ -333,7 +332,7 @@ class HostRace:
     def _has_many_calls(self, figure: Figure) -> bool:
         """Whether a block can be stopped between its calls, and results be judged by their elements alone."""
         few = figure.calls < _FIRST_CALLS // 2 or len(self._all_cores) == 1 or self._judging is None
-        return not (few or self._costly or self._writes or self._views)
+        return not (few or self._costly)
 
     def _stop_now_and_then(self, figure: Figure) -> None:
         """Stop a block half-way, by chance, and once in any case, as far as a busy machine lets it be done."""
@@ -387,9 +386,10 @@ def _addresses(said: Any, calls: int, inputs: int) -> list[list[int]]:
 
 
 def _as_reply(answer: Answer, parts: Parts, base: int) -> tuple[dict[str, Any], Bytes]:
-    """Return what was read from a stopped worker as a reply, laid out as ATen's answer is."""
+    """Return what was read from a stopped worker as a reply, laid out as ATen's answer is, and sharing memory with inputs as that does."""
     taken = iter(parts)
     bytes_ = bytearray()
+    origins, shared = Origins(answer.inputs), answer.shared
 
     def described(value: Any) -> Any:
         if isinstance(value, list | tuple):
@@ -410,6 +410,7 @@ def _as_reply(answer: Answer, parts: Parts, base: int) -> tuple[dict[str, Any], 
             0,
             "cpu",
         ]
-        return {"T": row}
+        alias = origins.sharing(value) if shared is None else shared.get(id(value), [])
+        return {"T": row, "same": origins.same(value), "alias": alias}
 
     return {"returned": described(answer.result)}, np.frombuffer(bytes_, np.uint8)

@@ -26,7 +26,6 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import opforge
 from opforge.cases.materialise import flat_bytes
 from opforge.ops import Operator, table
 from opforge.runtime.facts import qualified
@@ -64,7 +63,7 @@ _FEW_WORDS = 4
 _NOWHERE = "\0"
 """The beginning of no path."""
 _KNOWN = (
-    *(f"{Path(module.__file__ or _NOWHERE).parent}{os.sep}" for module in (opforge, torch, np)),
+    *(f"{package}{os.sep}" for package in (Path(__file__).parents[1], *torch.__path__, *np.__path__)),
     *(f"{path}{os.sep}" for name, path in sysconfig.get_paths().items() if name in ("stdlib", "platstdlib")),
     "<frozen ",
 )
