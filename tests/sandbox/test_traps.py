@@ -15,8 +15,9 @@ from opforge.sandbox.traps import Traps
 
 @pytest.fixture(autouse=True)
 def _no_strangers(monkeypatch):
-    """Take pytest's own frames, and those of this file, for the harness's."""
+    """Take pytest's own frames, and those of this file, for the harness's, and what they call for what it needs."""
     monkeypatch.setattr("opforge.sandbox.traps._KNOWN", "")
+    monkeypatch.setattr("opforge.sandbox.traps.HARNESS", {"mm", "hardswish", "sigmoid"})
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +50,13 @@ def test_a_call_is_seen_from_inside_a_kernel_alone(traps, call, seen):
         assert traps.sprung(floats=True) == []
         traps.watched(call)(tensor)
     assert traps.sprung(floats=True) == seen
+
+
+def test_a_call_of_what_the_harness_does_not_need_is_the_kernels_though_none_of_its_frames_is_there(traps, monkeypatch):
+    monkeypatch.setattr("opforge.sandbox.traps.HARNESS", {"mm"})
+    torch.nn.functional.hardswish(torch.randn(3, 3))
+    torch.mm(torch.randn(3, 3), torch.randn(3, 3))
+    assert traps.sprung(floats=True) == ["hardswish"]
 
 
 def test_a_kernels_own_counting_in_integers_is_no_bypass(traps):

@@ -117,6 +117,8 @@ class Comparison:
         """Check NaN and inf, and return the mask of elements that are to be held against the bound."""
         k, a = _wide(self.kernel), _wide(self.aten)
         both = torch.isfinite(a) & torch.isfinite(k)
+        if both.all():
+            return both
         bad = ~both & ~_same_special(k, a)
         if bad.any() and not a.is_complex() and (undecided := self.undecided()) is not None:
             bad &= ~(undecided.to(a.device) & torch.isnan(a) & torch.isinf(k))
@@ -149,9 +151,14 @@ class Comparison:
 
     def _bounded(self, finite: torch.Tensor) -> dict[str, float]:
         exact = self._exact(self.exact.tensors)
-        if exact is None or not torch.isfinite(exact[finite]).all():
+        whole = bool(finite.all())  # a mask costs more than all the rest
+
+        def chosen(t: torch.Tensor) -> torch.Tensor:
+            return t.reshape(-1) if whole else t[finite]
+
+        if exact is None or not torch.isfinite(r := chosen(exact)).all():
             return self._tolerated(finite)
-        k, a, r = _wide(self.kernel)[finite], _wide(self.aten)[finite], exact[finite]
+        k, a = chosen(_wide(self.kernel)), chosen(_wide(self.aten))
         eps, tiny = _step(self.aten.dtype)
         error, aten_error, size = (k - r).abs(), (a - r).abs(), r.abs()
         cap = _RELATIVE_CAP * eps
@@ -167,8 +174,8 @@ class Comparison:
         if self.slack and len(r):
             allowed = allowed + self.slack * eps * max(1.0, _largest(size))
         if (error > allowed).any():
-            aten_error = torch.maximum(aten_error, self._spread(exact)[finite])
-            allowed = torch.maximum(allowed, FACTOR * aten_error) + self._conditioning(exact, eps)[finite]
+            aten_error = torch.maximum(aten_error, chosen(self._spread(exact)))
+            allowed = torch.maximum(allowed, FACTOR * aten_error) + chosen(self._conditioning(exact, eps))
         figures = {
             "kernel_error": _largest(error),
             "aten_error": _largest(aten_error),

@@ -125,6 +125,7 @@ class Judge:
         self._worker: KernelWorker | None = None
         self._custom = CustomOperators(spawner, workers, rooms, blobs, self._buffer)
         self._loaded: dict[str, Any] = {}
+        self._registrations_seen = False
         self._broken: Finding | None = None
         self._cases_at_once = _FIRST_CASES
         """So many that a batch does not take the kernel long, by what the last one took."""
@@ -270,7 +271,7 @@ class Judge:
             self._death(op, batch, death, waiting)
             return
         findings = self._hear(op, worker, batch, replies)
-        if breach := self._breach(worker, reply):
+        if any(finding.passed for _, finding in findings) and (breach := self._breach(worker, reply)):
             findings = [(case, breach if finding.passed else finding) for case, finding in findings]
         if self._worker is not None:  # else lost while it was timed or drawn from
             worker.release(batch.used)
@@ -301,10 +302,26 @@ class Judge:
     def _breach(self, worker: KernelWorker, reply: dict[str, Any]) -> Finding | None:
         """Return what the kernel has done, beside its answers, that takes the worth from all of them."""
         if tampered := reply.get("tampered"):
-            return Finding(Outcome.CHEATED, f"tampered with its process: {'; '.join(map(str, tampered))}")
-        if self._worker is not None and self._loaded.get("mutant") is None and (strays := worker.orphans()):
+            return _tampering(tampered)
+        if self._worker is None:  # lost while it was timed or drawn from
+            return None
+        if self._loaded.get("mutant") is None and (strays := worker.orphans()):
             return Finding(Outcome.CHEATED, f"left {strays} process(es) running that it had started and cut loose")
-        return _foreign_code(worker, self._loaded) if self._worker is not None else None
+        return _foreign_code(worker, self._loaded) or self._registered_anew(worker)
+
+    def _registered_anew(self, worker: KernelWorker) -> Finding | None:
+        """Look once at all that is registered under ``aten``: that takes long, and only what would pass is worth it."""
+        if self._registrations_seen:
+            return None
+        self._registrations_seen = True
+        try:
+            reply = worker.ask({"do": "registrations"})
+        except DeathError as death:
+            self._worker = None
+            return Finding(death.outcome, f"when it was looked at what it has registered: {death}")
+        if not isinstance(reply, dict):
+            return _FORGED
+        return _tampering(reply["tampered"]) if reply.get("tampered") else None
 
     def _death(self, op: _Op, batch: Batch, death: DeathError, waiting: deque[CaseRow]) -> None:
         """Give the case that was running its verdict, and put the others of its batch back."""
@@ -459,7 +476,7 @@ class Judge:
             worker.close()
             self._broken = refusal
             return None
-        self._worker, self._loaded = worker, kernel
+        self._worker, self._loaded, self._registrations_seen = worker, kernel, False
         return worker
 
     def _end_worker(self) -> None:
@@ -514,6 +531,12 @@ def _foreign_code(worker: KernelWorker, kernel: dict[str, Any]) -> Finding | Non
     return None if found is None else Finding(Outcome.CHEATED, found)
 
 
+def _tampering(done: Any, when: str = "") -> Finding:
+    """Return the verdict on a kernel that has changed the process it runs in."""
+    listed = done if isinstance(done, list) else [done]
+    return Finding(Outcome.CHEATED, f"{when}tampered with its process: {'; '.join(map(str, listed))}")
+
+
 def _refusal(reply: dict[str, Any]) -> Finding | None:
     """Return why a kernel that was loaded, or was not, is not asked anything."""
     if "tried" in reply:
@@ -521,7 +544,7 @@ def _refusal(reply: dict[str, Any]) -> Finding | None:
     if "error" in reply:
         return Finding(Outcome.ERROR, f"cannot be loaded: {reply['error']}")
     if tampered := reply.get("tampered"):
-        return Finding(Outcome.CHEATED, f"while loading, tampered with its process: {'; '.join(map(str, tampered))}")
+        return _tampering(tampered, "while loading, ")
     if changes := reply.get("state"):
         return Finding(Outcome.CONTRACT, f"while loading, changed global state: {'; '.join(map(str, changes))}")
     return None

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 
 _NAMESPACE = "aten::"
-_HARNESS = frozenset({
+HARNESS = frozenset({
     "copy_", "clone", "empty", "empty_like", "empty_strided", "equal", "eq", "view", "as_strided", "set_", "_to_copy", "detach",
     "fill_", "zero_", "resize_", "slice", "select", "_local_scalar_dense", "contiguous", "reshape", "to", "cos", "arange",
     "resolve_conj", "resolve_neg", "flatten", "view_as_real", "bitwise_xor_", "logical_not_", "is_nonzero", "item", "alias",
@@ -21,7 +21,7 @@ class Registrations:
 
     def __init__(self) -> None:
         self._known = {name: _described(name) for name in _names()}
-        self._few = [name for name in self._known if name[len(_NAMESPACE) :].partition(".")[0] in _HARNESS]
+        self._few = [name for name in self._known if name[len(_NAMESPACE) :].partition(".")[0] in HARNESS]
 
     def changed(self, ours: Iterable[str] = (), *, all_of_them: bool = True) -> list[str]:
         """Return the operators that are new, gone or registered anew, but for those that have traps of ours.

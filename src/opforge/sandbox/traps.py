@@ -31,6 +31,7 @@ from opforge.ops import Operator, table
 from opforge.runtime.facts import qualified
 from opforge.runtime.originals import original_of, put, registrations
 from opforge.sandbox.poison import spoiled
+from opforge.sandbox.registrations import HARNESS
 
 Function = Callable[..., Any]
 
@@ -127,7 +128,7 @@ class Traps:
             return
 
         def trap(*args: Any, **kwargs: Any) -> Any:
-            if not self._from_kernel():
+            if not self._from_kernel(name):
                 return original(*args, **kwargs)
             given = list(_tensors((args, kwargs)))
             if given and all(t.is_meta for t in given):
@@ -157,16 +158,17 @@ class Traps:
         """Return a trap that passes no call on."""
 
         def refuse(*_args: Any, **_kwargs: Any) -> Any:
-            if self._from_kernel():
+            if self._from_kernel(name):
                 self._add(name, counts=True)
             raise RuntimeError(f"{name} is not to be had in a kernel's process")
 
         return refuse
 
-    def _from_kernel(self) -> bool:
+    def _from_kernel(self, name: str) -> bool:
         """Whether a trapped call comes from the kernel: by what is on the stack, since any variable is the kernel's to change.
 
-        What ATen calls to answer a trapped call has nothing but our own functions between it and that call.
+        What ATen calls to answer a trapped call has nothing but our own functions between it and that call. Where no frame
+        is the kernel's, a call is the harness's if that needs the operator; else native code of the kernel's made it later.
         """
         frame = _getframe(1).f_back
         while frame is not None and frame.f_code in self._between:
@@ -182,7 +184,7 @@ class Traps:
             if not code.co_filename.startswith(_KNOWN):
                 return True  # code that was made of text has no file
             frame = frame.f_back
-        return get_ident() != self._main
+        return get_ident() != self._main or qualified(name).partition(".")[0] not in HARNESS
 
     def _note(self, name: str, tensors: list[torch.Tensor]) -> bool:
         """Note a call; return whether it is known at once to be one that a kernel may not make."""

@@ -134,6 +134,8 @@ class Worker:
                     reply = self._go(request)
                 case "show":
                     reply = self._show(request)
+                case "registrations":
+                    reply = self._tampering(thorough=True)
                 case "clear":
                     reply = self._clear()
                 case "tests":
@@ -168,7 +170,7 @@ class Worker:
         if description.get("untimed"):
             keep_short()
         changes = GlobalState.now().changes_since(state, rng=False)
-        return self._with_tried({**self._tampering(thorough=True), **({"state": changes} if changes else {})})
+        return self._with_tried({**self._tampering(thorough=False), **({"state": changes} if changes else {})})
 
     def _forbid(self, operators: list[str]) -> None:
         new = [name for name in operators if name not in self._traps.trapped]
