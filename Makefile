@@ -4,6 +4,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 JOBS ?= 2
+# pip compiles every module on one core. What a kernel's process may import is compiled below, on all; it cannot write there.
+# (torch has files for newer Pythons, which older ones cannot compile.)
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 PYTEST = $(BIN)/python -m pytest
 # With it set, every process would compile every module again.
 export PYTHONDONTWRITEBYTECODE =
@@ -14,8 +17,9 @@ setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,triton]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps executorch torchao
+	$(PIP) -e '.[dev,triton]'
+	$(PIP) --no-deps executorch torchao
+	$(BIN)/python -m compileall -qq -j $(JOBS) $(VENV)/lib/python3*/site-packages/torch $(VENV)/lib/python3*/site-packages/triton || :
 	touch $(STAMP)
 
 # Chromium, in which the tests look at report.html; installed where that can be done, and not needed for anything else.
