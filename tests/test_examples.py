@@ -43,6 +43,7 @@ def alone():
     return {row[0]: row[1:] for row in map(json.loads, done.stdout.splitlines())}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", FILES, ids=lambda p: f"{p.parts[-3]}/{p.stem}")
 def test_a_kernel_file_runs_alone(file, alone):
     code, said = alone[str(file)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 
+import pytest
+
 from tests.authoring.packages import run, run_tests, stored_package
 
 CODE = """
@@ -25,6 +27,7 @@ def test_it_loads_and_its_operators_are_right_and_compile():
     assert {"cpp_ops::swiglu", "cpp_ops::row_moments", "cpp_ops::add_scaled_", "cpp_ops::rms_norm"} <= set(operators)
 
 
+@pytest.mark.slow
 def test_it_passes_its_own_tests():
     package = stored_package("cpp_ops", "cpp")
     printed = run_tests(package.project, package.target, "tests/test_package.py")

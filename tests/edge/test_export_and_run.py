@@ -96,6 +96,7 @@ def test_a_composite_operator_is_taken_apart_and_that_is_noticed(exports):
     refuse_taken_apart([entry], ["my_ops::another"])
 
 
+@pytest.mark.slow
 def test_what_xnnpack_can_run_is_delegated_beside_an_operator_of_ours(exports, ran):
     assert exports.said["delegated"] == ["my_ops::mul3.out"]
     assert exports.said["delegated delegates"] == 2

@@ -60,6 +60,7 @@ def test_what_was_spent_before_counts(making, monkeypatch):
     assert "budget is spent: 9050 of 10000 tokens" in json.loads(making.text("summary.json"))["stopped"]
 
 
+@pytest.mark.slow
 def test_killed_halfway_and_resumed_no_answered_request_is_sent_twice(tmp_path):
     out = tmp_path / "run"
     killed = False

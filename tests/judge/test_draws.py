@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from tests.conftest import verdicts
+from tests.conftest import slow, verdicts
 
 LIKE = "((T([20, 20], f32),), {})"
 PROBABILITIES = "((T([15, 20], f32, low=0.0, high=1.0),), {})"
@@ -227,7 +227,7 @@ def rand_like_kernel_impl(self, **options):
     ("op", "case", "body", "words"),
     [
         ("bernoulli", PROBABILITIES, "(self, *, generator=None): return (torch.rand_like(self) < 0.9 * self).float()", "Kolmogorov"),
-        ("bernoulli", PROBABILITIES, "(self, *, generator=None): return (torch.rand_like(self) < self.flip(-1)).float()", "levels"),
+        slow("bernoulli", PROBABILITIES, "(self, *, generator=None): return (torch.rand_like(self) < self.flip(-1)).float()", "levels"),
         ("bernoulli", PROBABILITIES, "(self, *, generator=None): return self.clone()", "whole numbers"),
         (
             "normal.Tensor_float",
@@ -235,16 +235,21 @@ def rand_like_kernel_impl(self, **options):
             "(mean, std=1.0, *, generator=None): return torch.special.ndtri(torch.rand_like(mean)) * std + mean.t()",
             "levels",
         ),
-        (
+        slow(
             "normal.float_Tensor",
             "((0.5, T([20, 20], f32, low=0.1, high=2.0)), {})",
             "(mean, std, *, generator=None): return torch.special.ndtri(torch.rand_like(std)) * std.t() + mean",
             "widths",
         ),
         ("randint", "((10, [30]), {})", "(high, size, **options): return (torch.rand(size) * (high + 1)).long()", "outside of 0 to 9"),
-        ("randint", "((1000, [300]), {})", "(high, size, **options): return (torch.rand(size) * high).long() // 2 * 2 + (torch.rand(size) < 0.4)", "modulo 2"),
+        slow(
+            "randint",
+            "((1000, [300]), {})",
+            "(high, size, **options): return (torch.rand(size) * high).long() // 2 * 2 + (torch.rand(size) < 0.4)",
+            "modulo 2",
+        ),
         ("randperm", "((20,), {})", "(n, **options): return torch.randint(0, n, (n,))", "no permutation"),
-        ("randperm", "((20,), {})", "(n, **options): return (torch.arange(n) + int(torch.randint(0, n, ()))) % n", "the same draw"),
+        slow("randperm", "((20,), {})", "(n, **options): return (torch.arange(n) + int(torch.randint(0, n, ()))) % n", "the same draw"),
         (
             "multinomial",
             "((T([5, 8], f32, low=0.1, high=1.0), 4), {})",
@@ -257,13 +262,13 @@ def rand_like_kernel_impl(self, **options):
             "(input, p, train): return input * (torch.rand(input.shape) >= p) / (1 - p), torch.rand(input.shape) >= p",
             "mask",
         ),
-        (
+        slow(
             "native_dropout",
             "((T([20, 20], f32), 0.3, True), {})",
             "(input, p, train):\n    m = torch.rand(input.shape) >= p\n    return input * m, m",
             "times the mask",
         ),
-        (
+        slow(
             "exponential_",
             "((T([20, 20], f32), 2.0), {})",
             "(self, lambd=1.0, *, generator=None): return self.copy_(-torch.log(1 - torch.rand(self.shape)))",
@@ -281,7 +286,7 @@ def rand_like_kernel_impl(self, **options):
             "(input, p, train): return torch.where(torch.rand(30, 1) >= p, input / (1 - p), 0.0)",
             "otherwise than ATen's",
         ),
-        (
+        slow(
             "_scaled_dot_product_flash_attention_for_cpu",
             "((T([2, 2, 4, 8], f32), T([2, 2, 6, 8], f32), T([2, 2, 6, 8], f32)), {})",
             "(q, k, v, *args, **named):\n    s = q @ k.mT / 8**0.5\n    return (s.softmax(-1) * 1.001) @ v, s.logsumexp(-1)",

@@ -24,7 +24,7 @@ WHOLE = ["run", "--suite", "opinfo", "--backend", "aten", "--dtypes", "bool"]
 WORDS = [*WHOLE, "--ops", OPS]
 
 
-def start(out: Path, words: list[str] = WORDS) -> subprocess.Popen[bytes]:
+def start(out: Path, words: list[str]) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "opforge.cli", *words, "--out", str(out)]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
@@ -48,10 +48,10 @@ def recorded():
     assert opforge("ls", "ops", "--suite", "opinfo", "--dtypes", "bool").returncode == 0
 
 
-@pytest.mark.parametrize("lines", [100, slow(500)])
-def test_kill_halfway_then_resume_loses_nothing_and_judges_nothing_twice(tmp_path, lines):
+@pytest.mark.parametrize(("lines", "words"), [(100, [*WHOLE, "--ops", "where,eq,add,any,view"]), slow(500, WORDS)])
+def test_kill_halfway_then_resume_loses_nothing_and_judges_nothing_twice(tmp_path, lines, words):
     out = tmp_path / "run"
-    process = start(out)
+    process = start(out, words)
     wait_for_lines(out / "results.jsonl", lines, process)
     process.send_signal(signal.SIGKILL)
     process.wait()

@@ -372,6 +372,7 @@ def test_unconfined_on_request(judge_tiny, kernel_directory, tmp_path):
     assert ended.manifest["confinement"]["held"] == []
 
 
+@pytest.mark.slow
 def test_as_a_plain_user(open_folder):
     """Root's tests show nothing about people who are not: here the same is run as one of them."""
     if os.getuid() != 0:

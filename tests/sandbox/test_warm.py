@@ -223,6 +223,7 @@ def test_kernels_that_are_not_confined_do_not_get_it():
     server.close()
 
 
+@pytest.mark.slow
 def test_the_command_serves_others_until_it_is_ended(tmp_path):
     socket_path = tmp_path / "server"
     command = [sys.executable, "-m", "opforge.cli", "warm", "--socket", str(socket_path)]
