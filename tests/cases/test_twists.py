@@ -146,3 +146,13 @@ def test_elements_of_a_large_form_are_new_and_between_those_of_the_case():
     many, booleans = TWISTS["many_rows"](inputs(matrix, matrix > 0, pointwise=True))
     assert many.shape == booleans.shape
     assert booleans.dtype == torch.bool
+
+
+def test_one_tensor_is_given_for_two_arguments_that_are_alike():
+    one, other, narrow = torch.randn(3, 4), torch.randn(3, 4), torch.randn(4)
+    made = TWISTS["one_tensor_twice"](inputs(one, other, pointwise=True))
+    assert made[1] is made[0]
+    made = TWISTS["one_tensor_twice"](inputs(one, narrow, other, pointwise=True, written=frozenset({2})))
+    assert [made[0] is one, made[1] is narrow, made[2] is one] == [True, True, True]
+    assert TWISTS["one_tensor_twice"](inputs(one, other)) is None
+    assert TWISTS["one_tensor_twice"](inputs(one, narrow, other.t(), pointwise=True)) is None

@@ -23,6 +23,7 @@ LAYOUT_FORMS = SAME_ELEMENTS | {layouts.EXPANDED, layouts.EXPANDED_LAST, layouts
 """Forms that are layouts, by the names that the runtime has for them."""
 LARGE_FORMS = ("long_rows", "many_rows", "long_pitched")
 """Forms with more elements than 16 bits count, in rows longer than one block or in more rows than that."""
+ONE_TENSOR_TWICE = "one_tensor_twice"
 _MOST_COUNTED_BY_16_BITS = 1 << 16
 _LONG = 4099
 """Longer than a block that a kernel is likely to have, and no multiple of one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,21 @@ def tensor_over(buffer: Any, row: list[Any]) -> torch.Tensor:
         return empty.set_(empty.untyped_storage(), 0, shape, strides)
     flat = torch.frombuffer(buffer, dtype=dtype, count=count, offset=at)
     return flat.set_(flat.untyped_storage(), offset, shape, strides)
+
+
+def one_per_place(make: Callable[[list[Any]], torch.Tensor]) -> Callable[[list[Any]], torch.Tensor]:
+    """Return a function that makes tensors of rows, and one and the same of rows that lie in one place."""
+    known: dict[int, torch.Tensor] = {}
+
+    def tensor(row: list[Any]) -> torch.Tensor:
+        at, nbytes, *_ = row
+        if not nbytes:
+            return make(row)
+        if at not in known:
+            known[at] = make(row)
+        return known[at]
+
+    return tensor
 
 
 def owned_copy(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from opforge.cases.forms import LARGE_FORMS, enlarged
+from opforge.cases.forms import LARGE_FORMS, ONE_TENSOR_TWICE, enlarged
 from opforge.cases.materialise import owned_copy
 from opforge.runtime.layouts import OFFSET, layouts
 
@@ -167,6 +167,19 @@ def _broadcast(inputs: Inputs) -> list[torch.Tensor] | None:
         wide = any(o is not t and o.shape == t.shape for o in given)
         if dimension is not None and wide and i not in inputs.written and i not in inputs.blank:
             return [*given[:i], t.narrow(dimension, 0, 1).clone(), *given[i + 1 :]]
+    return None
+
+
+def _one_tensor_twice(inputs: Inputs) -> list[torch.Tensor] | None:
+    """Give the tensor of one argument for another one like it too, as in ``x.mul_(x)`` and ``exp(x, out=x)``."""
+    if not inputs.pointwise:
+        return None  # many others have no answer to that
+    read = [i for i, t in enumerate(inputs.tensors) if i not in inputs.written and t.numel()]
+    for i in read:
+        for j in (*sorted(inputs.written), *(other for other in read if other > i)):
+            one, other = inputs.tensors[i], inputs.tensors[j]
+            if (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride()):
+                return [*inputs.tensors[:j], one, *inputs.tensors[j + 1 :]]
     return None
 
 
@@ -330,6 +343,7 @@ LAYOUTS: dict[str, Twist] = {
     "zero_dim": _zero_dim,
     "one_transposed": _one_transposed,
     "broadcast": _broadcast,
+    ONE_TENSOR_TWICE: _one_tensor_twice,
 }
 VALUES: dict[str, Twist] = {
     "nan": _values(lambda _: (float("nan"),)),

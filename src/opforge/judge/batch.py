@@ -15,7 +15,7 @@ import torch
 
 from opforge.cases.case import Expect, Phase
 from opforge.cases.encoding import decode, tree_of
-from opforge.cases.forms import LARGE_FORMS, SAME_ELEMENTS
+from opforge.cases.forms import LARGE_FORMS, ONE_TENSOR_TWICE, SAME_ELEMENTS
 from opforge.cases.materialise import Bytes, tensor_over, write_storage
 from opforge.cases.twists import TWISTS, Inputs, Twist, changed_contents
 from opforge.cases.values import TensorSpec
@@ -45,6 +45,8 @@ _LONG_EXTENT = 64
 ARGUMENT = "argument:"
 """The beginning of the names of forms in which one argument has another value."""
 
+_NO_PROMISE = frozenset({"one_transposed", ONE_TENSOR_TWICE})
+"""Forms that a user's reference is not asked: how its result lies then, and whether it takes one tensor twice, is nothing that it promises."""
 _POSITIONS = frozenset({
     "index", "indices", "max_indices", "maximum_indices", "offsets", "offset2bag", "bag_size", "target", "boundaries", "sorted_sequence",
     "sorter", "repeats", "batch_sizes", "lengths", "input_lengths", "target_lengths", "hash", "pivots", "LU_pivots", "crow_indices",
@@ -138,10 +140,16 @@ class Batch:
         return name != "empty" or same_dtypes(plain, twisted)
 
     def _sees_elements(self, first: Placed, tensors: list[torch.Tensor], name: str, answer: Answer) -> bool:
-        """Whether the answer is that to the same elements one after another: of a user's reference to expanded inputs, and of ATen to gaps."""
+        """Whether the answer is that to the same elements, each in a place of its own.
+
+        Asked of a user's reference to expanded inputs, and of ATen to gaps and to one tensor for two arguments.
+        """
         expanded = self._reference is not None and name in ("expanded", "expanded_last")
-        if answer.drew or not (expanded or name == "long_pitched"):
+        if answer.drew or not (expanded or name in ("long_pitched", ONE_TENSOR_TWICE)):
             return True
+        if name == ONE_TENSOR_TWICE:
+            call = self._other(first, [t.clone() for t in tensors])
+            return call is not None and alike(replace(call.run(), inputs=[]), replace(answer, inputs=[]))
         call = self._other(first, [t.contiguous() for t in tensors])
         return call is None or alike(call.run(), answer)
 
@@ -242,8 +250,8 @@ class Batch:
 
     def twist(self, first: Placed, inputs: Inputs, name: str) -> bool:
         """Place a hostile form of a case, unless there is none, ATen does not take it, or no room is left."""
-        if name == "one_transposed" and self._reference is not None:
-            return False  # how a result lies then is nothing that a reference promises
+        if name in _NO_PROMISE and self._reference is not None:
+            return False
         tensors = _made(TWISTS[name], inputs)
         if tensors is None or (call := self._other(first, tensors)) is None:
             return False
@@ -328,12 +336,17 @@ class Batch:
         if self.used + need > min(len(self._buffer), self._capacity):
             return None
         rows: list[list[Any]] = []
+        placed: dict[tuple[int, str], list[Any]] = {}
         for row, tensor in zip(first.inputs, tensors, strict=True):
+            if (row_of_same := placed.get((id(tensor), row[6]))) is not None:
+                rows.append(row_of_same)
+                continue
             contents = storage_bytes(tensor)
             at = self.used
             self._buffer[at : at + len(contents)] = contents
             geometry = [list(tensor.shape), list(tensor.stride()), tensor.storage_offset()]
             rows.append([at, len(contents), row[2], *geometry, row[6]])
+            placed[id(tensor), row[6]] = rows[-1]
             self.used = at + aligned(len(contents))
         args, kwargs = with_rows([first.call.args, first.call.kwargs], iter(rows))
         return self._call(args, kwargs, first.call.seed)

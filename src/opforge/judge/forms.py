@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from opforge.cases.case import Expect, Phase
-from opforge.cases.forms import LARGE_FORMS
+from opforge.cases.forms import LARGE_FORMS, ONE_TENSOR_TWICE
 from opforge.cases.twists import TWISTS, Inputs, tame, turns
 from opforge.judge import defects
 from opforge.judge.batch import ARGUMENT, Batch, CaseRow, Placed
@@ -56,6 +56,7 @@ _WORDS = {
     "magnitudes": "with numbers of all magnitudes among the inputs",
     "one_transposed": "with one input transposed and the others not",
     "broadcast": "with an input that is broadcast",
+    ONE_TENSOR_TWICE: "with one tensor for two arguments",
     "torch_threads": "with several threads of torch",
     "duplicates": "with equal values among the inputs",
     "integers": "with other integers and booleans among the inputs",

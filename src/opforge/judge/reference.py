@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from opforge.cases.encoding import TORCH_DTYPES, decode
-from opforge.cases.materialise import owned_copy, renewed, tensor_over
+from opforge.cases.materialise import one_per_place, owned_copy, renewed, tensor_over
 from opforge.sandbox.loader import aten_function, gradients
 from opforge.sandbox.state import generator_state, seed_generator
 
@@ -73,15 +73,17 @@ class Call:
         """Return fresh arguments and, in order, the tensors among them."""
         inputs: list[torch.Tensor] = []
 
-        def tensor(row: list[Any]) -> torch.Tensor:
+        @one_per_place
+        def made_of(row: list[Any]) -> torch.Tensor:
             made = tensor_over(self.buffer, row)
             if self.own or change is not None or self.renewal:
                 made = owned_copy(made, torch.device(row[6]) if row[6] else self.device)
                 renewed(made, self.renewal, positions=self.positions)
-            if change is not None:
-                made = change(made)
-            inputs.append(made)
-            return made
+            return made if change is None else change(made)
+
+        def tensor(row: list[Any]) -> torch.Tensor:
+            inputs.append(made_of(row))
+            return inputs[-1]
 
         return decode(self.args, tensor), {n: decode(v, tensor) for n, v in self.kwargs.items()}, inputs
 

@@ -18,7 +18,7 @@ import torch
 from torch.cuda import _sleep, empty_cache, mem_get_info, memory_reserved, synchronize
 
 from opforge.cases.encoding import SHORT_DTYPES, decode
-from opforge.cases.materialise import flat_bytes, flat_storage, owned_copy, tensor_over
+from opforge.cases.materialise import flat_bytes, flat_storage, one_per_place, owned_copy, tensor_over
 from opforge.sandbox import bars, reach
 from opforge.sandbox.confinement import room_from
 from opforge.sandbox.host_track import HostTrack, parts_of
@@ -232,12 +232,16 @@ class Worker:
         inputs: list[torch.Tensor] = []
         cloned: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-        def tensor(row: list[Any]) -> torch.Tensor:
+        @one_per_place
+        def made_of(row: list[Any]) -> torch.Tensor:
             made = tensor_over(self._arena, row)
             if own or situation == LAZY_CLONE:
                 cloned.append((made, owned_copy(made, torch.device(row[6]) if row[6] else self._device)))
                 made = cloned[-1][1]
-            inputs.append(input_in(situation, made))
+            return input_in(situation, made)
+
+        def tensor(row: list[Any]) -> torch.Tensor:
+            inputs.append(made_of(row))
             return inputs[-1]
 
         listing = self._traps.listing() if case.get("list") else None
