@@ -141,6 +141,7 @@ def test_the_budget_ends_the_run_cleanly(making):
     assert {verdict for verdict, _ in verdicts(ended)["relu.default"]} == {"wrong"}
 
 
+@pytest.mark.slow
 def test_a_right_kernel_is_timed_and_the_model_told_how_fast_it_is(making):
     with AnthropicServer([Say(fenced(RELU)), Say(fenced(WRONG))]) as server:
         ended = making.run(server, timed=True, rounds=2, timeout_s=30.0)

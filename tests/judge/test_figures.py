@@ -8,6 +8,7 @@ import pytest
 from opforge.judge.figures import Figure, median_interval
 from opforge.judge.verdict import NotRightError, Outcome
 from opforge.sandbox.track import rehearsed_calls
+from tests.conftest import slow
 
 MS = 1e6
 
@@ -25,7 +26,7 @@ def figure(ratios, *, name="call", calls=10, aten_ns=1 * MS, waited=(), **words)
     )
 
 
-@pytest.mark.parametrize("count", [10, 11, 16, 21, 26, 30, 75, 104, 200])
+@pytest.mark.parametrize("count", [10, 11, *map(slow, (16, 21, 26, 30, 75, 104)), 200])
 @pytest.mark.parametrize("shape", ["exponential", "normal", "uniform"])
 def test_the_interval_holds_the_median_in_95_of_100_and_neither_end_misses_more_than_the_other(count, shape):
     draws = 20_000

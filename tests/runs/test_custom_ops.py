@@ -67,6 +67,7 @@ def test_a_run_does_not_go_on_when_what_it_rests_on_has_changed(judge_custom, tm
         run(RunConfig.from_json(ended.manifest["config"]), tmp_path / "run", resume=True)
 
 
+@pytest.mark.slow
 def test_what_stands_in_for_a_reference_is_in_the_report(judge_custom, tmp_path):
     files = {n: s for n, s in FILES.items() if n in ("gen_input.py", "twice_add.py")}
     ended = judge_custom({"twice": files, "nothing": {"gen_input.py": FILES["gen_input.py"]}})
@@ -137,6 +138,7 @@ def test_implementations_in_cpp_are_judged_and_stand_in_for_a_reference_like_oth
     assert "twice_broken.cpp:12" in reason
 
 
+@pytest.mark.slow
 def test_without_a_reference_one_in_cpp_is_taken_for_it(judge_custom):
     files = {"gen_input.py": gen_input("Test(lambda: torch.randn(6))"), "twice_native.cpp": NATIVE}
     ended = judge_custom({"twice": files})

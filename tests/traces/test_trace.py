@@ -93,7 +93,7 @@ def test_operators_of_the_users_own(made):
 @pytest.mark.parametrize(
     "function, said",
     [
-        ("raises", "raised ValueError: the model is broken"),
+        slow("raises", "raised ValueError: the model is broken"),
         ("dies", "died of SIGSEGV"),
         slow("leaves", "left with status 3"),
     ],
