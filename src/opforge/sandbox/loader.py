@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.autograd.graph import _engine_run_backward
 
@@ -49,10 +50,10 @@ def gradients(function: Function, args: Any, kwargs: dict[str, Any], inputs: lis
         outputs = [t for t in results if isinstance(t, torch.Tensor) and t.requires_grad]
         if not outputs:
             raise NotImplementedError("no result wants a gradient")
-        return [_with_memory(t) for t in _backward(outputs, [_flowing(t) for t in outputs], wanted)]
+        return [_with_memory(t) for t in backward(outputs, [_flowing(t) for t in outputs], wanted)]
 
 
-def _backward(outputs: list[Any], flowing: list[Any], wanted: list[Any]) -> tuple[torch.Tensor | None, ...]:
+def backward(outputs: list[Any], flowing: list[Any], wanted: list[Any]) -> tuple[torch.Tensor | None, ...]:
     """Return gradients as ``torch.autograd.grad`` does, with None for an input that has no part in the outputs.
 
     That one would load sympy to compare two shapes: half a second in each worker, whose calls are all a little slower from
@@ -74,8 +75,10 @@ def _with_memory(gradient: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _flowing(result: torch.Tensor) -> torch.Tensor:
-    wave = torch.arange(result.numel(), dtype=torch.float64).cos().reshape(result.shape)
-    return wave.to(device=result.device, dtype=result.dtype)
+    wave = np.cos(np.arange(result.numel(), dtype=np.float64)).reshape(
+        result.shape
+    )  # not by an operator that is judged
+    return torch.from_numpy(wave).to(device=result.device, dtype=result.dtype)
 
 
 @contextmanager

@@ -6,12 +6,11 @@ import ctypes
 import functools
 import gc
 import signal
+import sys
 from dataclasses import dataclass
 
 import torch
 from torch.utils import _device
-
-_DENORMAL = torch.tensor([1e-40])
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ class GlobalState:
             (torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32),
             (torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()),  # noqa: SLF001
             _pinned_l2_bytes(),
-            bool(_DENORMAL.mul(1).item()),
+            sys.float_info.min / 2 != 0,
             torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled(),  # noqa: SLF001
             gc.isenabled(),
             signal.getsignal(signal.SIGINT),

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from sys import _getframe
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from opforge.cases.materialise import flat_bytes
 from opforge.ops import Operator, table
 from opforge.runtime.facts import qualified
 from opforge.runtime.originals import original_of, put, registrations
+from opforge.sandbox.loader import backward
 from opforge.sandbox.poison import spoiled
 from opforge.sandbox.registrations import HARNESS
 
@@ -77,7 +78,7 @@ Memory = tuple[int, int]
 class Traps:
     """The trapped operators of this process, and the calls that were noted."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, asks: tuple[CodeType, ...] = ()) -> None:
         devices = ["CPU"] if device == "cpu" else ["CPU", "CUDA"]
         self._keys = [f"{layout}{name}" for name in devices for layout in _LAYOUTS]
         self._library = torch.library.Library("aten", "IMPL")
@@ -90,6 +91,10 @@ class Traps:
         self._pid = os.getpid()
         self._children = mmap.mmap(-1, mmap.PAGESIZE)
         """What forked children noted: memory that they share with this process."""
+        self._asks = asks
+        """The functions that ask for gradients: what is on the stack above a backward pass of the harness's own."""
+        self._calls_many = device != "cpu"
+        """Whether the harness itself calls many operators: on a GPU it makes the contents of timed calls there."""
         self._inside = False
         self._given: tuple[Any, ...] = ()
         """The arguments of the kernel's present call."""
@@ -168,23 +173,28 @@ class Traps:
         """Whether a trapped call comes from the kernel: by what is on the stack, since any variable is the kernel's to change.
 
         What ATen calls to answer a trapped call has nothing but our own functions between it and that call. Where no frame
-        is the kernel's, a call is the harness's if that needs the operator; else native code of the kernel's made it later.
+        is the kernel's, a call is the harness's if that needs the operator, or a formula's of the gradients that it asks for;
+        else native code of the kernel's made it later.
         """
         frame = _getframe(1).f_back
         while frame is not None and frame.f_code in self._between:
             frame = frame.f_back
         if frame is not None and frame.f_code is self._trap_code:
             return False
+        formula = False
         while frame is not None:
             code = frame.f_code
             if code is _LOOKS:
                 return False
+            formula |= code is _BACKWARD and _codes_above(frame, len(self._asks)) == self._asks
             if code is self._call_code or code.co_filename.startswith(self._folder):
                 return True
             if not code.co_filename.startswith(_KNOWN):
                 return True  # code that was made of text has no file
             frame = frame.f_back
-        return get_ident() != self._main or qualified(name).partition(".")[0] not in HARNESS
+        if get_ident() != self._main:
+            return True
+        return not (formula or self._calls_many or qualified(name).partition(".")[0] in HARNESS)
 
     def _note(self, name: str, tensors: list[torch.Tensor]) -> bool:
         """Note a call; return whether it is known at once to be one that a kernel may not make."""
@@ -288,7 +298,18 @@ class Traps:
         return frozenset(self._set)
 
 
+_BACKWARD = backward.__code__
 _LOOKS = Traps._look_at_integers.__code__  # noqa: SLF001  # our own, which runs when a kernel has returned
+
+
+def _codes_above(frame: FrameType, count: int) -> tuple[CodeType, ...]:
+    """Return what called a frame, and what called that."""
+    found: list[CodeType] = []
+    above = frame.f_back
+    while above is not None and len(found) < count:
+        found.append(above.f_code)
+        above = above.f_back
+    return tuple(found)
 
 
 def _has_kernel(name: str, key: str) -> bool:

@@ -110,7 +110,7 @@ class Worker:
         self._inputs = Inputs(self._device)
         self._watch = watch
         self._pid = getpid()
-        self._traps = Traps(device.type)
+        self._traps = Traps(device.type, (gradients.__code__, Worker._gradient.__code__, Worker.run.__code__))
         self._kept = KeptResults()
 
     def run(self) -> None:
