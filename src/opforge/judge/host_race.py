@@ -56,7 +56,10 @@ _MANY_TENSORS = 64
 _SELDOM = 1 / 3
 _HALTED = 1 / 6
 """The share of the kernel's turns before which a block is stopped half-way."""
-_TRIES = 12
+_TRIES = 24
+"""How often it is tried to stop a block half-way before a race ends in which that never came to pass."""
+_PATIENCE_NS = 100_000_000
+"""How long the later tries wait for a worker that others keep from running."""
 _BEHIND = 0.25
 """Of the calls that a block should have made by then, the share below which they are held to return all at once."""
 _SEALED = 0.2
@@ -338,11 +341,11 @@ class HostRace:
         """Stop a block half-way, by chance, and once in any case, as far as a busy machine lets it be done."""
         if self._chance.random() < _HALTED:
             self._stop_half_way(figure)
-        for _ in range(_TRIES if figure.done else 0):
+        for number in range(_TRIES if figure.done else 0):
             if not self._seen_half_way:
-                self._stop_half_way(figure)
+                self._stop_half_way(figure, _PATIENCE_NS if number >= _TRIES // 3 else 0)
 
-    def _stop_half_way(self, figure: Figure) -> None:
+    def _stop_half_way(self, figure: Figure, patience_ns: int = 0) -> None:
         """Stop the kernel in the midst of a block, and judge a result of those calls that have returned."""
         assert self._judging is not None  # noqa: S101
         side, worker = self._kernel, self._kernel.worker
@@ -352,9 +355,10 @@ class HostRace:
         os.sched_setaffinity(0, self._all_cores - self._cores)  # from where it can be stopped at any moment
         worker.begin({"do": "go", "dry": False})
         worker.resume()
-        until = time.perf_counter_ns() + share * usual
-        while time.perf_counter_ns() < until:
-            pass  # what a process has run is not known while it runs
+        until = time.perf_counter_ns() + share * usual  # what a process has run is not known while it runs
+        until += patience_ns
+        while time.perf_counter_ns() < until and len(self._returned()) < share * figure.calls:
+            pass
         worker.halt()
         os.sched_setaffinity(0, self._cores)
         returned = self._returned()
