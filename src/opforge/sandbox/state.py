@@ -5,12 +5,22 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
+import pickle
+import random
 import signal
 import sys
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch.utils import _device
+
+_GENERATORS = {
+    "rng": "the random number generator was advanced",
+    "python_rng": "Python's random number generator was advanced",
+    "numpy_rng": "NumPy's random number generator was advanced",
+}
+"""What a call that draws must move on, and others must not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +48,8 @@ class GlobalState:
     interrupt: object
     """What is called on Ctrl-C."""
     rng: bytes
+    python_rng: object
+    numpy_rng: bytes
 
     @classmethod
     def now(cls) -> GlobalState:
@@ -58,15 +70,15 @@ class GlobalState:
             gc.isenabled(),
             signal.getsignal(signal.SIGINT),
             torch.get_rng_state().numpy().tobytes(),
+            random.getstate(),
+            pickle.dumps(np.random.get_state(legacy=False)),  # noqa: NPY002  # the one that a program's modules share
         )
 
     def changes_since(self, before: GlobalState, *, rng: bool) -> list[str]:
         """Say what differs from an earlier reading; the random state only where the operator is not random."""
-        names = [n for n in self.__slots__ if n != "rng" and getattr(self, n) != getattr(before, n)]
-        changes = [f"{n}: {getattr(before, n)} became {getattr(self, n)}" for n in names]
-        if rng and self.rng != before.rng:
-            changes.append("the random number generator was advanced")
-        return changes
+        names = [n for n in self.__slots__ if getattr(self, n) != getattr(before, n)]
+        changes = [f"{n}: {getattr(before, n)} became {getattr(self, n)}" for n in names if n not in _GENERATORS]
+        return changes + [_GENERATORS[n] for n in names if rng and n in _GENERATORS]
 
     def restore(self) -> None:
         """Put the state back, so that the next case starts clean."""
@@ -92,6 +104,8 @@ class GlobalState:
         (gc.enable if self.garbage_collection else gc.disable)()
         signal.signal(signal.SIGINT, self.interrupt)  # type: ignore[arg-type]  # as it was read
         torch.set_rng_state(torch.frombuffer(bytearray(self.rng), dtype=torch.uint8))
+        random.setstate(self.python_rng)  # type: ignore[arg-type]  # as it was read
+        np.random.set_state(pickle.loads(self.numpy_rng))  # noqa: NPY002, S301  # our own bytes
 
 
 _ACCESS_POLICY_WINDOW = 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import math
 import mmap
@@ -508,4 +509,23 @@ def _odd(result: Any, inputs: list[torch.Tensor], situation: str) -> str:
         return "its result is an inference tensor: nothing can be derived from it"
     if situation != REQUIRES_GRAD and any(t.requires_grad for t in (*results, *inputs)):
         return "its result, or an input after the call, requires gradients"
+    if not situation and not all(_can_be_written(t.untyped_storage()) for t in results if t.device.type == "cpu"):
+        return "its result lies in memory that cannot be written to"
     return ""
+
+
+def _can_be_written(storage: torch.UntypedStorage) -> bool:
+    """Whether a storage's first and last byte can be written to: the system does that, which says no where a process would be ended."""
+    begin, nbytes = storage.data_ptr(), storage.nbytes()
+    source, target = os.pipe()
+    try:
+        for at in {begin, begin + nbytes - 1} if nbytes else ():
+            byte = (ctypes.c_char * 1).from_address(at)
+            os.write(target, byte)
+            os.readv(source, [byte])
+    except OSError:
+        return False
+    finally:
+        os.close(source)
+        os.close(target)
+    return True
