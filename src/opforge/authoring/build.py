@@ -50,7 +50,7 @@ class Wishes:
     timeout_s: float = compiler.LIMIT_S
 
 
-def units_in(directory: Path, wishes: Wishes = Wishes()) -> list[building.Unit]:  # noqa: B008  # frozen
+def units_in(directory: Path, wishes: Wishes = Wishes()) -> list[building.Unit]:  # frozen
     """Return the libraries of a folder: itself when it holds sources, else each of its folders that does."""
     if not directory.is_dir():
         raise OpforgeError(f"there is no folder {str(directory)!r} to build; give one that holds C++ or CUDA sources")
@@ -88,7 +88,7 @@ def registrations_of(unit: building.Unit) -> list[sources.Registration]:
     return [block for file in unit.files for block in sources.registrations(file, names)]
 
 
-def build_folder(directory: Path, wishes: Wishes = Wishes(), progress: Progress = silent) -> list[Library]:  # noqa: B008  # frozen
+def build_folder(directory: Path, wishes: Wishes = Wishes(), progress: Progress = silent) -> list[Library]:  # frozen
     """Build the libraries of a folder. One that fails is in the answer like the others; a clash between them is an error before any is built."""
     units = units_in(directory, wishes)
     if found := clashes.clashes_of_sources({unit.name: registrations_of(unit) for unit in units}):

@@ -68,7 +68,7 @@ def libraries_for(model: Path) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def build_runner(folder: Folder, chosen: selection.Selection, out: Path, wishes: Wishes = Wishes()) -> Runner:  # noqa: B008  # frozen
+def build_runner(folder: Folder, chosen: selection.Selection, out: Path, wishes: Wishes = Wishes()) -> Runner:  # frozen
     """Build a runner with the selected operators of an operator folder; kernels that nothing selects leave no code in it."""
     start = time.perf_counter()
     package = toolchain.executorch()
