@@ -355,18 +355,21 @@ class HostRace:
         os.sched_setaffinity(0, self._all_cores - self._cores)  # from where it can be stopped at any moment
         worker.begin({"do": "go", "dry": False})
         worker.resume()
-        until = time.perf_counter_ns() + share * usual  # what a process has run is not known while it runs
-        until += patience_ns
+        until = (
+            time.perf_counter_ns() + share * usual + patience_ns
+        )  # what a process has run is not known while it runs
         while time.perf_counter_ns() < until and len(self._returned()) < share * figure.calls:
             pass
         worker.halt()
         os.sched_setaffinity(0, self._cores)
         returned = self._returned()
         ran = worker.cpu_ns() - cpu
-        if ran > 0.3 * usual:
+        half_way = len(returned) < figure.calls  # a block that is over says nothing of when its work was done
+        behind = half_way and len(returned) < _BEHIND * min(1.0, ran / usual) * figure.calls
+        if half_way and ran > 0.3 * usual:
             self._halts += 1
-            self._behind += len(returned) < _BEHIND * min(1.0, ran / usual) * figure.calls
-        self._seen_half_way |= 0 < len(returned) < figure.calls
+            self._behind += behind
+        self._seen_half_way |= half_way and len(returned) > 0 and not behind
         call = self._chance.choice(returned) if returned else None
         seen = None if call is None else self._seen(call)
         worker.resume()

@@ -75,9 +75,8 @@ def _with_memory(gradient: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _flowing(result: torch.Tensor) -> torch.Tensor:
-    wave = np.cos(np.arange(result.numel(), dtype=np.float64)).reshape(
-        result.shape
-    )  # not by an operator that is judged
+    # by NumPy: torch's own cosine may be what is judged
+    wave = np.cos(np.arange(result.numel(), dtype=np.float64)).reshape(result.shape)
     return torch.from_numpy(wave).to(device=result.device, dtype=result.dtype)
 
 

@@ -303,7 +303,7 @@ _LOOKS = Traps._look_at_integers.__code__  # noqa: SLF001  # our own, which runs
 
 
 def _codes_above(frame: FrameType, count: int) -> tuple[CodeType, ...]:
-    """Return what called a frame, and what called that."""
+    """Return the code of the frames that led to this one, the nearest first."""
     found: list[CodeType] = []
     above = frame.f_back
     while above is not None and len(found) < count:
