@@ -22,7 +22,7 @@ def made(spec: TensorSpec) -> torch.Tensor:
 def contents(tensor: torch.Tensor, *, positions: bool = False) -> list[bytes]:
     """Return the bytes that a tensor's memory gets for each of the seeds."""
     rows = Renewal(words_of(tensor), tensor.dtype, positions=positions).contents(SEEDS)
-    return [row.contiguous().view(torch.uint8).numpy().tobytes() for row in rows]
+    return [row.contiguous().view(torch.uint8).cpu().numpy().tobytes() for row in rows]
 
 
 def memory(tensor: torch.Tensor) -> bytes:
@@ -71,3 +71,13 @@ def test_geometry_stays_and_all_of_the_memory_is_renewed(shape, stride, offset, 
     assert (other.shape, other.stride(), other.storage_offset()) == (tensor.shape, tensor.stride(), offset)
     assert contents(tensor)[0] == memory(other)
     assert sorted(words_of(other).sign().tolist()) == sorted(words_of(tensor).sign().tolist())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [SMALL, LARGER, (1,), (0, 3)])
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+def test_contents_on_a_gpu_are_those_on_the_host(dtype, shape):
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device here")
+    tensor = made(TensorSpec(shape, dtype))
+    assert contents(tensor.cuda()) == contents(tensor)

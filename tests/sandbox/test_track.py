@@ -46,8 +46,7 @@ def block(figure="call", calls=4):
 
 def timed(track, **words):
     """Time a block, and return what was said of it."""
-    track.prepare(block(**words))
-    return track.go()
+    return track.go(block(**words))
 
 
 def write(places, laid: Laid) -> list[list[torch.Tensor]]:
@@ -190,7 +189,7 @@ def test_calls_that_warm_up_have_other_inputs_and_those_are_as_in_the_case_each_
     timed_at = {address for row in places for _, address in row}
     for _ in range(2):
         seen.clear()
-        track.prepare(block(figure="device"))
+        track.warm_up()
         assert seen
         assert not timed_at & {address for address, _ in seen}
         assert all(torch.equal(x, laid.contents(0)) for _, x in seen)
@@ -214,18 +213,16 @@ def test_what_a_function_raises_comes_through_and_the_track_goes_on():
 
     laid = Laid(TensorSpec(SMALL, "f32"))
     track, _ = laid.track(moody)
-    track.prepare(block())
     with pytest.raises(ValueError, match="not today"):
-        track.go()
+        timed(track)
     assert timed(track)["ns"] > 0
     assert torch.equal(track.shown(2)[0], -laid.contents(0))
 
 
 def test_an_unknown_figure_is_refused():
     track, _ = Laid(TensorSpec(SMALL, "f32")).track(itself)
-    track.prepare(block(figure="moon"))
     with pytest.raises(ValueError, match="unknown figure 'moon'"):
-        track.go()
+        timed(track, figure="moon")
 
 
 def test_a_case_without_tensors_can_be_timed():

@@ -21,6 +21,7 @@ _STARTS = 1 << 16
 """From how many places the changes of floats may be taken, beside those that elements may move to."""
 _AT_ONCE = 1 << 20
 """Elements that are renewed at once."""
+_AT_ONCE_ON_A_GPU = 1 << 25
 
 
 def write_storage(spec: TensorSpec, target: Bytes, blob: Bytes | None, seed: str) -> None:
@@ -144,7 +145,6 @@ class Renewal:
         self._stays = not self._count or (positions and not floats and dtype != torch.bool)
         if self._stays:
             return
-        self._numbers = torch.arange(self._count, device=words.device)
         places = torch.arange(self._count + _STARTS, device=words.device)
         noise = _scrambled(words[places % self._count], places.to(words.dtype))
         changes = torch.zeros_like(words)
@@ -169,7 +169,7 @@ class Renewal:
         """Return contents for each seed."""
         if self._stays:
             return [self.words] * len(seeds)
-        at_once = max(1, (4 if self.words.is_cuda else 1) * _AT_ONCE // self._count)
+        at_once = max(1, (_AT_ONCE_ON_A_GPU if self.words.is_cuda else _AT_ONCE) // self._count)
         made: list[torch.Tensor] = []
         for some in (seeds[at : at + at_once] for at in range(0, len(seeds), at_once)):
             starts = [self._count - seed % self._count for seed in some]
@@ -184,15 +184,15 @@ class Renewal:
         return made
 
     def _rows(self, starts: list[list[int]]) -> list[Any]:
-        """Return what says where some stretches begin: numbers, or on a GPU, for many of them, indices, all brought there at once."""
+        """Return what says where some stretches begin: numbers, or on a GPU, for many of them, tensors, all brought there at once."""
         if not self.words.is_cuda or len(starts[0]) == 1:
             return starts
-        return list((torch.tensor(starts, device=self.words.device)[:, :, None] + self._numbers).unbind())
+        return list(torch.tensor(starts).to(self.words.device, non_blocking=True).unbind())
 
     def _stretches(self, memory: torch.Tensor, starts: Any) -> torch.Tensor:
         """Return stretches of some memory, as long as the contents, as rows."""
         if isinstance(starts, torch.Tensor):
-            return memory[starts]
+            return memory.unfold(0, self._count, 1).index_select(0, starts)
         rows = [memory[start:][: self._count] for start in starts]  # faster than by an index
         return rows[0][None] if len(rows) == 1 else torch.stack(rows)
 

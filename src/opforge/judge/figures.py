@@ -69,6 +69,11 @@ class Figure:
         return self.calls + (short_calls(self.calls) if self.method == "graph" else 0)
 
     @property
+    def block(self) -> dict[str, Any]:
+        """Return what a worker is asked for a block of its calls."""
+        return {"do": "go", "figure": self.name, "calls": self.calls, "ahead_ns": self.ahead_ns}
+
+    @property
     def quiet(self) -> list[int]:
         """Return the rounds that count: those in which nobody waited, if there are enough."""
         quiet = [i for i, waited in enumerate(self.waited) if not waited]

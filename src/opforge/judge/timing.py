@@ -16,7 +16,7 @@ import random
 import struct
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -99,8 +99,6 @@ class Side:
 
     worker: KernelWorker
     is_kernel: bool
-    seeds: list[int] = field(default_factory=list)
-    """Those of the contents that it has."""
     laid: bool = False
 
     def ask(self, request: dict[str, Any], calls: int = 1) -> dict[str, Any]:
@@ -170,12 +168,14 @@ class Race:
         self._watch = watch
         self._mapped: dict[bool, MappedMemory] = {}
         """Either side's memory."""
-        self._targets: dict[bool, list[list[torch.Tensor | int]]] = {}
-        """Where the inputs of each set lie in either side's memory: mapped, or an address of the host's."""
+        self._targets: dict[bool, list[list[Any]]] = {}
+        """Where each input lies in each set in either side's memory: mapped, or an address of the host's."""
         self._captured: dict[bool, list[Any]] = {}
         """Where either side says that the results of captured calls lie."""
+        self._seeds: list[int] = []
+        """Those of the contents that both sides get in the present round."""
         self._contents: list[list[torch.Tensor]] = []
-        """What the inputs of each set hold, as it was written last."""
+        """What each input holds in each set, as it was written last."""
         self._cores: set[int] = set()
         self._sets = 1
         self._chance = random.SystemRandom()
@@ -189,9 +189,6 @@ class Race:
         cores = os.sched_getaffinity(0)
         self._cores = self._core(cores)
         try:
-            for side in self._sides:
-                side.worker.look_for_others()
-                side.worker.stay_on(self._cores)
             figures = self._lay()
             deadline = time.monotonic() + _BUDGET_S
             order = list(self._sides)
@@ -211,8 +208,7 @@ class Race:
             self._unmap()
         for figure in figures:
             figure.clocks_agree()
-        for side in self._sides:
-            side.ask({"do": "clear"})
+        self._both({"do": "clear"})
         return self._row(figures)
 
     def _core(self, cores: set[int]) -> set[int]:
@@ -240,11 +236,15 @@ class Race:
         most = max(1, _MAX_DEVICE_BYTES // self._nbytes)
         most = min(most, max(_FEW_SETS, _MOST_TENSORS // self._tensors))
         limit = most if self._writes else _MAX_PASS_CALLS  # where sets are used again, a call finds what another wrote
-        guesses = self._laid(min(_FIRST_CALLS, limit), most, guess=True)
+        self._laid(min(_FIRST_CALLS, limit), most)
+        for side in self._sides:  # not before: they lay their calls at the same time
+            side.worker.look_for_others()
+            side.worker.stay_on(self._cores)
+        guesses = [self._guessed(side) for side in self._sides]
         call_ns = max(g["call_ns"] for g in guesses)
         quickest, slowest = (f(g["device_ns"] for g in guesses) for f in (min, max))
         calls = _between(min(_PASS_NS / quickest, _MAX_PASS_NS / slowest) + 1, 1, min(_MAX_PASS_CALLS, limit))
-        self._laid(calls, most)
+        self._map(self._laid(calls, most))
         several = _between(_BLOCK_NS / 4 / call_ns, 1, max(1, min(_MAX_CALLS, self._sets - _SPARE)))
         return [
             Figure("device", calls, call_ns * calls, self._method),
@@ -254,42 +254,57 @@ class Race:
             ),
         ]
 
-    def _laid(self, calls: int, most: int, *, guess: bool = False) -> list[dict[str, float]]:
-        """Have so many calls over at most so many sets of inputs on both sides, timed in the same way, with guesses if asked for."""
+    def _laid(self, calls: int, most: int) -> list[dict[str, Any]]:
+        """Have so many calls over at most so many sets of inputs on both sides, timed in the same way. Returns what the sides say of them."""
         self._sets = min(calls, most)
         cold = _cold(self._device) if self._nbytes * self._sets >= _cold(self._device) else 0
-        request = {"do": "lay", "calls": calls, "sets": self._sets, "cold": cold, "guess": guess}
-        replies = []
+        request = {"do": "lay", "calls": calls, "sets": self._sets, "cold": cold}
         while True:
-            replies = [self._lay_side(side, {**request, "graph": self._method == "graph"}) for side in self._sides]
+            graph = self._method == "graph"
+            replies = self._both({**request, "graph": graph, **({} if self._kernel.laid else self._request)}, calls)
+            self._kernel.laid = True
             failure = next((r.get("failure") for r in replies if r.get("method") == "events"), None)
             if failure is None or self._method == "events":
-                break
+                return replies
             self._by_calls(f"it cannot be captured as a CUDA graph: {failure}")
-        self._map(replies)
-        return [{name: _positive(reply.get(name)) for name in ("call_ns", "device_ns")} for reply in replies]
+
+    def _both(self, request: dict[str, Any], calls: int = 1) -> list[dict[str, Any]]:
+        """Ask both sides at the same time, for what is not timed."""
+        for side in self._sides:
+            side.worker.resume()
+            side.worker.begin(request)
+        replies: list[dict[str, Any]] = []
+        failures: list[Exception] = []
+        for side in self._sides:
+            # whatever the first one says: an answer that nobody hears is taken for that to the next question
+            try:
+                replies.append(side.answer(calls))
+            except (NotRightError, DeathError, BaselineError) as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+        return replies
+
+    def _guessed(self, side: Side) -> dict[str, float]:
+        """Return what a side guesses that a call takes."""
+        self._take_turn(side)
+        reply = side.ask({"do": "guess"}, _FIRST_CALLS)
+        return {name: _positive(reply.get(name)) for name in ("call_ns", "device_ns")}
 
     def _by_calls(self, why: str) -> None:
         """Take calls in a row for the headline instead of the device's time."""
         self._method = "events"
         self.notes.append(f"calls in a row count, not the device's time, since {why}"[:400])
 
-    def _lay_side(self, side: Side, request: dict[str, Any]) -> dict[str, Any]:
-        self._take_turn(side)
-        reply = side.ask(request if side.laid else {**request, **self._request}, request["calls"])
-        side.laid = True
-        side.seeds = [0] * request["sets"]
-        return reply
-
     def _map(self, replies: list[dict[str, Any]]) -> None:
         """Map the inputs of both sides, and keep where they say their results are."""
-        self._unmap()
         for side, reply in zip(self._sides, replies, strict=True):
             self._mapped[side.is_kernel] = MappedMemory(self._device)
             said = reply.get("inputs")
             if not isinstance(said, list) or len(said) != self._sets:
                 raise NotRightError(Outcome.CONTRACT, FORGED)
-            self._targets[side.is_kernel] = [self._inputs_at(side, places) for places in said]
+            sets = [self._inputs_at(side, places) for places in said]
+            self._targets[side.is_kernel] = [list(places) for places in zip(*sets, strict=True)]
             self._captured[side.is_kernel] = _listed(reply.get("results"))
 
     def _unmap(self) -> None:
@@ -304,11 +319,12 @@ class Race:
             handle, offset = self._place(side, place, "inputs")
             if nbytes and bool(handle) != renewal.words.is_cuda:
                 raise NotRightError(Outcome.CONTRACT, FORGED)
-            if not handle:
+            if not renewal.words.is_cuda:
                 found.append(offset)
+            elif not nbytes:
+                found.append(renewal.words)
             else:
-                stretch = self._stretch(side, handle, offset, nbytes)
-                found.append(stretch[: nbytes - nbytes % renewal.words.itemsize].view(renewal.words.dtype))
+                found.append(self._stretch(side, handle, offset, nbytes, renewal.words.dtype))
         if len(found) != len(self._renewals):
             raise NotRightError(Outcome.CONTRACT, FORGED)
         return found
@@ -327,9 +343,11 @@ class Race:
         handle, offset = said
         return handle, offset
 
-    def _stretch(self, side: Side, handle: str, offset: int, nbytes: int) -> torch.Tensor:
+    def _stretch(
+        self, side: Side, handle: str, offset: int, nbytes: int, dtype: torch.dtype = torch.uint8
+    ) -> torch.Tensor:
         try:
-            return self._mapped[side.is_kernel].stretch(handle, offset, nbytes)
+            return self._mapped[side.is_kernel].stretch(handle, offset, nbytes, dtype)
         except OSError as error:
             if not side.is_kernel:
                 raise BaselineError(f"its memory cannot be mapped: {error}") from None
@@ -338,8 +356,9 @@ class Race:
     def _round(self, order: list[Side], active: list[Figure]) -> None:
         for figure in active:
             figure.waited.append(False)
-        for side in order:
-            for figure in active:
+            self._seeds = drawn_seeds(min(figure.calls, self._sets))
+            self._contents = [renewal.contents(self._seeds) for renewal in self._renewals]
+            for side in order:
                 self._block(side, figure)
 
     def _take_turn(self, side: Side) -> None:
@@ -349,14 +368,11 @@ class Race:
 
     def _block(self, side: Side, figure: Figure) -> None:
         """Time a block of one side, copy the result of one of its calls, and judge that if chance wants it."""
-        count = min(figure.calls, self._sets)
-        (figure.kernel_fill if side.is_kernel else figure.aten_fill).append(
-            self._prepare(side, figure, drawn_seeds(count))
-        )
+        (figure.kernel_fill if side.is_kernel else figure.aten_fill).append(self._prepare(side, figure))
         call = self._chance.randrange(figure.calls)
         worker = side.worker
         waited = worker.waited_ns()
-        worker.begin({"do": "go"})
+        worker.begin(figure.block)
         began = time.perf_counter_ns()
         worker.resume()
         if self._watch is not None and len(figure.waited) % _WATCHED == 0:  # in both blocks of a round, or in none
@@ -387,27 +403,25 @@ class Race:
         figure.judged |= judged
         return judged
 
-    def _prepare(self, side: Side, figure: Figure, seeds: list[int]) -> float:
-        """Have a side ready for a block, stop it, and write contents with these seeds into the inputs of the calls. Returns how long that took in ns."""
-        self._take_turn(side)
-        request = {"do": "prepare", "figure": figure.name, "calls": figure.calls, "ahead_ns": figure.ahead_ns}
-        side.ask(request, figure.calls)
-        side.halt()
-        began = time.perf_counter_ns()
-        side.seeds[: len(seeds)] = seeds
+    def _prepare(self, side: Side, figure: Figure) -> float:
+        """Have a side ready for a block, stop it, and write the round's contents into the inputs of the calls. Returns how long that took in ns."""
+        if figure.name == "device":
+            self._take_turn(side)
+            side.ask({"do": "warm up"}, figure.calls)
         memory: list[torch.Tensor] = []
         contents: list[torch.Tensor] = []
-        self._contents = [[] for _ in seeds]
-        for number, renewal in enumerate(self._renewals):
-            for row, kept, targets in zip(
-                renewal.contents(seeds), self._contents, self._targets[side.is_kernel], strict=False
-            ):
-                kept.append(row)
-                if isinstance(target := targets[number], torch.Tensor):
-                    memory.append(target)
-                    contents.append(row)
-                elif len(row):
-                    self._write_to_host(side, target, row)
+        on_host: list[tuple[int, torch.Tensor]] = []
+        for renewal, rows, targets in zip(self._renewals, self._contents, self._targets[side.is_kernel], strict=True):
+            if renewal.words.is_cuda:
+                memory += targets[: len(rows)]
+                contents += rows
+            elif len(renewal.words):
+                on_host += zip(targets, rows, strict=False)
+        for one in self._sides:
+            one.halt()
+        began = time.perf_counter_ns()
+        for address, row in on_host:
+            self._write_to_host(side, address, row)
         if memory:
             torch._foreach_copy_(memory, contents)
         torch.cuda.synchronize(self._device)
@@ -421,11 +435,11 @@ class Race:
 
     def _ask_aten(self, figure: Figure) -> None:
         """Give ATen the contents on which the kernel has raised: where it raises too, there or close by, that is no fault of the kernel's."""
-        self._prepare(self._aten, figure, self._kernel.seeds)
+        self._prepare(self._aten, figure)
         self._aten.worker.resume()
-        self._aten.ask({"do": "go"}, figure.work)
+        self._aten.ask(figure.block, figure.work)
         if self._judging is not None:
-            for seed in self._kernel.seeds:
+            for seed in self._seeds:
                 self._judging.inside(seed)
 
     def _copied(
@@ -457,13 +471,11 @@ class Race:
         """Judge the copied result of a timed call, and its inputs, while the worker is stopped; then let it go on and ask for the rest."""
         assert self._judging is not None  # noqa: S101  # who does not judge does not look
         number = call % self._sets
-        seed = side.seeds[number]
+        seed = self._seeds[number]
         answer = self._judging.expect(seed)
         if not self._writes:
-            for position, (target, row) in enumerate(
-                zip(self._targets[side.is_kernel][number], self._contents[number], strict=True)
-            ):
-                if isinstance(target, torch.Tensor) and not torch.equal(target, row):
+            for position, (targets, rows) in enumerate(zip(self._targets[side.is_kernel], self._contents, strict=True)):
+                if isinstance(targets[number], torch.Tensor) and not torch.equal(targets[number], rows[number]):
                     raise NotRightError(Outcome.CONTRACT, f"a timed call changed its input {position}")
         if any(pair is not None and not torch.equal(*pair) for pair in seen):
             raise WrongOutputError("it changed after the calls were said to be done", seed)

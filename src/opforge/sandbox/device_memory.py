@@ -25,18 +25,30 @@ class _Stretch:
         self.__cuda_array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 2}
 
 
-def place_of(tensor: torch.Tensor) -> Place | None:
-    """Return where a tensor's first element lies, as another process can find it; None where none can."""
-    address = tensor.data_ptr()
-    if not tensor.is_cuda or not address:
-        return "", address
-    handle = _Handle()
-    try:
-        start, _ = _allocation(address)
-        _call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(address))
-    except OSError:
-        return None
-    return bytes(handle).hex(), address - start
+class Finder:
+    """Finds where tensors lie, as another process can find it. The driver is asked once for each allocation: use one as long as none is freed."""
+
+    def __init__(self) -> None:
+        self._known: list[tuple[int, int, str | None]] = []
+        """Where each allocation begins and ends, and its handle."""
+
+    def place_of(self, tensor: torch.Tensor) -> Place | None:
+        """Return where a tensor's first element lies; None where no other process can find it."""
+        address = tensor.data_ptr()
+        if not tensor.is_cuda or not address:
+            return "", address
+        start, _, handle = next((a for a in self._known if a[0] <= address < a[1]), None) or self._ask(address)
+        return None if handle is None else (handle, address - start)
+
+    def _ask(self, address: int) -> tuple[int, int, str | None]:
+        handle = _Handle()
+        try:
+            start, size = _allocation(address)
+            _call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(address))
+        except OSError:
+            return address, address, None
+        self._known.append((start, start + size, bytes(handle).hex()))
+        return self._known[-1]
 
 
 class MappedMemory:
@@ -44,25 +56,29 @@ class MappedMemory:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._mapped: dict[str, tuple[int, int]] = {}
+        self._mapped: dict[str, tuple[int, torch.Tensor]] = {}
+        """Where each allocation was mapped to, and all of its bytes."""
+        self._views: dict[tuple[str, torch.dtype], torch.Tensor] = {}
 
-    def stretch(self, handle: str, offset: int, nbytes: int) -> torch.Tensor:
-        """Return some bytes of the other process as a tensor; raises OSError where it has none there."""
-        start, size = self._mapped.get(handle) or self._map(handle)
-        if not 0 <= offset <= offset + nbytes <= size:
-            raise OSError(f"{nbytes} bytes at {offset} are not within the {size} of the allocation")
-        if not nbytes:
-            return torch.empty(0, dtype=torch.uint8, device=self._device)
-        return torch.as_tensor(_Stretch(start + offset, nbytes), device=self._device)
+    def stretch(self, handle: str, offset: int, nbytes: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
+        """Return elements of the other process, as many as some bytes hold; raises OSError where it has none there."""
+        if (memory := self._views.get((handle, dtype))) is None:
+            whole = (self._mapped.get(handle) or self._map(handle))[1]
+            memory = self._views[handle, dtype] = whole[: len(whole) - len(whole) % dtype.itemsize].view(dtype)
+        first, rest = divmod(offset, dtype.itemsize)
+        count = nbytes // dtype.itemsize
+        if rest or not 0 <= first <= first + count <= len(memory):
+            raise OSError(f"no {count} elements of {dtype} at {offset} in an allocation of {memory.nbytes} bytes")
+        return memory[first : first + count]
 
     def close(self) -> None:
         """Give all of it back; no tensor over it may be used from now on."""
         torch.cuda.synchronize(self._device)
-        mapped, self._mapped = self._mapped, {}
+        mapped, self._mapped, self._views = self._mapped, {}, {}
         for start, _ in mapped.values():
             _call("cuIpcCloseMemHandle", ctypes.c_uint64(start))
 
-    def _map(self, handle: str) -> tuple[int, int]:
+    def _map(self, handle: str) -> tuple[int, torch.Tensor]:
         start = ctypes.c_uint64()
         try:
             given = _Handle.from_buffer_copy(bytes.fromhex(handle))
@@ -70,7 +86,8 @@ class MappedMemory:
             raise OSError(f"{handle[:20]!r} is no handle of memory") from None
         torch.cuda.current_stream(self._device)  # there is a context from here on
         _call("cuIpcOpenMemHandle_v2", ctypes.byref(start), given, ctypes.c_uint(_ON_FIRST_ACCESS))
-        self._mapped[handle] = found = (start.value, _allocation(start.value)[1])
+        memory = torch.as_tensor(_Stretch(start.value, _allocation(start.value)[1]), device=self._device)
+        self._mapped[handle] = found = (start.value, memory)
         return found
 
 

@@ -6,6 +6,7 @@ kernel cannot be captured, they are queued behind a pause and timed by events. C
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from time import perf_counter_ns  # bound before any kernel is loaded
 from typing import Any
@@ -16,7 +17,7 @@ from torch.cuda import stream as on_stream
 
 from opforge.cases.encoding import decode
 from opforge.cases.materialise import flat_storage, owned_copy, tensor_over
-from opforge.sandbox.device_memory import Place, place_of
+from opforge.sandbox.device_memory import Finder, Place
 from opforge.sandbox.host_track import parts_of
 
 _WARM_UP = 3
@@ -67,7 +68,8 @@ class Track:
         self._short: CUDAGraph | None = None
         self._stream = Stream(device) if device.type == "cuda" else None
         self._flush: torch.Tensor | None = None
-        self._block: dict[str, Any] = {}
+        self._figure = ""
+        """What was timed last."""
 
     def lay(self, calls: int, sets: int, *, graph: bool, cold: int) -> dict[str, Any]:
         """Make so many calls ready over so many sets of inputs, in new memory. Returns where the memory is, and how the device is timed.
@@ -79,10 +81,17 @@ class Track:
         old = self._sets, self._others
         self._sets, self._others = ([self._set() for _ in range(n)] for n in (sets, max(1, short_calls(calls))))
         del old  # not before: the new ones are to lie elsewhere
+        first = [flat_storage(tensor) for tensor in self._first]
+        storages = [[flat_storage(tensor) for tensor in made] for _, _, made in self._sets]
         self._other_storages = [flat_storage(tensor) for _, _, made in self._others for tensor in made]
-        self._first_storages = [flat_storage(first) for first in self._first] * len(self._others)
+        self._first_storages = first * len(self._others)
+        if first:  # few launches for all of them, which torch has no public name for
+            torch._foreach_copy_(
+                [*itertools.chain(*storages), *self._other_storages], first * (sets + len(self._others))
+            )
         self._count = calls
-        where = {"inputs": [[_start_of(tensor) for tensor in made] for _, _, made in self._sets]}
+        finder = Finder()
+        where = {"inputs": [[finder.place_of(memory) for memory in some] for some in storages]}
         if self._stream is None:
             return where
         if self._flush is None or self._flush.numel() != cold // 4:
@@ -92,29 +101,27 @@ class Track:
         return {**where, "method": method, "failure": failure, "results": _places(self._captured)}
 
     def guess(self) -> dict[str, Any]:
-        """Warm up, and return first guesses at what a call takes."""
+        """Return first guesses at what a call takes."""
         for _ in range(_WARM_UP):
             self._pipelined(min(self._count, 2))
         call_ns = min(self._pipelined(min(self._count, _GUESSED_CALLS)) for _ in range(2))
         guessed = {"call_ns": call_ns}
         return guessed if self._stream is None else {**guessed, "device_ns": self._device_pass(0)}
 
-    def prepare(self, block: dict[str, Any]) -> None:
-        """Get ready for a block of calls, of which the inputs are not there yet."""
-        self._block = block
-        self._kept = []
-        if block["figure"] == "device":
-            if self._other_storages:  # one launch for all of them, which torch has no public name for
-                torch._foreach_copy_(self._other_storages, self._first_storages)
-            if self._short is None:
-                self._pass(self._others, len(self._others))
-            else:
-                self._short.replay()
+    def warm_up(self) -> dict[str, Any]:
+        """Run a short pass, so that the next one finds the device awake."""
+        if self._other_storages:
+            torch._foreach_copy_(self._other_storages, self._first_storages)
+        if self._short is None:
+            self._pass(self._others, len(self._others))
+        else:
+            self._short.replay()
         self._wait()
+        return {}
 
-    def go(self) -> dict[str, Any]:
-        """Run the block; return what a call took in ns, and where results lie that were not there before."""
-        block = self._block
+    def go(self, block: dict[str, Any]) -> dict[str, Any]:
+        """Run a block of calls; return what a call took in ns, and where results lie that were not there before."""
+        self._figure = block["figure"]
         match block["figure"]:
             case "device":
                 took = self._device_pass(block["ahead_ns"])
@@ -128,12 +135,12 @@ class Track:
 
     def shown(self, call: int) -> tuple[Any, list[torch.Tensor]]:
         """Return the result of one of the calls that were timed last, and its inputs as they are now."""
-        kept = self._captured if self._graph is not None and self._block["figure"] == "device" else self._kept
+        kept = self._captured if self._graph is not None and self._figure == "device" else self._kept
         return kept[call], self._sets[call % len(self._sets)][2]
 
     def _set(self) -> Arguments:
-        """Return arguments with memory of their own."""
-        made = [owned_copy(tensor) for tensor in self._first]
+        """Return arguments with memory of their own, which holds nothing yet."""
+        made = [_like(tensor) for tensor in self._first]
         waiting = iter(made)
 
         def tensor(_row: list[Any]) -> torch.Tensor:
@@ -150,6 +157,7 @@ class Track:
     def _pipelined(self, calls: int) -> float:
         self._rehearse(calls)
         start = perf_counter_ns()
+        self._kept = []  # to let go of results is part of the work: a kernel may do something then
         self._kept = self._pass(self._sets, calls)
         self._wait()
         return (perf_counter_ns() - start) / calls
@@ -164,6 +172,7 @@ class Track:
         function, kept = self._function, []
         self._rehearse(calls)
         start = perf_counter_ns()
+        self._kept = []
         for args, kwargs, _ in self._sets[:calls]:
             kept.append(function(*args, **kwargs))
             synchronize()
@@ -192,6 +201,7 @@ class Track:
         _sleep(int((ahead_ns if graph is None else _AHEAD_NS) * _CYCLES_PER_NS))  # the pass is queued meanwhile
         before.record()
         if graph is None:
+            self._kept = []
             self._kept = self._pass(self._sets, self._count)
         else:
             graph.replay()
@@ -235,13 +245,16 @@ class Track:
             synchronize()
 
 
-def _start_of(tensor: torch.Tensor) -> Place | None:
-    """Return where a tensor's memory begins."""
-    return place_of(flat_storage(tensor))
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the same geometry with memory of its own, which holds nothing yet."""
+    memory = torch.empty(tensor.untyped_storage().nbytes(), dtype=torch.uint8, device=tensor.device)
+    empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return empty.set_(memory.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def _places(results: list[Any]) -> list[list[Place | None]]:
     """Return where the tensors lie that some results have; None for what has no place, and for memory that cannot be shared."""
+    place_of = Finder().place_of
     return [
         [place_of(p) if isinstance(p, torch.Tensor) and p.layout is torch.strided else None for p in parts_of(result)]
         for result in results

@@ -129,8 +129,10 @@ class Worker:
                     reply = self._gradient(request)
                 case "lay":
                     reply = self._lay(request)
-                case "prepare":
-                    reply = self._prepare(request)
+                case "guess":
+                    reply = self._on_gpu(Track.guess)
+                case "warm up":
+                    reply = self._on_gpu(Track.warm_up)
                 case "go":
                     reply = self._go(request)
                 case "show":
@@ -415,21 +417,16 @@ class Worker:
         def laid() -> dict[str, Any]:
             if isinstance(track, HostTrack):
                 return track.lay(request["sets"], request["parts"])
-            how = track.lay(request["calls"], request["sets"], graph=request["graph"], cold=request["cold"])
-            return {**how, **track.guess()} if request["guess"] else how
+            return track.lay(request["calls"], request["sets"], graph=request["graph"], cold=request["cold"])
 
         return self._bordered(laid)
 
-    def _prepare(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Get the calls of a block ready."""
+    def _on_gpu(self, step: Callable[[Track], dict[str, Any]]) -> dict[str, Any]:
+        """Do a step that only races on a GPU have."""
         track = self._present_track()
-
-        def prepared() -> dict[str, Any]:
-            if isinstance(track, Track):
-                track.prepare(request)
-            return {}
-
-        return self._bordered(prepared)
+        if isinstance(track, HostTrack):
+            raise TypeError("a race on the host has no such step")
+        return self._bordered(functools.partial(step, track))
 
     def _go(self, request: dict[str, Any]) -> dict[str, Any]:
         """Run a block. The answer goes out at once: the judge's own clock runs."""
@@ -439,7 +436,7 @@ class Worker:
             if isinstance(track, HostTrack):
                 track.go(dry=request["dry"])
                 return {}
-            return track.go()
+            return track.go(request)
 
         return self._bordered(gone)
 
