@@ -65,11 +65,11 @@ def negate(x, out, n, BLOCK: tl.constexpr):
     tl.store(out + at, -tl.load(x + at, mask=at < n), mask=at < n)
 
 def add_kernel_impl(self, other, *, alpha=1):
-    results = [torch.empty_like(self), torch.empty_like(other)]
+    results = self.new_empty((2, *self.shape))
     for x, result in list(zip((self, other), results))[:{times}]:
         n = x.numel()
         negate[(triton.cdiv(n, 1024),)](x, result, n, BLOCK=1024)
-    return results
+    return results[0]
 """
 
 
