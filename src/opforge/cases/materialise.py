@@ -16,7 +16,7 @@ from opforge.cases.values import TensorSpec
 
 Bytes = npt.NDArray[np.uint8]
 _INT_HIGH = 10
-_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+WORD_DTYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _STARTS = 1 << 16
 """From how many places the changes of floats may be taken, beside those that elements may move to."""
 _AT_ONCE = 1 << 20
@@ -98,10 +98,9 @@ def one_per_place(make: Callable[[list[Any]], torch.Tensor]) -> Callable[[list[A
 
 def owned_copy(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
     """Return a copy with storage of its own and the same geometry, as an operator that writes or resizes needs it."""
-    storage = tensor.untyped_storage()
-    storage = storage.clone() if device in (None, tensor.device) else storage.to(device=device)
-    empty = torch.empty(0, dtype=tensor.dtype, device=storage.device)
-    return empty.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+    memory = torch.empty_like(given := flat_storage(tensor), device=device or tensor.device).copy_(given)
+    empty = torch.empty(0, dtype=tensor.dtype, device=memory.device)
+    return empty.set_(memory.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -128,7 +127,7 @@ def words_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's whole memory as integers of its elements' size, of the parts' size where they are complex."""
     size = tensor.element_size() // (2 if tensor.is_complex() else 1)
     nbytes = tensor.untyped_storage().nbytes()
-    return flat_storage(tensor)[: nbytes - nbytes % size].view(_WORDS[size])
+    return flat_storage(tensor)[: nbytes - nbytes % size].view(WORD_DTYPES[size])
 
 
 class Renewal:

@@ -315,14 +315,15 @@ class Hearing:
         figures: dict[str, float] = {}
         count = len(tensors_of(self.aten.result))
         undefined = self.aten.drew or self.op.base in properties.UNDEFINED_CONTENTS
-        originals = self.call.build()[2] if self._writes else []
         for i, (row, aten) in enumerate(zip(self.reply["inputs"], self.aten.inputs, strict=True)):
             what = f"{self._name(i)} after the call"
             kernel = self._tensor(what, {"T": row}, aten)
             now = plain(aten).to(kernel.device)
-            before = plain(originals[i]).to(kernel.device) if originals else now
-            written = before.shape != now.shape or not same_bytes(before, now)
             same = same_bytes(kernel, now)
+            if same and not self.measure:
+                continue
+            before = plain(self._originals[i]).to(kernel.device) if self._writes else now
+            written = before.shape != now.shape or (before is not now and not same_bytes(before, now))
             if not written and not same and not self._is_written(i):
                 raise NotRightError(Outcome.CONTRACT, f"wrote to {self._name(i)}, which {self._by} left alone")
             if (written or not same) and not undefined:
@@ -333,6 +334,11 @@ class Hearing:
                 except NotRightError as error:
                     raise self._unwritten(i) if untouched else error from None
         return figures
+
+    @cached_property
+    def _originals(self) -> list[torch.Tensor]:
+        """The inputs as they were before the call."""
+        return self.call.build()[2]
 
     @property
     def _writes(self) -> bool:

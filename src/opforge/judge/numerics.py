@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from opforge.cases.materialise import flat_bytes
+from opforge.cases.materialise import WORD_DTYPES, flat_bytes
 from opforge.judge.reference import SIGNS, Exact
 from opforge.judge.verdict import NotRightError, Outcome
 
@@ -286,7 +286,17 @@ def _of_its_row(spread: torch.Tensor) -> torch.Tensor:
 
 def same_bytes(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Whether two tensors of one shape and dtype hold the same bits."""
-    return bool(torch.equal(flat_bytes(left), flat_bytes(right)))
+    if left is right:
+        return True
+    words = WORD_DTYPES.get(left.element_size())
+    if words is None or not (_as_stored(left) and _as_stored(right)):
+        return bool(torch.equal(flat_bytes(left), flat_bytes(right)))
+    return bool(torch.equal(left.detach().view(words), right.detach().view(words)))
+
+
+def _as_stored(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's elements lie in its memory one after another, as they are."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def _negative_zeros(tensor: torch.Tensor) -> torch.Tensor:

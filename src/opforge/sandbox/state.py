@@ -8,7 +8,7 @@ import gc
 import random
 import signal
 import sys
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,8 +22,7 @@ _GENERATORS = {
 """What a call that draws must move on, and others must not."""
 
 
-@dataclass(frozen=True, slots=True)
-class GlobalState:
+class GlobalState(NamedTuple):
     """A reading of it."""
 
     default_dtype: torch.dtype
@@ -75,7 +74,9 @@ class GlobalState:
 
     def changes_since(self, before: GlobalState, *, rng: bool) -> list[str]:
         """Say what differs from an earlier reading; the random state only where the operator is not random."""
-        names = [n for n in self.__slots__ if getattr(self, n) != getattr(before, n)]
+        if self == before:
+            return []
+        names = [n for n in self._fields if getattr(self, n) != getattr(before, n)]
         changes = [f"{n}: {getattr(before, n)} became {getattr(self, n)}" for n in names if n not in _GENERATORS]
         return changes + [_GENERATORS[n] for n in names if rng and n in _GENERATORS]
 
