@@ -24,6 +24,11 @@ class DirectoryBackend:
 
     def __init__(self, options: BackendOptions) -> None:
         self._root = options.ops_directory
+        if not self._root.is_dir():
+            raise OpforgeError(
+                f"there is no kernel directory {str(self._root)!r}; make one with `opforge setup --ops-directory {self._root}`, "
+                "or name another with --ops-directory"
+            )
         self._chosen = dict(options.implementations or {})
         self.strangers: list[str] = []
         """Folders that hold no kernel of an operator, in words."""
@@ -37,11 +42,6 @@ class DirectoryBackend:
 
     def _all(self) -> list[Kernel]:
         """Return every kernel."""
-        if not self._root.is_dir():
-            raise OpforgeError(
-                f"there is no kernel directory {str(self._root)!r}; make one with `opforge setup --ops-directory {self._root}`, "
-                "or name another with --ops-directory"
-            )
         inside = sorted(p for p in self._root.iterdir() if not p.name.startswith((".", "__")))
         folders = [path for path in inside if files.is_folder(path)]
         self.strangers += [
