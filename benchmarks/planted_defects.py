@@ -120,9 +120,9 @@ DEFECTS = (
     Defect(
         "sandbox-threads-not-trapped",
         "sandbox/traps.py",
-        "if self._inside or threading.get_ident() != self._main:",
-        "if self._inside and threading.get_ident() == self._main:",
-        "A kernel that calls the operator that it replaces in a thread of its own passes.",
+        "if get_ident() != self._main:\n            return True",
+        "if get_ident() != self._main:\n            return False",
+        "A kernel that calls the operator that it replaces in a thread without Python passes.",
         ("sandbox/test_traps.py", "exploits", "sandbox"),
     ),
     Defect(
