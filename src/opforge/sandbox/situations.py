@@ -6,8 +6,14 @@ A kernel that stands in ATen's place is called below autograd, from any thread, 
 from __future__ import annotations
 
 import sys
-from _thread import allocate_lock, start_new_thread  # bound before any kernel is loaded, as nothing can replace these
+from _thread import (  # bound before any kernel is loaded, as nothing can replace these
+    LockType,
+    allocate_lock,
+    start_new_thread,
+)
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from sys import setprofile
 from time import monotonic
 from typing import Any
 
@@ -30,6 +36,8 @@ _ROUNDS_S = 0.2
 """How long they may go on meeting."""
 _SWITCH_S = 1e-6
 """How often threads take turns while two of them are in a kernel."""
+_TURN_CALLS, _TURN_S = 4, 0.05
+"""How many calls are made first by taking turns at each step, and how long one thread waits for the other, which may wait for it."""
 Function = Callable[..., Any]
 Arguments = tuple[list[Any], dict[str, Any], list[torch.Tensor]]
 """Those of a call by position and by name, and the tensors among them."""
@@ -84,8 +92,9 @@ def call_in_two_threads(function: Function, fresh: Callable[[], Arguments]) -> t
     try:
         first: Any = None
         for number in range(_ROUNDS):
-            given = [fresh() for _ in range(_CALLS)]
-            results = _while_others_call(function, given, _with_other_contents(fresh()), end)
+            given = [fresh() for _ in range(_CALLS if number else _TURN_CALLS)]
+            turns = None if number else _Turns()
+            results = _while_others_call(function, given, _with_other_contents(fresh()), end, turns)
             first = results[0] if number == 0 else first
             other = next((i for i, result in enumerate(results) if not _same(first, result)), None)
             if other is not None or number == _ROUNDS - 1 or monotonic() > end:
@@ -95,19 +104,64 @@ def call_in_two_threads(function: Function, fresh: Callable[[], Arguments]) -> t
         sys.setswitchinterval(interval)
 
 
-def _while_others_call(function: Function, given: Sequence[Arguments], others: Arguments, end: float) -> list[Any]:
+class _Turns:
+    """Has two threads take turns: each lets the other go on whenever a kernel calls something that is not Python.
+
+    Left to the system, threads of a busy machine seldom meet inside a call.
+    """
+
+    def __init__(self) -> None:
+        self._locks = allocate_lock(), allocate_lock()
+        self._over = False
+        for lock in self._locks:
+            lock.acquire()
+
+    def follow(self, number: int) -> None:
+        """Have this thread take turns from now on."""
+        mine, theirs = self._locks[number], self._locks[1 - number]
+
+        def step(_frame: Any, event: str, _arg: Any) -> None:
+            if event == "c_call" and not self._over:
+                _open(theirs)
+                if not mine.acquire(timeout=_TURN_S):  # the other one waits too: the kernel has a lock of its own
+                    self._over = True
+
+        setprofile(step)
+
+    def end(self) -> None:
+        """Let both go on."""
+        self._over = True
+        setprofile(None)
+        for lock in self._locks:
+            _open(lock)
+
+
+def _open(lock: LockType) -> None:
+    with suppress(RuntimeError):  # it is open
+        lock.release()
+
+
+def _while_others_call(
+    function: Function, given: Sequence[Arguments], others: Arguments, end: float, turns: _Turns | None
+) -> list[Any]:
     """Return the results of calls that one thread makes while another makes its own, again and again."""
     done: list[bool] = []
 
     def judged() -> list[Any]:
+        if turns is not None:
+            turns.follow(0)
         try:
             return [
                 function(*args, **kwargs) for i, (args, kwargs, _) in enumerate(given) if not i or monotonic() < end
             ]
         finally:
+            if turns is not None:
+                turns.end()
             done.append(True)
 
     def beside() -> None:
+        if turns is not None:
+            turns.follow(1)
         while not done:
             function(*others[0], **others[1])
 
