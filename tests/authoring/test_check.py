@@ -156,7 +156,7 @@ CONTRACTS = {
 
 SOME_CONTRACTS = (
     "fake_shape", "fake_missing", "fake_fixed_size", "fake_of_contents", "undeclared_write", "alias_of_python",
-    "gradient_wrong", "gradient_missing", "breaks_graph", "not_contiguous", "not_deterministic", "vmap_wrong", "untagged_random",
+    "gradient_wrong", "gradient_missing", "breaks_graph", "not_contiguous", "not_deterministic", "vmap_of_first", "untagged_random",
 )  # fmt: skip
 """At least one for every check."""
 

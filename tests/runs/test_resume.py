@@ -70,7 +70,7 @@ def test_kill_halfway_then_resume_loses_nothing_and_judges_nothing_twice(tmp_pat
     assert json.loads(done.stdout)["scores"]["cases"] == planned
 
 
-@pytest.mark.parametrize(("ending", "code"), [slow(signal.SIGINT, 130), slow(signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("ending", "code"), [slow(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupt_keeps_what_was_judged_and_says_how_to_go_on(tmp_path, ending, code):
     out = tmp_path / "run"
     command = [sys.executable, "-m", "opforge.cli", *WORDS, "--out", str(out)]
