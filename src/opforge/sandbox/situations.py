@@ -5,10 +5,12 @@ A kernel that stands in ATen's place is called below autograd, from any thread, 
 
 from __future__ import annotations
 
+import os
 import sys
 from _thread import (  # bound before any kernel is loaded, as nothing can replace these
     LockType,
     allocate_lock,
+    get_native_id,
     start_new_thread,
 )
 from collections.abc import Callable, Sequence
@@ -37,7 +39,7 @@ _ROUNDS_S = 0.2
 _SWITCH_S = 1e-6
 """How often threads take turns while two of them are in a kernel."""
 _TURN_CALLS, _TURN_S = 4, 0.05
-"""How many calls are made first by taking turns at each step, and how long one thread waits for the other, which may wait for it."""
+"""How many calls are made first by taking turns at each step, and how often one thread looks at what the other does that it waits for."""
 Function = Callable[..., Any]
 Arguments = tuple[list[Any], dict[str, Any], list[torch.Tensor]]
 """Those of a call by position and by name, and the tensors among them."""
@@ -113,20 +115,37 @@ class _Turns:
     def __init__(self) -> None:
         self._locks = allocate_lock(), allocate_lock()
         self._over = False
+        self._states: dict[int, int] = {}
+        """By thread, a file in which the system says what the thread does."""
         for lock in self._locks:
             lock.acquire()
 
     def follow(self, number: int) -> None:
         """Have this thread take turns from now on."""
         mine, theirs = self._locks[number], self._locks[1 - number]
+        with suppress(OSError):
+            self._states[number] = os.open(f"/proc/self/task/{get_native_id()}/stat", os.O_RDONLY)
 
         def step(_frame: Any, event: str, _arg: Any) -> None:
             if event == "c_call" and not self._over:
                 _open(theirs)
-                if not mine.acquire(timeout=_TURN_S):  # the other one waits too: the kernel has a lock of its own
-                    self._over = True
+                while not mine.acquire(timeout=_TURN_S):
+                    if self._waits(1 - number):  # for a lock of the kernel's, which this thread has
+                        self._over = True
+                        break
 
         setprofile(step)
+
+    def _waits(self, number: int) -> bool:
+        """Whether a thread is not ready to run, or has ended."""
+        try:
+            return os.pread(self._states[number], 512, 0).rpartition(b")")[2].split()[0] != b"R"
+        except (OSError, KeyError):
+            return True
+
+    def close(self) -> None:
+        for file in self._states.values():
+            os.close(file)
 
     def end(self) -> None:
         """Let both go on."""
@@ -166,6 +185,8 @@ def _while_others_call(
             function(*others[0], **others[1])
 
     answer, _ = _at_once([judged, beside])
+    if turns is not None:
+        turns.close()
     found: list[Any] = answer()
     return found
 
