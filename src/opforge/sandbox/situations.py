@@ -87,18 +87,18 @@ def call_in(situation: str, function: Function, args: list[Any], kwargs: dict[st
 def call_in_two_threads(function: Function, fresh: Callable[[], Arguments]) -> tuple[Any, list[torch.Tensor]]:
     """Call a function several times while another thread calls it on other contents; return one of the results with its inputs.
 
-    It is the first that is not what the first of all was, where there is one: what is right may differ by rounding, which is for the judge to say.
+    It is the first that is not what a call alone returns, where there is one: what is right may differ by rounding, which is for the judge to say.
     """
     interval, end = sys.getswitchinterval(), monotonic() + _ROUNDS_S
     sys.setswitchinterval(_SWITCH_S)
     try:
-        first: Any = None
+        args, kwargs, _ = fresh()
+        alone = function(*args, **kwargs)
         for number in range(_ROUNDS):
             given = [fresh() for _ in range(_CALLS if number else _TURN_CALLS)]
             turns = None if number else _Turns()
             results = _while_others_call(function, given, _with_other_contents(fresh()), end, turns)
-            first = results[0] if number == 0 else first
-            other = next((i for i, result in enumerate(results) if not _same(first, result)), None)
+            other = next((i for i, result in enumerate(results) if not _same(alone, result)), None)
             if other is not None or number == _ROUNDS - 1 or monotonic() > end:
                 break
         return results[other or 0], given[other or 0][2]
@@ -121,15 +121,18 @@ class _Turns:
             lock.acquire()
 
     def follow(self, number: int) -> None:
-        """Have this thread take turns from now on."""
-        mine, theirs = self._locks[number], self._locks[1 - number]
-        with suppress(OSError):
+        """Have this thread take turns from now on; the second one waits for its first."""
+        try:
             self._states[number] = os.open(f"/proc/self/task/{get_native_id()}/stat", os.O_RDONLY)
+        except OSError:
+            self._states[number] = -1
+        if number:
+            self._locks[number].acquire()
 
         def step(_frame: Any, event: str, _arg: Any) -> None:
             if event == "c_call" and not self._over:
-                _open(theirs)
-                while not mine.acquire(timeout=_TURN_S):
+                _open(self._locks[1 - number])
+                while not self._locks[number].acquire(timeout=_TURN_S):
                     if self._waits(1 - number):  # for a lock of the kernel's, which this thread has
                         self._over = True
                         break
@@ -137,15 +140,11 @@ class _Turns:
         setprofile(step)
 
     def _waits(self, number: int) -> bool:
-        """Whether a thread is not ready to run, or has ended."""
+        """Whether a thread has begun and is not ready to run, or has ended."""
         try:
-            return os.pread(self._states[number], 512, 0).rpartition(b")")[2].split()[0] != b"R"
-        except (OSError, KeyError):
+            return number in self._states and _state(self._states[number]) != b"R"
+        except OSError:
             return True
-
-    def close(self) -> None:
-        for file in self._states.values():
-            os.close(file)
 
     def end(self) -> None:
         """Let both go on."""
@@ -153,6 +152,16 @@ class _Turns:
         setprofile(None)
         for lock in self._locks:
             _open(lock)
+
+    def close(self) -> None:
+        for file in self._states.values():
+            with suppress(OSError):
+                os.close(file)
+
+
+def _state(file: int) -> bytes:
+    """Return the letter by which the system says what a thread does."""
+    return os.pread(file, 512, 0).rpartition(b")")[2].split()[0]
 
 
 def _open(lock: LockType) -> None:
