@@ -1,12 +1,88 @@
-"""Calls from two threads at once: they meet inside a kernel, however busy the machine is."""
+"""Situations are what they say, and leave the process as it was; results that are kept are told apart by their memory."""
 
 from __future__ import annotations
 
+import itertools
 import threading
 
+import pytest
 import torch
 
-from opforge.sandbox.situations import call_in_two_threads
+from opforge.sandbox.kept import KeptResults, call_and_keep
+from opforge.sandbox.origins import Origins
+from opforge.sandbox.situations import call_in, call_in_two_threads, input_in
+from opforge.sandbox.state import GlobalState
+
+X = torch.arange(6.0)
+
+
+@pytest.mark.parametrize(
+    ("situation", "seen"),
+    [
+        ("grad_mode", torch.is_grad_enabled),
+        ("inference_mode", torch.is_inference_mode_enabled),
+        ("thread", lambda: threading.current_thread() is not threading.main_thread()),
+        ("default_dtype", lambda: torch.tensor(0.5).dtype == torch.float64),
+    ],
+)
+def test_a_situation_holds_during_the_call_and_no_longer(situation, seen):
+    with torch.no_grad():
+        before = GlobalState.now()
+        assert call_in(situation, seen, [], {})
+        assert not seen()
+        with pytest.raises(ZeroDivisionError):
+            call_in(situation, lambda: 1 / 0, [], {})
+        assert GlobalState.now() == before
+
+
+def test_inputs_of_a_situation():
+    assert input_in("requires_grad", X.clone()).requires_grad
+    assert not input_in("requires_grad", torch.arange(3)).requires_grad
+    original = X.clone()
+    clone = input_in("lazy_clone", original)
+    clone += 1
+    assert torch.equal(original, X)
+
+
+def test_two_threads_do_not_disturb_a_kernel_that_keeps_to_itself_and_do_disturb_one_that_does_not():
+    scratch = torch.empty(6)
+
+    def alone(x):
+        return (x * 2).add(1)
+
+    def shared(x):
+        scratch.copy_(x)
+        scratch.mul_(2)
+        return scratch.add(1)
+
+    def fresh():
+        tensor = X.clone()
+        return [tensor], {}, [tensor]
+
+    result, (given,) = call_in_two_threads(alone, fresh)
+    assert torch.equal(given, X)
+    assert torch.equal(result, X * 2 + 1)
+    assert any(not torch.equal(call_in_two_threads(shared, fresh)[0], X * 2 + 1) for _ in range(20))
+
+
+def test_results_of_two_calls_share_no_memory():
+    kept = KeptResults()
+    first, whole = torch.zeros(4), torch.zeros(8)
+    assert not kept.add(0, first, Origins([]))
+    assert not kept.add(1, [whole[:4], None], Origins([]))
+    assert not kept.add(2, whole[4:], Origins([])), "beside each other"
+    assert kept.add(3, whole[3:5], Origins([]))
+    assert not kept.add(4, X[:2], Origins([X])), "a view of an input"
+    first += 1
+    assert [*kept.changed()] == [0]
+
+
+@pytest.mark.parametrize(("ring", "shared"), [(1, True), (300, True), (5000, False)])
+def test_a_ring_of_results_is_seen_when_it_comes_round(ring, shared):
+    buffers = itertools.cycle([torch.empty(6) for _ in range(ring)])
+    _, found = call_and_keep(lambda: next(buffers).copy_(X), [X])
+    assert found == shared
+
 
 GIVEN = torch.linspace(-3, 3, 12)
 
