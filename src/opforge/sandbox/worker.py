@@ -65,8 +65,6 @@ _LARGE_S = 1.0
 """What a kernel may take for a large form, by what it took for the elements of others; one that takes longer is not asked."""
 _FEW = 64
 """Elements up to which a call takes as long as one on a single one."""
-_WRITTEN_TO = 4
-"""Of every so many calls, one has its results written to: that takes some system calls."""
 _KEPT = 1 / 64
 """The share of a GPU's memory beyond which it is given back after a race."""
 
@@ -267,7 +265,7 @@ class Worker:
             self._wait()
             reply: dict[str, Any] = {"returned": self._describe(result, Origins(inputs))}
             reply["shares_result"] = self._kept.add(index, result, Origins(inputs)) or shared
-            if odd := _odd(result, inputs, situation, writable=index % _WRITTEN_TO == 0):
+            if odd := _odd(result, inputs, situation):
                 reply["odd"] = odd
             through = [
                 i for i, pair in enumerate(cloned if situation == LAZY_CLONE else ()) if not _same_storage(*pair)
@@ -501,21 +499,14 @@ def _is_random(op: str) -> bool:
     return facts is not None and facts.random
 
 
-def _odd(result: Any, inputs: list[torch.Tensor], situation: str, *, writable: bool) -> str:
-    """Say what a program cannot do with the results, or with the inputs any more, that it can where ATen was called; empty if nothing.
-
-    ``writable`` looks at whether they can be written to.
-    """
+def _odd(result: Any, inputs: list[torch.Tensor], situation: str) -> str:
+    """Say what a program cannot do with the results, or with the inputs any more, that it can where ATen was called; empty if nothing."""
     results = [t for t in parts_of(result) if isinstance(t, torch.Tensor) and t.layout == torch.strided]
     if situation != INFERENCE_MODE and any(t.is_inference() for t in results):
         return "its result is an inference tensor: nothing can be derived from it"
     if situation != REQUIRES_GRAD and any(t.requires_grad for t in (*results, *inputs)):
         return "its result, or an input after the call, requires gradients"
-    if (
-        writable
-        and not situation
-        and not all(_can_be_written(t.untyped_storage()) for t in results if t.device.type == "cpu")
-    ):
+    if not situation and not all(_can_be_written(t.untyped_storage()) for t in results if t.device.type == "cpu"):
         return "its result lies in memory that cannot be written to"
     return ""
 
