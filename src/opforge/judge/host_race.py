@@ -355,9 +355,8 @@ class HostRace:
         os.sched_setaffinity(0, self._all_cores - self._cores)  # from where it can be stopped at any moment
         worker.begin({"do": "go", "dry": False})
         worker.resume()
-        until = (
-            time.perf_counter_ns() + share * usual + patience_ns
-        )  # what a process has run is not known while it runs
+        # by the clock: what a process has run is not known while it runs
+        until = time.perf_counter_ns() + share * usual + patience_ns
         while time.perf_counter_ns() < until and len(self._returned()) < share * figure.calls:
             pass
         worker.halt()

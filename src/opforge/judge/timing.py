@@ -236,9 +236,10 @@ class Race:
         most = max(1, _MAX_DEVICE_BYTES // self._nbytes)
         most = min(most, max(_FEW_SETS, _MOST_TENSORS // self._tensors))
         limit = most if self._writes else _MAX_PASS_CALLS  # where sets are used again, a call finds what another wrote
+        for side in self._sides:  # before its first call: what is started from here on is started in timed calls
+            side.worker.look_for_others()
         self._laid(min(_FIRST_CALLS, limit), most)
         for side in self._sides:  # not before: they lay their calls at the same time
-            side.worker.look_for_others()
             side.worker.stay_on(self._cores)
         guesses = [self._guessed(side) for side in self._sides]
         call_ns = max(g["call_ns"] for g in guesses)
