@@ -147,12 +147,42 @@ def test_a_kernel_that_is_slower_beside_by_little_is_not_accused():
     figure([1.0] * 12, **short).clocks_agree()  # within what a message may take
 
 
+@pytest.mark.parametrize("honest", [1, 2, 5])
+def test_a_kernel_that_is_honest_in_a_round_or_two_gains_nothing_in_the_others(honest):
+    rounds = 16
+    lies = rounds - honest
+    found = figure([0.5] * honest + [1.5] * lies, kernel_beside=[0.1 * MS] * honest + [(0.1 + 20 - 20 / 3) * MS] * lies)
+    row = found.row()
+    assert row["speedup"] < 0.6  # 10 calls of 2 ms: it says 0.67 ms, and the judge allows a tenth of that
+    assert row["low"] < 0.6
+    assert row["kernel_us"] > 1700
+
+
+def test_a_side_that_was_disturbed_beside_its_calls_is_no_quicker_for_it():
+    calm, disturbed = [0.1 * MS] * 12, [0.1 * MS] * 9 + [5 * MS] * 3
+    for kernel, aten in ((disturbed, calm), (calm, disturbed)):
+        assert figure([1.0] * 12, kernel_beside=kernel, aten_beside=aten).row()["speedup"] == 1.0
+
+
 def test_a_kernel_during_whose_stops_the_gpu_works_on_is_a_cheat():
     figure([1.0] * 12, kernel_fill=[0.5 * MS] * 12, aten_fill=[0.2 * MS] * 12).clocks_agree()
     now_and_then = [3 * MS, *[0.2 * MS] * 11]
     figure([1.0] * 12, kernel_fill=now_and_then, aten_fill=[0.2 * MS] * 12).clocks_agree()
     with pytest.raises(NotRightError, match="keeps the GPU busy while its process is stopped"):
         figure([1.0] * 12, kernel_fill=[2.1 * MS] * 12, aten_fill=[0.2 * MS] * 12).clocks_agree()
+    with pytest.raises(NotRightError, match="keeps the GPU busy while its process is stopped"):
+        figure([1.0] * 12, kernel_fill=[0.2 * MS] * 12, aten_fill=[2.1 * MS] * 12).clocks_agree()
+
+
+@pytest.mark.parametrize("clean", range(33))
+def test_a_kernel_that_keeps_the_gpu_busy_in_most_rounds_is_a_cheat_or_those_do_not_count(clean):
+    busy = [*[0.2 * MS] * clean, *[2.1 * MS] * (32 - clean)]
+    waited = range(clean, 32)  # the rounds in which the judge waited for the GPU
+    words = {"kernel_fill": [0.2 * MS] * 32, "aten_fill": busy, "waited": waited}
+    found = figure([1.0] * clean + [3.0] * (32 - clean), **words)
+    if found.row()["speedup"] != 1.0:
+        with pytest.raises(NotRightError, match="keeps the GPU busy"):
+            found.clocks_agree()
 
 
 def test_a_few_blocks_that_were_disturbed_do_not_make_a_cheat():
@@ -168,7 +198,7 @@ def test_where_the_clocks_seem_to_differ_more_rounds_are_asked_for():
     assert odd.narrow
     assert not odd.ends(out_of_time=False)
     assert not odd.ends(out_of_time=True)  # nobody is held to lie by a few rounds, however late it is
-    assert figure([1.0] * 15, kernel_beside=[1.3 * MS] * 15).ends(out_of_time=True)
+    assert figure([1.0] * 31, kernel_beside=[1.3 * MS] * 31).ends(out_of_time=True)
     few = {"kernel_beside": [1.3 * MS] * 4, "secondary": True}
     assert not figure([1.0] * 4, **few).ends(out_of_time=True)
 

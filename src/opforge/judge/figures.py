@@ -14,8 +14,9 @@ _MIN_ROUNDS = 8
 _MIN_QUIET = 6
 """From so many values on, an interval from their ranks can hold the median 95 times in a hundred."""
 _SECONDARY_ROUNDS = 5
-_DOUBTED_ROUNDS = 16
-"""How many there are before a kernel is held to lie about its times."""
+_DOUBTED_ROUNDS = 32
+"""How many there are before a kernel is accused. With so many, a kernel that is honest in too few rounds to be accused has
+fewer than `_MIN_QUIET` of them."""
 _NARROW = {"device": 0.015, "call": 0.02, "sync": 0.02}
 """How wide an interval may be, as a share of the ratio, for a race to end."""
 _PLACES = 0.002
@@ -24,7 +25,8 @@ _RESOLUTION_NS = 5.0
 """By how much a device time of few µs may be off in the same way all through a race; part of the interval likewise."""
 _CLOCK_SLACK_NS = 60_000
 _CLOCK_SLACK = 0.1
-_FILL_SLACK_NS = 400_000
+FILL_SLACK_NS = 400_000
+"""By how much longer than usual inputs may take to be filled on a GPU that nothing else keeps busy."""
 _CLOCK_SURE_Z = 3.3
 """How sure the judge is that a block took longer than was said of it, before it says so: one in a thousand is wrong."""
 
@@ -45,12 +47,12 @@ class Figure:
     aten_ns: list[float] = field(default_factory=list)
     kernel_beside: list[float] = field(default_factory=list)
     aten_beside: list[float] = field(default_factory=list)
-    """What the judge's clock saw of each block beyond the time that the worker says it took."""
+    """What the judge's clock saw of each block beyond the time that the worker says it took; empty where the judge's clock is the time."""
     kernel_fill: list[float] = field(default_factory=list)
     aten_fill: list[float] = field(default_factory=list)
     """How long the judge took to fill the inputs on a GPU, while nothing of the worker ran."""
     waited: list[bool] = field(default_factory=list)
-    """Whether a side had to wait for a core in the round."""
+    """Whether a side had to wait for a core in the round, or the judge for the GPU."""
     done: bool = False
     judged: bool = False
     """Whether a result of its calls was judged."""
@@ -83,9 +85,30 @@ class Figure:
     def ratios(self) -> list[float]:
         """Return ATen's time over the kernel's, of each leg the median, in order."""
         legs: dict[int, list[float]] = {}
+        aten, kernel = self._bounded(is_kernel=False), self._bounded(is_kernel=True)
         for i in self.quiet:
-            legs.setdefault(i // self.leg, []).append(self.aten_ns[i] / self.kernel_ns[i])
+            legs.setdefault(i // self.leg, []).append(aten[i] / kernel[i])
         return sorted(statistics.median(rounds) for rounds in legs.values())
+
+    def _bounded(self, *, is_kernel: bool) -> list[float]:
+        """Return one side's times, longer by what the judge's clock surely saw of most blocks and nobody said."""
+        said = self.kernel_ns if is_kernel else self.aten_ns
+        unsaid = self._unsaid
+        if not unsaid:
+            return said
+        low, high = median_interval(sorted(unsaid[i] for i in self.quiet))
+        more = max(0.0, (low if is_kernel else -high) - self._clock_slack(statistics.median(said)))
+        return [ns + more / self.work for ns in said]
+
+    @property
+    def speedup(self) -> float:
+        """Return the ratio. Where the clocks seem to differ, though not surely, the end of its interval counts."""
+        ratios = self.ratios
+        return median_interval(ratios)[0] if self._clocks_differ else statistics.median(ratios)
+
+    def _clock_slack(self, call_ns: float) -> float:
+        """Return by how much the clocks may differ on a block of calls that take so long."""
+        return max(_CLOCK_SLACK_NS, _CLOCK_SLACK * call_ns * self.work)
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -109,12 +132,16 @@ class Figure:
         return out_of_time or ((self.secondary or self.narrow) and not self._doubtful)
 
     def row(self) -> dict[str, Any]:
-        ratios, quiet = self.ratios, self.quiet
+        quiet = self.quiet
+        aten, kernel = (
+            statistics.median(times[i] for i in quiet)
+            for times in (self._bounded(is_kernel=False), self._bounded(is_kernel=True))
+        )
         low, high = self.interval
         return {
-            "kernel_us": statistics.median(self.kernel_ns[i] for i in quiet) / 1000,
-            "aten_us": statistics.median(self.aten_ns[i] for i in quiet) / 1000,
-            "speedup": statistics.median(ratios),
+            "kernel_us": (aten / self.speedup if self._clocks_differ else kernel) / 1000,
+            "aten_us": aten / 1000,
+            "speedup": self.speedup,
             "low": low,
             "high": high,
             "rounds": len(quiet),
@@ -125,32 +152,47 @@ class Figure:
     @property
     def _unsaid(self) -> list[float]:
         """Return how much longer the kernel's blocks were than was said of them: what blocks take beside is the same on both sides."""
-        return sorted(k - a for k, a in zip(self.kernel_beside, self.aten_beside, strict=True))
+        return [k - a for k, a in zip(self.kernel_beside, self.aten_beside, strict=True)]
+
+    @property
+    def _fills(self) -> tuple[list[float], list[float]]:
+        """Return how much longer the judge took to fill the kernel's inputs than ATen's, and the reverse."""
+        longer = [k - a for k, a in zip(self.kernel_fill, self.aten_fill, strict=True)]
+        return longer, [-ns for ns in longer]
 
     @property
     def _said(self) -> float:
-        return statistics.median(self.kernel_ns) * self.work
+        return statistics.median(self.kernel_ns)
+
+    @property
+    def _clocks_differ(self) -> bool:
+        """Whether the judge's clock speaks against the kernel's times in most rounds that count."""
+        unsaid = self._unsaid
+        return bool(unsaid) and statistics.median(unsaid[i] for i in self.quiet) > self._clock_slack(self._said)
 
     @property
     def _doubtful(self) -> bool:
-        """Whether more rounds are needed to know that the clocks agree."""
-        unsaid = self._unsaid
-        return bool(unsaid) and statistics.median(unsaid) > max(_CLOCK_SLACK_NS, _CLOCK_SLACK * self._said)
+        """Whether more rounds are needed to know that the clocks agree, and that nothing keeps the GPU busy."""
+        return self._clocks_differ or any(f and statistics.median(f) > FILL_SLACK_NS for f in self._fills)
 
     def clocks_agree(self) -> None:
         """Refuse times that the judge's clock contradicts, and a GPU that works on while the kernel's process is stopped."""
-        longer = sorted(k - a for k, a in zip(self.kernel_fill, self.aten_fill, strict=True))
-        if longer and median_interval(longer, _CLOCK_SURE_Z)[0] > _FILL_SLACK_NS:
+        if any(longer and _surely(longer) > FILL_SLACK_NS for longer in self._fills):
             raise NotRightError(
-                Outcome.CHEATED, "keeps the GPU busy while its process is stopped, before its timed calls begin"
+                Outcome.CHEATED, "keeps the GPU busy while its process is stopped, before timed calls begin"
             )
-        said, calls = self._said, self.work
-        surely, _ = median_interval(self._unsaid, _CLOCK_SURE_Z)
-        if surely > max(_CLOCK_SLACK_NS, _CLOCK_SLACK * said):
+        surely = _surely(self._unsaid)
+        if surely > self._clock_slack(self._said):
+            said = self._said * self.work
             raise NotRightError(
                 Outcome.CHEATED,
-                f"says that {calls} calls took {said / 1e6:.3g} ms; by the judge's clock it was at least {(said + surely) / 1e6:.3g} ms",
+                f"says that {self.work} calls took {said / 1e6:.3g} ms; by the judge's clock it was at least {(said + surely) / 1e6:.3g} ms",
             )
+
+
+def _surely(sample: list[float]) -> float:
+    """Return what the median of a sample surely is at least."""
+    return median_interval(sorted(sample), _CLOCK_SURE_Z)[0]
 
 
 def median_interval(ordered: list[float], confidence_z: float = 1.96) -> tuple[float, float]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import os
 import random
+import statistics
 import struct
 import time
 from collections.abc import Callable, Iterable
@@ -24,7 +25,7 @@ import torch
 from opforge import processes
 from opforge.cases.materialise import Bytes, Renewal, owned_copy, tensor_over, words_of
 from opforge.judge.batch import Placed
-from opforge.judge.figures import Figure
+from opforge.judge.figures import FILL_SLACK_NS, Figure
 from opforge.judge.looks import is_as_said, leaves, span
 from opforge.judge.reference import Answer
 from opforge.judge.replies import FORGED, results_end
@@ -58,6 +59,8 @@ _PASS_NS = 500_000
 _MAX_PASS_NS = 20_000_000
 _MAX_PASS_CALLS = 144
 """Graphs of more launches than some hundred and fifty take longer for each of them, by 0.15 µs on an H200."""
+_SIZE_CHECK_ROUND = 2
+"""After this round, and after the last one, blocks that are too short for what their calls took are laid anew."""
 _WAITED = 0.03
 """The share of a block that a side may have waited for a core; else the round is set aside."""
 
@@ -75,6 +78,19 @@ class Judging:
     """Judges a reply, whose tensors lie in some bytes, to contents with a seed."""
     inside: Callable[[int], None]
     """Raises BaselineError where contents with a seed are at the edge of what ATen takes: what is right there is rounding."""
+
+
+@dataclass(frozen=True)
+class CallTimes:
+    """What a call takes on one side."""
+
+    device_ns: float
+    call_ns: float
+
+    @property
+    def in_a_pass_ns(self) -> float:
+        """Return what it takes at most in a pass: a caller who waits for the device waits no shorter than it works."""
+        return min(self.device_ns, self.call_ns)
 
 
 class BaselineError(Exception):
@@ -189,7 +205,22 @@ class Race:
         cores = os.sched_getaffinity(0)
         self._cores = self._core(cores)
         try:
-            figures = self._lay()
+            figures = self._raced()
+        finally:
+            for side in self._sides:
+                side.worker.resume()
+                side.worker.stay_on(cores)
+            self._unmap()
+        for figure in figures:
+            figure.clocks_agree()
+        self._both({"do": "clear"})
+        return self._row(figures)
+
+    def _raced(self) -> list[Figure]:
+        """Time blocks of both sides, and size them anew where they prove too short for what calls take in them."""
+        times = self._first_times()
+        while True:
+            figures = self._lay(times)
             deadline = time.monotonic() + _BUDGET_S
             order = list(self._sides)
             while active := [f for f in figures if not f.done]:
@@ -201,15 +232,18 @@ class Race:
                 else:
                     order.reverse()
                 self._round(order, active)
-        finally:
-            for side in self._sides:
-                side.worker.resume()
-                side.worker.stay_on(cores)
-            self._unmap()
-        for figure in figures:
-            figure.clocks_agree()
-        self._both({"do": "clear"})
-        return self._row(figures)
+                if figures[0].rounds == _SIZE_CHECK_ROUND and self._too_short(figures, times):
+                    break
+            if not self._too_short(figures, times):
+                return figures
+            times = _shortest(times, figures)  # blocks get at least twice as long, up to a limit: this comes to an end
+
+    def _too_short(self, figures: list[Figure], times: list[CallTimes]) -> bool:
+        """Whether blocks are too short to be timed sharply: calls were slow while blocks were sized, and then quick."""
+        device, call, _ = figures
+        seen = _shortest(times, figures)
+        short = self._pass_calls(seen) > 2 * device.calls
+        return short or (self._method == "events" and self._calls_in_a_row(seen) > 2 * call.calls)
 
     def _core(self, cores: set[int]) -> set[int]:
         """Return one core that the judge is not on: both sides run there by turns, since cores are not alike."""
@@ -231,33 +265,51 @@ class Race:
         """Return the bytes that the calls of a pass touch."""
         return int(self._nbytes * self._sets)
 
-    def _lay(self) -> list[Figure]:
-        """Make the calls on both sides, as many as it takes to be timed sharply."""
+    @property
+    def _most_sets(self) -> int:
+        """Return how many sets of inputs there may be."""
         most = max(1, _MAX_DEVICE_BYTES // self._nbytes)
-        most = min(most, max(_FEW_SETS, _MOST_TENSORS // self._tensors))
-        limit = most if self._writes else _MAX_PASS_CALLS  # where sets are used again, a call finds what another wrote
+        return min(most, max(_FEW_SETS, _MOST_TENSORS // self._tensors))
+
+    @property
+    def _most_calls(self) -> int:
+        """Return how many calls a pass may have: where sets are used again, a call finds what another wrote."""
+        return min(self._most_sets, _MAX_PASS_CALLS) if self._writes else _MAX_PASS_CALLS
+
+    def _first_times(self) -> list[CallTimes]:
+        """Return what both sides guess that a call takes."""
         for side in self._sides:  # before its first call: what is started from here on is started in timed calls
             side.worker.look_for_others()
-        self._laid(min(_FIRST_CALLS, limit), most)
+        self._laid(min(_FIRST_CALLS, self._most_calls))
         for side in self._sides:  # not before: they lay their calls at the same time
             side.worker.stay_on(self._cores)
-        guesses = [self._guessed(side) for side in self._sides]
-        call_ns = max(g["call_ns"] for g in guesses)
-        quickest, slowest = (f(g["device_ns"] for g in guesses) for f in (min, max))
-        calls = _between(min(_PASS_NS / quickest, _MAX_PASS_NS / slowest) + 1, 1, min(_MAX_PASS_CALLS, limit))
-        self._map(self._laid(calls, most))
-        several = _between(_BLOCK_NS / 4 / call_ns, 1, max(1, min(_MAX_CALLS, self._sets - _SPARE)))
+        return [self._guessed(side) for side in self._sides]
+
+    def _lay(self, times: list[CallTimes]) -> list[Figure]:
+        """Make the calls on both sides, as many as it takes to be timed sharply."""
+        calls = self._pass_calls(times)
+        self._unmap()
+        self._map(self._laid(calls))
+        several = self._calls_in_a_row(times)
         return [
-            Figure("device", calls, call_ns * calls, self._method),
+            Figure("device", calls, max(t.call_ns for t in times) * calls, self._method),
             *(
                 Figure(name, count, secondary=True, rehearsed=rehearsed_calls(self._sets, count))
                 for name, count in (("call", several), ("sync", min(several, _SYNC_CALLS)))
             ),
         ]
 
-    def _laid(self, calls: int, most: int) -> list[dict[str, Any]]:
-        """Have so many calls over at most so many sets of inputs on both sides, timed in the same way. Returns what the sides say of them."""
-        self._sets = min(calls, most)
+    def _pass_calls(self, times: list[CallTimes]) -> int:
+        quickest, slowest = (f(t.in_a_pass_ns for t in times) for f in (min, max))
+        return _between(min(_PASS_NS / quickest, _MAX_PASS_NS / slowest) + 1, 1, self._most_calls)
+
+    def _calls_in_a_row(self, times: list[CallTimes]) -> int:
+        slowest = max(t.call_ns for t in times)
+        return _between(_BLOCK_NS / 4 / slowest, 1, max(1, min(_MAX_CALLS, self._sets - _SPARE)))
+
+    def _laid(self, calls: int) -> list[dict[str, Any]]:
+        """Have so many calls on both sides, timed in the same way. Returns what the sides say of them."""
+        self._sets = min(calls, self._most_sets)
         cold = _cold(self._device) if self._nbytes * self._sets >= _cold(self._device) else 0
         request = {"do": "lay", "calls": calls, "sets": self._sets, "cold": cold}
         while True:
@@ -286,11 +338,13 @@ class Race:
             raise failures[0]
         return replies
 
-    def _guessed(self, side: Side) -> dict[str, float]:
-        """Return what a side guesses that a call takes."""
+    def _guessed(self, side: Side) -> CallTimes:
+        """Return what a side guesses that a call takes: no longer than the judge has waited for the guess."""
         self._take_turn(side)
+        began = time.perf_counter_ns()
         reply = side.ask({"do": "guess"}, _FIRST_CALLS)
-        return {name: _positive(reply.get(name)) for name in ("call_ns", "device_ns")}
+        outside = float(time.perf_counter_ns() - began)
+        return CallTimes(*(min(outside, _positive(reply.get(name))) for name in ("device_ns", "call_ns")))
 
     def _by_calls(self, why: str) -> None:
         """Take calls in a row for the headline instead of the device's time."""
@@ -369,7 +423,7 @@ class Race:
 
     def _block(self, side: Side, figure: Figure) -> None:
         """Time a block of one side, copy the result of one of its calls, and judge that if chance wants it."""
-        (figure.kernel_fill if side.is_kernel else figure.aten_fill).append(self._prepare(side, figure))
+        self._note_fill(side, figure, self._prepare(side, figure))
         call = self._chance.randrange(figure.calls)
         worker = side.worker
         waited = worker.waited_ns()
@@ -398,6 +452,12 @@ class Race:
             keeps_to_itself(worker, self._cores)
             self._judge(side, figure, call, seen)
 
+    def _note_fill(self, side: Side, figure: Figure, took_ns: float) -> None:
+        """Keep how long the inputs of a block took to fill. Where that was long, something else kept the GPU busy."""
+        (figure.kernel_fill if side.is_kernel else figure.aten_fill).append(took_ns)
+        usual = min(figure.kernel_fill + figure.aten_fill)
+        figure.waited[-1] |= took_ns > usual + FILL_SLACK_NS
+
     def _is_judged(self, figure: Figure) -> bool:
         """Whether a result of the block that was just timed is judged: by chance, and one of each figure in any case."""
         judged = self._chance.random() < (_SELDOM if self._costly else _JUDGED) or (figure.done and not figure.judged)
@@ -405,7 +465,7 @@ class Race:
         return judged
 
     def _prepare(self, side: Side, figure: Figure) -> float:
-        """Have a side ready for a block, stop it, and write the round's contents into the inputs of the calls. Returns how long that took in ns."""
+        """Have a side ready for a block, stop it, and write the round's contents into the inputs of the calls. Returns how long that took on the GPU in ns."""
         if figure.name == "device":
             self._take_turn(side)
             side.ask({"do": "warm up"}, figure.calls)
@@ -420,9 +480,9 @@ class Race:
                 on_host += zip(targets, rows, strict=False)
         for one in self._sides:
             one.halt()
-        began = time.perf_counter_ns()
         for address, row in on_host:
             self._write_to_host(side, address, row)
+        began = time.perf_counter_ns()
         if memory:
             torch._foreach_copy_(memory, contents)
         torch.cuda.synchronize(self._device)
@@ -553,6 +613,16 @@ def keeps_to_itself(worker: KernelWorker, cores: set[int]) -> None:
         raise NotRightError(Outcome.CHEATED, f"left {len(new)} process(es) running that it had started in timed calls")
     if worker.strays_from(cores):
         raise NotRightError(Outcome.CHEATED, "runs on other cores than the one on which it is timed")
+
+
+def _shortest(times: list[CallTimes], figures: list[Figure]) -> list[CallTimes]:
+    """Return what a call of ATen's and one of the kernel's takes, by the shorter of these times and those of the figures."""
+    device, call, _ = figures
+    medians = [(device.aten_ns, call.aten_ns), (device.kernel_ns, call.kernel_ns)]
+    return [
+        CallTimes(min(t.device_ns, statistics.median(device_ns)), min(t.call_ns, statistics.median(call_ns)))
+        for t, (device_ns, call_ns) in zip(times, medians, strict=True)
+    ]
 
 
 def _listed(said: Any) -> list[Any]:
