@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from opforge.judge.figures import Figure, median_interval
+from opforge.judge.figures import Figure, Wait, median_interval
 from opforge.judge.verdict import NotRightError, Outcome
 from opforge.sandbox.track import rehearsed_calls
 from tests.conftest import slow
@@ -13,15 +13,19 @@ from tests.conftest import slow
 MS = 1e6
 
 
-def figure(ratios, *, name="call", calls=10, aten_ns=1 * MS, waited=(), **words):
-    """Return a figure after as many rounds as there are ratios; in those numbered in ``waited`` a side had no core."""
+def figure(ratios, *, name="call", calls=10, aten_ns=1 * MS, waited=(), left_out=(), **words):
+    """Return a figure after as many rounds as there are ratios.
+
+    In those numbered in ``waited`` a side had no core, and in those in ``left_out`` the times do not hold that.
+    """
+    waits = dict.fromkeys(waited, Wait.COUNTED) | dict.fromkeys(left_out, Wait.LEFT_OUT)
     count = len(ratios)
     return Figure(
         name,
         calls,
         kernel_ns=[aten_ns / ratio for ratio in ratios],
         aten_ns=[aten_ns] * count,
-        waited=[number in waited for number in range(count)],
+        waited=[waits.get(number, Wait.NONE) for number in range(count)],
         **{"kernel_beside": [0.1 * MS] * count, "aten_beside": [0.1 * MS] * count, **words},
     )
 
@@ -118,6 +122,17 @@ def test_where_hardly_a_round_was_quiet_all_of_them_count():
     assert (row["rounds"], row["set_aside"], row["speedup"]) == (10, 0, 1.5)
     row = figure([1.0, 2.0] * 5, waited=range(6, 10)).row()
     assert (row["rounds"], row["set_aside"]) == (6, 4)
+
+
+def test_where_hardly_a_round_was_quiet_those_count_whose_times_hold_no_wait():
+    ratios = [1.0] * 4 + [2.0] * 6 + [9.0] * 8
+    found = figure(ratios, left_out=range(4, 10), waited=range(10, 18))
+    assert found.row()["speedup"] == 2.0
+    assert found.row()["set_aside"] == 8
+    assert not found.needs_quiet_rounds
+    busy = figure(ratios, left_out=range(4, 5), waited=range(5, 18))
+    assert busy.row()["set_aside"] == 0
+    assert busy.needs_quiet_rounds
 
 
 @pytest.mark.parametrize("method", ["graph", "events"])

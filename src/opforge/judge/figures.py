@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import math
 import statistics
 from dataclasses import dataclass, field
@@ -31,6 +32,16 @@ _CLOCK_SURE_Z = 3.3
 """How sure the judge is that a block took longer than was said of it, before it says so: one in a thousand is wrong."""
 
 
+class Wait(enum.IntEnum):
+    """Whether somebody waited for a core or a GPU in a round."""
+
+    NONE = 0
+    LEFT_OUT = 1
+    """The wait is known, and not part of the time."""
+    COUNTED = 2
+    """The wait is part of the time."""
+
+
 @dataclass
 class Figure:
     """What a call took on both sides, round by round."""
@@ -51,7 +62,7 @@ class Figure:
     kernel_fill: list[float] = field(default_factory=list)
     aten_fill: list[float] = field(default_factory=list)
     """How long the judge took to fill the inputs on a GPU, while nothing of the worker ran."""
-    waited: list[bool] = field(default_factory=list)
+    waited: list[Wait] = field(default_factory=list)
     """Whether a side had to wait for a core in the round, or the judge for the GPU."""
     done: bool = False
     judged: bool = False
@@ -77,9 +88,22 @@ class Figure:
 
     @property
     def quiet(self) -> list[int]:
-        """Return the rounds that count: those in which nobody waited, if there are enough."""
-        quiet = [i for i, waited in enumerate(self.waited) if not waited]
-        return quiet if len({i // self.leg for i in quiet}) >= _MIN_QUIET else list(range(self.rounds))
+        """Return the rounds that count: those in which nobody waited, if there are enough; else those whose times hold no wait, if there are."""
+        for most in (Wait.NONE, Wait.LEFT_OUT):
+            if self._are_enough(rounds := self._rounds_with(most)):
+                return rounds
+        return list(range(self.rounds))
+
+    @property
+    def needs_quiet_rounds(self) -> bool:
+        """Whether there are too few rounds yet whose times hold no wait."""
+        return not self._are_enough(self._rounds_with(Wait.LEFT_OUT))
+
+    def _rounds_with(self, most: Wait) -> list[int]:
+        return [i for i, waited in enumerate(self.waited[: self.rounds]) if waited <= most]
+
+    def _are_enough(self, rounds: list[int]) -> bool:
+        return len({i // self.leg for i in rounds}) >= _MIN_QUIET
 
     @property
     def ratios(self) -> list[float]:

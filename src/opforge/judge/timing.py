@@ -25,7 +25,7 @@ import torch
 from opforge import processes
 from opforge.cases.materialise import Bytes, Renewal, owned_copy, tensor_over, words_of
 from opforge.judge.batch import Placed
-from opforge.judge.figures import FILL_SLACK_NS, Figure
+from opforge.judge.figures import FILL_SLACK_NS, Figure, Wait
 from opforge.judge.looks import is_as_said, leaves, span
 from opforge.judge.reference import Answer
 from opforge.judge.replies import FORGED, results_end
@@ -269,7 +269,7 @@ class Race:
     def _most_sets(self) -> int:
         """Return how many sets of inputs there may be."""
         most = max(1, _MAX_DEVICE_BYTES // self._nbytes)
-        return min(most, max(_FEW_SETS, _MOST_TENSORS // self._tensors))
+        return int(min(most, max(_FEW_SETS, _MOST_TENSORS // self._tensors)))
 
     @property
     def _most_calls(self) -> int:
@@ -410,7 +410,7 @@ class Race:
 
     def _round(self, order: list[Side], active: list[Figure]) -> None:
         for figure in active:
-            figure.waited.append(False)
+            figure.waited.append(Wait.NONE)
             self._seeds = drawn_seeds(min(figure.calls, self._sets))
             self._contents = [renewal.contents(self._seeds) for renewal in self._renewals]
             for side in order:
@@ -444,7 +444,8 @@ class Race:
         said = reply.get("ns")
         if not isinstance(said, int | float) or not math.isfinite(said) or said <= 0:
             raise NotRightError(Outcome.CHEATED, f"says that a timed call took {said!r} ns")
-        figure.waited[-1] |= waited > _WAITED * said * figure.work
+        if waited > _WAITED * said * figure.work:
+            figure.waited[-1] = Wait.COUNTED
         (figure.kernel_ns if side.is_kernel else figure.aten_ns).append(float(said))
         beside = outside - said * figure.work
         (figure.kernel_beside if side.is_kernel else figure.aten_beside).append(beside)
@@ -456,7 +457,8 @@ class Race:
         """Keep how long the inputs of a block took to fill. Where that was long, something else kept the GPU busy."""
         (figure.kernel_fill if side.is_kernel else figure.aten_fill).append(took_ns)
         usual = min(figure.kernel_fill + figure.aten_fill)
-        figure.waited[-1] |= took_ns > usual + FILL_SLACK_NS
+        if took_ns > usual + FILL_SLACK_NS:
+            figure.waited[-1] = Wait.COUNTED
 
     def _is_judged(self, figure: Figure) -> bool:
         """Whether a result of the block that was just timed is judged: by chance, and one of each figure in any case."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from opforge import processes
-from opforge.judge.figures import Figure
+from opforge.judge.figures import Figure, Wait
 from opforge.judge.verdict import Outcome
 from opforge.models.process import ModelError, ModelProcess
 
@@ -41,7 +41,7 @@ def race(kernels: ModelProcess, plain: ModelProcess) -> dict[str, Any]:
                 chance.shuffle(sides)
             else:
                 sides.reverse()
-            figure.waited.append(False)
+            figure.waited.append(Wait.NONE)
             for side in sides:
                 other = plain if side is kernels else kernels
                 other.worker.pause()
@@ -61,7 +61,8 @@ def _block(figure: Figure, side: ModelProcess, *, is_kernel: bool) -> None:
     said = _ns(side, figure.calls)
     outside = time.perf_counter_ns() - began
     waited = side.worker.waited_ns() - waited
-    figure.waited[-1] |= waited > _WAITED * outside
+    if waited > _WAITED * outside:
+        figure.waited[-1] = Wait.COUNTED
     (figure.kernel_ns if is_kernel else figure.aten_ns).append(said)
     (figure.kernel_beside if is_kernel else figure.aten_beside).append(outside - said * (figure.calls + 1))
 
