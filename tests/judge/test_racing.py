@@ -172,7 +172,8 @@ def test_a_kernel_that_does_its_work_twice_is_half_as_fast(ring):
     """
     finding = ring.race("mm.default", PRODUCT, source)
     assert finding.passed
-    assert 1 / 3 < finding.figures["speedup"] < 1 / 1.5
+    assert near(finding.figures, 0.5)
+    assert finding.figures["speedup"] < 1 / 1.5  # however busy the machine is: it is never flattered
 
 
 @pytest.mark.parametrize(
