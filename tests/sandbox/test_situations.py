@@ -8,6 +8,7 @@ import threading
 import pytest
 import torch
 
+from opforge.sandbox import situations
 from opforge.sandbox.kept import KeptResults, call_and_keep
 from opforge.sandbox.origins import Origins
 from opforge.sandbox.situations import call_in, call_in_two_threads, input_in
@@ -130,3 +131,17 @@ def test_what_a_kernel_raises_in_the_other_thread_does_not_hold_up_the_first():
 
     result, _ = call_in_two_threads(function, fresh)
     assert torch.equal(result, GIVEN)
+
+
+def test_threads_go_on_without_turns_when_those_have_taken_long(monkeypatch):
+    monkeypatch.setattr(situations, "_TURNS_S", 0.01)
+    monkeypatch.setattr(situations, "_TURN_S", 60.0)  # a thread that waited for a turn would wait so long
+    steps = []
+
+    def function(x):
+        steps.extend(len(()) for _ in range(20_000))
+        return x + 1
+
+    result, _ = call_in_two_threads(function, fresh)
+    assert torch.equal(result, GIVEN + 1)
+    assert len(steps) >= 20_000

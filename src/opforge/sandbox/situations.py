@@ -40,6 +40,8 @@ _SWITCH_S = 1e-6
 """How often threads take turns while two of them are in a kernel."""
 _TURN_CALLS, _TURN_S = 4, 0.05
 """How many calls are made first by taking turns at each step, and how often one thread looks at what the other does that it waits for."""
+_TURNS_S = 2.0
+"""How long they take turns: on a busy machine each turn takes milliseconds, and a kernel may have thousands."""
 Function = Callable[..., Any]
 Arguments = tuple[list[Any], dict[str, Any], list[torch.Tensor]]
 """Those of a call by position and by name, and the tensors among them."""
@@ -115,6 +117,7 @@ class _Turns:
     def __init__(self) -> None:
         self._locks = allocate_lock(), allocate_lock()
         self._over = False
+        self._end = monotonic() + _TURNS_S
         self._states: dict[int, int] = {}
         """By thread, a file in which the system says what the thread does."""
         for lock in self._locks:
@@ -130,12 +133,13 @@ class _Turns:
             self._locks[number].acquire()
 
         def step(_frame: Any, event: str, _arg: Any) -> None:
-            if event == "c_call" and not self._over:
-                _open(self._locks[1 - number])
-                while not self._locks[number].acquire(timeout=_TURN_S):
-                    if self._waits(1 - number):  # for a lock of the kernel's, which this thread has
-                        self._over = True
-                        break
+            if event != "c_call" or self._over:
+                return
+            self._over = monotonic() > self._end
+            _open(self._locks[1 - number])
+            while not self._over and not self._locks[number].acquire(timeout=_TURN_S):
+                if self._waits(1 - number):  # for a lock of the kernel's, which this thread has
+                    self._over = True
 
         setprofile(step)
 
