@@ -173,6 +173,14 @@ def test_a_kernel_that_is_honest_in_a_round_or_two_gains_nothing_in_the_others(h
     assert row["kernel_us"] > 1700
 
 
+def test_what_is_said_of_rounds_that_do_not_count_gives_no_slack_in_those_that_do():
+    ratios = [1.0] * 8 + [0.01] * 12  # says 100 ms of the rounds in which it waits, by its own doing
+    lies = [4.1 * MS] * 8 + [0.1 * MS] * 12
+    found = figure(ratios, kernel_beside=lies, waited=range(8, 20))
+    assert found.median_ns(found.kernel_ns) == 1 * MS
+    assert found.row()["speedup"] < 0.8  # 10 ms that it says, 4 ms that it does not, of which one is allowed
+
+
 def test_a_side_that_was_disturbed_beside_its_calls_is_no_quicker_for_it():
     calm, disturbed = [0.1 * MS] * 12, [0.1 * MS] * 9 + [5 * MS] * 3
     for kernel, aten in ((disturbed, calm), (calm, disturbed)):

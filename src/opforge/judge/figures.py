@@ -16,8 +16,7 @@ _MIN_QUIET = 6
 """From so many values on, an interval from their ranks can hold the median 95 times in a hundred."""
 _SECONDARY_ROUNDS = 5
 _DOUBTED_ROUNDS = 32
-"""How many there are before a kernel is accused. With so many, a kernel that is honest in too few rounds to be accused has
-fewer than `_MIN_QUIET` of them."""
+"""How many there are before a kernel is accused. With so many, one that has fewer than `_MIN_QUIET` honest rounds is."""
 _NARROW = {"device": 0.015, "call": 0.02, "sync": 0.02}
 """How wide an interval may be, as a share of the ratio, for a race to end."""
 _PLACES = 0.002
@@ -114,6 +113,10 @@ class Figure:
             legs.setdefault(i // self.leg, []).append(aten[i] / kernel[i])
         return sorted(statistics.median(rounds) for rounds in legs.values())
 
+    def median_ns(self, times: list[float]) -> float:
+        """Return the median of one side's times, of the rounds that count: a kernel can make others, and say of them what it likes."""
+        return statistics.median(times[i] for i in self.quiet)
+
     def _bounded(self, *, is_kernel: bool) -> list[float]:
         """Return one side's times, longer by what the judge's clock surely saw of most blocks and nobody said."""
         said = self.kernel_ns if is_kernel else self.aten_ns
@@ -121,7 +124,7 @@ class Figure:
         if not unsaid:
             return said
         low, high = median_interval(sorted(unsaid[i] for i in self.quiet))
-        more = max(0.0, (low if is_kernel else -high) - self._clock_slack(statistics.median(said)))
+        more = max(0.0, (low if is_kernel else -high) - self._clock_slack(self.median_ns(said)))
         return [ns + more / self.work for ns in said]
 
     @property
@@ -157,10 +160,7 @@ class Figure:
 
     def row(self) -> dict[str, Any]:
         quiet = self.quiet
-        aten, kernel = (
-            statistics.median(times[i] for i in quiet)
-            for times in (self._bounded(is_kernel=False), self._bounded(is_kernel=True))
-        )
+        aten, kernel = (self.median_ns(self._bounded(is_kernel=is_kernel)) for is_kernel in (False, True))
         low, high = self.interval
         return {
             "kernel_us": (aten / self.speedup if self._clocks_differ else kernel) / 1000,
@@ -186,7 +186,7 @@ class Figure:
 
     @property
     def _said(self) -> float:
-        return statistics.median(self.kernel_ns)
+        return self.median_ns(self.kernel_ns)
 
     @property
     def _clocks_differ(self) -> bool:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import os
 import random
-import statistics
 import struct
 import time
 from collections.abc import Callable, Iterable
@@ -622,7 +621,7 @@ def _shortest(times: list[CallTimes], figures: list[Figure]) -> list[CallTimes]:
     device, call, _ = figures
     medians = [(device.aten_ns, call.aten_ns), (device.kernel_ns, call.kernel_ns)]
     return [
-        CallTimes(min(t.device_ns, statistics.median(device_ns)), min(t.call_ns, statistics.median(call_ns)))
+        CallTimes(min(t.device_ns, device.median_ns(device_ns)), min(t.call_ns, call.median_ns(call_ns)))
         for t, (device_ns, call_ns) in zip(times, medians, strict=True)
     ]
 
