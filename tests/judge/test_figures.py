@@ -162,6 +162,16 @@ def test_a_kernel_that_is_slower_beside_by_little_is_not_accused():
     figure([1.0] * 12, **short).clocks_agree()  # within what a message may take
 
 
+def test_nobody_is_accused_by_a_clock_that_contradicts_atens_times_too():
+    """Seen with four processes on one GPU: ATen's calls took less by the judge's clock than ATen's worker said."""
+    busy = figure([1.0] * 32, kernel_beside=[1.5 * MS] * 32, aten_beside=[-1.5 * MS] * 32)
+    busy.clocks_agree()
+    assert busy.row()["speedup"] < 1  # what the clock surely saw still counts
+    quiet = figure([1.0] * 32, kernel_beside=[1.5 * MS] * 32, aten_beside=[-0.9 * MS] * 32)
+    with pytest.raises(NotRightError, match="by the judge's clock"):
+        quiet.clocks_agree()
+
+
 @pytest.mark.parametrize("honest", [1, 2, 5])
 def test_a_kernel_that_is_honest_in_a_round_or_two_gains_nothing_in_the_others(honest):
     rounds = 16
