@@ -197,6 +197,74 @@ def test_a_random_operator_that_does_not_say_so_is_noted(contracts):
     )
 
 
+def all_but(*checks: str) -> tuple[str, ...]:
+    return tuple(check for check in checking.CHECKS if check not in (*checks, "inputs"))
+
+
+@pytest.fixture(scope="module")
+def sizes() -> Report:
+    """Operators in plain Python: Triton's interpreter takes long at many sizes."""
+    inputs = str(HERE / "defects" / "sizes_inputs.py")
+    return check(HERE / "defects" / "sizes.py", inputs=inputs, skip=all_but("mask", "devices"))
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "fix"),
+    [
+        ("only_whole_blocks", "are never written: 5 of 5, the first at [0, 0]", "triton.cdiv(n, BLOCK)"),
+        ("writes_past_the_end", "a tensor that it allocated: 27 elements past its end", "tl.store(y_ptr"),
+        ("reads_past_the_end", "depends on memory outside its arguments", "tl.load(x_ptr + offsets, mask="),
+        ("pads_with_ones", "another answer than the reference", "neutral value"),
+        ("halves_the_rest", "give another answer than 1 alone, while", "triton.cdiv(n, BLOCK)"),
+    ],
+)
+def test_defects_at_sizes_that_no_block_fits(sizes, name, words, fix):
+    holds(by_name(sizes)[name], "mask", words, fix)
+
+
+def test_an_operator_that_is_right_at_all_sizes_and_has_no_kernel_for_a_gpu(sizes):
+    operator = by_name(sizes)["right"]
+    assert operator.verdict == "passed", said(operator)
+    assert operator.origin == "sizes_inputs.py"
+    assert operator.calls == ("(f32[4, 32])", "(i64[3, 4])")
+    (finding,) = operator.of(Status.NOTE)
+    assert (finding.check, finding.what) == ("devices", "there are kernels for CPU, none for CUDA")
+    assert '@torch.library.register_kernel("sizes::right", "cuda")' in finding.fix
+
+
+def test_calls_are_made_up_for_an_operator_that_has_none_in_the_file(sizes):
+    operator = by_name(sizes)["made_up"]
+    assert operator.verdict == "passed", said(operator)
+    assert operator.origin == "made from the schema"
+    assert operator.calls[0] == "(f32[6, 16], -1, 0.5, None)"
+    assert any("f32[6, 16], -1, 0.5, f32[6, 16]" in call for call in operator.calls), "what is optional is given once"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (
+            "not_called_rightly",
+            "on a call of sizes_inputs.py: not_called_rightly(f32[4, 32], 'up'): ValueError: how is 'up'",
+        ),
+        ("no_call_is_right", "calls made from its schema (ValueError: how is 'none'; allowed: 'down'"),
+        ("no_call_can_be_made", "the argument how: Layout cannot be made up; give calls with --inputs FILE"),
+    ],
+)
+def test_an_operator_without_a_call_is_named_with_the_reason(sizes, name, words):
+    operator = by_name(sizes)[name]
+    assert operator.verdict == "unsupported"
+    assert words in operator.unsupported
+
+
+def test_the_report_as_json_says_what_the_report_says(sizes):
+    answer = json.loads(json.dumps(sizes.as_json()))
+    assert answer["counts"] == {"passed": 2, "failed": 5, "unsupported": 3}
+    found = {row["name"]: row for row in answer["operators"]}["sizes::pads_with_ones"]
+    assert found["verdict"] == "failed"
+    assert {f["check"] for f in found["findings"] if f["status"] == "failed"} == {"mask"}
+
+
 OTHER_CHECKS = ("opcheck", "compile", "vmap", "autograd")
 
 
@@ -238,8 +306,8 @@ def test_small_blocks_are_noted(masks):
 
 @pytest.fixture(
     scope="module",
-    params=[slow(("opcheck", "vmap"))],
-    ids=["more checks"],
+    params=[all_but("layouts", "mask"), slow(("opcheck", "vmap"))],
+    ids=["some checks", "more checks"],
 )
 def ends(request) -> Report:
     return check(HERE / "defects" / "ends.py", timeout_s=5.0, skip=request.param)
@@ -387,6 +455,14 @@ def test_an_operator_by_name_with_what_registers_it(tmp_path):
 def test_bad_targets(target, words):
     with pytest.raises(OpforgeError, match="(?s)" + re.escape(words)):
         check(target, skip=QUICK)
+
+
+def test_what_a_target_stands_for(tmp_path):
+    folder = package(tmp_path / "project" / "src", "my_ops", "")
+    for target in (checking.parse(str(folder)), checking.parse(str(tmp_path / "project"))):
+        assert (target.module, target.paths, target.operator) == ("my_ops", (str(folder.parent),), "")
+    by_name = checking.parse("my_ops::halve", str(folder))
+    assert (by_name.module, by_name.paths, by_name.operator) == ("my_ops", (str(folder.parent),), "my_ops::halve")
 
 
 def test_bad_options(tmp_path):
