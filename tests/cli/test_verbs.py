@@ -186,7 +186,6 @@ def weak_suite(tmp_path):
     return str(suite)
 
 
-@pytest.mark.slow
 def test_strength_names_what_a_suite_lets_through(tmp_path, weak_suite):
     table = tmp_path / "table.json"
     words = ("strength", "--suite", weak_suite, "--dtypes", "f32", "--save", str(table))

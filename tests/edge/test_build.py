@@ -12,7 +12,7 @@ from opforge.edge import toolchain
 from opforge.edge.build import _key, build, check_registration, open_folder, product_of
 from opforge.edge.generate import SOURCE, Generated, generate
 from opforge.edge.operators import BindingError
-from opforge.edge.selection import Selection, select_all, select_names
+from opforge.edge.selection import Selection, select_all
 from opforge.errors import NothingToJudgeError, OpforgeError
 from opforge.kernels.native.compiler import BuildError
 from tests.command import opforge
@@ -52,12 +52,17 @@ def test_a_library_has_what_is_selected_and_nothing_of_the_rest(folder, tool):
     both = build(opened, select_all(opened.entries), tool=tool)
     assert both.operators == ("my_ops::mul3.out", "my_ops::also3.out")
     assert "my_ops::native::also3_out" in symbols(both.library)
-    one = build(opened, select_names(opened.entries, ["mul3"]), folder / "one", tool=tool)
-    assert (one.operators, one.left_out) == (("my_ops::mul3.out",), ("my_ops::also3.out",))
-    assert "my_ops::native::mul3_out" in symbols(one.library)
-    assert "also3" not in symbols(one.library)
-    assert b"also3" not in stripped(one.library)
-    assert one.bytes < both.bytes
+    (folder / "ops.py").unlink()  # it is for exports, and importing it takes seconds
+    done = opforge("edge", "build", str(folder), "--ops", "mul3", "--out", str(folder / "one"), "--with", tool)
+    assert done.returncode == 0, done.stderr
+    one = folder / "one" / both.library.name
+    first, *rest = done.stdout.splitlines()
+    assert first.startswith(f"{one}  {one.stat().st_size} bytes, {tool}, built in ")
+    assert rest == ["registers  my_ops::mul3.out (named)", "left out   my_ops::also3.out"]
+    assert "my_ops::native::mul3_out" in symbols(one)
+    assert "also3" not in symbols(one)
+    assert b"also3" not in stripped(one)
+    assert one.stat().st_size < both.bytes
 
 
 @pytest.mark.slow
@@ -167,6 +172,20 @@ def test_words_that_cannot_be_meant_are_refused(folder, words, said):
     done = opforge("edge", "build", str(folder), *words)
     assert done.returncode == 2
     assert said in done.stderr
+
+
+def test_the_command_makes_a_folder_that_can_be_built(tmp_path):
+    made = tmp_path / "made"
+    done = opforge("edge", "init", str(made), "--namespace", "own_ops", "--op", "scale", "--op", "shift")
+    assert done.returncode == 0, done.stderr
+    first, *files, last = done.stdout.splitlines()
+    assert first == f"made {made}, {len(files)} files:"
+    assert sorted(map(str.strip, files)) == sorted(
+        str(path.relative_to(made)) for path in made.rglob("*") if path.is_file()
+    )
+    assert last == f"next: opforge edge check {made}"
+    assert [entry.name for entry in open_folder(made).entries] == ["own_ops::scale.out", "own_ops::shift.out"]
+    assert "is there already" in opforge("edge", "init", str(made)).stderr
 
 
 def test_a_folder_that_is_none_says_what_makes_one(tmp_path):

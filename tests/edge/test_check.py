@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -47,14 +48,30 @@ def dynamic():
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def found(tmp_path_factory: pytest.TempPathFactory) -> check.Report:
     names = ("also3", "unsized", "wrong_ints")
     folder = folders.make(tmp_path_factory.mktemp("check") / "wrong", *names, together=True)
     (folder / "model.py").write_text(MODEL)
-    done = opforge("edge", "check", str(folder), "--format", "json")
-    assert done.returncode == 1, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return check.check(folder)
+
+
+@pytest.fixture
+def say(found: check.Report, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Return a function that gives the command's answer; the folder is not taken to the runtime again."""
+    monkeypatch.setattr(check, "check", lambda *_, **__: found)
+
+    def said(*words: str) -> str:
+        done = opforge("edge", "check", found.folder, *words)
+        assert done.returncode == 1, done.stderr
+        return done.stdout
+
+    return said
+
+
+@pytest.fixture
+def report(say: Callable[..., str]) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(say("--format", "json"))
+    return answer
 
 
 def rows(report: dict[str, Any], kind: str) -> dict[str, dict[str, Any]]:
@@ -94,6 +111,24 @@ def test_each_operator_is_missed_when_it_is_left_out(report):
 def test_what_the_model_does_not_use_is_said(report):
     assert report["unused"] == ["my_ops::also3.out"]
     assert report["right"] is False
+
+
+def test_the_same_in_words(found, say):
+    lines = say().splitlines()
+    assert lines[0].startswith(f"{found.folder} (")
+    assert lines[1:3] == [
+        "operators  my_ops::unsized.out, my_ops::wrong_ints.out",
+        "unused     my_ops::also3.out: model.py does not use it, so it was not checked",
+    ]
+    assert lines[3] == f"library    {found.library_bytes} bytes, direct"
+    kernels = "my_ops::unsized.out 1×, my_ops::wrong_ints.out 1×"
+    assert f"((T([2, 3], f32),), {{}})  static   passed   difference 0, {kernels}" in lines
+    wrong = lines.index(f"((T([2, 3], i32),), {{}})  static   wrong    difference 1, {kernels}")
+    assert lines[wrong + 1].startswith("  result 1: ")
+    assert "without my_ops::unsized.out  passed  missing, as it must be" in lines
+    passed = sum(row.verdict == "passed" for row in found.rows)
+    assert lines[-2] == f"{passed} passed, {len(found.rows) - passed} wrong"
+    assert lines[-1].startswith("seconds    export ")
 
 
 @pytest.mark.slow

@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from opforge.edge import export as export_module
 from opforge.edge import lowering
+from opforge.edge import run as run_module
 from opforge.edge.build import build, open_folder
 from opforge.edge.operators import BindingError, Entry
 from opforge.edge.registered import refuse_taken_apart
@@ -23,6 +25,7 @@ from opforge.edge.run import Job, Ran, run_programs
 from opforge.edge.selection import program_operators, select_all, select_for_model, select_names
 from opforge.edge.toolchain import Product, compile_library
 from opforge.errors import OpforgeError
+from tests.command import opforge
 from tests.conftest import ROOT, slow
 from tests.edge import folders
 from tests.store import stored
@@ -94,6 +97,43 @@ def test_a_composite_operator_is_taken_apart_and_that_is_noticed(exports):
     with pytest.raises(BindingError, match="my_ops::composite is in the model and not in the program"):
         refuse_taken_apart([entry], ["my_ops::composite"])
     refuse_taken_apart([entry], ["my_ops::another"])
+
+
+def test_the_command_says_what_was_exported(exports, tmp_path, monkeypatch):
+    (tmp_path / "net.py").write_text("")
+    program = exports["mul3"]
+    asked: list[dict] = []
+    reply = {"operators": exports.said["adds_too"], "delegated": 2, "taken_apart": ["my_ops::composite"]}
+    reply |= {"inputs": "((T([4, 3], f32),), {})", "bytes": program.stat().st_size}
+    monkeypatch.setattr(export_module, "ask", lambda _child, request, **_: asked.append(request) or reply)
+    words = ("edge", "export", "net.py", "-o", "net.pte", "--dynamic", "x.0=1..8")
+    done = opforge(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, *rest = done.stdout.splitlines()
+    assert first.startswith(f"wrote net.pte, {reply['bytes']} bytes, in ")
+    assert rest == [
+        "inputs     ((T([4, 3], f32),), {})",
+        "operators  aten::add.out, my_ops::add.out",
+        "delegated  2 parts to XNNPACK",
+        "note       my_ops::composite was taken apart, as CompositeImplicitAutograd is: a kernel for it would not run",
+        "needs      kernels of my_ops::add.out: opforge edge build DIR --model net.pte",
+    ]
+    assert (asked[0]["dynamic"], asked[0]["out"]) == ({"x": {0: (1, 8)}}, str(tmp_path / "net.pte"))
+    answer = json.loads(opforge(*words, "--format", "json", cwd=tmp_path).stdout)
+    assert (answer["path"], answer["custom"], answer["delegated"]) == ("net.pte", ["my_ops::add.out"], 2)
+
+
+def test_a_program_is_written_whole_or_not_at_all(tmp_path):
+    from opforge.edge.export_child import write
+
+    path = tmp_path / "model.pte"
+    write(path, b"first")
+    write(path, b"second")
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {"model.pte": b"second"}
+    (tmp_path / "folder.pte").mkdir()
+    with pytest.raises(OpforgeError, match=r"folder.pte' cannot be written: "):
+        write(tmp_path / "folder.pte", b"third")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["folder.pte", "model.pte"]
 
 
 @pytest.mark.slow
@@ -205,6 +245,36 @@ def test_the_trace_tells_operators_of_one_name_apart(ran):
 def test_a_run_that_fails_says_why(ran, name, said):
     assert said in ran[name].error
     assert not ran[name].results
+
+
+def test_the_command_shows_results_and_the_kernels_that_ran(ran, monkeypatch):
+    given: list[Job] = []
+    monkeypatch.setattr(run_module, "run_programs", lambda jobs: given.extend(jobs) or [ran["two adds"]])
+    words = ("edge", "run", "m.pte", "--library", "a.so", "--library", "b.so", "--seed", "3", "--timeout", "9")
+    done = opforge(*words, "--inputs", "T([4, 3], f32)", "-o", "kept.safetensors")
+    assert done.returncode == 0, done.stderr
+    result = ran["two adds"].results[0]
+    numbers = ", ".join(f"{value:.6g}" for value in result["first"])
+    assert done.stdout.splitlines() == [
+        f"inputs   {ran['two adds'].inputs}",
+        f"result 0 T([4, 3], {result['dtype']})  {numbers}, …",
+        "kernels  my_ops::add.out 1×, aten::add.out 1×",
+    ]
+    libraries, kept = (Path("a.so"), Path("b.so")), Path("kept.safetensors")
+    assert given == [Job(Path("m.pte"), libraries, "T([4, 3], f32)", seed=3, out=kept, limit_s=9.0)]
+    answer = json.loads(opforge("edge", "run", "m.pte", "--inputs", "x.safetensors", "--format", "json").stdout)
+    assert (answer["results"], answer["kernels"]) == ([result], ran["two adds"].kernels)
+    assert given[1] == Job(Path("m.pte"), file=Path("x.safetensors"))
+
+
+def test_the_command_fails_with_the_reason(ran, monkeypatch):
+    monkeypatch.setattr(run_module, "run_programs", lambda _jobs: [ran["refuses"]])
+    done = opforge("edge", "run", "m.pte")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "seven dimensions are wanted" in done.stderr
+    none = opforge("edge", "run", "m.pte", "--timeout", "0")
+    assert none.returncode == 2
+    assert "--timeout 0 is not allowed; give seconds above 0" in none.stderr
 
 
 def test_missing_operators_are_listed(ran):

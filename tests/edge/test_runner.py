@@ -142,9 +142,9 @@ def rich(place: Path) -> Path:
 
     def make(out: Path) -> None:
         folder = build.open_folder(RICH)
-        build_runner(folder, selection.select_for_model(folder.entries, place / "rich.pte"), out / "all")
+        build_runner(folder, selection.select_for_model(folder.entries, place / "rich.pte"), out / "runner")
 
-    return stored("runner", INPUTS, make) / "all"
+    return stored("runner", INPUTS, make) / "runner"
 
 
 @pytest.fixture(scope="module")
@@ -360,6 +360,19 @@ def test_what_is_wrong_is_said(arguments, code, said, wrong, rich):
     assert done.returncode == code, done.stderr
     assert done.stderr.startswith("runner: ")
     assert said in done.stderr
+
+
+def test_the_command_takes_what_was_built_before(rich, tmp_path):
+    made = tmp_path / "runner"
+    done = opforge("edge", "runner", str(RICH), "-o", str(made))
+    assert done.returncode == 0, done.stderr
+    assert made.read_bytes() == rich.read_bytes()
+    first, kernels, libraries, last = done.stdout.splitlines()
+    assert first.startswith(f"{made}  {made.stat().st_size:,} bytes, ")
+    assert kernels == f"  kernels    {', '.join(build_names())} (all)"
+    assert libraries.startswith("  libraries  libexecutorch.so: ")
+    assert libraries.endswith(" bytes, of the installed package")
+    assert last == f"run it: {made} MODEL.pte INPUT.npy … -o FOLDER"
 
 
 @pytest.mark.slow

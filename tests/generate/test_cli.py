@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from opforge.cli.generation import say_what_was_made
 from tests.command import opforge
 from tests.conftest import ROOT
 from tests.generate.making import KERNELS, KEY, fenced
@@ -110,12 +111,36 @@ def test_six_workers_and_fifteen_rounds_by_the_known_name(tmp_path):
         (["--backend", "directory", "--max-tokens", "9"], "--max-tokens does not go with --backend directory"),
         (["--backend", "llm", "--prompts", "nowhere"], "nowhere' is no folder"),
         (["--backend", "llm"], "ANTHROPIC_API_KEY"),
+        (["--backend", "kernel_agent"], "OPENAI_API_KEY"),
+        (["--backend", "llm", "--transcript", "nowhere"], "nowhere"),
     ],
 )
 def test_a_wrong_word_is_answered(words, said, tmp_path, monkeypatch, capsys):
     from opforge.cli.main import call
 
-    monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
+    for name in ("ANTHROPIC_API_KEY", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     assert call(["run", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_what_was_made_and_spent_is_said_at_the_end(tmp_path, capsys):
+    say_what_was_made(tmp_path)
+    assert capsys.readouterr().err == ""  # a run that asks no model
+    row = {"model": "m", "right": 1, "operators": {"relu": {}, "add": {}}, "attempts": 4, "requests": 5, "unpriced": 0}
+    row |= {"input_tokens": 9_000, "output_tokens": 50, "cost": 0.12345, "stopped": ""}
+    file = tmp_path / "generation" / "summary.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps(row))
+    say_what_was_made(tmp_path)
+    spent = "m: 1 of 2 kernels right after 4 attempts, 5 requests, 9050 tokens, 0.1235 USD"
+    assert capsys.readouterr().err == f"{spent}\n"
+    bounds = {"max_cost": None, "max_tokens": 10_000}
+    file.write_text(json.dumps({**row, "unpriced": 2, "stopped": "the budget is spent", "bounds": bounds}))
+    say_what_was_made(tmp_path)
+    assert capsys.readouterr().err.splitlines() == [
+        f"{spent}, and 2 requests whose price is not known",
+        "the budget is spent",
+        f"go on with a larger one: `opforge run --resume {tmp_path} --max-tokens N`",
+    ]

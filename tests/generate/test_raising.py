@@ -10,10 +10,12 @@ import pytest
 from opforge.errors import InternalError, OpforgeError
 from opforge.generate.journal import Journal
 from opforge.generate.raising import raised
+from opforge.runs import RunConfig
 from tests.command import opforge
 from tests.conftest import verdicts
 from tests.generate.making import KEY, RELU, WRONG, Making, fenced, making
 from tests.generate.servers import AnthropicServer, Say
+from tests.runs import written
 
 __all__ = ["making"]
 SMALL = {"max_tokens": 10_000, "reply_tokens": 1024}
@@ -110,6 +112,9 @@ def test_a_bound_that_is_no_larger_is_answered(making):
     for bounds, said in NO_LARGER:
         with pytest.raises(OpforgeError, match=said):
             raised(making.out, ended.manifest["config"]["generation"], bounds)
+    done = opforge("run", "--resume", str(making.out), "--max-tokens", "9000")
+    assert done.returncode == 2
+    assert "it must be more than the 9050 tokens that were spent there" in done.stderr
 
 
 @pytest.mark.slow
@@ -133,10 +138,9 @@ def test_by_its_words(tmp_path):
     assert "was not stopped by its budget, and nothing is left to be asked" in more.stderr
 
 
-@pytest.mark.slow
 def test_a_run_that_asks_no_model_has_no_budget(tmp_path):
-    out = tmp_path / "run"
-    assert opforge("run", "--out", str(out)).returncode == 0
+    config = RunConfig("smoke", "aten").as_json()
+    out = written.write(tmp_path / "run", [written.verdict("relu.default")], config=config)
     done = opforge("run", "--resume", str(out), "--max-cost", "5")
     assert done.returncode == 2
     assert "its backend is aten, which asks no model" in done.stderr

@@ -8,6 +8,7 @@ import pytest
 
 from opforge.errors import NothingToJudgeError, RunDirectoryError
 from opforge.reports.files import write_all
+from opforge.reports.terminal import console_for_results, show
 from opforge.runs import RunConfig, run
 from opforge.runs.speed import Ratio, over
 from tests.conftest import by_kernel, gen_input, slow
@@ -21,7 +22,7 @@ FILES = {
 }  # fmt: skip
 
 
-def test_every_kernel_is_judged_on_every_case_and_compared(judge_custom, tmp_path):
+def test_every_kernel_is_judged_on_every_case_and_compared(judge_custom, tmp_path, capsys):
     ended = judge_custom({"twice": FILES})
     rows = list(ended.store.rows())
     keys = [(row["kernel"], row["op"], row["id"], row["phase"]) for row in rows]
@@ -41,6 +42,17 @@ def test_every_kernel_is_judged_on_every_case_and_compared(judge_custom, tmp_pat
     assert "3 wrong" in lines[2]
     table = (tmp_path / "run" / "operator_summary.csv").read_text().splitlines()
     assert [line.split(",")[:2] for line in table[1:]] == [["twice", f"twice__{n}"] for n in ("add", "slow", "wrong")]
+    show(console_for_results(), ended.manifest, summary)
+    title, heads, *lines = capsys.readouterr().out.splitlines()
+    assert title.strip() == "custom_ops on custom_ops (cpu)"
+    assert " ".join(heads.split()) == "operator implementation passed verdict × reference × fastest reference"
+    assert [line.split()[:4] for line in lines[:3]] == [
+        ["twice", "twice__add", "3/3", "passed"],
+        ["twice", "twice__slow", "3/3", "passed"],
+        ["twice", "twice__wrong", "0/3", "3"],
+    ]
+    assert [line.split()[-1] for line in lines[:3]] == ["twice_reference"] * 3
+    assert ["fastest" in line for line in lines[:3]] == [True, False, False]
 
 
 @pytest.mark.slow

@@ -126,12 +126,13 @@ def test_a_missing_duckdb_is_named_with_the_command_that_installs_it(two, monkey
     [
         ("json", '{"op": "a.x", "n": 2, "best": 2.0}\n{"op": "b.x", "n": 1, "best": null}\n'),
         ("csv", "op,n,best\na.x,2,2.0\nb.x,1,\n"),
+        ("text", "op   n  best\na.x  2  2\nb.x  1\n"),
     ],
 )
-def test_answers_come_in_other_forms(two, format_, said, capsys):
+def test_answers_come_in_all_forms(two, format_, said, capsys):
     sql = "SELECT op, count(*) AS n, max(speedup) AS best FROM results GROUP BY op ORDER BY op"
     assert call(["query", *map(str, two), "--sql", sql, "--format", format_]) == 0
-    assert capsys.readouterr().out == said
+    assert "".join(f"{line.rstrip()}\n" for line in capsys.readouterr().out.splitlines()) == said
 
 
 def test_the_page_describes_every_column():

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 from opforge.cases.text import parse_arguments
 from opforge.traces.file import Seen, Trace, TracedCall
 from opforge.traces.log import from_log, is_log, to_log
+from tests.command import opforge
 
 LOG = """\
 Operator: aten._softmax_backward_data.default
@@ -98,3 +101,24 @@ def test_files_are_told_apart_by_how_they_begin(tmp_path):
     (tmp_path / "other.txt").write_text("hello\n")
     assert is_log(tmp_path / "log.txt")
     assert not is_log(tmp_path / "other.txt")
+
+
+def test_the_command_makes_a_trace_of_a_log_and_a_log_of_a_trace(tmp_path):
+    (tmp_path / "log.txt").write_text(LOG)
+    done = opforge("trace", "log.txt", "--out", "log.parquet", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[:4] == [
+        "models       log",
+        "calls        52: 52 log",
+        "distinct     9 calls of 8 operators",
+        "lost         9 calls",
+    ]
+    assert "             aten.an_old_operator.default: no such operator in torch" in done.stdout
+    assert lines[-1] == "written      log.parquet"
+    back = opforge("trace", "log.parquet", "--to-log", "back.txt", "--format", "json", cwd=tmp_path)
+    row = json.loads(back.stdout)
+    assert (row["calls"], row["distinct"], row["operators"]) == (52, 9, 8)
+    assert (row["out"], row["log"], row["error"]) == (None, "back.txt", "")
+    log = (tmp_path / "back.txt").read_text()
+    assert "Operator: aten.sum.dim_IntList\ncnt: 9, ((T([40, 7], f16), [0], True), {})" in log

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from opforge.errors import OpforgeError
 from opforge.traces.collect import Collector
 from opforge.traces.conduct import Ended, about, trace
 from opforge.traces.file import Trace
-from opforge.traces.targets import Settings, parse_target
+from opforge.traces.stream import messages
+from opforge.traces.targets import FUNCTION, Settings, Target, parse_changes, parse_target
 from tests.command import opforge
 from tests.conftest import ROOT, slow
 
@@ -130,6 +132,62 @@ print("the script prints")
 """
 
 
+def recorded_here(tmp_path: Path, target: Target, **settings) -> tuple[Collector, dict]:
+    """Record in this process, as the process of a trace does; returns what was recorded, and the error."""
+    from opforge.traces.child import run
+
+    path = tmp_path / "calls"
+    run(target, Settings(**settings), os.open(path, os.O_WRONLY | os.O_CREAT))
+    collector, said = Collector(), {}
+    collector.begin(target.model)
+    with path.open("rb") as file:
+        for row, contents in messages(file):
+            said = row if "error" in row else said
+            collector.take(row, contents)
+    return collector, said
+
+
+def program(name: str) -> Target:
+    return Target(FUNCTION, f"tests.traces.programs:{name}")
+
+
+def test_without_contents_ranges_are_those_that_operators_need(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    collector, said = recorded_here(tmp_path, program("indexed"), fake=True)
+    assert said == {}
+    made = collector.trace({})
+    assert "low=0, high=4" in one(made, "index.Tensor").args
+    assert "low=0.01, high=1.0" in one(made, "rsqrt.default").args
+    assert any("bucketize.Tensor: needs the very contents" in what for what in made.losses)
+
+
+def test_a_number_that_is_not_known_is_guessed_and_counted(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    collector, said = recorded_here(tmp_path, program("asks"), fake=True)
+    assert said == {}
+    made = collector.trace({})
+    assert [count for what, count in made.losses.items() if "was taken to be 0" in what] == [1]
+    assert capsys.readouterr().out == "False\n"
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("raises", {"error": "the program raised ValueError: the model is broken"}),
+        ("leaves", {"error": "the program left with status 3"}),
+        ("missing", {"error": "module 'tests.traces.programs' has no function 'missing'", "ours": True}),
+    ],
+)
+def test_what_a_program_ends_with_is_sent(name, said, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    collector, found = recorded_here(tmp_path, program(name))
+    assert {key: found[key] for key in said} == said
+    assert ("traceback" in found) == (name == "raises")
+    assert [call.op for call in collector.trace({}).calls if call.op == "add.Tensor"] == ["add.Tensor"] * (
+        name != "missing"
+    )
+
+
 @pytest.mark.slow
 def test_a_script_with_arguments_on_the_command_line(tmp_path):
     (tmp_path / "mine.py").write_text(SCRIPT)
@@ -141,7 +199,6 @@ def test_a_script_with_arguments_on_the_command_line(tmp_path):
     assert "Operator: aten.relu.default\ncnt: 1, ((T([5], f32),), {})" in (tmp_path / "mine.txt").read_text()
 
 
-@pytest.mark.slow
 def test_a_failing_program_has_exit_code_1_and_its_file(tmp_path):
     (tmp_path / "bad.py").write_text("import torch\ntorch.ones(2) + 1\nraise RuntimeError('no more')\n")
     ran = opforge("trace", "bad.py", cwd=tmp_path)
@@ -222,3 +279,12 @@ def test_the_zoo_has_the_families_and_size_that_it_should():
 def test_the_path_of_a_script_may_not_be_a_module(tmp_path: Path):
     with pytest.raises(OpforgeError, match="are for scripts"):
         parse_target("timm:resnet18", ("--x",))
+
+
+def test_changes_are_python_values_or_else_words():
+    assert parse_changes(["hidden_size=256", "rope.theta=1e4", "act=gelu", "sizes=[1, 2]"]) == {
+        "hidden_size": 256,
+        "rope.theta": 1e4,
+        "act": "gelu",
+        "sizes": [1, 2],
+    }
