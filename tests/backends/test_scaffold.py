@@ -22,6 +22,8 @@ from opforge.cases import Case
         ("uniform", "self, from_=0, to=1, *, generator=None"),
         ("mse_loss", "self, target, reduction=1"),
         ("sum", "self, *, dtype=None"),
+        ("gelu", "self, *, approximate='none'"),
+        ("max_pool2d", "self, kernel_size, stride=(), padding=0, dilation=1, ceil_mode=False"),
     ],
 )
 def test_a_template_has_the_parameters_of_its_operator(op, parameters):

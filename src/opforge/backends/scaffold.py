@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -55,7 +56,7 @@ def render(name: str, root: Path, cases: Sequence[str]) -> str:
     )
 
 
-_CONSTANTS = {"contiguous_format": "torch.contiguous_format", "Mean": "1", "long": "torch.long", "[]": "()"}
+_CONSTANTS = {"contiguous_format": "torch.contiguous_format", "Mean": "1", "long": "torch.long"}
 
 
 def python_signature(op: Operator) -> str:
@@ -76,14 +77,10 @@ def python_signature(op: Operator) -> str:
 
 
 def _python_default(text: str) -> str:
-    if text in ("True", "False", "None") or text.startswith("torch."):
-        return text
-    if text.startswith("[") and text.endswith("]"):
-        return f"({text[1:-1]},)"
-    if text.startswith('"'):
+    if text.startswith("torch."):
         return text
     try:
-        float(text)
+        value = ast.literal_eval(text)
     except ValueError:
         return repr(text)
-    return text
+    return repr(tuple(value) if isinstance(value, list) else value)

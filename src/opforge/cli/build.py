@@ -70,4 +70,6 @@ def _show(libraries: list[Library], place: Path) -> None:
             sys.stdout.write(f"  torch.ops.{schema.replace('::', '.', 1)}\n")
     counts = Counter(one.status for one in libraries)
     said = ", ".join(f"{counts[status]} {status}" for status in ("built", "cached", "failed") if counts[status])
-    sys.stdout.write(f"libraries: {said}; with {place} on the path, `import {libraries[0].name}`\n")
+    usable = next((one.name for one in libraries if one.status != "failed"), None)
+    hint = f"; with {place} on the path, `import {usable}`" if usable else ""
+    sys.stdout.write(f"libraries: {said}{hint}\n")
