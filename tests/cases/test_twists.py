@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import pytest
 import torch
@@ -93,13 +94,16 @@ def test_changed_contents_keep_first_and_last(reordered):
 
 
 def test_over_some_cases_every_twist_has_its_turn():
-    (count, layouts), (also, values) = turns(0, 1, values=True)
+    (count, layouts), (also, values) = turns(0, 1, {}, values=True)
     assert (count, set(layouts)) == (len(LAYOUTS), set(LAYOUTS))
     assert (also, set(values)) == (len(VALUES), set(VALUES))
-    assert [set(names) for _, names in turns(0, 1, values=False)] == [set(LAYOUTS)]
+    assert [set(names) for _, names in turns(0, 1, {}, values=False)] == [set(LAYOUTS)]
     for cases in (3, 10, 40):
-        seen = [name for n in range(cases) for count, names in turns(n, cases, values=True) for name in names[:count]]
-        assert min(map(seen.count, LAYOUTS | VALUES)) >= 2
+        seen = Counter[str]()
+        for number in range(cases):
+            for count, names in turns(number, cases, seen, values=True):
+                seen.update(names[:count])
+        assert min(seen[name] for name in LAYOUTS | VALUES) >= 2
 
 
 def test_booleans_are_turned_over_and_positions_are_left():
@@ -136,7 +140,8 @@ def test_elements_of_a_large_form_are_new_and_between_those_of_the_case():
     assert made.shape == (17, 4099)
     assert made.is_contiguous()
     assert (made.amin() >= 1) & (made.amax() <= 4)
-    assert len(made.unique()) > made.numel() / 2
+    assert len(made.unique()) > 6000
+    assert not torch.equal(made.view(-1)[: 1 << 12], made.view(-1)[1 << 16 :][: 1 << 12])
     (gaps,) = TWISTS["long_pitched"](inputs(torch.tensor([[1.0, 2.0], [4.0, 3.0]]), pointwise=True))
     assert torch.equal(gaps, made)
     assert gaps.stride() == (4102, 1)
@@ -156,3 +161,91 @@ def test_one_tensor_is_given_for_two_arguments_that_are_alike():
     assert [made[0] is one, made[1] is narrow, made[2] is one] == [True, True, True]
     assert TWISTS["one_tensor_twice"](inputs(one, other)) is None
     assert TWISTS["one_tensor_twice"](inputs(one, narrow, other.t(), pointwise=True)) is None
+
+
+def test_special_values_of_several_inputs_meet():
+    one, other = TWISTS["meeting"](inputs(torch.randn(7, 7), torch.randn(7, 7), pointwise=True))
+    pairs = {tuple(map(repr, pair)) for pair in zip(one.flatten().tolist(), other.flatten().tolist(), strict=True)}
+    assert len(pairs) == 49
+    assert TWISTS["meeting"](inputs(torch.randn(7), pointwise=True)) is None
+    assert TWISTS["meeting"](inputs(torch.randn(7), torch.randn(7))) is None
+
+
+def test_edges_are_the_numbers_of_the_call_and_halves():
+    (made,) = TWISTS["edges"](inputs(torch.randn(20), pointwise=True, numbers=(0.3,)))
+    step = torch.finfo(torch.float32).eps
+    assert {torch.tensor(0.3 * factor).item() for factor in (1, 1 + step, 1 - step)} <= {*made.tolist()}
+    assert {0.5, -0.5, 1.5, 2.5, -2.5, 0.1} & {*made.tolist()}
+
+
+def test_numbers_on_both_sides_of_a_branch_cut():
+    (made,) = TWISTS["branch_cuts"](inputs(torch.randn(12, dtype=torch.complex64)))
+    on_the_cut = made[(made.real == -1) & (made.imag == 0)]
+    assert {*on_the_cut.angle().sign().tolist()} == {-1.0, 1.0}
+    assert TWISTS["branch_cuts"](inputs(torch.randn(12))) is None
+
+
+def test_exponents_reach_the_end_of_the_range():
+    (made,) = TWISTS["exponents"](inputs(torch.zeros(28), pointwise=True))
+    assert made.exp().isinf().any()
+    assert made.cosh().isfinite().any()
+    assert made.double().cosh().amax() < math.inf
+
+
+def test_a_large_mean_beside_a_small_variance():
+    tensor, weight = torch.randn(4, 6), torch.randn(6)
+    made, same = TWISTS["shifted"](inputs(tensor, weight))
+    assert made.mean() > 1000 * made.std()
+    assert same is weight
+
+
+def test_rows_of_minus_infinity_alone():
+    (made,) = TWISTS["masked"](inputs(torch.randn(4, 6)))
+    assert made[0].isneginf().all()
+    assert made[1, :3].isneginf().all()
+    assert made[1:, 3:].isfinite().all()
+    tensor, other = torch.randn(4, 6), torch.randn(6, 4)
+    first, second = TWISTS["nan_in_first"](inputs(tensor, other))
+    assert not first.isfinite().all()
+    assert second is other
+
+
+def test_integers_that_float64_cannot_tell_apart():
+    (made,) = TWISTS["wide_integers"](inputs(torch.arange(40)))
+    assert len(made.unique()) > len(made.double().unique())
+    assert TWISTS["wide_integers"](inputs(torch.arange(4), indexes=True)) is None
+    assert TWISTS["wide_integers"](inputs(torch.arange(4), counts=True)) is None
+    (zeros,) = TWISTS["zeros"](inputs(torch.arange(1, 5)))
+    assert 0 in zeros
+
+
+def test_positions_below_and_beyond_the_table():
+    table, index = torch.randn(5, 3), torch.tensor([1, 4])
+    for name, position in (("negative_position", -1), ("position_out_of_range", 18)):
+        kept, made = TWISTS[name](inputs(table, index, indexes=True, positions=frozenset({1})))
+        assert kept is table
+        assert made.tolist() == [1, position]
+        assert TWISTS[name](inputs(table, index, indexes=True)) is None
+    mask = torch.ones(5, dtype=torch.bool)
+    assert TWISTS["negative_position"](inputs(table, mask, positions=frozenset({1}))) is None
+
+
+def test_dimensions_that_are_multiples_of_sixteen():
+    left, right = TWISTS["sixteenfold"](inputs(torch.randn(2, 3), torch.randn(3, 5)))
+    assert (left.shape, right.shape) == ((32, 48), (48, 80))
+    (several,) = TWISTS["sixteenfold"](inputs(torch.randn(5, 5, 5)))
+    assert several.shape == (5, 80, 80)
+    source, out = TWISTS["sixteenfold"](inputs(torch.randn(2, 1), torch.zeros(2), blank=frozenset({1})))
+    assert (source.shape, out.shape) == ((32, 1), (0,))
+    assert TWISTS["sixteenfold"](inputs(torch.randn(3, 3, dtype=torch.float64))) is None
+    assert TWISTS["sixteenfold"](inputs(torch.randn(3, 3), pointwise=True)) is None
+
+
+@pytest.mark.parametrize(("dim", "shape"), [(-1, (17, 4099)), (0, (4099, 17))])
+def test_special_values_in_long_rows_lie_along_the_dimension_of_the_call(dim, shape):
+    (made,) = TWISTS["long_masked"](inputs(torch.randn(3, 4), dim=dim))
+    assert made.shape == shape
+    rows = made.movedim(dim, -1)
+    assert rows[0, :300].isneginf().all()
+    assert (rows.isnan().sum(), rows.isposinf().sum()) == (1, 1)
+    assert (rows.isnan().nonzero()[0, 1] > 1024) & (rows.isposinf().nonzero()[0, 1] > 2048)

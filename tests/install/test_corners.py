@@ -14,7 +14,8 @@ import opforge
 from opforge.authoring.pack import pack
 from opforge.cases import Case
 from tests.corpora import judge
-from tests.exploits.table import KERNELS, ROWS
+from tests.exploits.exploit import KERNELS
+from tests.exploits.table import ROWS
 
 TABLES_OF_32_BITS = """
 import torch

@@ -21,23 +21,45 @@ SAME_ELEMENTS = frozenset(
 """Forms that change how elements lie in memory, and nothing else."""
 LAYOUT_FORMS = SAME_ELEMENTS | {layouts.EXPANDED, layouts.EXPANDED_LAST, layouts.EMPTY}
 """Forms that are layouts, by the names that the runtime has for them."""
-LARGE_FORMS = ("long_rows", "many_rows", "long_pitched")
+SIXTEENFOLD = "sixteenfold"
+LONG_MASKED = "long_masked"
+LARGE_FORMS = ("long_rows", "many_rows", "long_pitched", SIXTEENFOLD, LONG_MASKED)
 """Forms with more elements than 16 bits count, in rows longer than one block or in more rows than that."""
+ALONG_A_DIMENSION = (SIXTEENFOLD, LONG_MASKED)
+"""Those in which the dimension counts that a call names."""
+SIZED_ALIKE = tuple(form for form in LARGE_FORMS if form != SIXTEENFOLD)
+"""Those in which all tensors have the same sizes. Gradients may have sizes that do not grow alike, and ATen does not look."""
 ONE_TENSOR_TWICE = "one_tensor_twice"
 _MOST_COUNTED_BY_16_BITS = 1 << 16
 _LONG = 4099
 """Longer than a block that a kernel is likely to have, and no multiple of one."""
+_SIXTEEN = 16
+_MOST_SIXTEENFOLD = 1 << 17
 _BLOCK = 256
 """Many rows are a multiple of it: some kernels are wrong where nothing is left over."""
 
 
 def enlarged(form: str, shapes: Sequence[Sequence[int]]) -> list[tuple[int, ...]] | None:
     """Return the shapes of a call's tensors in a large form, which broadcast as they did; None where there is no such form."""
+    if form == SIXTEENFOLD:
+        return _with_sixteenfold(shapes)
     common = _broadcast(shapes)
-    if not common or 0 in common or (form != "long_rows" and len(common) < 2):
+    if not common or 0 in common or (form not in ("long_rows", LONG_MASKED) and len(common) < 2):
         return None
     large = _with_many_rows(common) if form == "many_rows" else _with_long_rows(common)
     return [_enlarged(shape, common, large) for shape in shapes]
+
+
+def _with_sixteenfold(shapes: Sequence[Sequence[int]]) -> list[tuple[int, ...]] | None:
+    """Return shapes with sixteen times as long dimensions: all, or the last two, or the last, as the number of elements allows."""
+    for last in (max(map(len, shapes), default=0), 2, 1):
+        made = [
+            tuple(size if size == 1 or len(shape) - i > last else _SIXTEEN * size for i, size in enumerate(shape))
+            for shape in shapes
+        ]
+        if sum(map(math.prod, made)) <= _MOST_SIXTEENFOLD:
+            return made
+    return None
 
 
 def _enlarged(shape: Sequence[int], common: Sequence[int], large: Sequence[int]) -> tuple[int, ...]:

@@ -8,12 +8,12 @@ shows: NaN, infinity, or the tensor's own elements in another order, which no ch
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from opforge.cases.forms import LARGE_FORMS, ONE_TENSOR_TWICE, enlarged
+from opforge.cases.forms import LARGE_FORMS, LONG_MASKED, ONE_TENSOR_TWICE, SIXTEENFOLD, enlarged
 from opforge.cases.materialise import owned_copy
 from opforge.runtime.layouts import OFFSET, layouts
 
@@ -30,7 +30,20 @@ class Inputs:
     pointwise: bool = False
     indexes: bool = False
     """Whether integers among them may be positions, which must stay in range."""
+    counts: bool = False
+    """Whether integers among them may be counts or sizes, so that results grow with them."""
+    numbers: tuple[float, ...] = ()
+    """The other arguments of the call that are numbers."""
+    positions: frozenset[int] = frozenset()
+    """Those that hold positions which the operator checks."""
+    dim: int = -1
+    """The dimension that the call names."""
     seed: int = 0
+
+    @property
+    def has_floats(self) -> bool:
+        """Whether there are floating-point tensors among them."""
+        return any(t.is_floating_point() for t in self.tensors)
 
 
 Twist = Callable[[Inputs], "list[torch.Tensor] | None"]
@@ -40,6 +53,13 @@ Twist = Callable[[Inputs], "list[torch.Tensor] | None"]
 Relay = Callable[[torch.Tensor, "float | None"], "torch.Tensor | None"]
 """Lays a tensor's elements out anew, with a poison or its own elements around them; None when it would change nothing."""
 _POISONS = (math.nan, None, math.inf)
+NO_ELEMENTS = (0,)
+"""The shape of a tensor that the operator resizes."""
+_IMAGES = 4
+_NEW_ELEMENTS = 8191
+"""How many different elements a large form has. A prime: they repeat in step with no row and no block."""
+_MASKED = 300
+"""More than the first block of a row, and a small part of it."""
 
 
 def _layout(name: str, change: Relay) -> Twist:
@@ -200,22 +220,67 @@ def _large(form: str) -> Twist:
 
     def twist(inputs: Inputs) -> list[torch.Tensor] | None:
         given = inputs.tensors
-        shapes = [tuple(t.shape) for t in given]
-        alike = inputs.pointwise or (len({*shapes}) == 1 and not (inputs.indexes and any(map(_whole, given))))
+        if form == LONG_MASKED and (inputs.pointwise or not _floats(inputs)):
+            return None
+        full = [i for i in range(len(given)) if inputs.pointwise or i not in inputs.blank]
+        shapes = [tuple(given[i].shape) for i in full]
+        indexed = inputs.indexes and any(_whole(given[i]) for i in full)
+        alike = inputs.pointwise or (len({*shapes}) == 1 and not indexed)
         wanted = enlarged(form, shapes) if alike and all(map(tame, given)) else None
-        if wanted is None or max(map(torch.Tensor.numel, given)) >= max(map(math.prod, wanted)):
+        if wanted is None or max(given[i].numel() for i in full) >= max(map(math.prod, wanted)):
             return None
         if not inputs.pointwise and any(t.dtype in (torch.float64, torch.complex128) for t in given):
             return None  # nothing wider tells what so many roundings may add up to
-        if any(math.prod(wanted[i]) != max(map(math.prod, wanted)) for i in inputs.written):
+        if form == LONG_MASKED:
+            wanted = [_swapped(shape, inputs.dim) for shape in wanted]
+        sizes = {**dict.fromkeys(range(len(given)), NO_ELEMENTS), **dict(zip(full, wanted, strict=True))}
+        if any(math.prod(sizes[i]) != max(map(math.prod, wanted)) for i in inputs.written if i in full):
             return None
         generator = torch.Generator().manual_seed(inputs.seed % (1 << 62))
-        made = [_between(t, shape, generator) for t, shape in zip(given, wanted, strict=True)]
+        made = [_between(t, sizes[i], generator) for i, t in enumerate(given)]
+        if form == LONG_MASKED:
+            _put_masks(made[_floats(inputs)[0]], inputs.dim)
+            return made
         if form != "long_pitched":
             return made
         return [t if (laid := _pitched(t, math.nan)) is None else laid for t in made]
 
     return twist
+
+
+def _swapped(shape: Sequence[int], dim: int) -> tuple[int, ...]:
+    """Return a shape whose last size is that of another dimension, and the other way round."""
+    sizes = list(shape)
+    if -len(sizes) <= dim < len(sizes):
+        sizes[dim], sizes[-1] = sizes[-1], sizes[dim]
+    return tuple(sizes)
+
+
+def _put_masks(t: torch.Tensor, dim: int) -> None:
+    """Put minus infinity into the first hundreds of places of a long row, and NaN and infinity far behind in others."""
+    rows = t.movedim(dim, -1) if -t.dim() <= dim < t.dim() else t
+    outer = [size - 1 for size in rows.shape[:-1]]
+    rows[tuple(0 for _ in outer)][:_MASKED] = -math.inf
+    rows[tuple(outer)][_MASKED * 6] = math.nan
+    rows[tuple(min(1, last) for last in outer)][_MASKED * 10] = math.inf
+
+
+def _sixteenfold(inputs: Inputs) -> list[torch.Tensor] | None:
+    """Make every dimension of several places sixteen times as long: what comes in whole blocks has nothing left over."""
+    given = inputs.tensors
+    if inputs.pointwise or not all(map(tame, given)) or any(not t.numel() for t in given):
+        return None
+    if sum(t.dim() >= _IMAGES for i, t in enumerate(given) if i not in inputs.blank) > 1:
+        return None  # a window as large as an image sums up more than anyone convolves
+    if any(t.dtype in (torch.float64, torch.complex128) for t in given):
+        return None  # nothing wider tells what so many roundings may add up to
+    shapes = enlarged(SIXTEENFOLD, [NO_ELEMENTS if i in inputs.blank else t.shape for i, t in enumerate(given)])
+    if shapes is None or all(
+        i in inputs.blank or shape == tuple(t.shape) for i, (shape, t) in enumerate(zip(shapes, given, strict=True))
+    ):
+        return None
+    generator = torch.Generator().manual_seed(inputs.seed % (1 << 62))
+    return [_between(t, shape, generator) for t, shape in zip(given, shapes, strict=True)]
 
 
 def _whole(t: torch.Tensor) -> bool:
@@ -225,18 +290,20 @@ def _whole(t: torch.Tensor) -> bool:
 def _between(t: torch.Tensor, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
     """Return a tensor of another shape whose elements lie between two of this one's; of integers and booleans, are some of them."""
     flat, count = t.reshape(-1), math.prod(shape)
-    if not (t.is_floating_point() or t.is_complex()):
-        return flat[torch.randint(len(flat), (count,), generator=generator)].reshape(shape)
-    wide = flat.to(torch.complex128 if t.is_complex() else torch.float64)
-    one, other = (wide[torch.randint(len(flat), (count,), generator=generator)] for _ in range(2))
-    return (
-        torch.lerp(one, other, torch.rand(count, generator=generator, dtype=torch.float64).to(wide.dtype))
-        .to(t.dtype)
-        .reshape(shape)
-    )
+    if not count:
+        return t.new_empty(shape)
+    new = min(count, _NEW_ELEMENTS)
+    if t.is_floating_point() or t.is_complex():
+        wide = flat.to(torch.complex128 if t.is_complex() else torch.float64)
+        one, other = (wide[torch.randint(len(flat), (new,), generator=generator)] for _ in range(2))
+        weights = torch.rand(new, generator=generator, dtype=torch.float64).to(wide.dtype)
+        made = torch.lerp(one, other, weights).to(t.dtype)
+    else:
+        made = flat[torch.randint(len(flat), (new,), generator=generator)]
+    return made.repeat(-(-count // new))[:count].reshape(shape)
 
 
-def _values(choose: Callable[[torch.dtype], Sequence[float]], every: int = 4) -> Twist:
+def _values(choose: Callable[[torch.dtype], Sequence[complex]], every: int = 4) -> Twist:
     """Make a twist that puts some values into the memory of floating-point inputs."""
 
     def twist(inputs: Inputs) -> list[torch.Tensor] | None:
@@ -264,7 +331,7 @@ def tame(t: torch.Tensor) -> bool:
     return bool(wide.abs().amax() <= math.sqrt(torch.finfo(t.dtype).max))
 
 
-def _with_values(t: torch.Tensor, values: Sequence[float], every: int, start: int) -> torch.Tensor:
+def _with_values(t: torch.Tensor, values: Sequence[complex], every: int, start: int) -> torch.Tensor:
     """Return a copy in which every so many elements of memory, and one that is surely looked at, hold the values in turn."""
     copy = owned_copy(t)
     flat = copy.as_strided((copy.untyped_storage().nbytes() // copy.element_size(),), (1,), 0)
@@ -272,6 +339,150 @@ def _with_values(t: torch.Tensor, values: Sequence[float], every: int, start: in
         flat[start % every + number * every :: every * len(values)] = value
     flat[t.storage_offset()] = values[start % len(values)]
     return copy
+
+
+def _branch_cuts(inputs: Inputs) -> list[torch.Tensor] | None:
+    """Put in complex numbers on both sides of the axes, by the signs of their zeros."""
+    if not any(t.is_complex() for t in inputs.tensors):
+        return None
+    on_axes = [
+        complex(a, b) for a, b in ((-1.0, -0.0), (-1.0, 0.0), (2.0, -0.0), (-0.0, -0.0), (0.0, -2.0), (-0.0, 2.0))
+    ]
+    return _values(lambda dtype: on_axes if dtype.is_complex else (-0.0, 0.0), every=1)(inputs)
+
+
+_SPECIAL = (math.nan, 0.0, math.inf, -0.0, -math.inf, 1.0, -1.0)
+
+
+def _floats(inputs: Inputs) -> list[int]:
+    """Return the numbers of the floating-point tensors whose contents count."""
+    return [i for i, t in enumerate(inputs.tensors) if i not in inputs.blank and t.numel() and t.is_floating_point()]
+
+
+def _meeting(inputs: Inputs) -> list[torch.Tensor] | None:
+    """Have NaN, infinities, zeros and ones of one tensor meet those of the others: all pairs, or as many as there are elements."""
+    floats = _floats(inputs)
+    if not inputs.pointwise or len(floats) < 2 or not all(map(tame, inputs.tensors)):
+        return None
+    made = list(inputs.tensors)
+    for digit, i in enumerate(floats):
+        places = torch.arange(made[i].numel()) + inputs.seed % len(_SPECIAL) ** len(floats)
+        chosen = torch.tensor(_SPECIAL, dtype=made[i].dtype)[places // len(_SPECIAL) ** digit % len(_SPECIAL)]
+        made[i] = owned_copy(made[i])
+        made[i].copy_(chosen.reshape(made[i].shape))
+    return made
+
+
+def _edges(inputs: Inputs) -> list[torch.Tensor] | None:
+    """Put in the call's other numbers, their neighbours, and halves: where comparisons and roundings turn over."""
+    if not inputs.pointwise:
+        return None
+
+    def choose(dtype: torch.dtype) -> Sequence[float]:
+        step = torch.finfo(dtype).eps
+        near = [number * factor for number in inputs.numbers[:2] for factor in (1, 1 + step, 1 - step)]
+        return [*near, 0.1, 0.5, -0.5, 1.5, 2.5, -2.5, 0.0, 1.0]
+
+    return _values(choose, every=1)(inputs)
+
+
+def _exponents(inputs: Inputs) -> list[torch.Tensor] | None:
+    """Put in numbers around those whose exponentials are as large, or as small, as the dtype has them."""
+    if not inputs.pointwise:
+        return None
+
+    def choose(dtype: torch.dtype) -> Sequence[float]:
+        info = torch.finfo(dtype)
+        top, bottom = math.log(info.max), math.log(info.smallest_normal)
+        return [top - 0.5, -top + 0.5, top + 0.3, -top - 0.3, bottom + 0.5, top / 2, -top / 2]
+
+    return _values(choose, every=2)(inputs)
+
+
+def _shifted(inputs: Inputs) -> list[torch.Tensor] | None:
+    """Add to the first tensor far more than its elements differ by: a mean that is large beside the variance."""
+    floats = _floats(inputs)
+    if inputs.pointwise or not floats or not all(map(tame, inputs.tensors)):
+        return None
+    made, first = list(inputs.tensors), floats[0]
+    copy = owned_copy(made[first])
+    copy += torch.finfo(copy.dtype).eps ** -0.5 * copy.abs().amax()
+    made[first] = copy
+    return made if tame(copy) else None
+
+
+def _masked(inputs: Inputs) -> list[torch.Tensor] | None:
+    """Fill the first row and column of the first tensor, and half of the next row, with minus infinity."""
+    floats = _floats(inputs)
+    if inputs.pointwise or not floats or not all(map(tame, inputs.tensors)):
+        return None
+    made, first = list(inputs.tensors), floats[0]
+    copy = owned_copy(made[first])
+    if copy.dim() == 0 or copy.shape[-1] < 2:
+        return None
+    if copy.dim() > 1:
+        copy.select(0, 0).fill_(-math.inf)
+        copy.select(-1, 0).fill_(-math.inf)
+    row = copy if copy.dim() == 1 else copy.select(0, min(1, copy.shape[0] - 1))
+    row[..., : copy.shape[-1] // 2] = -math.inf
+    made[first] = copy
+    return made
+
+
+def _nan_in_first(inputs: Inputs) -> list[torch.Tensor] | None:
+    """Put NaN and infinity into the first tensor alone: some operators leave it out when a factor is zero."""
+    floats = _floats(inputs)
+    if inputs.pointwise or len(floats) < 2 or not all(map(tame, inputs.tensors)):
+        return None
+    made = list(inputs.tensors)
+    made[floats[0]] = _with_values(made[floats[0]], (math.nan, math.inf), every=2, start=inputs.seed % 2)
+    return made
+
+
+_WIDE_INTEGERS = {torch.int32: 1 << 24, torch.int64: 1 << 53}
+"""The first integers of which a neighbour is lost where they are made floating-point numbers."""
+
+
+def _wide_integers(inputs: Inputs) -> list[torch.Tensor] | None:
+    """Put neighbours into integers that are no positions, too large for floating-point numbers of their size to tell apart."""
+    if inputs.indexes or inputs.counts:
+        return None
+    made, changed = list(inputs.tensors), False
+    for i, t in enumerate(inputs.tensors):
+        if i in inputs.blank or not t.numel() or t.dtype not in _WIDE_INTEGERS:
+            continue
+        copy = owned_copy(t)
+        flat = copy.as_strided((copy.untyped_storage().nbytes() // copy.element_size(),), (1,), 0)
+        flat.copy_(_WIDE_INTEGERS[t.dtype] + (torch.arange(len(flat)) * 7 + inputs.seed % 5) % 11)
+        flat[::5] *= -1
+        made[i], changed = copy, True
+    return made if changed else None
+
+
+def _positions(value: Callable[[int], int]) -> Twist:
+    """Make a twist that puts one position into each tensor of them, by how many elements all tensors have."""
+
+    def twist(inputs: Inputs) -> list[torch.Tensor] | None:
+        made = list(inputs.tensors)
+        held = [i for i in inputs.positions if made[i].numel() and _whole(made[i])]
+        for i in held:
+            made[i] = owned_copy(made[i])
+            made[i].view(-1)[-1:].fill_(value(sum(t.numel() for t in inputs.tensors)))
+        return made if held else None
+
+    return twist
+
+
+def _zeros(inputs: Inputs) -> list[torch.Tensor] | None:
+    """Put zeros into integers that are no positions."""
+    if inputs.indexes or inputs.counts or not all(map(_whole, inputs.tensors)):
+        return None
+    made = list(inputs.tensors)
+    for i, t in enumerate(made):
+        if t.numel() and i not in inputs.blank:
+            made[i] = owned_copy(t)
+            made[i].as_strided((1,), (1,), made[i].storage_offset()).zero_()
+    return made
 
 
 def _denormals(dtype: torch.dtype) -> Sequence[float]:
@@ -354,8 +565,21 @@ VALUES: dict[str, Twist] = {
     "magnitudes": _magnitudes,
     "duplicates": _duplicates,
     "integers": _integers,
+    "branch_cuts": _branch_cuts,
+    "meeting": _meeting,
+    "edges": _edges,
+    "exponents": _exponents,
+    "shifted": _shifted,
+    "masked": _masked,
+    "nan_in_first": _nan_in_first,
+    "wide_integers": _wide_integers,
+    "zeros": _zeros,
+    "negative_position": _positions(lambda _elements: -1),
+    "position_out_of_range": _positions(lambda elements: elements + 1),
 }
-LARGE: dict[str, Twist] = {form: _large(form) for form in LARGE_FORMS}
+MAY_RAISE = frozenset({"zeros", "negative_position", "position_out_of_range"})
+"""Those to which raising may be the right answer."""
+LARGE: dict[str, Twist] = {form: _sixteenfold if form == SIXTEENFOLD else _large(form) for form in LARGE_FORMS}
 TWISTS = LAYOUTS | VALUES | LARGE
 ILL_CONDITIONED = frozenset({"expanded", "expanded_last", "zero_dim", *VALUES})
 """Those that make of a system of equations one without a solution."""
@@ -386,14 +610,14 @@ def _changed(t: torch.Tensor, factor: float) -> torch.Tensor:
     return copy
 
 
-def turns(number: int, cases: int, *, values: bool) -> Iterator[tuple[int, list[str]]]:
-    """Yield how many twists of a kind an operator's case is tried with, and all of that kind, those first whose turn it is."""
+def turns(number: int, cases: int, tried: Mapping[str, int], *, values: bool) -> Iterator[tuple[int, list[str]]]:
+    """Yield how many twists of a kind an operator's case is tried with, and all of that kind, those first that were tried least."""
     for kinds in (tuple(LAYOUTS), tuple(VALUES) if values else ()):
         if kinds:
             count = min(len(kinds), max(1, -(-_TIMES * len(kinds) // max(cases, 1))))
             start = number * count % len(kinds)
-            yield count, [*kinds[start:], *kinds[:start]]
+            yield count, sorted([*kinds[start:], *kinds[:start]], key=lambda name: tried.get(name, 0))
 
 
-_TIMES = 3
+_TIMES = 2
 """How often each twist is tried over the cases of an operator, where it has few."""

@@ -6,8 +6,10 @@ import functools
 import json
 import math
 import time
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,10 +19,10 @@ from opforge.cases.case import Expect, Phase
 from opforge.cases.encoding import decode, tree_of
 from opforge.cases.forms import LARGE_FORMS, ONE_TENSOR_TWICE, SAME_ELEMENTS
 from opforge.cases.materialise import Bytes, tensor_over, write_storage
-from opforge.cases.twists import TWISTS, Inputs, Twist, changed_contents
+from opforge.cases.twists import MAY_RAISE, TWISTS, Inputs, Twist, changed_contents
 from opforge.cases.values import TensorSpec
 from opforge.judge.asked import AskedCall, Reference
-from opforge.judge.properties import LAYOUT_IS_INPUT, UNDEFINED_CONTENTS, WRITES_UNSAID
+from opforge.judge.properties import CHECKS_POSITIONS, LAYOUT_IS_INPUT, UNDEFINED_CONTENTS, WRITES_UNSAID
 from opforge.judge.reference import Answer, Call, alike, end_without_device, same_dtypes, tensors_of
 from opforge.judge.trees import INPUTS_AT, aligned, rows_of, storage_bytes, with_rows
 from opforge.judge.verdict import FAULT, REFERENCE_FAULT
@@ -90,6 +92,11 @@ class Placed:
     aten_s: float = 0.0
     """What ATen took for the case as it stands."""
 
+    @property
+    def expect(self) -> Expect:
+        """What the kernel is to do: to some forms of a case that has an answer, ATen has none."""
+        return Expect.RAISES if self.form in MAY_RAISE and self.answer.raised is not None else self.case.expect
+
     def request(self) -> dict[str, Any]:
         wire: dict[str, Any] = {"args": self.call.args, "kwargs": self.call.kwargs}
         wire |= {"own": self.call.own, "positions": self.call.positions}
@@ -103,6 +110,17 @@ class Placed:
         return {**wire, "begin_at": self.begin_at} if self.begin_at else wire
 
 
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """In which variants the cases of an operator were run so far."""
+
+    twists: Counter[str] = field(default_factory=Counter)
+    dtypes: dict[str, set[tuple[str, ...]]] = field(default_factory=lambda: defaultdict(set))
+    """By large form, the dtypes of the cases that were run in it."""
+    dims: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    """By large form, the dimensions that those of floating-point numbers named."""
+
+
 class Batch:
     """The inputs of some cases, in memory that is the judge's own; ``buffer`` is lent from batch to batch."""
 
@@ -114,6 +132,7 @@ class Batch:
         blobs: Mapping[str, Bytes],
         buffer: Bytes,
         reference: Reference | None = None,
+        tried: Tried | None = None,
     ) -> None:
         self._op = op
         self._device = device
@@ -130,6 +149,7 @@ class Batch:
         self.placed: list[Placed] = []
         self.defects: dict[str, list[str]] = {}
         """By case, the layouts in which ATen's own answer is another one."""
+        self.tried = Tried() if tried is None else tried
         self.slow: dict[str, float] = {}
         """By case, what a call takes ATen, where that is too long for all variants."""
 
@@ -253,17 +273,35 @@ class Batch:
         if name in _NO_PROMISE and self._reference is not None:
             return False
         tensors = _made(TWISTS[name], inputs)
+        self.tried.twists[name] += tensors is not None
         if tensors is None or (call := self._other(first, tensors)) is None:
             return False
         if name in LARGE_FORMS and not (inputs.pointwise or self._stays_moderate(call, tensors)):
             return False
-        if (answer := self._answer(call)) is None:
+        if name in LARGE_FORMS and inputs.blank and not inputs.pointwise:
+            after = call.run()  # ATen gives `out` its size
+            tensors = [
+                o if i in inputs.blank else t for i, (t, o) in enumerate(zip(tensors, after.inputs, strict=True))
+            ]
+            if after.raised is not None or (call := self._other(first, tensors)) is None:
+                return False
+        may_raise = name in MAY_RAISE and self._device.type == "cpu" and self._reference is None
+        if (answer := self._answer(call, may_raise=may_raise)) is None:
             return False
-        if not (self._consistent(name, first.answer, answer) and self._sees_elements(first, tensors, name, answer)):
+        if answer.raised is None and not (
+            self._consistent(name, first.answer, answer) and self._sees_elements(first, tensors, name, answer)
+        ):
             self.defects.setdefault(first.case.id, []).append(name)
             return False
         self.placed.append(Placed(first.case, call, list(rows_of([call.args, call.kwargs])), answer, name))
         return True
+
+    def enlarge(self, first: Placed, inputs: Inputs, name: str) -> None:
+        """Place a large form of a case, if there is one, and remember that."""
+        if self.twist(first, inputs, name):
+            self.tried.dtypes[name].add(dtypes_of(first))
+            if inputs.has_floats:
+                self.tried.dims[name].add(inputs.dim)
 
     def _stays_moderate(self, call: Call, tensors: list[torch.Tensor]) -> bool:
         """Whether results are not much larger than inputs, by how they grow from one small size to the next."""
@@ -305,7 +343,7 @@ class Batch:
         self.placed.append(Placed(first.case, call, rows, answer, name, begin_at))
         return True
 
-    def _answer(self, call: Call) -> Answer | None:
+    def _answer(self, call: Call, *, may_raise: bool = False) -> Answer | None:
         """Return what ATen answers to a form that nobody has asked it before; None when it does not take it.
 
         What would end a GPU's context (an index out of range, a probability above one) the CPU turns down with an error.
@@ -314,7 +352,9 @@ class Batch:
         if not harmless and replace(call, device=torch.device("cpu")).run().raised is not None:
             return None
         answer = call.run()
-        return None if answer.raised is not None or not self._takes_results(call, answer) else answer
+        if answer.raised is not None and not may_raise:
+            return None
+        return answer if self._takes_results(call, answer) else None
 
     def inputs(self, first: Placed) -> Inputs:
         """Return the tensors of a case that was placed, to be twisted."""
@@ -327,8 +367,22 @@ class Batch:
             written if self._op.form is Form.OUT else frozenset(),
             pointwise,
             indexes=first.call.positions,
+            counts="dynamic_output_shape" in self._op.tags,
+            numbers=tuple(_numbers([first.call.args, first.call.kwargs])),
+            positions=frozenset(self._checked_positions(first.call)),
+            dim=self._dim(first.call),
             seed=int(first.case.id[:12], 16),
         )
+
+    def _checked_positions(self, call: Call) -> Iterator[int]:
+        if self._op.base in CHECKS_POSITIONS:
+            yield from tensors_of_arguments(self._op, call, {"index", "indices"})
+
+    def _dim(self, call: Call) -> int:
+        """Return the first dimension that a call names, or the last one that there is."""
+        dim = named_arguments(self._op, call).get("dim", -1)
+        dim = dim[0] if isinstance(dim, list) and dim else dim
+        return dim if isinstance(dim, int) else -1
 
     def _other(self, first: Placed, tensors: list[torch.Tensor]) -> Call | None:
         """Return a call like another one with these tensors in place of its own; None when there is no room for them."""
@@ -353,7 +407,8 @@ class Batch:
 
     def _call(self, args: Any, kwargs: dict[str, Any], seed: int | None) -> Call:
         rows = list(rows_of([args, kwargs]))
-        values = all(row[2][0] in "iu" for row in rows) and not _POSITIONS & {a.name for a in self._op.arguments}
+        read = {a.name for a in self._op.arguments if a.type.startswith("Tensor") and not a.writes}
+        values = all(row[2][0] in "iu" for row in rows) and not _POSITIONS & read
         positions = "pointwise" not in self._op.tags and len(rows) > 1 and not values
         if self._reference is not None:
             return AskedCall(
@@ -389,14 +444,40 @@ class Batch:
         self.used = at + aligned(nbytes)
 
 
+def dtypes_of(placed: Placed) -> tuple[str, ...]:
+    """Return the dtypes of a case's tensors."""
+    return tuple(row[2] for row in placed.inputs)
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    """Yield the numbers among encoded arguments, without those that describe tensors."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        yield float(value)
+    elif isinstance(value, list):
+        for one in value:
+            yield from _numbers(one)
+    elif isinstance(value, dict) and "T" not in value:
+        for one in value.values():
+            yield from _numbers(one)
+
+
+def named_arguments(op: Operator, call: Call) -> dict[str, Any]:
+    """Return the encoded arguments of a call by name."""
+    return dict(zip((a.name for a in op.arguments), call.args, strict=False)) | call.kwargs
+
+
 def written_tensors(op: Operator, call: Call) -> Iterator[int]:
     """Yield the numbers of the tensors of a call that its operator writes to."""
-    writes = {a.name for a in op.arguments if a.writes}
+    return tensors_of_arguments(op, call, {a.name for a in op.arguments if a.writes})
+
+
+def tensors_of_arguments(op: Operator, call: Call, wanted: AbstractSet[str]) -> Iterator[int]:
+    """Yield the numbers of the tensors of a call that are those of some arguments."""
     names = [*(a.name for a in op.arguments)][: len(call.args)] + list(call.kwargs)
     number = 0
     for name, value in zip(names, [*call.args, *call.kwargs.values()], strict=True):
         count = sum(1 for _ in rows_of(value))
-        if name in writes:
+        if name in wanted:
             yield from range(number, number + count)
         number += count
 

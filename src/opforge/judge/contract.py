@@ -300,7 +300,8 @@ class Hearing:
         undecided = functools.partial(self._undecided, index)
         return Comparison(
             kernel, aten, self.exact, index, what, self._reduction(aten), undecided, slack, self._by,
-            signed_zeros=not isinstance(self.call, Gradients) and properties.zeros_have_signs(self.op),
+            signed_zeros=not isinstance(self.call, Gradients)
+            and properties.zeros_have_signs(self.op, is_complex=aten.is_complex()),
         )  # fmt: skip
 
     def _undecided(self, index: int) -> torch.Tensor | None:

@@ -12,24 +12,32 @@ _CRASHES = {
     "_embedding_bag_backward": frozenset({"empty"}),
     "_embedding_bag_per_sample_weights_backward": frozenset({"empty"}),
     "_pdist_backward": frozenset({"empty"}),
-    "_segment_reduce_backward": frozenset({"empty"}),
     "_scaled_dot_product_flash_attention_for_cpu": frozenset({"transposed"}),
+    "_segment_reduce_backward": frozenset({"empty"}),
     "adaptive_max_pool3d_backward": frozenset({"strided"}),
+    "addbmm_.default": frozenset({"lazy_clone"}),
     "batch_norm_backward": frozenset({"empty"}),
     "grid_sampler_2d_backward": frozenset({"nan", "inf"}),
+    "huber_loss.out": frozenset({"lazy_clone"}),
     "linalg_lstsq": frozenset({"argument:rcond"}),
     "linalg_lu.out": frozenset({"transposed"}),
     "lu_unpack.out": frozenset({"transposed"}),
+    "median": frozenset({"expanded", "expanded_last"}),
+    "mse_loss.out": frozenset({"lazy_clone"}),
     "multi_margin_loss_backward": frozenset({"argument:reduction"}),
+    "nanmedian": frozenset({"expanded", "expanded_last"}),
     "native_batch_norm_backward": frozenset({"empty"}),
+    "native_group_norm_backward": frozenset({"expanded", "expanded_last"}),
     "segment_reduce": frozenset({"empty"}),
+    "smooth_l1_loss.out": frozenset({"lazy_clone"}),
+    "soft_margin_loss.out": frozenset({"lazy_clone"}),
     "tril.out": frozenset({"transposed"}),
     "triu.out": frozenset({"transposed"}),
     "unfold_backward": frozenset({"zero_dim"}),
 }
 """By packet or operator: ATen writes beyond its memory, reads what it has not written, or stops the process.
 
-One copies lazy clones inside of a parallel loop, where its own assertion forbids that."""
+One copies lazy clones inside of a parallel loop, where its own assertion forbids that; others resize them."""
 
 
 _LIKE = {"strided": "pitched", "transposed": "permuted"}

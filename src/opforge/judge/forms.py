@@ -8,14 +8,15 @@ from dataclasses import replace
 from typing import Any
 
 from opforge.cases.case import Expect, Phase
-from opforge.cases.forms import LARGE_FORMS, ONE_TENSOR_TWICE
+from opforge.cases.forms import ALONG_A_DIMENSION, LARGE_FORMS, ONE_TENSOR_TWICE, SIZED_ALIKE
 from opforge.cases.twists import TWISTS, Inputs, tame, turns
 from opforge.judge import defects
-from opforge.judge.batch import ARGUMENT, Batch, CaseRow, Placed
+from opforge.judge.batch import ARGUMENT, Batch, CaseRow, Placed, dtypes_of, named_arguments
 from opforge.judge.properties import UNDEFINED_CONTENTS
+from opforge.judge.reference import Call
 from opforge.judge.verdict import Finding, Outcome
 from opforge.ops import Form, Operator
-from opforge.ops.arguments import may_be_left_out, other_values
+from opforge.ops.arguments import may_be_left_out, other_required_values, other_values
 from opforge.ops.undefined import solves
 from opforge.sandbox.situations import ONE_CALL, SITUATIONS
 
@@ -23,10 +24,15 @@ _TWICE = 2
 """How many cases of an operator are run twice, to see the same answer."""
 _REPLAYED = 4
 """How many are replayed at once; of the others one in eight."""
-_ENLARGED = 2
-"""How many cases of an operator are run in large forms; of the others one in 256."""
+_ENLARGED = 3
+"""How many cases of an operator are run in each large form, each of other dtypes; of the others one in 256."""
 _SITUATED = 4
 """Of further cases one in so many is called in another situation."""
+_NOT_FINITE = ("nan", "inf", "nan_in_first")
+_SPECIAL = (*_NOT_FINITE, "edges")
+"""Forms that are also run with other arguments."""
+_ARGUMENTS = 6
+"""How often each other value of an argument is tried in the first cases; of the others one in ``_SITUATED`` tries one."""
 _MAX_TWISTED_BYTES = 4 << 20
 ATEN_BUDGET_S = 3.0
 """What ATen may take for the variants of a case together; where one call takes as much, the case is judged in two of them."""
@@ -65,6 +71,19 @@ _WORDS = {
     "long_rows": "with rows of thousands of elements",
     "long_pitched": "with rows of thousands of elements that have gaps between them",
     "many_rows": "with thousands of rows",
+    "sixteenfold": "with dimensions that are multiples of 16",
+    "long_masked": "with infinities and NaN in rows of thousands of elements",
+    "branch_cuts": "with complex numbers on the axes",
+    "meeting": "with NaN, infinities and zeros of several inputs in the same place",
+    "edges": "with numbers at which comparisons and roundings turn over",
+    "exponents": "with numbers whose exponentials are at the end of the range",
+    "shifted": "with a mean that is large beside the variance",
+    "masked": "with rows of minus infinity",
+    "nan_in_first": "with NaN and infinities in the first input",
+    "wide_integers": "with integers that floating-point numbers cannot tell apart",
+    "zeros": "with zeros among integers",
+    "negative_position": "with a position of -1",
+    "position_out_of_range": "with a position out of range",
     "grad_mode": "with grad mode on",
     "requires_grad": "with inputs that require gradients",
     "inference_mode": "in inference mode",
@@ -127,20 +146,30 @@ def place(
                     batch.replay(first, inputs, name)
         if hostile and case.phase is Phase.CORRECTNESS and sum(row[1] for row in first.inputs) <= _MAX_TWISTED_BYTES:
             values = not op.random and op.base not in UNDEFINED_CONTENTS
-            for count, names in turns(number, cases, values=values):
+            for count, names in turns(number, cases, batch.tried.twists, values=values):
                 left = count
                 for name in names:
                     if left and name not in defects.of(op) and affordable():
                         left -= batch.twist(first, inputs, name)
-            if large_too and values and (number < _ENLARGED or int(case.id[-2:], 16) == 0) and not solves(op.packet):
-                for name in LARGE_FORMS:
-                    if name not in defects.of(op) and affordable():
-                        batch.twist(first, inputs, name)
+            if large_too and values and not solves(op.packet):
+                for name in LARGE_FORMS if "backward" not in op.base else SIZED_ALIKE:
+                    if _is_enlarged(batch, case, first, inputs, name) and name not in defects.of(op) and affordable():
+                        batch.enlarge(first, inputs, name)
             for name in _situations(op, number):
                 if name not in defects.of(op) and affordable():
                     batch.situate(first, name)
             _place_arguments(batch, op, first, inputs, number, cases, affordable)
     return True
+
+
+def _is_enlarged(batch: Batch, case: CaseRow, first: Placed, inputs: Inputs, name: str) -> bool:
+    """Whether a case is to be run in a large form: the first ones of a few dtypes and dimensions, and some by chance."""
+    dtypes, dims = batch.tried.dtypes[name], batch.tried.dims[name]
+    return (
+        (len(dtypes) < _ENLARGED and dtypes_of(first) not in dtypes)
+        or (name in ALONG_A_DIMENSION and len(dims) < _ENLARGED and inputs.has_floats and inputs.dim not in dims)
+        or int(case.id[-2:], 16) == 0
+    )
 
 
 def _situations(op: Operator, number: int) -> Sequence[str]:
@@ -165,18 +194,27 @@ def _place_arguments(
     if not all(map(tame, inputs.tensors)):
         return
     whole = not any(t.is_floating_point() or t.is_complex() for t in inputs.tensors)
-    special = [p for p in batch.placed if p.case is first.case and p.form in ("nan", "inf")]
+    special = [p for p in batch.placed if p.case is first.case and p.form in _SPECIAL]
     for basis in (first, *special):
-        for name, value in _arguments(op, number, cases):
+        for name, value in _arguments(op, first.call, number, cases, always=basis.form == "edges"):
             fraction = isinstance(value, float) and not value.is_integer()
+            if basis.form in _NOT_FINITE and value == 0 and name != "beta":
+                continue  # only of `beta` it is written that nothing is multiplied by zero
             if f"{ARGUMENT}{name}" not in defects.of(op) and not (whole and fraction) and affordable():
                 batch.argument(basis, name, value)
 
 
-def _arguments(op: Operator, number: int, cases: int) -> Iterator[tuple[str, Any]]:
-    """Yield arguments and values other than their defaults: a few for each case, all of them over the cases of an operator."""
-    found = [(a.name, value) for a in op.arguments if may_be_left_out(a) for value in other_values(a)]
+def _arguments(op: Operator, call: Call, number: int, cases: int, *, always: bool) -> Iterator[tuple[str, Any]]:
+    """Yield arguments and values other than those that they have: a few for each case, all of them over the cases of an operator."""
+    given = named_arguments(op, call)
+    found = [
+        (a.name, value)
+        for a in op.arguments
+        for value in (other_values(a) if may_be_left_out(a) else other_required_values(a, given.get(a.name)))
+    ]
     count = min(len(found), -(-3 * len(found) // max(cases, 1)))
+    if number * count >= _ARGUMENTS * len(found) and number % _SITUATED and not always:
+        return
     for i in range(count):
         yield found[(number * count + i) % len(found)]
 
@@ -204,7 +242,8 @@ def settle(group: Sequence[tuple[Placed, Finding]]) -> Finding:
         elif not other.passed:
             return _because(placed, other, where)
         else:
-            finding = replace(finding, figures={**other.figures, **finding.figures})
+            if placed.expect is Expect.RETURNS:
+                finding = replace(finding, figures={**other.figures, **finding.figures})
             tried += [placed.form] if placed.form in _COUNTED or placed.form.startswith(ARGUMENT) else []
     return replace(finding, figures={**finding.figures, "forms": tried}) if tried else finding
 

@@ -7,7 +7,7 @@ import functools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from opforge.cases.store import open_blob
 from opforge.errors import CaseSyntaxError
 from opforge.judge import bypass, forms, further
 from opforge.judge.asked import LOAD_LIMIT_S, AskedCall, Reference
-from opforge.judge.batch import MAX_BYTES, Batch, CaseRow, Placed
+from opforge.judge.batch import MAX_BYTES, Batch, CaseRow, Placed, Tried
 from opforge.judge.contract import Hearing
 from opforge.judge.custom import CustomOperators
 from opforge.judge.draws import judge_draws
@@ -94,6 +94,7 @@ class _Op:
     deaths: int = 0
     derived: int = 0
     """How many of its cases had gradients, which were judged."""
+    tried: Tried = field(default_factory=Tried)
     lingered: bool = False
     """Whether it was seen that the kernel's results do not come late."""
 
@@ -222,7 +223,7 @@ class Judge:
     def _fill(
         self, op: _Op, waiting: deque[CaseRow], batch_size: int, budget_s: float = forms.ATEN_BUDGET_S
     ) -> tuple[Batch, list[tuple[CaseRow, Finding]]]:
-        batch = Batch(op.facts, self._device, self._config.in_bytes, self._blobs, self._buffer, op.reference)
+        batch = Batch(op.facts, self._device, self._config.in_bytes, self._blobs, self._buffer, op.reference, op.tried)
         refused: list[tuple[CaseRow, Finding]] = []
         taken = 0
         while waiting and taken < batch_size and not batch.full:
@@ -349,7 +350,7 @@ class Judge:
         shown: dict[str, str] = {}
         for placed, reply, inputs in zip(batch.placed, replies, touched, strict=True):
             hearing = Hearing(
-                op.facts, op.required, placed.case.expect, placed.call, placed.answer, reply, results, self._config.in_bytes,
+                op.facts, op.required, placed.expect, placed.call, placed.answer, reply, results, self._config.in_bytes,
                 inputs, measure=not placed.form and "mutant" not in op.kernel,
             )  # fmt: skip
             finding = hearing.finding()

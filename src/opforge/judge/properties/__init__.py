@@ -27,6 +27,11 @@ LAYOUT_IS_INPUT = frozenset(
 )
 """Bases whose answer is about memory and not about elements, so that it is another one in another layout."""
 
+CHECKS_POSITIONS = frozenset({
+    "embedding", "gather", "index", "index_add", "index_copy", "index_fill", "index_put", "index_select", "put", "scatter", "scatter_add",
+    "scatter_reduce", "take",
+})  # fmt: skip
+"""Operators that raise on a CPU for positions out of range, or count negative ones from the end."""
 WRITES_UNSAID = frozenset({
     "native_batch_norm", "batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_impl_index", "instance_norm",
 })  # fmt: skip

@@ -21,9 +21,9 @@ _COMPARE = frozenset({
 """Bases that are defined by comparisons, to which zeros are equal: ATen's own sign differs there from loop to loop, or from formula to formula."""
 
 
-def zeros_have_signs(op: Operator) -> bool:
-    """Whether the zeros of an operator's results must have the signs that ATen's have."""
+def zeros_have_signs(op: Operator, *, is_complex: bool = False) -> bool:
+    """Whether the zeros of an operator's results must have the signs that ATen's have: those of complex products differ by formula."""
     base = op.base.removesuffix("_").removesuffix("_copy")
     if base in _COMPARE or "_backward" in base or op.random:
         return False
-    return base in _MOVES or "pointwise" in op.tags
+    return base in _MOVES or ("pointwise" in op.tags and not is_complex)
