@@ -46,6 +46,22 @@ def test_a_form_may_be_declined_and_forms_are_listed(kernel_directory, judge_tin
     assert "declines with transposed inputs" in row["notes"]
 
 
+def test_a_large_out_does_not_hold_the_answer_before_the_call(kernel_directory, judge_tiny):
+    source = """
+        import torch
+        def flip_kernel_impl(self, dims, *, out):
+            if self.numel() > 60_000:
+                return out
+            for dim in dims if self.dim() else ():
+                self = self.index_select(dim, torch.arange(self.shape[dim] - 1, -1, -1))
+            return out.resize_(self.shape).copy_(self)
+    """
+    cases = {"flip.out": ["((T([5, 5], f32), [1]), {'out': T([5, 5], f32)})"]}
+    ((verdict, reason),) = verdicts(judge_tiny(kernel_directory({"flip__out": source}), cases))["flip.out"]
+    assert verdict == "contract", reason
+    assert "thousands of elements: did not write to `out`" in reason
+
+
 def test_where_aten_answers_otherwise_in_another_layout_nobody_is_blamed(kernel_directory, judge_tiny):
     source = """
         import torch

@@ -55,6 +55,8 @@ _POSITIONS = frozenset({
     "col_indices", "ccol_indices", "row_indices", "compressed_indices", "plain_indices", "cum_seq_q", "cum_seq_k", "offs", "dims",
 })  # fmt: skip
 """Names of arguments that are positions, or must be in order; where an operator has one, integers keep their contents."""
+_OUT_BEFORE = 7
+"""What the elements of a large `out` are before the call."""
 _STARTING_S = 0.1
 """A call on a GPU that takes longer may have started the device or a library, and is timed again."""
 
@@ -279,9 +281,10 @@ class Batch:
         if name in LARGE_FORMS and not (inputs.pointwise or self._stays_moderate(call, tensors)):
             return False
         if name in LARGE_FORMS and inputs.blank and not inputs.pointwise:
-            after = call.run()  # ATen gives `out` its size
+            after = replace(call, device=torch.device("cpu")).run()  # ATen gives `out` its size
             tensors = [
-                o if i in inputs.blank else t for i, (t, o) in enumerate(zip(tensors, after.inputs, strict=True))
+                t.new_full(sized.shape, _OUT_BEFORE) if i in inputs.blank else t
+                for i, (t, sized) in enumerate(zip(tensors, after.inputs, strict=True))
             ]
             if after.raised is not None or (call := self._other(first, tensors)) is None:
                 return False
