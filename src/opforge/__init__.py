@@ -12,7 +12,7 @@ __all__ = ["Test", "__version__", "disable", "enable", "enabled"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load what needs torch when it is asked for: the command line's help goes without."""
+    """Import names that need torch on first use; the command line's help works without it."""
     if name in ("enable", "enabled", "disable"):
         from opforge import install
 

@@ -1,4 +1,4 @@
-"""Where opforge keeps what it can make again: ``$OPFORGE_CACHE``, else the user's cache folder."""
+"""Cache folder for files that can be rebuilt: ``$OPFORGE_CACHE`` or the user's cache folder."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def torch_version() -> str:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a whole file or nothing: other processes never see half of it."""
+    """Write a whole file or nothing; other processes never see a partial file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    draft.touch(exist_ok=False)  # for whom the umask lets read it; a temporary file would be for its owner alone
+    draft.touch(exist_ok=False)  # permissions follow the umask; a temporary file would be private to its owner
     try:
         draft.write_text(text, encoding="utf-8")
         draft.replace(path)
@@ -39,7 +39,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def read_json(path: Path) -> Any | None:
-    """Return what a cached JSON file holds, or None when it is missing or broken (it is then made again)."""
+    """Return the contents of a cached JSON file; None if missing or broken (then rebuilt)."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The errors that opforge raises on purpose. Each carries the exit code of the command line."""
+"""Errors that opforge raises on purpose. Each carries the exit code of the command line."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from collections.abc import Iterable
 
 
 class OpforgeError(Exception):
-    """Something that the user can mend; the message says what, which value, what is allowed, what to do."""
+    """An error that the user can fix.
+
+    The message names the problem, the value, the allowed values and the remedy.
+    """
 
     exit_code = 2
 
 
 class UnknownNameError(OpforgeError):
-    """A name that is in none of our lists."""
+    """A name that is not registered or listed anywhere."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
         names = sorted(set(known))
@@ -30,20 +33,20 @@ class UnknownNameError(OpforgeError):
 
 
 class CaseSyntaxError(OpforgeError):
-    """Text that is not a case."""
+    """Text that does not parse as a case."""
 
 
 class NothingToJudgeError(OpforgeError):
-    """The selection is valid and empty."""
+    """The selection is valid but empty."""
 
     exit_code = 5
 
 
 class RunDirectoryError(OpforgeError):
-    """The folder of a run is in use, holds something else, or does not fit."""
+    """The run folder is in use, holds something else, or does not match the run."""
 
 
 class InternalError(OpforgeError):
-    """Our own fault."""
+    """A bug in opforge."""
 
     exit_code = 3

@@ -1,4 +1,4 @@
-"""Tell whose code a file or a stack frame is: opforge's, torch's, Python's import system's, or the user's."""
+"""Classify files and stack frames: opforge, torch, Python's import system, or the user's code."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ def torch_folder() -> Path:
 
 
 def is_from_opforge(filename: str) -> bool:
-    """Return whether a file belongs to the opforge package; a user's checkout may have any name."""
+    """Return whether a file belongs to the opforge package.
+
+    A user's checkout may have any name, so the path is compared with the package's own folder.
+    """
     return Path(filename).resolve().is_relative_to(_OPFORGE)
 
 
 def is_from_torch(filename: str) -> bool:
-    """Return whether a file belongs to the torch package, which torchao and others do not."""
+    """Return whether a file belongs to the torch package itself; torchao and others do not."""
     return Path(filename).resolve().is_relative_to(torch_folder())
 
 
@@ -36,7 +39,7 @@ def is_import_system(filename: str) -> bool:
 
 
 def is_users(filename: str) -> bool:
-    """Return whether a frame comes from a file of the user's: not opforge, not torch, not generated code."""
+    """Return whether a frame is from a user's file: not opforge, torch or generated code."""
     return not (
         filename.startswith("<") or is_from_opforge(filename) or is_from_torch(filename) or is_import_system(filename)
     )

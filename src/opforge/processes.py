@@ -1,4 +1,4 @@
-"""Small facts about processes that the standard library does not give: children, parent-death signals, sizes."""
+"""Process utilities missing from the standard library: children, parent-death signals, sizes."""
 
 from __future__ import annotations
 
@@ -24,55 +24,61 @@ _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE = 47, 2
 _PROC_STAT_PARENT = 1
 _CAPABILITY_VERSION = 0x20080522
 _MANY = 4096
-_MARK = getattr(resource, "RLIMIT_RTTIME", -1)  # Linux has it
+_MARK = getattr(resource, "RLIMIT_RTTIME", -1)  # available on Linux
 _CPU_CLOCK = 2
-"""The kind of clock that counts what all threads of a process, ended ones too, have run."""
+"""Clock kind that counts the CPU time of all threads of a process, including ended ones."""
 
 CAP_SETGID, CAP_SETUID = 6, 7
 SEARCH_CAPABILITIES = (2, 1)
-"""Those with which root reads in folders that are shut to it: to read and search only, and the one that allows writing too."""
+"""Capabilities that let root read folders closed to it.
+
+The first allows reading and searching only, the second writing too.
+"""
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _ENABLING = ("OPFORGE_BACKEND", "OPFORGE_POLICY")
-"""Variables by which importing torch puts the kernels of a package in ATen's place."""
+"""Variables that make ``import torch`` install a package's kernels in place of ATen's."""
 
 
 def plain_environment() -> dict[str, str]:
-    """Return our environment without what would put kernels in ATen's place, against which they are judged."""
+    """Return our environment without the variables that install kernels in place of ATen's.
+
+    Kernels are judged against ATen, so ATen must stay in place.
+    """
     return {name: value for name, value in os.environ.items() if name not in _ENABLING}
 
 
 def leave_kernels_out() -> str:
-    """Take what would put kernels in ATen's place out of our environment; return what was to be enabled."""
+    """Remove the kernel-installing variables from our environment; return the named backend."""
     wanted = [os.environ.pop(name, "") for name in _ENABLING]
     return wanted[0]
 
 
 def present_core() -> int:
-    """Return the number of the core that this thread runs on."""
+    """Return the number of the core that runs this thread."""
     return int(_LIBC.sched_getcpu())
 
 
 def cpu_ns(pid: int) -> int:
-    """Return what all threads of a process, ended ones too, have run."""
+    """Return the CPU time of all threads of a process, including ended ones."""
     return time.clock_gettime_ns((~pid << 3) | _CPU_CLOCK)
 
 
 def last_pid() -> bytes:
-    """Return the number that the last process or thread to be started was given, whosever it is."""
+    """Return the most recently assigned process or thread id on the machine."""
     return _read("/proc/loadavg").split()[-1]
 
 
 def threads_of(pid: int) -> list[int]:
     """Return the threads of a process; none when it has gone."""
     try:
-        return list(map(int, os.listdir(f"/proc/{pid}/task")))  # noqa: PTH208  # in a third of the time
+        return list(map(int, os.listdir(f"/proc/{pid}/task")))  # noqa: PTH208  # takes a third of the time
     except (FileNotFoundError, ProcessLookupError):
         return []
 
 
 def stopped(pid: int) -> bool:
-    """Whether no thread of a process runs, or will before the process is told to go on."""
+    """Whether no thread of a process runs, or will run before the process is continued."""
     for thread in threads_of(pid):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             if _read(f"/proc/{pid}/task/{thread}/stat").rpartition(b")")[2].split()[0] not in (b"T", b"t", b"Z", b"X"):
@@ -81,16 +87,17 @@ def stopped(pid: int) -> bool:
 
 
 def relatives(pid: int) -> list[int]:
-    """Return the processes that came of a marked one, and still live, cut loose or not."""
+    """Return the live processes that descend from a marked process, including detached ones."""
     mark, parent = mark_of(pid), _parent(pid)
     loose = [c for c in children_of(parent) if c != pid and mark_of(c) == mark] if mark and parent else []
     return [*descendants(pid, _MANY), *loose, *(found for one in loose for found in descendants(one, _MANY))]
 
 
 def waited_ns(pid: int) -> int:
-    """Return for how long in all a process's first thread was ready to run and others had its core; 0 where the system does not say.
+    """Return the time a process's first thread was ready to run while others had its core.
 
-    What threads of its own ran meanwhile is taken off: a process does not make itself wait for others.
+    The time that its own threads ran meanwhile is subtracted: a process does not make itself wait
+    for others. Returns 0 if the system does not report it.
     """
     try:
         ran, waited, *_ = map(int, _read(f"/proc/{pid}/schedstat").split())
@@ -100,7 +107,7 @@ def waited_ns(pid: int) -> int:
 
 
 def _read(path: str) -> bytes:
-    """Return what stands in a short file of the system's; in an eighth of the time that a file object takes."""
+    """Return the contents of a short system file, in an eighth of the time of a file object."""
     file = os.open(path, os.O_RDONLY)
     try:
         return os.read(file, 4096)
@@ -118,7 +125,7 @@ def die_with_parent() -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent ends, so that none can slip away."""
+    """Become the parent of descendants whose own parent ends, so that none can escape."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -143,13 +150,13 @@ def _parent(pid: int) -> int | None:
 
 
 def forbid_new_privileges() -> None:
-    """See to it that no program started from here gains rights, such as those of a set-user-id file."""
+    """Prevent programs started from here from gaining privileges, such as by a set-user-id file."""
     if _prctl(_PR_SET_NO_NEW_PRIVS, 1):
         raise OSError(ctypes.get_errno(), "no_new_privs was refused")
 
 
 def offer_to_end_first() -> None:
-    """Ask the system to end this process before others when memory runs out."""
+    """Ask the system to kill this process first when memory runs out."""
     with contextlib.suppress(OSError):
         handle = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
         os.write(handle, b"1000")
@@ -157,7 +164,7 @@ def offer_to_end_first() -> None:
 
 
 def capabilities() -> int:
-    """Return the capabilities that this process may use, as bits."""
+    """Return this process's permitted capabilities as a bit mask."""
     found = re.search(r"^CapPrm:\s*([0-9a-f]+)", Path("/proc/self/status").read_text(), re.MULTILINE)
     return int(found[1], 16) if found else 0
 
@@ -168,10 +175,10 @@ def has_capabilities(*wanted: int) -> bool:
 
 
 def become(user: int, groups: Iterable[int], kept: int | None) -> None:
-    """Become another user for good, without capabilities but perhaps one."""
+    """Become another user permanently, dropping all capabilities except at most one."""
     _prctl(_PR_SET_KEEPCAPS, 1)
     if kept is not None:
-        _prctl(_PR_SET_SECUREBITS, _SECBIT_NO_SETUID_FIXUP)  # else access(2), which compilers ask, leaves it out
+        _prctl(_PR_SET_SECUREBITS, _SECBIT_NO_SETUID_FIXUP)  # else access(2), which compilers call, ignores it
     with contextlib.suppress(PermissionError):  # a user namespace may forbid it; then there are no groups to drop
         os.setgroups(sorted(groups))
     os.setresgid(user, user, user)
@@ -181,12 +188,12 @@ def become(user: int, groups: Iterable[int], kept: int | None) -> None:
     if _LIBC.capset(header, struct.pack("=6I", bits, bits, bits, 0, 0, 0)):
         raise OSError(ctypes.get_errno(), "capabilities were not given up")
     if kept is not None:
-        _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, kept)  # programs that it starts keep it too
-    _prctl(_PR_SET_DUMPABLE, 1)  # without it /proc/self is root's
+        _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, kept)  # programs that it starts keep the capability too
+    _prctl(_PR_SET_DUMPABLE, 1)  # without it /proc/self belongs to root
 
 
 def tasks_of(user: int) -> int:
-    """Return how many processes and threads a user has, as far as this process can see."""
+    """Return the number of a user's processes and threads visible to this process."""
     count = 0
     for pid in _all_pids():
         with contextlib.suppress(OSError):
@@ -196,14 +203,17 @@ def tasks_of(user: int) -> int:
 
 
 def limit_tasks(most: int) -> None:
-    """Limit how many processes and threads this process's user may have, for this process and its descendants."""
+    """Limit the number of processes and threads of this process's user.
+
+    The limit applies to this process and its descendants.
+    """
     _soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
     most = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
 
 
 def descendants(pid: int, most: int) -> list[int]:
-    """Return the processes that a process has started, directly or not; looks no further when there are too many."""
+    """Return the direct and indirect children of a process; stop searching once over ``most``."""
     found: list[int] = []
     waiting = [pid]
     while waiting and len(found) <= most:
@@ -213,10 +223,14 @@ def descendants(pid: int, most: int) -> list[int]:
     return found
 
 
-# A worker's mark is a resource limit that nothing uses (of real-time scheduling): every descendant inherits it, through fork and exec
-# alike, and it can be read from outside. So an orphan can be told whose it is, however it was started.
+# A worker's mark is a resource limit that nothing else uses (of real-time scheduling). Every
+# descendant inherits it through fork and exec, and it can be read from outside. So the worker of
+# an orphan is known, however the orphan was started.
 def new_mark() -> int:
-    """Return a mark that no other process has: it is drawn from so many, where nobody has lowered the limit, that none comes twice."""
+    """Return a unique mark.
+
+    It is drawn from a range too large for duplicates, unless somebody has lowered the hard limit.
+    """
     _soft, hard = resource.getrlimit(_MARK)
     return 1 + secrets.randbelow((1 << 62 if hard == resource.RLIM_INFINITY else hard) - 1)
 
@@ -227,12 +241,12 @@ def set_mark(mark: int) -> None:
 
 
 def mark_of(pid: int) -> int | None:
-    """Return the mark of a process, or None when it has gone."""
+    """Return the mark of a process, or None if it has ended."""
     try:
         return resource.prlimit(pid, _MARK)[0]
     except ProcessLookupError:
         return None
-    except PermissionError:  # another user's, and root here has not all of root's rights, as in a container
+    except PermissionError:  # owned by another user, and root lacks some rights, as in a container
         return _mark_as_shown(pid)
 
 
@@ -245,7 +259,7 @@ def _mark_as_shown(pid: int) -> int | None:
 
 
 def marked(mark: int) -> list[int]:
-    """Return all processes that carry a mark."""
+    """Return all processes with a mark."""
     return [pid for pid in _all_pids() if mark_of(pid) == mark]
 
 
@@ -255,12 +269,12 @@ def virtual_bytes() -> int:
 
 
 def describe_status(status: int) -> str:
-    """Say in words how a process ended, from the status that waitpid gave."""
+    """Describe how a process ended, from its waitpid status."""
     return describe_returncode(os.waitstatus_to_exitcode(status))
 
 
 def describe_returncode(code: int) -> str:
-    """Say in words how a process ended, from its return code, which is the negative signal for one that was killed."""
+    """Describe how a process ended, from its return code; a negative code is a signal number."""
     if code >= 0:
         return f"exited with status {code}"
     names = {s.value: s.name for s in signal.Signals}

@@ -1,4 +1,4 @@
-"""One registry for everything that other packages may add: suites, backends, providers, executors, and what comes later."""
+"""Registry of what other packages may add: suites, backends, providers, executors, and so on."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "ray": "opforge.runs.cluster.executor:RayCluster",
     },
 }
-"""Our own entries, so that a plain checkout works without being installed; the same lines stand in pyproject.toml."""
+"""Built-in entries, so that a checkout works uninstalled; pyproject.toml repeats them."""
 
 
 @cache
@@ -53,7 +53,7 @@ def names(kind: str) -> list[str]:
 
 
 def load(kind: str, name: str) -> Any:
-    """Return the class registered under a name; an unknown name is answered with its nearest neighbours."""
+    """Return the class registered under a name; an unknown name raises with the closest matches."""
     entries = _entries(kind)
     if name not in entries:
         raise UnknownNameError(kind.removesuffix("s"), name, entries)

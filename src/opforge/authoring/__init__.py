@@ -1,1 +1,1 @@
-"""What helps an author of operators: packages from a template, libraries built from C++ and CUDA, checks of what is registered, and a doctor."""
+"""Tools for operator authors: package template, C++ and CUDA builds, operator checks, a doctor."""

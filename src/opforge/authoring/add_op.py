@@ -1,4 +1,7 @@
-"""Add an operator to a package that was made from the template: kernel, registration, fake, gradient, tests, export, types."""
+"""Add an operator to a package made from the template.
+
+This covers kernel, registration, fake, gradient, tests, export and types.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ MOST_OUTPUTS = 8
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A package that was made from the template."""
+    """A package made from the template."""
 
     folder: Path
     name: str
@@ -30,16 +33,16 @@ class Package:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What an operator is to look like."""
+    """The requested form of an operator."""
 
     op: str
     mutates: bool = False
     outputs: int = 1
-    """How many new results it has, beside the argument that it writes."""
+    """Number of new results, not counting an argument that is written to."""
     optional: tuple[str, ...] = ()
 
     def line(self) -> str:
-        """Return the command that asks for it, by which it is known again."""
+        """Return the command that adds this operator; stored in the files and compared later."""
         usual = 0 if self.mutates else 1
         words = ["opforge add-op", self.op, *(["--mutates"] if self.mutates else [])]
         words += [f"--outputs {self.outputs}"] if self.outputs != usual else []
@@ -48,15 +51,15 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A file of an operator, or one that names it."""
+    """A file of an operator, or a file that lists it."""
 
     path: Path
     status: str
-    """``made``, ``extended`` or ``kept`` (nothing was missing)."""
+    """``made``, ``extended`` or ``kept`` (nothing missing)."""
 
 
 def wish(op: str, *, mutates: bool = False, outputs: int | None = None, optional: Sequence[str] = ()) -> Wish:
-    """Return a wish that can be fulfilled; an error says what cannot."""
+    """Return a valid request; raise OpforgeError for an invalid option."""
     names.refuse_operator(op)
     for name in optional:
         names.refuse_argument(name, op)
@@ -70,7 +73,7 @@ def wish(op: str, *, mutates: bool = False, outputs: int | None = None, optional
 
 
 def package_at(folder: Path) -> Package:
-    """Return the package of a folder, known by ``[tool.opforge]`` in its ``pyproject.toml``."""
+    """Return the package in a folder; its ``pyproject.toml`` must have ``[tool.opforge]``."""
     path = folder / "pyproject.toml"
     try:
         table = tomllib.loads(path.read_text()).get("tool", {}).get("opforge")
@@ -98,7 +101,10 @@ def package_at(folder: Path) -> Package:
 
 
 def add_op(package: Package, wanted: Wish) -> list[Part]:
-    """Add what is missing of an operator. Files that are there stay as they are; a failure leaves the package as it was."""
+    """Add the missing files and entries of an operator.
+
+    Existing files of the operator stay unchanged. A failure leaves the package unchanged.
+    """
     files = _files(package, wanted)
     _refuse_registered(package, wanted)
     _refuse_other_options(files, wanted)
@@ -112,7 +118,7 @@ def add_op(package: Package, wanted: Wish) -> list[Part]:
 
 
 def _refuse_registered(package: Package, wanted: Wish) -> None:
-    """Refuse an operator that a file of another name registers, and one that this command did not add."""
+    """Reject an operator that another file registers or that was not added by this command."""
     name = f"{package.name}::{wanted.op}"
     own = package.folder / "src" / package.name / "ops" / f"{wanted.op}.py"
     for path in sorted(own.parent.glob("*.py")):
@@ -125,7 +131,7 @@ def _refuse_registered(package: Package, wanted: Wish) -> None:
 
 
 def _refuse_other_options(files: Iterable[Path], wanted: Wish) -> None:
-    """Refuse what was added with other options."""
+    """Reject an operator that was added with other options."""
     for path in files:
         if path.exists() and (asked := _asked(path)) not in (None, wanted.line()):
             raise OpforgeError(
@@ -135,7 +141,7 @@ def _refuse_other_options(files: Iterable[Path], wanted: Wish) -> None:
 
 
 def _asked(path: Path) -> str | None:
-    """Return the command that made a file, as it stands in a comment there."""
+    """Return the command that made a file, from a comment in it."""
     found = re.search(r"^(?:#|//) (opforge add-op .*)$", _text(path), re.MULTILINE)
     return found[1] if found else None
 
@@ -148,7 +154,7 @@ def _text(path: Path) -> str:
 
 
 def _files(package: Package, wanted: Wish) -> dict[Path, str]:
-    """Return the files of an operator, each with its template."""
+    """Return the files of an operator with their templates."""
     source, op = package.folder / "src", wanted.op
     if package.variant == "triton":
         kernels = {source / package.name / "kernels" / f"{op}.py": "kernel.py.j2"}
@@ -159,7 +165,7 @@ def _files(package: Package, wanted: Wish) -> dict[Path, str]:
 
 
 def _naming_files(package: Package, wanted: Wish) -> dict[Path, str]:
-    """Return the files that name every operator, with this one named."""
+    """Return the files that list all operators, with this operator added."""
     source = package.folder / "src" / package.name
     exports, types = source / "ops" / "__init__.py", source / "namespace.py"
     if not types.is_file():
@@ -191,7 +197,10 @@ def _render(template: str, package: Package, wanted: Wish) -> str:
 
 
 def _values(package: Package, wanted: Wish) -> dict[str, Any]:
-    """Return what the templates are rendered with. Result k is ``(k + 2) * x``; of an operator that writes, result 0 goes into x."""
+    """Return the values for the templates.
+
+    Result k is ``(k + 2) * x``; for an operator that mutates, result 0 is written to x.
+    """
     first = 1 if wanted.mutates else 0
     results = [f"y{k}" for k in range(first, first + wanted.outputs)]
     grads = ["grad"] if wanted.outputs == 1 else [f"grad_{k}" for k in range(wanted.outputs)]
@@ -212,7 +221,7 @@ def _values(package: Package, wanted: Wish) -> dict[str, Any]:
 
 
 def _write_all(texts: dict[Path, str]) -> None:
-    """Write all files or none: what was written is taken back when one cannot be."""
+    """Write all files or none: if one fails, restore those already written."""
     before: dict[Path, str | None] = {}
     try:
         for path, text in texts.items():

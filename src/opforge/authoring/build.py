@@ -1,4 +1,4 @@
-"""Build a folder of C++ and CUDA libraries: each becomes a shared library with a Python package that loads it."""
+"""Build a folder of C++ and CUDA libraries, each into a shared library and a Python package."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from opforge.suites.base import Progress, silent
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """What became of one library."""
+    """The result of building one library."""
 
     name: str
     namespace: str
     files: tuple[str, ...]
     status: str
-    """``built``, ``cached`` (it was built before) or ``failed``."""
+    """``built``, ``cached`` (built earlier) or ``failed``."""
     seconds: float = 0.0
     abi: str = ""
     package: str = ""
-    """The folder of the Python package; empty when there is none."""
+    """Folder of the Python package; empty if there is none."""
     operators: dict[str, str] | None = None
-    """By name, with their schemas."""
+    """Schemas by operator name."""
     error: str = ""
 
     def as_json(self) -> dict[str, Any]:
@@ -38,12 +38,12 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """How libraries are to be built."""
+    """Build options."""
 
     out: Path | None = None
-    """Where packages go; ``build`` in the folder unless given."""
+    """Folder for the packages; by default ``build`` in the source folder."""
     namespace: str = ""
-    """Instead of the folder's name; for one library only."""
+    """Namespace that replaces the folder's name; for one library only."""
     flags: tuple[str, ...] = ()
     target: str = toolchain.OLDEST_TARGET
     workers: int = 2
@@ -51,7 +51,7 @@ class Wishes:
 
 
 def units_in(directory: Path, wishes: Wishes = Wishes()) -> list[building.Unit]:  # frozen
-    """Return the libraries of a folder: itself when it holds sources, else each of its folders that does."""
+    """Return the libraries of a folder: itself if it holds sources, else its subfolders that do."""
     if not directory.is_dir():
         raise OpforgeError(f"there is no folder {str(directory)!r} to build; give one that holds C++ or CUDA sources")
     toolchain.target_version(wishes.target)
@@ -83,13 +83,16 @@ def _unit(folder: Path, files: Sequence[Path], wishes: Wishes) -> building.Unit:
 
 
 def registrations_of(unit: building.Unit) -> list[sources.Registration]:
-    """Return what the sources of a unit register, as far as it can be read from them."""
+    """Return the registrations found in the sources of a unit, as far as they can be parsed."""
     names = dict.fromkeys(building.NAMESPACE_MACROS, unit.own_namespace)
     return [block for file in unit.files for block in sources.registrations(file, names)]
 
 
 def build_folder(directory: Path, wishes: Wishes = Wishes(), progress: Progress = silent) -> list[Library]:  # frozen
-    """Build the libraries of a folder. One that fails is in the answer like the others; a clash between them is an error before any is built."""
+    """Build the libraries of a folder.
+
+    Failed libraries are part of the result. Clashes between sources raise before any build.
+    """
     units = units_in(directory, wishes)
     if found := clashes.clashes_of_sources({unit.name: registrations_of(unit) for unit in units}):
         raise clashes.ClashError(found)

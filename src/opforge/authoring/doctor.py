@@ -1,4 +1,4 @@
-"""What this installation builds and runs with, and what would break: facts in sections, each problem with its fix."""
+"""Examine the installation: facts in sections, and problems with their fixes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CXX20 = (
 
 @dataclass
 class Health:
-    """Facts by section, what would break with its fix, and what is merely worth knowing."""
+    """Facts by section, problems with their fixes, and notes."""
 
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     problems: list[dict[str, str]] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Health:
 
 
 def examine(directory: Path | None = None, progress: Progress = silent) -> Health:
-    """Look at the installation, and at a folder of libraries if one is given."""
+    """Examine the installation, and a folder of libraries if given."""
     health = Health()
     steps: list[tuple[str, Callable[[Health], dict[str, Any]]]] = [
         ("python", _python), ("torch", _torch), ("compilers", _compilers), ("gpu", _gpu), ("cache", _cache),
@@ -214,7 +214,7 @@ def _confinement(health: Health) -> dict[str, Any]:
 
 
 def _extras(health: Health) -> dict[str, Any]:
-    """Return each extra with its version, or with the command that installs it."""
+    """Return each extra with its version or its install command."""
     try:
         named = metadata("opforge").get_all("Provides-Extra") or []
     except PackageNotFoundError:
@@ -232,7 +232,7 @@ def _extras(health: Health) -> dict[str, Any]:
 
 
 def _units(directory: Path) -> list[Any]:
-    """Return the libraries of the folder to be looked at; none is an answer too."""
+    """Return the libraries of a folder; empty if it has none."""
     try:
         return list(build.units_in(directory))
     except NothingToJudgeError:

@@ -1,4 +1,4 @@
-"""Lines put into the Python files of a package, found by their meaning so that an author's own lines stay as they are."""
+"""Insert lines into a package's Python files, located by parsing, so the author's lines stay."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ _WIDTH = 120
 
 
 def folded(head: str, parts: Sequence[str], tail: str, indent: int = 0, comment: str = "") -> str:
-    """Return ``head``, parts and ``tail`` on one line, or folded as the formatter would fold them; a comment goes with the head."""
+    """Join head, parts and tail on one line, or fold them as the formatter would.
+
+    The comment follows the line, or the head if folded.
+    """
     space = " " * indent
     if len(line := f"{space}{head}{', '.join(parts)}{tail}") <= _WIDTH:
         return line + comment
@@ -22,12 +25,12 @@ def folded(head: str, parts: Sequence[str], tail: str, indent: int = 0, comment:
 
 
 def with_export(text: str, place: str, op: str) -> str:
-    """Return the text of ``ops/__init__.py`` with the operator imported and in ``__all__``."""
+    """Add the operator's import and ``__all__`` entry to the text of ``ops/__init__.py``."""
     return _with_name(_with_import(text, place, op), place, op)
 
 
 def _with_import(text: str, place: str, op: str) -> str:
-    """Return the text with the operator's import, in the order of the alphabet among its like."""
+    """Add the operator's import in alphabetical order among the relative imports."""
     body = _parsed(text, place).body
     imports = [node for node in body if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module]
     if any(node.module == op for node in imports):
@@ -40,7 +43,7 @@ def _with_import(text: str, place: str, op: str) -> str:
 
 
 def _with_name(text: str, place: str, op: str) -> str:
-    """Return the text with the operator in the list ``__all__``; a sorted list stays sorted."""
+    """Add the operator to the list ``__all__``; a sorted list stays sorted."""
     found = [node for node in _parsed(text, place).body if isinstance(node, ast.Assign) and _is_all(node)]
     if len(found) != 1 or not isinstance(found[0].value, ast.List | ast.Tuple):
         raise OpforgeError(
@@ -65,7 +68,7 @@ def _is_all(node: ast.Assign) -> bool:
 
 
 def with_method(text: str, place: str, op: str, parameters: Sequence[str], returns: str) -> str:
-    """Return the text of ``namespace.py`` with a method for the operator in the class Namespace."""
+    """Add a method for the operator to the class Namespace in the text of ``namespace.py``."""
     found = [n for n in _parsed(text, place).body if isinstance(n, ast.ClassDef) and n.name == "Namespace"]
     if not found:
         raise OpforgeError(

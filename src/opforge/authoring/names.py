@@ -1,4 +1,4 @@
-"""Names that an operator and its arguments can have: they stand in Python, in C++ and in ``torch.ops``."""
+"""Allowed names of operators and arguments, which appear in Python, C++ and ``torch.ops``."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _FILES = """
     support conftest common cuda_common library pytest tensors expected called choices close exact layouts check_fake check_compiled
     sum zip map range enumerate tuple
 """
-"""What the files of a package, and ``torch.ops``, call something else."""
+"""Names with another meaning in a package's files or in ``torch.ops``."""
 _VARIABLES = """
     torch triton tl self ops checks ctx grad info in_dims inputs output out result results count inside at dense place x
     batched to_x to_each extra wide blocks on_device wrap_triton to_front apart
 """
-"""What the files of an operator call something else."""
+"""Names with another meaning in an operator's files."""
 
 
 def refuse_operator(name: str) -> None:
-    """Refuse a name that an operator cannot have."""
+    """Reject an invalid operator name."""
     _refuse("operator", name, _FILES)
 
 
 def refuse_argument(name: str, op: str) -> None:
-    """Refuse a name that an optional argument of an operator cannot have."""
+    """Reject an invalid name of an operator's optional argument."""
     _refuse("optional argument", name, _VARIABLES)
     if name == op or re.fullmatch(r"(y|grad|out)_?\d*", name):
         raise OpforgeError(

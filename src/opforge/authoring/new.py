@@ -1,4 +1,4 @@
-"""Make a package of custom operators from the template, which the Cookiecutter command can use as well."""
+"""Make a package of custom operators from the template, which also works with Cookiecutter."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ _PROJECT = "{{cookiecutter.package}}"
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A package that was made."""
+    """A new package."""
 
     folder: Path
     files: tuple[Path, ...]
-    """Relative to the folder."""
+    """Paths relative to the folder."""
 
 
 @cache
 def settings() -> dict[str, Any]:
-    """Return what the template asks, as its ``cookiecutter.json`` says it."""
+    """Return the template's settings from its ``cookiecutter.json``."""
     found: dict[str, Any] = json.loads((TEMPLATE / "cookiecutter.json").read_text())
     return found
 
 
 def questions() -> dict[str, tuple[str, ...]]:
-    """Return the names of the answers, each with its choices; where anything goes, the only one is the default."""
+    """Return the questions with their choices; a free-text question has only its default."""
     asked = {name: value for name, value in settings().items() if not name.startswith("_")}
     return {name: tuple(value) if isinstance(value, list) else (value,) for name, value in asked.items()}
 
 
 def prompt(name: str) -> str:
-    """Return how an answer is asked for."""
+    """Return the prompt for a question."""
     text: str = settings()["__prompts__"][name]
     return text
 
 
 @cache
 def _hook(name: str) -> ModuleType:
-    """Return one of the template's hooks as a module: rules and steps stand there alone."""
+    """Load one of the template's hooks as a module; rules and steps are defined only there."""
     spec = importlib.util.spec_from_file_location(f"_opforge_template_{name}", TEMPLATE / "hooks" / f"{name}.py")
     if spec is None or spec.loader is None:
         raise OpforgeError(f"the template's hook {name}.py is missing in {TEMPLATE}; install opforge again")
@@ -61,18 +61,18 @@ def _hook(name: str) -> ModuleType:
 
 
 def complete(answers: Mapping[str, str]) -> dict[str, str]:
-    """Return the answers with the defaults for those that are not given."""
+    """Return the answers, with defaults for missing ones."""
     return {name: answers.get(name, choices[0]) for name, choices in questions().items()}
 
 
 def problems(answers: Mapping[str, str]) -> list[str]:
-    """Return what is wrong with the answers, in words; nothing when a package can be made of them."""
+    """Return messages about invalid answers; empty if a package can be made."""
     found: list[str] = _hook("pre_gen_project").problems(complete(answers))
     return found
 
 
 def make_package(answers: Mapping[str, str], out: Path) -> Made:
-    """Make a package in a new folder of its name under ``out``: the whole of it, or nothing."""
+    """Make a package in a new folder with its name under ``out``, completely or not at all."""
     given = complete(answers)
     if found := problems(given):
         raise OpforgeError("; ".join(found))
@@ -84,7 +84,7 @@ def make_package(answers: Mapping[str, str], out: Path) -> Made:
             project = Path(workshop) / given["package"]
             _render(project, given)
             _hook("post_gen_project").keep_variant(project, given["variant"])
-            project.rename(folder)  # over an empty folder at most
+            project.rename(folder)  # replaces at most an empty folder
     except OSError as error:
         raise OpforgeError(
             f"package {str(folder)!r} cannot be made: {error.strerror}; give another place with --out"
@@ -112,7 +112,7 @@ def _render(project: Path, answers: Mapping[str, str]) -> None:
     )
     source = TEMPLATE / _PROJECT
     for path in sorted(source.rglob("*")):
-        if "__pycache__" in path.parts:  # pip compiles what it installs, the template too
+        if "__pycache__" in path.parts:  # pip byte-compiles installed files, including the template
             continue
         name = environment.from_string(path.relative_to(source).as_posix()).render(cookiecutter=answers)
         if path.is_dir():

@@ -1,4 +1,4 @@
-"""Make an installable backend of a directory of kernels: a readable package, and its wheel."""
+"""Make an installable backend from a directory of kernels: a readable package and its wheel."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ from opforge.ops import table
 from opforge.runtime import files, signing
 
 _SUMMARY = "Kernels for PyTorch operators, in ATen's place, each with its proof."
-"""What a package says of itself, and by what it is known to be one of ours."""
+"""Summary of a packed backend; it also identifies packages made by opforge."""
 _TEMPLATES = ("__init__.py", "pyproject.toml", "README.md")
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A package that was made of a directory."""
+    """A package made from a directory."""
 
     project: Path
     wheel: Path
     rows: list[dict[str, Any]]
     strangers: list[str]
-    """Folders that hold no kernel, in words."""
+    """Messages about folders without a kernel."""
     signer: str
-    """The name under which this installation signs."""
+    """Signer name of this installation."""
 
 
 def pack(directory: Path, name: str, out: Path, *, version: str = "0.1.0") -> Packed:
-    """Write ``out/name`` and its wheel in ``out``; nothing is left behind where that fails."""
+    """Write ``out/name`` and its wheel in ``out``; a failure leaves nothing behind."""
     _check(name, version)
     backend = DirectoryBackend(BackendOptions(ops_directory=directory))
     kernels = backend.kernels([op.name for op in table()])
@@ -80,7 +80,7 @@ def pack(directory: Path, name: str, out: Path, *, version: str = "0.1.0") -> Pa
 
 @contextmanager
 def _made(folder: Path) -> Iterator[None]:
-    """Make a folder; where the block fails, those that were made and are empty go again."""
+    """Create a folder; if the block fails, remove the created folders that are empty."""
     new = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -117,13 +117,13 @@ _TAKEN = {
     _normal(n)
     for n in (*sys.stdlib_module_names, "numpy", "opforge", "pip", "setuptools", "test", "tests", "torch", "triton")
 }
-"""Names that are others', installed here or not."""
+"""Names of other packages, installed or not."""
 
 
 def _is_anothers(name: str) -> bool:
-    """Whether a distribution or a module of this name is here that is not such a package, made earlier."""
+    """Whether an installed distribution or module, other than a packed backend, has this name."""
     foreign = {
-        str(found.metadata.json.get("name", ""))  # nothing, where an installation is broken
+        str(found.metadata.json.get("name", ""))  # empty if an installation is broken
         for found in distributions()
         if found.metadata.json.get("summary") != _SUMMARY or not found.entry_points.select(group="torch.backends")
     }
@@ -131,7 +131,7 @@ def _is_anothers(name: str) -> bool:
     if _normal(name) in {_normal(other) for other in foreign | modules if other}:
         return True
     spec = PathFinder.find_spec(name)
-    if spec is None or spec.origin is None:  # any folder is a namespace
+    if spec is None or spec.origin is None:  # any folder is a namespace package
         return False
     return not (Path(spec.origin).parent / "_runtime" / "enabling.py").is_file()
 
@@ -150,7 +150,7 @@ def _check_encoding(file: Path) -> None:
 
 
 def _write(project: Path, kernels: Iterable[Kernel], name: str, version: str) -> tuple[list[dict[str, Any]], str]:
-    """Write a package; return the rows of its kernels, and the name of the signer."""
+    """Write a package; return its kernels' rows and the signer's name."""
     package = project / "src" / name
     package.mkdir(parents=True)
     rows = [_take(kernel, package) for kernel in kernels]
@@ -175,7 +175,7 @@ def _write(project: Path, kernels: Iterable[Kernel], name: str, version: str) ->
         loader=jinja2.PackageLoader("opforge.authoring", "backend"),
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
-        autoescape=False,  # noqa: S701  # Python, TOML and Markdown, from a directory that is the user's own
+        autoescape=False,  # noqa: S701  # Python, TOML and Markdown, from the user's own directory
     )
     for template in _TEMPLATES:
         place = package / template if template.endswith(".py") else project / template
@@ -187,7 +187,7 @@ def _write(project: Path, kernels: Iterable[Kernel], name: str, version: str) ->
 
 
 def _license() -> str:
-    """Return the text of opforge's license, under which its runtime goes along."""
+    """Return opforge's license text, which applies to the copied runtime."""
     source = Path(opforge.runtime.__file__).parents[2]
     if source.name == "src":  # a checkout, installed or not
         return (source.parent / "LICENSE").read_text(encoding="utf-8")
@@ -204,7 +204,7 @@ def _imports_triton(file: Path) -> bool:
 
 
 def _take(kernel: Kernel, package: Path) -> dict[str, Any]:
-    """Copy a kernel's folder, with what it needs and its proof, and return its row."""
+    """Copy a kernel with the files it needs and its proof, and return its row."""
     file = Path(kernel.file or "")
     place = f"kernels/{kernel.name.partition('_implementation_')[0]}"
     folder = package / place
@@ -235,7 +235,7 @@ def _take(kernel: Kernel, package: Path) -> dict[str, Any]:
 
 
 def _needed(file: Path) -> list[Path]:
-    """Return the files of a kernel's folder and below, but for implementations that it does not import, and proofs."""
+    """Return the files in and below a kernel's folder, except proofs and unused implementations."""
     mine = {file, *beside(file)}
     return [
         path
@@ -257,7 +257,7 @@ def _kept(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _proven(kernel: Kernel) -> str:
-    """Say for which dtypes a kernel is proven, on which device; nothing where it is for none."""
+    """Describe the operators, dtypes and device a kernel is proven for; empty if none."""
     proof = read_proof(Path(kernel.file or ""), kernel.digest)
     if isinstance(proof, str) or not proof.operators:
         return ""
@@ -289,6 +289,6 @@ def _wheel(project: Path, out: Path) -> Path:
 
 
 def _new_enough() -> bool:
-    """Whether setuptools makes wheels by itself, with the files of licenses."""
+    """Whether setuptools can make wheels itself and supports license files."""
     major, minor, *_ = installed_version("setuptools").split(".")
     return (int(major), int(minor)) >= (77, 0)

@@ -1,4 +1,4 @@
-"""The Python package of a library: loads it after a look for clashes, has its operators as functions, and says their types."""
+"""Write the Python package of a library: it checks for clashes, loads it, and exports functions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _TYPES = {
 
 
 def write_package(folder: Path, unit: Unit, built: Built, look: Look) -> Path:
-    """Write a library's package into a folder, each file whole or not at all: processes that use the old one go on with it."""
+    """Write a library's package into a folder.
+
+    Each file is replaced atomically, so processes that use the old package continue to work.
+    """
     functions = _functions(look.operators)
     facts = {
         "name": unit.name,
@@ -59,7 +62,10 @@ def _copy(library: Path, place: Path) -> None:
 
 
 def _functions(operators: dict[str, str]) -> dict[str, list[str]]:
-    """Return the operators that can be functions of a module, by name, each with its overloads."""
+    """Return the overloads by function name.
+
+    Keywords and names used in several namespaces cannot be functions of a module.
+    """
     found: dict[str, list[str]] = {}
     for operator in operators:
         name = operator.partition("::")[2].partition(".")[0]
@@ -89,7 +95,7 @@ def _stubs(functions: dict[str, list[str]], schemas: dict[str, str]) -> list[str
 
 
 def _stub(name: str, schema: str) -> str:
-    """Return an operator's signature as a line of a stub file; of a schema that torchgen does not read, one that takes anything."""
+    """Return an operator's stub line; generic if torchgen cannot parse the schema."""
     from torchgen.model import FunctionSchema
 
     try:

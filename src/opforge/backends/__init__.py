@@ -1,4 +1,4 @@
-"""Where kernels come from."""
+"""Backends: sources of kernels."""
 
 from opforge.backends.base import Backend, BackendOptions
 

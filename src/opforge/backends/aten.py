@@ -1,4 +1,4 @@
-"""PyTorch itself as a backend: what the judge says of ATen is a test of the judge and of the suite."""
+"""PyTorch itself as a backend: judging ATen tests the judge and the suite."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class AtenBackend:
     name = "aten"
 
     def __init__(self, options: BackendOptions) -> None:
-        del options  # ATen has none
+        del options  # ATen has no options
 
     def kernels(self, ops: Iterable[str]) -> list[Kernel]:
         packets: dict[str, list[str]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""What a backend is to the rest of the house."""
+"""The interface of a backend and its options."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from opforge.kernels import Kernel
 
 @dataclass(frozen=True, slots=True)
 class BackendOptions:
-    """What a user may ask of any backend."""
+    """Options that apply to any backend."""
 
     ops_directory: Path = Path("generated_kernels")
     implementations: Mapping[str, str] | None = None
-    """Which implementation to take for a folder, where it is not the newest."""
+    """Implementation to use for a folder instead of the newest, by folder name."""
     custom_ops_root: Path = Path("custom_ops")
     generation: Mapping[str, Any] | None = None
-    """How kernels are made, for a backend that makes them."""
+    """Options for backends that generate kernels."""
 
 
 class Backend(Protocol):
@@ -30,5 +30,5 @@ class Backend(Protocol):
     def __init__(self, options: BackendOptions) -> None: ...
 
     def kernels(self, ops: Iterable[str]) -> list[Kernel]:
-        """Return the kernels for the operators of a suite; several for one operator are compared with each other."""
+        """Return the kernels for a suite's operators; kernels for one operator are compared."""
         ...

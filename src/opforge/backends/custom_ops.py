@@ -1,4 +1,4 @@
-"""Implementations of operators that are not in ATen, all of them: ``{op}/{op}_{name}.py`` is the kernel ``{op}__{name}``."""
+"""Implementations of non-ATen operators: ``{op}/{op}_{name}.py`` is kernel ``{op}__{name}``."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class CustomOpsBackend:
     def __init__(self, options: BackendOptions) -> None:
         self._root = options.custom_ops_root
         self.strangers: list[str] = []
-        """Folders that hold no operator, in words."""
+        """Messages about folders without an operator."""
         self.remarks: list[str] = []
-        """What is to be known of the operators' references."""
+        """Messages about references and about operators without an implementation."""
 
     def kernels(self, ops: Iterable[str]) -> list[Kernel]:
         found = find(self._root)
@@ -31,7 +31,7 @@ class CustomOpsBackend:
             if folder is None:
                 continue
             kernels += folder.kernels
-            folder.reference  # noqa: B018  # it is looked for, and what there is to say of it is said
+            folder.reference  # noqa: B018  # finding the reference fills folder.warnings
             self.remarks += folder.warnings
             if not folder.kernels:
                 self.remarks.append(f"{op} has no implementation {op}_NAME.py: there is nothing to judge")

@@ -1,4 +1,7 @@
-"""A folder of kernels as a backend: ``{op}/{op}_implementation_1.py``, each exporting ``{op}_kernel_impl``, or ``.cpp`` or ``.cu``, registering it."""
+"""A folder of kernels as a backend.
+
+``{op}/{op}_implementation_1.py`` exports ``{op}_kernel_impl``; a ``.cpp`` or ``.cu`` registers it.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +34,9 @@ class DirectoryBackend:
             )
         self._chosen = dict(options.implementations or {})
         self.strangers: list[str] = []
-        """Folders that hold no kernel of an operator, in words."""
+        """Messages about folders without a usable kernel."""
         self.idle: list[Kernel] = []
-        """Kernels for which there is no case."""
+        """Kernels without a case."""
 
     def kernels(self, ops: Iterable[str]) -> list[Kernel]:
         found, idle = matched(self._all(), ops)
@@ -85,9 +88,10 @@ class DirectoryBackend:
 
 
 def matched(kernels: Iterable[Kernel], ops: Iterable[str]) -> tuple[list[Kernel], list[Kernel]]:
-    """Return the kernels with which of the operators each of them serves, and those that serve none.
+    """Assign operators to kernels; return kernels with their operators, and kernels without any.
 
-    Those that serve less come first: a folder named after one overload or form wins over the packet's.
+    Kernels that serve fewer operators go first: a folder for one overload or form wins over
+    the packet's.
     """
     wanted = set(ops)
     found, idle = [], []
@@ -102,7 +106,7 @@ def matched(kernels: Iterable[Kernel], ops: Iterable[str]) -> tuple[list[Kernel]
 
 
 def kernel_in(file: Path, name: str) -> Kernel:
-    """Return the kernel in a file, written for the operator that a name means, with all that it serves."""
+    """Return the kernel in a file, written for the named operator, with all operators it serves."""
     primary = table().resolve(name)
     own, others = table().served_by(name)
     functional = [op for op in own if op.form is not Form.MUTABLE] if primary.form is Form.FUNCTIONAL else [primary]
@@ -121,7 +125,7 @@ def kernel_in(file: Path, name: str) -> Kernel:
 
 
 def operator_name(folder: str) -> str:
-    """Return the operator that a folder's name means; ``add__Scalar`` and ``add.Scalar`` are one overload."""
+    """Return a folder's operator; ``add__Scalar`` and ``add.Scalar`` are the same overload."""
     if folder.startswith("__") or "__" not in folder.rstrip("_"):
         return folder
     base, _, overload = folder.rpartition("__")
@@ -130,7 +134,10 @@ def operator_name(folder: str) -> str:
 
 
 def implementations(folder: Path) -> list[Path]:
-    """Return the implementations in a folder, oldest first: ``_2`` comes before ``_10``, and C++ before Python of the same number."""
+    """Return the implementations in a folder, oldest first.
+
+    ``_2`` comes before ``_10``, and C++ before Python of the same number.
+    """
     prefix = _FILE.format(folder=folder.name)
     if not files.is_folder(folder):
         return []

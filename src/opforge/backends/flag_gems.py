@@ -1,4 +1,4 @@
-"""The installed FlagGems package as a backend: the operators of its own list, each with the function that it registers for it."""
+"""The installed FlagGems package as a backend: the functions in its own list of operators."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from opforge.kernels import Kernel, Served
 from opforge.ops import table
 
 _ANSWER = "opforge: "
-"""What the line begins with that answers; the package may print lines of its own, also when the process ends."""
+"""Prefix of the reply line; the package may print other lines, even when the process exits."""
 _ASK = """
 import json, sys
 import flag_gems
@@ -74,9 +74,9 @@ class FlagGemsBackend:
 
     name = "flag_gems"
 
-    def __init__(self, options: BackendOptions) -> None:  # noqa: ARG002  # there is nothing to choose
+    def __init__(self, options: BackendOptions) -> None:  # noqa: ARG002  # there are no options
         self.strangers: list[str] = []
-        """What FlagGems registers and this torch does not have, in words."""
+        """Messages about operators that FlagGems registers and this torch lacks."""
 
     def kernels(self, ops: Iterable[str]) -> list[Kernel]:
         wanted = set(ops)
@@ -99,9 +99,10 @@ class FlagGemsBackend:
 
 
 def _registered() -> tuple[str, dict[str, int]]:
-    """Ask FlagGems, in a process of its own, whose device this is and what it registers there: names, each with the index of its row.
+    """Query FlagGems in a separate process: the device's vendor, and row indices by operator.
 
-    Rows whose condition does not hold, and those for an Autograd key, are not among them; of several for a name the first is taken, as FlagGems does.
+    Rows with an unmet condition and rows for an Autograd key are left out. If several rows have the
+    same name, the first is used, as FlagGems does.
     """
     try:
         done = subprocess.run(
@@ -129,7 +130,7 @@ def _registered() -> tuple[str, dict[str, int]]:
 
 
 def _kernel(folder: Path, release: str, vendor: str, row: str, index: int, name: str) -> Kernel:
-    """Write the file that hands out FlagGems' function for an operator, and return it as a kernel."""
+    """Write a file that exports FlagGems' function for an operator, and return it as a kernel."""
     stem = re.sub(r"\W", "_", name)
     entry = f"{stem}_kernel_impl"
     text = _KERNEL.format(version=release, vendor=vendor, op=name, entry=entry, row=row, index=index)
@@ -142,7 +143,7 @@ def _kernel(folder: Path, release: str, vendor: str, row: str, index: int, name:
 
 @functools.cache
 def _source_digest() -> str:
-    """Return what tells one installation of FlagGems from another: the contents of its sources."""
+    """Return a digest of the sources of the installed FlagGems."""
     found = importlib.util.find_spec("flag_gems")
     whole = hashlib.sha256()
     if found is not None and found.origin:

@@ -1,4 +1,4 @@
-"""Make the folders of a kernel directory, each with a template to fill in."""
+"""Create the folders of a kernel directory, each with a template to fill in."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from opforge.ops import Form, Operator, table
 
 
 def scaffold(root: Path, cases: Mapping[str, Sequence[Case]]) -> tuple[list[Path], list[Path]]:
-    """Write a template for the kernel of each packet that the cases name; returns the files made and the folders kept."""
+    """Write a kernel template for each packet in the cases; return new files and kept folders."""
     made: list[Path] = []
     kept: list[Path] = []
     for name in dict.fromkeys(table().folder_of(op) for name in cases if (op := table().get(name)) is not None):
@@ -36,7 +36,7 @@ def scaffold(root: Path, cases: Mapping[str, Sequence[Case]]) -> tuple[list[Path
 
 
 def render(name: str, root: Path, cases: Sequence[str]) -> str:
-    """Return the source of a kernel to fill in."""
+    """Return the source of a kernel template."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         undefined=jinja2.StrictUndefined,

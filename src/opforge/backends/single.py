@@ -1,4 +1,4 @@
-"""One kernel as a backend: that of a file, of a folder that holds one, or ATen's own."""
+"""One kernel as a backend: from a file, from a folder with one file, or ATen's own."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class SingleBackend:
 
     @classmethod
     def named(cls, word: str, op: str | None = None) -> SingleBackend:
-        """Return the kernel that a word means (a file, a folder with one, ``aten:OP``), to serve one operator.
+        """Return the kernel in a file or a folder with one file, or ``aten:OP``, for one operator.
 
-        The operator is that of the kernel's name unless ``op`` says another overload or form that the kernel serves.
+        The kernel's name gives the operator; ``op`` can choose another overload or form it serves.
         """
         if word.startswith(_ATEN):
             return cls(_of_aten(word.removeprefix(_ATEN), op))
@@ -59,7 +59,7 @@ def _of_aten(name: str, op: str | None) -> Kernel:
 
 
 def _file(word: str) -> Path:
-    """Return the kernel's file; a folder must leave no choice."""
+    """Return the kernel's file; a folder must hold exactly one."""
     path = Path(word)
     if path.is_file():
         if path.suffix != ".py" and not is_native(path):
@@ -89,7 +89,7 @@ def _no_kernel(folder: Path) -> str:
 
 
 def _name(file: Path, op: str | None) -> str:
-    """Return the operator for which a kernel is written: its file's name says it, else ``--op`` must."""
+    """Return a kernel's operator, from its file name or else from ``--op``."""
     name, between, _ = file.stem.partition(_BETWEEN)
     if between:
         return operator_name(name)

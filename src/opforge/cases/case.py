@@ -1,4 +1,4 @@
-"""A case: one call of one operator, and what is expected of it."""
+"""A case: one call of one operator, and its expected outcome."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 
 class Expect(enum.StrEnum):
-    """What ATen does with the call."""
+    """Whether ATen returns or raises."""
 
     RETURNS = "returns"
     RAISES = "raises"
 
 
 class Phase(enum.StrEnum):
-    """What the case is for."""
+    """The purpose of the case."""
 
     CORRECTNESS = "correctness"
     PERFORMANCE = "performance"
@@ -33,13 +33,16 @@ class Case:
     source: str = ""
     """Where it was seen, for example ``nn.functional.relu backward``."""
     id: str = ""
-    """A digest of operator, arguments and stored contents: the same call has the same id in every run."""
+    """Digest of operator, arguments and stored contents: the same in every run."""
     tree: str = ""
-    """The arguments as a JSON tree, where a suite has stored it so that the text need not be parsed again."""
+    """The arguments as a JSON tree, if a suite has stored it to avoid parsing the text again."""
     blob: str = ""
-    """Which of the suite's blobs holds its stored tensors."""
+    """The suite's blob that holds its stored tensors."""
     lost: str = ""
-    """Why it has no inputs and cannot be run; it keeps its place, and every kernel that it is for gets that as its verdict."""
+    """Why it has no inputs and cannot run.
+
+    The case stays in its suite, and every kernel for it gets this as its verdict.
+    """
 
     @classmethod
     def make(cls, op: str, args: str, *, contents: str = "", **fields: Any) -> Case:

@@ -1,4 +1,4 @@
-"""Arguments as a JSON tree for the wire, and back to torch values on the other side."""
+"""Encode arguments as a JSON tree for the wire, and decode them to torch values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHORT_DTYPES: dict[torch.dtype, str] = {dtype: short for short, dtype in TORCH_D
 
 
 def encode(value: Value, place: Callable[[TensorSpec], list[Any]]) -> Any:
-    """Return a JSON tree; ``place`` gives each tensor its row on the wire. Tuples become lists."""
+    """Return a JSON tree; ``place`` returns the wire row of a tensor. Tuples become lists."""
     match value:
         case TensorSpec():
             return {"T": place(value)}
@@ -37,13 +37,13 @@ def encode(value: Value, place: Callable[[TensorSpec], list[Any]]) -> Any:
 
 
 def tree_of(args: str) -> str:
-    """Return the JSON tree of a text form: what a suite may store beside it, so that it need not be parsed again."""
+    """Return the JSON tree of a text form. A suite may store it, to avoid parsing again."""
     positional, named = parse_arguments(args)
     return json.dumps([encode(list(positional), spec_row), {n: encode(v, spec_row) for n, v in named.items()}])
 
 
 def spec_row(spec: TensorSpec) -> list[Any]:
-    """Return the row of a tensor before it has a place: the place in the blob, the geometry, and the range of seeded contents."""
+    """Return a tensor's row without a place yet: offset in the blob, geometry, seeded range."""
     row = [spec.at, spec.storage_nbytes, spec.dtype, list(spec.shape), list(spec.strides), spec.offset, spec.device]
     return row if spec.low is None and spec.high is None else [*row, spec.low, spec.high]
 
@@ -70,7 +70,7 @@ def decode(tree: Any, tensor: Callable[[list[Any]], torch.Tensor]) -> Any:
 
 
 def from_torch(value: Any, tensor: Callable[[torch.Tensor], TensorSpec]) -> Value:
-    """Return the data form of an argument of a real call; raises TypeError on what a case cannot hold."""
+    """Return an argument of a real call as data; raise TypeError if a case cannot hold it."""
     match value:
         case torch.Tensor():
             return tensor(value)

@@ -1,4 +1,4 @@
-"""What is known of the forms of a case without making them. Needs no torch."""
+"""Names and shapes of a case's variants, without creating them. Needs no torch."""
 
 from __future__ import annotations
 
@@ -18,29 +18,35 @@ SAME_ELEMENTS = frozenset(
         layouts.CHANNELS_LAST,
     }
 )
-"""Forms that change how elements lie in memory, and nothing else."""
+"""Forms that change only how elements lie in memory."""
 LAYOUT_FORMS = SAME_ELEMENTS | {layouts.EXPANDED, layouts.EXPANDED_LAST, layouts.EMPTY}
-"""Forms that are layouts, by the names that the runtime has for them."""
+"""Forms that are layouts, by their names in the runtime."""
 SIXTEENFOLD = "sixteenfold"
 LONG_MASKED = "long_masked"
 LARGE_FORMS = ("long_rows", "many_rows", "long_pitched", SIXTEENFOLD, LONG_MASKED)
-"""Forms with more elements than 16 bits count, in rows longer than one block or in more rows than that."""
+"""Forms with more than 2**16 elements, in rows longer than one block or in that many rows."""
 ALONG_A_DIMENSION = (SIXTEENFOLD, LONG_MASKED)
-"""Those in which the dimension counts that a call names."""
+"""Large forms that depend on the dimension argument of a call."""
 SIZED_ALIKE = tuple(form for form in LARGE_FORMS if form != SIXTEENFOLD)
-"""Those in which all tensors have the same sizes. Gradients may have sizes that do not grow alike, and ATen does not look."""
+"""Large forms in which all tensors have the same sizes.
+
+Gradients may have sizes that do not grow alike, and ATen does not check.
+"""
 ONE_TENSOR_TWICE = "one_tensor_twice"
 _MOST_COUNTED_BY_16_BITS = 1 << 16
 _LONG = 4099
-"""Longer than a block that a kernel is likely to have, and no multiple of one."""
+"""Longer than a likely block of a kernel, and not a multiple of one."""
 _SIXTEEN = 16
 _MOST_SIXTEENFOLD = 1 << 17
 _BLOCK = 256
-"""Many rows are a multiple of it: some kernels are wrong where nothing is left over."""
+"""``many_rows`` has a multiple of it: some kernels are wrong only without a partial block."""
 
 
 def enlarged(form: str, shapes: Sequence[Sequence[int]]) -> list[tuple[int, ...]] | None:
-    """Return the shapes of a call's tensors in a large form, which broadcast as they did; None where there is no such form."""
+    """Return the shapes of a call's tensors in a large form; None if there is no such form.
+
+    They broadcast as before.
+    """
     if form == SIXTEENFOLD:
         return _with_sixteenfold(shapes)
     common = _broadcast(shapes)
@@ -51,7 +57,10 @@ def enlarged(form: str, shapes: Sequence[Sequence[int]]) -> list[tuple[int, ...]
 
 
 def _with_sixteenfold(shapes: Sequence[Sequence[int]]) -> list[tuple[int, ...]] | None:
-    """Return shapes with sixteen times as long dimensions: all, or the last two, or the last, as the number of elements allows."""
+    """Return shapes with dimensions sixteen times as long.
+
+    All dimensions, the last two or the last one grow, depending on the number of elements.
+    """
     for last in (max(map(len, shapes), default=0), 2, 1):
         made = [
             tuple(size if size == 1 or len(shape) - i > last else _SIXTEEN * size for i, size in enumerate(shape))
@@ -82,7 +91,7 @@ def _with_many_rows(common: Sequence[int]) -> list[int]:
 
 
 def _broadcast(shapes: Sequence[Sequence[int]]) -> list[int] | None:
-    """Return the shape that shapes broadcast to; None where they do not."""
+    """Return the shape that shapes broadcast to; None if they do not."""
     common: list[int] = []
     for sizes in zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1):
         several = {*sizes} - {1}

@@ -1,4 +1,4 @@
-"""Make the tensors of a case: the same bytes in any process, from stored contents or from a seed."""
+"""Create a case's tensors from stored contents or a seed, with the same bytes in any process."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Bytes = npt.NDArray[np.uint8]
 _INT_HIGH = 10
 WORD_DTYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _STARTS = 1 << 16
-"""From how many places the changes of floats may be taken, beside those that elements may move to."""
+"""Start positions in the noise, besides the rotations of the elements."""
 _AT_ONCE = 1 << 20
-"""Elements that are renewed at once."""
+"""Elements renewed at once."""
 _AT_ONCE_ON_A_GPU = 1 << 25
 
 
 def write_storage(spec: TensorSpec, target: Bytes, blob: Bytes | None, seed: str) -> None:
-    """Fill ``target`` (as many bytes as the spec's storage) with the contents of a tensor."""
+    """Fill ``target``, which has the size of the spec's storage, with the contents of a tensor."""
     if spec.at is None:
         target[:] = seeded_bytes(spec, seed)
         return
@@ -70,7 +70,10 @@ def _floats(generator: np.random.Generator, spec: TensorSpec, count: int) -> npt
 
 
 def tensor_over(buffer: Any, row: list[Any]) -> torch.Tensor:
-    """Return a tensor over shared bytes; the row is ``[byte offset, bytes, dtype, shape, strides, storage offset, device]``."""
+    """Return a tensor over shared bytes.
+
+    The row is ``[byte offset, bytes, dtype, shape, strides, storage offset, device]``.
+    """
     at, nbytes, short, shape, strides, offset, _device = row
     dtype = TORCH_DTYPES[short]
     count = nbytes // dtype.itemsize
@@ -82,7 +85,7 @@ def tensor_over(buffer: Any, row: list[Any]) -> torch.Tensor:
 
 
 def one_per_place(make: Callable[[list[Any]], torch.Tensor]) -> Callable[[list[Any]], torch.Tensor]:
-    """Return a function that makes tensors of rows, and one and the same of rows that lie in one place."""
+    """Wrap a function that makes tensors from rows; rows at one byte offset share a tensor."""
     known: dict[int, torch.Tensor] = {}
 
     def tensor(row: list[Any]) -> torch.Tensor:
@@ -97,7 +100,7 @@ def one_per_place(make: Callable[[list[Any]], torch.Tensor]) -> Callable[[list[A
 
 
 def owned_copy(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
-    """Return a copy with storage of its own and the same geometry, as an operator that writes or resizes needs it."""
+    """Return a copy with its own storage and the same geometry, as writing or resizing needs."""
     memory = torch.empty_like(given := flat_storage(tensor), device=device or tensor.device).copy_(given)
     empty = torch.empty(0, dtype=tensor.dtype, device=memory.device)
     return empty.set_(memory.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
@@ -110,13 +113,16 @@ def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def flat_storage(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's whole memory as bytes, sharing it."""
+    """Return a tensor's whole storage as bytes, without a copy."""
     storage = tensor.untyped_storage()
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))
 
 
 def renewed(tensor: torch.Tensor, seed: int, *, positions: bool = False) -> torch.Tensor:
-    """Give a tensor's memory other contents of the same kind, the same ones for the same seed in any process. Returns the tensor."""
+    """Replace a tensor's contents by others of the same kind, and return the tensor.
+
+    The same seed gives the same contents in any process.
+    """
     words = words_of(tensor)
     if seed and len(words):
         words.copy_(Renewal(words, tensor.dtype, positions=positions).contents([seed])[0])
@@ -124,17 +130,18 @@ def renewed(tensor: torch.Tensor, seed: int, *, positions: bool = False) -> torc
 
 
 def words_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's whole memory as integers of its elements' size, of the parts' size where they are complex."""
+    """Return a tensor's storage as integers of its element size; complex elements are halved."""
     size = tensor.element_size() // (2 if tensor.is_complex() else 1)
     nbytes = tensor.untyped_storage().nbytes()
     return flat_storage(tensor)[: nbytes - nbytes % size].view(WORD_DTYPES[size])
 
 
 class Renewal:
-    """Gives some memory other contents of the same kind: elements change places, and floats lose up to an eighth of their size.
+    """Other contents of the same kind: elements move, and floats shrink by up to an eighth.
 
-    Zeros stay zeros and as many, and what is not finite stays. All is done on integers, so that every device gets the same bits. With ``positions``
-    integers may be indices, and stay.
+    Zeros stay zeros and keep their number, and numbers that are not finite stay. Everything is
+    computed on integers, so that every device gets the same bits. With ``positions`` integers may
+    be indices, and stay.
     """
 
     def __init__(self, words: torch.Tensor, dtype: torch.dtype, *, positions: bool = False) -> None:
@@ -154,18 +161,18 @@ class Renewal:
             size = words & torch.iinfo(words.dtype).max
             largest = int(torch.tensor(info.max, dtype=real).view(words.dtype))
             noise &= (1 << max(1, mantissa - 3)) - 1
-            changes -= ((size >= 2 << mantissa) & (size <= largest)).to(words.dtype)  # all bits, or none
+            changes -= ((size >= 2 << mantissa) & (size <= largest)).to(words.dtype)  # all bits set, or none
         elif dtype != torch.bool:
             noise = words[places % self._count] * (noise & 1)
             changes -= (words != 0).to(words.dtype)
         self._exchanges = not floats
         self._all = bool((changes == -1).all())
-        # twice, so that what has moved round is a stretch of it
+        # doubled, so that each rotation is a contiguous range
         self._noise = noise
         self._twice, self._changes = (torch.cat((t, t)) for t in (words, changes))
 
     def contents(self, seeds: list[int]) -> list[torch.Tensor]:
-        """Return contents for each seed."""
+        """Return the contents for each seed."""
         if self._stays:
             return [self.words] * len(seeds)
         at_once = max(1, (_AT_ONCE_ON_A_GPU if self.words.is_cuda else _AT_ONCE) // self._count)
@@ -183,21 +190,21 @@ class Renewal:
         return made
 
     def _rows(self, starts: list[list[int]]) -> list[Any]:
-        """Return what says where some stretches begin: numbers, or on a GPU, for many of them, tensors, all brought there at once."""
+        """Return range starts as numbers; for many on a GPU, as tensors copied there at once."""
         if not self.words.is_cuda or len(starts[0]) == 1:
             return starts
         return list(torch.tensor(starts).to(self.words.device, non_blocking=True).unbind())
 
     def _stretches(self, memory: torch.Tensor, starts: Any) -> torch.Tensor:
-        """Return stretches of some memory, as long as the contents, as rows."""
+        """Return ranges of memory, each as long as the contents, as rows."""
         if isinstance(starts, torch.Tensor):
             return memory.unfold(0, self._count, 1).index_select(0, starts)
-        rows = [memory[start:][: self._count] for start in starts]  # faster than by an index
+        rows = [memory[start:][: self._count] for start in starts]  # faster than indexing
         return rows[0][None] if len(rows) == 1 else torch.stack(rows)
 
 
 def _scrambled(words: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Return numbers in no order: products that run over, their upper halves folded in, twice."""
+    """Return pseudorandom numbers: overflowing products, upper halves folded in, twice."""
     half, mixed = 4 * words.element_size(), words + places
     for factor in (0x2545F491, 0x9E3779B1):
         mixed = (mixed + 77) * torch.tensor(factor).to(words.dtype)

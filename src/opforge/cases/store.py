@@ -1,4 +1,4 @@
-"""Cases on disk: a Parquet table of calls beside one safetensors file that holds the bytes of stored tensors."""
+"""Cases on disk: a Parquet table of calls, and a safetensors file with the stored tensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PHASE = {p.value: p for p in Phase}
 
 
 def write_table(path: Path, cases: Iterable[Case]) -> None:
-    """Write cases as Parquet: one row a case, text columns, zstd."""
+    """Write cases as Parquet: one row per case, text columns, zstd."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -33,7 +33,7 @@ def write_table(path: Path, cases: Iterable[Case]) -> None:
 
 
 def read_table(path: Path, ops: Iterable[str] | None = None, *, blob: str = "") -> list[Case]:
-    """Return the cases of a table, all or those of the named operators; ``blob`` names where their tensors lie."""
+    """Return the cases of a table, or those of some operators; ``blob`` names their blob."""
     import pyarrow.parquet as pq
 
     wanted = None if ops is None else [("op", "in", sorted(ops))]
@@ -48,7 +48,7 @@ def read_table(path: Path, ops: Iterable[str] | None = None, *, blob: str = "") 
 
 
 class BlobWriter:
-    """Writes storages one after another into a safetensors file with a single byte tensor; equal contents are kept once."""
+    """Writes storages into a safetensors file as one byte tensor; equal contents only once."""
 
     ALIGN = 64
     _HEADER = 4096
@@ -61,7 +61,7 @@ class BlobWriter:
         self._seen: dict[bytes, int] = {}
 
     def add(self, contents: bytes, digest: bytes) -> int:
-        """Store some bytes and return their offset."""
+        """Store bytes and return their offset."""
         if digest in self._seen:
             return self._seen[digest]
         at = self._size
@@ -83,7 +83,7 @@ class BlobWriter:
 
 def open_blob(path: Path) -> Bytes:
     """Map the bytes of a blob read-only."""
-    import numpy as np  # not above: the command line would start a quarter slower
+    import numpy as np  # not above: it slows the start of the command line by a quarter
 
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))

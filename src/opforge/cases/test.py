@@ -1,4 +1,4 @@
-"""``Test``: one call whose inputs are made by callables, as users write it in ``gen_input.py``."""
+"""``Test``: one call with inputs made by callables, as users write it in ``gen_input.py``."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _PLAIN_OF_TORCH = frozenset({"dtype", "device", "layout", "memory_format"})
 
 
 class Test:
-    """A call: every argument is a zero-argument callable that makes the input anew each time it is asked, or a plain value."""
+    """A call of plain values, and of zero-argument callables that make a new input each time."""
 
-    __test__ = False  # not a test of pytest's
+    __test__ = False  # not a pytest test
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         for name, maker in [*enumerate(args), *kwargs.items()]:
@@ -36,7 +36,7 @@ class Test:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value may be given as it is: nothing that a call could change, as it could a tensor."""
+    """Whether a value may be passed as it is: a call cannot change it, unlike a tensor."""
     kind = type(value)
     return isinstance(value, _PLAIN) or (kind.__module__ == "torch" and kind.__name__ in _PLAIN_OF_TORCH)
 

@@ -1,7 +1,8 @@
-"""The text form of a case's arguments: that of PyTorch's operator-input logs, with a few optional fields more.
+"""Text form of a case's arguments, as in PyTorch's operator-input logs plus some optional fields.
 
-``((T([2, 512], f16, stride=(1, 2)), 1.0), {'dim': -1})``; a log groups such lines under ``Operator:`` headings,
-each with its count. Text is read by a parser of our own over Python's syntax tree; nothing is ever evaluated.
+``((T([2, 512], f16, stride=(1, 2)), 1.0), {'dim': -1})``; a log groups such lines under
+``Operator:`` headings, each with its count. Text is parsed through Python's syntax tree; nothing is
+ever evaluated.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def format_arguments(args: Iterable[Value], kwargs: dict[str, Value]) -> str:
 
 
 def parse_arguments(text: str) -> Arguments:
-    """Return the positional and named arguments that a text form says."""
+    """Parse the positional and named arguments of a text form."""
     try:
         node = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -64,10 +65,10 @@ class LogEntry:
 
 
 def parse_log(lines: Iterable[str]) -> Iterator[LogEntry | CaseSyntaxError]:
-    """Read an operator-input log; a line that cannot be read is given back as its error, and reading goes on."""
+    """Parse an operator-input log; yield the error of a line that cannot be parsed, and go on."""
     op = ""
     known: dict[str, str] = {}
-    """What texts come to: logs of several models repeat most of them."""
+    """Normalised texts: logs of several models repeat most of them."""
     for number, raw in enumerate(lines, 1):
         line = raw.strip()
         if not line:
@@ -92,7 +93,7 @@ def parse_log(lines: Iterable[str]) -> Iterator[LogEntry | CaseSyntaxError]:
 
 
 def format_log(entries: Iterable[LogEntry]) -> Iterator[str]:
-    """Return the lines of an operator-input log; entries of one operator should follow each other."""
+    """Yield the lines of an operator-input log; entries of one operator should be adjacent."""
     op = None
     for entry in entries:
         if entry.op != op:

@@ -1,8 +1,9 @@
-"""Hostile forms of a call's tensors: the same call in a layout, or with values, that careless kernels get wrong.
+"""Hostile variants of a call's tensors: layouts or values that careless kernels get wrong.
 
-A twist takes the tensors of a call and gives other ones; whether ATen takes the twisted call is for the judge to find
-out. What lies in memory between and around the elements of a twisted tensor is poison, so that a kernel that reads it
-shows: NaN, infinity, or the tensor's own elements in another order, which no check for the range of an index turns down.
+A twist takes the tensors of a call and returns others. The judge finds out whether ATen accepts the
+twisted call. Memory between and around the elements of a twisted tensor is poisoned, so that a
+kernel that reads it is wrong. The poison is NaN, infinity, or the tensor's own elements in another
+order, which pass every range check of an index.
 """
 
 from __future__ import annotations
@@ -20,50 +21,56 @@ from opforge.runtime.layouts import OFFSET, layouts
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """The tensors of a call, and what the operator does with them."""
+    """The tensors of a call, and how the operator uses them."""
 
     tensors: tuple[torch.Tensor, ...]
     written: frozenset[int] = frozenset()
-    """Those that the operator writes to."""
+    """Indices of the tensors that the operator writes to."""
     blank: frozenset[int] = frozenset()
-    """Those of which only the memory counts, as ``out`` has it."""
+    """Indices of the tensors whose contents do not matter, such as ``out``."""
     pointwise: bool = False
     indexes: bool = False
-    """Whether integers among them may be positions, which must stay in range."""
+    """Whether integers may be positions, which must stay in range."""
     counts: bool = False
-    """Whether integers among them may be counts or sizes, so that results grow with them."""
+    """Whether integers may be counts or sizes, so that results grow with them."""
     numbers: tuple[float, ...] = ()
-    """The other arguments of the call that are numbers."""
+    """The numbers among the call's other arguments."""
     positions: frozenset[int] = frozenset()
-    """Those that hold positions which the operator checks."""
+    """Indices of the tensors with positions that the operator checks."""
     dim: int = -1
-    """The dimension that the call names."""
+    """The dimension argument of the call."""
     seed: int = 0
 
     @property
     def has_floats(self) -> bool:
-        """Whether there are floating-point tensors among them."""
+        """Whether any tensor is floating-point."""
         return any(t.is_floating_point() for t in self.tensors)
 
 
 Twist = Callable[[Inputs], "list[torch.Tensor] | None"]
-"""Returns the twisted tensors, or None when it would change nothing."""
+"""Returns the twisted tensors, or None if nothing would change."""
 
 
 Relay = Callable[[torch.Tensor, "float | None"], "torch.Tensor | None"]
-"""Lays a tensor's elements out anew, with a poison or its own elements around them; None when it would change nothing."""
+"""Lays out a tensor's elements anew, surrounded by a poison or its own elements.
+
+Returns None if nothing would change.
+"""
 _POISONS = (math.nan, None, math.inf)
 NO_ELEMENTS = (0,)
-"""The shape of a tensor that the operator resizes."""
+"""Shape of a tensor that the operator resizes."""
 _IMAGES = 4
 _NEW_ELEMENTS = 8191
-"""How many different elements a large form has. A prime: they repeat in step with no row and no block."""
+"""Number of distinct elements in a large form. It is prime, so no row or block repeats in step."""
 _MASKED = 300
-"""More than the first block of a row, and a small part of it."""
+"""Longer than the first block of a row, and a small part of the row."""
 
 
 def _layout(name: str, change: Relay) -> Twist:
-    """Make a twist of a change of one tensor's geometry that keeps its elements; tensors too small to have the layout stay as they are."""
+    """Make a twist from a change of one tensor's geometry that keeps its elements.
+
+    Tensors too small for the layout stay as they are.
+    """
 
     def twist(inputs: Inputs) -> list[torch.Tensor] | None:
         made = [change(t, _POISONS[inputs.seed % len(_POISONS)]) for t in inputs.tensors]
@@ -76,7 +83,7 @@ def _layout(name: str, change: Relay) -> Twist:
 
 
 def _filled(base: torch.Tensor, view: torch.Tensor, source: torch.Tensor, poison: float | None) -> torch.Tensor:
-    """Poison a block of memory, write a tensor's elements into a view of it, and return the view."""
+    """Poison a block of memory, write a tensor's elements into a view of it; return the view."""
     if poison is not None and (base.is_floating_point() or base.is_complex()):
         base.fill_(poison)
     else:
@@ -98,9 +105,7 @@ def _transposed(t: torch.Tensor, poison: float | None) -> torch.Tensor | None:
 def _strided(t: torch.Tensor, poison: float | None) -> torch.Tensor | None:
     if t.dim() < 1 or t.numel() < 2:
         return None
-    base = torch.empty(
-        (*t.shape[:-1], 2 * t.shape[-1] + (t.dim() > 1)), dtype=t.dtype
-    )  # rows do not go on into each other
+    base = torch.empty((*t.shape[:-1], 2 * t.shape[-1] + (t.dim() > 1)), dtype=t.dtype)  # no constant step across rows
     return _filled(base, base[..., : 2 * t.shape[-1] : 2], t, poison)
 
 
@@ -127,7 +132,7 @@ def _offset(t: torch.Tensor, poison: float | None) -> torch.Tensor | None:
 
 
 def _channels_last(t: torch.Tensor, poison: float | None) -> torch.Tensor | None:
-    del poison  # there is nothing around the elements
+    del poison  # there is no memory around the elements
     if t.dim() not in (4, 5) or t.numel() < 2:
         return None
     made = t.contiguous(memory_format=torch.channels_last if t.dim() == 4 else torch.channels_last_3d)
@@ -135,7 +140,7 @@ def _channels_last(t: torch.Tensor, poison: float | None) -> torch.Tensor | None
 
 
 def _expanded(name: str, dimension: int) -> Twist:
-    """Make a twist in which one dimension, the first or the last of several places, has one place for all."""
+    """Make a twist that expands one dimension: the first or last one with more than one element."""
 
     def twist(inputs: Inputs) -> list[torch.Tensor] | None:
         made, changed = list(inputs.tensors), False
@@ -166,7 +171,7 @@ def _zero_dim(inputs: Inputs) -> list[torch.Tensor] | None:
 
 
 def _one_transposed(inputs: Inputs) -> list[torch.Tensor] | None:
-    """Transpose the last tensor alone: the others have other strides than it."""
+    """Transpose only the last tensor, so that the strides of the tensors differ."""
     made = list(inputs.tensors)
     for i in reversed(range(1, len(made))):
         other = None if i in inputs.blank else _transposed(made[i], _POISONS[inputs.seed % len(_POISONS)])
@@ -177,7 +182,7 @@ def _one_transposed(inputs: Inputs) -> list[torch.Tensor] | None:
 
 
 def _broadcast(inputs: Inputs) -> list[torch.Tensor] | None:
-    """Leave the last tensor that is only read one place in its last dimension, where others have several."""
+    """Shrink the last read-only tensor to size 1 in its last dimension, so that it is broadcast."""
     given = inputs.tensors
     if not inputs.pointwise or len(given) < 2:
         return None
@@ -191,9 +196,9 @@ def _broadcast(inputs: Inputs) -> list[torch.Tensor] | None:
 
 
 def _one_tensor_twice(inputs: Inputs) -> list[torch.Tensor] | None:
-    """Give the tensor of one argument for another one like it too, as in ``x.mul_(x)`` and ``exp(x, out=x)``."""
+    """Use one tensor for two similar arguments, as in ``x.mul_(x)`` and ``exp(x, out=x)``."""
     if not inputs.pointwise:
-        return None  # many others have no answer to that
+        return None  # many other operators have no defined result for that
     read = [i for i, t in enumerate(inputs.tensors) if i not in inputs.written and t.numel()]
     for i in read:
         for j in (*sorted(inputs.written), *(other for other in read if other > i)):
@@ -204,7 +209,7 @@ def _one_tensor_twice(inputs: Inputs) -> list[torch.Tensor] | None:
 
 
 def _magnitudes(inputs: Inputs) -> list[torch.Tensor] | None:
-    """Put in numbers of all magnitudes between those that are usual and the ends of the range."""
+    """Insert numbers of all magnitudes between the usual ones and the ends of the range."""
     if not inputs.pointwise:
         return None
 
@@ -216,7 +221,7 @@ def _magnitudes(inputs: Inputs) -> list[torch.Tensor] | None:
 
 
 def _large(form: str) -> Twist:
-    """Make a twist with many more elements: new ones that lie between those that there are."""
+    """Make a twist with many more elements, interpolated between the existing ones."""
 
     def twist(inputs: Inputs) -> list[torch.Tensor] | None:
         given = inputs.tensors
@@ -230,7 +235,7 @@ def _large(form: str) -> Twist:
         if wanted is None or max(given[i].numel() for i in full) >= max(map(math.prod, wanted)):
             return None
         if not inputs.pointwise and any(t.dtype in (torch.float64, torch.complex128) for t in given):
-            return None  # nothing wider tells what so many roundings may add up to
+            return None  # no wider dtype to bound the error of so long a sum
         if form == LONG_MASKED:
             wanted = [_swapped(shape, inputs.dim) for shape in wanted]
         sizes = {**dict.fromkeys(range(len(given)), NO_ELEMENTS), **dict(zip(full, wanted, strict=True))}
@@ -249,7 +254,7 @@ def _large(form: str) -> Twist:
 
 
 def _swapped(shape: Sequence[int], dim: int) -> tuple[int, ...]:
-    """Return a shape whose last size is that of another dimension, and the other way round."""
+    """Return a shape with its last size and that of another dimension swapped."""
     sizes = list(shape)
     if -len(sizes) <= dim < len(sizes):
         sizes[dim], sizes[-1] = sizes[-1], sizes[dim]
@@ -257,7 +262,7 @@ def _swapped(shape: Sequence[int], dim: int) -> tuple[int, ...]:
 
 
 def _put_masks(t: torch.Tensor, dim: int) -> None:
-    """Put minus infinity into the first hundreds of places of a long row, and NaN and infinity far behind in others."""
+    """Put -inf into the first hundreds of elements of a long row, NaN and inf far into others."""
     rows = t.movedim(dim, -1) if -t.dim() <= dim < t.dim() else t
     outer = [size - 1 for size in rows.shape[:-1]]
     rows[tuple(0 for _ in outer)][:_MASKED] = -math.inf
@@ -266,14 +271,14 @@ def _put_masks(t: torch.Tensor, dim: int) -> None:
 
 
 def _sixteenfold(inputs: Inputs) -> list[torch.Tensor] | None:
-    """Make every dimension of several places sixteen times as long: what comes in whole blocks has nothing left over."""
+    """Make every dimension larger than 1 sixteen times as long: blocks have no remainder."""
     given = inputs.tensors
     if inputs.pointwise or not all(map(tame, given)) or any(not t.numel() for t in given):
         return None
     if sum(t.dim() >= _IMAGES for i, t in enumerate(given) if i not in inputs.blank) > 1:
-        return None  # a window as large as an image sums up more than anyone convolves
+        return None  # a window as large as an image sums more than real convolutions do
     if any(t.dtype in (torch.float64, torch.complex128) for t in given):
-        return None  # nothing wider tells what so many roundings may add up to
+        return None  # no wider dtype to bound the error of so long a sum
     shapes = enlarged(SIXTEENFOLD, [NO_ELEMENTS if i in inputs.blank else t.shape for i, t in enumerate(given)])
     if shapes is None or all(
         i in inputs.blank or shape == tuple(t.shape) for i, (shape, t) in enumerate(zip(shapes, given, strict=True))
@@ -288,7 +293,10 @@ def _whole(t: torch.Tensor) -> bool:
 
 
 def _between(t: torch.Tensor, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
-    """Return a tensor of another shape whose elements lie between two of this one's; of integers and booleans, are some of them."""
+    """Return a tensor of another shape, with elements interpolated between two of this one's.
+
+    Integers and booleans are picked, not interpolated.
+    """
     flat, count = t.reshape(-1), math.prod(shape)
     if not count:
         return t.new_empty(shape)
@@ -304,12 +312,12 @@ def _between(t: torch.Tensor, shape: Sequence[int], generator: torch.Generator) 
 
 
 def _values(choose: Callable[[torch.dtype], Sequence[complex]], every: int = 4) -> Twist:
-    """Make a twist that puts some values into the memory of floating-point inputs."""
+    """Make a twist that inserts values into the memory of floating-point inputs."""
 
     def twist(inputs: Inputs) -> list[torch.Tensor] | None:
         made, changed = list(inputs.tensors), False
         if not all(map(tame, inputs.tensors)):
-            return None  # values that hurt in two ways at once have answers that depend on how one computes
+            return None  # with two kinds of hard values the result depends on the algorithm
         for i, t in enumerate(inputs.tensors):
             if i in inputs.blank or not t.numel() or not (t.is_floating_point() or t.is_complex()):
                 continue
@@ -324,7 +332,7 @@ _LARGE_INTEGER = 1 << 31
 
 
 def tame(t: torch.Tensor) -> bool:
-    """Whether a tensor's numbers are finite and far from the end of their range."""
+    """Whether a tensor's numbers are finite and far from the ends of their range."""
     if not t.numel() or not (t.is_floating_point() or t.is_complex()):
         return not t.numel() or t.dtype != torch.int64 or bool((t.abs() <= _LARGE_INTEGER).all())
     wide = t if t.dtype.itemsize > 1 else t.float()
@@ -332,7 +340,10 @@ def tame(t: torch.Tensor) -> bool:
 
 
 def _with_values(t: torch.Tensor, values: Sequence[complex], every: int, start: int) -> torch.Tensor:
-    """Return a copy in which every so many elements of memory, and one that is surely looked at, hold the values in turn."""
+    """Return a copy with the values in turn at every ``every``-th element of memory.
+
+    The first element of the tensor gets one too, so that at least one value is read.
+    """
     copy = owned_copy(t)
     flat = copy.as_strided((copy.untyped_storage().nbytes() // copy.element_size(),), (1,), 0)
     for number, value in enumerate(values):
@@ -342,7 +353,7 @@ def _with_values(t: torch.Tensor, values: Sequence[complex], every: int, start: 
 
 
 def _branch_cuts(inputs: Inputs) -> list[torch.Tensor] | None:
-    """Put in complex numbers on both sides of the axes, by the signs of their zeros."""
+    """Insert complex numbers on both sides of the axes, by the signs of their zeros."""
     if not any(t.is_complex() for t in inputs.tensors):
         return None
     on_axes = [
@@ -355,12 +366,15 @@ _SPECIAL = (math.nan, 0.0, math.inf, -0.0, -math.inf, 1.0, -1.0)
 
 
 def _floats(inputs: Inputs) -> list[int]:
-    """Return the numbers of the floating-point tensors whose contents count."""
+    """Return the indices of the floating-point tensors whose contents matter."""
     return [i for i, t in enumerate(inputs.tensors) if i not in inputs.blank and t.numel() and t.is_floating_point()]
 
 
 def _meeting(inputs: Inputs) -> list[torch.Tensor] | None:
-    """Have NaN, infinities, zeros and ones of one tensor meet those of the others: all pairs, or as many as there are elements."""
+    """Pair NaN, infinities, zeros and ones of one tensor with those of the others.
+
+    All pairs occur, or as many as there are elements.
+    """
     floats = _floats(inputs)
     if not inputs.pointwise or len(floats) < 2 or not all(map(tame, inputs.tensors)):
         return None
@@ -374,7 +388,7 @@ def _meeting(inputs: Inputs) -> list[torch.Tensor] | None:
 
 
 def _edges(inputs: Inputs) -> list[torch.Tensor] | None:
-    """Put in the call's other numbers, their neighbours, and halves: where comparisons and roundings turn over."""
+    """Insert halves, the call's other numbers and neighbours: rounding and comparison edges."""
     if not inputs.pointwise:
         return None
 
@@ -387,7 +401,7 @@ def _edges(inputs: Inputs) -> list[torch.Tensor] | None:
 
 
 def _exponents(inputs: Inputs) -> list[torch.Tensor] | None:
-    """Put in numbers around those whose exponentials are as large, or as small, as the dtype has them."""
+    """Insert numbers near which exponentials overflow or underflow the dtype."""
     if not inputs.pointwise:
         return None
 
@@ -400,7 +414,7 @@ def _exponents(inputs: Inputs) -> list[torch.Tensor] | None:
 
 
 def _shifted(inputs: Inputs) -> list[torch.Tensor] | None:
-    """Add to the first tensor far more than its elements differ by: a mean that is large beside the variance."""
+    """Add a large constant to the first tensor, so that its mean is large beside its variance."""
     floats = _floats(inputs)
     if inputs.pointwise or not floats or not all(map(tame, inputs.tensors)):
         return None
@@ -412,7 +426,7 @@ def _shifted(inputs: Inputs) -> list[torch.Tensor] | None:
 
 
 def _masked(inputs: Inputs) -> list[torch.Tensor] | None:
-    """Fill the first row and column of the first tensor, and half of the next row, with minus infinity."""
+    """Fill the first row and column of the first tensor, and half of the next row, with -inf."""
     floats = _floats(inputs)
     if inputs.pointwise or not floats or not all(map(tame, inputs.tensors)):
         return None
@@ -430,7 +444,7 @@ def _masked(inputs: Inputs) -> list[torch.Tensor] | None:
 
 
 def _nan_in_first(inputs: Inputs) -> list[torch.Tensor] | None:
-    """Put NaN and infinity into the first tensor alone: some operators leave it out when a factor is zero."""
+    """Put NaN and infinity into the first tensor only: some operators skip it for a zero factor."""
     floats = _floats(inputs)
     if inputs.pointwise or len(floats) < 2 or not all(map(tame, inputs.tensors)):
         return None
@@ -440,11 +454,11 @@ def _nan_in_first(inputs: Inputs) -> list[torch.Tensor] | None:
 
 
 _WIDE_INTEGERS = {torch.int32: 1 << 24, torch.int64: 1 << 53}
-"""The first integers of which a neighbour is lost where they are made floating-point numbers."""
+"""First integers whose neighbours are lost when converted to floating point."""
 
 
 def _wide_integers(inputs: Inputs) -> list[torch.Tensor] | None:
-    """Put neighbours into integers that are no positions, too large for floating-point numbers of their size to tell apart."""
+    """Put neighbours too large for floats of their size into integers that are not positions."""
     if inputs.indexes or inputs.counts:
         return None
     made, changed = list(inputs.tensors), False
@@ -460,7 +474,10 @@ def _wide_integers(inputs: Inputs) -> list[torch.Tensor] | None:
 
 
 def _positions(value: Callable[[int], int]) -> Twist:
-    """Make a twist that puts one position into each tensor of them, by how many elements all tensors have."""
+    """Make a twist that sets the last position of each position tensor.
+
+    ``value`` gets the number of elements of all tensors.
+    """
 
     def twist(inputs: Inputs) -> list[torch.Tensor] | None:
         made = list(inputs.tensors)
@@ -474,7 +491,7 @@ def _positions(value: Callable[[int], int]) -> Twist:
 
 
 def _zeros(inputs: Inputs) -> list[torch.Tensor] | None:
-    """Put zeros into integers that are no positions."""
+    """Put zeros into integers that are not positions."""
     if inputs.indexes or inputs.counts or not all(map(_whole, inputs.tensors)):
         return None
     made = list(inputs.tensors)
@@ -492,7 +509,7 @@ def _denormals(dtype: torch.dtype) -> Sequence[float]:
 
 
 def _extremes(inputs: Inputs) -> list[torch.Tensor] | None:
-    """Put in values near the ends of the range; where many are added up, such that any order of adding stays inside it."""
+    """Insert values near the ends of the range; in sums, any order of adding stays in range."""
 
     def choose(dtype: torch.dtype) -> Sequence[float]:
         info = torch.finfo(dtype)
@@ -521,7 +538,7 @@ def _duplicates(inputs: Inputs) -> list[torch.Tensor] | None:
 
 
 def _integers(inputs: Inputs) -> list[torch.Tensor] | None:
-    """Put the ends of the range into integers that are no positions, and turn every other boolean over."""
+    """Put range ends into integers that are not positions; invert every other boolean."""
     made, changed = list(inputs.tensors), False
     for i, t in enumerate(inputs.tensors):
         if i in inputs.blank or not t.numel() or t.is_floating_point() or t.is_complex():
@@ -578,17 +595,17 @@ VALUES: dict[str, Twist] = {
     "position_out_of_range": _positions(lambda elements: elements + 1),
 }
 MAY_RAISE = frozenset({"zeros", "negative_position", "position_out_of_range"})
-"""Those to which raising may be the right answer."""
+"""Twists for which raising may be the right answer."""
 LARGE: dict[str, Twist] = {form: _sixteenfold if form == SIXTEENFOLD else _large(form) for form in LARGE_FORMS}
 TWISTS = LAYOUTS | VALUES | LARGE
 ILL_CONDITIONED = frozenset({"expanded", "expanded_last", "zero_dim", *VALUES})
-"""Those that make of a system of equations one without a solution."""
+"""Twists that make a system of equations unsolvable."""
 
 
 def changed_contents(inputs: Inputs, *, reordered: bool) -> list[torch.Tensor] | None:
     """Return the tensors with other contents of the same kind, or the same in another order.
 
-    Geometry, first and last element are kept where there are three.
+    Keeps the geometry, and the first and last element of three or more.
     """
 
     def fixed(number: int, tensor: torch.Tensor) -> bool:
@@ -611,7 +628,10 @@ def _changed(t: torch.Tensor, factor: float) -> torch.Tensor:
 
 
 def turns(number: int, cases: int, tried: Mapping[str, int], *, values: bool) -> Iterator[tuple[int, list[str]]]:
-    """Yield how many twists of a kind an operator's case is tried with, and all of that kind, those first that were tried least."""
+    """Yield the number of twists to try on a case and all their names, for layouts and then values.
+
+    The least tried come first.
+    """
     for kinds in (tuple(LAYOUTS), tuple(VALUES) if values else ()):
         if kinds:
             count = min(len(kinds), max(1, -(-_TIMES * len(kinds) // max(cases, 1))))
@@ -620,4 +640,4 @@ def turns(number: int, cases: int, tried: Mapping[str, int], *, values: bool) ->
 
 
 _TIMES = 2
-"""How often each twist is tried over the cases of an operator, where it has few."""
+"""Tries of each twist over the cases of an operator, if those are few."""

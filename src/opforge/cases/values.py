@@ -1,4 +1,4 @@
-"""The values that a case may hold. All are plain data: nothing here needs torch."""
+"""Values of a case's arguments. All are plain data: nothing here needs torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from opforge.errors import UnknownNameError
 
-# The short names of PyTorch's operator-input logs, with the attribute of ``torch`` and the size of one element.
+# Short names from PyTorch's operator-input logs: the attribute of ``torch``, and the element size.
 DTYPES: dict[str, tuple[str, int]] = {
     "f64": ("float64", 8),
     "f32": ("float32", 4),
@@ -47,7 +47,7 @@ MEMORY_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "chan
 
 
 def dtype_from_user(name: str) -> str:
-    """Return the short name of a dtype that a person typed: ``bf16``, ``bfloat16``, ``torch.bfloat16`` or ``bool``."""
+    """Return the short name of a dtype: ``bf16``, ``bfloat16``, ``torch.bfloat16`` or ``bool``."""
     plain = name.strip().removeprefix("torch.")
     short = _ALIASES.get(plain) or TORCH_NAMES.get(plain) or plain
     if short not in DTYPES:
@@ -81,7 +81,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor as data: its geometry, and where its contents come from (stored bytes, or a seed)."""
+    """A tensor as data: its geometry, and the source of its contents (stored bytes, or a seed)."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -94,10 +94,10 @@ class TensorSpec:
     at: int | None = None
     """Byte offset of the stored contents in the suite's blob; None means seeded contents."""
     nbytes: int | None = None
-    """Bytes of storage; None means just what the geometry reaches."""
+    """Bytes of storage; None means what the geometry needs."""
     low: float | None = None
     high: float | None = None
-    """Range of seeded contents, ``low`` included and ``high`` not; None means the dtype's usual one."""
+    """Range of seeded contents, with ``low``, without ``high``; None means the dtype's default."""
 
     @property
     def itemsize(self) -> int:
@@ -113,7 +113,7 @@ class TensorSpec:
 
     @property
     def storage_nbytes(self) -> int:
-        """Return how many bytes of storage the tensor needs."""
+        """Return the bytes of storage that the tensor needs."""
         if self.nbytes is not None:
             return self.nbytes
         if self.numel == 0:
@@ -130,7 +130,7 @@ Arguments: TypeAlias = "tuple[tuple[Value, ...], dict[str, Value]]"
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the strides of a row-major tensor, as torch gives them (sizes of zero count as one)."""
+    """Return the strides of a row-major tensor, as torch has them (sizes of zero count as one)."""
     strides = []
     step = 1
     for size in reversed(shape):

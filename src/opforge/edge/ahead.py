@@ -1,4 +1,7 @@
-"""The ahead-of-time side of operators written in C++: a folder of sources is built as `opforge build` does it, and loaded."""
+"""The ahead-of-time side of operators written in C++.
+
+A folder of sources is built as `opforge build` does it, and loaded.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,11 @@ from opforge.kernels.native import sources
 
 
 def load_sources(folder: Path | str, *, namespace: str = "") -> dict[str, str]:
-    """Build the C++ sources of a folder into one library, load it with ``torch.ops.load_library``, and return its operators with their schemas.
+    """Build the C++ sources of a folder into one library, load it, and return its operators.
 
-    What was built before comes from the cache. Whether the library claims a namespace, or defines an operator, that this process has
-    already is found out before it is loaded: torch would end the process.
+    The result maps operators to schemas. ``torch.ops.load_library`` loads the library. An earlier
+    build comes from the cache. A namespace or operator that this process already has is detected
+    before loading: torch would end the process.
     """
     place = Path(folder).resolve()
     files = tuple(sources.sources_in(place)) if place.is_dir() else ()

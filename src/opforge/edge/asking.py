@@ -1,4 +1,7 @@
-"""Have a process of its own do what imports torch, runs the user's code or may abort. Needs no torch."""
+"""Run work in a child process if it imports torch, runs the user's code or may abort.
+
+Needs no torch.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,13 @@ _MOST_LINES = 8
 
 
 class ChildError(OpforgeError):
-    """A process that ended before it had answered."""
+    """The child process ended before it answered."""
 
     exit_code = 1
 
 
 def ask(module: str, request: dict[str, Any], *, what: str, limit_s: float = LIMIT_S) -> dict[str, Any]:
-    """Return what a module of ours answers to a request; what it is asked to raise is raised here."""
+    """Run a module of opforge.edge in a child process, and return its answer or raise its error."""
     with tempfile.TemporaryDirectory(prefix="opforge-edge-") as place:
         asked, answer, said = (Path(place) / name for name in ("request.json", "answer.json", "said.txt"))
         asked.write_text(json.dumps(request))
@@ -65,7 +68,7 @@ def _last(said: Path) -> str:
 
 
 def answer(function: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Answer the request that this process was started with: the whole answer, or none."""
+    """Answer the request of this child process. The answer is written whole or not at all."""
     processes.die_with_parent()
     asked, place = Path(sys.argv[1]), Path(sys.argv[2])
     try:
@@ -77,4 +80,4 @@ def answer(function: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     fresh.replace(place)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # libraries of the user's are not to spoil the answer on their way out
+    os._exit(0)  # the user's libraries must not spoil the answer at exit

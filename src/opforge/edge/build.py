@@ -1,4 +1,7 @@
-"""Build the library of an operator folder: select, generate, compile, each step with its time; compiled once for each content. Needs no torch."""
+"""Build the library of an operator folder: generate code for the selected operators and compile it.
+
+Each step is timed. The same content is compiled only once. Needs no torch.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,11 @@ from opforge.kernels.native.sources import HEADERS, SKIPPED, without_comments
 from opforge.kernels.native.toolchain import cxx
 
 BINDINGS, KERNELS, DEFINITIONS, MODEL = "ops.yaml", "kernels", "ops.py", "model.py"
-"""What an operator folder has: entries, C++ sources, ahead-of-time registration, and a model that uses the operators."""
+"""Contents of an operator folder.
+
+Bindings of operators to kernels, C++ sources, ahead-of-time registration, and a model that uses the
+operators.
+"""
 _SOURCES = (".cpp", ".cc", ".cxx")
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 _UNDEFINED = re.compile(r"undefined (?:reference to|symbol:?) [`']?(?P<what>[\w:]+)\(")
@@ -54,22 +61,22 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A library that is there."""
+    """A library that was built."""
 
     library: Path
     operators: tuple[str, ...]
-    """Those that it registers."""
+    """The operators that it registers."""
     left_out: tuple[str, ...]
     selection: str
     tool: str
     cached: bool
     seconds: dict[str, float] = field(default_factory=dict)
-    """By step."""
+    """Time of each step."""
     bytes: int = 0
 
 
 def open_folder(path: Path) -> Folder:
-    """Return what an operator folder holds, or say what is missing."""
+    """Read an operator folder; raise if something is missing."""
     if not path.is_dir():
         raise OpforgeError(f"there is no folder {str(path)!r}; `opforge edge init {path}` makes one")
     entries = read_operators(path / BINDINGS)
@@ -83,7 +90,10 @@ def open_folder(path: Path) -> Folder:
 
 
 def check_registration(folder: Folder) -> bool:
-    """Hold the entries against what the folder registers ahead of time, in a process of its own; returns whether there is anything."""
+    """Compare the entries with the folder's ahead-of-time registration, in a child process.
+
+    Returns whether the folder has a registration.
+    """
     definitions = folder.path / DEFINITIONS
     if not definitions.is_file():
         return False
@@ -100,7 +110,10 @@ def build(
     tool: str = "direct",
     limit_s: float = compiler.LIMIT_S,
 ) -> Built:
-    """Build a folder's library with the selected operators; ``out`` is a folder of what is made, ``build`` in the folder unless given."""
+    """Build a folder's library with the selected operators.
+
+    ``out`` is the output folder, by default ``build`` in the operator folder.
+    """
     place = out or folder.path / "build"
     start = time.perf_counter()
     generated = generate(folder.bindings, selection, place / "generated")
@@ -118,13 +131,13 @@ def build(
 
 
 def product_of(folder: Folder, generated: Generated) -> Product:
-    """Return what is compiled: the kernels, and the registration that was made."""
+    """Return the product to compile: the kernels and the generated registration."""
     include = (generated.folder, folder.path / KERNELS, folder.path)
     return Product(f"{folder.name}_kernels", (*folder.sources, generated.source), include)
 
 
 def compiled(folder: Folder, product: Product, library: Path, tool: str, limit_s: float) -> bool:
-    """Compile a product, or take what was compiled before from the same content; returns whether it was there."""
+    """Compile a product, or copy it from the cache; return whether it was cached."""
     key = _key(folder, product, tool)
     if key is None:
         _compile(folder, product, library, tool, limit_s)
@@ -149,7 +162,7 @@ def _compile(folder: Folder, product: Product, library: Path, tool: str, limit_s
 
 
 def _explained(error: BuildError, entries: Sequence[Entry]) -> BuildError:
-    """Return the error with what an undefined function means: a kernel_name without its kernel."""
+    """Explain an undefined function: a kernel_name has no kernel."""
     text = f"{error.first}\n{error.output}"
     undefined = {found["what"] for found in _UNDEFINED.finditer(text)}
     for entry in entries:
@@ -164,7 +177,10 @@ def _explained(error: BuildError, entries: Sequence[Entry]) -> BuildError:
 
 
 def _key(folder: Folder, product: Product, tool: str) -> str | None:
-    """Return a name for everything that the library is made of; None when a source includes what lies outside the folder."""
+    """Return a digest of everything that goes into the library.
+
+    None if a source includes a file outside the folder.
+    """
     package, program = toolchain.executorch(), cxx()
     files = [*product.sources, *sorted(product.include[0].glob("*.h")), *_headers(folder.path)]
     texts = {path: path.read_bytes() for path in files}
@@ -185,13 +201,13 @@ def _key(folder: Folder, product: Product, tool: str) -> str | None:
 
 
 def _headers(folder: Path) -> list[Path]:
-    """Return the headers in a folder, but for those that were made."""
+    """Return the headers in a folder, without generated ones."""
     found = [path for path in folder.rglob("*") if path.suffix in HEADERS and path.is_file()]
     return sorted(path for path in found if not set(path.relative_to(folder).parts) & set(SKIPPED))
 
 
 def _is_known(name: str, source: Path, include: Iterable[Path], known: set[Path], installed: Iterable[Path]) -> bool:
-    """Whether an included file is one that the key holds already."""
+    """Whether an included file is covered by the key."""
     places = (source.parent, *include)
     first = next((place / name for place in places if (place / name).is_file()), None)
     if first is not None:

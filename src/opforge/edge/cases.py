@@ -1,4 +1,7 @@
-"""What a folder's model is checked on: its cases, each exported by itself, and dynamic programs that serve many sizes. Runs where torch is."""
+"""The inputs that a folder's model is checked on. Runs where torch is.
+
+Each case is exported as a program of its own. Dynamic programs serve many sizes.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ Inputs = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Inputs that one program is exported for: the example first, then all that it is run on."""
+    """Inputs of one exported program: the example for export, and all inputs it is run on."""
 
     kind: str
     """``static`` or ``dynamic``."""
@@ -28,7 +31,7 @@ class Group:
 
 
 def cases_of(subject: Subject) -> list[Inputs]:
-    """Return the inputs that a model's file lists in ``cases()``, or else its only ones."""
+    """Return the inputs that ``cases()`` in the model's file lists, or else its only inputs."""
     listed = getattr(subject.file, "cases", None)
     if listed is None:
         return [subject.inputs]
@@ -41,7 +44,10 @@ def cases_of(subject: Subject) -> list[Inputs]:
 
 
 def ranges_of(subject: Subject) -> Dynamic:
-    """Return what the model's file says in ``dynamic()``: for each input and dimension the smallest and the largest size."""
+    """Return the ranges that ``dynamic()`` in the model's file gives.
+
+    They hold the minimum and maximum size for each input and dimension.
+    """
     listed = getattr(subject.file, "dynamic", None)
     if listed is None:
         return {}
@@ -61,7 +67,10 @@ def ranges_of(subject: Subject) -> Dynamic:
 
 
 def groups(subject: Subject) -> list[Group]:
-    """Return all programs to be made: one for each case, and a dynamic one for each rank and dtype that fits the ranges."""
+    """Return the programs to export: one for each case, and the dynamic ones.
+
+    There is a dynamic program for each rank and dtype that fits the ranges.
+    """
     cases, ranges = cases_of(subject), ranges_of(subject)
     found = [Group("static", {}, case, (case,)) for case in cases]
     if ranges:
@@ -86,7 +95,7 @@ def _kind(case: Inputs) -> Any:
 
 
 def _fits(names: list[str], case: Inputs, ranges: Dynamic, at_least: int = 1) -> bool:
-    """Whether all dimensions that may vary are there, and in their ranges."""
+    """Whether all dynamic dimensions exist and are within their ranges."""
     for name, dims in ranges.items():
         value = case[names.index(name)] if names.index(name) < len(case) else None
         if not isinstance(value, torch.Tensor):
@@ -98,7 +107,7 @@ def _fits(names: list[str], case: Inputs, ranges: Dynamic, at_least: int = 1) ->
 
 
 def _stretched(names: list[str], case: Inputs, ranges: Dynamic, end: int) -> Inputs:
-    """Return a case with all of its varying dimensions at one end of their ranges; contents repeat."""
+    """Return a case with all dynamic dimensions at one end of their ranges; contents repeat."""
     made = list(case)
     for name, dims in ranges.items():
         for dim, ends in dims.items():
@@ -108,15 +117,18 @@ def _stretched(names: list[str], case: Inputs, ranges: Dynamic, end: int) -> Inp
 
 
 def answers(model: torch.nn.Module, case: Inputs) -> tuple[list[Any], list[Any] | None]:
-    """Return what a model gives in eager PyTorch, and what it gives in float64 where it can; inputs stay as they are."""
+    """Return a model's results in eager PyTorch, and in float64 if it can run so.
+
+    The inputs are not changed.
+    """
     with torch.no_grad():
         try:
             found = leaves(model(*copy.deepcopy(case)))
-        except Exception as error:  # noqa: BLE001  # the border: it is the user's code
+        except Exception as error:  # noqa: BLE001  # boundary: it is the user's code
             raise SubjectError(f"the model raised in eager PyTorch: {type(error).__name__}: {error}") from None
         try:
             wide = leaves(copy.deepcopy(model).double()(*torch.utils._pytree.tree_map(_widened, case)))  # noqa: SLF001
-        except Exception:  # noqa: BLE001  # not every model can; eager alone is the standard then
+        except Exception:  # noqa: BLE001  # not every model can; eager alone is the reference then
             wide = None
     fits = wide is not None and [getattr(v, "shape", None) for v in wide] == [getattr(v, "shape", None) for v in found]
     return found, wide if fits else None

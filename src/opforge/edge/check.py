@@ -1,4 +1,7 @@
-"""Take an operator folder all the way to the runtime, and compare what comes out with eager PyTorch. Needs no torch."""
+"""Run an operator folder's model in ExecuTorch, and compare the results with eager PyTorch.
+
+Needs no torch.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ def _silent(_what: str, _done: int, _total: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One run, or one program that could not be made."""
+    """One run, or one program that could not be exported."""
 
     case: str
     """Inputs in the text form of a case's arguments."""
@@ -40,21 +43,21 @@ class Row:
     """``passed``, ``wrong``, ``crashed`` or ``error``."""
     reason: str = ""
     difference: float | None = None
-    """The largest, from eager PyTorch."""
+    """Largest difference from eager PyTorch."""
     kernels: dict[str, int] = field(default_factory=dict)
-    """How often each of the folder's kernels ran, as the event trace says."""
+    """How often each of the folder's kernels ran, according to the event trace."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a check found."""
+    """Result of a check."""
 
     folder: str
     versions: dict[str, str]
     operators: tuple[str, ...]
-    """Those that were checked."""
+    """The checked operators."""
     unused: tuple[str, ...]
-    """Those that the model does not use, and so were not."""
+    """The operators that the model does not use; they were not checked."""
     tool: str
     library_bytes: int
     rows: tuple[Row, ...]
@@ -72,7 +75,10 @@ class Report:
 
 
 def check(path: Path, *, tool: str = "direct", progress: Progress = _silent) -> Report:
-    """Check a folder: schemas, exports, the selected library, runs on it, and runs that must fail for want of an operator."""
+    """Check a folder's schemas and exports, build the selected library, and run the programs.
+
+    Runs with an operator left out must fail because it is missing.
+    """
     folder, package = open_folder(path), toolchain.executorch()
     model = find(str(path / MODEL))
     work = path / "build" / "check"
@@ -146,7 +152,7 @@ def _refuse_unbound(folder: Folder, used: Sequence[str]) -> None:
 
 
 def _library(folder: Folder, names: Sequence[str], out: Path, tool: str) -> Built | None:
-    """Return a library with some operators only; of none there is none."""
+    """Build a library with the given operators only; None if there are none."""
     return build(folder, Selection(tuple(names), "for the check"), out, tool=tool) if names else None
 
 
@@ -191,7 +197,10 @@ def _using(programs: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Without:
-    """A run for which an operator was left out, with others perhaps: it must fail for want of it."""
+    """A run without one operator, and perhaps without others too.
+
+    It must fail because that operator is missing.
+    """
 
     name: str
     left_out: Sequence[str]

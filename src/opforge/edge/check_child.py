@@ -1,4 +1,7 @@
-"""Prepare a check, or compare its results: ``python -m opforge.edge.check_child REQUEST ANSWER``. No kernel runs in it."""
+"""Prepare a check, or compare its results. No kernel runs in this process.
+
+Run as ``python -m opforge.edge.check_child REQUEST ANSWER``.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ def handle(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _prepare(request: dict[str, Any]) -> dict[str, Any]:
-    """Import the folder's operators, hold them against its YAML file, and export its model in all the ways that are checked."""
+    """Import the folder's operators, and export its model for all programs to check.
+
+    The operators are compared with the entries of the YAML file.
+    """
     torch.manual_seed(0)
     out = Path(request["out"])
     if request["definitions"]:
@@ -55,7 +61,7 @@ def _program(subject: Subject, group: Group, entries: list[Entry], out: Path, nu
 
 
 def _run(subject: Subject, case: tuple[Any, ...], place: Path) -> dict[str, Any]:
-    """Write down what a program is run on, and what it must give."""
+    """Save the inputs of a run and its expected results."""
     place.mkdir()
     expected, exact = answers(subject.model, case)
     row = {
@@ -72,7 +78,10 @@ def _compare(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _compared(row: dict[str, Any]) -> dict[str, Any]:
-    """Hold the results of a run against eager PyTorch's, by its own error against float64."""
+    """Compare the results of a run with eager PyTorch.
+
+    The tolerance comes from eager PyTorch's own error against float64.
+    """
     from opforge.models.compare import compare
 
     place = Path(row["place"])
@@ -82,7 +91,7 @@ def _compared(row: dict[str, Any]) -> dict[str, Any]:
     reasons, difference = [], 0.0
     for number, (ours, eager, wide) in enumerate(zip(found, expected, exact, strict=True)):
         if not isinstance(eager, torch.Tensor):
-            continue  # a constant of the program's
+            continue  # a constant of the program
         if not isinstance(ours, torch.Tensor):
             reasons.append(f"result {number} is no tensor")
             continue

@@ -1,4 +1,4 @@
-"""Register an operator ahead of time, its functional form and its out variant, from one definition."""
+"""Register an operator's functional form and its out variant from one definition."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from opforge.errors import OpforgeError
 
 Function = Callable[..., Any]
 _LIBRARIES: list[Library] = []
-"""Registrations last as long as their library."""
+"""Keeps libraries alive: a registration ends with its library."""
 
 
 def define(schema: str, function: Function, *, fake: Function | None = None) -> None:
     """Register ``namespace::name(…) -> …`` and its out variant, both computed by one function.
 
-    A function that is made of torch operators serves fake tensors as well. One that is not (it calls NumPy, or C++) needs
-    ``fake``, which returns empty tensors of the right shape and dtype.
+    A function made of torch operators also serves fake tensors. Any other one, such as one that
+    calls NumPy or C++, needs ``fake``, which returns empty tensors of the right shape and dtype.
     """
     form = out_form(schema)
     library = Library(form.namespace, "FRAGMENT")
@@ -43,7 +43,7 @@ def define(schema: str, function: Function, *, fake: Function | None = None) -> 
 
 
 def _writing(function: Function, form: OutForm) -> Function:
-    """Return a function that puts the results into the tensors that it is given for them."""
+    """Return a function that writes the results into its out arguments."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         targets = [kwargs.pop(name) for name in form.outputs]

@@ -1,4 +1,4 @@
-"""Export a model to a ``.pte``, in a process of its own. Needs no torch."""
+"""Export a model to a ``.pte`` in a child process. Needs no torch."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from opforge.errors import OpforgeError
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A program that was written."""
+    """A program that was exported."""
 
     path: Path
     operators: tuple[str, ...]
     delegated: int
-    """Parts of it that a backend runs."""
+    """Number of parts that a backend runs."""
     taken_apart: tuple[str, ...]
-    """Operators of which export made others, because they are registered as composite."""
+    """Operators that export decomposed, because they are registered as composite."""
     inputs: str
     """In the text form of a case's arguments."""
     bytes: int
     seconds: float
-    """With the start of the process."""
+    """Includes the start of the process."""
 
     @property
     def custom(self) -> list[str]:
@@ -38,7 +38,7 @@ class Exported:
 def export_model(
     target: Target, out: Path, *, dynamic: Dynamic | None = None, xnnpack: bool = False, limit_s: float = LIMIT_S
 ) -> Exported:
-    """Export a model and write it whole or not at all."""
+    """Export a model to a file, which is written whole or not at all."""
     toolchain.executorch()
     if out.is_dir() or not out.resolve().parent.is_dir():
         raise OpforgeError(

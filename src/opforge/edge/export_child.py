@@ -32,7 +32,7 @@ def export(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write a program whole or not at all."""
+    """Write a program to a file, whole or not at all."""
     fresh = path.with_name(f".{path.name}.new")
     try:
         fresh.write_bytes(data)

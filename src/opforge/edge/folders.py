@@ -1,4 +1,4 @@
-"""Make a folder from the texts of its files, the whole of it or nothing. Needs no torch."""
+"""Create a folder with given files, all or nothing. Needs no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from opforge.errors import OpforgeError
 
 
 def write_folder(folder: Path, texts: Mapping[str, str]) -> tuple[Path, ...]:
-    """Make a folder with these files, and return their places in it; what is there already is left alone."""
+    """Create a folder with these files, and return their relative paths. Overwrites nothing."""
     if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
         raise OpforgeError(f"{str(folder)!r} is there already and not an empty folder; choose another")
     try:
@@ -20,7 +20,7 @@ def write_folder(folder: Path, texts: Mapping[str, str]) -> tuple[Path, ...]:
             for name, text in texts.items():
                 (made / name).parent.mkdir(parents=True, exist_ok=True)
                 (made / name).write_text(text)
-            made.rename(folder)  # over an empty folder at most
+            made.rename(folder)  # replaces at most an empty folder
     except OSError as error:
         raise OpforgeError(f"folder {str(folder)!r} cannot be made: {error.strerror}") from None
     return tuple(sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file()))

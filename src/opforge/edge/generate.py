@@ -1,4 +1,4 @@
-"""Make the C++ that registers the selected kernels, with ExecuTorch's own code generation and templates of ours."""
+"""Generate the C++ that registers the selected kernels, with ExecuTorch's code generator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from opforge.edge.selection import Selection
 from opforge.errors import NothingToJudgeError, OpforgeError
 
 TEMPLATES = Path(__file__).parent / "templates" / "codegen"
-"""The wheel has the generator and not its templates."""
+"""Templates for the generator. The wheel has the generator but not its templates."""
 SOURCE = "RegisterCodegenUnboxedKernels_0.cpp"
 _LIMIT_S = 120.0
 _REGISTERED = re.compile(r'^\s*Kernel\(\s*"([^"]+)"', re.MULTILINE)
@@ -24,17 +24,20 @@ _REGISTERED = re.compile(r'^\s*Kernel\(\s*"([^"]+)"', re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """What was made."""
+    """The generated registration."""
 
     source: Path
     folder: Path
-    """Of its headers."""
+    """Folder of the generated headers."""
     operators: tuple[str, ...]
-    """Those that the source registers."""
+    """The operators that the source registers."""
 
 
 def generate(bindings: Path, selection: Selection, folder: Path) -> Generated:
-    """Write the registration of the selected operators into a folder, and see to it that all of them are in it and no others."""
+    """Generate the registration of the selected operators in a folder.
+
+    Raises if it does not register exactly these.
+    """
     if not selection.names:
         raise NothingToJudgeError(
             f"no operator of {bindings} is selected ({selection.origin}); there is nothing to build"
@@ -50,13 +53,16 @@ def generate(bindings: Path, selection: Selection, folder: Path) -> Generated:
         "--tags-path", str(toolchain.tags_file()), "--aten-yaml-path", str(empty),
         "--op-selection-yaml-path", str(chosen), "--functions-yaml-path", str(bindings),
     )  # fmt: skip
-    (folder / "RegisterCodegenUnboxedKernelsEverything.cpp").unlink(missing_ok=True)  # the same once more
+    (folder / "RegisterCodegenUnboxedKernelsEverything.cpp").unlink(missing_ok=True)  # a copy of the same
     source = folder / SOURCE
     return Generated(source, folder, _verified(source, selection.names))
 
 
 def _verified(source: Path, wanted: Sequence[str]) -> tuple[str, ...]:
-    """Return what a source registers, which must be what was selected: the generator leaves out what it does not know, and says nothing."""
+    """Return the operators that a source registers; raise if they are not the selected ones.
+
+    The generator silently leaves out operators that it does not know.
+    """
     found = tuple(_REGISTERED.findall(source.read_text()))
     if lost := sorted(set(wanted) - set(found)):
         raise BindingError(

@@ -1,4 +1,4 @@
-"""Make an operator folder: registration, kernels, bindings, a model and tests. Needs no torch."""
+"""Create an operator folder: registration, kernels, bindings, a model and tests. Needs no torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FIRST_FACTOR = 3
 
 
 def make_folder(folder: Path, namespace: str, ops: Sequence[str]) -> tuple[Path, ...]:
-    """Make an operator folder, the whole of it or nothing, and return its files."""
+    """Create an operator folder, all or nothing, and return its files."""
     _refuse_names(namespace, ops)
     return write_folder(folder, _texts(folder.name, namespace, ops))
 
@@ -58,6 +58,6 @@ def _texts(name: str, namespace: str, ops: Sequence[str]) -> dict[str, str]:
 
 
 def _factor(op: str, otherwise: int) -> int:
-    """Return what an operator multiplies by until its author writes something else: mul7 by 7."""
+    """Return the factor of an operator's placeholder kernel: 7 for mul7."""
     found = re.fullmatch(r"mul(\d{1,2})", op)
     return int(found[1]) if found else otherwise

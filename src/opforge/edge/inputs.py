@@ -1,4 +1,7 @@
-"""Inputs of a program: as text, as a file of tensors, or as the program itself describes them. Runs where torch is."""
+"""Inputs of a program: from text, from a file of tensors, or as the program describes them.
+
+Runs where torch is.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +34,15 @@ def spec_of(tensor: torch.Tensor) -> TensorSpec:
 
 
 def leaves(values: Any) -> list[Any]:
-    """Return inputs as the runtime takes them: lists and dicts taken apart, in order."""
+    """Return inputs flattened as the runtime takes them, lists and dicts included."""
     return list(torch.utils._pytree.tree_leaves(values))  # noqa: SLF001  # as torch.export does it
 
 
 def from_text(text: str, seed: int) -> list[Any]:
-    """Return inputs from ``((T([2, 3], f32),), {})``, or short ``T([2, 3], f32)``; contents are seeded."""
+    """Return inputs from ``((T([2, 3], f32),), {})``, or short ``T([2, 3], f32)``.
+
+    Their contents are seeded.
+    """
     whole = text if text.lstrip().startswith("((") else f"(({text},), {{}})"
     args, kwargs = parse_arguments(whole)
     if kwargs:
@@ -67,7 +73,7 @@ def tensor_of(spec: TensorSpec, seed: str) -> torch.Tensor:
 
 
 def from_file(path: Path) -> list[Any]:
-    """Return the tensors of a safetensors file, which are named 0, 1, … in the order of the inputs."""
+    """Return the tensors of a safetensors file, named 0, 1, … in the order of the inputs."""
     try:
         held = load_file(path)
     except (OSError, SafetensorError) as error:
@@ -81,7 +87,10 @@ def from_file(path: Path) -> list[Any]:
 
 
 def to_file(path: Path, values: list[Any]) -> list[Any]:
-    """Write the tensors among values to a file, under their numbers; the others are returned as they are, and None for a tensor."""
+    """Write the tensors among values to a file, named by position.
+
+    Returns the values with None for each tensor.
+    """
     tensors = {
         str(n): value.detach().contiguous().clone() for n, value in enumerate(values) if isinstance(value, torch.Tensor)
     }

@@ -1,4 +1,4 @@
-"""From a model to the bytes of a ``.pte``, with what commonly goes wrong on the way said in words."""
+"""Lower a model to the bytes of a ``.pte``, and explain common errors."""
 
 from __future__ import annotations
 
@@ -21,31 +21,34 @@ _FIXED = re.compile(
 
 
 class ExportError(OpforgeError):
-    """A model that does not become a program."""
+    """A model cannot be exported to a program."""
 
     exit_code = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """A program."""
+    """An exported program."""
 
     data: bytes
     operators: tuple[str, ...]
-    """All that it calls."""
+    """All operators that it calls."""
     delegated: int
-    """How many parts of it a backend runs."""
+    """Number of parts that a backend runs."""
     taken_apart: tuple[str, ...] = ()
-    """Operators of the model's that are not in the program: export makes other operators of those that are registered as composite."""
+    """Operators of the model that are not in the program.
+
+    Export decomposes operators that are registered as composite.
+    """
 
 
 def lower(subject: Subject, inputs: tuple[Any, ...], ranges: Dynamic, *, xnnpack: bool = False) -> Lowered:
-    """Export a model for given inputs, with dimensions that may vary, delegated to XNNPACK where that is wanted."""
+    """Export a model for given inputs and dynamic dimensions; with ``xnnpack``, delegate to it."""
     shapes = subject.dynamic_shapes(ranges, inputs)
     with torch.no_grad():
         try:
             exported = torch.export.export(subject.model, inputs, dynamic_shapes=shapes)
-        except Exception as error:  # noqa: BLE001  # the border: export runs the user's code, and raises anything
+        except Exception as error:  # noqa: BLE001  # boundary: export runs the user's code, and raises anything
             raise _export_error(error) from None
         overloads = {op.name(): op for op in _custom(exported.graph_module)}
         for name, op in overloads.items():
@@ -54,7 +57,7 @@ def lower(subject: Subject, inputs: tuple[Any, ...], ranges: Dynamic, *, xnnpack
         edge = _to_edge(exported, xnnpack=xnnpack)
         try:
             program = edge.to_executorch()
-        except Exception as error:  # noqa: BLE001  # the border: export runs the user's code, and raises anything
+        except Exception as error:  # noqa: BLE001  # boundary: export runs the user's code, and raises anything
             raise ExportError(f"the program cannot be made: {_first(error)}") from None
     operators = tuple(_operators(program.buffer))
     kept = {name.partition(".")[0] for name in operators}
@@ -69,7 +72,7 @@ def _to_edge(exported: Any, *, xnnpack: bool) -> Any:
     if not xnnpack:
         try:
             return to_edge(exported)
-        except Exception as error:  # noqa: BLE001  # the border: export runs the user's code, and raises anything
+        except Exception as error:  # noqa: BLE001  # boundary: export runs the user's code, and raises anything
             raise ExportError(f"the model cannot be brought into ExecuTorch's operators: {_first(error)}") from None
     try:
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
@@ -80,7 +83,7 @@ def _to_edge(exported: Any, *, xnnpack: bool) -> Any:
         ) from None
     try:
         return to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()])
-    except Exception as error:  # noqa: BLE001  # the border: export runs the user's code, and raises anything
+    except Exception as error:  # noqa: BLE001  # boundary: export runs the user's code, and raises anything
         raise ExportError(f"the model cannot be delegated to XNNPACK: {_first(error)}") from None
 
 
@@ -91,7 +94,7 @@ def _operators(data: bytes) -> list[str]:
 
 
 def _custom(graph_module: Any) -> Iterator[Any]:
-    """Yield the operators in a graph whose kernels do not come with ExecuTorch."""
+    """Yield the operators in a graph whose kernels are not part of ExecuTorch."""
     for part in graph_module.modules():
         for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
             if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in RUNTIME_NAMESPACES:  # noqa: SLF001
@@ -99,7 +102,10 @@ def _custom(graph_module: Any) -> Iterator[Any]:
 
 
 def _check_out_variant(op: Any) -> None:
-    """Refuse an operator without an out variant that has its arguments, by name: the runtime calls that one."""
+    """Raise if an operator has no out variant with the same argument names.
+
+    The runtime calls the out variant.
+    """
     name, arguments = op.name().partition(".")[0], [one.name for one in op._schema.arguments]  # noqa: SLF001
     written = [one for one in _schemas(name) if any(_is_written(argument) for argument in one.arguments)]
     wanted = _wanted(op)
@@ -121,7 +127,7 @@ def _is_written(argument: Any) -> bool:
 
 
 def _wanted(op: Any) -> str:
-    """Return the out variant that an operator should have, in words."""
+    """Describe the out variant that an operator should have, for an error message."""
     try:
         form = out_form(str(op._schema))  # noqa: SLF001
     except OpforgeError:
@@ -130,7 +136,7 @@ def _wanted(op: Any) -> str:
 
 
 def _export_error(error: Exception) -> ExportError:
-    """Return what torch.export's error amounts to."""
+    """Explain an error of torch.export."""
     text = str(error)
     if (fixed := _FIXED.search(text)) is not None:
         return ExportError(
@@ -147,7 +153,7 @@ def _export_error(error: Exception) -> ExportError:
 
 
 def _first(error: Exception) -> str:
-    """Return what an error says, without the pages that follow."""
+    """Return an error's type and the first lines of its message."""
     said = str(error).partition("The error above occurred when calling")[0]
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     return f"{type(error).__name__}: {' '.join(lines[:4])[:600]}"

@@ -1,4 +1,7 @@
-"""The YAML file that binds operators to C++ kernels: read, and held against what ExecuTorch can do with it. Needs no torch."""
+"""Read and check the YAML file that binds operators to C++ kernels. Needs no torch.
+
+Entries that ExecuTorch cannot use are rejected.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,14 @@ from opforge.edge.schemas import parse
 from opforge.errors import OpforgeError
 
 RUNTIME_NAMESPACES = ("aten", "prim", "prims", "executorch_prim", "dim_order_ops", "quantized_decomposed")
-"""Whose kernels come with ExecuTorch."""
+"""Namespaces whose kernels come with ExecuTorch."""
 _NAME = re.compile(r"(?P<namespace>\w+)::(?P<op>\w+)(?:\.(?P<overload>\w+))?")
 _KERNEL = re.compile(r"\w+(?:::\w+)+")
 _FIELDS = ("func", "kernels", "variants")
 
 
 class BindingError(OpforgeError):
-    """An entry of the YAML file that cannot work."""
+    """An entry of the YAML file cannot work."""
 
     exit_code = 1
 
@@ -33,13 +36,13 @@ class Entry:
     name: str
     """With namespace and overload: ``my_ops::mul3.out``."""
     schema: str
-    """As the file has it, with the namespace."""
+    """As in the file, with the namespace."""
     kernel_name: str
-    """As the file has it: ``my_ops::mul3_out``."""
+    """As in the file: ``my_ops::mul3_out``."""
 
     @property
     def function(self) -> str:
-        """Return the C++ function that is called: code generation puts ``native`` before the last part."""
+        """Return the C++ function called: code generation adds ``native`` before the last part."""
         namespace, _, name = self.kernel_name.rpartition("::")
         return f"{namespace}::native::{name}"
 
@@ -49,7 +52,7 @@ class Entry:
 
 
 def read_operators(path: Path) -> tuple[Entry, ...]:
-    """Return the entries of a YAML file, or say which of them cannot work, why, and what to write instead."""
+    """Return the entries of a YAML file, or raise with the wrong entry, the reason and a fix."""
     try:
         rows = yaml.safe_load(path.read_text())
     except OSError as error:

@@ -1,4 +1,7 @@
-"""What a process has registered ahead of time, held against the YAML file. Runs where the user's registration was imported."""
+"""Compare the operators registered in this process with the YAML file.
+
+Runs where the user's registration was imported.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from opforge.sandbox.loader import KernelLoadError, import_file
 
 
 def import_definitions(path: Path) -> None:
-    """Run the file that registers operators; models import it by its own name."""
+    """Run the file that registers operators. Models import it by its own name."""
     sys.path.insert(0, str(path.parent))
     try:
         sys.modules[path.stem] = import_file(path)
@@ -22,14 +25,14 @@ def import_definitions(path: Path) -> None:
 
 
 def check_schemas(entries: Sequence[Entry], definitions: str) -> None:
-    """Refuse entries whose operator is not registered, or has another schema there."""
+    """Raise if an entry's operator is not registered, or is registered with another schema."""
     problems = [said for entry in entries if (said := _problem(entry, definitions))]
     if problems:
         raise BindingError("\n".join(problems))
 
 
 def refuse_taken_apart(entries: Sequence[Entry], names: Iterable[str]) -> None:
-    """Refuse operators with a kernel of their own from which export made others, so that the kernel would never run."""
+    """Raise if export decomposed an operator that has a kernel: the kernel would never run."""
     bound = {entry.name.partition(".")[0] for entry in entries}
     if lost := sorted(bound & set(names)):
         raise BindingError(

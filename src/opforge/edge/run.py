@@ -1,4 +1,4 @@
-"""Run programs in processes of their own, and say in words why one failed. Needs no torch."""
+"""Run programs in processes of their own, and explain failures. Needs no torch."""
 
 from __future__ import annotations
 
@@ -32,44 +32,50 @@ class Job:
     program: Path
     libraries: tuple[Path, ...] = ()
     text: str = ""
-    """Inputs in the text form of a case's arguments; none of the three is what the program describes."""
+    """Inputs in the text form of a case's arguments.
+
+    Without text, file and values, inputs are made as the program describes them.
+    """
     file: Path | None = None
     """A safetensors file of inputs."""
     values: Path | None = None
-    """A safetensors file of inputs among which are numbers, which ``others`` has."""
+    """A safetensors file of inputs; ``others`` holds those that are numbers."""
     others: tuple[Any, ...] = ()
     seed: int = 0
     out: Path | None = None
-    """Where results are kept, as safetensors."""
+    """File to write results to, as safetensors."""
     limit_s: float = 60.0
-    """That it may take, without the start of the process."""
+    """Time limit, without the start of the process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """How a run ended."""
+    """Result of a run."""
 
     job: Job
     results: tuple[dict[str, Any], ...] = ()
-    """Shape, dtype and first elements of each."""
+    """Shape, dtype and first elements of each result."""
     inputs: str = ""
     kernels: dict[str, int] = field(default_factory=dict)
-    """How often each operator's kernel ran, as the event trace says."""
+    """How often each operator's kernel ran, according to the event trace."""
     seconds: float = 0.0
     error: str = ""
-    """Why there are no results, in words; empty when there are."""
+    """Why there are no results; empty if there are."""
     missing: tuple[str, ...] = ()
-    """Operators that no kernel is registered for."""
+    """Operators without a registered kernel."""
 
 
 class RunError(OpforgeError):
-    """A program that did not run to its end."""
+    """A program did not run to its end."""
 
     exit_code = 1
 
 
 def run_programs(jobs: Sequence[Job]) -> list[Ran]:
-    """Run programs one after the other, each in a process of its own, which a kernel may end without harm to the others."""
+    """Run programs one after the other, each in a process of its own.
+
+    A kernel that ends its process does not affect the others.
+    """
     toolchain.executorch()
     for job in jobs:
         _check(job)
@@ -84,7 +90,7 @@ def run_programs(jobs: Sequence[Job]) -> list[Ran]:
 
 
 def run_program(job: Job) -> Ran:
-    """Run one program; raises RunError with the reason when it fails."""
+    """Run one program; raise RunError with the reason if it fails."""
     ran = run_programs([job])[0]
     if ran.error:
         raise RunError(ran.error)
@@ -126,7 +132,7 @@ def _ran(job: Job, place: Path, row: dict[str, Any]) -> Ran:
 
 
 def _explained(job: Job, row: dict[str, Any], missing: Sequence[str]) -> str:
-    """Return why a run failed: what is known by name first, and else the runtime's own last words."""
+    """Return why a run failed: a known cause first, else the runtime's last output."""
     said, stage = row["said"], row["stage"]
     if row["hung"]:
         return f"{job.program} was ended after {job.limit_s:g} s without a result (at: {stage})"
@@ -169,7 +175,7 @@ def _during(stage: str) -> str:
 
 
 def _checks(said: str) -> str:
-    """Return the checks that failed, as the runtime or a kernel logged them."""
+    """Return the failed checks that the runtime or a kernel logged, else the last output."""
     found = [f"{one['what'].strip()} ({one['where']})" for one in _CHECK.finditer(said)]
     lines = found or said.strip().splitlines()[-2:]
     return f" It said: {'; '.join(lines)[:800]}" if lines else ""

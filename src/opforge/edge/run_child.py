@@ -1,4 +1,7 @@
-"""Run programs, each in a fork of this process: ``python -m opforge.edge.run_child REQUEST ANSWER``. Kernels may end theirs."""
+"""Run programs, each in a fork of this process. A kernel may end its fork.
+
+Run as ``python -m opforge.edge.run_child REQUEST ANSWER``.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _in_fork(job: dict[str, Any]) -> dict[str, Any]:
-    """Run a job in a process of its own, and return what it answered, how it ended, and what it said."""
+    """Run a job in a fork; return its answer, its exit status and its output."""
     place = Path(job["place"])
     answered, said = place / "answer.json", place / "said.txt"
     pid = os.fork()
@@ -57,7 +60,7 @@ def _ended_in_time(pid: int, limit_s: float) -> bool:
 
 
 def _work(job: dict[str, Any], answered: Path, said: Path) -> None:
-    """Do a job, and end the process: nothing returns from here."""
+    """Run a job and end the process. This function never returns."""
     code = 1
     processes.die_with_parent()
     try:
@@ -68,7 +71,7 @@ def _work(job: dict[str, Any], answered: Path, said: Path) -> None:
             reply = _run(job)
         except OpforgeError as error:
             reply = {"error": str(error)}
-        except Exception as error:  # noqa: BLE001  # the border: whatever the runtime or a kernel raises
+        except Exception as error:  # noqa: BLE001  # boundary: the runtime or a kernel may raise anything
             reply = {"error": f"{type(error).__name__}: {error}", "raised": True}
         fresh = answered.with_suffix(".new")
         fresh.write_text(json.dumps(reply))
@@ -108,7 +111,7 @@ def _run(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _inputs(job: dict[str, Any], metadata: Any) -> list[Any]:
-    """Return the inputs that a job names, or those that the program describes."""
+    """Return the inputs that a job gives, else inputs as the program describes them."""
     if job.get("values"):
         given = inputs.with_others(Path(job["values"]), job["others"])
     elif job.get("file"):
@@ -134,7 +137,7 @@ def _as_described(metadata: Any, number: int, seed: int) -> Any:
 
 
 _SCALAR_TYPES = dict(enumerate(("u8", "i8", "i16", "i32", "i64", "f16", "f32", "f64"))) | {11: "b8", 15: "bf16"}
-"""The runtime's numbers for dtypes."""
+"""Dtypes by their numbers in the runtime."""
 
 
 def _described(value: Any) -> dict[str, Any]:

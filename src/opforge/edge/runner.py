@@ -1,4 +1,7 @@
-"""A program that runs a ``.pte`` on a device: the selected kernels and ExecuTorch's runtime, no Python and no torch."""
+"""Build a program that runs a ``.pte`` on a device, without Python and torch.
+
+It consists of the selected kernels and ExecuTorch's runtime.
+"""
 
 from __future__ import annotations
 
@@ -23,34 +26,37 @@ QUANTIZED = "executorch_kernels_quantized"
 XNNPACK = "executorch_backend_xnnpack"
 THREADS = "executorch_threadpool"
 _KERNELS_OF = {"aten": ATEN, "dim_order_ops": ATEN, "quantized_decomposed": QUANTIZED}
-"""The package's library that holds the kernels of a namespace."""
+"""Library of the package with the kernels of a namespace."""
 _BACKENDS = {b"XnnpackBackend": XNNPACK}
-"""The package's library to which a program of this mark hands work."""
+"""Library of the package for a backend. A program that uses it contains these bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """How a runner is to be made."""
+    """Options for building a runner."""
 
     libraries: tuple[str, ...] = ()
-    """Of the package, besides the runtime: ``ATEN``, ``QUANTIZED``, ``XNNPACK``."""
+    """Libraries of the package besides the runtime: ``ATEN``, ``QUANTIZED``, ``XNNPACK``."""
     beside: bool = False
-    """Whether the libraries are copied beside the runner, which then finds them there, on whatever machine."""
+    """Whether the libraries are copied beside the runner.
+
+    It then finds them there, on any machine.
+    """
     limit_s: float = compiler.LIMIT_S
 
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """A runner that was made."""
+    """A runner that was built."""
 
     path: Path
     bytes: int
     operators: tuple[str, ...]
-    """Whose kernels are in it, but for those of the package's libraries."""
+    """Operators with kernels in the runner itself, not in the package's libraries."""
     origin: str
-    """Who chose them, in words."""
+    """How the operators were selected."""
     libraries: tuple[str, ...]
-    """The files of the package that it needs to run."""
+    """Files of the package that it needs to run."""
     library_bytes: int
     cached: bool
     seconds: float
@@ -69,7 +75,10 @@ def libraries_for(model: Path) -> tuple[str, ...]:
 
 
 def build_runner(folder: Folder, chosen: selection.Selection, out: Path, wishes: Wishes = Wishes()) -> Runner:  # frozen
-    """Build a runner with the selected operators of an operator folder; kernels that nothing selects leave no code in it."""
+    """Build a runner with the selected operators of an operator folder.
+
+    Kernels that are not selected leave no code in it.
+    """
     start = time.perf_counter()
     package = toolchain.executorch()
     if out.is_dir():
@@ -92,7 +101,7 @@ def build_runner(folder: Folder, chosen: selection.Selection, out: Path, wishes:
 
 
 def _product(folder: Folder, generated: Generated, wishes: Wishes) -> toolchain.Product:
-    # nothing in a runner calls into a library of kernels: they register themselves, and a linker would leave them out
+    # Kernel libraries register themselves. Nothing calls into them, so a linker would drop them.
     keep = "-Wl,--no-as-needed" if wishes.libraries else "-Wl,--as-needed"
     product = product_of(folder, generated)
     return replace(
@@ -116,5 +125,5 @@ def _files(package: toolchain.ExecuTorch, libraries: Sequence[str]) -> list[str]
 
 
 def _is_used(program: Path, library: str) -> bool:
-    """Whether a program names a library among those that it loads."""
+    """Whether a program loads a library."""
     return library.encode() + b"\0" in program.read_bytes()

@@ -1,4 +1,7 @@
-"""Hold the YAML file's schemas against those that are registered: ``python -m opforge.edge.schema_child REQUEST ANSWER``."""
+"""Compare the YAML file's schemas with the registered ones.
+
+Run as ``python -m opforge.edge.schema_child REQUEST ANSWER``.
+"""
 
 from __future__ import annotations
 

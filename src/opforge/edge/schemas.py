@@ -1,4 +1,4 @@
-"""Schemas of operators, and the out variant that belongs to a functional one. Needs no torch."""
+"""Operator schemas, and the out variant of a functional schema. Needs no torch."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class OutForm:
     """Schema without the namespace."""
     out: str
     outputs: tuple[str, ...]
-    """Names of the arguments that are written to: ``out``, or ``out0``, ``out1``."""
+    """Names of the arguments that are written: ``out``, or ``out0``, ``out1``."""
 
 
 def out_form(schema: str) -> OutForm:
-    """Return the out variant of a functional schema: the same arguments, and one more for each result."""
+    """Return the out variant of a functional schema: the same arguments, plus one per result."""
     namespace, sign, rest = " ".join(schema.split()).partition("::")
     if not sign or not namespace.isidentifier():
         raise OpforgeError(f"{schema!r} has no namespace; write it as {_EXAMPLE!r}")
@@ -55,7 +55,7 @@ def out_form(schema: str) -> OutForm:
 
 
 def parse(schema: str) -> FunctionSchema:
-    """Return a schema without its namespace, parsed, or say that it is none."""
+    """Parse a schema given without its namespace; raise if it is invalid."""
     from torchgen.model import FunctionSchema
 
     try:

@@ -1,4 +1,7 @@
-"""Which operators of a folder go into its library: all, those that are named, or those that a model needs. Needs no torch."""
+"""Select the operators of a folder for its library. Needs no torch.
+
+The selection is all of them, named ones, or those that a model needs.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +34,11 @@ print(json.dumps(sorted(set(_get_program_operators(_get_program_from_buffer(data
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The operators that are registered."""
+    """The operators to register."""
 
     names: tuple[str, ...]
     origin: str
-    """Who chose them, in words."""
+    """How they were selected."""
 
 
 def select_all(entries: Sequence[Entry]) -> Selection:
@@ -43,7 +46,7 @@ def select_all(entries: Sequence[Entry]) -> Selection:
 
 
 def select_names(entries: Sequence[Entry], words: Sequence[str]) -> Selection:
-    """Return the operators that words name: ``my_ops::mul3.out``, ``my_ops::mul3`` or ``mul3``."""
+    """Return the named operators: ``my_ops::mul3.out``, ``my_ops::mul3`` or ``mul3``."""
     chosen: list[str] = []
     for word in words:
         found = [entry.name for entry in entries if word in _spellings(entry.name)]
@@ -59,7 +62,7 @@ def _spellings(name: str) -> set[str]:
 
 
 def select_for_model(entries: Sequence[Entry], model: Path) -> Selection:
-    """Return the operators that a ``.pte`` needs; one of them without an entry is an error that names it."""
+    """Return the operators that a ``.pte`` needs; raise if one has no entry."""
     needed = custom_operators(program_operators(model))
     known = [entry.name for entry in entries]
     if missing := [name for name in needed if name not in known]:
@@ -71,15 +74,15 @@ def select_for_model(entries: Sequence[Entry], model: Path) -> Selection:
 
 
 def custom_operators(names: Sequence[str]) -> list[str]:
-    """Return those whose kernels do not come with ExecuTorch."""
+    """Return the operators whose kernels do not come with ExecuTorch."""
     return [name for name in names if name.partition("::")[0] not in RUNTIME_NAMESPACES]
 
 
 def program_operators(model: Path) -> list[str]:
     """Return the names of all operators that a ``.pte`` calls.
 
-    It is verified first, for the reader trusts what it reads and finds in a program that is cut off whatever lies behind it
-    in memory; and both are done in a process of their own.
+    The program is verified first: the reader trusts its input, and would read past the end of a
+    truncated program. Both happen in a child process.
     """
     check_program(model)
     done = subprocess.run(
@@ -96,7 +99,7 @@ def program_operators(model: Path) -> list[str]:
 
 
 def check_program(model: Path) -> None:
-    """Refuse what is no ``.pte`` before anything trusts it."""
+    """Raise if a file is not a ``.pte``, before anything trusts it."""
     try:
         with model.open("rb") as handle:
             head = handle.read(8)

@@ -1,4 +1,4 @@
-"""Make the model that is exported, in a process of its own: its code is the user's."""
+"""Load the model to export. It is the user's code, so this runs in a child process."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from opforge.sandbox.loader import KernelLoadError, describe_exception, import_f
 
 
 class SubjectError(OpforgeError):
-    """There is no model to export; the message says why."""
+    """No model can be loaded for export; the message says why."""
 
     exit_code = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A model with its inputs, and what else its file says."""
+    """A model, its inputs, and the module that defines them."""
 
     model: torch.nn.Module
     inputs: tuple[Any, ...]
     file: Any
-    """The module in which it was found."""
+    """The module that defines the model."""
 
     def parameters(self) -> list[str]:
-        """Return the names of the inputs, as ``forward`` has them."""
+        """Return the names of the inputs, from ``forward``."""
         return list(inspect.signature(self.model.forward).parameters)[: len(self.inputs)]
 
     def dynamic_shapes(self, ranges: Dynamic, inputs: tuple[Any, ...]) -> dict[str, Any] | None:
-        """Return ranges in torch.export's form, or say which of them means no dimension of an input."""
+        """Return ranges in torch.export's form; raise if one matches no dimension of an input."""
         if not ranges:
             return None
         names = self.parameters()
@@ -66,7 +66,7 @@ def _size(name: str, tensor: torch.Tensor, dim: int, low: int, high: int) -> Any
 
 
 def load(target: Target) -> Subject:
-    """Return the model and inputs that a target means."""
+    """Load the model and inputs of a target."""
     module = _module(target)
     found = getattr(module, target.function, None)
     if found is None:
@@ -86,7 +86,7 @@ def load(target: Target) -> Subject:
 
 
 def ordered(model: torch.nn.Module, inputs: Any) -> tuple[Any, ...]:
-    """Return inputs in the order of forward's parameters, from a tuple, a dict by name, or one tensor."""
+    """Return inputs in forward's order, from a tuple, a dict by name, or one tensor."""
     if isinstance(inputs, torch.Tensor):
         return (inputs,)
     if isinstance(inputs, Mapping):
@@ -100,12 +100,12 @@ def ordered(model: torch.nn.Module, inputs: Any) -> tuple[Any, ...]:
 
 
 def call(function: Any, what: str) -> Any:
-    """Call a function of the user's; what it raises is an error of ours that says so."""
+    """Call a function of the user's code; raise SubjectError if it raises."""
     if not callable(function):
         raise SubjectError(f"{what.partition('()')[0]} is {type(function).__name__}, not a function")
     try:
         return function()
-    except Exception as error:  # noqa: BLE001  # the border: it is the user's code
+    except Exception as error:  # noqa: BLE001  # boundary: it is the user's code
         raise SubjectError(f"{what} raised {describe_exception(error)}") from None
 
 
@@ -119,6 +119,6 @@ def _module(target: Target) -> Any:
         sys.path.insert(0, target.folder)
     try:
         module: ModuleType = importlib.import_module(target.module)
-    except Exception as error:  # noqa: BLE001  # the border: it is the user's code
+    except Exception as error:  # noqa: BLE001  # boundary: it is the user's code
         raise SubjectError(f"{target.module} raised while it was imported: {describe_exception(error)}") from None
     return module

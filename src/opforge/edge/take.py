@@ -1,4 +1,7 @@
-"""Take operators that a package registers already, such as one of `opforge new`, to ExecuTorch: all but the body of the kernel is written. Needs no torch."""
+"""Create an operator folder for operators of an existing package, such as one of `opforge new`.
+
+Everything for ExecuTorch is written except the bodies of the kernels. Needs no torch.
+"""
 
 from __future__ import annotations
 
@@ -24,23 +27,26 @@ _VALUES = {
     "Tensor": "", "int": "1", "float": "0.5", "bool": "False", "str": '""', "number": "2", "Optional[Tensor]": "None", "List[int]": "[1]",
     "List[float]": "[0.5]",
 }  # fmt: skip
-"""By type: what stands in the model for an argument that has no default; a tensor is an input."""
+"""Values by type for arguments without a default, in the generated model.
+
+A tensor becomes an input.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """One operator, as the templates need it."""
+    """One operator, as the templates use it."""
 
     name: str
     out: str
     """Schema of the out variant, with the namespace."""
     outputs: tuple[str, ...]
     call: tuple[str, ...]
-    """The arguments in the model."""
+    """Arguments of its call in the model."""
     parameters: tuple[str, ...]
-    """Those of the model."""
+    """Inputs of the model for it."""
     declaration: str = ""
-    """Of the C++ function."""
+    """Declaration of the C++ function."""
 
     @property
     def namespace(self) -> str:
@@ -60,12 +66,15 @@ class Taken:
 
     @property
     def answer(self) -> str:
-        """Return what the C++ function returns."""
+        """Return the expression that the C++ function returns."""
         return "results" if self.results > 1 else "out"
 
 
 def take(package: str, ops: Sequence[str], folder: Path) -> tuple[Path, ...]:
-    """Make an operator folder for operators of an installed package, and return its files; the kernels' bodies remain to be written."""
+    """Create an operator folder for operators of an installed package, and return its files.
+
+    The user writes the bodies of the kernels.
+    """
     if not ops:
         raise OpforgeError(f"name the operators of {package} that are to run on the device, such as --op swiglu")
     request = {"package": package, "ops": list(ops), "folder": str(Path.cwd())}
@@ -123,7 +132,7 @@ def _texts(package: str, taken: Sequence[Taken]) -> dict[str, str]:
 
 
 def _declarations(bindings: str, taken: Sequence[Taken]) -> dict[str, str]:
-    """Return the C++ declaration of each kernel, as code generation has it."""
+    """Return the C++ declaration of each kernel, from generated code."""
     with tempfile.TemporaryDirectory(prefix="opforge-edge-") as place:
         path = Path(place) / "ops.yaml"
         path.write_text(bindings)
@@ -134,7 +143,7 @@ def _declarations(bindings: str, taken: Sequence[Taken]) -> dict[str, str]:
 
 
 def _declaration(text: str, base: str) -> str:
-    """Return the declaration that takes a context, in the words that the kernel's file uses."""
+    """Return the declaration that takes a context, with the short names of the kernel's file."""
     found = re.search(rf"^(.*\b{base}_out\(torch::executor::KernelRuntimeContext & context.*\));$", text, re.MULTILINE)
     if found is None:
         raise OpforgeError(f"code generation declares no kernel for {base}")

@@ -1,4 +1,7 @@
-"""Say what a package registers: ``python -m opforge.edge.take_child REQUEST ANSWER``."""
+"""List the operators that a package registers.
+
+Run as ``python -m opforge.edge.take_child REQUEST ANSWER``.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ def describe(request: dict[str, Any]) -> dict[str, Any]:
     before = set(_names())
     try:
         importlib.import_module(package)
-    except Exception as error:  # noqa: BLE001  # the package is the user's: whatever it raises is the answer
+    except Exception as error:  # noqa: BLE001  # the user's package may raise anything, which is reported
         raise OpforgeError(f"the package {package} cannot be imported: {describe_exception(error)}") from None
     added = sorted(set(_names()) - before)
     schemas = {name: _schema(name) for name in added if "." not in name}
@@ -38,7 +41,7 @@ def _schema(name: str) -> Any:
 
 
 def _chosen(schemas: dict[str, Any], wanted: list[str]) -> list[str]:
-    """Return the operators that are named, in full or without the namespace."""
+    """Return the named operators. Names may omit the namespace."""
     chosen = []
     for word in wanted:
         found = [name for name in schemas if word in (name, name.partition("::")[2])]

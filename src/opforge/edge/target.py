@@ -1,4 +1,4 @@
-"""What model is meant by a word on the command line. Needs no torch."""
+"""Parse the command line's argument for a model. Needs no torch."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ _EXPECTED = (
 _DYNAMIC = re.compile(r"(?P<input>\w+)\.(?P<dim>\d+)=(?P<low>\d+)\.\.(?P<high>\d+)")
 
 Dynamic = dict[str, dict[int, tuple[int, int]]]
-"""By input (name or number) and dimension: the smallest and the largest size."""
+"""Minimum and maximum size by input (name or number) and dimension."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a model's code is."""
+    """Location of a model's code."""
 
     name: str
     """As the user wrote it."""
     file: str = ""
     function: str = "model"
-    """A function that returns a model, or the class of one."""
+    """A function that returns a model, or a model class."""
     module: str = ""
     folder: str = ""
-    """Where its modules are imported from."""
+    """Folder to import modules from."""
 
     def wire(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def find(word: str) -> Target:
-    """Return the model that a word means: ``FILE.py``, ``FILE.py:NAME`` or ``module:function``."""
+    """Return the target for ``FILE.py``, ``FILE.py:NAME`` or ``module:function``."""
     file, colon, name = word.rpartition(":")
     if word.endswith(".py"):
         file, name = word, "model"
@@ -54,7 +54,7 @@ def find(word: str) -> Target:
 
 
 def parse_dynamic(words: list[str]) -> Dynamic:
-    """Return what ``--dynamic INPUT.DIM=LOW..HIGH`` says."""
+    """Parse the values of ``--dynamic INPUT.DIM=LOW..HIGH``."""
     ranges: Dynamic = {}
     for word in words:
         found = _DYNAMIC.fullmatch(word)

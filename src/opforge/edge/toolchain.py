@@ -1,4 +1,7 @@
-"""Where the ExecuTorch package keeps what a compiler needs, and how sources become a library or a program with it. Needs no torch."""
+"""Find the ExecuTorch package's headers and libraries, and compile sources with them.
+
+Needs no torch.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +22,30 @@ from opforge.kernels.native.toolchain import cxx
 
 INSTALL = 'pip install "opforge[executorch]"'
 TOOLS = ("direct", "cmake")
-"""What compiles: the compiler itself, or CMake with the package's own configuration."""
+"""Build tools: the compiler itself, or CMake with the package's own configuration."""
 STANDARD = 17
 DEFINES = ("C10_USING_CUSTOM_GENERATED_MACROS", "ET_EVENT_TRACER_ENABLED", "ET_USE_THREADPOOL")
-"""With which the package's libraries were built; without them headers do not compile, or mean something else."""
+"""Macros that the package's libraries were built with.
+
+Without them headers do not compile, or have another meaning.
+"""
 COMPILE_OPTIONS = ("-O2", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections", "-ffp-contract=off")
-"""Hidden names and sections of their own, so that what nothing registers is left out of the library; products are rounded before they are added, as
-PyTorch is built too, so that every CPU computes the same."""
+"""Options for the compiler.
+
+Hidden symbols and separate sections let the linker drop code that nothing registers. Products are
+rounded before they are added (no FMA), as in PyTorch, so that every CPU computes the same.
+"""
 LINK_OPTIONS = ("-Wl,-z,defs", "-Wl,--gc-sections")
-"""A missing function is an error of the linker, not of the device; code that nothing reaches goes."""
+"""Options for the linker.
+
+A missing function is an error when linking, not on the device. Unreachable code is dropped.
+"""
 LIBRARIES = ("executorch", "executorch_threadpool")
 
 
 @dataclass(frozen=True, slots=True)
 class ExecuTorch:
-    """The installed package."""
+    """The installed ExecuTorch package."""
 
     version: str
     path: Path
@@ -52,25 +64,28 @@ class ExecuTorch:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """What is to be compiled."""
+    """A library or program to compile."""
 
     name: str
     sources: tuple[Path, ...]
     include: tuple[Path, ...] = ()
-    """Folders of headers besides ExecuTorch's."""
+    """Header folders besides ExecuTorch's."""
     libraries: tuple[str, ...] = LIBRARIES
-    """Of the package, without ``lib`` and ``.so``."""
+    """Libraries of the package, without ``lib`` and ``.so``."""
     defines: tuple[str, ...] = DEFINES
     compile_options: tuple[str, ...] = COMPILE_OPTIONS
     link_options: tuple[str, ...] = LINK_OPTIONS
     shared: bool = True
-    """A shared library; otherwise a program."""
+    """Whether it is a shared library; otherwise it is a program."""
     rpath: str = ""
-    """Where the package's libraries are looked for when it runs; where they lie here unless given."""
+    """Where it searches for the package's libraries at run time.
+
+    By default, their location on this machine.
+    """
 
 
 def executorch() -> ExecuTorch:
-    """Return the installed package, found without importing it, or say how it is installed."""
+    """Find the installed package without importing it; raise with the install command if absent."""
     spec = importlib.util.find_spec("executorch")
     try:
         number = version("executorch")
@@ -89,7 +104,7 @@ def executorch() -> ExecuTorch:
 
 
 def tags_file() -> Path:
-    """Return torchgen's tags.yaml, which code generation reads."""
+    """Return the path of torchgen's tags.yaml, which code generation reads."""
     spec = importlib.util.find_spec("torchgen")
     places = list(spec.submodule_search_locations or ()) if spec is not None else []
     path = Path(places[0]) / "packaged" / "ATen" / "native" / "tags.yaml" if places else Path("torchgen")
@@ -99,7 +114,7 @@ def tags_file() -> Path:
 
 
 def compile_words(package: ExecuTorch, product: Product) -> tuple[str, ...]:
-    """Return the words for the compiler, but for its own name, source and object."""
+    """Return the compiler's arguments, without its name, the source and the object."""
     folders = [word for path in product.include for word in ("-I", str(path))]
     system = [word for path in package.include for word in ("-isystem", str(path))]
     defines = [f"-D{name}" for name in product.defines]
@@ -107,14 +122,17 @@ def compile_words(package: ExecuTorch, product: Product) -> tuple[str, ...]:
 
 
 def link_words(package: ExecuTorch, product: Product) -> tuple[str, ...]:
-    """Return the words that follow the objects when they are linked."""
+    """Return the linker's arguments after the objects."""
     kind = ("-shared",) if product.shared else ()
     place = (f"-L{package.library}", f"-Wl,-rpath,{product.rpath or package.library}")
     return (*kind, *product.link_options, *place, *(f"-l{name}" for name in product.libraries))
 
 
 def compile_library(product: Product, out: Path, *, tool: str = "direct", limit_s: float = compiler.LIMIT_S) -> None:
-    """Compile a product to the file ``out``, which appears whole or not at all; a failure has the compiler's words."""
+    """Compile a product to the file ``out``, which appears whole or not at all.
+
+    The error of a failure holds the compiler's output.
+    """
     if tool not in TOOLS:
         raise UnknownNameError("build tool", tool, TOOLS)
     package = executorch()
@@ -157,7 +175,7 @@ def _compile_with_cmake(package: ExecuTorch, product: Product, work: Path, name:
 
 
 def cmake_text(product: Product, output: str) -> str:
-    """Return the CMakeLists.txt of a product; it needs no opforge, so it can be built elsewhere too."""
+    """Return a product's CMakeLists.txt. It needs no opforge, so it also builds elsewhere."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
         undefined=jinja2.StrictUndefined,
@@ -180,7 +198,7 @@ def cmake_text(product: Product, output: str) -> str:
 
 
 def cmake() -> str:
-    """Return the CMake of the PATH, else that of this Python's environment."""
+    """Return the CMake on the PATH, else the one of this Python's environment."""
     if (found := _program("cmake")) is None:
         raise OpforgeError(
             "there is no cmake on the PATH or beside this Python; install it with `pip install cmake ninja`, or take `--with direct`"

@@ -1,4 +1,7 @@
-"""Which kernels a run called, from the runtime's event trace and the program's instructions. Needs no torch."""
+"""Find the kernels that a run called, from the runtime's event trace. Needs no torch.
+
+The program's instructions supply the operators' full names.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,9 @@ _LIMIT_S = 60.0
 
 
 def kernel_calls(program: Path, trace: Path) -> dict[str, int]:
-    """Return how often each operator's kernel ran, by the operator's whole name.
+    """Return how often each operator's kernel ran, by the operator's full name.
 
-    An event has a kernel's name without its namespace; the instruction that it belongs to says whose it was.
+    An event has the kernel's name without its namespace. The event's instruction has the full name.
     """
     package = toolchain.executorch()
     etdump = package.path / "devtools" / "etdump" / "etdump_schema_flatcc.fbs"
@@ -35,7 +38,7 @@ def kernel_calls(program: Path, trace: Path) -> dict[str, int]:
 
 
 def _operator(plan: dict[str, Any], event: dict[str, Any]) -> str:
-    """Return the operator of the instruction at which an event was, or nothing."""
+    """Return the operator of an event's instruction; empty if there is none."""
     chain, number = event.get("chain_index", -1), event.get("instruction_id", -1)
     if not 0 <= chain < len(plan["chains"]) or not 0 <= number < len(plan["chains"][chain]["instructions"]):
         return ""
@@ -47,7 +50,7 @@ def _operator(plan: dict[str, Any], event: dict[str, Any]) -> str:
 
 
 def _decoded(schema: Path, data: Path, kind: str) -> dict[str, Any]:
-    """Return what a file of ExecuTorch's holds, decoded by the program that its package has for that."""
+    """Decode a file of ExecuTorch with the flatc of its package."""
     flatc = toolchain.executorch().path / "data" / "bin" / "flatc"
     for needed in (flatc, schema):
         if not needed.is_file():

@@ -1,4 +1,4 @@
-"""Out variants for operators that are registered without one, such as those of a package made by `opforge new`."""
+"""Register out variants for operators without one, such as those made by `opforge new`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from opforge.edge.schemas import OutForm, out_form
 from opforge.errors import OpforgeError
 
 _LIBRARIES: list[Any] = []
-"""Registrations last as long as their library."""
+"""Keeps libraries alive: a registration ends with its library."""
 
 
 def register_out(*names: str) -> list[str]:
-    """Register the out variants of operators (``ns::name``) which have none; returns those that were registered.
+    """Register the missing out variants of operators (``ns::name``); return the new ones.
 
-    The variant runs the operator and copies its results into the given tensors. That is for export, which plans memory with it,
-    and for eager PyTorch; on the device the kernel of ops.yaml runs.
+    A variant runs the operator and copies its results into the given tensors. Export needs it to
+    plan memory, and eager PyTorch can call it. On the device the kernel of ops.yaml runs.
     """
     import torch
 
@@ -62,7 +62,7 @@ def _through(operator: Any, form: OutForm) -> Any:
 
 
 def _fake(form: OutForm) -> Any:
-    """Return what stands for the out variant where there are shapes and no contents: the given tensors come back."""
+    """Return the fake implementation of the out variant: it returns the given tensors."""
 
     def run(*_arguments: Any, **named: Any) -> Any:
         targets = [named[name] for name in form.outputs]

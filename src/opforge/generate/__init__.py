@@ -1,1 +1,1 @@
-"""Kernels by language models: providers, and what is built on them."""
+"""Kernel generation with language models."""

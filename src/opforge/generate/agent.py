@@ -1,4 +1,7 @@
-"""Many operators at once, each with one or more workers: asking and judging overlap, and the best attempt at each operator is kept."""
+"""Write kernels for many operators in parallel, and keep the best attempt for each.
+
+Each operator has one or more workers. Model requests and judging overlap.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,10 @@ from opforge.generate.prompting import shorten
 from opforge.suites.base import Progress
 
 _PATIENCE = 3
-"""After so many requests that failed for good, and none that was answered, the run is broken off."""
+"""Abort the run after this many requests failed despite retries, if none was answered."""
 
 _MOST_WORDS = 400
-"""Characters of a reason in a report."""
+"""Maximum length of a reason in a report, in characters."""
 
 
 class NoAnswerError(OpforgeError):
@@ -30,15 +33,15 @@ class NoAnswerError(OpforgeError):
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What became of one operator."""
+    """Result for one operator."""
 
     name: str
     file: str | None
-    """In a kernel directory; None where no attempt had a kernel."""
+    """File in a kernel directory; None if no attempt produced a kernel."""
     right: bool
     attempts: int
     words: str
-    """Which attempt it is, or why there is none."""
+    """Which attempt was kept, or why there is none."""
 
     def as_json(self) -> dict[str, Any]:
         return {"file": self.file, "right": self.right, "attempts": self.attempts, "words": self.words}
@@ -49,7 +52,7 @@ class Kept:
 
 
 class Board:
-    """What stands so far, for all threads, told to whoever shows progress."""
+    """Results so far, shared by all threads, with progress messages."""
 
     def __init__(self, total: int, progress: Progress) -> None:
         self._total = total
@@ -83,7 +86,7 @@ class Agent:
         self._lock = threading.Lock()
 
     def make(self, tasks: Iterable[Task]) -> list[Kept]:
-        """Return what became of each; what was done before the run was broken off is not done again."""
+        """Return the result for each operator; results from before an interruption are reused."""
         options = self._means.options
         contests: list[Contest] = []
         units: list[Callable[[], None]] = []
@@ -102,7 +105,7 @@ class Agent:
         return [self._board.kept[name] for name in sorted(self._board.kept)]
 
     def _end(self, contest: Contest) -> None:
-        """Keep the best attempt; one that was not ended by an outage is final."""
+        """Keep the best attempt; it is final unless a worker stopped early."""
         name, best = contest.task.name, contest.best
         self._give_up(contest)
         if best is None or best.file is None:
@@ -121,7 +124,7 @@ class Agent:
             self._board.keep(self._placed(contest.task, row))
 
     def _give_up(self, contest: Contest) -> None:
-        """Break the run off where the model has never answered, so that it can be resumed when it does."""
+        """Abort the run if the model has never answered, so that it can be resumed later."""
         if not contest.failures or self._means.budget.reason:
             return
         rows = list(self._means.journal.requests())
@@ -131,7 +134,7 @@ class Agent:
             )
 
     def _placed(self, task: Task, row: dict[str, Any]) -> Kept:
-        """Put a kernel into its directory, with what it is judged with, unless it is there."""
+        """Write a kernel and the files it is judged with into its directory, unless present."""
         kept = Kept.from_json(task.name, row)
         file = Path(kept.file or "")
         task.lay_out(file.parent.parent)
@@ -141,7 +144,7 @@ class Agent:
 
 
 class _Team:
-    """The workers of one operator; the last to leave ends the contest."""
+    """The workers of one operator; the last one to finish ends the contest."""
 
     def __init__(self, contest: Contest, size: int, end: Callable[[Contest], None]) -> None:
         self.contest = contest
@@ -158,9 +161,9 @@ class _Team:
 
 
 def run_all(units: list[Callable[[], None]], threads: int) -> None:
-    """Run all units, so many at once, and raise the first error that one of them raises.
+    """Run all units on up to ``threads`` threads and raise the first error.
 
-    The threads do not keep the process: one that waits for a server when the user interrupts is left behind.
+    The threads are daemons: after an interrupt, one that waits for a server does not block exit.
     """
     waiting: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
     ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
@@ -176,7 +179,7 @@ def run_all(units: list[Callable[[], None]], threads: int) -> None:
                 return
             try:
                 unit()
-            except BaseException as error:  # noqa: BLE001  # raised where the units were handed in
+            except BaseException as error:  # noqa: BLE001  # re-raised in the caller
                 ended.put(error)
                 return
             ended.put(None)

@@ -1,4 +1,4 @@
-"""Anthropic's models, by its own SDK."""
+"""Provider for Anthropic models, using the Anthropic SDK."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from opforge.generate.keys import find_key
 from opforge.generate.provider import Request
 
 _STOPS = {"end_turn": "end", "stop_sequence": "end", "model_context_window_exceeded": "max_tokens"}
-"""Words of Anthropic's for which we have others; the rest are the same."""
+"""Anthropic stop reasons with another name here; the others are the same."""
 
 
 class AnthropicProvider(HostedProvider):
@@ -20,7 +20,7 @@ class AnthropicProvider(HostedProvider):
     key_variable = "ANTHROPIC_API_KEY"
     address_variable = "ANTHROPIC_BASE_URL"
 
-    def find_key(self, url: str) -> str:  # noqa: ARG002  # one key for all
+    def find_key(self, url: str) -> str:  # noqa: ARG002  # one key for all addresses
         return find_key(self.key_variable, self.name)
 
     def connect(self, sdk: Any, key: str, url: str) -> Any:
@@ -29,7 +29,7 @@ class AnthropicProvider(HostedProvider):
     def start(self, request: Request) -> Any:
         more: dict[str, Any] = {"system": request.system} if request.system else {}
         if request.temperature is not None:
-            more["extra_body"] = {"temperature": request.temperature}  # by name it is an argument of some SDKs only
+            more["extra_body"] = {"temperature": request.temperature}  # only some SDKs accept it as a named argument
         messages = [{"role": m.role, "content": m.text or "(nothing)"} for m in request.messages]  # empty is refused
         return self._client.messages.create(
             model=request.model, max_tokens=request.max_tokens, messages=messages, stream=True, **more

@@ -1,4 +1,4 @@
-"""What a model is to write: a kernel for a packet of operators, and what it will be judged on."""
+"""Assignments for a model: the kernel to write, and the cases it is judged on."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from opforge.runs.plan import Job, Part
 from opforge.suites import LoadedSuite
 
 _STORED = re.compile(r", (?:at|nbytes)=\d+")
-"""Where the contents of a tensor are stored, which says nothing about the call."""
+"""Position and size of a tensor's stored contents; they say nothing about the call."""
 _LONGEST = 240
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A kernel of an ATen operator that is to be written; its name is that of its folder in a kernel directory."""
+    """A kernel to be written for an ATen operator.
+
+    ``name`` is the name of its folder in a kernel directory.
+    """
 
     name: str
     primary: Operator
@@ -30,23 +33,23 @@ class Assignment:
 
     @property
     def entry(self) -> str:
-        """The function that a kernel's file must have."""
+        """Function that the kernel file must define."""
         return f"{self.primary.base}_kernel_impl"
 
     @property
     def authority(self) -> str:
-        """Whose answers count, as verdicts name it."""
+        """Source of the expected results, as verdicts name it."""
         return self.primary.authority
 
     def job(self, file: Path, name: str) -> Job:
-        """Return what has to be judged of the kernel in a file, under a name of its own."""
+        """Return the job that judges the kernel in a file, under the given kernel name."""
         kernel = kernel_in(file, self.name)
         parts = {part.op for part in self.parts}
         serves = tuple(served for served in kernel.serves if served.op in parts)
         return Job(replace(kernel, name=name, serves=serves), self.parts)
 
     def kernel(self, file: Path) -> Kernel:
-        """Return the kernel in a file that was kept, as a run judges and names it."""
+        """Return the kernel in a kept file, with the name that a run gives it."""
         return kernel_in(file, operator_name(self.name))
 
     def next_file(self, root: Path, suffix: str) -> Path:
@@ -56,21 +59,21 @@ class Assignment:
         return folder / f"{self.name}_implementation_{next_number(taken)}{suffix}"
 
     def lay_out(self, root: Path) -> None:
-        """Do nothing: what a kernel is judged with is ATen, which is everywhere."""
+        """Do nothing: a kernel is judged against ATen, which needs no files."""
 
 
 def is_timed(parts: Iterable[Part]) -> bool:
-    """Whether anything of a kernel is timed."""
+    """Whether any case of a kernel is timed."""
     return any(case.phase is Phase.PERFORMANCE for part in parts for case in part.cases)
 
 
 def next_number(taken: Iterable[str]) -> int:
-    """Return the number after the largest among some words."""
+    """Return one more than the largest number among the words; other words are ignored."""
     return max((int(word) for word in taken if word.isdecimal()), default=0) + 1
 
 
 def assignments(suite: LoadedSuite) -> list[Assignment]:
-    """Return the kernels that are to be written for a suite: one for each packet, which serves all of its overloads and forms."""
+    """Return the kernels to write for a suite: one per packet, for all overloads and variants."""
     names = dict.fromkeys(table().folder_of(op) for name in suite.cases if (op := table().get(name)) is not None)
     if not names:
         raise NothingToJudgeError(
@@ -93,7 +96,7 @@ def _parts(name: str, suite: LoadedSuite) -> Iterable[Part]:
 
 
 def spread(cases: Sequence[Case], most: int) -> list[Case]:
-    """Return some of the cases, from the shortest to the longest call, no call twice."""
+    """Return up to ``most`` cases with distinct calls, spread from the shortest to the longest."""
     different = {call_text(case): case for case in cases}
     ordered = sorted(different.values(), key=lambda case: (len(case.args), case.args))
     if len(ordered) <= most:
@@ -108,6 +111,6 @@ def call_text(case: Case) -> str:
 
 
 def without_places(call: str) -> str:
-    """Return the text of a call without the places of its contents, and of bounded length."""
+    """Return the text of a call without storage positions, cut to a maximum length."""
     text = _STORED.sub("", call)
     return text if len(text) <= _LONGEST else text[:_LONGEST] + " …"

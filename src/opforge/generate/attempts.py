@@ -1,4 +1,4 @@
-"""The attempts at one operator: a worker asks, has the judge look, and asks again with what the judge said."""
+"""Attempts at one operator: ask for a kernel, judge it, and ask again with feedback."""
 
 from __future__ import annotations
 
@@ -24,28 +24,31 @@ from opforge.runs.score import Summary
 from opforge.runs.service import JudgingService, Row, is_right, tallied
 
 _REMEMBERED = 3
-"""How many of its last attempts a worker sees whole, besides the task."""
+"""Number of a worker's last attempts that it sends in full, besides the task."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """An attempt that has its verdict."""
+    """An attempt with its verdict."""
 
     worker: int
     round: int
     file: Path | None
-    """None where the reply had no code."""
+    """None if the reply had no code."""
     right: bool
     cheated: bool
     correctness: float
     speedup: float | None
-    """Over the cases that count, or over those bound by their launch where there are no others; None where nothing was timed."""
+    """Speedup over the cases that count; None if nothing was timed.
+
+    If every timed case is launch-bound, the speedup over those.
+    """
     reason: str = ""
-    """Of the first thing that is not right."""
+    """Reason of the first failure."""
     authority: str = "ATen"
-    """Against whom it was raced."""
+    """Baseline of the speedup."""
     hopeless: bool = False
-    """Whether it was not the kernel's fault: its operator's reference answers to nothing."""
+    """Whether only the user's reference failed and no case passed: no kernel can be right."""
 
     @classmethod
     def of(cls, at: Round, file: Path | None, verdict: dict[str, Any], authority: str) -> Attempt:
@@ -67,7 +70,7 @@ class Attempt:
 
     @property
     def rank(self) -> tuple[bool, bool, float, float]:
-        """What is better: right before wrong, honest before cheating, then more cases, then speed."""
+        """Sort key: right before wrong, honest before cheating, then more cases, then speed."""
         return self.right, self.file is not None and not self.cheated, self.correctness, self.speedup or 0.0
 
     @property
@@ -78,14 +81,14 @@ class Attempt:
 
 @dataclass
 class Contest:
-    """All attempts at one operator, those of several workers too."""
+    """All attempts at one operator, from all its workers."""
 
     task: Task
     target: float | None
     lock: threading.Lock = field(default_factory=threading.Lock)
     attempts: dict[tuple[int, int], Attempt] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
-    """Why workers ended before they had used their rounds."""
+    """Why workers stopped before they had used their rounds."""
 
     def add(self, attempt: Attempt) -> None:
         with self.lock:
@@ -107,7 +110,7 @@ class Contest:
 
     @property
     def settled(self) -> bool:
-        """Whether no more attempts are wanted: one is right, and fast enough or not timed at all; or none can be."""
+        """Whether to stop: a kernel is right, and fast enough or untimed; or none can be right."""
         with self.lock:
             if any(attempt.hopeless for attempt in self.attempts.values()):
                 return True
@@ -121,7 +124,7 @@ class Contest:
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What workers share: the model, the judge, the bound on spending, the folder, the prompts."""
+    """Objects that workers share: model, budget, judge, journal, prompts, options."""
 
     provider: Provider
     budget: Budget
@@ -130,11 +133,11 @@ class Means:
     prompts: Prompts
     options: GenerationOptions
     tell: Callable[[str, str], None]
-    """Hears what is being done, and for which operator."""
+    """Progress callback; takes the current activity and the operator's name."""
 
 
 class Worker:
-    """Writes kernels for one operator, one after the other, each with what was said of those before."""
+    """Writes kernels for one operator in sequence, each with feedback on the earlier ones."""
 
     def __init__(self, means: Means, contest: Contest, number: int) -> None:
         self._means = means
@@ -142,10 +145,10 @@ class Worker:
         self._task = contest.task
         self._number = number
         self._turns: list[tuple[Message, Message]] = []
-        """The last replies with what was said of them."""
+        """The last replies, each with the feedback on it."""
 
     def work(self) -> None:
-        """Use the rounds; those that were answered or judged before the run was broken off are taken as they are."""
+        """Use the rounds; reuse replies and verdicts from before an interruption."""
         for number in range(1, self._means.options.rounds + 1):
             if self._contest.settled:
                 return
@@ -159,7 +162,7 @@ class Worker:
             self._remember(reply, attempt, verdict, self._means.options.rounds - number)
 
     def _asked(self, at: Round) -> Reply | None:
-        """Ask for the next kernel; None where nothing more is to be had, which is then noted."""
+        """Ask for the next kernel; return None if no reply can be had, and record why."""
         request = self._request()
         at.write_prompt(request)
         self._means.tell("asking", self._task.name)
@@ -191,7 +194,7 @@ class Worker:
 
     @property
     def _temperature(self) -> float | None:
-        """Return the model's own for the first worker, and for the others from 0.4 to 1."""
+        """Return None (the model's default) for the first worker, 0.4 to 1 for the others."""
         if self._number == 1:
             return None
         return round(0.4 + 0.6 * (self._number - 1) / max(1, self._means.options.workers - 1), 2)
@@ -213,7 +216,7 @@ class Worker:
         return file if file.exists() else None
 
     def _remember(self, reply: Reply, attempt: Attempt, verdict: dict[str, Any], left: int) -> None:
-        """Keep a reply with what is to be said of it; the best attempt so far is shown where this one is not it."""
+        """Keep a reply and its feedback, with this worker's best attempt if that ranks higher."""
         own = [a for a in self._contest.attempts.copy().values() if a.worker == self._number and a.file is not None]
         best = max((a for a in own if a.round <= attempt.round), key=lambda a: (a.rank, -a.round), default=None)
         shown = None
@@ -225,10 +228,10 @@ class Worker:
 
 
 def verdict_on(job: Job, rows: list[Row]) -> dict[str, Any]:
-    """Return what the judge said of a kernel, in the form of `opforge run --format json`."""
+    """Return the verdict on a kernel, in the form of `opforge run --format json`."""
     optional = frozenset(part.op for part in job.parts if not part.required)
     if all(tally.op in optional and tally.declined for tally in tallied(rows).values()):
-        optional = frozenset()  # not all may be declined, so what it raised is what is to be mended
+        optional = frozenset()  # a kernel may not decline everything, so report what it raised
     races = frozenset(part.op for part in job.parts if any(c.phase == "performance" for c in part.cases))
     apart = frozenset([job.kernel.name] if job.kernel.reference is not None else [])
     summary = Summary({}, (), optional, len(job.parts), planned_races=apart if apart and races else races, apart=apart)
@@ -238,7 +241,7 @@ def verdict_on(job: Job, rows: list[Row]) -> dict[str, Any]:
 
 
 def _of_the_reference(failure: dict[str, Any]) -> bool:
-    """Whether it was the user's reference that failed, and not the kernel."""
+    """Whether the user's reference failed, not the kernel."""
     return bool(failure["verdict"] == "error" and failure["reason"].startswith("the reference "))
 
 
@@ -260,7 +263,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
 
 
 def earlier(journal: Journal, options: GenerationOptions, task: Task) -> Iterator[Attempt]:
-    """Yield the attempts at an operator that were judged before the run was broken off."""
+    """Yield the attempts at an operator that were judged before the run was interrupted."""
     for at in journal.rounds(task.name, options.workers, options.rounds):
         file = at.path / f"kernel{DSLS[options.dsl]}"
         if (verdict := at.verdict()) is not None:

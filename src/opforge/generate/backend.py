@@ -1,4 +1,7 @@
-"""Backends whose kernels language models write during the run: ``llm``, ``llm-relay``, ``kernel_agent``."""
+"""Backends that have language models write kernels during the run.
+
+They are ``llm``, ``llm-relay`` and ``kernel_agent``.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +33,14 @@ from opforge.runs.workshop import Workshop
 from opforge.suites.custom_ops import CustomOpsSuite
 
 REJECTED = "rejected_kernels"
-"""The part of a run's folder with the best attempts at operators for which none was right."""
+"""Subfolder of a run for the best attempts at operators without a right kernel."""
 
 
 class GeneratingBackend:
-    """Kernels written by a language model during the run, judged by the same judge, the best of each operator kept."""
+    """Kernels written by a language model during the run.
+
+    The same judge judges them, and the best kernel of each operator is kept.
+    """
 
     name = "llm"
 
@@ -45,9 +51,9 @@ class GeneratingBackend:
         self._kept: list[Kept] = []
         self._tasks: dict[str, Task] = {}
         self.strangers: list[str] = []
-        """Folders that hold no operator, in words."""
+        """Messages about folders that hold no operator."""
         self.remarks: list[str] = []
-        """Operators without a right kernel, and why; what is to be known of users' references."""
+        """Messages about operators without a right kernel, and about users' references."""
 
     def kernels(self, ops: Iterable[str]) -> list[Kernel]:
         made = [self._tasks[kept.name].kernel(Path(kept.file)) for kept in self._kept if kept.file]
@@ -70,7 +76,7 @@ class GeneratingBackend:
         self.remarks += [remark for kept in self._kept if (remark := _remark(kept))]
 
     def _wanted(self, workshop: Workshop) -> list[Task]:
-        """Return the kernels that are to be written."""
+        """Return the kernels to write."""
         if workshop.suite.name != CustomOpsSuite.name:
             return [*assignments(workshop.suite)]
         found = find(self._custom_root)
@@ -120,7 +126,7 @@ class KernelAgentBackend(GeneratingBackend):
 
 @contextmanager
 def provider_of(options: GenerationOptions, prices: Prices) -> Iterator[Provider]:
-    """Yield who is asked, and close it afterwards."""
+    """Yield the provider to ask, wrapped in a recorder if requested; close it afterwards."""
     transcript = Path(options.transcript) if options.transcript else None
     with open_provider(options.provider, ProviderOptions(options.url, transcript, prices)) as provider:
         if not options.record:
@@ -131,7 +137,7 @@ def provider_of(options: GenerationOptions, prices: Prices) -> Iterator[Provider
 
 
 def _machine(workshop: Workshop) -> dict[str, Any]:
-    """Return what a prompt says of the machine."""
+    """Return the values that prompts use to describe the machine."""
     machine, versions = workshop.manifest["machine"], workshop.manifest["versions"]
     return {"device": machine["device"], "name": machine["name"], **versions}
 

@@ -1,10 +1,13 @@
-"""A bound on what a run may spend. It holds before a request goes out, not after.
+"""Spending limit of a run, checked before each request is sent.
 
-A request is let out only if everything spent, the most that the requests on their way can still take, and the most that this one can take
-fit into the bound together. The most is ``max_tokens`` of output, and one token of input for every two bytes. Requests mostly take far
-less; so one that does not fit waits while others are on their way, whose difference is given back when they end. When nothing is on its
-way and it still does not fit, the budget is spent, for this request and all that come after. The bound can be passed only by tries that
-were cut off and paid for all the same.
+A request is sent only if three amounts fit into the limit together: the amount spent so far, the
+maximum that requests in flight can still use, and the maximum that this request can use. The
+maximum is ``max_tokens`` of output, and one token of input for every two bytes.
+
+Most requests use far less. A request that does not fit waits while others are in flight, because
+they return the difference when they end. If it does not fit with nothing in flight, the budget is
+spent, for this request and all later ones. Only tries that were cut off and billed anyway can
+exceed the limit.
 """
 
 from __future__ import annotations
@@ -20,20 +23,20 @@ from opforge.generate.provider import Provider, ProviderError, Reply, Request, U
 
 
 class BudgetSpentError(OpforgeError):
-    """The next request could pass the bound, so it was not sent."""
+    """The next request could exceed the limit, so it was not sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What was taken so far."""
+    """Amounts used so far."""
 
     requests: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
     cost: float = 0.0
-    """USD, of the requests whose price is known."""
+    """USD, for the requests with a known price."""
     unpriced: int = 0
-    """Requests whose price is not known."""
+    """Number of requests without a known price."""
 
     @property
     def tokens(self) -> int:
@@ -50,7 +53,7 @@ class Spent:
 
 
 class Budget:
-    """What a run may spend, shared by its threads."""
+    """Spending limit of a run, shared by its threads."""
 
     def __init__(
         self,
@@ -78,18 +81,18 @@ class Budget:
 
     @property
     def reason(self) -> str:
-        """Why no more requests go out; empty while they do."""
+        """Why no more requests are sent; empty while they are."""
         with self._changed:
             return self._reason
 
     def count(self, usage: Usage) -> None:
-        """Add what was taken elsewhere, such as by the part of the run before it was resumed."""
+        """Add usage from elsewhere, such as from the run before it was resumed."""
         with self._changed:
             self._spent = self._spent.plus(usage)
             self._changed.notify_all()
 
     def ask(self, provider: Provider, request: Request, waiting: Callable[[str], None] = silent) -> Reply:
-        """Ask within the budget; raise ``BudgetSpentError`` where the request does not fit."""
+        """Ask within the budget; raise ``BudgetSpentError`` if the request does not fit."""
         self._say_unpriced(request.model, waiting)
         held = self._hold(request)
         taken: Usage | None = None
@@ -126,7 +129,7 @@ class Budget:
                 self._changed.wait()
 
     def _lack(self, most: Usage) -> str:
-        """Say which bound a request could pass; empty for none."""
+        """Return which limit a request could exceed; empty if none."""
         cost = self._spent.cost + sum(held.cost or 0.0 for held in self._held) + (most.cost or 0.0)
         if self._max_cost is not None and cost > self._max_cost:
             return f"the budget is spent: {self._spent.cost:.4f} of {self._max_cost:g} USD, and the next request can take {most.cost:.4f}"

@@ -1,4 +1,7 @@
-"""The files that go with the kernels of a custom operator, so that they can be judged elsewhere: cases, reference, and what those import."""
+"""Files that go with the kernels of a custom operator, so that they can be judged elsewhere.
+
+These are the cases, the reference, and the modules that those import.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +19,18 @@ from opforge.kernels.source import imports
 
 @dataclass(frozen=True, slots=True)
 class Companions:
-    """Files of an operator's folder, by their place in it."""
+    """Files of an operator's folder, by their relative path."""
 
     files: dict[PurePath, Path]
-    """Those that are copied as they are."""
+    """Files that are copied unchanged."""
     made: dict[PurePath, str]
-    """Those that are written, with their text: a reference, where an implementation is taken for it."""
+    """Generated files with their text: a reference, if an implementation serves as one."""
     shown: dict[str, str]
-    """The text of the reference, and of the modules beside it that it imports."""
+    """Text of the reference, and of the modules beside it that it imports."""
 
     @classmethod
     def of(cls, folder: CustomFolder) -> Companions:
-        """Return the companions of an operator's kernels; other implementations are none, unless something imports them."""
+        """Return the files for an operator's kernels; other implementations only if imported."""
         reference = Path(folder.reference.file or "")
         text = _text(reference)
         own = PurePath(f"{folder.op}_reference.py")
@@ -44,13 +47,13 @@ class Companions:
         return cls(kept, made, shown)
 
     def others_in(self, folder: Path) -> list[str]:
-        """Return which of the files are there with other contents."""
+        """Return the files that exist in a folder with different contents."""
         others = [p for p, file in self.files.items() if (folder / p).exists() and not _same(folder / p, file)]
         others += [p for p, text in self.made.items() if (folder / p).exists() and _text(folder / p) != text]
         return sorted(map(str, others))
 
     def copy_to(self, folder: Path) -> None:
-        """Put the files into a folder; those that are there stay as they are."""
+        """Write the files into a folder; existing files stay unchanged."""
         for place, file in self.files.items():
             if not (folder / place).exists():
                 _copy(file, folder / place)
@@ -60,7 +63,7 @@ class Companions:
 
 
 def _files(folder: Path) -> Iterable[tuple[PurePath, Path]]:
-    """Yield what a folder holds, without what is hidden or made by Python."""
+    """Yield the files of a folder, except hidden files and ``__pycache__``."""
     for file in sorted(folder.rglob("*")):
         place = file.relative_to(folder)
         hidden = any(part.startswith(".") or part == "__pycache__" for part in place.parts)
@@ -69,7 +72,7 @@ def _files(folder: Path) -> Iterable[tuple[PurePath, Path]]:
 
 
 def _imported(texts: list[str], files: dict[PurePath, Path]) -> dict[PurePath, Path]:
-    """Return the modules among the files that sources import, directly or through each other."""
+    """Return the modules among the files that sources import, directly or indirectly."""
     found: dict[PurePath, Path] = {}
     while texts:
         names = {name for text in texts for name in imports(text)}
@@ -84,7 +87,7 @@ def _imported(texts: list[str], files: dict[PurePath, Path]) -> dict[PurePath, P
 
 
 def _text(file: Path) -> str:
-    """Return a Python source; nothing of other files."""
+    """Return a Python source; an empty string for other files."""
     return file.read_text(encoding="utf-8", errors="replace") if file.suffix == ".py" else ""
 
 
@@ -93,7 +96,7 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy a file whole or not at all."""
+    """Copy a file atomically."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as handle,

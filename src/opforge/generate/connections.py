@@ -1,4 +1,7 @@
-"""Connections that can be ended under whoever waits on them, which closing a client does not do."""
+"""Connections that can be ended while a thread waits on them.
+
+Closing a client does not do this.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 
 
 class Connections:
-    """The open connections of a client, learned from what the HTTP library tells of each as it is made."""
+    """The open connections of a client, collected from trace events of the HTTP library."""
 
     def __init__(self) -> None:
         self._streams: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -18,11 +21,11 @@ class Connections:
         self._lock = threading.Lock()
 
     def hook(self, request: Any) -> None:
-        """Have a request tell of the connection that is made for it."""
+        """Make a request report the connection that is opened for it."""
         request.extensions["trace"] = self._hear
 
     def hang_up(self) -> None:
-        """End all of them, and those that are being made; what waits gets an error."""
+        """End all connections, also those being opened; waiting threads get an error."""
         with self._lock:
             self._over = True
             for stream in list(self._streams):
@@ -37,8 +40,11 @@ class Connections:
 
 
 def hang_up(stream: Any) -> None:
-    """End a connection of the HTTP library's: both ways, below TLS, so that a thread that reads from it wakes up."""
+    """End a connection of the HTTP library in both directions.
+
+    This happens below TLS, so that a thread that reads from it wakes up.
+    """
     connection = stream.get_extra_info("socket")
     if connection is not None:
-        with contextlib.suppress(OSError):  # it may be over already
+        with contextlib.suppress(OSError):  # it may be closed already
             socket.socket.shutdown(connection, socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""What a model is to write for operators that are not in ATen: a kernel that is held against the user's reference."""
+"""Assignments for operators outside ATen: kernels judged against the user's reference."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from opforge.suites import LoadedSuite
 
 @dataclass(frozen=True, slots=True)
 class CustomAssignment:
-    """A kernel of one of the user's operators that is to be written."""
+    """A kernel to be written for one of the user's operators."""
 
     folder: CustomFolder
     parts: tuple[Part, ...]
     label: str
-    """Who writes it: its file is ``{op}_{label}_1.py``."""
+    """Name of the backend that writes it; the file is ``{op}_{label}_1.py``."""
     companions: Companions
 
     @property
@@ -41,12 +41,12 @@ class CustomAssignment:
 
     @property
     def sources(self) -> dict[str, str]:
-        """The reference, and what it takes from files beside it, by name."""
+        """The reference and the modules beside it that it imports, by name."""
         return self.companions.shown
 
     @property
     def signature(self) -> str:
-        """The parameters of the reference as Python source; empty where they cannot be told without running it."""
+        """Parameters of the reference as Python source; empty if the source does not show them."""
         wanted = self.folder.reference.entries
         for node in ast.walk(ast.parse(next(iter(self.sources.values())))):
             if isinstance(node, ast.FunctionDef) and node.name in wanted:
@@ -61,7 +61,7 @@ class CustomAssignment:
         return self._kernel(file, f"{self.name}__{file.stem.removeprefix(f'{self.name}_')}")
 
     def next_file(self, root: Path, suffix: str) -> Path:
-        """Return a file of the operator's folder under a root whose name no implementation has there."""
+        """Return an unused file in the operator's folder under a root."""
         folder = root.resolve() / self.name
         prefix = f"{self.name}_{self.label}_"
         stems = [file.stem for file in folder.iterdir()] if folder.is_dir() else []
@@ -69,7 +69,10 @@ class CustomAssignment:
         return folder / f"{prefix}{number}{suffix}"
 
     def lay_out(self, root: Path) -> None:
-        """Put the operator's cases and reference into its folder under a root, which then is one of custom operators."""
+        """Copy the operator's cases and reference into its folder under a root.
+
+        The root then is a valid root of custom operators.
+        """
         if (root / self.name).resolve() != self.folder.path.resolve():
             self.companions.copy_to(root / self.name)
 
@@ -80,21 +83,23 @@ class CustomAssignment:
 
 
 Task = Assignment | CustomAssignment
-"""A kernel that is to be written, for an operator of ATen's or of the user's own."""
+"""A kernel to be written, for an ATen operator or a user's own."""
 
 
 @dataclass
 class CustomWork:
-    """The operators of a root for which kernels are to be written, and what is to be said of them."""
+    """Operators of a root that need kernels, and messages about them."""
 
     tasks: list[CustomAssignment] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
 
 def custom_work(found: CustomOps, suite: LoadedSuite, label: str, into: Path) -> CustomWork:
-    """Return what is to be written for the operators of a suite; those for which a right kernel cannot be told from a wrong one are passed over.
+    """Return the assignments for the operators of a suite.
 
-    ``into`` is where right kernels will go: files of the user's that lie there and are others than those that kernels are judged with are an error.
+    Operators for which right and wrong kernels cannot be told apart are skipped with a remark.
+    ``into`` is the folder for right kernels. Files there that differ from those that kernels are
+    judged with are an error.
     """
     work = CustomWork()
     for op, cases in suite.cases.items():
@@ -111,7 +116,7 @@ def custom_work(found: CustomOps, suite: LoadedSuite, label: str, into: Path) ->
 
 
 def _hopeless(folder: CustomFolder, part: Part) -> str:
-    """Say why no kernel can be judged; empty where it can."""
+    """Return why no kernel can be judged; empty if one can."""
     own = f"{folder.op}_reference.py"
     file = folder.reference.file
     if file is None:
@@ -128,7 +133,7 @@ def _hopeless(folder: CustomFolder, part: Part) -> str:
 
 
 def _check_place(folder: CustomFolder, companions: Companions, into: Path) -> None:
-    """Raise where kernels would come to lie beside another reference, or other cases, than those that they were judged with."""
+    """Raise if kernels would end up beside a reference or cases they were not judged with."""
     if into.resolve() == folder.path.resolve():
         if companions.made:
             raise OpforgeError(

@@ -1,4 +1,4 @@
-"""The code in a model's reply, however it is wrapped."""
+"""Extract the code from a model's reply, however it is wrapped."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class NoCode:
-    """A reply without a kernel, and why it has none, in words for the model."""
+    """A reply without a kernel, with the reason as a message to the model."""
 
     reason: str
 
@@ -40,7 +40,10 @@ class _Block:
 
 
 def extract(reply: str, entry: str, suffix: str) -> Code | NoCode:
-    """Return the source in a reply that has the function (or registers the operator) ``entry``; the last one, where there are several."""
+    """Return the source that defines the function (or registers the operator) ``entry``.
+
+    Of several, the last one that parses is taken, or else the last one.
+    """
     exports = _python_exports if suffix == ".py" else _native_exports
     blocks = [block for block in _blocks(reply) if block.text.strip()]
     found = [block for block in blocks if exports(block.text, entry)]
@@ -66,7 +69,7 @@ def _what(entry: str, suffix: str) -> str:
 
 
 def _blocks(reply: str) -> Iterator[_Block]:
-    """Yield what stands between fences; the last one may have no end."""
+    """Yield the fenced code blocks; the last one may have no closing fence."""
     fence, tag, lines = "", "", list[str]()
     for line in reply.splitlines():
         mark = _FENCE.match(line)
@@ -82,7 +85,7 @@ def _blocks(reply: str) -> Iterator[_Block]:
 
 
 def _python_exports(text: str, entry: str) -> bool:
-    """Whether a source binds a name at its top; one that does not parse is asked by its words."""
+    """Whether a source binds a name at top level; found by regex if it does not parse."""
     try:
         tree = ast.parse(_tidy(text))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -101,7 +104,7 @@ def _bound(node: ast.stmt) -> set[str]:
 
 
 def _native_exports(text: str, entry: str) -> bool:
-    """Whether a C++ or CUDA source registers an operator; which one, the judge finds."""
+    """Whether a C++ or CUDA source registers an operator; the judge checks which one."""
     return _REGISTERS.search(text) is not None and entry.removesuffix("_kernel_impl") in text
 
 
@@ -116,13 +119,19 @@ def _parses(text: str, suffix: str) -> bool:
 
 
 def _joined(blocks: Sequence[_Block], entry: str) -> str:
-    """Return all blocks as one source where only together they have the function, as when a class or a decorator is shown by itself."""
+    """Return all blocks as one source if only together they define the function.
+
+    This helps when a class or a decorator is shown in a block of its own.
+    """
     text = "\n\n".join(_tidy(block.text) for block in blocks)
     return text if _parses(text, ".py") and _python_exports(text, entry) else ""
 
 
 def _bare(reply: str, suffix: str) -> str:
-    """Return the code in a reply without fences: from the first line that looks like code to the last with which it parses."""
+    """Return the code in a reply without fences.
+
+    It starts at the first line that looks like code and ends at the last line that parses with it.
+    """
     begins = _BEGINS_PYTHON if suffix == ".py" else _BEGINS_NATIVE
     lines = reply.splitlines()
     starts = [number for number, line in enumerate(lines) if begins.match(line)]
@@ -133,13 +142,13 @@ def _bare(reply: str, suffix: str) -> str:
                 return text[: text.rfind("}") + 1]
             if _parses(text, suffix):
                 return text
-            if len(lines) - end > 60:  # more prose than a model ends with
+            if len(lines) - end > 60:  # models end with less prose than this
                 break
     return ""
 
 
 def _tidy(text: str) -> str:
-    """Take off the indentation that all lines share, and end with a line break."""
+    """Remove the common indentation, and end with a newline."""
     lines = text.expandtabs(4).splitlines() if text.lstrip("\n").startswith("\t") else text.splitlines()
     indents = [len(line) - len(line.lstrip(" ")) for line in lines if line.strip()]
     least = min(indents, default=0)

@@ -1,4 +1,4 @@
-"""What went wrong, in words, from the errors of an SDK; and whether another try may end better."""
+"""Turn errors of an SDK into messages, and decide whether a retry may help."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from opforge.generate.keys import Scrubber
 from opforge.generate.retrying import TryFailedError
 
 _LONGEST = 600
-"""How many characters of a server's words are passed on."""
+"""Maximum length of a server's message, in characters."""
 _PASSING = frozenset({408, 409, 425, 429})
 _NO_CREDIT = frozenset({"insufficient_quota", "billing_error"})
-"""Words for an error that comes with the status of a rate limit, and that no further try mends."""
+"""Error kinds that come with a rate-limit status but that no retry fixes."""
 _FINAL = _NO_CREDIT | {
     "invalid_request_error",
     "authentication_error",
@@ -22,11 +22,11 @@ _FINAL = _NO_CREDIT | {
     "not_found_error",
     "request_too_large",
 }
-"""Words for such errors where there is no status to go by, in a stream that began well."""
+"""Error kinds that no retry fixes, for errors without a status in a stream that began well."""
 
 
 class Failures:
-    """Understands the errors of one SDK; Anthropic's and OpenAI's have the same classes."""
+    """Interprets the errors of one SDK; Anthropic's and OpenAI's have the same classes."""
 
     def __init__(self, sdk: Any, scrub: Scrubber, key_variable: str) -> None:
         self._sdk = sdk
@@ -34,7 +34,7 @@ class Failures:
         self._key_variable = key_variable
 
     def understand(self, error: Exception, model: str) -> TryFailedError | None:
-        """Return what an error comes to; None for one that is not the server's or the network's."""
+        """Return the failure that an error means; None if it is not from the server or network."""
         if isinstance(error, self._sdk.APIStatusError):
             return self._status(error, model)
         if isinstance(error, self._sdk.APITimeoutError) or _is(error, "TimeoutException"):
@@ -76,7 +76,7 @@ class Failures:
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Return how long a server asks us to wait: in milliseconds, in seconds, or until a date."""
+    """Return the seconds to wait that a server asks for, given in ms, in seconds or as a date."""
     for name, unit_s in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         try:
             wait_s = float(headers.get(name, "")) * unit_s
@@ -91,7 +91,7 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
 
 
 def _is(error: Exception, name: str) -> bool:
-    """Whether an error is of the HTTP library below the SDK, which is httpx or its successor."""
+    """Whether an error comes from the HTTP library below the SDK: httpx or its successor."""
     return any(cls.__name__ == name and cls.__module__.startswith("httpx") for cls in type(error).__mro__)
 
 
@@ -102,7 +102,7 @@ def _cause(error: BaseException) -> str:
 
 
 def _detail(error: Any) -> Mapping[str, Any]:
-    """Return what the server says of its error; Anthropic wraps it, OpenAI's SDK has unwrapped it."""
+    """Return the server's error details; Anthropic wraps them, OpenAI's SDK has unwrapped them."""
     body = error.body
     inner = body.get("error", body) if isinstance(body, dict) else {}
     return inner if isinstance(inner, dict) else {}
@@ -113,6 +113,6 @@ def _words(error: Any) -> str:
 
 
 def _kinds(error: Any) -> set[str]:
-    """Return the server's own words for the kind of its error."""
+    """Return the server's names for the kind of error."""
     detail = _detail(error)
     return {str(detail[name]) for name in ("code", "type") if detail.get(name)}

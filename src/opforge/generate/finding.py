@@ -1,4 +1,4 @@
-"""Providers by name."""
+"""Find providers by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from opforge.generate.settings import ProviderOptions
 
 @contextmanager
 def open_provider(name: str, options: ProviderOptions | None = None) -> Iterator[Provider]:
-    """Yield the provider registered under a name, ready to be asked, and close it afterwards."""
+    """Yield the provider registered under a name, and close it afterwards."""
     provider = registry.load("providers", name)(options or ProviderOptions())
     try:
         yield provider

@@ -1,4 +1,4 @@
-"""What providers that are servers have in common: a stream that is read to its end, or tried again."""
+"""Base class of providers that are servers: read a stream to its end, or retry."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _CONNECT_S = 30.0
 
 @dataclass(slots=True)
 class Arriving:
-    """A reply of which a part may be here."""
+    """A reply that may be incomplete."""
 
     parts: list[str] = field(default_factory=list)
     input_tokens: int | None = None
     output_tokens: int | None = None
     reason: str = ""
-    """Why it is about to end, in the server's word."""
+    """Why it is about to end, in the server's term."""
     stop: str = ""
-    """Why it ended, in ours; empty while it has not."""
+    """Why it ended, in opforge's term; empty while it has not."""
 
     @property
     def text(self) -> str:
@@ -39,14 +39,14 @@ class Arriving:
 
 
 class HostedProvider(ABC):
-    """A server that is spoken to with its own SDK, whose retries are off: ours are counted and said."""
+    """A server called through its SDK, whose retries are off; ours are counted and reported."""
 
     name: str
     package: ClassVar[str]
-    """Of the SDK; our extra has the same name."""
+    """Package of the SDK; opforge's extra has the same name."""
     key_variable: ClassVar[str]
     address_variable: ClassVar[str]
-    """What the environment calls the server's address, where it is not the provider's own."""
+    """Environment variable with the server's address, if it is not the provider's own."""
 
     def __init__(self, options: ProviderOptions) -> None:
         self._options = options
@@ -65,7 +65,7 @@ class HostedProvider(ABC):
 
     @abstractmethod
     def find_key(self, url: str) -> str:
-        """Return the key for a server; an empty address stands for the SDK's own."""
+        """Return the key for a server; an empty address means the SDK's default."""
 
     @abstractmethod
     def connect(self, sdk: Any, key: str, url: str) -> Any:
@@ -77,10 +77,13 @@ class HostedProvider(ABC):
 
     @abstractmethod
     def take(self, arriving: Arriving, event: Any) -> None:
-        """Add an event to what has come."""
+        """Add an event to the partial reply."""
 
     def transport(self, sdk: Any) -> dict[str, Any]:
-        """Return what both SDKs are told of the way: no retries of theirs, a time-out that is for silence, connections that we can end."""
+        """Return the client options for both SDKs.
+
+        SDK retries are off, the time-out applies to silence, and we can end the connections.
+        """
         timeout = sdk.Timeout(self._options.timeout_s, connect=min(self._options.timeout_s, _CONNECT_S))
         http = sdk.DefaultHttpxClient(timeout=timeout, event_hooks={"request": [self._connections.hook]})
         return {"max_retries": 0, "timeout": timeout, "http_client": http}
@@ -91,7 +94,7 @@ class HostedProvider(ABC):
         return ask_again(lambda: self._once(request, waiting), self.name, self._options.retries, waiting, sleep)
 
     def close(self) -> None:
-        """Break off what is on its way and close the connections; may be called from any thread."""
+        """Abort requests in flight and close the connections; may be called from any thread."""
         self._closing.set()
         self._connections.hang_up()
         self._client.close()
@@ -106,7 +109,7 @@ class HostedProvider(ABC):
         return f"{type(self).__name__}({self._url or 'its own server'!r})"
 
     def _once(self, request: Request, waiting: Callable[[str], None]) -> Reply:
-        """Try once. A model that takes no temperature is asked without it, then and from then on."""
+        """Try once; a model that takes no temperature is asked without it, now and later."""
         if request.temperature is not None and request.model in self._without_temperature:
             request = replace(request, temperature=None)
         reply = self._read(request)
@@ -119,7 +122,10 @@ class HostedProvider(ABC):
         return self._once(request, waiting)
 
     def _read(self, request: Request) -> Reply | TryFailedError:
-        """Return the reply, or what became of it. Errors of the SDK, which hold the key in their request, end here."""
+        """Return the reply, or why it failed.
+
+        Errors of the SDK hold the key in their request, so they are not passed on.
+        """
         if self._closing.is_set():
             return _broken_off()
         arriving = Arriving()
@@ -148,7 +154,10 @@ class HostedProvider(ABC):
         return failed
 
     def _usage(self, request: Request, arriving: Arriving) -> Usage:
-        """Return the server's figures; where it gave none, because it never does or broke off, they are estimated from the texts."""
+        """Return the server's token counts.
+
+        If it gave none, because it never does or broke off, they are estimated from the texts.
+        """
         texts = (request.system, *(message.text for message in request.messages))
         given, got = arriving.input_tokens, arriving.output_tokens
         if given is None:
@@ -159,7 +168,10 @@ class HostedProvider(ABC):
 
 
 class _Watched:
-    """A stream that is hung up when it takes too long: a server that sends signs of life and nothing else has no time-out."""
+    """A stream that is closed when it takes too long.
+
+    The time-out does not catch a server that sends only keep-alive signals.
+    """
 
     def __init__(self, events: Any, limit_s: float) -> None:
         self.events = events

@@ -1,14 +1,16 @@
-"""What happens while kernels are made, on disk as it happens: `generation/` in a run's folder.
+"""Journal of kernel generation, written as it happens to `generation/` in a run's folder.
 
-    requests.jsonl                            a line for each request that was answered or failed: who asked, tokens, cost, seconds
-    OP/worker_K/round_N/prompt.md             what was asked
-                        cost.json, reply.md   what came of it
+    requests.jsonl                            one line per answered or failed request:
+                                              worker, tokens, cost, seconds
+    OP/worker_K/round_N/prompt.md             the request
+                        cost.json, reply.md   the reply
                         kernel.py             the code in it (or kernel.cpp, kernel.cu)
-                        verdict.json          what the judge said
-    OP/winner.json                            which attempt was kept, and why there is none
-    summary.json                              all operators, when all are done
+                        verdict.json          the judge's verdict
+    OP/winner.json                            the attempt that was kept
+    summary.json                              all operators, once all are done
 
-Files are whole or absent. A reply that is there is not asked for again, and a verdict that is there is not asked of the judge again.
+Files are complete or absent. A reply that exists is not requested again, and a verdict that exists
+is not judged again.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ _REQUESTS = "requests.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One attempt's folder."""
+    """Folder of one attempt."""
 
     path: Path
     op: str
@@ -44,7 +46,7 @@ class Round:
         return f"{self.op}_worker_{self.worker}_round_{self.number}"
 
     def reply(self) -> Reply | None:
-        """Return what was answered; None where nothing has been."""
+        """Return the reply; None if there is none yet."""
         try:
             text = (self.path / "reply.md").read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -62,7 +64,7 @@ class Round:
         write_atomically(self.path / "prompt.md", "\n\n".join(parts) + "\n")
 
     def write_reply(self, reply: Reply, seconds: float) -> None:
-        """Keep a reply: it is there when its text is, which comes last."""
+        """Write a reply. It counts as present once its text is, so the text is written last."""
         row = {**asdict(reply.usage), "stop": reply.stop, "seconds": round(seconds, 3)}
         write_atomically(self.path / "cost.json", json.dumps(row, indent=1) + "\n")
         write_atomically(self.path / "reply.md", reply.text)
@@ -77,7 +79,7 @@ class Round:
 
 
 class Journal:
-    """The folder of a run in which all of it is kept."""
+    """The `generation/` folder of a run."""
 
     def __init__(self, run: Path) -> None:
         self.path = run / FOLDER
@@ -88,7 +90,7 @@ class Journal:
         return Round(self.path / op / f"worker_{worker}" / f"round_{number}", op, worker, number)
 
     def rounds(self, op: str, workers: int, rounds: int) -> Iterator[Round]:
-        """Yield the attempts at an operator that have their verdict."""
+        """Yield the attempts at an operator that have a verdict."""
         for worker in range(1, workers + 1):
             for number in range(1, rounds + 1):
                 found = self.round(op, worker, number)
@@ -96,18 +98,18 @@ class Journal:
                     yield found
 
     def note(self, at: Round, request: Request, **fields: Any) -> None:
-        """Add a line on a request; it is on the disk when this returns."""
+        """Add a line about a request; it is on disk when this returns."""
         head = {"op": at.op, "worker": at.worker, "round": at.number, "model": request.model}
         line = json.dumps({**head, **fields}) + "\n"
         with self._lock, (self.path / _REQUESTS).open("ab") as handle:
             if handle.tell() and not _ends_whole(self.path / _REQUESTS):
-                line = "\n" + line  # after half a line, as a killed process leaves it
+                line = "\n" + line  # after a partial line of a killed process
             handle.write(line.encode())
             handle.flush()
             os.fsync(handle.fileno())
 
     def requests(self) -> Iterator[dict[str, Any]]:
-        """Yield the lines on requests; half a line, as a killed process leaves it, is passed over."""
+        """Yield the lines about requests; skip a partial line of a killed process."""
         try:
             text = (self.path / _REQUESTS).read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
@@ -121,12 +123,12 @@ class Journal:
                 yield row
 
     def usages(self) -> Iterator[Usage]:
-        """Yield what was used so far, by this process or one before it."""
+        """Yield the usage of each request so far, also of earlier processes."""
         for row in self.requests():
             yield Usage(row.get("input_tokens", 0), row.get("output_tokens", 0), row.get("cost"))
 
     def spent(self) -> Spent:
-        """Return all of that together."""
+        """Return the total usage so far."""
         spent = Spent()
         for usage in self.usages():
             spent = spent.plus(usage)

@@ -1,4 +1,4 @@
-"""Keys: where they come from, and how they are kept out of everything that is said."""
+"""API keys: read them, and keep them out of all messages."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from urllib.parse import unquote, urlsplit
 from opforge.generate.provider import MissingKeyError
 
 _KEY_LIKE = re.compile(r"\b(sk|pk|rk)-[\w*.\-]{6,}")
-"""What the usual keys look like, also when a server shows a part of one."""
+"""Pattern of common API keys, also when a server shows only a part of one."""
 
 
 def find_key(variable: str, provider: str) -> str:
-    """Return the key that the environment holds."""
+    """Return the key in the environment; raise if there is none."""
     key = read_key(variable)
     if not key:
         raise MissingKeyError(
@@ -23,7 +23,10 @@ def find_key(variable: str, provider: str) -> str:
 
 
 def read_key(variable: str) -> str:
-    """Return the key that the environment holds, or nothing; one that no server could be sent is an error, which does not show it."""
+    """Return the key in the environment, or an empty string.
+
+    A key that could not be sent to any server is an error; the message does not show it.
+    """
     key = os.environ.get(variable, "").strip()
     if not (key.isascii() and key.isprintable()) or " " in key:
         raise MissingKeyError(
@@ -33,7 +36,7 @@ def read_key(variable: str) -> str:
 
 
 class Scrubber:
-    """Takes secrets out of a text."""
+    """Removes secrets from a text."""
 
     def __init__(self, key: str, url: str = "") -> None:
         password = urlsplit(url).password or ""
@@ -49,6 +52,6 @@ class Scrubber:
 
 
 def shown(url: str) -> str:
-    """Return an address without the name and password that may be in it."""
+    """Return an address without user name, password and query."""
     parts = urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()

@@ -1,4 +1,4 @@
-"""OpenAI's models by its own SDK, and every other server that speaks its protocol."""
+"""Provider for OpenAI models, using the OpenAI SDK, and for servers with the same protocol."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ class OpenAIProvider(HostedProvider):
     key_variable = "OPENAI_API_KEY"
     address_variable = "OPENAI_BASE_URL"
     bound: ClassVar[str] = "max_completion_tokens"
-    """What the protocol calls the bound on a reply; newer models take this name only, other servers often only the older."""
+    """The protocol's name for the limit on a reply's tokens.
 
-    def find_key(self, url: str) -> str:  # noqa: ARG002  # one key for all
+    Newer models take this name only; other servers often take only the older one.
+    """
+
+    def find_key(self, url: str) -> str:  # noqa: ARG002  # one key for all addresses
         return find_key(self.key_variable, self.name)
 
     def connect(self, sdk: Any, key: str, url: str) -> Any:
@@ -57,11 +60,14 @@ class RelayProvider(OpenAIProvider):
     bound = "max_tokens"
 
     def find_key(self, url: str) -> str:
-        """Return the relay's key. One of OpenAI's goes only where OPENAI_BASE_URL points, never to an address given otherwise."""
+        """Return the relay's key.
+
+        A key for OpenAI is sent only to the address in OPENAI_BASE_URL, never to another one.
+        """
         if not url:
             raise ProviderError(
                 "provider 'relay' wants the address of a server; give --llm-relay-url URL, or export OPENAI_BASE_URL (such as http://localhost:8000/v1)"
             )
         paired = url == os.environ.get(self.address_variable)
         key = read_key(self.key_variable) or (read_key(OpenAIProvider.key_variable) if paired else "")
-        return key or "no-key"  # the SDK wants one, and servers without keys take any
+        return key or "no-key"  # the SDK needs one, and servers without keys accept any

@@ -1,4 +1,4 @@
-"""What a user may ask of a run in which language models write the kernels."""
+"""User options for a run in which language models write the kernels."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from opforge import registry
 from opforge.errors import OpforgeError, UnknownNameError
 
 DSLS = {"triton": ".py", "helion": ".py", "pytorch": ".py", "cpp": ".cpp", "cuda": ".cu"}
-"""In what a kernel may be written, and how its file ends."""
+"""Languages for kernels, with their file suffixes."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationOptions:
-    """How kernels are asked for."""
+    """Options for asking a model for kernels."""
 
     provider: str = "anthropic"
     model: str = "claude-opus-5-5"
     url: str = ""
-    """Of the provider's server, where it is not its own."""
+    """Address of the server; empty for the provider's own."""
     transcript: str = ""
-    """The file that is replayed, for provider ``transcript``."""
+    """File to replay, for provider ``transcript``."""
     record: str = ""
-    """The file into which requests and replies go."""
+    """File to record requests and replies to."""
     dsl: str = "triton"
     workers: int = 1
-    """How many write kernels for the same operator, each for itself."""
+    """Number of independent workers per operator."""
     rounds: int = 5
-    """How many attempts each of them has."""
+    """Number of attempts per worker."""
     target: float | None = None
-    """The speedup at which an operator's kernel is fast enough; None for the best of all attempts."""
+    """Speedup at which a kernel is fast enough; None to take the best of all attempts."""
     parallel: int = 8
-    """How many workers are active at once, of all operators."""
+    """Number of workers active at once, over all operators."""
     max_cost: float | None = None
     max_tokens: int | None = None
     reply_tokens: int = 16384
-    """The most that one reply may have."""
+    """Maximum tokens of one reply."""
     prompts: str = ""
-    """A folder with templates of the user's."""
+    """Folder with the user's templates."""
     prices: str = ""
-    """A file with prices of the user's."""
+    """File with the user's prices."""
 
     def checked(self, device: str) -> GenerationOptions:
-        """Return the options, or say which is out of its range."""
+        """Return the options; raise if one is out of range."""
         if self.dsl not in DSLS:
             raise UnknownNameError("DSL", self.dsl, DSLS)
         if self.dsl == "cuda" and device == "cpu":
@@ -72,7 +72,7 @@ class GenerationOptions:
 
     @property
     def bounds(self) -> dict[str, float | None]:
-        """What may be spent."""
+        """Spending limits."""
         return {"max_cost": self.max_cost, "max_tokens": self.max_tokens}
 
     def as_json(self) -> dict[str, Any]:

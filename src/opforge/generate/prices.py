@@ -1,4 +1,4 @@
-"""What tokens cost: a list of ours, and a file of the user's that comes first."""
+"""Token prices: a built-in list, and a user's file that takes precedence."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from opforge.errors import OpforgeError
 from opforge.generate.provider import Request, Usage
 
 _DATED = re.compile(r"-(\d{8}|\d{4}-\d{2}-\d{2}|latest)$")
-"""What may follow a model's name without its price being another."""
+"""Suffix of a model's name that does not change its price."""
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """USD for a million tokens."""
+    """Prices in USD per million tokens."""
 
     input: float
     output: float
     long_above: int | None = None
-    """Requests of more input tokens than this cost what follows instead, all of their tokens."""
+    """Requests with more input tokens than this pay the ``long_`` prices for all their tokens."""
     long_input: float = 0.0
     long_output: float = 0.0
 
@@ -37,7 +37,10 @@ class Price:
 
 
 class Prices:
-    """Prices by model. A name of ours covers its dated snapshots; a name in a user's file may have ``*`` in it."""
+    """Prices by model.
+
+    A built-in name covers its dated snapshots; a name in a user's file may contain ``*``.
+    """
 
     def __init__(self, ours: Mapping[str, Price], users: Mapping[str, Price] | None = None) -> None:
         self._ours = ours
@@ -45,7 +48,7 @@ class Prices:
 
     @classmethod
     def known(cls, file: Path | None = None) -> Prices:
-        """Return the prices that we know, after those in a file of the user's."""
+        """Return the built-in prices, with those in a user's file taking precedence."""
         return cls(_ours(), _read(file) if file is not None else None)
 
     def find(self, model: str) -> Price | None:
@@ -55,18 +58,21 @@ class Prices:
         return self._ours.get(model) or self._ours.get(_DATED.sub("", model))
 
     def usage(self, model: str, input_tokens: int, output_tokens: int) -> Usage:
-        """Return these tokens with what they cost."""
+        """Return the usage for these tokens, with their cost."""
         price = self.find(model)
         return Usage(input_tokens, output_tokens, None if price is None else price.of(input_tokens, output_tokens))
 
 
 def about_tokens(text: str) -> int:
-    """Guess how many tokens a text has, for servers that do not say: one in four bytes."""
+    """Estimate the tokens of a text at one per four bytes, for servers that report none."""
     return -(-len(text.encode()) // 4)
 
 
 def most_input_tokens(request: Request) -> int:
-    """Return how many tokens a request can come to: one in two bytes, which is more than words or code have, and some for each turn."""
+    """Return the maximum number of tokens in a request.
+
+    One token per two bytes is more than words or code have; each text adds 16.
+    """
     texts = [request.system, *(message.text for message in request.messages)]
     return sum(-(-len(text.encode()) // 2) + 16 for text in texts)
 

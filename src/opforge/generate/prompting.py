@@ -1,4 +1,4 @@
-"""Prompts: templates in the package, each of which a folder of the user's may replace."""
+"""Prompt templates of the package; a user's folder may replace each of them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from opforge.ops import table
 OURS = Path(__file__).parent / "prompts"
 _MOST_CASES, _MOST_RACES, _MOST_OTHERS = 16, 12, 3
 _MOST_CHARACTERS = 16_000
-"""Of what is said about one attempt."""
+"""Maximum length of the feedback on one attempt."""
 
 
 class Prompts:
-    """The texts that a model gets."""
+    """Renders the prompts for a model."""
 
     def __init__(self, folder: str, dsl: str, machine: Mapping[str, Any]) -> None:
         theirs = [jinja2.FileSystemLoader(folder)] if folder else []
@@ -39,18 +39,21 @@ class Prompts:
         self._common = {"dsl": dsl, "suffix": DSLS[dsl], "machine": dict(machine)}
 
     def system(self, task: Task) -> str:
-        """Return what a model is told before anything else."""
+        """Return the system prompt."""
         return self._render("system.md.j2", task)
 
     def first(self, task: Task, worker: int = 1, workers: int = 1) -> str:
-        """Return the prompt with which a worker begins."""
+        """Return a worker's first prompt."""
         team = {"worker": worker, "workers": workers, "count": sum(len(part.cases) for part in task.parts)}
         if isinstance(task, CustomAssignment):
             return self._render("first_custom.md.j2", task, **_of_custom(task), **team)
         return self._render("first.md.j2", task, **_of_aten(task), **team)
 
     def feedback(self, task: Task, verdict: Mapping[str, Any], left: int, best: Mapping[str, Any] | None) -> str:
-        """Return what a worker is told of its last attempt, with how many are left; ``best`` is of an earlier one that was better."""
+        """Return the feedback on a worker's last attempt, with the number of attempts left.
+
+        ``best`` describes an earlier attempt that was better.
+        """
         text = self._render("feedback.md.j2", task, left=left, best=best, **verdict)
         return shorten(text, _MOST_CHARACTERS)
 
@@ -67,7 +70,7 @@ class Prompts:
 
 
 def _of_aten(task: Assignment) -> dict[str, Any]:
-    """Return what the prompt of an ATen operator says of it."""
+    """Return the template values for an ATen operator."""
     own = {part.op: part.cases for part in task.parts if part.required}
     others = {part.op: part.cases for part in task.parts if not part.required}
     cases = [case for group in own.values() for case in group]
@@ -82,7 +85,7 @@ def _of_aten(task: Assignment) -> dict[str, Any]:
 
 
 def _of_custom(task: CustomAssignment) -> dict[str, Any]:
-    """Return what the prompt of a user's operator says of it."""
+    """Return the template values for a user's operator."""
     cases = [case for part in task.parts for case in part.cases]
     return {
         "op": task.name,
@@ -94,7 +97,7 @@ def _of_custom(task: CustomAssignment) -> dict[str, Any]:
 
 
 def shorten(text: str, most: int) -> str:
-    """Return a text, without its middle where it is too long."""
+    """Return a text, with its middle cut out if it is too long."""
     if len(text) <= most:
         return text
     head = most * 2 // 3

@@ -1,4 +1,4 @@
-"""What a language model is to the rest of the house: something that answers a request."""
+"""Interface to a language model: a provider that answers requests."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked of a model."""
+    """A request to a model."""
 
     model: str
     system: str
     messages: tuple[Message, ...]
     max_tokens: int
     temperature: float | None = None
-    """None for the model's own."""
+    """None for the model's default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a request took; tries that came to nothing are in it, as far as their figures are known."""
+    """Tokens and cost of a request, including failed tries as far as they are known."""
 
     input_tokens: int
     output_tokens: int
     cost: float | None
-    """USD; None where no price is known."""
+    """USD; None if no price is known."""
 
     def __add__(self, other: Usage) -> Usage:
         cost = None if self.cost is None or other.cost is None else self.cost + other.cost
@@ -45,16 +45,16 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a model answered."""
+    """A model's reply."""
 
     text: str
     usage: Usage
     stop: str
-    """Why it ended: ``end``, ``max_tokens``, ``refusal``, or the provider's own word."""
+    """Why it ended: ``end``, ``max_tokens``, ``refusal``, or the provider's own term."""
 
 
 def silent(_text: str) -> None:
-    """Hear nothing."""
+    """Ignore a progress message."""
 
 
 class Provider(Protocol):
@@ -63,7 +63,10 @@ class Provider(Protocol):
     name: str
 
     def ask(self, request: Request, waiting: Callable[[str], None] = silent) -> Reply:
-        """Return the whole reply, or raise ``ProviderError``; may be called from several threads. ``waiting`` hears of retries, in words."""
+        """Return the whole reply, or raise ``ProviderError``; may be called from several threads.
+
+        ``waiting`` gets messages about retries.
+        """
         ...
 
 
@@ -71,12 +74,12 @@ NOTHING = Usage(0, 0, 0.0)
 
 
 class ProviderError(OpforgeError):
-    """No reply, and none will come: retries are spent, the key is bad, or the request is refused."""
+    """No reply will come: retries are spent, the key is bad, or the request is refused."""
 
     def __init__(self, text: str, usage: Usage = NOTHING) -> None:
         super().__init__(text)
         self.usage = usage
-        """What the tries took, as far as it is known."""
+        """Usage of the failed tries, as far as it is known."""
 
 
 class MissingKeyError(ProviderError):

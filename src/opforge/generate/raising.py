@@ -1,4 +1,4 @@
-"""A run that its budget has stopped goes on with a larger one."""
+"""Continue a run that its budget stopped, with a larger budget."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from opforge.runs.workshop import Workshop
 
 
 def raised(folder: Path, generation: Mapping[str, Any], bounds: Mapping[str, float]) -> dict[str, Any]:
-    """Return how kernels are asked for in the run of a folder, with other bounds on what it may spend; each must be more than what it has spent."""
+    """Return a run's generation options with new spending limits.
+
+    Each limit must be more than the run has spent.
+    """
     journal = Journal(folder)
     summary, spent = journal.summary(), journal.spent()
     option = {name: f"--{name.replace('_', '-')} {bound:g}" for name, bound in bounds.items()}
@@ -33,9 +36,9 @@ def raised(folder: Path, generation: Mapping[str, Any], bounds: Mapping[str, flo
 
 
 def reopen(journal: Journal, summary: Mapping[str, Any], workshop: Workshop) -> None:
-    """Take back what the end of a run has made of attempts that were not the last; the attempts stay.
+    """Undo the end of a run that still had attempts left; the attempts stay.
 
-    It may be broken off at any point, and is then done again: the summary goes last.
+    If this is interrupted, it is done again from the start: the summary is removed last.
     """
     workshop.reopen()
     for name, kept in summary["operators"].items():
@@ -45,7 +48,7 @@ def reopen(journal: Journal, summary: Mapping[str, Any], workshop: Workshop) -> 
 
 
 def _withdraw(file: Path, journal: Journal, name: str) -> None:
-    """Remove a kernel that was put into a directory, unless somebody has changed it since."""
+    """Remove a kernel from a directory, unless it was changed since it was written."""
     if file.is_file() and file.read_text(encoding="utf-8", errors="replace") in journal.sources(name):
         file.unlink()
         proof_of(file).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Trying again: how often, after how long, and what is said when it was for nothing."""
+"""Retries: how often, after how long, and the error when all fail."""
 
 from __future__ import annotations
 
@@ -11,38 +11,44 @@ from opforge.generate.provider import NOTHING, ProviderError, Reply, Usage
 
 
 class TryFailedError(Exception):
-    """One try came to nothing."""
+    """One try failed."""
 
     def __init__(
         self, what: str, *, again: bool, asked_s: float | None = None, advice: str = "", usage: Usage = NOTHING
     ) -> None:
         super().__init__(what)
         self.again = again
-        """Whether another try may end better."""
+        """Whether a retry may succeed."""
         self.asked_s = asked_s
-        """How long the server asks us to wait."""
+        """Seconds that the server asks us to wait."""
         self.advice = advice
         self.usage = usage
 
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """How often a request is tried, and how long the waits between are: doubled each time, up to a bound, and spread by chance."""
+    """Number of tries, and the waits between them.
+
+    A wait doubles with each try up to a limit, and is randomised.
+    """
 
     tries: int = 6
     first_s: float = 1.0
     longest_s: float = 60.0
     longest_asked_s: float = 120.0
-    """A server that asks for a longer wait than this gets this one."""
+    """Maximum wait, if the server asks for a longer one."""
 
     def __post_init__(self) -> None:
         if self.tries < 1:
             raise OpforgeError(f"a request must be tried at least once, not {self.tries} times")
 
     def wait_s(self, failed: int, asked_s: float | None = None) -> float:
-        """Return how long to wait after so many failed tries; never less than the server asks for, within its bound."""
+        """Return the seconds to wait after this many failed tries.
+
+        If the server asks for a wait, it is at least that long, up to ``longest_asked_s``.
+        """
         if asked_s is not None:
-            return min(asked_s, self.longest_asked_s) * random.uniform(1.0, 1.25)  # noqa: S311  # so that not all come back at once
+            return min(asked_s, self.longest_asked_s) * random.uniform(1.0, 1.25)  # noqa: S311  # spreads retries
         return min(self.first_s * 2.0 ** (failed - 1), self.longest_s) * random.uniform(0.5, 1.0)  # noqa: S311
 
 
@@ -53,7 +59,10 @@ def ask_again(
     waiting: Callable[[str], None],
     sleep: Callable[[float], object],
 ) -> Reply:
-    """Return the first reply that comes. Its usage has that of the failed tries in it; so has the error that is raised instead."""
+    """Return the first reply; its usage includes that of the failed tries.
+
+    The error that is raised if all tries fail includes it too.
+    """
     spent = NOTHING
     for number in range(1, retries.tries + 1):
         try:

@@ -1,4 +1,4 @@
-"""What a user may ask of any provider."""
+"""User options that all providers share."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from opforge.generate.retrying import Retries
 
 @dataclass(frozen=True, slots=True)
 class ProviderOptions:
-    """The settings of a provider; a key is not one of them, it comes from the environment."""
+    """Settings of a provider. The key is not among them; it comes from the environment."""
 
     url: str = ""
-    """Where the server is; empty for the provider's own."""
+    """Address of the server; empty for the provider's own."""
     transcript: Path | None = None
-    """What is replayed."""
+    """Transcript to replay."""
     prices: Prices = field(default_factory=Prices.known)
     retries: Retries = field(default_factory=Retries)
     timeout_s: float = 300.0
-    """For how long a server may be silent."""
+    """Maximum time that a server may be silent."""
     limit_s: float = 1800.0
-    """How long one try may take, however much comes."""
+    """Maximum duration of one try, however much data arrives."""
     sleep: Callable[[float], object] | None = None
-    """How to wait between tries; None for the clock."""
+    """Function that waits between tries; None to wait in real time."""
 
     def __post_init__(self) -> None:
         for name, value in (("timeout_s", self.timeout_s), ("limit_s", self.limit_s)):
@@ -39,12 +39,12 @@ class ProviderOptions:
 
 
 def check_address(url: str) -> None:
-    """Raise where this is no address of a server."""
+    """Raise if this is not the address of a server."""
     try:
         parts = urlsplit(url)
         whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         whole = False
     if not whole:
-        said = re.sub(r"[^/]*@", "", url)  # without the password that may be in it
+        said = re.sub(r"[^/]*@", "", url)  # without a password
         raise OpforgeError(f"{said!r} is no address of a server; wanted is one like http://localhost:8000/v1")

@@ -1,4 +1,4 @@
-"""Transcripts: what was asked and answered, a JSON line for each, written as it happens and replayed without a model."""
+"""Transcripts: requests and replies as JSON lines, recorded live and replayed without a model."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from opforge.generate.settings import ProviderOptions
 
 
 def digest(request: Request) -> str:
-    """Return what tells a request from every other: a digest of all that is sent."""
+    """Return a digest of everything that is sent, to identify a request."""
     text = json.dumps(asdict(request), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 class Recorder:
-    """A provider whose requests and replies are kept; a line is on the disk before its reply is passed on."""
+    """A provider that records requests and replies, each on disk before its reply is returned."""
 
     def __init__(self, provider: Provider, path: Path) -> None:
         self.name = provider.name
@@ -38,7 +38,7 @@ class Recorder:
         _mend(self._file)
 
     def ask(self, request: Request, waiting: Callable[[str], None] = silent) -> Reply:
-        """Ask the provider, and keep what came."""
+        """Ask the provider, and record the reply."""
         reply = self._provider.ask(request, waiting)
         row = {"digest": digest(request), "request": asdict(request), "reply": asdict(reply)}
         with self._lock:
@@ -72,8 +72,9 @@ class _Line:
 class TranscriptProvider:
     """A transcript (--transcript FILE) replayed: equal requests get their replies in the order of the file.
 
-    A line has the ``digest`` of the request that it answers. One written by hand may have ``contains`` instead, a list of texts that the
-    system prompt and messages hold, where a request is not the same to the letter on every machine.
+    A line has the ``digest`` of the request that it answers. A line written by hand may have
+    ``contains`` instead: a list of texts that occur in the system prompt and messages. This is for
+    requests that are not identical on every machine.
     """
 
     name = "transcript"
@@ -85,8 +86,8 @@ class TranscriptProvider:
         self._lines = list(_read(self._path))
         self._lock = threading.Lock()
 
-    def ask(self, request: Request, waiting: Callable[[str], None] = silent) -> Reply:  # noqa: ARG002  # nothing to wait for
-        """Return the reply that stands in the file."""
+    def ask(self, request: Request, waiting: Callable[[str], None] = silent) -> Reply:  # noqa: ARG002  # never waits
+        """Return the recorded reply."""
         key, text = digest(request), _text(request)
         with self._lock:
             line = next((row for row in self._lines if row.digest == key and not row.used), None)
@@ -97,7 +98,7 @@ class TranscriptProvider:
             return line.reply
 
     def close(self) -> None:
-        """Do nothing; here for the sake of the others."""
+        """Do nothing; other providers need closing."""
 
     def _missing(self, key: str, request: Request) -> str:
         known = Counter(line.digest for line in self._lines if line.digest)
@@ -118,7 +119,7 @@ def _text(request: Request) -> str:
 
 
 def _read(path: Path) -> Iterator[_Line]:
-    """Yield the lines of a transcript; half a line at its end, as a killed process leaves it, is passed over."""
+    """Yield the lines of a transcript; skip a partial last line of a killed process."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -150,7 +151,7 @@ def _line(number: int, row: dict[str, Any]) -> _Line:
 
 
 def _mend(file: Any) -> None:
-    """Cut off what comes after the last whole line."""
+    """Cut off a partial last line."""
     file.seek(0)
     data = file.read()
     file.truncate(data.rfind(b"\n") + 1)

@@ -1,4 +1,4 @@
-"""Kernels in ATen's place in this process: put in, counted, with ATen's own to fall back on, and taken out again."""
+"""Install kernels in place of ATen's in this process, count calls, fall back to ATen, remove."""
 
 from opforge.install.enabling import disable, enable, enabled
 from opforge.install.installation import Count, Installation, Observer, RefusedError

@@ -22,11 +22,12 @@ from opforge.runtime.enabling import POLICIES, Enabled, Source
 def enable(
     source: str | Path, *, device: str | None = None, policy: str = "proven", ops: Sequence[str] | str | None = None
 ) -> Enabled:
-    """Put the kernels of a directory, or of a registered backend, in ATen's place in this process.
+    """Replace ATen's kernels in this process by those of a directory or a registered backend.
 
-    ``policy`` is ``proven`` (calls that a run has proven right, at sizes at which the kernel is not slower), ``right`` (proven
-    right, however fast) or ``all``. ``ops`` limits it to some operators: a bare name is the whole packet. What is returned
-    counts calls, says what was refused, and takes the kernels out again by ``disable()`` or as a context.
+    ``policy`` is ``proven`` (calls that a run has proven right, at sizes where the kernel is not
+    slower), ``right`` (proven right, at any speed) or ``all``. ``ops`` limits the operators: a bare
+    name means the whole packet. The returned object counts calls and lists refused operators.
+    Its ``disable()``, or leaving it as a context manager, removes the kernels.
     """
     if policy not in POLICIES:
         raise OpforgeError(
@@ -40,7 +41,7 @@ def enable(
 
 @contextmanager
 def enabled(source: str | Path, **options: Any) -> Iterator[Enabled]:
-    """Enable kernels within a block; options are those of ``enable``."""
+    """Enable kernels within a block, with the options of ``enable``."""
     made = enable(source, **options)
     try:
         yield made
@@ -49,17 +50,20 @@ def enabled(source: str | Path, **options: Any) -> Iterator[Enabled]:
 
 
 def disable() -> None:
-    """Take out all kernels that are enabled; afterwards the dispatcher is what it was before."""
+    """Remove all enabled kernels and restore the dispatcher to its earlier state."""
     _runtime().disable()
 
 
 def _runtime() -> Any:
-    """Return the runtime: that of a packed backend, if one is in this process already, so that all know of each other."""
+    """Return the process's runtime: that of a loaded packed backend, else opforge's.
+
+    All kernels of a process share one runtime, so they know of each other.
+    """
     return sys.modules.setdefault(f"_opforge_runtime_{RUNTIME}", enabling)
 
 
 def sources(kernels: Iterable[Kernel]) -> list[Source]:
-    """Return kernels as the runtime takes them; C++ and CUDA sources are built."""
+    """Convert kernels to sources for the runtime; build C++ and CUDA kernels."""
     return [_source(kernel) for kernel in kernels]
 
 

@@ -1,7 +1,8 @@
-"""Put kernels under ATen in this process, fall back on ATen where one declines, count both, and take all of it out again.
+"""Install and remove kernels in place of ATen's, fall back to ATen, and count calls.
 
-A kernel stands below autograd: ATen's own derivative formulas are above it, and it sees tensors that want no gradients.
-Inside a kernel every operator is ATen's own, so that kernels do not run on each other, or round in circles.
+A kernel runs below autograd: ATen's derivative formulas stay in use, and its tensors do not
+require gradients. Inside a kernel every operator is ATen's own, so kernels neither call each other
+nor recurse.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from opforge.runtime.results import check_kind
 
 Function = Callable[..., Any]
 _MOST_REASONS = 8
-"""Reasons for falling back that are told apart; further ones count as one."""
+"""Limit of distinct fallback reasons per count; further reasons are counted together."""
 _OTHER_REASONS = "other reasons"
 
 
 class RefusedError(OpforgeError):
-    """An operator in whose place nothing can be put; the message says why."""
+    """No kernel can be installed for an operator; the message gives the reason."""
 
 
 class Observer(Protocol):
-    """Someone who looks on while kernels are called."""
+    """Callbacks before and after each kernel call."""
 
     def before(self, kernel: str, op: str) -> None: ...
 
@@ -41,13 +42,13 @@ class Observer(Protocol):
 
 @dataclass
 class Count:
-    """How often a kernel was asked for one operator, and what became of it."""
+    """Outcomes of the calls of one operator with one kernel."""
 
     answered: int = 0
     fallbacks: Counter[str] = field(default_factory=Counter)
-    """How often ATen answered instead, by reason."""
+    """Number of calls answered by ATen instead, by reason."""
     raised: str = ""
-    """What the kernel raised last, where that was no declining: the caller has got it."""
+    """Last error of the kernel that was passed on to the caller, not counting declined calls."""
 
     def fell_back(self, reason: str) -> None:
         known = reason in self.fallbacks or len(self.fallbacks) < _MOST_REASONS
@@ -61,7 +62,7 @@ class _Inside(threading.local):
 
 
 class Installation:
-    """The kernels that stand in ATen's place for one device, until ``remove`` is called."""
+    """The kernels installed in place of ATen's for one device, until ``remove`` is called."""
 
     def __init__(self, device: str = "cpu") -> None:
         self._key = device_key(device)
@@ -69,7 +70,7 @@ class Installation:
         self._inside = _Inside()
         self._by: dict[str, str] = {}
         self.counts: dict[tuple[str, str], Count] = {}
-        """By kernel and operator."""
+        """Counts by kernel and operator."""
         self.observer: Observer | None = None
         self._resting = False
 
@@ -83,7 +84,7 @@ class Installation:
 
     @contextmanager
     def awake(self, *, awake: bool = True) -> Iterator[None]:
-        """Let kernels answer within, or with ``awake=False`` none of them: they stay in place, and ATen answers."""
+        """Activate kernels within the block; ``awake=False`` keeps them installed but unused."""
         before, self._resting = self._resting, not awake
         try:
             yield
@@ -92,14 +93,14 @@ class Installation:
 
     @property
     def ops(self) -> list[str]:
-        """Return the operators whose place is taken."""
+        """Return the operators with an installed kernel."""
         return list(self._by)
 
     def put(self, op: str, function: Function, *, kernel: str, required: bool = True) -> None:
-        """Put a function with an operator's signature in the place of ATen's.
+        """Install a function with an operator's signature in place of ATen's.
 
-        It declines a call by raising NotImplementedError, and where it is not ``required`` by raising anything; ATen
-        answers then. Raises RefusedError where nothing can stand in ATen's place.
+        The function declines a call by raising NotImplementedError, or any error unless it is
+        ``required``. ATen then answers. Raises RefusedError if ATen's function cannot be replaced.
         """
         facts = table().resolve(op)
         count = Count()
@@ -110,17 +111,17 @@ class Installation:
         self.counts[kernel, facts.name] = count
 
     def put_original(self, op: str, *, kernel: str) -> None:
-        """Put ATen's own function in its own place, to have its calls counted and observed like those of a kernel."""
+        """Install ATen's own function, so its calls are counted and observed like a kernel's."""
         self.put(op, self.original(op), kernel=kernel)
 
     def original(self, op: str) -> Function:
-        """Return ATen's own function of an operator in whose place something can be put."""
+        """Return ATen's own function; raises RefusedError if it cannot be replaced."""
         return self._original(table().resolve(op))
 
     def remove(self) -> None:
-        """Take everything out again; afterwards the dispatcher is what it was before."""
+        """Remove all kernels and restore the dispatcher to its earlier state."""
         if self._by:
-            self._library._destroy()  # noqa: SLF001  # torch has no public way to take an implementation out again
+            self._library._destroy()  # noqa: SLF001  # torch has no public way to remove an implementation
             self._library = torch.library.Library("aten", "IMPL")
             self._by = {}
 

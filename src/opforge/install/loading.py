@@ -1,4 +1,4 @@
-"""Load the files of kernels in this process, and put them in ATen's place with all that they serve."""
+"""Load kernel files in this process and install them for the operators they serve."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from opforge.sandbox.loader import LoadedKernel, without_gradients
 def install_kernel(
     installation: Installation, description: Mapping[str, Any], ops: Iterable[tuple[str, bool]]
 ) -> dict[str, str]:
-    """Load a kernel, put it in the place of operators (each with whether it may not decline), and return those refused with reasons.
+    """Load a kernel, install it for operators, and return the refused operators with reasons.
 
+    ``ops`` holds each operator with whether the kernel is required to answer it.
     Raises KernelLoadError when the file cannot be loaded.
     """
     loaded = LoadedKernel(dict(description), without_gradients)

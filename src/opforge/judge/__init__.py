@@ -1,4 +1,7 @@
-"""The trusted side: reference, contract, numerics and timing. No kernel's code ever runs in the judge's process."""
+"""The trusted side: reference, contract, numerics and timing.
+
+No kernel's code ever runs in the judge's process.
+"""
 
 from opforge.judge.verdict import Finding, Outcome
 

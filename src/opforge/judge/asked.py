@@ -1,4 +1,4 @@
-"""A reference of the user's own: it runs in a worker as any kernel does, and its answers come over the wire."""
+"""A user's own reference: it runs in a worker like a kernel and answers over the wire."""
 
 from __future__ import annotations
 
@@ -29,13 +29,16 @@ from opforge.sandbox.client import Spawner
 LOAD_LIMIT_S = 120.0
 _MAX_DEATHS = 3
 _SLIGHTLY = 1e-9
-"""By how much of itself an input is moved to see whether a function rounds inside."""
+"""Relative change of an input, to detect whether a function rounds internally."""
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Reference:
-    """The process of a user's reference; one that dies is started again a few times, and never blamed on a kernel."""
+    """Worker process of a user's reference.
+
+    A process that dies is restarted a few times. Its death is never blamed on a kernel.
+    """
 
     def __init__(self, spawner: Spawner, config: WorkerConfig, rooms: Rooms | None, described: dict[str, Any]) -> None:
         self._spawner = spawner
@@ -43,13 +46,13 @@ class Reference:
         self._rooms = rooms
         self.described = described
         self.draws: bool | None = None
-        """Whether it draws random numbers; None before that was looked at."""
+        """Whether it draws random numbers; None until checked."""
         self._worker: KernelWorker | None = None
         self._deaths = 0
         self._broken: ReferenceFaultError | None = None
 
     def answer(self, call: AskedCall, change: Change | None) -> Answer:
-        """Return what the reference answers to a call, its inputs changed if that is asked for."""
+        """Return the reference's answer to a call; ``change`` is applied to its inputs if given."""
         inputs = replace(call, device=torch.device("cpu"), own=False).build(change)[2]
         try:
             reply = self._ask(self._ready(), call, inputs, wide=change is not None)
@@ -81,7 +84,7 @@ class Reference:
         return self._worker
 
     def room(self) -> Any:
-        """Return a room for a process that runs the reference."""
+        """Return the folder and permissions of a reference's process; None if unconfined."""
         return (
             None
             if self._rooms is None
@@ -97,7 +100,7 @@ class Reference:
             )
 
     def _ask(self, worker: KernelWorker, call: AskedCall, inputs: list[torch.Tensor], *, wide: bool) -> dict[str, Any]:
-        """Lay the inputs into the reference's arena, and return its reply."""
+        """Write the inputs into the reference's arena, call it and return its reply."""
         rows: list[list[Any]] = []
         at = INPUTS_AT
         for tensor, row in zip(inputs, rows_of([call.args, call.kwargs]), strict=True):
@@ -158,7 +161,7 @@ class Reference:
         raise ReferenceFaultError(f"gave no answer that can be read: {FORGED}")
 
     def _tensor(self, said: dict[str, Any]) -> torch.Tensor:
-        """Return a result of the reference's: its elements, dtype, strides and device."""
+        """Return a tensor of the reference's reply with its elements, dtype, strides and device."""
         if "class" in said:
             raise ReferenceFaultError(f"returned a {said['class']}, a subclass of Tensor")
         if self._worker is None:
@@ -185,11 +188,15 @@ class AskedCall(Call):
         return self.reference.answer(self, change)
 
     def run_poisoned(self) -> Answer:
-        """Ask once more: another process's memory cannot be poisoned from here."""
+        """Call again as usual: the memory of another process cannot be poisoned from here."""
         return self.run()
 
     def rounds_inside(self) -> bool:
-        """Whether the reference, given float64 inputs that no narrower dtype holds, gives results that a narrower one holds."""
+        """Whether the reference rounds float64 inputs to a narrower dtype internally.
+
+        The inputs are moved slightly, so that no narrower dtype holds them. If a narrower dtype
+        still holds all results, the reference rounds.
+        """
         plain, moved = self.run(), self.run(_moved)
         if plain.tensors is None or moved.tensors is None:
             return False
@@ -207,7 +214,7 @@ class AskedCall(Call):
 
 
 def load(worker: KernelWorker, described: dict[str, Any], timeout_s: float) -> KernelWorker:
-    """Return a worker with a user's reference loaded; raises ReferenceFaultError when it cannot be."""
+    """Load a user's reference into a worker and return it; raise ReferenceFaultError on failure."""
     try:
         reply = worker.ask({"do": "load", "kernel": described}, timeout_s=max(LOAD_LIMIT_S, timeout_s))
     except DeathError as death:
@@ -225,7 +232,7 @@ def _moved(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _holds(dtype: torch.dtype, tensor: torch.Tensor) -> bool:
-    """Whether a dtype holds all numbers of a tensor as they are."""
+    """Whether a dtype represents all finite numbers of a tensor exactly."""
     finite = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     narrow = dtype.to_real() if dtype.is_complex else dtype
     finite = finite[finite.isfinite()]
@@ -237,7 +244,10 @@ def _its(death: DeathError) -> str:
 
 
 def _laid_out(flat: torch.Tensor, strides: list[int]) -> torch.Tensor:
-    """Return a tensor with other strides, as far as they are those of one that has each element once, or expands it."""
+    """Return the tensor with the given strides, which are 0 for expanded dimensions.
+
+    It is returned unchanged if strides are negative, or span too little or too much memory.
+    """
     if list(flat.stride()) == strides or flat.numel() <= 1:
         return flat
     narrow = flat
@@ -252,7 +262,7 @@ def _laid_out(flat: torch.Tensor, strides: list[int]) -> torch.Tensor:
 
 
 def _widened(tree: Any) -> Any:
-    """Return a JSON tree with its dtypes, given as arguments, turned into their wide ones."""
+    """Return a JSON tree with its dtype arguments replaced by their wide dtypes."""
     match tree:
         case {"dtype": short}:
             wide = wide_dtype(TORCH_DTYPES[short])

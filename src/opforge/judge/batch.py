@@ -1,4 +1,4 @@
-"""Put the inputs of some cases of one operator side by side, in the judge's memory and in the worker's."""
+"""Lay out the inputs of several cases of one operator in the judge's and the worker's memory."""
 
 from __future__ import annotations
 
@@ -40,30 +40,32 @@ from opforge.sandbox.situations import (
 MAX_CASES = 192
 MAX_BYTES = 16 << 20
 _MOST_GROWTH = 4
-"""How many times as large as its inputs the results of a large form may be."""
+"""Results of a large form may have this many times the elements of its inputs."""
 _SMALL_EXTENTS = (16, 32)
 _LONG_EXTENT = 64
-"""The dimensions of a large form that are longer are cut, to see how results grow."""
+"""Longer dimensions of a large form are cut, to estimate how its results grow."""
 ARGUMENT = "argument:"
-"""The beginning of the names of forms in which one argument has another value."""
+"""Prefix of the names of forms in which one argument has another value."""
 
 _NO_PROMISE = frozenset({"one_transposed", ONE_TENSOR_TWICE})
-"""Forms that a user's reference is not asked: how its result lies then, and whether it takes one tensor twice, is nothing that it promises."""
+"""Forms not used with a user's reference.
+
+It promises neither strides for inputs of mixed layouts nor support for one tensor given twice."""
 _POSITIONS = frozenset({
     "index", "indices", "max_indices", "maximum_indices", "offsets", "offset2bag", "bag_size", "target", "boundaries", "sorted_sequence",
     "sorter", "repeats", "batch_sizes", "lengths", "input_lengths", "target_lengths", "hash", "pivots", "LU_pivots", "crow_indices",
     "col_indices", "ccol_indices", "row_indices", "compressed_indices", "plain_indices", "cum_seq_q", "cum_seq_k", "offs", "dims",
 })  # fmt: skip
-"""Names of arguments that are positions, or must be in order; where an operator has one, integers keep their contents."""
+"""Arguments that hold indices or must be sorted; integer inputs then keep their contents."""
 _OUT_BEFORE = 7
-"""What the elements of a large `out` are before the call."""
+"""Value of all elements of a large `out` before the call."""
 _STARTING_S = 0.1
-"""A call on a GPU that takes longer may have started the device or a library, and is timed again."""
+"""A slower call on a GPU may have initialised the device or a library, and is timed again."""
 
 
 @dataclass(frozen=True, slots=True)
 class CaseRow:
-    """A case as it came to the judge."""
+    """A case as received by the judge."""
 
     id: str
     args: str
@@ -79,24 +81,25 @@ class CaseRow:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A case, in one of the forms that it is run in, whose inputs lie in the batch's memory."""
+    """A case in one of its forms, with its inputs in the batch's memory."""
 
     case: CaseRow
     call: Call
     inputs: list[list[Any]]
-    """The rows of its tensors."""
+    """Wire rows of its tensors."""
     answer: Answer
-    """What ATen does with it."""
+    """Answer of ATen or of the user's reference."""
     form: str = ""
-    """Empty for the case as it stands, ``again``, ``replayed``, ``reordered``, ``argument:NAME``, or the name of a twist or a situation."""
+    """Empty for the unchanged case, else ``again``, ``replayed``, ``reordered``, ``argument:NAME``,
+    or the name of a twist or a situation."""
     begin_at: tuple[int, ...] = ()
-    """Of a replay: where the contents lie that the worker puts into each tensor first."""
+    """For a replay: offsets of the contents that the worker puts into each tensor first."""
     aten_s: float = 0.0
-    """What ATen took for the case as it stands."""
+    """Seconds that ATen took for the unchanged case."""
 
     @property
     def expect(self) -> Expect:
-        """What the kernel is to do: to some forms of a case that has an answer, ATen has none."""
+        """Expected behaviour of the kernel: to raise, if the form may raise and ATen does."""
         return Expect.RAISES if self.form in MAY_RAISE and self.answer.raised is not None else self.case.expect
 
     def request(self) -> dict[str, Any]:
@@ -114,17 +117,17 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """In which variants the cases of an operator were run so far."""
+    """Variants in which the cases of an operator have been run so far."""
 
     twists: Counter[str] = field(default_factory=Counter)
     dtypes: dict[str, set[tuple[str, ...]]] = field(default_factory=lambda: defaultdict(set))
-    """By large form, the dtypes of the cases that were run in it."""
+    """By large form: dtypes of the cases run in it."""
     dims: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
-    """By large form, the dimensions that those of floating-point numbers named."""
+    """By large form: dimensions named by its cases with floating-point inputs."""
 
 
 class Batch:
-    """The inputs of some cases, in memory that is the judge's own; ``buffer`` is lent from batch to batch."""
+    """Inputs of several cases in the judge's own memory; batches reuse ``buffer``."""
 
     def __init__(
         self,
@@ -142,29 +145,30 @@ class Batch:
         self._capacity = capacity
         self._buffer = buffer
         self._reference = reference
-        """What answers in the place of ATen, for an operator of the user's own."""
+        """Answers in place of ATen, for a user's own operator."""
         self.used = INPUTS_AT
         self._results = 0
-        """Bytes that come back of the calls so far."""
+        """Bytes returned by the calls so far."""
         self.aten_s = 0.0
-        """What the slowest call of a case as it stands took ATen."""
+        """Seconds of ATen's slowest call of an unchanged case."""
         self.placed: list[Placed] = []
         self.defects: dict[str, list[str]] = {}
-        """By case, the layouts in which ATen's own answer is another one."""
+        """By case: layouts in which ATen's own answer differs."""
         self.tried = Tried() if tried is None else tried
         self.slow: dict[str, float] = {}
-        """By case, what a call takes ATen, where that is too long for all variants."""
+        """By case: seconds of one call of ATen, where it is too slow to run all variants."""
 
     def _consistent(self, name: str, plain: Answer, twisted: Answer) -> bool:
-        """Whether ATen's answer to a hostile form is what its answer to the case as it stands lets one expect."""
+        """Whether ATen's answer to a hostile form agrees with its answer to the unchanged case."""
         if name in SAME_ELEMENTS:
             return not self._same_in_any_layout(plain) or alike(plain, twisted)
         return name != "empty" or same_dtypes(plain, twisted)
 
     def _sees_elements(self, first: Placed, tensors: list[torch.Tensor], name: str, answer: Answer) -> bool:
-        """Whether the answer is that to the same elements, each in a place of its own.
+        """Whether the answer equals that to the same elements in separate memory.
 
-        Asked of a user's reference to expanded inputs, and of ATen to gaps and to one tensor for two arguments.
+        Checked for expanded inputs of a user's reference, for rows with gaps, and for one tensor
+        given for two arguments.
         """
         expanded = self._reference is not None and name in ("expanded", "expanded_last")
         if answer.drew or not (expanded or name in ("long_pitched", ONE_TENSOR_TWICE)):
@@ -176,7 +180,7 @@ class Batch:
         return call is None or alike(call.run(), answer)
 
     def at_fault(self, plain: Answer, placed: Placed) -> bool:
-        """Whether ATen's answer to a hostile layout comes from memory that nobody has written; noted as its defect."""
+        """Whether ATen's answer to a hostile layout uses uninitialised memory; record it if so."""
         if (
             placed.form not in SAME_ELEMENTS
             or not self._same_in_any_layout(plain)
@@ -187,7 +191,7 @@ class Batch:
         return True
 
     def _same_in_any_layout(self, plain: Answer) -> bool:
-        """Whether the operator's answer does not depend on how the elements of its inputs lie in memory."""
+        """Whether the operator's answer is independent of the memory layout of its inputs."""
         return not plain.drew and self._op.base not in UNDEFINED_CONTENTS | LAYOUT_IS_INPUT
 
     @property
@@ -196,7 +200,7 @@ class Batch:
 
     @property
     def fault(self) -> str:
-        """Say in a note why something was not judged."""
+        """Note that says why something was not judged."""
         return FAULT if self._reference is None else REFERENCE_FAULT
 
     @property
@@ -204,7 +208,7 @@ class Batch:
         return len(self.placed) >= MAX_CASES or self.used >= MAX_BYTES
 
     def add(self, case: CaseRow) -> Placed | None:
-        """Place a case; None when it must wait for the next batch because no room is left."""
+        """Place a case; return None when it must wait for the next batch because memory is full."""
         args, kwargs = json.loads(case.tree or tree_of(case.args))
         rows = list(rows_of([args, kwargs]))
         need = sum(aligned(row[1]) for row in rows)
@@ -239,7 +243,10 @@ class Batch:
         return placed
 
     def _takes_results(self, call: Call, answer: Answer) -> bool:
-        """Set room aside for what comes back of a call, if there is some left: results, and inputs that are not read where they lie."""
+        """Reserve memory for the results of a call, and for inputs that are not read in place.
+
+        Return False when too little is left.
+        """
         back = [*tensors_of(answer.result), *(answer.inputs if call.own else ())] if answer.raised is None else []
         need = sum(aligned(t.numel() * t.element_size()) for t in back)
         if self._results + need > self._capacity:
@@ -248,18 +255,21 @@ class Batch:
         return True
 
     def again(self, first: Placed) -> None:
-        """Run a case that was just placed a second time, if there is room."""
+        """Run a case that was just placed a second time, if memory is left."""
         if self._takes_results(first.call, first.answer):
             self.placed.append(replace(first, form="again"))
 
     def situate(self, first: Placed, situation: str) -> bool:
-        """Call a case that was just placed once more, in another situation; not where ATen does not take it or no room is left."""
+        """Place a case again, to be called in another situation.
+
+        Return False where the situation does not apply, ATen rejects it, or memory is full.
+        """
         call, answer = first.call, first.answer
         writes = self._op.mutates or self._op.base in WRITES_UNSAID or self._reference is not None
-        if situation in (KEPT_RESULTS, REQUIRES_GRAD) and writes:  # called once on its inputs, which may be resized
-            return False
+        if situation in (KEPT_RESULTS, REQUIRES_GRAD) and writes:
+            return False  # it can run only once on its inputs, and may resize them
         if situation == LAZY_CLONE and writes and any(not row[1] for row in first.inputs):
-            return False  # torch has no lazy clones of nothing that can be resized
+            return False  # torch cannot resize lazy clones of empty tensors
         if situation == DEFAULT_DTYPE and self._reference is None:
             call = replace(call, default_dtype=OTHER_DEFAULT_DTYPE)
             if (other := self._answer(call)) is None:
@@ -271,7 +281,7 @@ class Batch:
         return True
 
     def twist(self, first: Placed, inputs: Inputs, name: str) -> bool:
-        """Place a hostile form of a case, unless there is none, ATen does not take it, or no room is left."""
+        """Place a hostile form; False if there is none, ATen rejects it, or memory is full."""
         if name in _NO_PROMISE and self._reference is not None:
             return False
         tensors = _made(TWISTS[name], inputs)
@@ -281,7 +291,7 @@ class Batch:
         if name in LARGE_FORMS and not (inputs.pointwise or self._stays_moderate(call, tensors)):
             return False
         if name in LARGE_FORMS and inputs.blank and not inputs.pointwise:
-            after = replace(call, device=torch.device("cpu")).run()  # ATen gives `out` its size
+            after = replace(call, device=torch.device("cpu")).run()  # ATen resizes `out`
             tensors = [
                 t.new_full(sized.shape, _OUT_BEFORE) if i in inputs.blank else t
                 for i, (t, sized) in enumerate(zip(tensors, after.inputs, strict=True))
@@ -300,17 +310,17 @@ class Batch:
         return True
 
     def enlarge(self, first: Placed, inputs: Inputs, name: str) -> None:
-        """Place a large form of a case, if there is one, and remember that."""
+        """Place a large form of a case, if there is one, and record it in ``tried``."""
         if self.twist(first, inputs, name):
             self.tried.dtypes[name].add(dtypes_of(first))
             if inputs.has_floats:
                 self.tried.dims[name].add(inputs.dim)
 
     def _stays_moderate(self, call: Call, tensors: list[torch.Tensor]) -> bool:
-        """Whether results are not much larger than inputs, by how they grow from one small size to the next."""
+        """Whether results are not much larger than inputs, extrapolated from two small sizes."""
         try:
             small, larger = (self._result_elements(call, tensors, extent) for extent in _SMALL_EXTENTS)
-        except Exception:  # noqa: BLE001  # it does not take the call in that size: nothing is known
+        except Exception:  # noqa: BLE001  # ATen rejects the call at that size: nothing is known
             return False
         longest = max((size for t in tensors for size in t.shape), default=1)
         power = math.log2(max(larger, 1) / max(small, 1))
@@ -318,7 +328,7 @@ class Batch:
         return bool(max(small, 1) * (longest / _SMALL_EXTENTS[0]) ** power <= most)
 
     def _result_elements(self, call: Call, tensors: list[torch.Tensor], extent: int) -> int:
-        """Return how many elements ATen's results have when long dimensions are cut to an extent."""
+        """Return the number of elements of ATen's results with long dimensions cut to an extent."""
         cut = (t[tuple(slice(extent if size > _LONG_EXTENT else None) for size in t.shape)].clone() for t in tensors)
         args = decode(call.args, lambda _row: next(cut))
         kwargs = {name: decode(value, lambda _row: next(cut)) for name, value in call.kwargs.items()}
@@ -326,7 +336,7 @@ class Batch:
             return sum(t.numel() for t in tensors_of(aten_function(call.op)(*args, **kwargs)))
 
     def argument(self, first: Placed, name: str, value: Any) -> bool:
-        """Place a case with another value for one argument, unless ATen does not take it."""
+        """Place a case with another argument value; False if ATen rejects it or memory is full."""
         call = replace(first.call, **_with_argument(self._op, first.call, name, value))
         if (answer := self._answer(call)) is None:
             return False
@@ -335,7 +345,10 @@ class Batch:
         return True
 
     def replay(self, first: Placed, inputs: Inputs, name: str) -> bool:
-        """Place a case with other contents, or in another order, that the worker puts into the same tensors after a first call."""
+        """Place a case with other or reordered contents.
+
+        The worker writes them into the tensors of a first call, and calls again.
+        """
         tensors = _made(functools.partial(changed_contents, reordered=name == "reordered"), inputs)
         if tensors is None or (call := self._other(first, tensors)) is None:
             return False
@@ -347,9 +360,10 @@ class Batch:
         return True
 
     def _answer(self, call: Call, *, may_raise: bool = False) -> Answer | None:
-        """Return what ATen answers to a form that nobody has asked it before; None when it does not take it.
+        """Return ATen's answer to a new form; None when ATen rejects it or memory is full.
 
-        What would end a GPU's context (an index out of range, a probability above one) the CPU turns down with an error.
+        On a GPU, the form runs on the CPU first. Inputs that would end the GPU's context (an index
+        out of range, a probability above one) raise an error there.
         """
         harmless = self._device.type == "cpu" or self._reference is not None
         if not harmless and replace(call, device=torch.device("cpu")).run().raised is not None:
@@ -360,7 +374,7 @@ class Batch:
         return answer if self._takes_results(call, answer) else None
 
     def inputs(self, first: Placed) -> Inputs:
-        """Return the tensors of a case that was placed, to be twisted."""
+        """Return the tensors of a placed case, to be twisted."""
         tensors = tuple(tensor_over(self._buffer, row) for row in first.inputs)
         written = frozenset(written_tensors(self._op, first.call))
         pointwise = "pointwise" in self._op.tags
@@ -382,13 +396,13 @@ class Batch:
             yield from tensors_of_arguments(self._op, call, {"index", "indices"})
 
     def _dim(self, call: Call) -> int:
-        """Return the first dimension that a call names, or the last one that there is."""
+        """Return the first dimension that a call names, or -1 for the last."""
         dim = named_arguments(self._op, call).get("dim", -1)
         dim = dim[0] if isinstance(dim, list) and dim else dim
         return dim if isinstance(dim, int) else -1
 
     def _other(self, first: Placed, tensors: list[torch.Tensor]) -> Call | None:
-        """Return a call like another one with these tensors in place of its own; None when there is no room for them."""
+        """Return a copy of a call with other tensors; None when there is no memory for them."""
         need = sum(aligned(t.untyped_storage().nbytes()) for t in tensors)
         if self.used + need > min(len(self._buffer), self._capacity):
             return None
@@ -425,7 +439,7 @@ class Batch:
         arena[INPUTS_AT : self.used] = self._buffer[INPUTS_AT : self.used]
 
     def touched(self, arena: Bytes) -> list[list[int]]:
-        """Return, for each case, the inputs whose bytes in the arena are no longer those that were put there."""
+        """Return, for each case, the inputs whose bytes in the arena have changed."""
         if np.array_equal(arena[INPUTS_AT : self.used], self._buffer[INPUTS_AT : self.used]):
             return [[] for _ in self.placed]
         return [
@@ -470,12 +484,12 @@ def named_arguments(op: Operator, call: Call) -> dict[str, Any]:
 
 
 def written_tensors(op: Operator, call: Call) -> Iterator[int]:
-    """Yield the numbers of the tensors of a call that its operator writes to."""
+    """Yield the indices of a call's tensors that its operator writes to."""
     return tensors_of_arguments(op, call, {a.name for a in op.arguments if a.writes})
 
 
 def tensors_of_arguments(op: Operator, call: Call, wanted: AbstractSet[str]) -> Iterator[int]:
-    """Yield the numbers of the tensors of a call that are those of some arguments."""
+    """Yield the indices of a call's tensors that belong to some arguments."""
     names = [*(a.name for a in op.arguments)][: len(call.args)] + list(call.kwargs)
     number = 0
     for name, value in zip(names, [*call.args, *call.kwargs.values()], strict=True):
@@ -486,7 +500,7 @@ def tensors_of_arguments(op: Operator, call: Call, wanted: AbstractSet[str]) -> 
 
 
 def _made(twist: Twist, inputs: Inputs) -> list[torch.Tensor] | None:
-    """Return the tensors of a form; None where torch has not what it takes to make them in their dtype."""
+    """Return the tensors of a form; None where torch cannot make them in their dtype."""
     try:
         return twist(inputs)
     except RuntimeError as error:
@@ -495,7 +509,7 @@ def _made(twist: Twist, inputs: Inputs) -> list[torch.Tensor] | None:
 
 
 def _with_argument(op: Operator, call: Call, name: str, value: Any) -> dict[str, Any]:
-    """Return a call's arguments with another value for one of them, in its own place where it has one."""
+    """Return a call's arguments with another value for one of them, by position where possible."""
     position = [a.name for a in op.arguments].index(name)
     if name not in call.kwargs and position < len(call.args):
         return {"args": [*call.args[:position], value, *call.args[position + 1 :]], "kwargs": call.kwargs}

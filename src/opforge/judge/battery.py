@@ -13,13 +13,13 @@ import torch
 from opforge.judge.distribution import GROUP, Sample, Test, Weighed, paired
 
 _STEPS = 8.0
-"""Values so many rounding steps apart count as one: kernels may round in another order."""
+"""Values within this many rounding steps count as equal: kernels may round in another order."""
 _QUANTILES = (0.0001, 0.001, 0.005, *(i / 40 for i in range(1, 40)), 0.995, 0.999, 0.9999)
 _LAGS = (1, 2, 3, 4, 8, 16, 32)
 _FINE = 1e-5
-"""Dtypes with a smaller step have room for values that do not repeat."""
+"""Dtypes with a smaller rounding step have enough values for draws without repeats."""
 _MORE_REPEATS = 4.0
-"""Repeated values in a draw may be so many times ATen's: generators differ in how many bits they draw."""
+"""Allowed ratio of repeated values to ATen's: generators differ in how many bits they draw."""
 _HUGE = 1e300
 _FOR_QUANTILES = 50_000
 
@@ -32,7 +32,7 @@ class Battery:
     what: str
 
     def tests(self) -> Iterator[Test]:
-        """Yield the tests, those with the plainest words first; none for a result without elements."""
+        """Yield the tests, those with the plainest messages first; none for an empty result."""
         if not self.sample.kernel.numel():
             return
         yield from self._repeats()
@@ -46,7 +46,7 @@ class Battery:
         yield from self._between_draws()
 
     def figures(self, weighed: Weighed) -> dict[str, Any]:
-        """Return how much was looked at, and the Kolmogorov-Smirnov distance with what was allowed there."""
+        """Return the sample size, and the Kolmogorov-Smirnov distance with its limit."""
         seen = {"draws": self._draws, "elements": self.sample.kernel.numel()}
         if not self.sample.kernel.numel():
             return seen
@@ -67,7 +67,7 @@ class Battery:
 
     @cached_property
     def _tolerance(self) -> torch.Tensor:
-        """How far apart values may be and still count as one."""
+        """Distance up to which values count as equal."""
         return self._near(self._pool)
 
     def _near(self, values: torch.Tensor) -> torch.Tensor:
@@ -79,9 +79,10 @@ class Battery:
 
     @cached_property
     def distances(self) -> Test:
-        """The distribution functions at quantiles of all draws: a Kolmogorov-Smirnov test that knows of rounding."""
+        """A Kolmogorov-Smirnov test at quantiles of all draws that allows for rounding."""
         at = self._quantiles(*_QUANTILES)
-        at = (at + 2 * self._near(at)).unique()  # above the value: at most what many elements equal, however rounded
+        # Above the value: elements that equal it count as at most the threshold, however rounded.
+        at = (at + 2 * self._near(at)).unique()
         left, right = self._split(self._pool)
         lower, upper = left - self._split(self._tolerance)[0], left + self._split(self._tolerance)[0]
         mid, low, high = (_below(values, at) for values in (left, lower, upper))
@@ -101,7 +102,7 @@ class Battery:
 
     @cached_property
     def _grades(self) -> torch.Tensor:
-        """Where each value stands among all draws of its element, from -1 to 1; values closer than the tolerance stand level."""
+        """Rank of each value among all draws of its element, from -1 to 1; near values tie."""
         columns = self._pool.T.contiguous()
         tolerance = self._tolerance.T
         ordered = columns.sort(dim=1).values
@@ -125,7 +126,10 @@ class Battery:
         yield paired(left.square(), right.square(), width, 2 * slack)
 
     def _profile(self) -> Iterator[Test]:
-        """How draws follow the levels and widths that ATen has along the elements: parameters in another order show here."""
+        """Test whether draws follow ATen's levels and widths along the elements.
+
+        Parameters in another order show here.
+        """
         low, high = self._range
         scale = 2 / (high - low)
         slack = float((self._tolerance.clamp(max=high - low)).mean()) * scale
@@ -143,7 +147,10 @@ class Battery:
         yield paired(*self._split(squares @ _weights(widths)), lambda _: widths_differ, 4 * slack)
 
     def _within_a_draw(self) -> Iterator[Test]:
-        """Whether a draw's elements lie too evenly or too unevenly: each of them right, and not independent."""
+        """Test whether the elements of a draw are independent.
+
+        Each may be right, and all of them together too even or too uneven.
+        """
         grades = self._grades
         ends = torch.stack([grades.amin(1), grades.amax(1)], 1)
         slack = 2 * _STEPS * self.sample.step
@@ -163,7 +170,7 @@ class Battery:
             yield paired(*self._split(products), lambda _, words=words: words)  # type: ignore[misc]
 
     def _totals(self) -> Iterator[Test]:
-        """The means of whole draws, elements that are not looked at included."""
+        """Test the means of whole draws, including elements that are not sampled."""
         totals = torch.nan_to_num(torch.cat([self.sample.kernel_totals, self.sample.aten_totals]).double())
         off = (totals - totals.median()).abs()
         mean = f"{self.what}: the mean of a whole draw is not ATen's"
@@ -175,7 +182,7 @@ class Battery:
         yield paired(*self._split(off), lambda _: words, slack)
 
     def _between_draws(self) -> Iterator[Test]:
-        """Whether draws of one group follow or foretell one another."""
+        """Test whether draws of one group depend on one another."""
         for words, left, right in self._couples(self._grades):
             related = f"{self.what}: {words} give draws that hang together otherwise than ATen's"
             shifts = [(left * right).mean((-1, -2))]
@@ -186,15 +193,16 @@ class Battery:
             yield paired(links[0], links[1], lambda _, text=related: text)  # type: ignore[misc]
 
     def _couples(self, values: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-        """Yield the draws of each group that may have to do with one another: side, group, couple, element."""
+        """Yield pairs of draws of each group that may be related: side, group, pair, element."""
         groups = values.reshape(2, -1, GROUP, values.shape[1])
         yield "two calls in a row under one seed", groups[:, :, (0, 2)], groups[:, :, (1, 3)]
         yield "a seed and the next one", groups[:, :, (0, 1)], groups[:, :, (2, 3)]
 
     def _repeats(self) -> Iterator[Test]:
-        """Whether values or whole draws come back too often."""
+        """Test whether values or whole draws repeat too often."""
         different = [len({row.tobytes() for row in side.view(torch.uint8).numpy()}) for side in self._raw]
-        # One draw more or less changes the count by one at most, so the difference is bounded by McDiarmid's inequality.
+        # One draw more or less changes the count by one at most.
+        # So McDiarmid's inequality bounds the difference.
         distance = torch.tensor([abs(float(different[0] - different[1]))])
         whole = (
             f"{self.what}: {different[0]} different draws from {self._draws} seeds and calls, ATen has {different[1]}"
@@ -220,7 +228,7 @@ class Battery:
         yield Test(excess, (kernel - aten).square().sum().sqrt().reshape(1), lambda _: within)
 
     def _residues(self) -> Iterator[Test]:
-        """Where all values are whole numbers: how often they are odd, and so on."""
+        """Test remainders (how often values are odd, and so on), if all are whole numbers."""
         whole = all(bool((side == side.round()).all()) for side in self._raw) if self.sample.step else True
         if not whole or self.sample.step > _FINE or self.sample.kernel.dtype == torch.bool:
             return
@@ -237,7 +245,7 @@ class Battery:
 
     @cached_property
     def _ordered(self) -> torch.Tensor:
-        """Values in order to take quantiles from: those of as many elements as it needs, so that no side weighs more."""
+        """Sorted values for quantiles, subsampled by element so that both sides weigh the same."""
         every = max(1, self._pool.numel() // _FOR_QUANTILES)
         return self._pool[:, ::every].reshape(-1).sort().values
 
@@ -274,7 +282,7 @@ def _weights(profile: torch.Tensor) -> torch.Tensor:
 
 
 def _repeated(rows: torch.Tensor) -> torch.Tensor:
-    """Return how many values of each row are there more than once."""
+    """Return how many values of each row repeat another."""
     if rows.shape[1] < 2:
         return torch.zeros(len(rows), dtype=torch.float64)
     return (rows.sort(dim=1).values.diff(dim=1) == 0).sum(1).double()

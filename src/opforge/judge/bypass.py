@@ -1,4 +1,4 @@
-"""Which of ATen's operators a kernel may not call: the one that it replaces, and those that are the same by another name."""
+"""ATen operators that a kernel may not call: the one it replaces, and its equivalents."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ GROUPS: dict[str, frozenset[str]] = {
     "singular values": frozenset({"svd", "linalg_svdvals"}),
     "Fourier transform": frozenset({"_fft_c2c", "_fft_r2c", "_fft_c2r"}),
 }  # fmt: skip
-"""Packets that are one operation in several guises: a kernel for one may call none of them, nor those with the same stem."""
+"""Packets that are one operation under several names.
+
+A kernel for one of them may call none of them, nor packets with the same stem."""
 
 _GENERAL: dict[str, tuple[str, ...]] = {
     "matrix product": (
@@ -67,7 +69,9 @@ _GENERAL: dict[str, tuple[str, ...]] = {
     "softmax": tuple(GROUPS["attention"]),
     "inverse": ("linalg_ldl_solve", "linalg_lstsq"),
 }  # fmt: skip
-"""Packets of which an operation is a special case. They may be made of it, and it not of them."""
+"""Packets of which an operation is a special case.
+
+They may be built from the operation. A kernel for it may not call them."""
 
 _PRODUCT = re.compile(r"(?:^|_)(?:mm|bmm|addmm|matmul)(?:_|$)")
 
@@ -81,7 +85,7 @@ _HELPERS = frozenset({
 def forbidden(served: Iterable[Operator]) -> list[str]:
     """Return the names of all operators that a kernel serving these may not call.
 
-    Of the operators that are the same by another name, composite ones are left out: they end in others, which are seen.
+    Composite equivalents are left out: they call other operators, which are caught.
     """
     found: dict[str, None] = {}
     for op in served:
@@ -94,7 +98,7 @@ def forbidden(served: Iterable[Operator]) -> list[str]:
 
 @functools.cache
 def siblings(packet: str) -> tuple[str, ...]:
-    """Return the packets that are the same operation by another name, or one of which it is a special case."""
+    """Return the packets that are the same operation under another name, or generalise it."""
     stems = packets_by_stem()
     named = {packet, *stems.get(stem(packet), ())}
     groups = [what for what, group in GROUPS.items() if any(_is_in(group, one) for one in named)]
@@ -107,7 +111,7 @@ def siblings(packet: str) -> tuple[str, ...]:
 
 @functools.cache
 def packets_by_stem() -> dict[str, tuple[str, ...]]:
-    """Return the packets of the table that share a stem, by that stem."""
+    """Return the packets of the table, grouped by stem."""
     found: dict[str, dict[str, None]] = {}
     for op in table():
         found.setdefault(stem(op.packet), {})[op.packet] = None
@@ -124,11 +128,12 @@ def _is_composite(name: str) -> bool:
 
 
 def only_part(op: Operator, call: Call) -> list[str]:
-    """Return the operators that a composite one is in truth: those of its one part, when all else that it calls are helpers."""
+    """Return the operators of the only packet, besides helpers, that a composite one calls."""
     if not op.composite:
         return []
     args, kwargs, _inputs = call.build()
-    with contextlib.suppress(Exception), torch.no_grad(), Listing() as listing:  # what it did before it raised will do
+    # If it raises, its calls before the error suffice.
+    with contextlib.suppress(Exception), torch.no_grad(), Listing() as listing:
         aten_function(op.name)(*args, **kwargs)
     parts = {name.partition(".")[0] for name in listing.calls}
     named = [packet for packet in sorted(parts - _HELPERS) if not _is_view(packet)]
@@ -136,7 +141,7 @@ def only_part(op: Operator, call: Call) -> list[str]:
 
 
 def reason(op: Operator, called: list[str]) -> str:
-    """Say which call gave a kernel away."""
+    """Say which forbidden call a kernel made."""
     first = called[0]
     packet = first.partition(".")[0]
     if packet in (op.packet, op.base) or packet.rstrip("_") == op.packet:
@@ -152,6 +157,6 @@ def reason(op: Operator, called: list[str]) -> str:
 
 
 def _is_view(packet: str) -> bool:
-    """Whether all that an operator does is to give another look at its input."""
+    """Whether an operator only returns a view of its input."""
     found = [table().get(name) for name in table().packet(packet)]
     return any(op is not None and any(r.alias and not r.writes for r in op.returns) and not op.mutates for op in found)

@@ -1,4 +1,4 @@
-"""A call as its cost sees it: which tensors come in, which are written, and what of that is new memory."""
+"""A call as the cost model sees it: input tensors, written tensors and new memory."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class CostedCall:
         return self.op.bind(self.args, self.kwargs)
 
     def tensors(self, *names: str) -> list[torch.Tensor]:
-        """Return the tensors of some arguments; of those that a call leaves out there are none."""
+        """Return the tensors of some arguments; omitted arguments have none."""
         return [t for name in names for t in tensors_in(self.values.get(name))]
 
     @cached_property
@@ -53,7 +53,7 @@ class CostedCall:
 
     @cached_property
     def fresh(self) -> list[torch.Tensor]:
-        """Results that are no views of what came in."""
+        """Results that are not views of inputs."""
         known = {storage(t) for t in self.tensors(*self.values) if t.layout is torch.strided}
         results = self.result if isinstance(self.result, tuple) else (self.result,)
         returns = self.op.returns if len(self.op.returns) == len(results) else (None,) * len(results)
@@ -66,7 +66,7 @@ class CostedCall:
 
     @cached_property
     def inputs(self) -> dict[str, list[torch.Tensor]]:
-        """The tensors that come in, by argument; those that are there to be written to (``out``) are none of them."""
+        """Input tensors by argument, without those that are only written to (``out``)."""
         return {name: found for name in self.op.parameters if (found := self.tensors(name))}
 
     @property
@@ -83,7 +83,7 @@ class CostedCall:
         return max((t.numel() for t in [*self.outputs, *self.tensors(*self.inputs)]), default=0)
 
     def kind(self) -> Kind:
-        """Return the arithmetic of an operator that goes element by element."""
+        """Return the kind of arithmetic of an elementwise operator."""
         dtypes = {t.dtype for t in [*self.tensors(*self.inputs), *self.outputs]}
         if dtypes & {torch.float64, torch.complex128}:
             return Kind.F64
@@ -91,7 +91,7 @@ class CostedCall:
 
 
 def product_kind(left: torch.Tensor) -> Kind:
-    """Return the arithmetic of a matrix product."""
+    """Return the kind of arithmetic of a matrix product."""
     return _PRODUCTS.get(left.dtype, Kind.INTEGER)
 
 
@@ -101,7 +101,7 @@ def product_flops(left: torch.Tensor, flops: int) -> int:
 
 
 def some_bytes(source: torch.Tensor, elements: int) -> int:
-    """Return the bytes of so many elements of a tensor, of all that it has at most."""
+    """Return the bytes of this many elements of a tensor, at most all that it has."""
     return min(int(elements * source.element_size()), distinct_bytes([source]))
 
 

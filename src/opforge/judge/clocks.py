@@ -1,4 +1,4 @@
-"""The state of a device during a race: clocks, power, heat, and who else is busy. What cannot be found out is left out."""
+"""State of a device during a race: clocks, power, heat and other load. Unknowns are left out."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from opforge.judge import nvml
 from opforge.judge.nvml import Gpu, Identity
 
 _MOVED = 0.03
-"""By how much a clock may move during a race before it is said."""
+"""Relative change of a clock during a race above which it is reported."""
 _STOLEN = 0.02
-"""What share of the time others may take from a virtual machine before it is said."""
+"""Share of time taken by other virtual machines above which it is reported."""
 _MOST_CORES = 16
-"""Of how many cores the clock is asked, each time."""
+"""Cores whose clock is read in each sample."""
 _STEAL = 7
-"""The place of stolen time among the numbers of /proc/stat; those after it are counted elsewhere already."""
+"""Index of stolen time in the first line of /proc/stat; later numbers are counted elsewhere."""
 
 
 class _State(Protocol):
@@ -31,7 +31,7 @@ class _State(Protocol):
 
 
 class Watch:
-    """Watches a device: ``sample`` a few times during a race, then ask for figures and remarks."""
+    """Watches a device: call ``sample`` a few times in a race, then ``figures`` and ``remarks``."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Watch:
         identify: Callable[[str], Identity] | None = None,
         root: Path = Path("/"),
     ) -> None:
-        """Watch ``cpu`` or ``cuda:N``. NVML and the folder in which /proc and /sys lie are the system's own unless given."""
+        """Watch ``cpu`` or ``cuda:N``; NVML and the root of /proc and /sys can be replaced."""
         self._states: list[_State] = [_Machine(root)]
         if device.partition(":")[0] != "cpu":
             found = library or nvml.load()
@@ -49,22 +49,22 @@ class Watch:
             self._states.insert(0, _GpuState(gpu))
 
     def sample(self) -> None:
-        """Look once; cheap enough to do between the rounds of a race."""
+        """Take one sample; cheap enough to do between the rounds of a race."""
         for state in self._states:
             state.sample()
 
     def figures(self) -> dict[str, Any]:
-        """Return the field ``clocks`` of a line of results; empty where nothing can be known."""
+        """Return the field ``clocks`` of a line of results; empty where nothing is known."""
         return {name: value for state in self._states for name, value in state.figures().items() if value is not None}
 
     def remarks(self) -> list[str]:
-        """Return a sentence for everything that may have bent the times."""
+        """Return a sentence for each thing that may have distorted the times."""
         return [remark for state in self._states for remark in state.remarks()]
 
 
 def identity(device: str) -> Identity:
-    """Return what tells a torch device from others: its number is not the system's where CUDA_VISIBLE_DEVICES is set."""
-    import torch  # of whoever races on a GPU; not needed for a CPU
+    """Return UUID and bus of a torch device: CUDA_VISIBLE_DEVICES may change its number."""
+    import torch  # only needed for races on a GPU
 
     found = torch.cuda.get_device_properties(torch.device(device))
     uuid = str(getattr(found, "uuid", ""))
@@ -76,9 +76,9 @@ def identity(device: str) -> Identity:
 class _GpuState:
     gpu: Gpu | None
     clocks: list[int] = field(default_factory=list)
-    """SM clocks in MHz while the GPU was at work."""
+    """SM clocks in MHz while the GPU was busy."""
     idle: list[int] = field(default_factory=list)
-    """And while it was not."""
+    """SM clocks in MHz while the GPU was idle."""
     watts: list[float] = field(default_factory=list)
     bits: int = 0
 
@@ -119,7 +119,7 @@ class _GpuState:
 
 
 class _Machine:
-    """A CPU: its clock where the system says it, its load, and the time that others took."""
+    """State of the CPU: its clock where available, its load, and stolen time."""
 
     def __init__(self, root: Path) -> None:
         self._proc = root / "proc"
@@ -158,12 +158,12 @@ class _Machine:
         return found
 
     def _clock(self) -> float | None:
-        """Return the clock of the fastest core: the one that is at work, as the others rest."""
+        """Return the clock of the fastest core: the one that is busy, as the others are idle."""
         kilohertz = _numbers(_text(path) for path in self._frequencies)
         return max(kilohertz) / 1000 if kilohertz else None
 
     def _stolen(self) -> float | None:
-        """Return the share of time that others took between the first sample and the last."""
+        """Return the share of time stolen between the first sample and the last."""
         if len(self._times) < 2:
             return None
         (stolen, total), (later_stolen, later_total) = self._times[0], self._times[-1]

@@ -1,4 +1,7 @@
-"""Everything an operator promises besides its numbers: structure, dtype, shape, strides, aliasing, mutation, errors, global state."""
+"""Check everything an operator promises besides its numbers.
+
+That is structure, dtype, shape, strides, aliasing, mutation, errors and global state.
+"""
 
 from __future__ import annotations
 
@@ -39,23 +42,25 @@ from opforge.sandbox.origins import Origins
 
 _GRADIENT_SLACK = 16.0
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-"""Unsigned integers, for which torch has few operators, and others of their size."""
+"""Signed integers of the same size: torch has few operators for unsigned ones."""
 _FEW = 1 << 18
-"""Up to so many elements are compared on the CPU, more of them where ATen's lie: a GPU that many processes share is slow at small things."""
+"""Results up to this many elements are compared on the CPU, larger ones on ATen's device.
+
+A GPU that many processes share is slow at small work."""
 
 
 class ForgedReplyError(Exception):
-    """A worker's reply that our own code in the worker cannot have written."""
+    """A reply that opforge's own code in the worker cannot have written."""
 
 
 _LOOKED_AT = 4096
 _MANY = 32
-"""Elements of a random result that are looked at, and from how many different ones on they are many."""
+"""Elements of a random result that are examined, and distinct values that count as many."""
 
 
 @dataclass
 class Hearing:
-    """One case before the judge: what ATen did, what the kernel's process says, and the bytes that it left."""
+    """Judges one case from ATen's answer, the worker's reply and the bytes of the results."""
 
     op: Operator
     required: bool
@@ -64,17 +69,17 @@ class Hearing:
     aten: Answer
     reply: dict[str, Any]
     results: Any
-    """A private copy of the results' part of the arena."""
+    """Private copy of the results in the arena."""
     results_at: int
     touched: list[int] = field(default_factory=list)
-    """Inputs whose shared bytes changed though the operator does not write."""
+    """Inputs whose shared bytes changed although the operator does not write to them."""
     notes: list[str] = field(default_factory=list)
     values: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    """Kernel's and ATen's result tensors, on the device on which they are compared."""
+    """Result tensors of the kernel and of ATen, on the device of the comparison."""
     measure: bool = True
-    """Whether errors are wanted as figures even where the kernel's bits are ATen's."""
+    """Whether to measure errors even where the kernel's bits equal ATen's."""
     inputs_too: bool = True
-    """Whether the reply says what became of the inputs, where they are not read in place."""
+    """Whether the reply contains the inputs after the call, where they are not read in place."""
 
     @cached_property
     def exact(self) -> Exact:
@@ -92,7 +97,7 @@ class Hearing:
             return error.finding
         except (ForgedReplyError, KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
             return Finding(Outcome.CONTRACT, f"the worker's reply is not one that our harness writes: {error}")
-        except Exception as error:  # noqa: BLE001  # ours or torch's: the case is not judged, and says so, and the rest goes on
+        except Exception as error:  # noqa: BLE001  # opforge or torch failed: report it and go on
             end_without_device(error)
             return Finding(Outcome.ERROR, f"opforge could not judge this case: {_one_line(error)}")
         return Finding(Outcome.PASSED, "", tuple(self.notes), figures)
@@ -140,7 +145,10 @@ class Hearing:
         return figures
 
     def _unanswered(self, raised: Exception) -> dict[str, float]:
-        """Say that there is nothing to hold the kernel against; where a user's reference raises, raising is right."""
+        """Judge a case that ATen or the reference does not answer.
+
+        Raising is right where a user's reference raises. Otherwise there is nothing to compare.
+        """
         if isinstance(raised, ReferenceFaultError):
             raise NotRightError(Outcome.ERROR, f"the reference {raised}")
         if not isinstance(raised, ReferenceRaisedError):
@@ -199,7 +207,7 @@ class Hearing:
         return figures
 
     def _ruling(self, names: list[str]) -> properties.Ruling:
-        """Judge results that need not be ATen's own by the property that makes them right."""
+        """Judge results that may differ from ATen's by the property that makes them right."""
         judge = properties.BY_PACKET.get(self.op.packet)
         if judge is None or isinstance(self.call, Gradients) or all(same_bytes(k, a) for k, a in self.values):
             return properties.Ruling(frozenset())
@@ -255,7 +263,7 @@ class Hearing:
 
     def _aliasing(self, what: str, said: dict[str, Any], aten: torch.Tensor) -> None:
         if not aten.numel() and not self.op.mutates:
-            return  # ATen gives an input back where there is nothing to compute; nobody can tell
+            return  # ATen returns an input where there is nothing to compute; no caller can tell
         expected_same = self._origins.same(aten)
         if said.get("same", []) != expected_same:
             if expected_same:
@@ -276,7 +284,7 @@ class Hearing:
             )
 
     def _compare(self, what: str, kernel: torch.Tensor, aten: torch.Tensor, index: int) -> dict[str, float]:
-        """Compare numbers; where ATen leaves elements uninitialised, the others alone decide."""
+        """Compare numbers; elements that ATen leaves uninitialised are not judged."""
         try:
             return self._comparison(what, kernel, aten, index).check(measure=self.measure)
         except NotRightError:
@@ -305,14 +313,14 @@ class Hearing:
         )  # fmt: skip
 
     def _undecided(self, index: int) -> torch.Tensor | None:
-        """Return where a result is NaN though no input is, by infinities alone; None where elements are not combined."""
+        """Return where infinities alone make a result NaN; None for pointwise operators."""
         if "pointwise" in self.op.tags:
             return None
         tensors = self.call.run(without_nan).tensors
         return None if tensors is None else tensors[index].detach().isnan()
 
     def _inputs_after(self) -> dict[str, float]:
-        """Compare every input after the call: those that the operator writes by number, the others to the bit."""
+        """Compare every input after the call: written ones numerically, the others bit for bit."""
         figures: dict[str, float] = {}
         count = len(tensors_of(self.aten.result))
         undefined = self.aten.drew or self.op.base in properties.UNDEFINED_CONTENTS
@@ -343,7 +351,7 @@ class Hearing:
 
     @property
     def _writes(self) -> bool:
-        """Whether the operator may write to its inputs; on a GPU they come back of all operators."""
+        """Whether the operator may write to its inputs; on a GPU all replies include inputs."""
         return self.op.mutates or self.op.base in properties.WRITES_UNSAID or self.aten.shared is not None
 
     def _unwritten(self, index: int) -> NotRightError:
@@ -361,7 +369,7 @@ class Hearing:
         return list(tensor_names(self.op, self.call))
 
     def _is_written(self, index: int) -> bool:
-        """Whether an input is one that ATen gives back as a result, as in-place and out forms do."""
+        """Whether ATen returns this input as a result, as in-place and out variants do."""
         return index in self._given_back
 
     @cached_property
@@ -387,7 +395,7 @@ def flat(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def tensor_names(op: Operator, call: Call) -> Iterator[str]:
-    """Yield the names of a call's tensors in the order in which they are counted."""
+    """Yield the names of a call's tensors, in order."""
     for argument, value in zip(op.arguments, call.args, strict=False):
         yield from _names_in(argument.name, value)
     for name, value in call.kwargs.items():
@@ -444,16 +452,16 @@ def _one_line(error: Exception) -> str:
 
 
 def _drawn_from_few(kernel: torch.Tensor, aten: torch.Tensor) -> bool:
-    """Whether there are hardly any different numbers where ATen draws many."""
+    """Whether the kernel draws few distinct numbers where ATen draws many."""
     return is_varied(aten) and different_numbers(kernel) < different_numbers(aten) / 4
 
 
 def is_varied(drawn: torch.Tensor) -> bool:
-    """Whether a random result has many different numbers, so that no two such results are alike by chance."""
+    """Whether a random result has many distinct numbers: no two such results match by chance."""
     return different_numbers(drawn) >= _MANY
 
 
 def different_numbers(drawn: torch.Tensor) -> int:
-    """Return how many different numbers there are among the first elements of a result."""
+    """Return the number of distinct values among the first elements of a result."""
     plain = torch.view_as_real(drawn.resolve_conj()) if drawn.is_complex() else drawn
     return int(plain.detach().reshape(-1)[:_LOOKED_AT].double().unique().numel())

@@ -1,4 +1,4 @@
-"""What a judge knows of operators that are not ATen's: what their cases show, and the reference that answers for them."""
+"""The judge's view of operators outside ATen: facts from their cases, and their reference."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from opforge.ops import CustomOperator
 from opforge.sandbox.client import Spawner
 
 _LOOKED_FOR_DRAWS = 4
-"""On how many cases a reference is watched for random numbers that it draws."""
+"""Cases on which a reference is checked for drawing random numbers."""
 
 
 @dataclass
 class CustomOperators:
-    """Holds the process of one reference at a time: jobs of one operator mostly follow each other."""
+    """Keeps the process of one reference, as jobs of one operator mostly follow each other."""
 
     spawner: Spawner
     config: WorkerConfig
@@ -37,7 +37,7 @@ class CustomOperators:
     _reference: Reference | None = None
 
     def facts(self, described: dict[str, Any], name: str, cases: list[CaseRow]) -> tuple[CustomOperator, Reference]:
-        """Return what is known of an operator, and the reference that answers for it."""
+        """Return the facts about an operator, and the reference that answers for it."""
         reference = self._of(described)
         op = shown_by(name, cases)
         if reference.draws is None:
@@ -52,7 +52,7 @@ class CustomOperators:
         return self._reference
 
     def _draws(self, op: CustomOperator, reference: Reference, cases: list[CaseRow]) -> bool:
-        """Whether a reference, watched for it, draws random numbers on some of its first cases."""
+        """Whether a reference draws random numbers on any of these cases."""
         device = torch.device(self.config.device)
         for case in cases:
             batch = Batch(op, device, self.config.in_bytes, self.blobs, self.buffer, reference)
@@ -66,7 +66,7 @@ class CustomOperators:
 
 
 def shown_by(name: str, cases: list[CaseRow]) -> CustomOperator:
-    """Return what cases show of an operator: how many arguments it takes by position, and which by name."""
+    """Return an operator with the positional count and keyword names that its cases show."""
     positional = 0
     named: dict[str, None] = {}
     for case in cases:

@@ -1,4 +1,4 @@
-"""Hostile forms that PyTorch itself does not survive, found with the allocator's checks on: they are not asked of anyone."""
+"""Hostile forms that PyTorch itself does not survive, found with allocator checks; never run."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ _CRASHES = {
     "triu.out": frozenset({"transposed"}),
     "unfold_backward": frozenset({"zero_dim"}),
 }
-"""By packet or operator: ATen writes beyond its memory, reads what it has not written, or stops the process.
+"""By packet or operator: ATen writes out of bounds, reads uninitialised memory, or aborts.
 
-One copies lazy clones inside of a parallel loop, where its own assertion forbids that; others resize them."""
+One copies lazy clones in a parallel loop, which its own assertion forbids; others resize them."""
 
 
 _LIKE = {"strided": "pitched", "transposed": "permuted"}
-"""Layouts on which ATen does what it does on others."""
+"""By layout: another layout on which ATen behaves the same."""
 _SCALES = frozenset(f"argument:{name}" for name in ("scales", "scales_d", "scales_h", "scales_w", "scale_factors"))
 
 
 def of(op: Operator) -> frozenset[str]:
-    """Return the twists that ATen does not survive on an operator, or to which it has no defined answer."""
+    """Return the twists that crash ATen on an operator, or to which it has no defined answer."""
     own = _CRASHES.get(op.name, _CRASHES.get(op.packet, frozenset()))
     own |= {like for name, like in _LIKE.items() if name in own}
     if "upsample" in op.packet:
-        own |= _SCALES  # a scale that contradicts the size of the result makes ATen read beyond its input
+        own |= _SCALES  # a scale that contradicts the result's size makes ATen read out of bounds
     return ILL_CONDITIONED | own if solves(op.packet) else own

@@ -1,9 +1,10 @@
-"""Random operators are judged by their distribution: a battery of tests whose false-alarm rate is stated for the whole of it.
+"""Judge random operators by their distribution, with one false-alarm rate for all tests together.
 
-Every test has one form. Draws of the kernel and draws of ATen are paired, something is measured on each, and the
-differences are added up. If both draw from one distribution, each difference is as likely as its negative, so the sum
-exceeds ``z`` times the root of the sum of squares with probability 2 exp(-z²/2) at most: for any distribution and any
-number of draws, without a limit theorem. The level of one test is the battery's divided by the number of tests.
+Every test has the same form. Draws of the kernel and of ATen are paired, a quantity is measured on
+each, and the differences are summed. If both draw from one distribution, each difference is as
+likely as its negative. The sum then exceeds ``z`` times the root of the sum of squares with
+probability 2 exp(-z²/2) at most. This holds for any distribution and any number of draws, without
+a limit theorem. The level of one test is the battery's divided by the number of tests.
 """
 
 from __future__ import annotations
@@ -18,29 +19,29 @@ import torch
 from opforge.judge.numerics import same_bytes
 
 FALSE_ALARM = 1e-6
-"""How often an honest kernel is turned down, per case."""
+"""Probability of rejecting an honest kernel, per case."""
 ENOUGH = 200_000
-"""Elements that are looked at, of each side and each result."""
+"""Elements sampled from each side and each result."""
 MOST_DRAWS = 2000
 FEWEST_DRAWS = 128
 SOME_DRAWS = 256
-"""The fewest for tensors of up to so many elements as ``SMALL``."""
+"""Minimum for tensors of up to ``SMALL`` elements."""
 SMALL = 8192
 PILOTS = 64
-"""Draws of ATen's that are in no test: they show how its positions differ."""
+"""Draws of ATen that are in no test: they show how its positions differ."""
 GROUP = 4
 """Draws come in groups: a seed, a second call under it, the next seed, a second call under that."""
 
 
 def draws_wanted(elements: int) -> int:
-    """Return how many draws a tensor of so many elements needs, a multiple of the group."""
+    """Return the number of draws for a tensor of this size, a multiple of ``GROUP``."""
     fewest = SOME_DRAWS if elements <= SMALL else FEWEST_DRAWS
     wanted = min(MOST_DRAWS, max(fewest, math.ceil(ENOUGH / max(1, elements))))
     return wanted - wanted % GROUP
 
 
 def positions(elements: int, draws: int) -> torch.Tensor:
-    """Return which elements of a draw are looked at: all, or runs of neighbours spread over it, both ends among them."""
+    """Return the sampled positions of a draw: all, or spread-out runs that include both ends."""
     room, run = max(64, ENOUGH // draws), 32
     if elements <= room:
         return torch.arange(elements)
@@ -49,13 +50,13 @@ def positions(elements: int, draws: int) -> torch.Tensor:
 
 
 def identical(kernel: torch.Tensor, aten: torch.Tensor) -> bool:
-    """Whether a draw is ATen's own, to the bit."""
+    """Whether a draw equals ATen's, bit for bit."""
     return kernel.shape == aten.shape and same_bytes(kernel, aten.detach().cpu().resolve_conj().resolve_neg())
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Draws of one result: a row for each draw, a column for each element that is looked at."""
+    """Draws of one result: a row for each draw, a column for each sampled element."""
 
     kernel: torch.Tensor
     aten: torch.Tensor
@@ -63,7 +64,7 @@ class Sample:
     at: torch.Tensor
     """The flat position of each column in the result."""
     row: int
-    """The length of the result's last dimension: elements so far apart are neighbours too."""
+    """Length of the result's last dimension: elements this far apart are neighbours too."""
     kernel_totals: torch.Tensor
     """The mean of each whole draw."""
     aten_totals: torch.Tensor
@@ -76,14 +77,14 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """Sums of differences, what their size is judged by, and words for each of them."""
+    """Sums of differences, the spread that they are judged by, and a message for each."""
 
     excess: torch.Tensor
-    """How far each sum lies beyond what rounding explains."""
+    """Part of each sum that rounding does not explain."""
     spread: torch.Tensor
     """The root of the sum of squared differences."""
     say: Callable[[int], str]
-    """What is off, for the test with this index."""
+    """Describes what is wrong, for the test with this index."""
 
     @property
     def z(self) -> torch.Tensor:
@@ -91,7 +92,7 @@ class Test:
 
 
 def paired(kernel: torch.Tensor, aten: torch.Tensor, say: Callable[[int], str], slack: float = 0.0) -> Test:
-    """Return a test of measurements, a row for each draw; ``slack`` is a mean difference that rounding explains."""
+    """Return a test of measurements, a row per draw; ``slack`` is the mean rounding difference."""
     kernel, aten = kernel.reshape(len(kernel), -1), aten.reshape(len(aten), -1)
     differences = kernel - aten
     excess = differences.sum(0).abs() - slack * len(differences)
@@ -100,15 +101,15 @@ def paired(kernel: torch.Tensor, aten: torch.Tensor, say: Callable[[int], str], 
 
 @dataclass(frozen=True, slots=True)
 class Weighed:
-    """What came of a battery."""
+    """Result of a battery of tests."""
 
     reason: str | None
-    """What is off; None when nothing is."""
+    """What is wrong; None when nothing is."""
     figures: dict[str, Any]
 
 
 def weigh(tests: Iterable[Test], false_alarm: float = FALSE_ALARM) -> Weighed:
-    """Judge all tests together, so that an honest kernel fails any of them no more often than ``false_alarm``."""
+    """Judge all tests together: an honest kernel fails at a rate of at most ``false_alarm``."""
     tests = [test for test in tests if test.excess.numel()]
     count = sum(test.excess.numel() for test in tests)
     if not count:

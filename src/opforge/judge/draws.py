@@ -1,7 +1,7 @@
-"""Draw from a random operator's kernel again and again, and from ATen, and have the draws judged.
+"""Draw repeatedly from a random operator's kernel and from ATen, and test the draws.
 
-Each case is asked for in groups: a seed, a second call under it, the next seed, a second call under that. A kernel
-whose draws are ATen's own to the bit passes after one group.
+Each case is drawn in groups: a seed, a second call under it, the next seed, a second call under
+that. A kernel whose draws equal ATen's bit for bit passes after one group.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from opforge.ops import Operator
 _MESSAGE_CASES = 500
 _MESSAGE_BYTES = 64 << 20
 _LOOKED_AT = 1_000_000
-"""Elements of whole draws that are held against the operator's own rules."""
+"""Elements of whole draws that are checked by the operator's own rules."""
 
 Request = dict[str, Any]
 
@@ -55,7 +55,7 @@ def judge_draws(
 
 @dataclass
 class _Side:
-    """Draws of one result by the kernel or by ATen, at the positions that are looked at."""
+    """Draws of one result by the kernel or by ATen, at the sampled positions."""
 
     rows: list[torch.Tensor] = field(default_factory=list)
     totals: list[torch.Tensor] = field(default_factory=list)
@@ -71,12 +71,12 @@ class _Side:
 
 @dataclass
 class _Kept:
-    """Draws of one result by both."""
+    """Draws of one result by both sides."""
 
     kernel: _Side = field(default_factory=_Side)
     aten: _Side = field(default_factory=_Side)
     whole: list[torch.Tensor] = field(default_factory=list)
-    """Some draws of the kernel's with all their elements."""
+    """Some draws of the kernel with all their elements."""
 
     def sample(self, pilot: torch.Tensor, at: torch.Tensor, row: int) -> Sample:
         kernel, aten = torch.stack(self.kernel.rows), torch.stack(self.aten.rows)
@@ -93,7 +93,7 @@ class _Drawing:
     config: WorkerConfig
 
     def figures(self) -> dict[str, Any]:
-        """Return the figures of the draws; raises NotRightError when they are not right."""
+        """Return the figures of the draws; raise NotRightError when they are wrong."""
         if not self._elements:
             return {}
         if self._opening():
@@ -108,7 +108,7 @@ class _Drawing:
         return figures
 
     def _opening(self) -> bool:
-        """Ask for one group, and the first seed once more; return whether all draws are ATen's own."""
+        """Draw one group, and the first seed once more; return whether all draws equal ATen's."""
         requests = [*self._requests("opening", 0, GROUP), self._requests("opening", 0, 1)[0]]
         self.worker.begin({"do": "call", "op": self.op.name, "random": True, "cases": requests})
         aten = [self._values(answer) for answer in self._answers("opening", 0, GROUP)]
@@ -122,14 +122,14 @@ class _Drawing:
         return _same(self._first, first) and all(_same(k, a) for k, a in zip(kernel, aten, strict=False))
 
     def _messages(self) -> Iterator[tuple[int, int]]:
-        """Yield where each message starts and how many draws it asks for."""
+        """Yield the start and the number of draws of each message."""
         size = max(1, sum(t.numel() * t.element_size() + 64 for t in self._first) * (2 if self.placed.call.own else 1))
         most = max(GROUP, min(_MESSAGE_CASES, _MESSAGE_BYTES // size) // GROUP * GROUP)
         for start in range(0, self._draws, most):
             yield start, min(most, self._draws - start)
 
     def _keep(self, kept: list[_Kept], start: int, count: int) -> None:
-        """Draw so many times from both, and keep what is looked at; ATen draws while the worker does."""
+        """Draw ``count`` times from both and keep samples; ATen draws while the worker does."""
         requests = self._requests("kernel", start, count)
         self.worker.begin({"do": "call", "op": self.op.name, "random": True, "cases": requests})
         for answer in self._answers("aten", start, count):
@@ -142,7 +142,7 @@ class _Drawing:
                     into.whole.append(value)
 
     def _read(self, requests: list[Request]) -> Iterator[list[torch.Tensor]]:
-        """Yield the result tensors of each draw that was asked for."""
+        """Yield the result tensors of each requested draw."""
         replies = replies_of(self.worker.answer(cases=len(requests)), len(requests))
         if replies is None:
             raise NotRightError(Outcome.CONTRACT, FORGED)
@@ -156,7 +156,7 @@ class _Drawing:
             yield [self._tensor(row, results) for row in self._rows(reply)]
 
     def _hear(self, reply: dict[str, Any], results: bytearray) -> None:
-        """Hear a draw that is not described as the first was: it may break the contract."""
+        """Judge a draw that is described differently from the first: it may break the contract."""
         fresh = replace(self.hearing, aten=self.placed.call.run(), reply=reply, results=results, notes=[], values=[])
         finding = fresh.finding()
         if not finding.passed:
@@ -170,7 +170,7 @@ class _Drawing:
                 raise NotRightError(Outcome.CONTRACT, f"wrote to `{name}`, which {self.op.name} must not change")
 
     def _unwritten(self, reply: dict[str, Any], results: bytearray) -> None:
-        """Check the inputs that came back and are not the operator's to write."""
+        """Check returned inputs that the operator must not write to."""
         for index, before in self._left_alone.items():
             after = self._tensor(reply["inputs"][index], results)
             if not torch.equal(flat_bytes(after), before):
@@ -224,14 +224,14 @@ class _Drawing:
         return int.from_bytes(digest, "little") + place // 2
 
     def _values(self, answer: Answer) -> list[torch.Tensor]:
-        """Return what ATen drew: its results, and inputs that it writes besides."""
+        """Return ATen's draws: its results, and inputs that it writes but does not return."""
         if answer.raised is not None:
             raise NotRightError(Outcome.ERROR, f"{self.op.authority} itself raises on a second draw: {answer.raised}")
         found = [*tensors_of(answer.result), *(answer.inputs[i] for i in self._besides)]
         return [plain(t).cpu() for t in found]
 
     def _rows(self, reply: dict[str, Any]) -> list[list[Any]]:
-        """Return the rows of what the kernel drew, in the order of ``_values``."""
+        """Return the wire rows of the kernel's draws, in the order of ``_values``."""
         return [*_returned(reply["returned"]), *(reply["inputs"][i] for i in self._besides)]
 
     @cached_property
@@ -254,7 +254,7 @@ class _Drawing:
 
     @cached_property
     def _first(self) -> list[torch.Tensor]:
-        """The kernel's first draw, which was heard already."""
+        """The kernel's first draw, which was already judged."""
         results = self.hearing.results
         return [self._tensor(row, results) for row in self._rows(self.reply)]
 
@@ -283,7 +283,7 @@ def _same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the elements of a tensor in one row; a complex number is two of them."""
+    """Return the elements of a tensor in one dimension; a complex number becomes two."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.to(torch.complex64) if tensor.dtype == torch.complex32 else tensor)
     return tensor.reshape(-1)

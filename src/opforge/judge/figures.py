@@ -1,4 +1,7 @@
-"""What is made of the rounds of a race: ratios, their interval, whether more rounds are needed, whether the clocks agree."""
+"""Evaluate the rounds of a race.
+
+Computes ratios and their interval, whether more rounds are needed, and whether the clocks agree.
+"""
 
 from __future__ import annotations
 
@@ -13,61 +16,63 @@ from opforge.sandbox.track import short_calls
 
 _MIN_ROUNDS = 8
 _MIN_QUIET = 6
-"""From so many values on, an interval from their ranks can hold the median 95 times in a hundred."""
+"""Fewest values whose ranks give an interval that holds the median 95 times in a hundred."""
 _SECONDARY_ROUNDS = 5
 _DOUBTED_ROUNDS = 32
-"""How many there are before a kernel is accused. With so many, one that has fewer than `_MIN_QUIET` honest rounds is."""
+"""Rounds needed to accuse a kernel; it then is, if fewer than `_MIN_QUIET` are honest."""
 _NARROW = {"device": 0.015, "call": 0.02, "sync": 0.02}
-"""How wide an interval may be, as a share of the ratio, for a race to end."""
+"""Width of the interval, as a share of the ratio, at which a race may end."""
 _PLACES = 0.002
-"""By how much two processes may differ that do the very same: where in memory things lie. It is part of every interval."""
+"""Relative error from memory placement, added to every interval."""
 _RESOLUTION_NS = 5.0
-"""By how much a device time of few µs may be off in the same way all through a race; part of the interval likewise."""
+"""Systematic error of a device time of a few µs in a race; also added to the interval."""
 _CLOCK_SLACK_NS = 60_000
 _CLOCK_SLACK = 0.1
 FILL_SLACK_NS = 400_000
-"""By how much longer than usual inputs may take to be filled on a GPU that nothing else keeps busy."""
+"""Extra time that filling inputs may take on a GPU that nothing else keeps busy."""
 _CLOCK_SURE_Z = 3.3
-"""How sure the judge is that a block took longer than was said of it, before it says so: one in a thousand is wrong."""
+"""Certainty needed to say that a block took longer than reported: one in a thousand is wrong."""
 
 
 class Wait(enum.IntEnum):
-    """Whether somebody waited for a core or a GPU in a round."""
+    """Whether a process waited for a core or a GPU in a round."""
 
     NONE = 0
     LEFT_OUT = 1
-    """The wait is known, and not part of the time."""
+    """The wait is known, and excluded from the time."""
     COUNTED = 2
     """The wait is part of the time."""
 
 
 @dataclass
 class Figure:
-    """What a call took on both sides, round by round."""
+    """Times of a call on both sides, round by round."""
 
     name: str
     calls: int
     ahead_ns: float = 0.0
     method: str = ""
     secondary: bool = False
-    """Whether it is of interest beside another one: its interval may stay wide."""
+    """Whether it only supplements another figure: its interval may stay wide."""
     leg: int = 1
-    """After so many rounds everything is laid anew in other memory; the rounds of a leg count as one."""
+    """Rounds until everything is laid out in other memory; the rounds of a leg count as one."""
     kernel_ns: list[float] = field(default_factory=list)
     aten_ns: list[float] = field(default_factory=list)
     kernel_beside: list[float] = field(default_factory=list)
     aten_beside: list[float] = field(default_factory=list)
-    """What the judge's clock saw of each block beyond the time that the worker says it took; empty where the judge's clock is the time."""
+    """Time of each block by the judge's clock beyond the time that the worker reports.
+
+    Empty where the judge's clock gives the time."""
     kernel_fill: list[float] = field(default_factory=list)
     aten_fill: list[float] = field(default_factory=list)
-    """How long the judge took to fill the inputs on a GPU, while nothing of the worker ran."""
+    """Time the judge took to fill the inputs on a GPU, while nothing of the worker ran."""
     waited: list[Wait] = field(default_factory=list)
     """Whether a side had to wait for a core in the round, or the judge for the GPU."""
     done: bool = False
     judged: bool = False
     """Whether a result of its calls was judged."""
     rehearsed: int = 0
-    """How many calls are made before those that are timed, and not timed."""
+    """Untimed calls before the timed ones."""
 
     @property
     def rounds(self) -> int:
@@ -75,19 +80,23 @@ class Figure:
 
     @property
     def work(self) -> int:
-        """Return how many calls are made in a block, timed or not."""
+        """Return the number of calls in a block, timed or not."""
         if self.name != "device":
             return self.calls + self.rehearsed
         return self.calls + (short_calls(self.calls) if self.method == "graph" else 0)
 
     @property
     def block(self) -> dict[str, Any]:
-        """Return what a worker is asked for a block of its calls."""
+        """Return the request to a worker for one block."""
         return {"do": "go", "figure": self.name, "calls": self.calls, "ahead_ns": self.ahead_ns}
 
     @property
     def quiet(self) -> list[int]:
-        """Return the rounds that count: those in which nobody waited, if there are enough; else those whose times hold no wait, if there are."""
+        """Return the rounds that count.
+
+        These are rounds without waits if there are enough, else rounds whose times exclude waits if
+        there are enough, else all.
+        """
         for most in (Wait.NONE, Wait.LEFT_OUT):
             if self._are_enough(rounds := self._rounds_with(most)):
                 return rounds
@@ -95,7 +104,7 @@ class Figure:
 
     @property
     def needs_quiet_rounds(self) -> bool:
-        """Whether there are too few rounds yet whose times hold no wait."""
+        """Whether too few rounds yet have times without waits."""
         return not self._are_enough(self._rounds_with(Wait.LEFT_OUT))
 
     def _rounds_with(self, most: Wait) -> list[int]:
@@ -106,7 +115,7 @@ class Figure:
 
     @property
     def ratios(self) -> list[float]:
-        """Return ATen's time over the kernel's, of each leg the median, in order."""
+        """Return ATen's time over the kernel's, the median of each leg, sorted."""
         legs: dict[int, list[float]] = {}
         aten, kernel = self._bounded(is_kernel=False), self._bounded(is_kernel=True)
         for i in self.quiet:
@@ -114,11 +123,14 @@ class Figure:
         return sorted(statistics.median(rounds) for rounds in legs.values())
 
     def median_ns(self, times: list[float]) -> float:
-        """Return the median of one side's times, of the rounds that count: a kernel can make others, and say of them what it likes."""
+        """Return the median of one side's times in the rounds that count.
+
+        A kernel can cause other rounds, and report any time for them.
+        """
         return statistics.median(times[i] for i in self.quiet)
 
     def _bounded(self, *, is_kernel: bool) -> list[float]:
-        """Return one side's times, longer by what the judge's clock surely saw of most blocks and nobody said."""
+        """Return one side's times, plus unreported time that the judge's clock surely saw."""
         said = self.kernel_ns if is_kernel else self.aten_ns
         unsaid = self._unsaid
         if not unsaid:
@@ -129,12 +141,12 @@ class Figure:
 
     @property
     def speedup(self) -> float:
-        """Return the ratio. Where the clocks seem to differ, though not surely, the end of its interval counts."""
+        """Return the ratio, or the low end of its interval where the clocks seem to differ."""
         ratios = self.ratios
         return median_interval(ratios)[0] if self._clocks_differ else statistics.median(ratios)
 
     def _clock_slack(self, call_ns: float) -> float:
-        """Return by how much the clocks may differ on a block of calls that take so long."""
+        """Return the allowed difference of the clocks on a block of calls of this duration."""
         return max(_CLOCK_SLACK_NS, _CLOCK_SLACK * call_ns * self.work)
 
     @property
@@ -142,7 +154,7 @@ class Figure:
         low, high = median_interval(self.ratios)
         shortest = min(statistics.median(self.kernel_ns), statistics.median(self.aten_ns))
         unsure = _PLACES + (_RESOLUTION_NS / shortest if self.name == "device" else 0.0)
-        return low / (1 + unsure), high * (1 + unsure)  # above zero, even for what takes no time at all
+        return low / (1 + unsure), high * (1 + unsure)  # above zero even if no time passed
 
     @property
     def narrow(self) -> bool:
@@ -150,12 +162,12 @@ class Figure:
         return high - low <= _NARROW[self.name] * statistics.median(self.ratios)
 
     def ends(self, *, out_of_time: bool) -> bool:
-        """Whether the round that comes is the last."""
+        """Whether the next round is the last."""
         least = _SECONDARY_ROUNDS if self.secondary else max(_MIN_ROUNDS, _MIN_QUIET * self.leg)
         if self.rounds + 1 < least:
             return False
         if self._doubtful and self.rounds + 1 < _DOUBTED_ROUNDS:
-            return False  # however late it is: nobody is accused on a few rounds
+            return False  # even when out of time: a few rounds are not enough to accuse
         return out_of_time or ((self.secondary or self.narrow) and not self._doubtful)
 
     def row(self) -> dict[str, Any]:
@@ -175,12 +187,15 @@ class Figure:
 
     @property
     def _unsaid(self) -> list[float]:
-        """Return how much longer the kernel's blocks were than was said of them: what blocks take beside is the same on both sides."""
+        """Return how much longer the kernel's blocks were than reported.
+
+        The overhead of a block is the same on both sides, so ATen's is subtracted.
+        """
         return [k - a for k, a in zip(self.kernel_beside, self.aten_beside, strict=True)]
 
     @property
     def _fills(self) -> tuple[list[float], list[float]]:
-        """Return how much longer the judge took to fill the kernel's inputs than ATen's, and the reverse."""
+        """Return the extra time to fill the kernel's inputs over ATen's, and the reverse."""
         longer = [k - a for k, a in zip(self.kernel_fill, self.aten_fill, strict=True)]
         return longer, [-ns for ns in longer]
 
@@ -190,23 +205,26 @@ class Figure:
 
     @property
     def _clocks_differ(self) -> bool:
-        """Whether the judge's clock speaks against the kernel's times in most rounds that count."""
+        """Whether the judge's clock contradicts the kernel's times in most rounds that count."""
         unsaid = self._unsaid
         return bool(unsaid) and statistics.median(unsaid[i] for i in self.quiet) > self._clock_slack(self._said)
 
     @property
     def _others_at_work(self) -> bool:
-        """Whether the judge's clock contradicts ATen's times too: then something else uses the GPU, and no clock accuses anyone."""
+        """Whether the judge's clock contradicts ATen's times too.
+
+        Then something else uses the GPU, and the clock does not prove cheating.
+        """
         slack = self._clock_slack(self.median_ns(self.aten_ns))
         return bool(self.aten_beside) and statistics.median(self.aten_beside) < -slack
 
     @property
     def _doubtful(self) -> bool:
-        """Whether more rounds are needed to know that the clocks agree, and that nothing keeps the GPU busy."""
+        """Whether more rounds must show that the clocks agree and nothing keeps the GPU busy."""
         return self._clocks_differ or any(f and statistics.median(f) > FILL_SLACK_NS for f in self._fills)
 
     def clocks_agree(self) -> None:
-        """Refuse times that the judge's clock contradicts, and a GPU that works on while the kernel's process is stopped."""
+        """Reject times that the judge's clock contradicts, and GPU work of a stopped kernel."""
         if any(longer and _surely(longer) > FILL_SLACK_NS for longer in self._fills):
             raise NotRightError(
                 Outcome.CHEATED, "keeps the GPU busy while its process is stopped, before timed calls begin"
@@ -221,12 +239,15 @@ class Figure:
 
 
 def _surely(sample: list[float]) -> float:
-    """Return what the median of a sample surely is at least."""
+    """Return a sure lower bound for the median of a sample."""
     return median_interval(sorted(sample), _CLOCK_SURE_Z)[0]
 
 
 def median_interval(ordered: list[float], confidence_z: float = 1.96) -> tuple[float, float]:
-    """Return an interval for the median of a sorted sample, at 95 % by default: order statistics, as many from either end."""
+    """Return an interval for the median of a sorted sample, at 95 % by default.
+
+    Its ends are order statistics, equally far from either end of the sample.
+    """
     last = len(ordered) - 1
     rank = max(0, math.floor((last - confidence_z * math.sqrt(len(ordered))) / 2))
     return ordered[rank], ordered[last - rank]

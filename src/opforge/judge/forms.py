@@ -1,4 +1,4 @@
-"""The forms in which a case is run: as it stands, a second time, in hostile layouts and values, and with contents replayed."""
+"""The forms in which a case is run: unchanged, twice, with hostile layouts and values, replayed."""
 
 from __future__ import annotations
 
@@ -21,24 +21,30 @@ from opforge.ops.undefined import solves
 from opforge.sandbox.situations import ONE_CALL, SITUATIONS
 
 _TWICE = 2
-"""How many cases of an operator are run twice, to see the same answer."""
+"""Cases of an operator that are run twice, to check for the same answer."""
 _REPLAYED = 4
-"""How many are replayed at once; of the others one in eight."""
+"""First cases of an operator that are replayed; of the others one in eight."""
 _ENLARGED = 3
-"""How many cases of an operator are run in each large form, each of other dtypes; of the others one in 256."""
+"""Cases of different dtypes that are run in each large form; of the others one in 256."""
 _SITUATED = 4
-"""Of further cases one in so many is called in another situation."""
+"""One in this many further cases is called in another situation."""
 _NOT_FINITE = ("nan", "inf", "nan_in_first")
 _SPECIAL = (*_NOT_FINITE, "edges")
 """Forms that are also run with other arguments."""
 _ARGUMENTS = 6
-"""How often each other value of an argument is tried in the first cases; of the others one in ``_SITUATED`` tries one."""
+"""Times that each other value of an argument is tried in the first cases.
+
+Of the other cases, one in ``_SITUATED`` tries one."""
 _MAX_TWISTED_BYTES = 4 << 20
 ATEN_BUDGET_S = 3.0
-"""What ATen may take for the variants of a case together; where one call takes as much, the case is judged in two of them."""
+"""Seconds that ATen may take for all variants of a case.
+
+If one call takes as long, the case is judged in two variants."""
 _LEAST_VARIANTS = 2
 LARGE_BYTES = 64 << 20
-"""Inputs above it make a case that is judged as it stands, and once with other contents where it is timed: each form takes seconds."""
+"""Cases with larger inputs are judged unchanged, and once with other contents if they are timed.
+
+Each form of them takes seconds."""
 
 _COUNTED = frozenset({*TWISTS, *SITUATIONS})
 """Forms that a verdict lists by name."""
@@ -97,7 +103,7 @@ _WORDS = {
 
 
 def words(form: str) -> str:
-    """Say in which form a case was run."""
+    """Describe the form in which a case was run."""
     if form.startswith(ARGUMENT):
         return f"with another value for `{form.removeprefix(ARGUMENT)}`"
     return _WORDS[form]
@@ -114,9 +120,9 @@ def place(
     large_too: bool = True,
     budget_s: float = ATEN_BUDGET_S,
 ) -> bool:
-    """Place a case in all its forms; False when it must wait for the next batch. ``number`` counts the operator's cases.
+    """Place a case in all its forms; return False when it must wait for the next batch.
 
-    ``budget_s`` is what ATen may take for them.
+    ``number`` counts the operator's cases. ``budget_s`` limits ATen's time for the forms.
     """
     first = batch.add(case)
     if first is None:
@@ -129,14 +135,14 @@ def place(
     begun = len(batch.placed)
 
     def affordable() -> bool:
-        """Whether ATen's time allows for another variant; noted where it does not."""
+        """Whether ATen's time allows another variant; recorded where it does not."""
         done = len(batch.placed) - begun
         if done < _LEAST_VARIANTS or done * first.aten_s < budget_s:
             return True
         batch.slow[case.id] = first.aten_s
         return False
 
-    with contextlib.suppress(MemoryError):  # no room for more of it
+    with contextlib.suppress(MemoryError):  # no memory for more forms
         large = sum(row[1] for row in first.inputs) > LARGE_BYTES
         if number < _TWICE and not op.random and not large:
             batch.again(first)
@@ -163,7 +169,7 @@ def place(
 
 
 def _is_enlarged(batch: Batch, case: CaseRow, first: Placed, inputs: Inputs, name: str) -> bool:
-    """Whether a case is to be run in a large form: the first ones of a few dtypes and dimensions, and some by chance."""
+    """Whether to run a case in a large form: the first of some dtypes and dims, some at random."""
     dtypes, dims = batch.tried.dtypes[name], batch.tried.dims[name]
     return (
         (len(dtypes) < _ENLARGED and dtypes_of(first) not in dtypes)
@@ -173,7 +179,11 @@ def _is_enlarged(batch: Batch, case: CaseRow, first: Placed, inputs: Inputs, nam
 
 
 def _situations(op: Operator, number: int) -> Sequence[str]:
-    """Return the situations in which a case is called: the first one in all, the next in those of one call, others in one in turn, or in none."""
+    """Return the situations in which a case is called.
+
+    The first case is called in all, the next in those of one call. Of the others, some are called
+    in one each, in turn.
+    """
     if op.random:
         return ()
     if number < _TWICE:
@@ -190,7 +200,7 @@ def _place_arguments(
     cases: int,
     affordable: Callable[[], bool],
 ) -> None:
-    """Place a case, and its forms with NaN and infinities, with other values for some arguments."""
+    """Place a case and its special forms with other values for some arguments."""
     if not all(map(tame, inputs.tensors)):
         return
     whole = not any(t.is_floating_point() or t.is_complex() for t in inputs.tensors)
@@ -199,13 +209,13 @@ def _place_arguments(
         for name, value in _arguments(op, first.call, number, cases, always=basis.form == "edges"):
             fraction = isinstance(value, float) and not value.is_integer()
             if basis.form in _NOT_FINITE and value == 0 and name != "beta":
-                continue  # only of `beta` it is written that nothing is multiplied by zero
+                continue  # only for `beta` do the docs say that zero ignores NaN and infinities
             if f"{ARGUMENT}{name}" not in defects.of(op) and not (whole and fraction) and affordable():
                 batch.argument(basis, name, value)
 
 
 def _arguments(op: Operator, call: Call, number: int, cases: int, *, always: bool) -> Iterator[tuple[str, Any]]:
-    """Yield arguments and values other than those that they have: a few for each case, all of them over the cases of an operator."""
+    """Yield arguments with other values: a few per case, all of them over an operator's cases."""
     given = named_arguments(op, call)
     found = [
         (a.name, value)
@@ -228,14 +238,14 @@ def _replayable(op: Operator) -> bool:
 
 
 def settle(group: Sequence[tuple[Placed, Finding]]) -> Finding:
-    """Return the verdict on a case from the findings on its forms: the first that is not right, if any."""
+    """Return the verdict on a case from the findings on its forms: the first failure, if any."""
     (_, finding), *others = group
     if not finding.passed:
         return finding
     tried: list[str] = []
     for placed, other in others:
         where = words(placed.form)
-        if other.outcome is Outcome.ERROR and placed.form in LARGE_FORMS:  # nothing is proven of such sizes then
+        if other.outcome is Outcome.ERROR and placed.form in LARGE_FORMS:  # such sizes are unproven
             finding = replace(finding, notes=(*finding.notes, f"no answer {where}: {other.reason}"))
         elif other.outcome is Outcome.UNSUPPORTED:
             finding = replace(finding, notes=(*finding.notes, f"declines {where}"))

@@ -1,4 +1,7 @@
-"""What is asked of a kernel beside its cases: gradients; a wrong answer by itself, with a wait; the contents of a timed call, in another process."""
+"""Further checks of a kernel, beside its cases.
+
+Gradients; a wrong answer again, alone and after a wait; contents of a timed call in a new process.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ _REFUSALS = ("tried", "error", "tampered", "state")
 def gradients(
     worker: KernelWorker, config: WorkerConfig, op: Operator, placed: Placed, call: Call, aten: Answer
 ) -> Finding | None:
-    """Judge the gradients that flow through an operator while the kernel is installed in ATen's place; None where they are right."""
+    """Judge the gradients through an operator with the kernel installed; None if they are right."""
     request = {"do": "gradient", "op": op.name, "case": placed.request()}
     try:
         (reply,), results = _answers(worker, config, request, 1)
@@ -38,7 +41,10 @@ def gradients(
 
 
 def lingering(worker: KernelWorker, config: WorkerConfig, placed: Placed, hearing: Hearing) -> Finding | None:
-    """Call a kernel whose answer was wrong by itself, and wait before looking: did it come late, or depend on other calls?"""
+    """Repeat a call with a wrong answer by itself, and wait before reading the result.
+
+    This shows results that are written late, or depend on other calls.
+    """
     plain = placed.request()
     asked = [plain, plain, {**plain, "linger_s": _LINGER_S}]
     try:
@@ -65,7 +71,10 @@ def asked_apart(
     *,
     required: bool,
 ) -> Finding | None:
-    """Judge a kernel's answer to a case whose contents were renewed, from a new worker, which is closed then; None where there is none to be judged."""
+    """Judge a kernel's answer to a case with renewed contents in a new worker, and close it.
+
+    Return None where there is no answer to judge.
+    """
     call = replace(placed.call, renewal=renewal)
     try:
         loaded = worker.ask({"do": "load", "kernel": kernel}, timeout_s=max(LOAD_LIMIT_S, config.timeout_s))
@@ -92,7 +101,10 @@ def _calls(op: Operator, cases: list[dict[str, Any]]) -> dict[str, Any]:
 def _answers(
     worker: KernelWorker, config: WorkerConfig, request: dict[str, Any], count: int
 ) -> tuple[list[dict[str, Any]], bytearray]:
-    """Return the replies to a request, and a private copy of the results; raises NotRightError on words that are not our harness's."""
+    """Return the replies to a request and a private copy of the results.
+
+    Raise NotRightError if opforge's harness cannot have written the replies.
+    """
     replies = replies_of(worker.ask(request, cases=count), count)
     if replies is None:
         raise NotRightError(Outcome.CONTRACT, FORGED)

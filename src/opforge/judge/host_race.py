@@ -1,8 +1,9 @@
-"""Race a kernel against ATen on a CPU, by what the judge sees for itself.
+"""Race a kernel against ATen on a CPU, using only the judge's own observations.
 
-While a worker is stopped, the judge writes new contents into the inputs of a block of calls. Then its clock runs until the worker is stopped again.
-After each block chance decides which results are judged; they are read from the worker's memory before anything of it runs again. Now and then
-chance stops a block half-way, to see that calls which have returned have done their work.
+While a worker is stopped, the judge writes new contents into the inputs of a block of calls. Then
+its clock runs until the worker is stopped again. After each block, results chosen at random are
+judged. They are read from the worker's memory before any of it runs again. Some blocks, chosen at
+random, are stopped half-way, to check that calls that have returned have done their work.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from opforge.sandbox.origins import Origins
 
 _BUDGET_S = 1.0
 _BUSY_BUDGET_S = 5.0
-"""How long a race may take on a machine so busy that most times hold waits for a core which cannot be left out."""
+"""Time limit of a race if most times contain waits for a core that cannot be subtracted."""
 BUSY = "other programs kept the cores busy: the kernel's times include waits for a core, so it may be faster than shown"
 _BLOCK_NS = 8_000_000
 _FIRST_CALLS = 8
@@ -51,32 +52,34 @@ _MAX_CALLS = 512
 _MAX_TENSORS = 1024
 _MAX_BLOCK_BYTES = 64 << 20
 _LEG = 3
-"""Rounds before everything is laid anew: where things lie in memory makes some percent."""
+"""Rounds before all calls are laid out again: memory placement changes times by some percent."""
 _JUDGED = 2
 """Calls of a block that are judged."""
 _LARGE = 16 << 20
 _MANY_TENSORS = 64
-"""Of calls above either, one is judged in one block of three: to judge it takes longer than to time it."""
+"""Of calls above either limit, one is judged in one of three blocks.
+
+Judging it takes longer than timing it."""
 _SELDOM = 1 / 3
 _HALTED = 1 / 6
-"""The share of the kernel's turns before which a block is stopped half-way."""
+"""Share of the kernel's turns before which a block is stopped half-way."""
 _TRIES = 24
-"""How often it is tried to stop a block half-way before a race ends in which that never came to pass."""
+"""Attempts to stop a block half-way at the end of a race in which none has succeeded."""
 _PATIENCE_NS = 100_000_000
-"""How long the later tries wait for a worker that others keep from running."""
+"""Extra wait of the later attempts, for a worker that other processes keep from running."""
 _BEHIND = 0.25
-"""Of the calls that a block should have made by then, the share below which they are held to return all at once."""
+"""Share of the expected calls below which calls are taken to return all at once."""
 _SEALED = 0.2
-"""The share of blocks after which the worker is asked what the kernel has done to its process, besides the last."""
+"""Share of blocks after which the worker is checked for tampering, besides the last."""
 _DRY_BLOCKS = 7
 _WAITED = 0.03
-"""The share of a block that a side may have waited for a core; else the round is set aside."""
+"""Share of a block that a side may wait for a core; above it, the round is set aside."""
 _WATCHED = 4
-"""In every so many rounds the machine's clocks are looked at."""
+"""The machine's clocks are sampled once in this many rounds."""
 
 
 class HostRace:
-    """A race over one case. Its operator may write to inputs."""
+    """A race over one case. ``writes`` says whether its operator may write to inputs."""
 
     def __init__(
         self,
@@ -105,12 +108,12 @@ class HostRace:
         self._tensors = max(1, len(self._renewals))
         self._costly = self._nbytes > _LARGE or self._tensors > _MANY_TENSORS
         self._cores: set[int] = set()
-        """Where both sides run, and this process, by turns."""
+        """Core on which both sides and this process run, in turn."""
         self._all_cores: set[int] = set()
         self._addresses: dict[bool, list[list[int]]] = {}
-        """Where the inputs of each call lie, in either side's memory."""
+        """Addresses of the inputs of each call, by side."""
         self._contents: list[list[Bytes]] = []
-        """What the inputs of each call hold, as it was written."""
+        """Contents written into the inputs of each call."""
         self._seeds: list[int] = []
         self._dry_ns = 0.0
         self._judged = self._halts = self._behind = 0
@@ -119,11 +122,12 @@ class HostRace:
         self.notes: list[str] = []
 
     def run(self) -> dict[str, Any]:
-        """Return the figures of both sides, with the ratio of one to the other and its 95 % interval."""
+        """Return the figures of both sides, with their ratio and its 95 % interval."""
         self._all_cores = cores = os.sched_getaffinity(0)
         self._cores = {self._chance.choice(sorted(cores))}
         try:
-            os.sched_setaffinity(0, self._cores)  # whoever writes inputs leaves them, and the core, warm
+            # the process that writes inputs leaves them, and the core, warm
+            os.sched_setaffinity(0, self._cores)
             for side in self._sides:
                 side.worker.look_for_others()
                 side.worker.stay_on(self._cores)
@@ -166,7 +170,7 @@ class HostRace:
         return {**headline, **interval, "rounds": row["rounds"], figure.name: row}
 
     def _lay(self) -> Figure:
-        """Make the calls on both sides, as many as it takes to be timed sharply, by the judge's clock."""
+        """Lay out enough calls on both sides for a sharp time by the judge's clock."""
         most = max(1, min(_MAX_CALLS, _MAX_BLOCK_BYTES // self._nbytes, _MAX_TENSORS // self._tensors))
         first = min(_FIRST_CALLS, most)
         self._laid(first)
@@ -176,7 +180,7 @@ class HostRace:
         return Figure("call", calls, leg=_LEG)
 
     def _guessed_ns(self, side: Side) -> float:
-        """Return what a block takes: the shortest of two, or of more where their times hold waits for a core."""
+        """Return the shortest time of two blocks, or of more while all contain waits for a core."""
         self._renew()
         blocks = [self._block(side), self._block(side)]
         while len(blocks) < _MAX_GUESSES and all(wait is Wait.COUNTED for _, wait in blocks):
@@ -184,7 +188,7 @@ class HostRace:
         return min(took for took, _ in blocks)
 
     def _laid(self, calls: int) -> None:
-        """Have so many calls on both sides in new memory, and see what a block takes beside its calls."""
+        """Lay out the calls on both sides in new memory, and measure the overhead of a block."""
         for side in self._sides:
             self._take_turn(side)
             request = {"do": "lay", "sets": calls, "parts": self._parts}
@@ -195,7 +199,7 @@ class HostRace:
                 raise NotRightError(Outcome.ERROR, "opforge cannot read the memory of a kernel's process here")
         self._seeds = [0] * calls
         self._renew()
-        for side in (self._kernel, self._aten):  # a first block finds memory that nobody has touched
+        for side in (self._kernel, self._aten):  # the first block touches new memory
             self._block(side)
         self._dry_ns = statistics.median(self._run(self._aten, dry=True)[0] for _ in range(_DRY_BLOCKS))
 
@@ -219,12 +223,15 @@ class HostRace:
                 self._look(last=figure.done)
 
     def _take_turn(self, side: Side) -> None:
-        """Let one side run, and nothing of the other."""
+        """Let one side run, with the other one stopped."""
         (self._aten if side is self._kernel else self._kernel).halt()
         side.worker.resume()
 
     def _block(self, side: Side, number: int = 1) -> tuple[float, Wait]:
-        """Time a block of one side; return what its calls took, and whether somebody waited for a core meanwhile. The worker is stopped then."""
+        """Time a block of one side, and leave the worker stopped.
+
+        Return the time of its calls, and whether a process waited for a core.
+        """
         self._prepare(side)
         try:
             took, waited = self._run(side, dry=False, watched=number % _WATCHED == 0)
@@ -234,7 +241,7 @@ class HostRace:
         return max(1.0, took - self._dry_ns), waited
 
     def _prepare(self, side: Side) -> None:
-        """Stop a side, and write the contents of the next block into its inputs."""
+        """Stop both sides, and write the contents of the next block into one side's inputs."""
         for one in self._sides:
             one.halt()
         try:
@@ -247,10 +254,12 @@ class HostRace:
         side.worker.results[: 8 * WORDS * self._parts * len(self._seeds)] = 0
 
     def _run(self, side: Side, *, dry: bool, watched: bool = False) -> tuple[float, Wait]:
-        """Let a worker that is stopped run a block; return what passes, by the judge's clock, until all of it is stopped again.
+        """Let a stopped worker run a block; return its time on the judge's clock, and any wait.
 
-        Left out is for how long the worker, or this process, was ready to run and others had its core. Where a process or thread was started
-        meanwhile, or the kernel's worker has other processes, nothing is left out: it might have waited for one of its own.
+        The time ends when all of the worker is stopped again. Waits of the worker or this process
+        for a core that others use are subtracted. For the kernel, nothing is subtracted if a process
+        or thread was started meanwhile, or its worker has other processes: it might have waited for
+        one of its own.
         """
         worker, me = side.worker, os.getpid()
         worker.begin({"do": "go", "dry": dry})
@@ -275,7 +284,10 @@ class HostRace:
         return took, wait
 
     def _ask_aten(self) -> None:
-        """Give ATen the contents on which the kernel has raised: where it raises too, there or close by, that is no fault of the kernel's."""
+        """Run ATen on the contents on which the kernel raised.
+
+        If ATen raises too, there or close by, the kernel is not at fault.
+        """
         self._block(self._aten)
         raised_at = self._returned()[-1:]  # the calls are made one after the other
         if self._judging is not None:
@@ -289,7 +301,10 @@ class HostRace:
         return found
 
     def _look(self, *, last: bool) -> None:
-        """Judge results of the block that was just timed, of calls that nobody could know before. The worker is stopped, and goes on then."""
+        """Judge results of the block just timed, and resume the stopped worker.
+
+        The calls are chosen at random now, so that no kernel knows them before.
+        """
         if self._judging is None:
             self._kernel.worker.resume()
             return
@@ -306,8 +321,8 @@ class HostRace:
             self._hear(call, answer, parts, seals=seals, thorough=last)
 
     def _seen(self, call: int) -> tuple[Answer, Parts]:
-        """Read the result of a call from the stopped worker's memory, after a look at its inputs; beside what ATen answers."""
-        assert self._judging is not None  # noqa: S101  # who does not judge does not look
+        """Check a call's inputs in the stopped worker; return ATen's answer and the result read."""
+        assert self._judging is not None  # noqa: S101  # called only when judging
         answer = self._judging.expect(self._seeds[call])
         worker = self._kernel.worker
         try:
@@ -334,7 +349,7 @@ class HostRace:
         return answer, found
 
     def _hear(self, call: int, answer: Answer, parts: Parts, *, seals: bool, thorough: bool) -> None:
-        """Ask for the rest of a result that was read, and judge all."""
+        """Ask for the rest of a result that was read, and judge all of it."""
         assert self._judging is not None  # noqa: S101
         own = self._request["case"]["own"]
         judge_shown(
@@ -350,12 +365,12 @@ class HostRace:
         )
 
     def _has_many_calls(self, figure: Figure) -> bool:
-        """Whether a block can be stopped between its calls, and results be judged by their elements alone."""
+        """Whether a block can be stopped between calls, and results judged by elements alone."""
         few = figure.calls < _FIRST_CALLS // 2 or len(self._all_cores) == 1 or self._judging is None
         return not (few or self._costly)
 
     def _stop_now_and_then(self, figure: Figure) -> None:
-        """Stop a block half-way, by chance, and once in any case, as far as a busy machine lets it be done."""
+        """Stop a block half-way, at random, and at least once if a busy machine allows it."""
         if self._chance.random() < _HALTED:
             self._stop_half_way(figure)
         for number in range(_TRIES if figure.done else 0):
@@ -363,16 +378,17 @@ class HostRace:
                 self._stop_half_way(figure, _PATIENCE_NS if number >= _TRIES // 3 else 0)
 
     def _stop_half_way(self, figure: Figure, patience_ns: int = 0) -> None:
-        """Stop the kernel in the midst of a block, and judge a result of those calls that have returned."""
+        """Stop the kernel in the middle of a block, and judge a result that was returned."""
         assert self._judging is not None  # noqa: S101
         side, worker = self._kernel, self._kernel.worker
         self._prepare(side)
         cpu, usual = worker.cpu_ns(), statistics.median(self._block_cpu_ns)
         share = self._chance.uniform(0.4, 0.9)
-        os.sched_setaffinity(0, self._all_cores - self._cores)  # from where it can be stopped at any moment
+        # from another core, the worker can be stopped at any moment
+        os.sched_setaffinity(0, self._all_cores - self._cores)
         worker.begin({"do": "go", "dry": False})
         worker.resume()
-        # by the clock: what a process has run is not known while it runs
+        # by the clock: the CPU time of a process is not known while it runs
         until = time.perf_counter_ns() + share * usual + patience_ns
         while time.perf_counter_ns() < until and len(self._returned()) < share * figure.calls:
             pass
@@ -380,7 +396,7 @@ class HostRace:
         os.sched_setaffinity(0, self._cores)
         returned = self._returned()
         ran = worker.cpu_ns() - cpu
-        half_way = len(returned) < figure.calls  # a block that is over says nothing of when its work was done
+        half_way = len(returned) < figure.calls  # a finished block hides when its work was done
         behind = half_way and len(returned) < _BEHIND * min(1.0, ran / usual) * figure.calls
         if half_way and ran > 0.3 * usual:
             self._halts += 1
@@ -400,7 +416,7 @@ class HostRace:
 
 
 def _addresses(said: Any, calls: int, inputs: int) -> list[list[int]]:
-    """Return what a worker says of where the inputs of its calls lie."""
+    """Return the input addresses of each call that a worker reports; reject malformed ones."""
     fits = isinstance(said, list) and len(said) == calls and all(isinstance(one, list) for one in said)
     if not fits or any(len(one) != inputs or not all(type(n) is int and 0 <= n < 1 << 63 for n in one) for one in said):
         raise NotRightError(Outcome.CONTRACT, FORGED)
@@ -409,7 +425,7 @@ def _addresses(said: Any, calls: int, inputs: int) -> list[list[int]]:
 
 
 def _as_reply(answer: Answer, parts: Parts, base: int) -> tuple[dict[str, Any], Bytes]:
-    """Return what was read from a stopped worker as a reply, laid out as ATen's answer is, and sharing memory with inputs as that does."""
+    """Return results read from a stopped worker as a reply, with ATen's layout and aliasing."""
     taken = iter(parts)
     bytes_ = bytearray()
     origins, shared = Origins(answer.inputs), answer.shared

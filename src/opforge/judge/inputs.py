@@ -1,4 +1,4 @@
-"""The process that has users' ``gen_input.py`` run in workers, and keeps the inputs that they make as stored cases."""
+"""Process that runs users' ``gen_input.py`` in workers, and stores the inputs as cases."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FILE = "gen_input.py"
 
 
 def serve(config: dict[str, Any], fds: list[int]) -> None:
-    """Make the cases of one operator after another, until the main process says that it was the last."""
+    """Make the cases of one operator after another, until a request without a file."""
     channel, spawner = Channel.from_fd(fds[0]), Spawner.from_fd(fds[1])
     workers = WorkerConfig(config["device"], config["timeout_s"], config["memory_bytes"])
     rooms = Rooms(spawner, **config["confine"]) if config.get("confine") else None
@@ -37,11 +37,11 @@ def serve(config: dict[str, Any], fds: list[int]) -> None:
 
 
 class _UnmadeError(Exception):
-    """Why a test, or all of a file, gives no case."""
+    """Reason why a test, or a whole file, gives no case."""
 
 
 class _Making:
-    """The cases of one operator."""
+    """Makes the cases of one operator."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class _Making:
         self._deaths = 0
 
     def cases(self) -> list[Case]:
-        """Return a case for each test; one that could not be made says why, and so does a file without tests."""
+        """Return a case for each test; failed tests and files without tests give a reason."""
         try:
             return list(self._of_tests(self._ask_file()))
         except _UnmadeError as error:
@@ -74,7 +74,7 @@ class _Making:
                 self._worker.close()
 
     def _ask_file(self) -> dict[str, Any]:
-        """Have the file loaded, and return what it says of its tests."""
+        """Load the file in a new worker, and return its description of the tests."""
         room = None if self._rooms is None else self._rooms.reference(self._file)
         self._worker = KernelWorker(self._spawner, self._config, room)
         try:
@@ -134,7 +134,7 @@ class _Making:
 
 
 class _Keeping:
-    """Turns a worker's words on the inputs that it made into values, and keeps the bytes of tensors."""
+    """Decodes a worker's description of its inputs, and stores the bytes of tensors."""
 
     def __init__(self, worker: KernelWorker, config: WorkerConfig, blob: BlobWriter) -> None:
         self._worker = worker
@@ -143,7 +143,7 @@ class _Keeping:
         self.digest = hashlib.blake2b(digest_size=16)
 
     def value(self, tree: Any) -> Value:
-        """Return the value that a JSON tree says; raises ValueError on one that our own code does not write."""
+        """Decode a JSON tree; raise ValueError if opforge's own code cannot have written it."""
         match tree:
             case list():
                 return [self.value(v) for v in tree]
@@ -187,5 +187,5 @@ def _said(death: DeathError) -> str:
 
 
 def _row(case: Case) -> list[str]:
-    """Return a case as the main process reads it."""
+    """Return a case in the form that the main process reads."""
     return [case.op, case.args, case.phase, case.source, case.id, case.tree, case.blob, case.lost]

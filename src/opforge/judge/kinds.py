@@ -1,4 +1,4 @@
-"""The kinds of arithmetic that a device has rates for. Needs no torch."""
+"""Kinds of arithmetic for which devices have rates. Needs no torch."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import enum
 
 
 class Kind(enum.StrEnum):
-    """Which arithmetic; a product is of matrices, for which devices have units of their own."""
+    """Kind of arithmetic; a product is of matrices, for which devices have separate units."""
 
     F64 = "f64"
     F32 = "f32"
-    """Also what is computed in f32 and stored in fewer bits, as the elementwise operators do."""
+    """Also f32 arithmetic with results stored in fewer bits, as in elementwise operators."""
     INTEGER = "integer"
     F64_PRODUCT = "f64 product"
     F32_PRODUCT = "f32 product"

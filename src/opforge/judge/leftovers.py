@@ -1,4 +1,4 @@
-"""Which elements of ATen's result hold whatever the memory held before: nothing that a kernel could be asked for."""
+"""Find elements of ATen's result that are uninitialised memory: no kernel can match them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ _TRIES = 4
 
 
 def undefined_elements(call: Call, aten: torch.Tensor, index: int, *, may_be_nan: bool) -> torch.Tensor | None:
-    """Return where one of ATen's results, by its number, is uninitialised: told by what it is when new memory holds NaN or the largest integer.
+    """Return where ATen's result with this index is uninitialised; None if that cannot be told.
 
-    Where it was such a value the first time already, that is its answer, or what an earlier call of this kind has left in the
-    memory: ATen is asked again, where memory holds zeros as far as that can be had. With ``may_be_nan`` every NaN is a leftover.
+    ATen runs again with new memory filled with NaN or the largest integer. Elements with that value
+    are uninitialised. If they had it the first time too, it is their true value, or was left by
+    an earlier call. ATen then runs over zeros, as far as possible, to decide. With
+    ``may_be_nan`` every NaN is uninitialised.
     """
     poisoned = _same_result(call.run_poisoned(), aten, index)
     if poisoned is None or aten.dtype == torch.bool:
@@ -24,7 +26,7 @@ def undefined_elements(call: Call, aten: torch.Tensor, index: int, *, may_be_nan
     if may_be_nan:
         return left
     unclear = left & _poison(aten)
-    held: list[torch.Tensor] = []  # so that each further call finds other memory
+    held: list[torch.Tensor] = []  # kept alive, so that each further call gets other memory
     while unclear.any() and len(held) < _TRIES:
         again = _same_result(_run_over_zeros(call, aten), aten, index)
         if again is None:
@@ -41,14 +43,14 @@ def _same_result(answer: Answer, aten: torch.Tensor, index: int) -> torch.Tensor
 
 
 def _poison(tensor: torch.Tensor) -> torch.Tensor:
-    """Return where a tensor holds what memory is poisoned with."""
+    """Return where a tensor holds the value that memory is poisoned with."""
     if tensor.is_floating_point() or tensor.is_complex():
         return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64).isnan()
     return tensor == torch.iinfo(tensor.dtype).max
 
 
 def _run_over_zeros(call: Call, aten: torch.Tensor) -> Answer:
-    """Call ATen where free memory that fits its result holds zeros."""
+    """Call ATen while free memory of its result's size holds zeros."""
     nbytes = max(1, aten.untyped_storage().nbytes())
     count = max(2, min(_STIRRED_BLOCKS, _STIRRED_BYTES // nbytes))
     zeros = [torch.zeros(nbytes, dtype=torch.uint8, device=call.device) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""Look from outside at the libraries that a kernel's process has loaded, and at what they take of ATen past its dispatcher."""
+"""Inspect from outside the libraries of a kernel's process for calls past ATen's dispatcher."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _MOST_BYTES = 256 << 20
 
 
 class Libraries:
-    """The libraries of one process; each is looked at once."""
+    """The libraries of one process; each is inspected once."""
 
     def __init__(self, pid: int, own: Iterable[str] = ()) -> None:
         self._pid = pid
         self._own = tuple(f"{path.rstrip('/')}" for path in own)
-        """Files and folders in which the kernel's author can have put something, wherever they lie."""
+        """Files and folders that the kernel's author may have written to, wherever they are."""
         self._seen = {path for path, _ in self._mapped() or ()}
-        """What was looked at, and what the process had when no kernel was loaded."""
+        """Libraries already inspected, and those of the process before any kernel was loaded."""
         self._without_aten: set[str] = set()
         self._readable = self._mapped() is not None
 
     def objection(self, forbidden: Iterable[str]) -> str | None:
-        """Say which library takes what a kernel may not call; ``forbidden`` are the names of operators."""
+        """Say which library uses forbidden functions; ``forbidden`` are names of operators."""
         mapped = self._mapped()
         if mapped is None:
             return "keeps others from seeing which libraries it has loaded" if self._readable else None
@@ -51,10 +51,10 @@ class Libraries:
         return None
 
     def torch_apart(self, process: int) -> bool:
-        """Whether a process that the kernel started runs another program, which has loaded torch: there are no traps in it."""
+        """Whether a child process runs another program that has loaded torch: it has no traps."""
         parent, child = self._mapped_by(self._pid), self._mapped_by(process)
         if parent is None or child is None or _arenas(parent) & _arenas(child):
-            return False  # one that was forked has this process's traps
+            return False  # a forked process has the traps of this one
         return any(_TORCH.match(Path(path).name) or self._has_aten(path) for path, *_ in child)
 
     def _has_aten(self, path: str) -> bool:
@@ -69,7 +69,7 @@ class Libraries:
         return found
 
     def _look_at(self, path: str, stems: frozenset[str]) -> str | None:
-        """Look at a library, or, where its file is gone, at the memory that it lies in."""
+        """Inspect a library, or its mapped memory if its file is gone."""
         if not path.endswith(_DELETED):
             return objection(Path(path), stems)
         name = Path(path.removesuffix(_DELETED)).name
@@ -90,7 +90,7 @@ class Libraries:
         return b"\0".join(parts)
 
     def _mapped(self) -> list[tuple[str, bool]] | None:
-        """Return the files whose code is mapped, and whether their first byte is; None where the system does not tell."""
+        """Return files with mapped code, and whether the first byte is mapped; None if unknown."""
         files = self._mapped_by(self._pid)
         if files is None:
             return None
@@ -99,7 +99,7 @@ class Libraries:
 
     @staticmethod
     def _mapped_by(process: int) -> list[tuple[str, str, int, str]] | None:
-        """Return path, rights, offset and identity of the files in a process's memory."""
+        """Return path, permissions, offset and identity of the files mapped by a process."""
         try:
             lines = Path(f"/proc/{process}/maps").read_text(errors="replace").splitlines()
         except OSError:

@@ -1,4 +1,4 @@
-"""The speed of light: what a call must cost, how long that takes at a device's measured peaks, and who is faster than that."""
+"""Speed of light: least cost of a call, its time at measured peaks, and alarms for faster times."""
 
 from __future__ import annotations
 
@@ -35,38 +35,40 @@ from opforge.ops import Operator, table
 from opforge.ops.undefined import UNDEFINED_CONTENTS
 
 MARGIN = {"cpu": 0.25, "cuda": 0.15}
-"""How far below the hard bound a time must lie before it is an alarm: what measured peaks are worth. They are ATen's best, which
-another kernel may beat; and a CPU's clock and caches are shared, so the hour of measuring may have been a slow one."""
+"""Share of the hard bound by which a time must be shorter to raise an alarm.
+
+It allows for the accuracy of the peaks. They are ATen's best, which another kernel may beat. A
+CPU's clock and caches are shared, so they may have been measured at a slow time."""
 
 _NUMBERS = frozenset({"equal", "allclose", "item", "_local_scalar_dense", "is_nonzero"})
-"""Packets that look at contents although they return no tensor."""
+"""Packets that read contents although they return no tensor."""
 _DYNAMIC = "dynamic_output_shape"
-"""The tag of operators that find out by looking how much they return."""
+"""Tag of operators that must read contents to know the size of their result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a call must cost."""
+    """Least cost of a call."""
 
     bytes: int
-    """The fewest that must move: what is needed of the inputs once, the results once."""
+    """Fewest bytes that must move: the needed inputs once, the results once."""
     in_place: bool
-    """Whether it is written where it was read."""
+    """Whether results are written where inputs were read."""
     flops: int
     kind: Kind
     counted: str
-    """``formula``, or ``estimate`` for operators that have none."""
+    """``formula``, or ``estimate`` for operators without one."""
     sure_bytes: int = 0
-    """What no honest kernel can do without: memory that must be looked at, or written, whatever the contents."""
+    """Bytes that every honest kernel must read or write, whatever the contents."""
     sure_inputs: int = 0
-    """Those of them that come in."""
+    """Those of them that are inputs."""
     sure_flops: int = 0
 
 
 def cost(op: Operator, args: Iterable[Any], kwargs: dict[str, Any], result: Any) -> Cost:
-    """Return what a call must cost, from the shapes and strides of its arguments and of what ATen answered.
+    """Return the least cost of a call, from shapes and strides of its arguments and ATen's result.
 
-    The arguments are those that the call was made with: results that share memory with them are known as views by that.
+    The arguments must be those of the call: results that share memory with them count as views.
     """
     call = CostedCall(op, tuple(args), kwargs, result)
     need = _need(call)
@@ -104,7 +106,7 @@ def _tags(family: str) -> frozenset[str]:
 
 
 def _by_tag(op: Operator) -> Formula | None:
-    """Return the formula that torch's own tags, of any form of the operator, point at."""
+    """Return the formula implied by torch's tags on any variant of the operator."""
     tags = _tags(op.family) | op.tags
     if "reduction" in tags:
         return reduction
@@ -181,9 +183,10 @@ _FORMULAS: dict[str, Formula] = {
 
 
 def light_us(cost: Cost, peaks: Peaks, footprint_bytes: int, *, tf32: bool = False) -> tuple[float, str]:
-    """Return the least time that a call can take, and what sets it: ``memory`` or ``compute``.
+    """Return the least time that a call can take, and its limit: ``memory`` or ``compute``.
 
-    Inputs and results lie as far away as ``footprint_bytes`` says: what is touched before the same memory is used again.
+    ``footprint_bytes`` is the memory touched before the same memory is used again. It sets the
+    bandwidth.
     """
     moving = _us(cost.bytes, peaks.bandwidth(footprint_bytes, in_place=cost.in_place))
     kind = Kind.TF32_PRODUCT if tf32 and cost.kind is Kind.F32_PRODUCT else cost.kind
@@ -193,7 +196,7 @@ def light_us(cost: Cost, peaks: Peaks, footprint_bytes: int, *, tf32: bool = Fal
 
 
 def sure_us(cost: Cost, peaks: Peaks, footprint_bytes: int) -> float:
-    """Return a time that no honest kernel stays under: memory that must be touched, products by the fastest way known."""
+    """Return a time that no honest kernel beats, from required memory and fastest arithmetic."""
     fastest = peaks.fastest
     return max(
         _us(cost.sure_inputs, peaks.bandwidth(footprint_bytes)),
@@ -212,10 +215,10 @@ def shares(
     slow_us: float | None = None,
     tf32: bool = False,
 ) -> dict[str, Any]:
-    """Return the fields ``light`` and, only when the kernel is faster than light, ``alarm`` of a line of results.
+    """Return the field ``light`` of a line of results, and ``alarm`` if the kernel is too fast.
 
-    ``slow_us`` is the slow end of the interval of the kernel's time. Where ATen's own time is beyond the bound too, the
-    peaks are too low, and nobody is accused.
+    ``slow_us`` is the slow end of the interval of the kernel's time. If ATen's time is also below
+    the bound, the peaks are too low, and there is no alarm.
     """
     us, bound = light_us(cost, peaks, footprint_bytes, tf32=tf32)
     light = {

@@ -1,4 +1,4 @@
-"""What the judge has read for itself from a stopped worker's memory, held against what the worker says of it."""
+"""Compare what the judge read from a stopped worker's memory with what the worker reports."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from opforge.sandbox.host_track import number_bits
 
 
 def span(shape: Any, strides: Any) -> int:
-    """Return from how many elements of memory a tensor takes its own."""
+    """Return the number of elements of memory that a tensor spans."""
     return 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
 
 
 def leaves(tree: Any) -> list[Any]:
-    """Return the tensors and numbers that a reply speaks of, in order."""
+    """Return the tensors and numbers of a reply, in order."""
     if isinstance(tree, list):
         return [leaf for value in tree for leaf in leaves(value)]
     return [tree] if isinstance(tree, bool | int | float) or (isinstance(tree, dict) and "T" in tree) else []
 
 
 def is_as_said(part: bytearray | int | None, said: Any, results: Bytes, base: int) -> bool:
-    """Whether what was read from a stopped worker is what it says of the same part of a result later on."""
+    """Whether a part of a result read from a stopped worker equals the worker's later report."""
     if part is None:
         return True
     if isinstance(part, int):

@@ -1,7 +1,8 @@
-"""Measure a device's peaks. Best of several ways and of repeats: what disturbs a measurement only makes it slower.
+"""Measure a device's peaks: the best of several methods and repeats. Disturbances only slow them.
 
-Bandwidths are net of what the smallest call of the same operator takes, so that a small working set shows its cache and not
-the way into the operator. Runs where the fork server has set one thread.
+Bandwidths exclude the time of the smallest call of the same operator, so that a small working set
+shows the speed of its cache and not the call overhead. Runs where the fork server has set one
+thread.
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ _SIZES = {
 _PRODUCT_SIZES = {"cpu": (256, 512, 1024), "cuda": (2048, 4096, 8192)}
 _PASSES = 2
 _SLICE_S = 0.008
-"""How long one way is tried at one size, each time; once in any case."""
+"""Time spent on one method at one size in each pass; it runs at least once."""
 _NOTHING = 16
-"""A working set so small that a call takes what it takes to come and go."""
+"""Bytes of a working set so small that a call takes its overhead only."""
 _IN_PLACE = "in place"
 _BLOCK_NS = 100_000
 _LONG_S = 0.1
 """A product that would take longer is not tried: it would be no peak."""
 _NOT_OF_A_CPU = frozenset({Kind.TF32_PRODUCT, Kind.F8_PRODUCT})
-"""Kinds that a CPU does not have, or whose product ATen does there one number after the other."""
+"""Kinds that a CPU does not have, or whose product ATen computes there one number at a time."""
 _CLEARLY_MORE = 1.15
-"""By what factor a call must exceed the smallest one for the difference to mean something."""
+"""Factor by which a call must exceed the smallest one for the difference to mean something."""
 
 Action = Callable[[], object]
 Clock = Callable[[Action], float]
-"""Returns the seconds that an action takes, at best."""
+"""Returns the shortest time of an action in seconds."""
 
 
 def measure(device: str) -> Peaks:
@@ -53,7 +54,7 @@ def measure(device: str) -> Peaks:
         if kind == "cuda":
             torch.cuda.set_device(torch.device(device).index or 0)
             torch.set_float32_matmul_precision("highest")
-            rates = _rates(device, kind, _graph_clock(1))  # before bandwidths: they bring the clocks up
+            rates = _rates(device, kind, _graph_clock(1))  # before bandwidths: raises the clocks
             launch = 1e6 * _smallest_launch(device)
             clock: Clock = _graph_clock(None)
         else:
@@ -72,7 +73,7 @@ def measure(device: str) -> Peaks:
 
 
 def _host_clock(action: Action) -> float:
-    """Time an action from Python by this thread's own time, which stands still while others have the core."""
+    """Time an action by this thread's CPU time, which stands still while others have the core."""
     action()
     began = time.thread_time_ns()
     action()
@@ -90,13 +91,16 @@ def _host_clock(action: Action) -> float:
 
 
 def _graph_clock(calls: int | None) -> Clock:
-    """Time an action on a GPU by replaying a graph of so many of it, or of as many as take half a millisecond."""
+    """Time an action on a GPU by replaying a graph of ``calls`` of it.
+
+    None stands for as many as take half a millisecond.
+    """
 
     def clock(action: Action) -> float:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            action()  # what an operator sets up at its first call cannot be captured
+            action()  # an operator's setup at its first call cannot be captured
             one = _elapsed(action)
             count = calls or max(1, min(200, int(5e-4 / one)))
             graph = torch.cuda.CUDAGraph()
@@ -122,19 +126,19 @@ def _elapsed(action: Action) -> float:
 def _smallest_launch(device: str) -> float:
     one = torch.ones(1, device=device)
     out = torch.empty_like(one)
-    clock = _graph_clock(96)  # as many as a race has; of more than some hundred and fifty each takes longer
+    clock = _graph_clock(96)  # as in a race; beyond about 150 each launch takes longer
     return min(clock(lambda: torch.neg(one, out=out)), clock(one.neg_))
 
 
 def _smallest_call(device: str) -> float:
-    """Return what a call takes that does next to nothing, called as in a race: the overload itself, with a new result."""
+    """Return the time of a minimal call, made as in a race: the overload, with a new result."""
     one = torch.ones(1, device=device)
     neg = torch.ops.aten.neg.default
     return _host_clock(lambda: neg(one))
 
 
 def _ways(kind: str, memory: torch.Tensor, nbytes: int) -> Iterator[tuple[str, Action, int]]:
-    """Yield ways to touch so many bytes: a name, what to call, and how many bytes that moves."""
+    """Yield methods to touch ``nbytes`` bytes: a name, an action, and how many bytes it moves."""
     count = nbytes // 4
     whole = memory[:count]
     half, other = memory[: count // 2], memory[count // 2 : count // 2 * 2]
@@ -156,7 +160,7 @@ def _ways(kind: str, memory: torch.Tensor, nbytes: int) -> Iterator[tuple[str, A
 
 
 def _curves(device: str, kind: str, clock: Clock) -> tuple[Curve, Curve]:
-    """Return bytes per second by size: of memory that is touched once, and of memory that is read and written back."""
+    """Return bytes per second by size, for memory touched once and memory read and written back."""
     sizes = [size for size in _SIZES[kind] if size <= _room(device)]
     memory = torch.ones(sizes[-1] // 4, device=device)
     seconds: dict[tuple[str, int], float] = {}
@@ -177,7 +181,7 @@ def _curves(device: str, kind: str, clock: Clock) -> tuple[Curve, Curve]:
 
 
 def _room(device: str) -> int:
-    """Return how much memory may be taken."""
+    """Return how much memory may be used."""
     if torch.device(device).type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0]) // 4
     try:
@@ -188,7 +192,7 @@ def _room(device: str) -> int:
 
 
 def _rates(device: str, kind: str, clock: Clock) -> dict[Kind, float]:
-    """Return operations per second by kind of product; kinds that the device or its torch does not have are absent."""
+    """Return operations per second by kind of product, without kinds that device or torch lack."""
     found: dict[Kind, float] = {}
     for of, make in _PRODUCTS.items():
         if kind == "cpu" and of in _NOT_OF_A_CPU:

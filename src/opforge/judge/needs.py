@@ -1,4 +1,4 @@
-"""What an operator must read, write and compute, by families of operators."""
+"""Bytes that operators must read and write, and operations they must compute, by family."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from opforge.ops.undefined import UNDEFINED_CONTENTS
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a call must move and compute."""
+    """Bytes that a call must move, and operations it must compute."""
 
     read: int
     """Bytes of inputs that are needed."""
@@ -25,11 +25,11 @@ class Need:
     write: int | None = None
     """Bytes written; None for all of the results."""
     sure: tuple[torch.Tensor, ...] = ()
-    """Inputs every element of which must be looked at, whatever the contents."""
+    """Inputs of which every element must be read, whatever the contents."""
     sure_write: bool = True
-    """Whether every element of the results must be written, or at least looked at."""
+    """Whether every element of the results must be written, or at least read."""
     sure_flops: int = 0
-    """Operations that no known way of computing it goes without."""
+    """Operations that every known algorithm needs."""
     formula: bool = True
 
 
@@ -40,7 +40,7 @@ _UNREAD_SELF = frozenset({
     "full_like", "zeros_like", "ones_like", "empty_like", "rand_like", "randn_like", "randint_like", "new_full",
     "new_zeros", "new_ones", "new_empty", "new_empty_strided", "_foreach_zero", "_foreach_copy",
 })  # fmt: skip
-"""Packets for which the contents of ``self`` do not matter, only its shape or its place."""
+"""Packets that ignore the contents of ``self`` and use only its shape or its memory."""
 
 _CHOOSES: dict[str, tuple[str, ...]] = {
     "where": ("self", "other"),
@@ -65,10 +65,10 @@ _CHOOSES: dict[str, tuple[str, ...]] = {
     "prelu": ("weight",),
     "_prelu_kernel": ("weight",),
 }
-"""Arguments of elementwise operators that are not needed where another one decides."""
+"""Arguments of elementwise operators that are not needed where another argument decides."""
 
 _SAID_BY_DTYPE = frozenset({"isnan", "isinf", "isfinite", "isposinf", "isneginf", "isreal", "signbit"})
-"""Packets whose answer for integers and booleans is known without looking."""
+"""Packets whose answer for integers and booleans follows from the dtype."""
 
 _MOSTLY_ZERO = frozenset({
     "zeros", "zeros_like", "new_zeros", "eye", "select_backward", "slice_backward", "diagonal_backward", "diag_embed",
@@ -77,13 +77,13 @@ _MOSTLY_ZERO = frozenset({
     "block_diag", "masked_select_backward", "max_unpool2d", "max_unpool3d", "nll_loss_backward", "nll_loss2d_backward",
     "max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward", "gather_backward", "_efficientzerotensor",
 })  # fmt: skip
-"""Packets whose results hold zeros that need no writing: the system hands out memory that is zero already."""
+"""Packets whose results hold zeros that need no write: the system hands out zeroed memory."""
 
 _PARTLY_WRITTEN = frozenset({
     "_ctc_loss", "_cudnn_ctc_loss", "_cudnn_rnn", "_efficient_attention_forward", "native_batch_norm",
     "_scaled_dot_product_efficient_attention", "cudnn_batch_norm", "miopen_batch_norm", "_fused_sdp_choice",
 })  # fmt: skip
-"""Packets some of whose results are left as they are."""
+"""Packets that leave some of their results unwritten."""
 
 _STOPS_EARLY = frozenset({"all", "any", "equal", "allclose", "is_nonzero", "_is_all_true", "_is_any_true"})
 _STOPS_EARLY_ON_INTEGERS = frozenset({"max", "min", "amax", "amin", "aminmax", "_aminmax", "argmax", "argmin", "prod"})
@@ -109,23 +109,23 @@ def writes_all(call: CostedCall) -> bool:
 
 
 def nothing(call: CostedCall) -> Need:
-    """No memory is looked at: views, shapes, memory whose contents are not defined."""
+    """No memory is read or written: views, shapes, memory with undefined contents."""
     return Need(0, 0, call.kind(), write=0, sure_write=False)
 
 
 def estimate(call: CostedCall) -> Need:
-    """All inputs once, all results once, one operation for each element of the largest."""
+    """Read inputs and write results once; one operation for each element of the largest tensor."""
     names = read_names(call)
     sure_write = writes_all(call) and not call.in_place
     return Need(whole(call, names), call.largest, call.kind(), sure_write=sure_write, formula=False)
 
 
 def pointwise(call: CostedCall) -> Need:
-    """Element by element, with broadcasting; what is expanded is read once."""
+    """Elementwise operators, with broadcasting; expanded inputs are read once."""
     names = _factors_that_count(call, read_names(call))
     maybe = _CHOOSES.get(call.op.packet, ())
     read = whole(call, names)
-    if call.op.packet == "where":  # of the two that it chooses from, one element each
+    if call.op.packet == "where":  # for each element, one of the two is read
         read = whole(call, ["condition"]) + max((whole(call, [n]) for n in maybe), default=0)
     sure = [] if _known_without_looking(call) else call.tensors(*(n for n in names if n not in maybe))
     flops = max((t.numel() for t in call.outputs), default=call.largest)
@@ -134,7 +134,7 @@ def pointwise(call: CostedCall) -> Need:
 
 
 def _factors_that_count(call: CostedCall, names: list[str]) -> list[str]:
-    """Return the arguments that are read where others are numbers: what is raised to the power 0 is not."""
+    """Return the arguments that are read: ``x ** 0`` and ``1 ** x`` need no tensor."""
     if call.op.packet not in ("pow", "float_power"):
         return names
     base, power = call.values.get("self"), call.values.get("exponent")
@@ -143,14 +143,14 @@ def _factors_that_count(call: CostedCall, names: list[str]) -> list[str]:
 
 
 def _known_without_looking(call: CostedCall) -> bool:
-    """Whether dtypes or numbers among the arguments may say the answer."""
+    """Whether dtypes or numbers among the arguments may determine the answer."""
     exact = not any(t.is_floating_point() or t.is_complex() for t in call.tensors(*call.inputs))
     zero = call.values.get("alpha", 1) == 0 or (call.op.packet.startswith("addc") and call.values.get("value") == 0)
     return zero or has_nan(call.values.values()) or (exact and call.op.packet in _SAID_BY_DTYPE)
 
 
 def moved(call: CostedCall) -> Need:
-    """Elements go elsewhere, perhaps in another dtype; some may stay behind, some come up often."""
+    """Moves of elements, perhaps to another dtype; some may be dropped, some repeated."""
     names = read_names(call)
     sources = call.tensors(*names)
     room = max((t.numel() for t in call.outputs), default=0)
@@ -159,14 +159,14 @@ def moved(call: CostedCall) -> Need:
 
 
 def moved_whole(call: CostedCall) -> Need:
-    """All elements go elsewhere: copies, casts, concatenation, permutations."""
+    """Moves of all elements: copies, casts, concatenation, permutations."""
     names = read_names(call)
     sure = tuple(call.tensors(*names))
     return Need(distinct_bytes(sure), 0, call.kind(), sure=sure, sure_write=writes_all(call))
 
 
 def reduction(call: CostedCall) -> Need:
-    """Every element is looked at once: reductions, scans, sorting."""
+    """Reductions, scans and sorting: every element is read once."""
     names = read_names(call)
     found = call.tensors(*names)
     sure = () if _stops_early(call) else tuple(found)
@@ -174,14 +174,14 @@ def reduction(call: CostedCall) -> Need:
 
 
 def _stops_early(call: CostedCall) -> bool:
-    """Whether what is seen first may settle the answer."""
+    """Whether the first elements may settle the answer."""
     packet = call.op.packet
     exact = not any(t.is_floating_point() for t in call.tensors(*call.inputs))
     return packet in _STOPS_EARLY or (exact and packet in _STOPS_EARLY_ON_INTEGERS)
 
 
 def normalised(flops_per_element: int) -> Formula:
-    """Softmax and norms: some operations for each element, which is looked at in any case."""
+    """Softmax and norms: some operations per element, and every element is read."""
 
     def formula(call: CostedCall) -> Need:
         names = read_names(call)
@@ -193,7 +193,7 @@ def normalised(flops_per_element: int) -> Formula:
 
 
 def norm_backward(call: CostedCall) -> Need:
-    """Gradients of a norm: the input matters for those of the input and of the weight, not for those of the bias."""
+    """Gradients of a norm: those of input and weight need the input, that of the bias does not."""
     mask = list(call.number("output_mask", 0) or [True])
     names = read_names(call) if any(mask[:2]) else ["grad_out"]
     sure = tuple(call.tensors("grad_out", *(["input"] if any(mask[:2]) else [])))
@@ -201,7 +201,7 @@ def norm_backward(call: CostedCall) -> Need:
 
 
 def gathered(table: str, count: Callable[[CostedCall], int] | None = None) -> Formula:
-    """Rows or elements are fetched from a table by their numbers: what is fetched is read, not the table."""
+    """Lookups of rows or elements in a table by index: only what is fetched is read."""
 
     def formula(call: CostedCall) -> Need:
         names = [name for name in read_names(call) if name != table]
@@ -214,7 +214,10 @@ def gathered(table: str, count: Callable[[CostedCall], int] | None = None) -> Fo
 
 
 def scattered(source: str) -> Formula:
-    """Elements are put to numbered places: in place only those are written, and read only to be added to."""
+    """Writes to indexed elements.
+
+    In place, only these elements are written, and read only to be added to.
+    """
 
     def formula(call: CostedCall) -> Need:
         (target,) = call.tensors("self")
@@ -245,7 +248,7 @@ def _adds(call: CostedCall) -> bool:
 
 
 def _touched(call: CostedCall, target: torch.Tensor, sources: list[torch.Tensor]) -> int:
-    """Return how many elements are put somewhere; of a boolean mask that is not known, and the sources are counted."""
+    """Return how many elements are written; unknown for a boolean mask, so sources are counted."""
     packet = call.op.packet
     if packet.startswith("scatter") or packet == "put":
         return sum(t.numel() for t in call.tensors("index"))
@@ -264,7 +267,7 @@ def _touched(call: CostedCall, target: torch.Tensor, sources: list[torch.Tensor]
 
 
 def placed_over(call: CostedCall) -> Need:
-    """Part of a tensor is replaced by another tensor, in a copy."""
+    """Replacement of part of a tensor by another tensor, in a copy."""
     (target,), sources = call.tensors("self"), call.tensors("src")
     kept = max(0, distinct_bytes([target]) - sum(s.numel() * target.element_size() for s in sources))
     return Need(kept + distinct_bytes(sources), 0, call.kind(), sure=tuple(sources), sure_write=writes_all(call))

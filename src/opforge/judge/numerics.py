@@ -1,10 +1,11 @@
-"""Whether numbers are right: by ATen's own error against float64, not by taste.
+"""Decide whether numbers are right, by ATen's own error against float64 and not by taste.
 
-A result that equals ATen's to the bit passes at once. Otherwise the operator is run in float64, and the kernel may be
-off by a few times ATen's own error (the largest of several runs, where ATen is not deterministic) plus two rounding
-steps of the dtype; float64 results, which have nothing wider to be held against, by thirty-four. Where that is not
-enough, the case may be ill-conditioned (a sum that cancels): then the error that one rounding step in the inputs would
-cause is allowed too, grown by the square root of the reduction's length, unless the operator jumps there.
+A result with the same bits as ATen's passes at once. Otherwise the operator is run in float64. The
+kernel's error may be a few times ATen's own error (the largest of several runs, where ATen is not
+deterministic) plus two rounding steps of the dtype. Float64 results have no wider dtype to compare
+with and may be off by thirty-four steps. Where that is not enough, the case may be ill-conditioned
+(a sum that cancels). Then the error that one rounding step in the inputs would cause is allowed
+too, times the square root of the reduction's length, unless the operator jumps there.
 """
 
 from __future__ import annotations
@@ -21,18 +22,24 @@ from opforge.judge.reference import MORE_SIGNS, SIGNS, Exact
 from opforge.judge.verdict import NotRightError, Outcome
 
 FACTOR = 4.0
-"""How many times ATen's error a kernel may have."""
+"""Multiple of ATen's error that a kernel may have."""
 STEPS = 2.0
 """Rounding steps of the dtype that are always allowed."""
 _RELATIVE_CAP = 8.0
-"""ATen's relative error, as it is lent to other elements, counts up to so many steps."""
+"""Cap, in rounding steps, on ATen's relative error where it is applied to other elements."""
 _WAVERING_CAP = 16.0
 """The same where ATen has no float64 form and answers differently each time."""
 _RERUNS = 8
 _MAGNIFIED = 2.0**20
-"""How many times a rounding step of float64 inputs are moved by, which move by less than one otherwise; the effect is scaled back."""
+"""Factor on the rounding step by which float64 inputs are moved; the effect is scaled back.
+
+Otherwise they would move by less than one step.
+"""
 _MANY = 1 << 25
-"""Of more elements than these the errors are looked at on the CPU: in float64, and several times over, they take gigabytes."""
+"""Above this many elements, errors are computed on the CPU.
+
+In float64, and several times over, they take gigabytes.
+"""
 
 TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
     torch.float64: (1e-7, 1e-7),
@@ -45,32 +52,38 @@ TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
     torch.float8_e4m3fn: (1.25e-1, 2e-3),
     torch.float8_e5m2: (2.5e-1, 2e-5),
 }
-"""Relative and absolute, where the operator has no float64 form."""
+"""Relative and absolute tolerance, where the operator has no float64 form."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One tensor of the kernel's against ATen's, on the device on which both lie."""
+    """One tensor of the kernel's and the one of ATen's to compare it with, on the same device."""
 
     kernel: torch.Tensor
     aten: torch.Tensor
     exact: Exact
     index: int
-    """Which of the tensors of the float64 run it is."""
+    """Index of the tensor in the float64 run."""
     what: str
     reduction: float
-    """How many input elements went into one output element, at most."""
+    """Maximum number of input elements that go into one output element."""
     undecided: Callable[[], torch.Tensor | None] = lambda: None
-    """Says where ATen has NaN because of infinities that it combines, and not because an input is NaN: infinite is right there too."""
+    """Returns where ATen has NaN from combining infinities, and not from NaN inputs.
+
+    Infinity is right there too.
+    """
     slack: float = 0.0
-    """Rounding steps of the largest element that are allowed everywhere: gradients are made of results that were rounded."""
+    """Rounding steps of the largest element that are allowed everywhere.
+
+    Gradients are computed from rounded results.
+    """
     by: str = "ATen"
-    """Whose answers it is held against, as verdicts name it."""
+    """Name of the reference in verdicts."""
     signed_zeros: bool = False
-    """Whether zeros must have the signs of ATen's, where these do not depend on how one computes."""
+    """Whether zeros must have ATen's signs, where these do not depend on the computation."""
 
     def check(self, *, measure: bool = True) -> dict[str, float]:
-        """Return the figures of the errors; raises NotRightError when the result is wrong."""
+        """Return the figures of the errors; raises NotRightError if the result is wrong."""
         same = same_bytes(self.kernel, self.aten)
         if not (self.aten.is_floating_point() or self.aten.is_complex()):
             if not same:
@@ -86,7 +99,10 @@ class Comparison:
         return figures
 
     def _signs_of_zeros(self) -> None:
-        """Refuse zeros of the other sign where ATen has the same one in float64 and in another layout: there it is no matter of order or rounding."""
+        """Reject zeros of the other sign where ATen's sign does not depend on order or rounding.
+
+        There ATen has the same sign in float64 and in another layout.
+        """
         bad = _negative_zeros(self.kernel) ^ _negative_zeros(self.aten)
         bad &= (_wide(self.kernel) == 0) & (_wide(self.aten) == 0)
         for tensors in (self.exact.tensors, self.exact.spread()) if bad.any() else ():
@@ -97,12 +113,12 @@ class Comparison:
             raise self._wrong(bad, f"the sign of zero is not {self.by}'s")
 
     def _exactly_equal(self) -> None:
-        differ = self.kernel.cpu() != self.aten.cpu()  # a GPU does not compare all integers
+        differ = self.kernel.cpu() != self.aten.cpu()  # a GPU cannot compare all integer dtypes
         if differ.any():
             raise self._wrong(differ, "must be equal")
 
     def _own_error(self) -> dict[str, float]:
-        """Return the figures where the kernel's bits are ATen's: its error is ATen's own."""
+        """Return the figures where the kernel has ATen's bits: its error is ATen's own."""
         exact = self._exact(self.exact.tensors)
         if exact is None or not exact.numel():
             rtol, atol = _tolerance(self.aten.dtype)
@@ -114,7 +130,7 @@ class Comparison:
         return {"kernel_error": largest, "aten_error": largest, "bound": bound}
 
     def _special_values(self) -> torch.Tensor:
-        """Check NaN and inf, and return the mask of elements that are to be held against the bound."""
+        """Check NaN and inf; return the mask of elements to compare with the bound."""
         k, a = _wide(self.kernel), _wide(self.aten)
         both = torch.isfinite(a) & torch.isfinite(k)
         if both.all():
@@ -131,7 +147,7 @@ class Comparison:
         return both
 
     def _nearer_than_aten(self, kernel: torch.Tensor) -> torch.Tensor:
-        """Return where the kernel has the float64 answer, to a few roundings, and ATen has it not: it overflowed inside."""
+        """Return where the kernel has the float64 answer, up to rounding, and ATen overflowed."""
         exact = self._exact(self.exact.tensors)
         if exact is None:
             return torch.zeros_like(kernel, dtype=torch.bool)
@@ -140,7 +156,10 @@ class Comparison:
         return (torch.isfinite(kernel) & torch.isfinite(rounded) & near) | _same_special(kernel, rounded)
 
     def _unstable(self) -> torch.Tensor:
-        """Return where the float64 answer is infinite or NaN, and another one when inputs move by a rounding step: infinity times nearly zero."""
+        """Return where the float64 answer is not finite and depends on rounding of the inputs.
+
+        An example is infinity times nearly zero.
+        """
         unstable = torch.zeros(self.aten.shape, dtype=torch.bool, device=self.aten.device)
         first = self._exact(self.exact.tensors)
         for sign in SIGNS if first is not None and not first.is_complex() else ():
@@ -151,7 +170,7 @@ class Comparison:
 
     def _bounded(self, finite: torch.Tensor) -> dict[str, float]:
         exact = self._exact(self.exact.tensors)
-        whole = bool(finite.all())  # a mask costs more than all the rest
+        whole = bool(finite.all())  # masking costs more than all the rest
 
         def chosen(t: torch.Tensor) -> torch.Tensor:
             return t.reshape(-1) if whole else t[finite]
@@ -163,7 +182,7 @@ class Comparison:
         error, aten_error, size = (k - r).abs(), (a - r).abs(), r.abs()
         cap = _RELATIVE_CAP * eps
         if self.aten.dtype in (torch.float64, torch.complex128):
-            relative = torch.tensor(cap, device=r.device)  # nothing wider to see ATen's own error by
+            relative = torch.tensor(cap, device=r.device)  # no wider dtype to show ATen's own error
         else:
             relative = (
                 torch.where(size > 0, aten_error / size, 0).amax().clamp(max=cap)
@@ -198,9 +217,9 @@ class Comparison:
         return figures
 
     def _spread(self, exact: torch.Tensor) -> torch.Tensor:
-        """Return ATen's largest error over several runs, which differs from its first where ATen is not deterministic.
+        """Return ATen's largest error over several runs; they differ if it is not deterministic.
 
-        There, no element is taken to be steadier than those beside it in its row: some are lucky in all of the runs.
+        No element counts as more stable than the others in its row: some are lucky in all runs.
         """
         first = _wide(self.aten)
         largest, apart = torch.zeros_like(exact.abs()), torch.zeros_like(exact.abs())
@@ -210,7 +229,7 @@ class Comparison:
         return torch.maximum(largest, _of_its_row(apart))
 
     def _reruns(self, shape: torch.Size) -> Iterator[torch.Tensor]:
-        """Yield further answers of ATen's to the same call, in float64."""
+        """Yield ATen's answers to further runs of the same call, converted to float64."""
         for _ in range(_RERUNS):
             again = self.exact.call.run().tensors
             if again is None or again[self.index].shape != shape:
@@ -218,9 +237,9 @@ class Comparison:
             yield self._near(again[self.index])
 
     def _conditioning(self, exact: torch.Tensor, eps: float, signs: Sequence[int]) -> torch.Tensor:
-        """Return the error that a rounding of the inputs, in the precision that ATen computes in, may cause."""
+        """Return the error that rounding of the inputs in ATen's internal precision may cause."""
         inner = min(eps, torch.finfo(torch.float32).eps)
-        unseen = inner < torch.finfo(torch.float32).eps  # ATen's own error in float64, for which this stands in
+        unseen = inner < torch.finfo(torch.float32).eps  # float64: this replaces ATen's own error
         magnified, factor = (_MAGNIFIED, FACTOR * FACTOR) if unseen else (1.0, FACTOR)
         squares = torch.zeros_like(exact.abs())
         nearest = torch.zeros_like(squares)
@@ -233,7 +252,7 @@ class Comparison:
             squares += (far - exact).abs().square()
             nearest = torch.maximum(nearest, (near - exact).abs())
         typical = torch.sqrt(squares / len(signs))
-        smooth = nearest <= typical / 4  # a smooth function moves less when its input does; one that jumps does not
+        smooth = nearest <= typical / 4  # smooth: a smaller step of the inputs has a smaller effect
         return torch.where(~smooth, 0, factor * math.sqrt(self.reduction) * typical / magnified)
 
     def _tolerated(self, finite: torch.Tensor) -> dict[str, float]:
@@ -250,10 +269,11 @@ class Comparison:
         return figures
 
     def _wavering(self, aten: torch.Tensor, finite: torch.Tensor) -> torch.Tensor:
-        """Return how far ATen's own answers may lie apart where it is not deterministic: as far as seen, and lent to other elements.
+        """Return how far apart ATen's own answers may be where it is not deterministic.
 
-        Of millions of elements some were lucky in all of the few runs: none is taken to be steadier than those beside it in its row,
-        which sum up what is alike in size, nor than they are on the whole.
+        The spread that was seen is applied to other elements too: of millions of elements, some
+        are lucky in all of the few runs. No element counts as more stable than the others in its
+        row, which sum values of similar size, nor than the elements on the whole.
         """
         first = _wide(self.aten)
         spread = torch.zeros_like(first.abs())
@@ -265,7 +285,7 @@ class Comparison:
         return FACTOR * torch.maximum(torch.maximum(spread, usual), relative * size)
 
     def _near(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return another answer of ATen's in float64, where this one lies."""
+        """Return another answer of ATen's in float64, on this answer's device."""
         return _wide(tensor.detach().to(self.aten.device))
 
     def _exact(self, tensors: list[torch.Tensor] | None) -> torch.Tensor | None:
@@ -298,12 +318,12 @@ def same_bytes(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def _as_stored(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's elements lie in its memory one after another, as they are."""
+    """Whether a tensor is contiguous, with no conjugation or negation pending."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def _negative_zeros(tensor: torch.Tensor) -> torch.Tensor:
-    """Return where a tensor is -0.0; of complex numbers, where the real part is."""
+    """Return where a tensor is -0.0; for complex numbers, where the real part is."""
     wide = _wide(tensor)
     return (wide == 0) & torch.signbit(wide.real if wide.is_complex() else wide)
 
@@ -313,7 +333,7 @@ def _tolerance(dtype: torch.dtype) -> tuple[float, float]:
 
 
 def _same_special(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Return where both are NaN, or both infinite with one sign; of complex numbers, where neither is finite."""
+    """Return where both are NaN or the same infinity; if complex, where neither is finite."""
     if left.is_complex():
         return ~torch.isfinite(left) & ~torch.isfinite(right)
     return (torch.isnan(left) & torch.isnan(right)) | (torch.isinf(left) & (left == right))

@@ -1,4 +1,4 @@
-"""NVIDIA's management library, the few questions of it that a race asks, through ctypes. Needs no torch."""
+"""NVIDIA's management library through ctypes: the few queries that a race needs. Needs no torch."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ REASONS: dict[int, str] = {
     0x80: "power brake",
     0x100: "display clocks",
 }
-"""Why clocks are lower than they could be, by bit."""
+"""Reasons for low clocks, by bit."""
 THROTTLED = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
 IDLE = 0x1
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What tells a GPU from others, whatever number it has in a process."""
+    """Identity of a GPU, independent of its number in a process."""
 
     uuid: str
     """With its prefix, as in ``GPU-1234…``."""
@@ -36,7 +36,7 @@ class Identity:
 
 
 class Gpu:
-    """One GPU; an answer is None where the library has not the question, or the GPU not the answer."""
+    """One GPU; an answer is None if the library lacks the query or the GPU has no answer."""
 
     def __init__(self, library: ctypes.CDLL, handle: ctypes.c_void_p) -> None:
         self._library = library
@@ -44,7 +44,7 @@ class Gpu:
 
     @classmethod
     def find(cls, library: ctypes.CDLL, identity: Identity) -> Gpu | None:
-        """Return the GPU of this identity; None where the library does not start or does not know it."""
+        """Return the GPU with this identity; None if the library does not start or know it."""
         if _call(library, "nvmlInit_v2") != 0:
             return None
         handle = ctypes.c_void_p()
@@ -94,7 +94,7 @@ class Gpu:
 
 
 def load(name: str = LIBRARY) -> ctypes.CDLL | None:
-    """Return the library; None where the machine has none."""
+    """Return the library; None if the machine has none."""
     try:
         return ctypes.CDLL(name)
     except OSError:
@@ -102,7 +102,7 @@ def load(name: str = LIBRARY) -> ctypes.CDLL | None:
 
 
 def _call(library: ctypes.CDLL, question: str, *args: object) -> int | None:
-    """Return the library's status, 0 for success; None where it has no such function."""
+    """Return the library's status, 0 for success; None if it has no such function."""
     try:
         function = getattr(library, question)
     except AttributeError:

@@ -1,6 +1,6 @@
-"""What a device can do at its best: bandwidth by size of the working set, rates of arithmetic, the smallest launch and call.
+"""Peaks of a device: bandwidth by working set, rates of arithmetic, the smallest launch and call.
 
-Measured in a process of its own, in which no kernel is, and kept in the cache. Needs no torch.
+Measured in a process of their own, which runs no kernel, and kept in the cache. Needs no torch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from opforge.sandbox.wire import Channel, ChannelClosedError
 
 _FORMAT = 2
 _BUSY_FOR_S = 3600.0
-"""After so long, peaks that were measured on a busy machine are measured again."""
+"""Peaks measured on a busy machine are measured again after this time."""
 _LIMIT_S = 120.0
 
 _NEIGHBOURS: dict[Kind, tuple[Kind, ...]] = {
@@ -37,8 +37,11 @@ _NEIGHBOURS: dict[Kind, tuple[Kind, ...]] = {
     Kind.F16_PRODUCT: (Kind.BF16_PRODUCT,),
     Kind.BF16_PRODUCT: (Kind.F16_PRODUCT,),
 }
-"""Whose rate is taken for arithmetic that was not measured: a product without special units runs at the plain rate, and
-integers have as many lanes as f32. What has no neighbour sets no bound."""
+"""Kinds whose rate is used for arithmetic that was not measured.
+
+A product without special units runs at the plain rate, and integers have as many lanes as f32.
+Arithmetic without a measured neighbour sets no bound.
+"""
 
 Curve = tuple[tuple[int, float], ...]
 
@@ -48,38 +51,47 @@ class Peaks:
     """The measured peaks of a device."""
 
     device: str
-    """Its name, as its maker has it."""
+    """Its name, as given by the manufacturer."""
     kind: str
     """``cpu`` or ``cuda``."""
     curve: Curve
-    """Bytes of the working set and bytes per second, from small to large; every byte is touched once."""
+    """Bytes of the working set and bytes per second, ascending; each byte is touched once."""
     in_place_curve: Curve
-    """The same for memory that is read and written back: two bytes for each, which may cost less than two others."""
+    """The same for memory that is read and written back.
+
+    Each byte counts twice; that may cost less than touching two bytes.
+    """
     rates: Mapping[Kind, float]
     """Operations per second."""
     launch_us: float | None
     """Device time of the smallest kernel; None on a CPU."""
     call_us: float
-    """What the smallest call of an ATen operator takes from Python, made as in a race."""
+    """Time of the smallest call of an ATen operator from Python, made as in a race."""
     busy: bool = False
-    """Whether the machine had other work meanwhile: then they are measured again an hour later, and the better ones kept."""
+    """Whether the machine had other work meanwhile.
+
+    Then the peaks are measured again an hour later, and the better ones kept.
+    """
 
     def bandwidth(self, footprint_bytes: int, *, in_place: bool = False) -> float:
-        """Return bytes per second for a working set: never less than it can have, so between two sizes the faster."""
+        """Return bytes per second for a working set.
+
+        This is an upper bound: between two sizes, it is the faster rate.
+        """
         once = _at(self.curve, footprint_bytes)
         return max(once, _at(self.in_place_curve, footprint_bytes)) if in_place else once
 
     def rate(self, kind: Kind) -> float | None:
-        """Return operations per second of a kind of arithmetic; None where nothing is known of it."""
+        """Return operations per second of a kind of arithmetic; None if unknown."""
         return next((self.rates[k] for k in (kind, *_NEIGHBOURS.get(kind, ())) if k in self.rates), None)
 
     @property
     def fastest(self) -> float | None:
-        """Operations per second in the fastest arithmetic there is, out of which any other can be made."""
+        """Operations per second of the fastest arithmetic, from which any other can be built."""
         return max(self.rates.values(), default=None)
 
     def with_better(self, earlier: Peaks) -> Peaks:
-        """Return the better of these and earlier ones, each for itself: what disturbs a measurement only makes it slower."""
+        """Return the better of each peak and an earlier one: disturbances only slow it down."""
         launches = [us for us in (self.launch_us, earlier.launch_us) if us is not None]
         return replace(
             self,
@@ -104,7 +116,7 @@ class Peaks:
 
     @classmethod
     def from_json(cls, row: Any) -> Peaks:
-        """Return peaks from their JSON; raises ValueError when that is damaged."""
+        """Return peaks from their JSON; raises ValueError if it is damaged."""
         try:
             curve, in_place = (
                 tuple((int(size), float(rate)) for size, rate in row[name])
@@ -129,14 +141,14 @@ def _better(one: Curve, other: Curve) -> Curve:
 
 
 def _at(curve: Curve, footprint_bytes: int) -> float:
-    """Return the fastest rate among the largest size that is not beyond a footprint, and all above: caches only help."""
+    """Return the fastest rate at or above the largest size within a footprint: caches only help."""
     below = [at for at, (size, _) in enumerate(curve) if size <= footprint_bytes]
     return max(rate for _, rate in curve[below[-1] if below else 0 :])
 
 
 def serve(config: dict[str, Any], fds: list[int]) -> None:
-    """Say the device's name; then, if asked, measure it."""
-    from opforge.judge import measuring  # needs torch, and the process that asks has none
+    """Send the device's name; then, if asked, measure the device."""
+    from opforge.judge import measuring  # needs torch, which the asking process does not load
 
     channel = Channel.from_fd(fds[0])
     channel.send({"name": device_name(config["device"])})
@@ -145,7 +157,10 @@ def serve(config: dict[str, Any], fds: list[int]) -> None:
 
 
 def known_peaks(spawner: Spawner, device: str, *, anew: bool = False) -> Peaks:
-    """Return a device's peaks: from the cache, or measured now in a few seconds. ``anew`` measures in any case."""
+    """Return a device's peaks from the cache, or measure them now, in a few seconds.
+
+    ``anew`` measures in any case.
+    """
     ours, theirs = Channel.pair()
     pid = spawner.spawn("peaks", {"device": device}, [theirs.fileno()], limits={}, output=False)
     theirs.close()
@@ -169,13 +184,13 @@ def known_peaks(spawner: Spawner, device: str, *, anew: bool = False) -> Peaks:
 
 
 def path_of(name: str) -> Path:
-    """Return where the peaks of a device of this machine are kept."""
+    """Return the file that keeps the peaks of a device of this machine."""
     words = re.sub(r"[^A-Za-z0-9]+", "-", f"{name} {platform.node()}").strip("-")
     return cache.root() / "peaks" / f"{cache.torch_version()}-{_FORMAT}" / f"{words}.json"
 
 
 def _kept(path: Path) -> Peaks | None:
-    """Return peaks from the cache; None when there are none, or the file is damaged."""
+    """Return peaks from the cache; None if there are none or the file is damaged."""
     try:
         return Peaks.from_json(cache.read_json(path))
     except ValueError:

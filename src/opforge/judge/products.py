@@ -1,4 +1,4 @@
-"""What matrix products, convolutions and attention must read and compute; operations as torch's own counter has them."""
+"""Needs of matrix products, convolutions and attention, with operations as torch counts them."""
 
 from __future__ import annotations
 
@@ -35,14 +35,17 @@ _ATTENTION_LIKE: dict[str, str] = {
     "_scaled_dot_product_fused_attention_overrideable": "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_flash_attention_for_cpu_backward": "_scaled_dot_product_flash_attention_backward",
 }
-"""Attention that torch's counter does not know, and the one that it knows which takes the same tensors first."""
+"""Attention that torch's counter lacks, and one it has that takes the same tensors first."""
 
 _FASTER_BY = 2
-"""How many times fewer operations than are counted a clever product may take: Strassen's after five levels."""
+"""Factor by which a clever product may take fewer operations than are counted.
+
+Strassen's algorithm reaches it after five levels.
+"""
 
 
 def of_matrices(call: CostedCall) -> Need | None:
-    """Return what a call needs that is a matrix product, a convolution or attention; None for any other."""
+    """Return the need of a matrix product, a convolution or attention; None for any other call."""
     packet = call.op.packet
     if packet in _FACTORS:
         return _product(call, *_FACTORS[packet])
@@ -72,15 +75,18 @@ def _product(call: CostedCall, left_name: str, right_name: str) -> Need:
 
 
 def _summed(call: CostedCall, left: torch.Tensor) -> int:
-    """Return the operations of a product that sums over the left factor's last dimension, and over batches in ``addbmm``."""
+    """Return the operations of a product that sums over the left factor's last dimension.
+
+    ``addbmm`` sums over batches too.
+    """
     length = left.shape[-1] if left.dim() else 1
     batches = left.shape[0] if call.op.packet == "addbmm" else 1
     return int(2 * call.outputs[0].numel() * length * batches)
 
 
 def _counted(call: CostedCall, packet: str = "") -> int:
-    """Return the operations as torch's counter has them; 0 where it has no formula, or one that does not take the call."""
-    from torch.utils.flop_counter import flop_registry  # takes a while, and few judges time products
+    """Return the operations by torch's counter; 0 where it has no formula that takes the call."""
+    from torch.utils.flop_counter import flop_registry  # slow to import; few judges time products
 
     formula = flop_registry.get(getattr(torch.ops.aten, packet or call.op.packet, None))
     if formula is None:
@@ -92,7 +98,7 @@ def _counted(call: CostedCall, packet: str = "") -> int:
         places.append(call.values[argument.name])
     try:
         return int(formula(*places, out_val=call.result))
-    except (AssertionError, TypeError, ValueError, IndexError):  # shapes that it does not foresee, such as batches of 0
+    except (AssertionError, TypeError, ValueError, IndexError):  # unforeseen shapes, such as batches of 0
         return 0
 
 
@@ -103,7 +109,7 @@ def _convolution(call: CostedCall) -> Need:
     over = source if call.values.get("transposed", transposed) else call.outputs[0]
     counted = (
         _counted(call) if call.op.packet in ("convolution", "_convolution") else 0
-    )  # others' arguments it misreads
+    )  # it misreads the arguments of others
     flops = counted or 2 * over.numel() * math.prod(weight.shape[1:])
     steps = [*_numbers(call.values.get("stride")), *_numbers(call.values.get("dilation"))]
     sure = (source,) if over is not source and all(step == 1 for step in steps) else ()
@@ -115,7 +121,10 @@ def _numbers(value: Any) -> list[int]:
 
 
 def _convolution_backward(call: CostedCall) -> Need:
-    """Gradients of a convolution: each of the two costs what the convolution does (torch's counter forgets groups here)."""
+    """Gradients of a convolution: each of the two costs as much as the convolution.
+
+    Torch's counter forgets groups here.
+    """
     grad, source, weight = (call.tensors(n)[0] for n in ("grad_output", "input", "weight"))
     mask = call.values["output_mask"]
     names = ["grad_output", *(["weight"] if mask[0] else []), *(["input"] if mask[1] else [])]
@@ -136,7 +145,10 @@ def _linear_backward(call: CostedCall) -> Need:
 
 
 def _attention(call: CostedCall) -> Need:
-    """Attention, forward and backward. With a mask, dropout or a causal order not all of it is needed in any case."""
+    """Attention, forward and backward.
+
+    With a mask, dropout or a causal order, some of the inputs may not be needed.
+    """
     query = call.tensors("query")[0]
     packet = call.op.packet
     flops = _counted(call, _ATTENTION_LIKE.get(packet, packet)) or _attended(call)
@@ -153,7 +165,7 @@ def _attention(call: CostedCall) -> Need:
 
 
 def _attended(call: CostedCall) -> int:
-    """Return the operations of attention over any number of batch dimensions; 0 for its gradients."""
+    """Return the operations of attention with any batch dimensions; 0 for its gradients."""
     if call.op.packet not in _ATTENTION_LIKE or "backward" in call.op.packet:
         return 0
     query, key, value = (call.tensors(n)[0] for n in ("query", "key", "value"))
@@ -162,6 +174,6 @@ def _attended(call: CostedCall) -> int:
 
 
 def _causal_share(queries: int, keys: int) -> float:
-    """Return which part of the pairs is needed where a query sees the keys up to its own place."""
+    """Return the share of pairs needed where a query sees the keys up to its own position."""
     seen = sum(min(row + 1, keys) for row in range(queries))
     return seen / (queries * keys) if queries and keys else 0.0

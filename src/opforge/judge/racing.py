@@ -1,4 +1,4 @@
-"""Times of a case that a kernel answers rightly: against ATen in a clean worker of its own, with the speed of light and the clocks."""
+"""Time a case that a kernel answers correctly, against ATen; add speed of light and clocks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from opforge.sandbox.client import Spawner
 from opforge.sandbox.host_track import parts_of
 
 _LAUNCHES = 2.0
-"""Where ATen takes no more than so many times the least that anything takes, there is nothing to see but launching."""
+"""Cases where ATen is within this factor of the smallest launch or call are launch-bound."""
 _QUICK_S = 0.05
 _FORESEEABLE = (
     "its answer is the same for all contents that timed calls have: a kernel may know it without reading them"
@@ -39,7 +39,7 @@ _FORESEEABLE = (
 
 @dataclass
 class Racing:
-    """ATen's worker (or a user's reference's), which lives as long as it is raced against, and what is known of the device."""
+    """Worker of ATen, or of a user's reference, kept between races; and the peaks of the device."""
 
     spawner: Spawner
     config: WorkerConfig
@@ -61,9 +61,10 @@ class Racing:
         reference: Reference | None = None,
         apart: Callable[[int], Finding | None] | None = None,
     ) -> Finding:
-        """Return the finding with times, or what was found out while it was timed.
+        """Return the finding with times, or the verdict that timing led to.
 
-        ``apart`` asks the kernel, in a new process and untimed, on contents with a seed: one that is wrong there too is no cheat.
+        ``apart`` judges the kernel in a new process, untimed, on contents with a seed. A kernel
+        that is wrong there too does not cheat.
         """
         device = self._place(placed)
         watch = clocks.Watch(self.config.device)
@@ -113,12 +114,12 @@ class Racing:
         return torch.device(self.config.device)
 
     def _place(self, placed: Placed) -> torch.device:
-        """Return where a case takes its time: calls of which nothing lies on the GPU are timed as on a CPU."""
+        """Return the device to time a case on: the CPU if its tensors all lie on the host."""
         tensors = [*placed.answer.inputs, *tensors_of(placed.answer.result)]
         return self._device if not tensors or any(t.is_cuda for t in tensors) else torch.device("cpu")
 
     def _ready_baseline(self, op: Operator, batch: Batch, reference: Reference | None) -> KernelWorker:
-        """Return a worker that runs ATen, or a user's reference; the one of the last race where it runs the same."""
+        """Return a worker that runs ATen or a user's reference; reuse the last one if it fits."""
         described = None if reference is None else reference.described
         if self._baseline is not None and self._runs != described:
             self._end_baseline()
@@ -139,7 +140,7 @@ class Racing:
             self._baseline = None
 
     def _light(self, op: Operator, placed: Placed, footprint: int, times: dict[str, Any]) -> dict[str, Any]:
-        """Return what the case costs at the speed of light, and whether there is anything to see but launching."""
+        """Return the case's cost at the speed of light, and whether it is launch-bound."""
         if self.peaks is None:
             return {}
         inputs = iter(placed.answer.inputs)
@@ -157,7 +158,7 @@ class Racing:
 
 
 def _foreseeable(placed: Placed) -> bool:
-    """Whether ATen has one answer to contents of different kinds, as far as some tries tell."""
+    """Whether ATen gives one answer to different contents, in a few tries."""
     if isinstance(placed.call, AskedCall) or placed.answer.drew or placed.aten_s > _QUICK_S:
         return False
     answers = [replace(placed.call, renewal=seed).run() for seed in drawn_seeds(3)]
@@ -175,7 +176,7 @@ def _identical(one: Answer, other: Answer) -> bool:
 
 
 def _expected(placed: Placed, seed: int) -> Answer:
-    """Return what ATen answers to a case on contents with a seed; raises BaselineError where it raises."""
+    """Return ATen's answer to a case on contents with a seed; raises BaselineError if it raises."""
     aten = replace(placed.call, renewal=seed).run()
     if aten.raised is not None:
         raise timing.BaselineError(f"it raised {type(aten.raised).__name__}: {aten.raised}")
@@ -194,9 +195,9 @@ def _heard(
     *,
     required: bool,
 ) -> Finding:
-    """Judge the result of a timed call on contents with a seed, and its inputs where they are told.
+    """Judge the result of a timed call on contents with a seed, and any inputs in the reply.
 
-    ``drawn`` has digests of the random results that were heard before: none comes twice.
+    ``drawn`` has digests of earlier random results: none may come twice.
     """
     call = replace(placed.call, renewal=seed)
     found = Hearing(
@@ -223,7 +224,7 @@ def _heard(
 
 
 def _inside(placed: Placed, seed: int) -> None:
-    """Raise BaselineError where ATen raises on contents with a seed once they have moved by a rounding step."""
+    """Raise BaselineError if ATen raises one rounding step away from contents with a seed."""
     raised = Exact(replace(placed.call, renewal=seed)).raised_nearby()
     if raised is not None:
         text = f"it raised {type(raised).__name__}: {raised} (contents moved by a rounding step)"

@@ -1,4 +1,4 @@
-"""What ATen does with a case: its result, and in float64 where it has one."""
+"""ATen's result for a case, and its float64 result where it has one."""
 
 from __future__ import annotations
 
@@ -28,9 +28,12 @@ _WIDE = {
 }
 
 SIGNS = (1, -1, 2, -2, 3, -3, 4, -4)
-"""Random perturbations of the inputs, and their mirror images."""
+"""Seeds of random perturbations of the inputs; negative ones are mirror images."""
 MORE_SIGNS = tuple(range(5, 21))
-"""Further ones: enough that their root mean square is small by luck for none of many thousand elements."""
+"""Further seeds.
+
+They are enough that none of many thousand elements has a small root mean square by luck.
+"""
 
 
 class ReferenceRaisedError(Exception):
@@ -42,11 +45,11 @@ class ReferenceRaisedError(Exception):
 
 
 class ReferenceFaultError(Exception):
-    """A user's reference gave no answer, and a kernel cannot be held against it; the message says what it did."""
+    """A user's reference gave no answer to judge a kernel by; the message says what it did."""
 
 
 def declined(raised: Exception | None) -> bool:
-    """Whether what was raised says that a case is not implemented."""
+    """Whether an exception says that a case is not implemented."""
     return isinstance(raised, NotImplementedError) or getattr(raised, "kind", "") == "NotImplementedError"
 
 
@@ -60,14 +63,14 @@ class Call:
     buffer: Any
     device: torch.device
     own: bool
-    """Whether inputs need storage of their own: the operator writes to them, or they go to another device."""
+    """Whether inputs need their own storage: the operator writes to them, or they change device."""
     seed: int | None = None
     renewal: int = 0
-    """The seed of other contents in the inputs, such as timed calls have; 0 for those of the case."""
+    """Seed of other contents in the inputs, as in timed calls; 0 for the contents of the case."""
     positions: bool = False
     """Whether integers among the inputs may be indices, which must stay in range."""
     default_dtype: torch.dtype | None = None
-    """What a program has made the default, if it has."""
+    """Default dtype that a program has set, if any."""
 
     def build(
         self, change: Callable[[torch.Tensor], torch.Tensor] | None = None
@@ -102,21 +105,24 @@ class Call:
                 result = aten_function(self.op)(*args, **kwargs)
             if self.device.type == "cuda":
                 torch.cuda.synchronize()  # an error belongs to the call that made it
-        except Exception as error:  # noqa: BLE001  # ATen raises many types; that it raises is what we ask
+        except Exception as error:  # noqa: BLE001  # ATen raises many types; any of them is an answer
             end_without_device(error)
             return Answer(inputs=inputs, raised=error)
         return Answer(inputs=inputs, result=result, drew=before is not None and before != generator_state(self.device))
 
     def rounds_inside(self) -> bool:
-        """Whether the float64 form is one in name only: it rounds to a narrower dtype on the way. ATen's do not."""
+        """Whether the float64 form rounds to a narrower dtype on the way; ATen's never do."""
         return False
 
     def gradients(self) -> Gradients:
-        """Return the call whose answer is the gradients that flow back through this one."""
+        """Return the call that gives the gradients of this one."""
         return Gradients(self.op, self.args, self.kwargs, self.buffer, self.device, own=True)
 
     def run_poisoned(self) -> Answer:
-        """Call ATen with new memory filled with NaN or the largest integer, to see what it leaves uninitialised."""
+        """Call ATen with new memory filled with NaN or the largest integer.
+
+        Elements that keep that value were left uninitialised.
+        """
         torch.set_deterministic_debug_mode(
             "warn"
         )  # `use_deterministic_algorithms` imports inductor first: seconds for each judge
@@ -130,7 +136,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Gradients(Call):
-    """A call run for the gradients of its floating-point inputs: they are its answer."""
+    """A call that gives the gradients of its floating-point inputs as its answer."""
 
     def run(self, change: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Answer:
         """Call ATen forward and backward; an exception is part of the answer."""
@@ -139,22 +145,22 @@ class Gradients(Call):
             args, kwargs = widen_dtypes(args), widen_dtypes(kwargs)
         try:
             return Answer(inputs=[], result=gradients(aten_function(self.op), args, kwargs, inputs))
-        except Exception as error:  # noqa: BLE001  # ATen raises many types; that it raises is what we ask
+        except Exception as error:  # noqa: BLE001  # ATen raises many types; any of them is an answer
             end_without_device(error)
             return Answer(inputs=[], raised=error)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a call gave back, and its inputs as they are afterwards."""
+    """Result of a call, or its exception, and its inputs afterwards."""
 
     inputs: list[torch.Tensor]
     result: Any = None
     raised: Exception | None = None
     drew: bool = False
-    """Whether a random operator took numbers from the generator; with dropout at zero, say, it does not."""
+    """Whether a random operator used the generator; with dropout at zero, say, it does not."""
     shared: dict[int, list[int]] | None = None
-    """Of an answer from another process: the inputs with which results, by their id, shared memory there."""
+    """For an answer from another process: inputs that share memory with a result, by its id."""
 
     @property
     def tensors(self) -> list[torch.Tensor] | None:
@@ -173,7 +179,7 @@ def _default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
 
 
 def alike(one: Answer, other: Answer) -> bool:
-    """Whether two answers are the same up to rounding, taken generously: what differs more is not rounding."""
+    """Whether two answers agree up to rounding, generously: larger differences are not rounding."""
     if one.tensors is None or other.tensors is None or len(one.tensors) != len(other.tensors):
         return False
     return all(_near(a.detach(), b.detach()) for a, b in zip(one.tensors, other.tensors, strict=True))
@@ -200,27 +206,31 @@ def _near(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 @dataclass
 class Exact:
-    """The float64 answers to a call, made only when someone asks."""
+    """Float64 answers to a call, computed on demand."""
 
     call: Call
 
     @cached_property
     def tensors(self) -> list[torch.Tensor] | None:
-        """Return all result and input tensors of the float64 run in order, or None where the operator has none."""
+        """Return all result and input tensors of the float64 run; None if the operator has none."""
         return None if self.call.rounds_inside() else self.call.run(widen).tensors
 
     def perturbed(self, eps: float, sign: int) -> list[torch.Tensor] | None:
-        """Return the float64 answers after each input element moved by about ``eps`` of itself; signs ±n are mirror images."""
+        """Return the float64 answers after each input element moved by about ``eps`` of itself.
+
+        Signs ±n are mirror images.
+        """
         return self.call.run(_moved(lambda _tensor: eps, sign)).tensors
 
     def spread(self) -> list[torch.Tensor] | None:
-        """Return ATen's answers to the same elements with gaps between them, which it computes one by one."""
+        """Return ATen's answers to inputs with gaps between elements; it takes them one by one."""
         return self.call.run(_spread).tensors
 
     def raised_nearby(self) -> Exception | None:
-        """Return what the call raises where its inputs move by a rounding step of their own, if it does: it is at the edge of its domain.
+        """Return the exception that moving the inputs by a rounding step causes, or None.
 
-        They move in float64. Where ATen does not take that, with the contents of the case itself, what it raises says nothing of an edge.
+        With one, the call is at the edge of its domain. The inputs move in float64. If ATen rejects
+        float64 on the contents of the case itself, an exception says nothing about an edge.
         """
         if replace(self.call, renewal=0).run(widen).raised is not None:
             return None
@@ -236,7 +246,10 @@ def _spread(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _moved(eps: Callable[[torch.Tensor], float], sign: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return what widens a tensor and moves each element by about ``eps`` of itself; where it lies, for there may be millions."""
+    """Return a function that widens a tensor and moves each element by about ``eps`` of itself.
+
+    It works on the tensor's device, for there may be millions of elements.
+    """
     generators: dict[torch.device, torch.Generator] = {}
 
     def change(tensor: torch.Tensor) -> torch.Tensor:
@@ -247,13 +260,16 @@ def _moved(eps: Callable[[torch.Tensor], float], sign: int) -> Callable[[torch.T
             generator = generators[wide.device] = torch.Generator(wide.device).manual_seed(abs(sign))
         drawn = torch.rand(wide.shape, generator=generator, dtype=torch.float64, device=wide.device)
         step = math.copysign(eps(tensor), sign)
-        return wide * (1 + step * drawn.sub_(0.5).mul_(math.sqrt(12)))  # equal ones, expanded too, part ways
+        return wide * (1 + step * drawn.sub_(0.5).mul_(math.sqrt(12)))  # equal and expanded elements move apart
 
     return change
 
 
 def end_without_device(error: Exception) -> None:
-    """End this process when an error has cost it its GPU for good: whoever runs it starts another, as after any crash of ATen's."""
+    """Abort this process if an error has cost it its GPU for good.
+
+    Another process is started in its place, as after any crash of ATen's.
+    """
     if "CUDA error" in str(error) and "out of memory" not in str(error):
         os.abort()
 
@@ -268,17 +284,17 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor without a graph behind it, and without conjugations and signs to come."""
+    """Return a tensor without an autograd graph or a pending conjugation or negation."""
     return tensor.detach().resolve_conj().resolve_neg()
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype | None:
-    """Return the dtype in which one is exact, or None for one that has none."""
+    """Return the wider dtype for exact results; None if there is none."""
     return _WIDE.get(dtype)
 
 
 def widen(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor in float64 or complex128 with the same geometry; others unchanged."""
+    """Return a tensor in float64 or complex128 with the same geometry; other dtypes unchanged."""
     dtype = _WIDE.get(tensor.dtype)
     if dtype is None:
         return tensor
@@ -288,7 +304,7 @@ def widen(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def without_nan(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor in float64 with zeros in the place of NaN; infinities stay."""
+    """Return a tensor in float64 with NaN replaced by zero; infinities stay."""
     wide = widen(tensor)
     if not wide.is_floating_point():
         return wide
@@ -296,7 +312,7 @@ def without_nan(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def widen_dtypes(tree: Any) -> Any:
-    """Turn dtypes given as arguments into their wide ones."""
+    """Replace dtypes among arguments by their wider ones."""
     if isinstance(tree, torch.dtype):
         return _WIDE.get(tree, tree)
     if isinstance(tree, list):

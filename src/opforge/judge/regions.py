@@ -1,4 +1,4 @@
-"""Which memory a tensor has: how many distinct bytes, and what several tensors have together."""
+"""Memory of tensors: the distinct bytes of one tensor, and of several together."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """The memory of a tensor's elements, from the first byte to the one after the last."""
+    """Memory of a tensor's elements, from the first byte to the one after the last."""
 
     space: int
-    """0 for real addresses; for a tensor without contents, whose addresses mean nothing, its storage."""
+    """0 for real addresses; the storage of a fake or meta tensor, whose addresses mean nothing."""
     start: int
     end: int
     nbytes: int
@@ -23,7 +23,7 @@ class Region:
 
 
 def region(tensor: torch.Tensor) -> Region | None:
-    """Return a tensor's region; None where it has no elements, or no strides."""
+    """Return a tensor's region; None if it has no elements or no strides."""
     if tensor.layout is not torch.strided or tensor.numel() == 0:
         return None
     size = tensor.element_size()
@@ -36,22 +36,25 @@ def region(tensor: torch.Tensor) -> Region | None:
 
 
 def storage(tensor: torch.Tensor) -> int:
-    """Return what tells a tensor's storage from others: views have that of their base."""
-    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001  # torch's own way to ask
+    """Return an identifier of a tensor's storage; views have that of their base."""
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001  # as torch identifies storages
 
 
 def distinct_elements(tensor: torch.Tensor) -> int:
-    """Return how many places in memory a tensor's elements have; the fewest, where its dimensions overlap strangely."""
+    """Return how many memory locations a tensor's elements have.
+
+    This is a lower bound where dimensions overlap irregularly.
+    """
     count, reach, step = 1, 0, 0
     for stride, n in sorted((s, n) for n, s in zip(tensor.shape, tensor.stride(), strict=True)):
         if n == 0:
             return 0
         if n == 1 or stride == 0:
             continue
-        if stride > reach:  # beyond all places so far: as many again, each time
+        if stride > reach:  # beyond all locations so far: each step adds as many again
             evenly = step == 0 or (reach + step == stride)
             count, reach, step = count * n, reach + (n - 1) * stride, (step or stride) if evenly else -1
-        elif step > 0 and stride % step == 0:  # onto places that lie evenly: the row of them grows longer
+        elif step > 0 and stride % step == 0:  # onto evenly spaced locations: their row gets longer
             reach += (n - 1) * stride
             count = reach // step + 1
         else:
@@ -61,7 +64,7 @@ def distinct_elements(tensor: torch.Tensor) -> int:
 
 
 def distinct_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Return how many bytes some tensors have together; where they overlap, those of the largest."""
+    """Return how many bytes tensors have together; where they overlap, those of the largest."""
     found = sorted((r for t in tensors if (r := region(t)) is not None), key=lambda r: (r.space, r.start))
     total, largest, space, end = 0, 0, -1, -1
     for r in found:
@@ -74,7 +77,7 @@ def distinct_bytes(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of an argument or a result, those in lists too."""
+    """Yield the tensors in an argument or a result, also those in lists."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Read what a worker says of its results; whatever it says is looked at before it is believed."""
+"""Parse what a worker replies about its results; everything is checked before it is trusted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FORGED = "the worker's reply is not one that our harness writes"
 
 
 def replies_of(reply: Any, count: int) -> list[dict[str, Any]] | None:
-    """Return the worker's answers to the cases of a batch, or None when that is not what it sent."""
+    """Return the worker's answers to the cases of a batch, or None if it sent something else."""
     replies = reply.get("results") if isinstance(reply, dict) else None
     if isinstance(replies, list) and len(replies) == count and all(isinstance(r, dict) for r in replies):
         return replies
@@ -19,14 +19,14 @@ def replies_of(reply: Any, count: int) -> list[dict[str, Any]] | None:
 
 
 def results_end(replies: list[dict[str, Any]], config: WorkerConfig) -> int:
-    """Return where the results that the replies speak of end, within the arena."""
+    """Return where the results in the replies end, within the arena."""
     rows = (row for row in _result_rows(replies) if isinstance(row[0], int) and isinstance(row[1], int))
     ends: list[int] = [config.in_bytes, *(row[0] + row[1] for row in rows)]
     return min(max(ends), config.arena_bytes)
 
 
 def without_places(tree: Any) -> Any:
-    """Return a reply without the places of its tensors: what stays the same from draw to draw."""
+    """Return a reply without the locations of its tensors; the rest is the same in every draw."""
     if isinstance(tree, dict):
         return {k: _placeless(v, k) for k, v in tree.items()}
     return [without_places(v) for v in tree] if isinstance(tree, list) else tree
@@ -41,7 +41,7 @@ def _placeless(value: Any, key: str) -> Any:
 
 
 def _result_rows(tree: Any) -> Iterator[list[Any]]:
-    """Yield the rows of all tensors that replies speak of; the replies may hold anything."""
+    """Yield the rows of all tensors in the replies; the replies may hold anything."""
     if isinstance(tree, dict):
         inputs = tree.get("inputs")
         for row in [tree.get("T"), *(inputs if isinstance(inputs, list) else [])]:

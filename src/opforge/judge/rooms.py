@@ -1,4 +1,4 @@
-"""Where the workers of a judge live: a folder for each job, and an eye on how much of the machine a worker takes."""
+"""Folders of a judge's workers, one for each job, and quotas on what a worker may use."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ MAX_BYTES = 4 << 30
 _MAX_ENTRIES = 200_000
 _PAUSE_S = 0.2
 _MOST_LOOKED_AT = 16
-"""Processes of a worker that are looked into at a time."""
+"""Maximum processes of a worker that are inspected at a time."""
 
 
 class Rooms:
-    """The folders of one judge. A worker that takes a dead one's place finds what that one had compiled."""
+    """Folders of one judge. A worker that replaces a dead one finds what that one had compiled."""
 
     def __init__(self, spawner: Spawner, *, run: str, held: bool) -> None:
         self._root = spawner.folder()
@@ -35,19 +35,19 @@ class Rooms:
         self._baseline: str | None = None
 
     def for_kernel(self, file: str | None, library: str | None = None) -> Room:
-        """Return the room of the present job's kernel."""
+        """Return the confinement of the current job's kernel."""
         if self._job is None:
             self._job = tempfile.mkdtemp(dir=self._root)
         return self._of_kernel(self._job, file, library)
 
     def baseline(self) -> Room:
-        """Return the room of ATen's process, which lives as long as the judge."""
+        """Return the confinement of ATen's process, which lives as long as the judge."""
         if self._baseline is None:
             self._baseline = tempfile.mkdtemp(dir=self._root)
         return Room(self._baseline, (), self._run, self._held)
 
     def reference(self, file: str | None, library: str | None = None) -> Room:
-        """Return a new room for a process that runs a user's reference, or a user's file that makes inputs."""
+        """Return a new confinement for a user's reference, or a user's file that makes inputs."""
         return self._of_kernel(tempfile.mkdtemp(dir=self._root), file, library)
 
     def _of_kernel(self, folder: str, file: str | None, library: str | None) -> Room:
@@ -55,9 +55,9 @@ class Rooms:
         return Room(folder, tuple(reads), self._run, self._held, tuple(lists))
 
     def shared(self, files: Iterable[tuple[str | None, str | None]], imports: str | None = None) -> Room:
-        """Return a new room for a process that runs several files of users', each with its library if it was compiled.
+        """Return a new confinement for a process that runs several files of users.
 
-        From the folder ``imports`` it may import what lies there.
+        Each file has its library if it was compiled. Imports from folder ``imports`` are allowed.
         """
         files = list(files)
         reads = dict.fromkeys(path for file, library in files for path in reach.kernel_reads(file, library))
@@ -73,7 +73,7 @@ class Rooms:
 
 
 class Guard:
-    """Looks now and then at what limits of single processes do not bound: how many there are, and what they store."""
+    """Checks now and then what per-process limits do not bound: process count and storage."""
 
     def __init__(self, pid: int, folder: str) -> None:
         self._pid = pid
@@ -83,7 +83,7 @@ class Guard:
         self._used, self._files = self._storage()
 
     def is_due(self, *, at_once: bool = False) -> bool:
-        """Whether to look again: not if a moment ago all was well, unless ``at_once``."""
+        """Whether to check again: not within a moment of the last check, unless ``at_once``."""
         now = time.monotonic()
         if now < self._next and not at_once:
             return False
@@ -91,12 +91,12 @@ class Guard:
         return True
 
     def children(self) -> list[int]:
-        """Return some of the processes that the worker has started, as they were when it was last looked at."""
+        """Return some of the processes that the worker has started, as of the last check."""
         found = [pid for pid in self._processes if pid != self._pid]
         return random.sample(found, min(len(found), _MOST_LOOKED_AT))
 
     def excess(self) -> str | None:
-        """Say what the worker has too much of; None when all is well."""
+        """Describe the quota that the worker exceeds; None if it exceeds none."""
         self._processes = self._family()
         count = len(self._processes)
         if count > MAX_PROCESSES:
@@ -104,7 +104,7 @@ class Guard:
         return self._stored_too_much()
 
     def _family(self) -> list[int]:
-        """Return the worker's process and all that came of it, cut loose or not."""
+        """Return the worker's process and all its descendants, detached or not."""
         mark = processes.mark_of(self._pid)
         just_forked = mark == processes.mark_of(os.getpid()) or mark == processes.mark_of(os.getppid())
         return [] if mark is None or just_forked else processes.marked(mark)
@@ -113,7 +113,7 @@ class Guard:
         used, files = self._storage()
         if used - self._used <= MAX_BYTES and files - self._files <= _MAX_ENTRIES:
             return None
-        self._used, self._files = used, files  # if it was somebody else's, do not count the same again
+        self._used, self._files = used, files  # if others stored it, do not count it again
         held, entries = folders.size(self._folder, _MAX_ENTRIES)
         held += sum(self._deleted().values())
         if held > MAX_BYTES:
@@ -123,12 +123,12 @@ class Guard:
         return None
 
     def _storage(self) -> tuple[int, int]:
-        """Return the bytes and files in use where the folder lies, by whomever."""
+        """Return the bytes and files in use on the folder's file system, by any process."""
         there = os.statvfs(self._folder)
         return (there.f_blocks - there.f_bfree) * there.f_frsize, there.f_files - there.f_ffree
 
     def _deleted(self) -> dict[tuple[int, int], int]:
-        """Return the sizes of files that have no name any more, and are still open."""
+        """Return the sizes of deleted files that are still open."""
         sizes: dict[tuple[int, int], int] = {}
         for path in self._open_files():
             with contextlib.suppress(OSError):

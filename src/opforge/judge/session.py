@@ -1,4 +1,4 @@
-"""The judge's process: takes jobs (a kernel and its cases) from the main process, and answers with verdicts."""
+"""Judge process: takes jobs (a kernel and its cases) from the main process, returns verdicts."""
 
 from __future__ import annotations
 
@@ -38,31 +38,40 @@ from opforge.sandbox.client import Spawner
 from opforge.sandbox.wire import Channel
 
 _MAX_DEATHS = 3
-"""After so many dead processes on one operator the rest of its cases are not run."""
+"""After this many dead processes on one operator, the rest of its cases are not run."""
 _FIRST_CASES = 2
-"""Of a kernel of which it is not known yet how long it takes: a request is bounded, and each case is many calls."""
+"""Cases in a batch for a kernel of unknown speed.
+
+The time of a request is limited, and each case is many calls.
+"""
 _BATCH_S = 20.0
 _PATIENCE_S = 10.0
-"""The time limit of a kernel that has run into the ordinary one before."""
+"""Time limit of a kernel that has hit the ordinary limit before."""
 _SLOWER = 20.0
-"""So many times as long as ATen a call may take at least."""
+"""A call may take at least this many times as long as ATen."""
 _TRIED_FOR_PARTS = 4
 _DERIVED = 3
-"""How many cases of an operator are run for their gradients."""
+"""Number of cases per operator that are run for their gradients."""
 _KEPT_BYTES = 1 << 30
-"""Memory of a GPU beyond which it is given back after each batch: there are other judges, and workers."""
+"""GPU memory above this is released after each batch, for other judges and workers."""
 _FORGED = Finding(Outcome.CONTRACT, FORGED)
 _FIRST_BATCHES = (4, 24)
-"""Sizes of the first batches of a job that ends with its first rejection: most mutants fall in the first."""
+"""Sizes of the first batches of a job that ends with its first rejection.
+
+Most mutants fail in the first batch.
+"""
 
 _PATIENCE = 4
-"""How many times longer than usual ATen may take where it runs alone: it is to come to the variant of which a judge was lost."""
+"""Factor on ATen's time budget where it runs alone.
+
+It must reach the variant on which a judge was lost.
+"""
 
 
 def prepare() -> None:
-    """Do in the server what need not be done anew in each judge."""
+    """Do in the fork server what each judge would otherwise repeat."""
     bypass.packets_by_stem()
-    np.random  # noqa: B018  # numpy imports it when it is first asked for
+    np.random  # noqa: B018  # numpy imports it on first access
 
 
 def serve(config: dict[str, Any], fds: list[int]) -> None:
@@ -84,19 +93,19 @@ class _Op:
     required: bool
     kernel: dict[str, Any]
     cases: int = 1
-    """How many cases it has in this job."""
+    """Number of its cases in this job."""
     seen: int = 0
     reference: Reference | None = None
-    """What answers in ATen's place, for an operator of the user's own."""
+    """Answers in ATen's place, for a user's own operator."""
     until_rejected: bool = False
-    """Whether the first rejection is all that is asked for."""
+    """Whether the job ends with the first rejection."""
     rejected: bool = False
     deaths: int = 0
     derived: int = 0
-    """How many of its cases had gradients, which were judged."""
+    """Number of its cases whose gradients were judged."""
     tried: Tried = field(default_factory=Tried)
     lingered: bool = False
-    """Whether it was seen that the kernel's results do not come late."""
+    """Whether the kernel was checked for results that come late."""
 
     @property
     def settled(self) -> bool:
@@ -104,7 +113,7 @@ class _Op:
 
 
 class Judge:
-    """Judges one job at a time; holds at most one worker for the kernel, and one for ATen where it races."""
+    """Judges one job at a time, with at most one worker for the kernel and one for ATen to race."""
 
     def __init__(
         self,
@@ -129,11 +138,11 @@ class Judge:
         self._registrations_seen = False
         self._broken: Finding | None = None
         self._cases_at_once = _FIRST_CASES
-        """So many that a batch does not take the kernel long, by what the last one took."""
+        """Maximum cases in a batch, from the time that the last batch took."""
         self._large_too = True
-        """Whether the present job's kernel is asked for large forms: it has answered those so far."""
+        """Whether the current job's kernel gets large variants; it has answered them so far."""
         self._timeouts = 0
-        """How many time limits the present job's kernel has used up."""
+        """Number of time limits that the current job's kernel has used up."""
 
     def job(self, job: dict[str, Any]) -> None:
         """Judge one kernel on the cases of the operators that it serves."""
@@ -154,25 +163,28 @@ class Judge:
                 op = _Op(facts, part["required"], kernel, len(cases), reference=reference, until_rejected=until)
                 self._judge(op, cases, job["batch"])
         finally:
-            if "mutant" not in job["kernel"]:  # mutants are our own code, and may follow one another in a process
+            if "mutant" not in job["kernel"]:  # mutants are our own code and may share a process
                 self._end_worker()
                 if self._rooms is not None:
                     self._rooms.clear()
 
     def _run_aten_alone(self, job: dict[str, Any], case: CaseRow) -> None:
-        """Have ATen run one case in all its variants, exactly and backwards too, with no kernel: whoever waits sees whether this process survives it."""
+        """Run one case in all its variants with ATen alone, in float64 and backward too.
+
+        The caller sees whether this process survives.
+        """
         number, count = job["aten_alone"]
         facts, reference = self._facts(job, job["ops"][0]["op"], [case])
         op = _Op(facts, True, job["kernel"], count, number, reference)
         batch, _refused = self._fill(op, deque([case]), 1, _PATIENCE * forms.ATEN_BUDGET_S)
         for placed in batch.placed:
-            with contextlib.suppress(Exception):  # what ATen raises is no matter here
+            with contextlib.suppress(Exception):  # ATen may raise
                 exact = Exact(placed.call)
                 _ = exact.tensors, exact.spread(), exact.perturbed(torch.finfo(torch.float32).eps, 1)
                 placed.call.gradients().run()
 
     def _facts(self, job: dict[str, Any], name: str, cases: list[CaseRow]) -> tuple[Operator, Reference | None]:
-        """Return what is known of an operator and, where it is not ATen's, what answers for it."""
+        """Return the facts of an operator and, for a user's own operator, its reference."""
         if (described := job["kernel"].get("reference")) is not None:
             return self._custom.facts(described, name, cases)
         facts = table().get(name)
@@ -181,7 +193,7 @@ class Judge:
         return facts, None
 
     def _forbidden(self, job: dict[str, Any], cases_of: list[list[CaseRow]]) -> list[str]:
-        """Return the operators that the job's kernel may not call; it is loaded when they are trapped, and not before."""
+        """Return the operators the job's kernel may not call; they are trapped before it loads."""
         if job["kernel"]["file"] is None or job.get("allow_fallback"):
             return []
         served = map(table().get, job.get("serves") or [part["op"] for part in job["ops"]])
@@ -192,7 +204,7 @@ class Judge:
         return list(dict.fromkeys(found))
 
     def _parts(self, op: Operator, cases: list[CaseRow]) -> list[str]:
-        """Return the operators that a composite one is in truth, by the first of its cases that can be made."""
+        """Return the operators a composite one only wraps, by its first case that can be built."""
         for case in cases[:_TRIED_FOR_PARTS]:
             batch = Batch(op, self._device, self._config.in_bytes, self._blobs, self._buffer)
             try:
@@ -266,7 +278,7 @@ class Judge:
             self._emit(op, [(p.case, _FORGED) for p in batch.placed if not p.form])
             return
         raised = next((index for index, one in enumerate(replies) if "raised" in one), None)
-        try:  # one that has started so many processes that the system refuses it more is ended for that, and not for what it raises
+        try:  # first: a kernel beyond its process limit may raise for that reason
             worker.look_after(raised or 0, at_once=True)
         except DeathError as death:
             self._death(op, batch, death, waiting)
@@ -274,14 +286,14 @@ class Judge:
         findings = self._hear(op, worker, batch, replies)
         if any(finding.passed for _, finding in findings) and (breach := self._breach(worker, reply)):
             findings = [(case, breach if finding.passed else finding) for case, finding in findings]
-        if self._worker is not None:  # else lost while it was timed or drawn from
+        if self._worker is not None:  # else lost while timing or drawing
             worker.release(batch.used)
         if self._device.type == "cuda" and torch.cuda.memory_reserved() > _KEPT_BYTES:
             torch.cuda.empty_cache()
         self._emit(op, findings)
 
     def _limit_s(self, batch: Batch) -> float:
-        """Return what a call may take: a kernel that hung before gets less, and where ATen is slow all get more."""
+        """Return the time limit of a call: less after a kernel hung, more where ATen is slow."""
         patience_s = min(self._config.timeout_s, _PATIENCE_S) if self._timeouts else self._config.timeout_s
         return max(patience_s, _SLOWER * batch.aten_s)
 
@@ -301,17 +313,20 @@ class Judge:
         return request
 
     def _breach(self, worker: KernelWorker, reply: dict[str, Any]) -> Finding | None:
-        """Return what the kernel has done, beside its answers, that takes the worth from all of them."""
+        """Return what the kernel did, beside its answers, that invalidates all of them."""
         if tampered := reply.get("tampered"):
             return _tampering(tampered)
-        if self._worker is None:  # lost while it was timed or drawn from
+        if self._worker is None:  # lost while timing or drawing
             return None
         if self._loaded.get("mutant") is None and (strays := worker.orphans()):
             return Finding(Outcome.CHEATED, f"left {strays} process(es) running that it had started and cut loose")
         return _foreign_code(worker, self._loaded) or self._registered_anew(worker)
 
     def _registered_anew(self, worker: KernelWorker) -> Finding | None:
-        """Look once at all that is registered under ``aten``: that takes long, and only what would pass is worth it."""
+        """Check once everything that is registered under ``aten``.
+
+        This is slow, so it is done only for kernels that would pass.
+        """
         if self._registrations_seen:
             return None
         self._registrations_seen = True
@@ -332,7 +347,7 @@ class Judge:
         placed = batch.placed[min(death.index, len(batch.placed) - 1)]
         if placed.form in LARGE_FORMS and death.outcome is Outcome.TIMED_OUT and self._large_too:
             self._large_too, op.deaths = False, op.deaths - 1
-            waiting.extendleft(reversed([p.case for p in batch.placed if not p.form]))  # without them
+            waiting.extendleft(reversed([p.case for p in batch.placed if not p.form]))  # without large ones
             return
         victim = placed.case
         back = [p.case for p in batch.placed if not p.form and p.case is not victim]
@@ -374,7 +389,7 @@ class Judge:
         return [(case, self._noted(batch, case, finding)) for case, finding in settled]
 
     def _noted(self, batch: Batch, case: CaseRow, finding: Finding) -> Finding:
-        """Add what was not looked at because ATen is at fault there."""
+        """Add notes on what was not judged because ATen is wrong, slow or dies there."""
         notes = [
             f"not judged {forms.words(name)}: {batch.authority}'s own answer is another one there, {batch.fault}"
             for name in batch.defects.get(case.id, ())
@@ -388,7 +403,7 @@ class Judge:
     def _further(
         self, op: _Op, worker: KernelWorker, batch: Batch, placed: Placed, hearing: Hearing, finding: Finding
     ) -> Finding:
-        """Look further at a case that needs more than one call: random draws, times, results that come late."""
+        """Check what needs more than one call: late results, gradients, random draws, times."""
         foreign = "mutant" not in op.kernel
         timed = foreign and placed.case.phase is Phase.PERFORMANCE
         if foreign and finding.outcome is Outcome.WRONG and not op.lingered and self._worker is not None:
@@ -424,7 +439,7 @@ class Judge:
 
     @contextlib.contextmanager
     def _alone(self, worker: KernelWorker) -> Iterator[None]:
-        """Have the machine to itself: say that a kernel is ready to be timed, and wait for its turn; then for that of the others."""
+        """Wait for exclusive use of the device, then for the other judges."""
         self._wait_as("ready", worker)
         yield
         self._wait_as("raced", worker)
@@ -436,7 +451,7 @@ class Judge:
         worker.resume()
 
     def _derive(self, op: _Op, worker: KernelWorker, placed: Placed) -> Finding | None:
-        """Judge the gradients that flow through the operator while the kernel is installed in ATen's place."""
+        """Judge gradients through the operator while the kernel is installed in ATen's place."""
         call = placed.call.gradients()
         aten = call.run()
         if aten.raised is not None:  # no derivative, or not of these inputs
@@ -445,7 +460,7 @@ class Judge:
         return further.gradients(worker, self._config, op.facts, placed, call, aten)
 
     def _surviving(self, ask: Callable[..., Finding | None], *args: Any) -> Finding | None:
-        """Ask more of a worker; when it dies of it, that is the verdict."""
+        """Run a further check on a worker; if the worker dies, that is the verdict."""
         try:
             return ask(*args)
         except DeathError as death:
@@ -454,7 +469,7 @@ class Judge:
             return Finding(death.outcome, str(death))
 
     def _ready_worker(self, kernel: dict[str, Any]) -> KernelWorker | None:
-        """Return a worker with the kernel loaded; None, with the reason kept, when it cannot be loaded."""
+        """Return a worker with the kernel loaded; None, with the reason kept, if loading fails."""
         if self._broken is not None or (self._worker is not None and self._loaded == kernel):
             return self._worker
         room = (
@@ -493,14 +508,14 @@ class Judge:
 
 
 def _differentiable(judged: _Op, placed: Placed) -> bool:
-    """Whether a case is one whose gradients can be looked at: ATen knows in the end whether there are any."""
+    """Whether the gradients of a case can be judged; ATen decides whether there are any."""
     op = judged.facts
     if judged.derived >= _DERIVED:
         return False
     if judged.kernel["file"] is not None and not judged.kernel["forbidden"]:
-        return False  # one that may fall back on the operator would call itself when it is installed
+        return False  # a kernel that falls back on the operator would call itself once installed
     if op.packet in BY_PACKET:
-        return False  # another right answer has other gradients
+        return False  # a different right answer has different gradients
     plain = op.form is Form.FUNCTIONAL and not op.composite and not op.random and "_backward" not in op.base
     floats = any(row[2][0] in "fbc" and row[2] != "b8" and row[6] is None for row in placed.inputs)
     large = sum(row[1] for row in placed.inputs) > forms.LARGE_BYTES
@@ -508,10 +523,8 @@ def _differentiable(judged: _Op, placed: Placed) -> bool:
 
 
 def _stale(first: Hearing, replayed: Hearing) -> Finding | None:
-    """Return the verdict on a kernel that answers with what was right for the contents that the memory had before."""
-    asked = isinstance(
-        first.call, AskedCall
-    )  # whose inputs all come back: they hold what they were given, which is right
+    """Return the verdict on a kernel that answers for the earlier contents of its memory."""
+    asked = isinstance(first.call, AskedCall)  # it returns all inputs, and they rightly hold the new contents
     call = replace(first.call, own=False) if asked else first.call
     earlier = replace(replayed, call=call, aten=first.aten, notes=[], values=[], measure=False)
     if not earlier.finding().passed:
@@ -520,14 +533,14 @@ def _stale(first: Hearing, replayed: Hearing) -> Finding | None:
 
 
 def _counted(calls: Any) -> dict[str, int]:
-    """Return the counts of a kernel's own calls, which are an untrusted process's words."""
+    """Return the counts of a kernel's own calls, sanitised: its process is untrusted."""
     if not isinstance(calls, dict):
         return {}
     return {str(name)[:80]: count for name, count in list(calls.items())[:100] if isinstance(count, int)}
 
 
 def _foreign_code(worker: KernelWorker, kernel: dict[str, Any]) -> Finding | None:
-    """Return the verdict on a kernel whose libraries call ATen's own code past the dispatcher."""
+    """Return the verdict on a kernel whose libraries call ATen's code past the dispatcher."""
     found = worker.objection(kernel["forbidden"]) if kernel["forbidden"] else None
     return None if found is None else Finding(Outcome.CHEATED, found)
 
@@ -539,7 +552,7 @@ def _tampering(done: Any, when: str = "") -> Finding:
 
 
 def _refusal(reply: dict[str, Any]) -> Finding | None:
-    """Return why a kernel that was loaded, or was not, is not asked anything."""
+    """Return why a kernel is rejected when it is loaded, or cannot be loaded."""
     if "tried" in reply:
         return Finding(Outcome.CHEATED, f"while loading: {reply['tried']}")
     if "error" in reply:

@@ -1,4 +1,4 @@
-"""What every single draw of a random operator must keep: its range, and what its results have to do with one another."""
+"""Rules for every single draw of a random operator: ranges, and relations between its results."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _STEPS = 8.0
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Some draws of a case: what the operator was given, and each result with the draws stacked along its first dimension."""
+    """Draws of a case: arguments, and results with the draws stacked along the first dimension."""
 
     given: dict[str, Any]
     """Arguments by their names in the schema."""
     drawn: list[torch.Tensor]
-    """Results in order, then inputs that the operator writes besides."""
+    """Results in order, then other inputs that the operator writes."""
 
     def number(self, name: str, default: float) -> float:
         value = self.given.get(name, default)
@@ -32,13 +32,13 @@ Support = Callable[[Look], str | None]
 
 
 def broken(op: Operator, look: Look) -> str | None:
-    """Say which rule of the operator some draw breaks, or None."""
+    """Return which rule of the operator a draw breaks, or None."""
     check = _RULES.get(op.packet)
     return check(look) if check is not None and look.drawn and look.drawn[0].numel() else None
 
 
 def _whole_between(what: torch.Tensor, low: float, high: float) -> str | None:
-    """Say whether values are no whole numbers from ``low`` to ``high``."""
+    """Return why values are not whole numbers from ``low`` to ``high``, or None."""
     wide = what.double() if what.is_floating_point() else what
     if what.is_floating_point() and bool((wide != wide.round()).any()):
         return f"draws hold {float(wide[wide != wide.round()][0]):.6g}, expected whole numbers"

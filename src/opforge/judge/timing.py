@@ -1,10 +1,12 @@
-"""Race a kernel against ATen on a GPU: each in its own worker, short blocks in changing order, ratios with their intervals.
+"""Race a kernel against ATen on a GPU: one worker each, short blocks in random order.
 
-Three figures are raced: device time (what the GPU does), call time (what a caller waits for, many calls in a row)
-and synchronous call time. While a worker is stopped, the judge writes new contents into the inputs of a block of calls, through
-memory of the GPU that it has mapped into its own context. When the block's answer comes, the worker is stopped again and a result of
-a call that nobody could know before is copied by the judge, within its own clock: work that is still queued delays the copy. What the
-kernel's process says of its times must agree with that clock. Chance decides which copies are judged; those are looked at a second time later.
+A race gives the ratio, with its interval, of three times: device time (the work of the GPU), call
+time (what a caller waits for, many calls in a row) and synchronous call time. While a worker is
+stopped, the judge writes new contents into the inputs of a block of calls, through GPU memory that
+it has mapped into its own context. When the block's answer comes, the judge stops the worker again
+and copies the result of one unpredictable call. The judge's clock includes the copy, so work that
+is still queued delays it. The times that the kernel's process reports must agree with that clock.
+Copies are judged at random; before that, they are compared with the worker's memory again.
 Races on a CPU are in `host_race`.
 """
 
@@ -36,16 +38,19 @@ from opforge.sandbox.track import rehearsed_calls
 
 _BUDGET_S = 1.0
 _WATCHED = 4
-"""In every so many rounds the device's clocks are looked at."""
+"""Device clocks are sampled once in this many rounds."""
 _JUDGED = 0.4
-"""The share of the kernel's blocks of which a result is judged."""
+"""Share of the kernel's blocks with a judged result."""
 _LARGE = 16 << 20
 _MANY_TENSORS = 64
-"""Of calls above either, less is judged: to bring a result back takes longer than to time it."""
+"""Calls above either limit are judged less often: copying a result takes longer than timing it."""
 _SELDOM = 0.15
 _MOST_TENSORS = 1024
 _FEW_SETS = 4
-"""Sets of inputs have no more tensors than that together, if they are more than some: each tensor gets its contents by itself."""
+"""Sets of inputs that are always allowed. More sets have at most `_MOST_TENSORS` tensors together.
+
+Each tensor is filled separately.
+"""
 _FIRST_CALLS = 8
 _MAX_DEVICE_BYTES = 1 << 30
 _BLOCK_NS = 2_000_000
@@ -54,46 +59,55 @@ _SYNC_CALLS = 8
 _SPARE = 8
 """Sets of inputs for calls that are not timed."""
 _PASS_NS = 500_000
-"""The least that a pass of calls is to take on a GPU: shorter ones are not seen sharply from two processes, nor by the judge's clock."""
+"""Minimum GPU time of a pass of calls.
+
+Two processes, and the judge's clock, cannot time shorter passes precisely.
+"""
 _MAX_PASS_NS = 20_000_000
 _MAX_PASS_CALLS = 144
-"""Graphs of more launches than some hundred and fifty take longer for each of them, by 0.15 µs on an H200."""
+"""In graphs of more than about 150 launches each launch takes longer, by 0.15 µs on an H200."""
 _SIZE_CHECK_ROUND = 2
-"""After this round, and after the last one, blocks that are too short for what their calls took are laid anew."""
+"""After this round, and after the last one, blocks too short for their calls are set up again."""
 _WAITED = 0.03
-"""The share of a block that a side may have waited for a core; else the round is set aside."""
+"""Share of a block that a side may wait for a core; above it, the round is set aside."""
 
 Parts = list[bytearray | int | None]
-"""What was read of the parts of a result; None for what cannot be read."""
+"""Bytes read of each part of a result; None for parts that cannot be read."""
 
 
 @dataclass(frozen=True)
 class Judging:
-    """How results of timed calls are judged."""
+    """Callbacks that judge the results of timed calls."""
 
     expect: Callable[[int], Answer]
-    """Returns what ATen answers to contents with a seed; raises BaselineError where it raises."""
+    """Returns ATen's answer to contents with a seed; raises BaselineError where ATen raises."""
     hear: Callable[[dict[str, Any], Bytes, int, Answer], Finding]
-    """Judges a reply, whose tensors lie in some bytes, to contents with a seed."""
+    """Judges a reply to contents with a seed; the tensors of the reply lie in the bytes."""
     inside: Callable[[int], None]
-    """Raises BaselineError where contents with a seed are at the edge of what ATen takes: what is right there is rounding."""
+    """Raises BaselineError where contents with a seed are at the edge of ATen's domain.
+
+    Rounding decides there what is right.
+    """
 
 
 @dataclass(frozen=True)
 class CallTimes:
-    """What a call takes on one side."""
+    """Time of a call on one side."""
 
     device_ns: float
     call_ns: float
 
     @property
     def in_a_pass_ns(self) -> float:
-        """Return what it takes at most in a pass: a caller who waits for the device waits no shorter than it works."""
+        """Return an upper bound on its time in a pass: the call time includes the device time."""
         return min(self.device_ns, self.call_ns)
 
 
 class BaselineError(Exception):
-    """ATen's own worker was lost while it was timed, or ATen raised on the contents of timed calls, or a rounding step beside them."""
+    """ATen's worker was lost while it was timed, or ATen raised on the contents of timed calls.
+
+    Also raised where ATen raises one rounding step away from these contents.
+    """
 
 
 class WrongOutputError(NotRightError):
@@ -110,19 +124,19 @@ class KernelRaisedError(NotRightError):
 
 @dataclass
 class Side:
-    """One of the two that are raced."""
+    """One side of a race: ATen or the kernel."""
 
     worker: KernelWorker
     is_kernel: bool
     laid: bool = False
 
     def ask(self, request: dict[str, Any], calls: int = 1) -> dict[str, Any]:
-        """Ask the worker about so many calls."""
+        """Send the worker a request for ``calls`` calls and return its answer."""
         self.worker.begin(request)
         return self.answer(calls)
 
     def halt(self) -> None:
-        """Stop the worker. That ATen's does not stop is no fault of the kernel's."""
+        """Stop the worker. If ATen's worker does not stop, the kernel is not at fault."""
         try:
             self.worker.halt()
         except DeathError as death:
@@ -131,7 +145,10 @@ class Side:
             raise BaselineError(f"it was lost: {death}") from None
 
     def answer(self, calls: int = 1) -> dict[str, Any]:
-        """Return the worker's answer; what ATen raises ends the race, what the kernel raises is its verdict."""
+        """Return the worker's answer.
+
+        An exception of ATen's ends the race; an exception of the kernel's is its verdict.
+        """
         try:
             reply = self.worker.answer(cases=calls)
         except DeathError as death:
@@ -182,15 +199,15 @@ class Race:
         self._writes = writes
         self._watch = watch
         self._mapped: dict[bool, MappedMemory] = {}
-        """Either side's memory."""
+        """Mapped memory, by `Side.is_kernel`."""
         self._targets: dict[bool, list[list[Any]]] = {}
-        """Where each input lies in each set in either side's memory: mapped, or an address of the host's."""
+        """Location of each input in each set, by side: mapped memory, or an address on the host."""
         self._captured: dict[bool, list[Any]] = {}
-        """Where either side says that the results of captured calls lie."""
+        """Locations that each side reports for the results of captured calls."""
         self._seeds: list[int] = []
-        """Those of the contents that both sides get in the present round."""
+        """Seeds of the contents that both sides get in the current round."""
         self._contents: list[list[torch.Tensor]] = []
-        """What each input holds in each set, as it was written last."""
+        """Contents of each input in each set, as last written."""
         self._cores: set[int] = set()
         self._sets = 1
         self._chance = random.SystemRandom()
@@ -200,7 +217,7 @@ class Race:
             self._by_calls("a CUDA graph keeps what inputs on the host held when it was captured")
 
     def run(self) -> dict[str, Any]:
-        """Return the figures of both sides, with the ratio of one to the other and its 95 % interval."""
+        """Return the times of both sides, with their ratio and its 95 % interval."""
         cores = os.sched_getaffinity(0)
         self._cores = self._core(cores)
         try:
@@ -216,7 +233,7 @@ class Race:
         return self._row(figures)
 
     def _raced(self) -> list[Figure]:
-        """Time blocks of both sides, and size them anew where they prove too short for what calls take in them."""
+        """Time blocks of both sides; resize blocks that prove too short for their calls."""
         times = self._first_times()
         while True:
             figures = self._lay(times)
@@ -235,24 +252,24 @@ class Race:
                     break
             if not self._too_short(figures, times):
                 return figures
-            times = _shortest(times, figures)  # blocks get at least twice as long, up to a limit: this comes to an end
+            times = _shortest(times, figures)  # ends: blocks at least double, up to a limit
 
     def _too_short(self, figures: list[Figure], times: list[CallTimes]) -> bool:
-        """Whether blocks are too short to be timed sharply: calls were slow while blocks were sized, and then quick."""
+        """Whether blocks are too short to time: calls were slow during sizing, and then fast."""
         device, call, _ = figures
         seen = _shortest(times, figures)
         short = self._pass_calls(seen) > 2 * device.calls
         return short or (self._method == "events" and self._calls_in_a_row(seen) > 2 * call.calls)
 
     def _core(self, cores: set[int]) -> set[int]:
-        """Return one core that the judge is not on: both sides run there by turns, since cores are not alike."""
+        """Return one core other than the judge's; both sides use it in turn, since cores differ."""
         return {self._chance.choice(sorted(cores - {processes.present_core()}) or sorted(cores))}
 
     def _row(self, figures: list[Figure]) -> dict[str, Any]:
         rows = {figure.name: figure.row() for figure in figures}
         cache = "cold" if self.footprint >= _cold(self._device) else "warm"
         rows["device"] |= {"method": self._method, "cache": cache}
-        # while calls wait in a queue, work of other streams is done unseen
+        # with events, calls wait in a queue, and work on other streams goes unseen
         timed = "device" if self._method == "graph" else "call"
         first = rows[timed]
         headline = {"timed": timed, "kernel_us": first["kernel_us"], "aten_us": first["aten_us"]}
@@ -261,31 +278,34 @@ class Race:
 
     @property
     def footprint(self) -> int:
-        """Return the bytes that the calls of a pass touch."""
+        """Return how many bytes the calls of a pass touch."""
         return int(self._nbytes * self._sets)
 
     @property
     def _most_sets(self) -> int:
-        """Return how many sets of inputs there may be."""
+        """Return the maximum number of sets of inputs."""
         most = max(1, _MAX_DEVICE_BYTES // self._nbytes)
         return int(min(most, max(_FEW_SETS, _MOST_TENSORS // self._tensors)))
 
     @property
     def _most_calls(self) -> int:
-        """Return how many calls a pass may have: where sets are used again, a call finds what another wrote."""
+        """Return the maximum number of calls in a pass.
+
+        An operator that writes to inputs gets no set twice: a call would find what another wrote.
+        """
         return min(self._most_sets, _MAX_PASS_CALLS) if self._writes else _MAX_PASS_CALLS
 
     def _first_times(self) -> list[CallTimes]:
-        """Return what both sides guess that a call takes."""
-        for side in self._sides:  # before its first call: what is started from here on is started in timed calls
+        """Return first estimates of the call times of both sides."""
+        for side in self._sides:  # before the first call: later ones start in timed calls
             side.worker.look_for_others()
         self._laid(min(_FIRST_CALLS, self._most_calls))
-        for side in self._sides:  # not before: they lay their calls at the same time
+        for side in self._sides:  # not earlier: both sides set up their calls at the same time
             side.worker.stay_on(self._cores)
         return [self._guessed(side) for side in self._sides]
 
     def _lay(self, times: list[CallTimes]) -> list[Figure]:
-        """Make the calls on both sides, as many as it takes to be timed sharply."""
+        """Set up the calls on both sides, as many as precise timing needs."""
         calls = self._pass_calls(times)
         self._unmap()
         self._map(self._laid(calls))
@@ -307,7 +327,7 @@ class Race:
         return _between(_BLOCK_NS / 4 / slowest, 1, max(1, min(_MAX_CALLS, self._sets - _SPARE)))
 
     def _laid(self, calls: int) -> list[dict[str, Any]]:
-        """Have so many calls on both sides, timed in the same way. Returns what the sides say of them."""
+        """Set up ``calls`` calls on both sides, timed by the same method; return the replies."""
         self._sets = min(calls, self._most_sets)
         cold = _cold(self._device) if self._nbytes * self._sets >= _cold(self._device) else 0
         request = {"do": "lay", "calls": calls, "sets": self._sets, "cold": cold}
@@ -321,14 +341,14 @@ class Race:
             self._by_calls(f"it cannot be captured as a CUDA graph: {failure}")
 
     def _both(self, request: dict[str, Any], calls: int = 1) -> list[dict[str, Any]]:
-        """Ask both sides at the same time, for what is not timed."""
+        """Send both sides an untimed request at the same time and return the replies."""
         for side in self._sides:
             side.worker.resume()
             side.worker.begin(request)
         replies: list[dict[str, Any]] = []
         failures: list[Exception] = []
         for side in self._sides:
-            # whatever the first one says: an answer that nobody hears is taken for that to the next question
+            # read both in any case: an unread answer would be taken for the next one
             try:
                 replies.append(side.answer(calls))
             except (NotRightError, DeathError, BaselineError) as error:
@@ -338,7 +358,7 @@ class Race:
         return replies
 
     def _guessed(self, side: Side) -> CallTimes:
-        """Return what a side guesses that a call takes: no longer than the judge has waited for the guess."""
+        """Return a side's estimate of its call times, capped by the judge's wait for it."""
         self._take_turn(side)
         began = time.perf_counter_ns()
         reply = side.ask({"do": "guess"}, _FIRST_CALLS)
@@ -346,12 +366,12 @@ class Race:
         return CallTimes(*(min(outside, _positive(reply.get(name))) for name in ("device_ns", "call_ns")))
 
     def _by_calls(self, why: str) -> None:
-        """Take calls in a row for the headline instead of the device's time."""
+        """Use the time of calls in a row for the headline instead of the device time."""
         self._method = "events"
         self.notes.append(f"calls in a row count, not the device's time, since {why}"[:400])
 
     def _map(self, replies: list[dict[str, Any]]) -> None:
-        """Map the inputs of both sides, and keep where they say their results are."""
+        """Map the inputs of both sides, and keep the reported locations of their results."""
         for side, reply in zip(self._sides, replies, strict=True):
             self._mapped[side.is_kernel] = MappedMemory(self._device)
             said = reply.get("inputs")
@@ -384,7 +404,7 @@ class Race:
         return found
 
     def _place(self, side: Side, said: Any, what: str) -> tuple[str, int]:
-        """Return what a worker says of where something lies."""
+        """Return a handle and an offset, or an address on the host, from a worker's report."""
         if said is None:
             reason = f"its {what} lie in memory of the GPU that another process cannot map"
             if not side.is_kernel:
@@ -421,7 +441,7 @@ class Race:
         side.worker.resume()
 
     def _block(self, side: Side, figure: Figure) -> None:
-        """Time a block of one side, copy the result of one of its calls, and judge that if chance wants it."""
+        """Time a block of one side, copy the result of one call, and judge some of the copies."""
         self._note_fill(side, figure, self._prepare(side, figure))
         call = self._chance.randrange(figure.calls)
         worker = side.worker
@@ -453,20 +473,26 @@ class Race:
             self._judge(side, figure, call, seen)
 
     def _note_fill(self, side: Side, figure: Figure, took_ns: float) -> None:
-        """Keep how long the inputs of a block took to fill. Where that was long, something else kept the GPU busy."""
+        """Record how long it took to fill the inputs of a block.
+
+        If it took long, something else kept the GPU busy.
+        """
         (figure.kernel_fill if side.is_kernel else figure.aten_fill).append(took_ns)
         usual = min(figure.kernel_fill + figure.aten_fill)
         if took_ns > usual + FILL_SLACK_NS:
             figure.waited[-1] = Wait.COUNTED
 
     def _is_judged(self, figure: Figure) -> bool:
-        """Whether a result of the block that was just timed is judged: by chance, and one of each figure in any case."""
+        """Whether to judge a result of this block: at random, and at least once per figure."""
         judged = self._chance.random() < (_SELDOM if self._costly else _JUDGED) or (figure.done and not figure.judged)
         figure.judged |= judged
         return judged
 
     def _prepare(self, side: Side, figure: Figure) -> float:
-        """Have a side ready for a block, stop it, and write the round's contents into the inputs of the calls. Returns how long that took on the GPU in ns."""
+        """Prepare a side for a block, stop it, and write the round's contents into its inputs.
+
+        Returns how long the writing took on the GPU in ns.
+        """
         if figure.name == "device":
             self._take_turn(side)
             side.ask({"do": "warm up"}, figure.calls)
@@ -496,7 +522,10 @@ class Race:
             raise NotRightError(Outcome.CONTRACT, FORGED) from None
 
     def _ask_aten(self, figure: Figure) -> None:
-        """Give ATen the contents on which the kernel has raised: where it raises too, there or close by, that is no fault of the kernel's."""
+        """Give ATen the contents on which the kernel has raised.
+
+        If ATen raises too, there or one rounding step away, the kernel is not at fault.
+        """
         self._prepare(self._aten, figure)
         self._aten.worker.resume()
         self._aten.ask(figure.block, figure.work)
@@ -507,7 +536,7 @@ class Race:
     def _copied(
         self, side: Side, figure: Figure, call: int, reply: dict[str, Any]
     ) -> list[tuple[torch.Tensor, torch.Tensor] | None]:
-        """Copy the parts of a call's result that lie on the GPU, each beside where it lies; waits until that is done."""
+        """Copy the GPU parts of a call's result, wait for it, and return (memory, copy) pairs."""
         is_captured = figure.name == "device" and self._method == "graph"
         said = self._captured[side.is_kernel] if is_captured else _listed(reply.get("results"))
         places = _listed(said[call]) if call < len(said) else []
@@ -530,8 +559,11 @@ class Race:
     def _judge(
         self, side: Side, figure: Figure, call: int, seen: list[tuple[torch.Tensor, torch.Tensor] | None]
     ) -> None:
-        """Judge the copied result of a timed call, and its inputs, while the worker is stopped; then let it go on and ask for the rest."""
-        assert self._judging is not None  # noqa: S101  # who does not judge does not look
+        """Judge the copied result of a timed call, and its inputs, while the worker is stopped.
+
+        Then resume the worker and ask for the rest.
+        """
+        assert self._judging is not None  # noqa: S101  # `_block` calls it only when it judges
         number = call % self._sets
         seed = self._seeds[number]
         answer = self._judging.expect(seed)
@@ -562,7 +594,10 @@ class Race:
         )
 
     def _captured_elsewhere(self) -> list[int]:
-        """Return which parts of a result lie on the host, but on the GPU where ATen itself is captured: the state of a generator, for one."""
+        """Return which parts of a result lie on the host, but on the GPU when ATen is captured.
+
+        The state of a generator is one.
+        """
         places = _listed(next(iter(self._captured[False]), []))
         return [
             number
@@ -584,9 +619,9 @@ def judge_shown(
     thorough: bool,
     on_host: Iterable[int] = (),
 ) -> None:
-    """Ask for what is to be known of a result besides its elements, hold those against what was read, and judge all.
+    """Ask for the rest of a result, compare its elements with those that were read, and judge it.
 
-    The parts numbered in ``on_host`` are judged as if they lay there, wherever they do.
+    The parts numbered in ``on_host`` are judged as host tensors, wherever they lie.
     """
     reply = side.ask({"do": "show", "call": call, "own": own, "seals": seals, "thorough": thorough})
     if tampered := reply.get("tampered"):
@@ -608,7 +643,7 @@ def judge_shown(
 
 
 def keeps_to_itself(worker: KernelWorker, cores: set[int]) -> None:
-    """Refuse a kernel that has started processes in timed calls, or runs on other cores than it may."""
+    """Reject a kernel that started processes in timed calls or runs on cores it may not use."""
     before = set(worker.others)
     if new := set(worker.look_for_others()) - before:
         raise NotRightError(Outcome.CHEATED, f"left {len(new)} process(es) running that it had started in timed calls")
@@ -617,7 +652,7 @@ def keeps_to_itself(worker: KernelWorker, cores: set[int]) -> None:
 
 
 def _shortest(times: list[CallTimes], figures: list[Figure]) -> list[CallTimes]:
-    """Return what a call of ATen's and one of the kernel's takes, by the shorter of these times and those of the figures."""
+    """Return the call times of ATen and of the kernel: the shorter of ``times`` and the figures."""
     device, call, _ = figures
     medians = [(device.aten_ns, call.aten_ns), (device.kernel_ns, call.kernel_ns)]
     return [
@@ -627,17 +662,17 @@ def _shortest(times: list[CallTimes], figures: list[Figure]) -> list[CallTimes]:
 
 
 def _listed(said: Any) -> list[Any]:
-    """Return a list that a worker says, or an empty one where it says something else."""
+    """Return a worker's list, or an empty one if it sent something else."""
     return said if isinstance(said, list) else []
 
 
 def drawn_seeds(count: int) -> list[int]:
-    """Return so many numbers from 1 to 2³⁰ that nobody can know before."""
+    """Return ``count`` unpredictable numbers from 1 to 2³⁰."""
     return [1 + (number >> 2) for number in struct.unpack(f"{count}I", os.urandom(4 * count))]
 
 
 def _cold(device: torch.device) -> int:
-    """Return how many bytes calls must touch before their inputs are touched again, for those to have left the cache."""
+    """Return how many bytes calls must touch before a reused input has left the cache."""
     return 2 * int(torch.cuda.get_device_properties(device).L2_cache_size)
 
 
@@ -646,6 +681,6 @@ def _between(value: float, low: int, high: int) -> int:
 
 
 def _positive(said: Any) -> float:
-    """Return a time that a worker guessed, which is an untrusted word and sizes blocks only."""
+    """Return a worker's estimate of a time; it is untrusted and only sizes blocks."""
     usable = isinstance(said, int | float) and math.isfinite(said) and said > 0
     return float(said) if usable else 1e6

@@ -1,4 +1,4 @@
-"""Calls as JSON trees with rows for their tensors, and how the memory of those lies in an arena."""
+"""Calls as JSON trees with a row for each tensor, and the layout of the tensors in an arena."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ INPUTS_AT = ALIGN
 
 
 def aligned(nbytes: int) -> int:
-    """Return how many bytes something takes up in an arena."""
+    """Return how many bytes a tensor takes up in an arena, with alignment."""
     return nbytes + (-nbytes % ALIGN)
 
 
 def storage_bytes(tensor: torch.Tensor) -> Bytes:
-    """Return the whole memory of a tensor on the CPU, sharing it."""
+    """Return the whole storage of a tensor on the CPU, without a copy."""
     nbytes = tensor.untyped_storage().nbytes()
     contents: Bytes = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage(), 0, (nbytes,), (1,)).numpy()
     return contents
 
 
 def with_rows(tree: Any, rows: Iterator[list[Any]]) -> Any:
-    """Return a copy of a JSON tree with other rows for its tensors, in the order in which ``decode`` meets them."""
+    """Return a copy of a JSON tree with other rows for its tensors, in the order of ``decode``."""
     if isinstance(tree, list):
         return [with_rows(value, rows) for value in tree]
     if not isinstance(tree, dict):
@@ -38,7 +38,7 @@ def with_rows(tree: Any, rows: Iterator[list[Any]]) -> Any:
 
 
 def rows_of(tree: Any) -> Iterable[list[Any]]:
-    """Return the rows of the tensors in a JSON tree, in the order in which ``decode`` meets them."""
+    """Yield the rows of the tensors in a JSON tree, in the order of ``decode``."""
     if isinstance(tree, list):
         for value in tree:
             yield from rows_of(value)

@@ -1,4 +1,4 @@
-"""What the judge says of one case."""
+"""Verdict on one case."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 FAULT = "a defect of PyTorch"
-"""In a note: why something was not judged."""
+"""Reason, in a note, why something was not judged."""
 REFERENCE_FAULT = "a fault of the reference's"
-"""The same, of an operator of the user's own."""
+"""The same for a user's own operator."""
 
 
 class Outcome(enum.StrEnum):
@@ -26,7 +26,7 @@ class Outcome(enum.StrEnum):
 
 
 REJECTED = frozenset({Outcome.WRONG, Outcome.CONTRACT, Outcome.CHEATED, Outcome.CRASHED, Outcome.TIMED_OUT})
-"""Verdicts that turn a kernel down by what it did, not by what it declined or what could not be judged."""
+"""Verdicts that reject a kernel for what it did, not for what it declined or nobody could judge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Finding:
     outcome: Outcome
     reason: str = ""
     notes: tuple[str, ...] = ()
-    """What differs from ATen without being a breach."""
+    """Differences from ATen that break no rule."""
     figures: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -52,7 +52,7 @@ class Finding:
 
 
 def _printable(text: str) -> str:
-    """Return a text of bounded length that any file can hold; parts of it may be a kernel's own words."""
+    """Return a text of bounded length that any file can hold; parts may come from a kernel."""
     return text[:4000].encode("utf-8", "replace").decode()
 
 

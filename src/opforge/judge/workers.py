@@ -1,4 +1,4 @@
-"""The judge's hold on a kernel's process: start it, ask it, see it die, start another."""
+"""The judge's side of a kernel's process: start it, ask it, notice its death."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ from opforge.sandbox.worker import COUNTER
 
 _FIXED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 MOST_LIMITS = 3
-"""How often a kernel may run into its time limit; and how many limits a request may take, if that is more than some minutes."""
+"""Number of times that a kernel may hit its time limit.
+
+A request may take this many limits too, or `_MOST_S` if that is longer.
+"""
 _MOST_S = 180.0
 _HALT_LIMIT_S = 5.0
 _KEPT_OUTPUT = 4096
@@ -45,12 +48,12 @@ _ADVICE = (
     "Compile with `TORCH_USE_CUDA_DSA`",
     "Search for `cuda",
 )
-"""How lines begin that torch puts behind the name of every error of a GPU."""
+"""Beginnings of the lines that torch adds to every error of a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """What every worker of a run is given."""
+    """Settings of every worker of a run."""
 
     device: str
     timeout_s: float
@@ -68,11 +71,11 @@ class DeathError(Exception):
         self.outcome = outcome
         self.index = index
         self.time_limits = time_limits
-        """How many time limits it took to find out."""
+        """Number of time limits that passed before it was noticed."""
 
 
 class KernelWorker:
-    """One process that serves one kernel, or in another role what that role says."""
+    """One process that runs one kernel, or another role."""
 
     def __init__(
         self, spawner: Spawner, config: WorkerConfig, room: Room | None = None, *, role: str = "worker"
@@ -83,7 +86,7 @@ class KernelWorker:
         os.ftruncate(arena_fd, config.arena_bytes)
         fcntl.fcntl(
             arena_fd, fcntl.F_ADD_SEALS, _FIXED_SIZE
-        )  # else a kernel cuts it off, and the judge dies reading it
+        )  # else a kernel could truncate it, and the judge would die reading it
         self.arena = mmap.mmap(arena_fd, config.arena_bytes)
         self.bytes: Bytes = np.frombuffer(self.arena, np.uint8)
         self._channel, theirs = Channel.pair()
@@ -104,22 +107,22 @@ class KernelWorker:
         self._pidfd = os.pidfd_open(self._pid)
         self._guard = None if room is None else Guard(self._pid, room.folder)
         self._memory: int | None = None
-        """The worker's memory as a file; its first message brings it, before any kernel is there."""
+        """The worker's memory as a file, from its first message, before any kernel is loaded."""
         self._greeted = role != "worker"
         self._others: list[int] = []
-        """Processes that came of the worker's, as last looked for."""
+        """Processes that descend from the worker's, as last looked for."""
         self._libraries = Libraries(self._pid, () if room is None else (room.folder, *room.reads))
         for fd in (arena_fd, output):
             os.close(fd)
         theirs.close()
 
     def ask(self, request: dict[str, Any], *, timeout_s: float | None = None, cases: int = 1) -> Any:
-        """Send a request about so many cases and wait for its answer."""
+        """Send a request about ``cases`` cases and wait for its answer."""
         self.begin(request)
         return self.answer(timeout_s=timeout_s, cases=cases)
 
     def begin(self, request: dict[str, Any]) -> None:
-        """Send a request; a worker that has gone is noticed when its answer is awaited."""
+        """Send a request; a dead worker is noticed when its answer is awaited."""
         COUNTER.pack_into(self.arena, 0, 0)
         try:
             self._channel.send(request, timeout_s=self._config.timeout_s)
@@ -131,11 +134,11 @@ class KernelWorker:
             raise DeathError(Outcome.TIMED_OUT, 0, reason, 1) from None
 
     def answer(self, *, timeout_s: float | None = None, cases: int = 1) -> Any:
-        """Wait for the answer to the last request; the time limit starts anew whenever a case is finished."""
+        """Wait for the answer to the last request; each finished case restarts the time limit."""
         limit_s = timeout_s or self._config.timeout_s
         index, since = self._index(), time.monotonic()
         began = since
-        # Whatever the counter says, which a kernel can write to:
+        # Independent of the counter, which a kernel can write to:
         deadline = began + min(limit_s * (cases + 1), max(limit_s * MOST_LIMITS, _MOST_S))
         poll = select.poll()
         for fd in (self._channel.fileno(), self._output, self._pidfd):
@@ -164,7 +167,7 @@ class KernelWorker:
                 raise DeathError(Outcome.TIMED_OUT, index, reason, max(1, round((now - began) / limit_s)))
 
     def look_after(self, index: int, *, at_once: bool = False) -> None:
-        """End a kernel that takes more of the machine than it may."""
+        """End a kernel that exceeds its quotas or runs a program with its own torch."""
         if self._guard is None or not self._guard.is_due(at_once=at_once):
             return
         if (excess := self._guard.excess()) is not None:
@@ -175,11 +178,11 @@ class KernelWorker:
             raise DeathError(Outcome.CHEATED, index, "runs another program with a torch of its own")
 
     def objection(self, forbidden: Iterable[str]) -> str | None:
-        """Say what a library that the kernel has loaded takes of ATen though it may not, seen from outside."""
+        """Describe what a loaded library uses of ATen though it may not, seen from outside."""
         return self._libraries.objection(forbidden)
 
     def orphans(self) -> int:
-        """End and count the processes that the kernel has cut loose."""
+        """End and count the processes that the kernel has detached."""
         return self._spawner.orphans(self._pid)
 
     def _greet(self, limit_s: float) -> None:
@@ -188,7 +191,7 @@ class KernelWorker:
         self._memory = fds[0] if fds else None
 
     def read(self, address: int, nbytes: int) -> bytearray:
-        """Return what lies in the worker's memory; raises OSError where it has none."""
+        """Return bytes of the worker's memory; raises OSError where it has none."""
         if not 0 <= address < _MOST_ADDRESS:
             raise OSError(errno.EFAULT, "no address")
         found = bytearray(nbytes)
@@ -213,7 +216,7 @@ class KernelWorker:
 
     @property
     def others(self) -> list[int]:
-        """Return the processes that came of the worker's, as last looked for."""
+        """Return the processes that descend from the worker's, as last looked for."""
         return self._others
 
     @property
@@ -226,11 +229,11 @@ class KernelWorker:
         return self.bytes[self._config.in_bytes :]
 
     def pause(self) -> None:
-        """Let nothing of the worker run until it is asked again, so that it cannot disturb who is timed meanwhile."""
+        """Stop the worker and its processes, so that they cannot disturb the timing of others."""
         self._signal(signal.SIGSTOP)
 
     def halt(self) -> None:
-        """Let nothing of the worker run, and wait until nothing does; raises DeathError where that takes too long."""
+        """Stop the worker and its processes, and wait; raises DeathError if that takes too long."""
         self._signal(signal.SIGSTOP)
         until = time.monotonic() + _HALT_LIMIT_S
         for pid in (self._pid, *self._others):
@@ -242,7 +245,10 @@ class KernelWorker:
                     )
 
     def look_for_others(self) -> list[int]:
-        """Return the processes that came of the worker's, besides its own, cut loose or not; they are stopped and go on with it from now on."""
+        """Return the processes that descend from the worker's own, detached or not.
+
+        From now on they are stopped and resumed with it.
+        """
         self._others = processes.relatives(self._pid)
         return self._others
 
@@ -279,20 +285,20 @@ class KernelWorker:
         return [thread for pid in (self._pid, *self._others) if pid for thread in processes.threads_of(pid)]
 
     def cpu_ns(self) -> int:
-        """Return what all threads of the worker's own process have run."""
+        """Return the CPU time of all threads of the worker's own process."""
         return processes.cpu_ns(self._pid)
 
     def waited_ns(self) -> int:
-        """Return for how long in all the worker was ready to run and others had its core."""
+        """Return the total time that the worker was ready to run while others had its core."""
         return waited_ns(self._pid)
 
     def release(self, used: int) -> None:
-        """Give back the arena's memory when a batch has used much of it."""
+        """Release the arena's memory if a batch has used much of it."""
         if used > 64 << 20:
             self.arena.madvise(mmap.MADV_REMOVE)
 
     def close(self) -> str:
-        """End the process and say how it had ended, if by itself."""
+        """End the process and return how it had ended, if by itself."""
         if self._pid == 0:
             return ""
         ended = self._spawner.stop(self._pid)
@@ -321,7 +327,7 @@ class KernelWorker:
         return int(COUNTER.unpack_from(self.arena, 0)[0])
 
     def _drain(self) -> bool:
-        """Read what the kernel printed, keeping only the end; False when its output is closed."""
+        """Read the kernel's output, keeping only the end; False if the output is closed."""
         try:
             while data := os.read(self._output, 1 << 16):
                 self._tail = (self._tail + data)[-_KEPT_OUTPUT:]

@@ -1,4 +1,4 @@
-"""One implementation of an operator as data. Loading it happens in the sandbox only."""
+"""An implementation of an operator as data. Its code is loaded only in the sandbox."""
 
 from opforge.kernels.kernel import Kernel, Reference, Served
 

@@ -1,4 +1,7 @@
-"""A folder of custom operators: ``{op}/gen_input.py``, ``{op}_reference.py``, and implementations ``{op}_{name}.py``, found by their names."""
+"""A folder of custom operators, found by file name.
+
+Each has ``{op}/gen_input.py``, ``{op}_reference.py`` and implementations ``{op}_{name}.py``.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,11 @@ _SUFFIXES = (".py", *native.SUFFIXES)
 
 @dataclass
 class CustomFolder:
-    """One custom operator: its files."""
+    """The files of one custom operator."""
 
     path: Path
     warnings: list[str] = field(default_factory=list)
-    """What is to be known of its reference, once that was asked for."""
+    """Warnings about its reference, filled when that is first used."""
 
     @property
     def op(self) -> str:
@@ -36,7 +39,7 @@ class CustomFolder:
 
     @cached_property
     def implementations(self) -> list[Path]:
-        """The files of its implementations, by name."""
+        """Files of its implementations, sorted by name."""
         found = (p for p in self.path.iterdir() if p.suffix in _SUFFIXES and not p.is_dir())
         return sorted(p for p in found if _name_of(p, self.op) not in ("", "reference"))
 
@@ -46,7 +49,7 @@ class CustomFolder:
 
     @cached_property
     def reference(self) -> Reference:
-        """What its kernels are held against: ``{op}_reference``; else an implementation; else the identity."""
+        """Baseline of its kernels: ``{op}_reference``, an implementation, or else the identity."""
         own = self.path / f"{self.op}_reference.py"
         if files.is_regular(own):
             if _defines(own, f"{self.op}_reference", broken=True):
@@ -75,7 +78,10 @@ class CustomFolder:
         ]  # fmt: skip
 
     def _named(self) -> Iterable[tuple[Path, str]]:
-        """Yield the implementations with the names of their kernels; of two that differ in their suffix alone, with that."""
+        """Yield the implementations with their kernel names.
+
+        The suffix is added where two differ only in it.
+        """
         stems = [p.stem for p in self.implementations]
         for file in self.implementations:
             name = f"{self.op}__{_name_of(file, self.op)}"
@@ -89,10 +95,10 @@ class CustomOps:
     root: Path
     folders: dict[str, CustomFolder]
     strangers: tuple[str, ...]
-    """Folders that hold no operator, in words."""
+    """Messages about folders that hold no operator."""
 
     def select(self, names: Iterable[str]) -> list[str]:
-        """Return the operators that ``--ops`` means."""
+        """Return the operators selected by ``--ops``."""
         for name in names:
             if name not in self.folders:
                 hint = f"see `opforge ls ops --suite custom_ops --custom-ops-root {self.root}`"
@@ -101,7 +107,7 @@ class CustomOps:
 
 
 def find(root: Path) -> CustomOps:
-    """Return the custom operators under a root; raises an error that says what is expected when there are none."""
+    """Return the custom operators under a root; if none, raises with the expected layout."""
     if not root.is_dir():
         raise OpforgeError(
             f"there is no folder {str(root)!r} of custom operators; name it with --custom-ops-root. "
@@ -126,7 +132,7 @@ def find(root: Path) -> CustomOps:
 
 
 def _name_of(file: Path, op: str) -> str:
-    """Return NAME of ``{op}_NAME.py``; nothing for a file that is named otherwise."""
+    """Return NAME of ``{op}_NAME.py``; empty for any other file name."""
     return file.stem.removeprefix(f"{op}_") if file.stem.startswith(f"{op}_") else ""
 
 
@@ -135,7 +141,10 @@ def _reference(name: str, file: Path, entry: str) -> Reference:
 
 
 def _defines(file: Path, name: str, *, broken: bool) -> bool:
-    """Whether a source defines a name, as far as can be told without running it; ``broken`` of one that cannot be read."""
+    """Whether a source seems to define a name, without running it.
+
+    ``broken`` is the answer for a source that cannot be read or parsed.
+    """
     try:
         source = files.read_text(file)
         return native.is_native(file) or name in _top_level(ast.parse(source)) or "import *" in source
@@ -144,7 +153,7 @@ def _defines(file: Path, name: str, *, broken: bool) -> bool:
 
 
 def _top_level(tree: ast.AST) -> set[str]:
-    """Return the names that the statements of a module bind, those inside of functions and classes left out."""
+    """Return the names that a module's statements bind, except inside functions and classes."""
     names: set[str] = set()
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

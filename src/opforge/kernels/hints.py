@@ -1,4 +1,4 @@
-"""What a kernel's source makes one wonder about. Hints go into the report and are never the verdict."""
+"""Suspicious patterns in a kernel's source. Hints are reported and never decide the verdict."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _IN_NATIVE = {
 
 
 def native_hints(source: str) -> list[str]:
-    """Return what is worth a look in a kernel's C++ or CUDA source, each with the line where it was first seen."""
+    """Return hints on a kernel's C++ or CUDA source, each with its first line number."""
     text = without_comments(source)
     first = {what: found.start() for pattern, what in _IN_NATIVE.items() if (found := re.search(pattern, text))}
     return [
@@ -72,7 +72,7 @@ def native_hints(source: str) -> list[str]:
 
 
 def hints(source: str) -> list[str]:
-    """Return what is worth a look in a kernel's source, each with the line where it was first seen."""
+    """Return hints on a kernel's Python source, each with its first line number."""
     first: dict[str, int] = {}
     try:
         for what, line in _found(ast.parse(source)):
@@ -107,7 +107,7 @@ def _of_module(name: str) -> Iterator[str]:
 
 
 def _foreign(target: ast.expr) -> bool:
-    """Whether something is assigned to an attribute of torch, time or the like: a patch."""
+    """Whether an assignment target is an attribute of torch, time or the like: a patch."""
     return isinstance(target, ast.Attribute) and ast.unparse(target).split(".")[0] in {
         "torch", "time", "numpy", "np", "triton", "builtins", "sys", "os", "opforge",
     }  # fmt: skip

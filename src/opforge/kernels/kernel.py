@@ -1,4 +1,4 @@
-"""A kernel: which operators it serves, and where its code is."""
+"""A kernel: the operators it serves, and the location of its code."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What a custom operator's kernels are held against: a function of the user's, or the identity."""
+    """The baseline of a custom operator's kernels: a user's function, or the identity."""
 
     name: str
-    """As reports name it."""
+    """The name in reports."""
     file: str | None = None
     """None for the identity."""
     entries: tuple[str, ...] = ()
     digest: str = ""
     library: str = ""
     broken: str = ""
-    """Both as a kernel has them."""
+    """``library`` and ``broken`` mean the same as for a kernel."""
 
     def wire(self) -> dict[str, Any]:
-        """Return what a worker needs to load it."""
+        """Return the data that a worker needs to load it."""
         wire = {"name": self.name, "primary": "", "file": self.file, "entries": list(self.entries)}
         more = {"identity": self.file is None, "library": self.library, "broken": self.broken, "digest": self.digest}
         return {**wire, **{name: value for name, value in more.items() if value}}
@@ -42,27 +42,27 @@ class Kernel:
 
     name: str
     primary: str
-    """The operator whose signature the entry point has, such as ``add.Tensor``."""
+    """The operator with the entry point's signature, such as ``add.Tensor``."""
     serves: tuple[Served, ...]
     file: str | None = None
     """None for ATen's own."""
     entries: tuple[str, ...] = ()
-    """Names of the function in the file; the first that exists is taken."""
+    """Candidate names of the function in the file; the first that exists is used."""
     digest: str = ""
     mutant: str = ""
-    """For a mutant of ATen, the way in which it is wrong; see `opforge.kernels.mutants`."""
+    """For a mutant of ATen, its kind of error; see `opforge.kernels.mutants`."""
     library: str = ""
-    """For C++ and CUDA sources, the shared library that was built of the file."""
+    """For C++ and CUDA sources, the shared library built from the file."""
     broken: str = ""
-    """Why there is no kernel to be run, such as a source that does not compile: the reason of all its verdicts."""
+    """Why the kernel cannot run, such as a compile error: the reason of all its verdicts."""
 
     of_file: bool = True
     """Whether the digest is that of the file, and not of a package that the file leads to."""
     reference: Reference | None = None
-    """Of a custom operator's kernel, what it is held against; None where that is ATen."""
+    """For a custom operator's kernel, its baseline; None if the baseline is ATen."""
 
     def wire(self) -> dict[str, Any]:
-        """Return what a worker needs to load it."""
+        """Return the data that a worker needs to load it."""
         wire: dict[str, Any] = {
             "name": self.name,
             "primary": self.primary,

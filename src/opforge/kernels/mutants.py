@@ -1,6 +1,7 @@
-"""Mutants: ATen made wrong in one way, to see whether a suite notices. Their names, and which operators have them by schema.
+"""Mutants: ATen with one deliberate error, to test whether a suite detects it.
 
-A mutant is a kernel without a file. What it does is in `opforge.sandbox.mutants`; this module needs no torch.
+This module has their names and, by schema, the operators that have them. A mutant is a kernel
+without a file. Its behaviour is in `opforge.sandbox.mutants`; this module needs no torch.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from opforge.ops.arguments import may_be_left_out
 from opforge.ops.undefined import UNDEFINED_CONTENTS, solves
 
 IGNORED = "ignored:"
-"""The beginning of the names of mutants that leave one argument at its default, such as ``ignored:alpha``."""
+"""Name prefix of mutants that leave one argument at its default, such as ``ignored:alpha``."""
 
 MUTANTS: dict[str, str] = {
     "zeros": "every element of the result is zero",
@@ -30,14 +31,14 @@ MUTANTS: dict[str, str] = {
     "nothing_written": "the tensor to be written is returned as it was",
     IGNORED: "one argument with a default is left at its default",
 }
-"""What each does, in words."""
+"""Description of each mutant."""
 
 _OF_VIEWS = frozenset({"identity", "edge", "strides_ignored", "offset_ignored"})
-"""What can be wrong with a view of an input; anything else would be new memory, and no test of the numbers."""
+"""Possible errors in a view of an input; others would allocate memory and not test the numbers."""
 _OF_DRAWS = frozenset({"zeros", "constant", "identity", "tail", "nothing_written"})
-"""What a distribution can show; one element or a few bits of a draw are nobody's to tell."""
+"""Errors visible in a distribution; a change of one element or a few bits of a draw is not."""
 _OF_FACTORIES = frozenset({"zeros", "constant", "first_row", "edge", "tail", "low_precision", "nothing_written"})
-"""What can be wrong without an input tensor."""
+"""Possible errors without an input tensor."""
 EQUIVALENT: dict[tuple[str, str], str] = {
     (
         "swapped",
@@ -45,16 +46,19 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ): "its tensors have one shape only where both are a number, and then the second is a quantile",
     ("swapped", "nanquantile"): "as quantile",
 }
-"""Mutant and packet: why it cannot be told from ATen. Only what the worker does not find out by trying (see `docs/strength.md`)."""
+"""Mutant and packet: why the mutant cannot be told from ATen.
+
+Lists only those that the worker does not detect by trying (see `docs/strength.md`).
+"""
 
 
 def kind_of(mutant: str) -> str:
-    """Return the key in `MUTANTS` of a mutant's name."""
+    """Return the `MUTANTS` key of a mutant's name."""
     return IGNORED if mutant.startswith(IGNORED) else mutant
 
 
 def mutants_of(op: Operator) -> list[str]:
-    """Return the mutants that have a meaning for an operator by its schema."""
+    """Return the mutants that make sense for an operator, by its schema."""
     if op.base in UNDEFINED_CONTENTS:
         return []
     return [name for name in _candidates(op) if (kind_of(name), op.packet) not in EQUIVALENT]
@@ -76,9 +80,9 @@ def _fits(name: str, op: Operator) -> bool:
         return False
     match name:
         case "nan_swallowed" | "inf_swallowed":
-            return not solves(op.packet)  # what it does with those is not defined, so no case can hold one
+            return not solves(op.packet)  # its behaviour on those is undefined, so no case can contain one
         case "identity":
-            return op.form is not Form.INPLACE  # there it is `nothing_written`
+            return op.form is not Form.INPLACE  # the same as `nothing_written`
         case "nothing_written":
             return op.mutates
         case "swapped":

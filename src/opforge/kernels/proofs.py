@@ -1,4 +1,4 @@
-"""Where the proof of a kernel is kept, and what stands in it. What a run proves is in `opforge.runs.proofs`."""
+"""Location and contents of a kernel's proof. `opforge.runs.proofs` computes it."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ SUFFIX = ".proof.json"
 
 
 def proof_of(file: Path) -> Path:
-    """Return where the proof of a kernel's file is kept: beside it."""
+    """Return the path of the proof of a kernel's file: beside it."""
     return file.with_name(file.stem + SUFFIX)
 
 
 @dataclass(frozen=True, slots=True)
 class Proven:
-    """What is proven for the calls of one operator whose tensors have the same dtypes."""
+    """The proven calls of one operator with the same tensor dtypes."""
 
     rank: tuple[int, int]
     numel: tuple[int, int]
-    """Of the largest tensor of a call."""
+    """Range for the largest tensor of a call."""
     extents: tuple[tuple[tuple[int, int], ...], ...]
-    """Of each tensor argument, by dimension, the last one first."""
+    """Ranges of each tensor argument, by dimension, last dimension first."""
     layouts: tuple[str, ...]
     timed: tuple[tuple[int, int, bool], ...] = ()
-    """Ranges of numbers of elements with whether the kernel is not slower there, ascending; none where nothing was timed."""
+    """Ascending element-count ranges, with whether the kernel is not slower; empty if not timed."""
     arguments: Allowed = field(default_factory=dict)
-    """What arguments that are no tensors were, as the file has it; those that are not here were left out."""
+    """Proven values of non-tensor arguments, as in the file; arguments not listed were omitted."""
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Proven:
@@ -43,7 +43,7 @@ class Proven:
         return cls((least, most), (low, high), extents, tuple(row["layouts"]), timed, row.get("arguments", {}))
 
     def sizes(self, *, not_slower: bool) -> list[tuple[int, int]]:
-        """Return at which of the proven sizes the kernel is not slower, or slower, as ranges."""
+        """Return the ranges of proven sizes at which the kernel is not slower, or slower."""
         low, high = self.numel
         found = [(max(low, first), min(high, last)) for first, last, good in self.timed if good == not_slower]
         return [(first, last) for first, last in found if first <= last]
@@ -51,28 +51,28 @@ class Proven:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What runs have proven of one source, with one torch, on one device."""
+    """What runs have proven about one source, with one torch, on one device."""
 
     torch: str
     device: str
     suites: tuple[str, ...]
     operators: Mapping[str, Mapping[str, Proven]]
-    """By operator, and by the dtypes of a call's tensors as text."""
+    """By operator, then by the dtypes of a call's tensors as text."""
     failed: Mapping[str, Mapping[str, Any]]
-    """What is known to have failed, in the same way, as the file has it."""
+    """Known failures by the same keys, as in the file."""
 
     def failures(self, op: str = "") -> str:
-        """Say how many cases failed, of one operator if it is named; nothing where none did."""
+        """Report the number of failed cases, optionally of one operator; empty if none."""
         return proofs.failures({op: self.failed.get(op, {})} if op else self.failed)
 
     @property
     def dtypes(self) -> list[str]:
-        """Return the dtypes for which anything is proven, those that go together as one: ``float32 with int64``."""
+        """Return the proven dtypes; combinations count as one: ``float32 with int64``."""
         return sorted({words for found in self.operators.values() for key in found if (words := _dtypes(key))})
 
 
 def read_proof(file: Path, digest: str) -> Proof | str:
-    """Return the proof beside a kernel's file, or why there is none that holds for the source of this digest."""
+    """Return the proof beside a kernel's file, or why none holds for a source of this digest."""
     path = proof_of(file)
     if digest == UNREADABLE:
         return f"{file} has no digest: it, or what it names, cannot be read."

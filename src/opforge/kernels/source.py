@@ -1,4 +1,4 @@
-"""What a kernel is made of: its file, the modules beside it that it imports, and files there that it names."""
+"""The files of a kernel: its own, and those in its folder that it imports or names."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from opforge.kernels import native
 from opforge.runtime import files
 
 UNREADABLE = "unreadable"
-"""In a digest's place where a source cannot be read."""
+"""Placeholder for the digest of an unreadable source."""
 _NAME = re.compile(r"(?:(?!\.)[\w.-]+/)*(?!\.)[\w.-]{1,100}", re.ASCII)
-"""What may be the name of a file below a folder."""
+"""Matches possible names of files below a folder."""
 
 
 def digest(file: Path) -> str:
-    """Return the digest of a source with what it imports and names from beside it; of what cannot be read there is none."""
+    """Return the digest of a source and the files beside it that it imports or names.
+
+    It is UNREADABLE if any of them cannot be read.
+    """
     try:
         return _digest(file)
     except OSError:
@@ -37,9 +40,10 @@ def _digest(file: Path) -> str:
 
 
 def unfit(file: Path) -> str:
-    """Say why a file is no kernel that is run: it, or what it imports or names, has no digest; nothing where it has one.
+    """Return why a file cannot be run as a kernel; empty if it can.
 
-    Of a kernel without a digest nobody could tell whether it is still the one that was judged.
+    Such a kernel has no digest: it, or a file it imports or names, cannot be read. Without a digest
+    nobody could tell whether it is still the kernel that was judged.
     """
     if not file.name.isprintable():
         return f"its name, {shown(file.name)}, is not printable UTF-8: rename it"
@@ -51,17 +55,17 @@ def unfit(file: Path) -> str:
 
 
 def located(file: Path) -> Path:
-    """Return where a file lies, its folders' links followed, and its own not."""
+    """Return the path of a file with its folders' links resolved, but not its own."""
     return file.parent.resolve() / file.name
 
 
 def shown(name: str) -> str:
-    """Return a name as it can be shown: what is not printable stands as its number."""
+    """Return a printable form of a name: unprintable characters become their numbers."""
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in name)
 
 
 def imports(text: str) -> Iterator[str]:
-    """Yield the first parts of the names of the modules that a source imports; none where it cannot be parsed."""
+    """Yield the top-level names of a source's imported modules; none if it cannot be parsed."""
     for node in _nodes(text):
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)
@@ -75,7 +79,10 @@ def _nodes(text: str) -> Iterator[ast.AST]:
 
 
 def beside(file: Path) -> set[Path]:
-    """Return the files in a file's folder and below that it imports or names, directly or through each other; of C++, the headers."""
+    """Return the files in and below a file's folder that it imports or names, directly or not.
+
+    For C++ these are the headers.
+    """
     if native.is_native(file):
         return set(native.headers_in(file.parent))
     found: set[Path] = set()
@@ -92,7 +99,7 @@ def beside(file: Path) -> set[Path]:
 
 
 def _module(folder: Path, name: str) -> Iterator[Path]:
-    """Yield the files of a module that lies in a folder; none where there is no such module."""
+    """Yield the files of a module in a folder; none if there is no such module."""
     if files.is_regular(module := folder / f"{name}.py"):
         yield module
     yield from (path for path in folder.glob(f"{name}.*.so") if files.is_regular(path))
@@ -101,14 +108,17 @@ def _module(folder: Path, name: str) -> Iterator[Path]:
 
 
 def _constants(text: str) -> Iterator[str]:
-    """Yield the texts in a source that may name a file or, for ``import_module``, a module."""
+    """Yield the strings in a source that may name a file or, for ``import_module``, a module."""
     for node in _nodes(text):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and _NAME.fullmatch(node.value):
             yield node.value
 
 
 def _named(folder: Path, name: str) -> Iterator[Path]:
-    """Yield the files that a name may stand for: a file, all of a folder, a module; none outside of the folder, and no proofs."""
+    """Yield the files that a name may refer to: a file, all files of a folder, or a module.
+
+    The folder itself, which holds proofs, and anything outside it are left out.
+    """
     place = folder / name
     if files.is_regular(place):
         yield place

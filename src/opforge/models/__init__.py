@@ -1,1 +1,1 @@
-"""Run a whole model with kernels in place, hold it against ATen and float64, and find the kernel that is to blame."""
+"""Run a whole model with kernels, compare it with ATen and float64, and find the faulty kernels."""

@@ -1,4 +1,4 @@
-"""Find which of some kernels are to blame, by asking whether sets of them fail. Needs no torch."""
+"""Find the faulty kernels by testing whether sets of them fail. Needs no torch."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 Fails = Callable[[Sequence[str]], bool]
-"""Whether a model is wrong with just these kernels in place."""
+"""Whether a model is wrong with only these kernels installed."""
 
 
 @dataclass
 class Blame:
-    """Who is to blame: kernels that fail by themselves, and sets that fail only together."""
+    """The faulty kernels: those that fail by themselves, and sets that fail only together."""
 
     guilty: list[str] = field(default_factory=list)
     together: list[list[str]] = field(default_factory=list)
@@ -23,11 +23,11 @@ class Blame:
 
 
 def find(suspects: Sequence[str], fails: Fails, named: str = "") -> Blame:
-    """Return who is to blame for the failure of all of them together; one who is ``named`` already is tried first.
+    """Return the kernels to blame when all of them together fail; ``named`` is tried first.
 
-    Sets are halved as long as a half fails by itself; both halves are looked into. Where a set fails and neither half does,
-    one kernel after another is left out of it while it still fails. What is left when the guilty are taken out is asked
-    again, so that one cannot hide behind another.
+    Sets are halved as long as a half fails by itself; both halves are searched. If a set fails and
+    neither half does, its kernels are removed one by one while it still fails. The rest, without
+    the faulty kernels, is tested again, so that one cannot hide behind another.
     """
     blame = Blame()
 
@@ -38,7 +38,7 @@ def find(suspects: Sequence[str], fails: Fails, named: str = "") -> Blame:
         return fails(names)
 
     rest = list(suspects)
-    known = True  # that all of them fail, the caller has seen
+    known = True  # the caller has seen all of them fail
     if named in rest and failing([named]):
         blame.guilty.append(named)
         rest.remove(named)
@@ -51,7 +51,7 @@ def find(suspects: Sequence[str], fails: Fails, named: str = "") -> Blame:
 
 
 def _look_into(failing_set: Sequence[str], failing: Fails, blame: Blame) -> None:
-    """Look into a set that is known to fail."""
+    """Search a set that is known to fail."""
     if len(failing_set) == 1:
         blame.guilty.append(failing_set[0])
         return
@@ -64,7 +64,7 @@ def _look_into(failing_set: Sequence[str], failing: Fails, blame: Blame) -> None
 
 
 def _narrow(failing_set: list[str], failing: Fails, blame: Blame) -> None:
-    """Leave out of a set what its failure does not need."""
+    """Remove the kernels that a set's failure does not need."""
     for name in list(failing_set):
         without = [other for other in failing_set if other != name]
         if failing(without):

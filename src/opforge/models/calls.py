@@ -1,4 +1,7 @@
-"""Take down the calls of some operators while a model runs: their arguments as data, the contents of tensors as bytes in the arena."""
+"""Record the calls of some operators while a model runs.
+
+Arguments are recorded as data, and the contents of tensors as bytes in the arena.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,11 @@ from opforge.cases.values import TensorSpec, Value, contiguous_strides
 from opforge.sandbox.worker import ALIGN
 
 MOST_BYTES = 256 << 20
-"""What is handed out at a time."""
+"""Maximum size of the contents handed out at a time."""
 
 
 class CallRecorder:
-    """Keeps calls from a number on, until the room for their contents is used up."""
+    """Records calls from a number on, until the space for their contents is used up."""
 
     def __init__(
         self, arena: mmap.mmap, at: int, start: int, device: torch.device, learning: Callable[[], bool]
@@ -32,16 +35,16 @@ class CallRecorder:
         self._device = device
         self._full = False
         self.seen = 0
-        """How many calls there were."""
+        """Number of calls so far."""
         self.calls: list[dict[str, Any]] = []
 
     @property
     def used(self) -> int:
-        """Return how many bytes the contents take."""
+        """Return the number of bytes of the contents."""
         return self._at - self._begin
 
     def function(self, op: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ATen's function of an operator such that its calls are taken down."""
+        """Return ATen's function of an operator, wrapped to record its calls."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if self.seen >= self._start and not self._full:
@@ -76,7 +79,7 @@ class CallRecorder:
         return "optimizer" if self._learning() else "forward"
 
     def _tensor(self, value: torch.Tensor) -> TensorSpec:
-        """Return a tensor as data, with its contents put into the arena from its first element on."""
+        """Return a tensor as data; its contents, from the first element on, go to the arena."""
         if value.layout != torch.strided or value.is_quantized or value.dtype not in SHORT_DTYPES:
             raise TypeError(f"a case cannot hold a tensor of layout {value.layout}, dtype {value.dtype}")
         value = value.detach().resolve_conj().resolve_neg()
@@ -99,7 +102,10 @@ class CallRecorder:
 
 
 def _range(value: torch.Tensor) -> tuple[int | None, int | None]:
-    """Return the range in which seeded contents must lie to stand for a tensor's own: that of integers, which are often positions."""
+    """Return the range of seeded contents that can replace a tensor's own.
+
+    It is set only for integers, which are often indices.
+    """
     if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool or not value.numel():
         return None, None
     wide = value.to(torch.int64)
@@ -115,10 +121,10 @@ def _changed(value: Value, **fields: Any) -> Value:
 
 
 def _plain(value: Value) -> Value:
-    """Return a value without the places of contents, which nobody else has."""
+    """Return a value without the offsets of contents, which exist only in this arena."""
     return _changed(value, at=None)
 
 
 def _placed(value: Value) -> Value:
-    """Return a value without the ranges of contents, which it has."""
+    """Return a value without the ranges of contents, as it has the contents themselves."""
     return _changed(value, low=None, high=None)

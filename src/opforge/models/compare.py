@@ -1,9 +1,10 @@
-"""Whether what a model gives with kernels is right: by ATen's own error against float64, tensor by tensor.
+"""Compare a model's results with kernels to ATen's, by ATen's own error against float64.
 
-Errors add up over a model, and where they end up in a single element is chance. So a tensor's largest error and its typical
-one (root mean square) are held against those of ATen in the same dtype: a few times as much is allowed, plus two rounding
-steps. Where that is not enough, ATen's own error is looked at again from weights and inputs that are moved by a rounding
-step, several times, and the largest counts. Integers and booleans count by the share of elements that differ.
+Errors add up over a model, and where they end up in a single element is chance. So a tensor's
+largest error and its typical error (root mean square) are compared with those of ATen in the same
+dtype: a few times as much is allowed, plus two rounding steps. If that is not enough, ATen's own
+error is measured again several times, from weights and inputs perturbed by a rounding step, and the
+largest counts. Integers and booleans count by the share of elements that differ.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ import torch
 from opforge.judge.numerics import FACTOR, STEPS
 
 USELESS = 0.25
-"""Where ATen is off by so much of an output, typically, the float64 run is not one of the same model: it went another way."""
+"""Typical relative error of ATen beyond which the float64 run took another path of the model."""
 _STEPS_OF_FLOAT64 = 34.0
-"""float64 has nothing wider to be held against."""
+"""Allowed rounding steps in float64, which has no wider dtype to compare with."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The largest and the typical of some numbers."""
+    """The largest and the typical (root mean square) of some numbers."""
 
     largest: float = 0.0
     typical: float = 0.0
@@ -41,18 +42,18 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One tensor of a run with kernels, held against ATen's and float64's."""
+    """One tensor of a run with kernels, compared with ATen's and float64's."""
 
     name: str
     error: Size
     aten_error: Size
     allowed: Size
     fault: str = ""
-    """What is wrong besides numbers: a shape, a dtype, NaN."""
+    """A non-numeric fault: shape, dtype, NaN."""
 
     @property
     def excess(self) -> float:
-        """Return how many times what is allowed the error is; more than 1 is wrong."""
+        """Return the ratio of the error to the allowed error; more than 1 is wrong."""
         if self.fault:
             return math.inf
         pairs = ((self.error.largest, self.allowed.largest), (self.error.typical, self.allowed.typical))
@@ -88,7 +89,7 @@ class Compared:
 def compare(
     name: str, kernel: torch.Tensor, aten: torch.Tensor, exact: torch.Tensor | None, own: Size | None = None
 ) -> Compared:
-    """Hold a tensor against ATen's; ``own`` is ATen's error where it has been looked at several times."""
+    """Compare a tensor with ATen's; ``own`` is ATen's error if it was measured several times."""
     nothing = Size()
     if (fault := _misfit(kernel, aten)) or (fault := _special(kernel, aten, exact)):
         return Compared(name, nothing, nothing, nothing, fault)
@@ -101,7 +102,7 @@ def compare(
 
 
 def error_of(found: torch.Tensor, aten: torch.Tensor, exact: torch.Tensor | None) -> Size:
-    """Return how far a tensor is from the float64 one, or from ATen's where there is none; where both are finite."""
+    """Return the error against float64, or against ATen if there is none, where both are finite."""
     by = aten if exact is None else exact
     if not is_inexact(aten):
         return Size.of((found != by).double().mean().reshape(1)) if found.numel() else Size()
@@ -110,7 +111,7 @@ def error_of(found: torch.Tensor, aten: torch.Tensor, exact: torch.Tensor | None
 
 
 def misleads(aten: torch.Tensor, exact: torch.Tensor) -> bool:
-    """Whether float64 gives something else than ATen, and not the same with less error."""
+    """Whether float64 gives another result than ATen, rather than the same with less error."""
     if aten.shape != exact.shape:
         return True
     if not is_inexact(aten):
@@ -125,7 +126,7 @@ def is_inexact(tensor: torch.Tensor) -> bool:
 
 
 def step(dtype: torch.dtype) -> float:
-    """Return the rounding steps of a dtype that are always allowed, as a share of a number."""
+    """Return the rounding error of a dtype that is always allowed, relative to a number."""
     if not (dtype.is_floating_point or dtype.is_complex):
         return 0.0
     steps = _STEPS_OF_FLOAT64 if dtype in (torch.float64, torch.complex128) else STEPS
@@ -139,14 +140,14 @@ def _misfit(kernel: torch.Tensor, aten: torch.Tensor) -> str:
 
 
 def _special(kernel: torch.Tensor, aten: torch.Tensor, exact: torch.Tensor | None) -> str:
-    """Say where NaN or infinities are not where ATen, or float64, has them."""
+    """Report NaN or infinities at places where ATen, or float64, has none, and the reverse."""
     if not is_inexact(aten):
         return ""
     odd = ~torch.isfinite(kernel) & ~_same_special(kernel, aten)
     lost = torch.isfinite(kernel) & ~torch.isfinite(aten)
     if exact is not None:
         odd &= ~_same_special(kernel, exact)
-        lost &= ~torch.isfinite(exact)  # where ATen overflowed on the way, having the answer is right
+        lost &= ~torch.isfinite(exact)  # where only ATen overflowed on the way, a finite answer is correct
     count = int((odd | lost).sum())
     return f"{count} of {kernel.numel()} elements: NaN or inf not where ATen has it" if count else ""
 

@@ -1,4 +1,4 @@
-"""Have a model judged with the kernels of a backend, from a process that itself imports no torch."""
+"""Judge a model with the kernels of a backend, from a process that does not import torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What a user asks of `opforge model`."""
+    """The settings of `opforge model`."""
 
     target: str
     """``FILE.py``, ``module:function``, or an architecture such as ``hf:BertModel``."""
@@ -40,11 +40,11 @@ class ModelConfig:
     train: bool = False
     seed: int = 0
     settings: Settings = field(default_factory=Settings)
-    """How large an architecture is."""
+    """The size of an architecture."""
 
 
 def judge_model(config: ModelConfig, say: Say = lambda _what: None) -> dict[str, Any]:
-    """Return the report on a model with a backend's kernels in place."""
+    """Return the report on a model with a backend's kernels installed."""
     run = config.run.checked()
     target = find(config.target, config.settings)
     backend = registry.load("backends", run.backend)(run.backend_options)
@@ -98,7 +98,7 @@ def _installable(kernels: list[Kernel], run: RunConfig) -> list[Kernel]:
 
 
 def _wire(kernel: Kernel, run: RunConfig, say: Say) -> dict[str, Any]:
-    """Return what a worker needs to put a kernel in place; C++ and CUDA sources are built first."""
+    """Return the data that a worker needs to install a kernel; C++ and CUDA are built first."""
     if native.is_native(str(kernel.file)):
         say(f"building {kernel.name}")
         library, broken = library_of(Path(str(kernel.file)), words_before if run.confine else unconfined)
@@ -107,7 +107,7 @@ def _wire(kernel: Kernel, run: RunConfig, say: Say) -> dict[str, Any]:
 
 
 def _asked(server: ForkServer, settings: dict[str, Any], say: Say) -> dict[str, Any]:
-    """Have the judge's process do it, and return its report."""
+    """Run the judge process and return its report."""
     ours, theirs = Channel.pair()
     line = server.spawner.connect()
     pid = server.spawner.spawn("model_judge", settings, [theirs.fileno(), line.fileno()], limits={}, output=False)

@@ -1,4 +1,7 @@
-"""One model in one process, run again and again from the same weights, inputs and seed, and what comes out by name."""
+"""One model in one process, run repeatedly from the same weights, inputs and seed.
+
+Results are returned by name.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +21,24 @@ from opforge.sandbox.state import seed_generator
 
 LOSS = "loss"
 _LEARNS = {"lr": 0.01, "momentum": 0.9, "weight_decay": 0.01}
-"""Of the optimizer where a model has none: its step goes along with the gradient, so that small errors stay small. Adam's does not."""
+"""Default optimizer settings (SGD).
+
+Its step is proportional to the gradient, so that small errors stay small. Adam's is not.
+"""
 _STEPS_OF_WAVE = 64
 
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """In which way a model is run."""
+    """The settings of a model's run."""
 
     device: torch.device
     dtype: torch.dtype | None = None
-    """None leaves the model's own."""
+    """None keeps the model's own."""
     train: bool = False
-    """Forward, backward and an optimizer's step in training mode, instead of forward alone in evaluation mode."""
+    """Train: forward, backward and an optimizer step; otherwise forward in evaluation mode."""
     wide: bool = False
-    """In float64, from the weights and inputs of the narrower dtype."""
+    """Run in float64, from the weights and inputs of the narrower dtype."""
     seed: int = 0
 
 
@@ -42,7 +48,7 @@ class Execution:
     def __init__(self, subject: Subject, how: How) -> None:
         self._how = how
         self.during: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
-        """What is in force while the model itself runs, and not while weights are put back or results are read."""
+        """Context active while the model itself runs, not while weights or results are copied."""
         self._loss = subject.loss
         self._make_optimizer = subject.optimizer
         model = subject.model if how.dtype is None else subject.model.to(how.dtype)
@@ -56,17 +62,18 @@ class Execution:
         self._inputs: Any = None
         self._optimizer: Any = None
         self.learning = False
-        """Whether its optimizer makes a step just now."""
+        """Whether the optimizer is making a step right now."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return the dtype of the model's weights, before it was widened."""
+        """Return the dtype of the model's weights before widening."""
         return self._narrow
 
     def run(self, move: int = 0) -> list[tuple[str, torch.Tensor]]:
-        """Run from the start and return output, loss, gradients, buffers, and parameters after a step, by name.
+        """Run from the start and return the resulting tensors by name.
 
-        With ``move``, weights and inputs are moved by about a rounding step, in one of many ways.
+        They are output, loss, gradients, buffers, and parameters after a step. ``move`` seeds a
+        perturbation of weights and inputs by about a rounding step; 0 for none.
         """
         self.restore(move)
         output, loss = self.step()
@@ -81,7 +88,7 @@ class Execution:
         return [(name, tensor.detach()) for name, tensor in found]
 
     def restore(self, move: int = 0) -> None:
-        """Put weights, buffers and inputs back to what they were at first."""
+        """Reset weights, buffers and inputs to their initial values."""
         changed = _Moved(move)
         with torch.no_grad():
             for name, tensor in _state(self._model):
@@ -104,7 +111,7 @@ class Execution:
         return tensor.to(device=self._how.device, dtype=torch.float64 if wide else tensor.dtype, copy=True)
 
     def step(self) -> tuple[Any, torch.Tensor | None]:
-        """Run the model once on the present weights and inputs; returns its output, and the loss in training."""
+        """Run once on the current weights and inputs; return output, and loss in training."""
         how = self._how
         self._model.zero_grad(set_to_none=True)
         seed_generator(how.seed, how.device)
@@ -143,7 +150,7 @@ class Execution:
 
 @contextlib.contextmanager
 def _in_float64(narrow: torch.dtype) -> Iterator[None]:
-    """Let everything be float64 that has no dtype of its own, or asks for a narrower one."""
+    """Use float64 where no dtype is given or a narrower one is requested."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -154,7 +161,7 @@ def _in_float64(narrow: torch.dtype) -> Iterator[None]:
 
 
 class _Moved:
-    """Moves the elements of floating-point tensors, one after another, by about a rounding step of their dtype each."""
+    """Perturbs the elements of floating-point tensors by about a rounding step of their dtype."""
 
     def __init__(self, move: int) -> None:
         self._generator = torch.Generator().manual_seed(move) if move else None
@@ -191,7 +198,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def _named(tree: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of an output by name; outputs of libraries are often mappings that are more than dicts."""
+    """Yield the tensors of an output by name; outputs of libraries are often custom mappings."""
     if isinstance(tree, torch.Tensor):
         yield name, tree
     elif isinstance(tree, Mapping):
@@ -203,7 +210,10 @@ def _named(tree: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _waved(output: Any) -> torch.Tensor:
-    """Return a loss that depends on every element in its own way: the mean of the output times a wave of short numbers."""
+    """Return a loss that depends on every element differently.
+
+    It is the mean of the output times a cosine, rounded to short numbers.
+    """
     total = None
     for tensor in _tensors(output):
         if tensor.is_floating_point() and tensor.requires_grad:

@@ -1,4 +1,7 @@
-"""Find the first call of a model at which a kernel's answer is off: the calls come from a run without kernels, and the judge looks at each."""
+"""Find the first call of a model at which a kernel's answer is wrong.
+
+The calls come from a run without kernels, and the judge checks each.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +31,15 @@ _ID = "{:016x}"
 
 @dataclass
 class Located:
-    """What was found among the calls of a kernel's operators."""
+    """The check of the calls of a kernel's operators."""
 
     calls: int = 0
-    """How many there are in a run of the model."""
+    """Number of calls in a run of the model."""
     looked_at: int = 0
     first: dict[str, Any] | None = None
-    """The first call at which the answer is off; None where each by itself is within its bound."""
+    """The first call with a wrong answer; None if each call by itself is within its bound."""
     nearest: float = 0.0
-    """The largest share of its bound that a call's error took."""
+    """The largest ratio of a call's error to its bound."""
 
     def row(self) -> dict[str, Any]:
         row: dict[str, Any] = {"calls": self.calls, "looked_at": self.looked_at, "first": self.first}
@@ -44,7 +47,7 @@ class Located:
 
 
 class Locator:
-    """Looks at the calls of one kernel, which runs in a worker of its own."""
+    """Checks the calls of one kernel, which runs in its own worker."""
 
     def __init__(self, worker: KernelWorker, config: WorkerConfig, kernel: dict[str, Any]) -> None:
         self._worker = worker
@@ -56,7 +59,7 @@ class Locator:
         worker.ask({"do": "load", "kernel": wire}, timeout_s=max(LOAD_LIMIT_S, config.timeout_s))
 
     def first_off(self, plain: ModelProcess, ops: Sequence[str]) -> Located:
-        """Return the first call of a run at which the kernel's answer is off."""
+        """Return the first call of a run at which the kernel's answer is wrong."""
         found = Located()
         for call, blob in _recorded(plain, ops, found):
             facts = table().get(call.get("op", ""))
@@ -84,7 +87,7 @@ class Locator:
         return {**row, **finding.row(), **self._seeded(facts, call["text"], finding)}
 
     def _seeded(self, facts: Operator, text: str, found: Finding) -> dict[str, Any]:
-        """Say whether the kernel is off on the case with seeded contents too; not where the process is gone."""
+        """Report whether the kernel also fails with seeded contents; not if its process is gone."""
         if found.outcome in (Outcome.CRASHED, Outcome.TIMED_OUT):
             return {}
         case = CaseRow(_ID.format(0), text, "", Expect.RETURNS, Phase.CORRECTNESS, "")
@@ -125,7 +128,7 @@ class Locator:
 
 
 def _recorded(plain: ModelProcess, ops: Sequence[str], found: Located) -> Iterator[tuple[dict[str, Any], Bytes]]:
-    """Yield the calls of a run in order, with the bytes that their tensors lie in."""
+    """Yield the calls of a run in order, with the bytes of their tensors."""
     start, more = 0, True
     while more:
         reply = plain.ask({"do": "record", "ops": list(ops), "start": start})

@@ -1,4 +1,4 @@
-"""The judge's hold on a process in which a model runs: what it says is looked at before it is believed."""
+"""The judge's handle on a process that runs a model. Its replies are validated before use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _MOST_WORDS = 1000
 
 
 class ModelError(Exception):
-    """A model's process did not do what was asked; with the verdict that this is, and the kernel that was running if it died."""
+    """A model's process failed to do a request.
+
+    Carries the verdict, and the running kernel if the process died.
+    """
 
     def __init__(self, outcome: Outcome, reason: str, kernel: str = "") -> None:
         super().__init__(reason)
@@ -32,18 +35,18 @@ class ModelError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a model is made and run."""
+    """How to make and run a model."""
 
     target: Target
     dtype: str
-    """A short name, or empty for the model's own."""
+    """A short name; empty for the model's own."""
     train: bool
     seed: int
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What a kernel did for one operator in a run."""
+    """The calls of a kernel for one operator in a run."""
 
     kernel: str
     op: str
@@ -54,7 +57,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A tensor of a run, as its process describes it."""
+    """A tensor of a run, as described by its process."""
 
     name: str
     dtype: torch.dtype
@@ -64,13 +67,13 @@ class Result:
 
 @dataclass
 class ModelProcess:
-    """A model in a process of its own, with kernels in place or without."""
+    """A model in its own process, with or without kernels."""
 
     worker: KernelWorker
     config: WorkerConfig
     kernels: list[str] = field(default_factory=list)
     breaches: list[str] = field(default_factory=list)
-    """What was done or tried there that is not allowed."""
+    """Forbidden things done or tried in the process."""
     results: dict[str, Result] = field(default_factory=dict)
     tallies: list[Tally] = field(default_factory=list)
     broken: dict[str, str] = field(default_factory=dict)
@@ -81,7 +84,7 @@ class ModelProcess:
         return cls(KernelWorker(spawner, config, room, role="model"), config)
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return a reply; raises ModelError when the process died, or raised, or says what our own code does not."""
+        """Return a reply; raises ModelError if the process died, raised, or sent a forged reply."""
         try:
             reply = self.worker.ask(request)
         except DeathError as death:
@@ -100,7 +103,7 @@ class ModelProcess:
         return reply
 
     def build(self, recipe: Recipe, *, wide: bool) -> str:
-        """Have the model made; returns the dtype that it is run in."""
+        """Build the model in the process; return its dtype."""
         asked = {"target": recipe.target.wire(), "dtype": recipe.dtype, "train": recipe.train, "seed": recipe.seed}
         reply = self.ask({"do": "build", **asked, "wide": wide})
         if reply.get("dtype") not in TORCH_DTYPES:
@@ -108,25 +111,25 @@ class ModelProcess:
         return str(reply["dtype"])
 
     def install(self, kernels: Sequence[dict[str, Any]]) -> None:
-        """Have kernels put in ATen's place."""
+        """Install kernels in place of ATen's."""
         self.kernels = [kernel["name"] for kernel in kernels]
         reply = self.ask({"do": "install", "kernels": list(kernels)})
         self.broken, self.refused = (_words(reply.get(name)) for name in ("broken", "refused"))
 
     def run(self, move: int = 0) -> None:
-        """Have the model run from the start; ``results`` are its tensors then."""
+        """Run the model from the start and set ``results`` to its tensors."""
         self.results = {}
         rows = self.ask({"do": "run", "move": move}).get("results")
         try:
             self.results = {
                 str(name): Result(str(name), TORCH_DTYPES[dtype], tuple(map(int, shape)), int(nbytes))
-                for name, dtype, shape, nbytes in rows  # type: ignore[union-attr]  # a forged one raises, and that is caught
+                for name, dtype, shape, nbytes in rows  # type: ignore[union-attr]  # a forged one raises, caught below
             }
         except (TypeError, ValueError, KeyError) as error:
             raise ModelError(Outcome.CONTRACT, f"{FORGED}: {error}") from None
 
     def tensors(self, names: Sequence[str]) -> Iterator[torch.Tensor]:
-        """Yield results as tensors on the CPU, copied out before they are looked at."""
+        """Yield results as CPU tensors, copied before they are inspected."""
         numbers = {name: number for number, name in enumerate(self.results)}
         for chunk in self._chunks(names):
             rows = self.ask({"do": "show", "results": [numbers[name] for name in chunk]}).get("rows")
@@ -156,7 +159,7 @@ class ModelProcess:
         return flat.view(result.dtype).reshape(result.shape)
 
     def contents(self, at: Any, nbytes: Any) -> Bytes | None:
-        """Return a copy of bytes in the results' part of the arena; None when they do not lie there."""
+        """Return a copy of bytes in the results' part of the arena; None if they lie outside it."""
         sizes = type(at) is int and type(nbytes) is int and nbytes >= 0
         if not sizes or not self.config.in_bytes <= at <= at + nbytes <= self.config.arena_bytes:
             return None

@@ -1,4 +1,4 @@
-"""Times of a whole model with kernels and without, by turns; and how much of them is each kernel's."""
+"""Times of a whole model with and without kernels, measured in turns, and each kernel's share."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _BLOCK_NS = 20_000_000
 _MOST_CALLS = 100
 _PROFILED = 5
 _WAITED = 0.03
-"""The share of a block that a side may have waited for a core; else the round is set aside."""
+"""Share of a block that a side may wait for a core; beyond it, the round is set aside."""
 
 
 def race(kernels: ModelProcess, plain: ModelProcess) -> dict[str, Any]:
-    """Return the times of a run on both sides, and the ratio of one to the other with its 95 % interval."""
+    """Return the times of a run on both sides, and their ratio with its 95 % interval."""
     cores = os.sched_getaffinity(0)
     chance = random.SystemRandom()
     core = {chance.choice(sorted(cores - {processes.present_core()}) or sorted(cores))}
@@ -75,7 +75,10 @@ def _ns(side: ModelProcess, calls: int) -> float:
 
 
 def profile(kernels: ModelProcess, plain: ModelProcess, served: Iterable[tuple[str, str]]) -> dict[str, dict[str, Any]]:
-    """Return by kernel the time of all its calls in a run, and of ATen's for the same calls: medians, with the least and the most."""
+    """Return the time of each kernel's calls in a run, and ATen's time for the same calls.
+
+    Gives medians, minima and maxima.
+    """
     rows: dict[str, dict[str, Any]] = {}
     asked: dict[str, dict[str, Any]] = {
         "kernel": {},
@@ -90,7 +93,7 @@ def profile(kernels: ModelProcess, plain: ModelProcess, served: Iterable[tuple[s
 
 
 def _times(found: Any) -> dict[str, list[float]]:
-    """Return the times of runs by kernel; what is not a time is left out, since the process is not trusted."""
+    """Return the times of runs by kernel; invalid values are dropped: the process is untrusted."""
     times: dict[str, list[float]] = {}
     for run in found if isinstance(found, list) else []:
         for name, ns in run.items() if isinstance(run, dict) else []:

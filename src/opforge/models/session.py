@@ -1,4 +1,8 @@
-"""The judge's process for a model: has it run with kernels, without and in float64, compares, times, and looks for who is to blame."""
+"""The judge process for a model.
+
+It runs the model with kernels, without them and in float64, compares and times the runs, and finds
+the faulty kernels.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ from opforge.sandbox.wire import Channel
 
 
 def serve(config: dict[str, Any], fds: list[int]) -> None:
-    """Judge one model, and answer with a report."""
+    """Judge one model and send the report."""
     channel, spawner = Channel.from_fd(fds[0]), Spawner.from_fd(fds[1])
     workers = WorkerConfig(config["device"], config["timeout_s"], config["memory_bytes"])
     rooms = Rooms(spawner, **config["confine"]) if config.get("confine") else None
@@ -32,12 +36,12 @@ def serve(config: dict[str, Any], fds: list[int]) -> None:
 
 @dataclass
 class Trial:
-    """A run with some kernels in place, and what was found."""
+    """The result of a run with some kernels installed."""
 
     outcome: Outcome
     reason: str = ""
     kernel: str = ""
-    """Which kernel was running when the process died, as it said."""
+    """The kernel that was running when the process died, as reported by the process."""
     compared: list[Compared] = field(default_factory=list)
     tallies: list[Tally] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
@@ -107,7 +111,7 @@ class Session:
         return report
 
     def _standard(self) -> Standard:
-        """Return ATen's run and the float64 one."""
+        """Return the runs of ATen and of float64."""
         plain = self._start([])
         self._dtype = plain.build(self._recipe, wide=False)
         exact: ModelProcess | None = None
@@ -133,7 +137,7 @@ class Session:
         return ModelProcess.start(self._spawner, self._config, room)
 
     def _loadable(self) -> tuple[list[str], dict[str, tuple[Outcome, str]]]:
-        """Return the kernels that can be loaded, and of the others what came of it; each death costs one process."""
+        """Return the loadable kernels, and why the others failed; each crash costs a process."""
         names = [name for name, kernel in self._kernels.items() if not kernel.get("broken")]
         unusable = {n: (Outcome.ERROR, k["broken"]) for n, k in self._kernels.items() if k.get("broken")}
         while names:
@@ -154,7 +158,7 @@ class Session:
         return names, unusable
 
     def _try(self, by: Standard, kernels: Sequence[str]) -> tuple[Trial, ModelProcess | None]:
-        """Run the model with kernels in a fresh process; that is given back where it lives and all is well."""
+        """Run the model with kernels in a fresh process; return the process if the run passed."""
         self._trials += 1
         self._say(f"running the model with {len(kernels)} kernel{'s' if len(kernels) != 1 else ''}")
         process = self._start(kernels)
@@ -176,7 +180,7 @@ class Session:
         return trial, None
 
     def _charged(self, trial: Trial, process: ModelProcess, by: Standard) -> Trial:
-        """Return a trial with what was done or tried in its process, and not in ATen's, as its verdict."""
+        """Return a trial, marked as cheated if its process has breaches that ATen's has not."""
         if breaches := [b for b in process.breaches if b not in by.plain.breaches]:
             trial.outcome, trial.reason = Outcome.CHEATED, "; ".join(breaches)
         return trial
@@ -190,10 +194,10 @@ class Session:
         return times, profile(process, plain, served)
 
     def _blame(self, by: Standard, kernels: Sequence[str], trial: Trial) -> dict[str, Any]:
-        """Return who is to blame, each with the first call at which its answer is off."""
+        """Return the faulty kernels, each with the first call at which its answer is wrong."""
         before = self._trials
         asked = {t.kernel for t in trial.tallies} | {trial.kernel}
-        died = trial.outcome in (Outcome.CRASHED, Outcome.TIMED_OUT)  # whose counts are lost with it
+        died = trial.outcome in (Outcome.CRASHED, Outcome.TIMED_OUT)  # the counts are lost with the process
         suspects = [name for name in kernels if died or name in asked]
         alone: dict[str, Trial] = {}
 
@@ -223,7 +227,7 @@ class Session:
         return {"guilty": guilty, "together": together, "trials": self._trials - before}
 
     def _located(self, by: Standard, name: str) -> Located:
-        """Look for the first call at which a kernel's answer is off."""
+        """Find the first call at which a kernel's answer is wrong."""
         self._say(f"looking at the calls of {name}")
         kernel = self._kernels[name]
         room = None if self._rooms is None else self._rooms.shared([(kernel["file"], kernel.get("library"))])
@@ -240,7 +244,7 @@ class Session:
 
 
 def _failed(error: ModelError, tallies: list[Tally]) -> Trial:
-    """Return the trial of a process that died or raised, and whose doing that was if it is known."""
+    """Return the trial of a process that died or raised, with the responsible kernel if known."""
     raised = next((t for t in tallies if t.raised), None)
     if raised is not None and error.outcome is Outcome.ERROR:
         reason = f"{raised.kernel}, for {raised.op}, raised {raised.raised}"
@@ -252,7 +256,7 @@ def _failed(error: ModelError, tallies: list[Tally]) -> Trial:
 def _kernel_rows(
     kernels: dict[str, dict[str, Any]], trial: Trial, unusable: dict[str, tuple[Outcome, str]], times: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Return what each kernel did, those that were never asked too."""
+    """Return the statistics of each kernel, including those never called."""
     rows = []
     for name, kernel in kernels.items():
         of_it = [t for t in trial.tallies if t.kernel == name]

@@ -1,4 +1,7 @@
-"""What a model's results are held against: ATen's run and the float64 run of the same weights and inputs, each in a clean process."""
+"""The baseline of a model's results: ATen's run, and a float64 run of the same weights and inputs.
+
+Each runs in a clean process.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +14,23 @@ from opforge.models.compare import Compared, Size, compare, error_of, misleads
 from opforge.models.process import ModelError, ModelProcess
 
 _MOVES = range(1, 9)
-"""The ways in which weights and inputs are moved, to see ATen's own error several times."""
+"""Seeds of the perturbations of weights and inputs, to measure ATen's own error several times."""
 
 Say = Callable[[str], None]
 
 
 @dataclass
 class Standard:
-    """ATen's process and the float64 one, which have run the model."""
+    """The processes of ATen and of float64, which have run the model."""
 
     plain: ModelProcess
     exact: ModelProcess | None
-    """None where the model does not run in float64, or goes another way there."""
+    """None if the model does not run in float64, or takes another path there."""
     notes: list[str] = field(default_factory=list)
     _own: dict[str, Size] | None = None
 
     def drop_if_misleading(self) -> None:
-        """Do without the float64 run where its outputs are not those of the same model."""
+        """Drop the float64 run if its outputs are not those of the same model."""
         if self.exact is None:
             return
         for name, aten, exact in self._pairs():
@@ -40,7 +43,7 @@ class Standard:
                 return
 
     def compare(self, run: ModelProcess, say: Say) -> list[Compared]:
-        """Hold all results of a run with kernels against these, in order."""
+        """Compare all results of a run with kernels to this baseline, in order."""
         found = [self._compared(name, kernel, aten, exact) for name, kernel, aten, exact in self._triples(run)]
         if self._own is None and not all(c.right or c.fault for c in found):
             say("looking at ATen's own error several times")
@@ -63,7 +66,7 @@ class Standard:
         yield from zip(names, self.plain.tensors(names), self._exact_tensors(names), strict=True)
 
     def _exact_tensors(self, names: list[str]) -> Iterator[torch.Tensor | None]:
-        """Yield the float64 results by these names; None where it has none of the same shape."""
+        """Yield the float64 results by name; None if there is none of the same shape."""
         exact = self.exact
         shapes = {} if exact is None else {n: r.shape for n, r in exact.results.items()}
         usable = {n: None for n in names if shapes.get(n) == self.plain.results[n].shape}
@@ -72,7 +75,10 @@ class Standard:
             yield next(tensors) if name in usable else None
 
     def _own_errors(self) -> dict[str, Size]:
-        """Return ATen's largest error by name, over runs from moved weights and inputs; all runs are from the start afterwards."""
+        """Return ATen's largest error by name, over runs from perturbed weights and inputs.
+
+        Afterwards, all processes have run from the original ones again.
+        """
         own: dict[str, Size] = {}
         still = {} if self.exact is not None else {name: aten.clone() for name, aten, _ in self._pairs()}
         for move in _MOVES:
@@ -96,7 +102,7 @@ class Standard:
 
 
 def standard(plain: ModelProcess, exact: ModelProcess | None) -> Standard:
-    """Have both run, and return what results are held against; raises ModelError when ATen's does not."""
+    """Run both and return the baseline; raises ModelError if ATen's run fails."""
     plain.run()
     made = Standard(plain, exact)
     if exact is not None:

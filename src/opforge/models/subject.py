@@ -1,4 +1,4 @@
-"""Make the model that is to be run, inside a worker: its code is the user's."""
+"""Make the model to run, inside a worker: its code is the user's."""
 
 from __future__ import annotations
 
@@ -19,24 +19,27 @@ from opforge.traces.targets import Target as Traced
 
 
 class SubjectError(Exception):
-    """There is no model to run; the message says why."""
+    """There is no model to run; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A model with the inputs that it is run on."""
+    """A model and its inputs."""
 
     model: torch.nn.Module
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
     loss: Callable[[Any], torch.Tensor] | None = None
-    """Makes a number of the model's output, for training; None for one of our own."""
+    """Computes the loss from the model's output, for training; None for the default loss."""
     optimizer: Callable[[Any], torch.optim.Optimizer] | None = None
-    """Makes an optimizer of the model's parameters, for training; None for one of our own."""
+    """Makes an optimizer from the model's parameters, for training; None for the default."""
 
     @classmethod
     def of(cls, model: Any, inputs: Any, loss: Any = None, optimizer: Any = None) -> Subject:
-        """Return a subject of what the user's functions gave; inputs are a tuple, a dict of names, or one tensor."""
+        """Return a subject from the user's objects.
+
+        Inputs are a tuple, a dict by name, or one tensor.
+        """
         if not isinstance(model, torch.nn.Module):
             raise SubjectError(f"the model is {type(model).__name__}, not a torch.nn.Module")
         if loss is not None and not callable(loss):
@@ -55,9 +58,9 @@ class Subject:
 
 
 def load(target: Target, *, train: bool = False) -> Subject:
-    """Return the model and inputs that a target means; raises SubjectError with the reason when it gives none.
+    """Return the model and inputs of a target; raises SubjectError with the reason if it has none.
 
-    Another kind of model needs a branch here, and one in `target.find`, which says where its code is.
+    Another kind of model needs a branch here, and one in `target.find`, which locates its code.
     """
     if target.library:
         return _of_architecture(target, train=train)
@@ -72,7 +75,7 @@ def _of_architecture(target: Target, *, train: bool) -> Subject:
         made = make(Traced(target.library, target.architecture), settings)
     except OpforgeError as error:
         raise SubjectError(str(error)) from None
-    except BaseException as error:  # noqa: BLE001  # the border: it is other people's code
+    except BaseException as error:  # noqa: BLE001  # boundary: third-party code
         raise SubjectError(f"{target.name} could not be made: {describe_exception(error)}") from None
     return Subject(made.model, made.args, made.kwargs)
 
@@ -96,7 +99,7 @@ def _of_function(target: Target) -> Subject:
         sys.path.insert(0, target.folder)
     try:
         module = importlib.import_module(target.module)
-    except BaseException as error:  # noqa: BLE001  # the border: it is the user's code
+    except BaseException as error:  # noqa: BLE001  # boundary: user code
         raise SubjectError(f"{target.module} raised while it was imported: {describe_exception(error)}") from None
     function = getattr(module, target.function, None)
     if not callable(function):
@@ -114,5 +117,5 @@ def _of_function(target: Target) -> Subject:
 def _called(function: Callable[[], Any], what: str, path: Path) -> Any:
     try:
         return function()
-    except BaseException as error:  # noqa: BLE001  # the border: it is the user's code
+    except BaseException as error:  # noqa: BLE001  # boundary: user code
         raise SubjectError(f"{what} raised {describe_exception(error, path)}") from None

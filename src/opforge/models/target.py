@@ -1,4 +1,4 @@
-"""What model is meant by a word on the command line, found without running any of its code. Needs no torch."""
+"""Locate the model named on the command line, without running its code. Needs no torch."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _EXPECTED = (
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a model's code is."""
+    """The location of a model's code."""
 
     name: str
     """As the user wrote it."""
     file: str = ""
-    """Of a file with ``model`` and ``inputs``."""
+    """Path of a file with ``model`` and ``inputs``."""
     module: str = ""
     function: str = ""
     folder: str = ""
-    """Where its modules are imported from."""
+    """The folder its modules are imported from."""
     reads: str = ""
     """The file or package beside which a worker may read."""
     library: str = ""
-    """Of an architecture by name: a key of LIBRARIES."""
+    """For an architecture by name: a key of LIBRARIES."""
     architecture: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
-    """Of an architecture: how large it is, and in which dtype."""
+    """For an architecture: its size and dtype."""
 
     def wire(self) -> dict[str, Any]:
         return asdict(self)
@@ -47,9 +47,10 @@ class Target:
 
 
 def find(word: str, settings: Settings | None = None) -> Target:
-    """Return the model that a word means: ``FILE.py``, ``module:function``, or an architecture such as ``hf:BertModel``.
+    """Return the model named by ``FILE.py``, ``module:function`` or an architecture's name.
 
-    The settings say how large an architecture is; they are for those alone.
+    An architecture's name is such as ``hf:BertModel``. The settings give its size; they apply to
+    architectures only.
     """
     module, colon, function = word.partition(":")
     if module in LIBRARIES and function:
@@ -83,7 +84,7 @@ def _architecture(word: str, library: str, name: str, settings: Settings) -> Tar
 
 
 def _place_of(module: str) -> Path:
-    """Return the file or folder of a module's top-level package, looked for here and where Python looks."""
+    """Return the file or folder of a module's top-level package, searched here and on sys.path."""
     path: list[str] | None = [str(Path.cwd()), *sys.path]
     first: ModuleSpec | None = None
     parts = module.split(".")

@@ -1,4 +1,7 @@
-"""Run a model in float64 throughout: dtypes that it asks for by name are widened, and random draws stay those of the narrow run."""
+"""Run a model in float64 throughout.
+
+Dtypes that it requests by name are widened. Random draws stay those of the narrow run.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,11 @@ _OF_INTEGERS = ("randint", "randperm")
 
 
 class Wide(TorchDispatchMode):
-    """Widens every dtype that is asked for, so that nothing is rounded on the way."""
+    """Widens every requested dtype, so that nothing is rounded in between."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch imports its compiler when the first mode is made, which takes seconds
+        return False  # otherwise torch imports its compiler when the first mode is made, which takes seconds
 
     def __init__(self, narrow: torch.dtype) -> None:
         super().__init__()
@@ -34,14 +37,15 @@ class Wide(TorchDispatchMode):
         return widen(result) if func is torch.ops.aten.lift_fresh.default else result
 
     def _drawn(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Draw what the narrow run draws, and widen it."""
+        """Draw the narrow run's numbers and widen them."""
         if not _tensors([*args, *kwargs.values()]) and not func.__name__.startswith(_OF_INTEGERS):
             kwargs = {**kwargs, "dtype": kwargs.get("dtype") or _DEFAULT}
         if func is torch.ops.aten.native_dropout.default:
             _result, mask = func(*_each(args, self._narrowed), **kwargs)
             kept = args[1]
             return args[0] * mask * (1 / (1 - kept) if kept < 1 else 0.0), mask
-        names = {a.name for a in func._schema.arguments if a.alias_info and a.alias_info.is_write}  # noqa: SLF001  # torch has no public name
+        # torch has no public name for an operator's schema
+        names = {a.name for a in func._schema.arguments if a.alias_info and a.alias_info.is_write}  # noqa: SLF001
         given = {a.name: v for a, v in zip(func._schema.arguments, args, strict=False)} | kwargs  # noqa: SLF001
         narrowed = {n: _each(v, self._narrowed) for n, v in given.items()}
         result = (
@@ -58,7 +62,7 @@ class Wide(TorchDispatchMode):
 
 
 def narrowest(dtype: torch.dtype) -> bool:
-    """Whether there is a wider dtype, in which a model in this one is exact."""
+    """Whether there is a wider dtype, in which a model of this dtype is exact."""
     return wide_dtype(dtype) is not None
 
 

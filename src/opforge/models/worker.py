@@ -1,4 +1,7 @@
-"""The process in which a model runs, with kernels in place or without. It judges nothing: results go out as bytes, by number."""
+"""The process that runs a model, with or without kernels. It judges nothing and returns bytes.
+
+Results are addressed by number.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ from opforge.sandbox.worker import ALIGN, COUNTER, seals
 
 
 def serve(config: dict[str, Any], fds: list[int]) -> None:
-    """Answer requests until the judge hangs up."""
+    """Answer requests until the judge closes the channel."""
     channel_fd, arena_fd = fds
     arena = mmap.mmap(arena_fd, config["arena_bytes"])
     os.close(arena_fd)
@@ -39,7 +42,7 @@ def serve(config: dict[str, Any], fds: list[int]) -> None:
 
 
 class _Marking:
-    """Leaves the number of the kernel that is being run where the judge can read it, should this process die."""
+    """Writes the number of the running kernel where the judge can read it if this process dies."""
 
     def __init__(self, arena: mmap.mmap, names: list[str]) -> None:
         self._arena = arena
@@ -55,7 +58,7 @@ class _Marking:
 
 
 class _Timing:
-    """Adds up the time of calls by kernel; on a GPU each call is waited for."""
+    """Adds up the time of calls by kernel; on a GPU it synchronizes around each call."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
@@ -76,7 +79,7 @@ class _Timing:
 
 
 class ModelWorker:
-    """The loop, and what can be asked."""
+    """The request loop and its handlers."""
 
     def __init__(self, channel: Channel, arena: mmap.mmap, device: str, out_at: int, watch: Watch | None) -> None:
         self._channel = channel
@@ -99,7 +102,7 @@ class ModelWorker:
                 request = self._channel.receive()
                 reply = self._bordered(request)
                 if os.getpid() != self._pid:
-                    os._exit(0)  # a process that a kernel forked and that has come back to our code
+                    os._exit(0)  # forked by a kernel, and returned to our code
                 self._channel.send({**reply, **self._breaches()})
 
     def _bordered(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -107,7 +110,7 @@ class ModelWorker:
             return self._answer(request)
         except SubjectError as error:
             return {"error": str(error)}
-        except BaseException as error:  # noqa: BLE001  # the border: whatever a model or a kernel raises is its verdict
+        except BaseException as error:  # noqa: BLE001  # boundary: any error of a model or kernel is its verdict
             return {"raised": describe_exception(error, self._path), **self._counted()}
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -130,7 +133,7 @@ class ModelWorker:
                 raise ValueError(f"unknown request {unknown!r}")
 
     def _breaches(self) -> dict[str, Any]:
-        """Return what was done to this process, or tried, that is not allowed."""
+        """Return the forbidden things that were done or tried in this process."""
         found = [f"replaced {name}" for name in seals().broken()]
         if self._watch is not None and (tried := self._watch.take()) is not None:
             found.append(tried)
@@ -158,7 +161,7 @@ class ModelWorker:
         return self._execution
 
     def _install(self, kernels: list[dict[str, Any]]) -> dict[str, Any]:
-        """Put kernels in ATen's place; what cannot be loaded, and operators that are refused, are given back with reasons."""
+        """Install kernels in place of ATen's; return load errors and refused operators."""
         broken: dict[str, str] = {}
         refused: dict[str, str] = {}
         self._names = [kernel["name"] for kernel in kernels]
@@ -203,7 +206,7 @@ class ModelWorker:
         return rows
 
     def _time(self, calls: int) -> float:
-        """Return what a run takes, the mean of some in a row."""
+        """Return the mean time of some consecutive runs."""
         self._installation.observer = None
         execution = self._built
         execution.restore()
@@ -214,7 +217,10 @@ class ModelWorker:
         return (perf_counter_ns() - began) / calls
 
     def _profile(self, originals: list[list[str]] | None, runs: int) -> dict[str, Any]:
-        """Return the time by kernel of some runs; with ``originals``, that of ATen's own for operators, by the same names."""
+        """Return the time by kernel of some runs; with ``originals``, that of ATen's own kernels.
+
+        ATen's times are listed under the names of the kernels for the same operators.
+        """
         execution, installation = self._built, self._installation
         for kernel, op in originals or ():
             installation.put_original(op, kernel=kernel)
@@ -233,11 +239,14 @@ class ModelWorker:
         return {"profile": found}
 
     def _record(self, ops: list[str], start: int) -> dict[str, Any]:
-        """Run with ATen's own kernels and hand out the calls of some operators, from a number on, as many as there is room for."""
+        """Run with ATen's kernels and record calls of some operators, from ``start`` on.
+
+        Records as many calls as fit.
+        """
         recorder = CallRecorder(self._arena, self._out_at, start, self._device, lambda: self._built.learning)
         with Installation(self._device.type) as recording:
             for op in ops:
-                with suppress(RefusedError):  # then no kernel stands there either
+                with suppress(RefusedError):  # then no kernel is installed there either
                     recording.put(op, recorder.function(op, recording.original(op)), kernel="recorded")
             with recording.awake(awake=False):
                 self._built.during = recording.awake

@@ -1,4 +1,4 @@
-"""What an operator is: names, families, forms and schema facts, read from torchgen's own data."""
+"""Operators: their names, families, forms and schema facts, read from torchgen's own data."""
 
 from opforge.ops.custom import CustomOperator
 from opforge.ops.operator import Argument, Form, Operator

@@ -1,4 +1,4 @@
-"""Arguments with a default: which of them say what a result is, and what else they may be."""
+"""Alternative values for arguments, and which arguments with a default affect a result's values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from opforge.ops.operator import Argument
 
 _NOT_NUMBERS = frozenset({"layout", "device", "pin_memory", "generator", "memory_format", "non_blocking"})
-"""Arguments that say where or how a result is kept, not what it is."""
+"""Arguments that affect how or where a result is stored, but not its values."""
 _OF_TYPE: dict[str, list[Any]] = {
     "int": [0, 1, 2],
     "SymInt": [0, 1, 2],
@@ -15,18 +15,18 @@ _OF_TYPE: dict[str, list[Any]] = {
     "Scalar": [2, 0.5, 0],
 }
 _NO_BINARY_FRACTION = 0.1
-"""Another number in float32 than in float64."""
+"""A value that differs between float32 and float64."""
 _WINDOW = frozenset({"stride", "padding", "dilation"})
 _BEYOND_ANY_COUNT = 10_000
 
 
 def may_be_left_out(argument: Argument) -> bool:
-    """Whether an argument has a default and says what the result is."""
+    """Whether an argument has a default and affects the result's values."""
     return argument.default is not None and argument.name not in _NOT_NUMBERS and not argument.writes
 
 
 def other_values(argument: Argument) -> list[Any]:
-    """Return values that an argument may have instead of its default, as they stand in a JSON tree."""
+    """Return alternatives to an argument's default, as values of a JSON tree."""
     plain = argument.type.removesuffix("?")
     if argument.name == "correction":
         return [0, 2, _BEYOND_ANY_COUNT]
@@ -41,7 +41,7 @@ def other_values(argument: Argument) -> list[Any]:
 
 
 def other_required_values(argument: Argument, given: Any) -> list[Any]:
-    """Return values that an argument without a default may have instead of the one that it has."""
+    """Return alternatives to the given value of an argument without a default."""
     if argument.type in ("Scalar", "float"):
         return [_NO_BINARY_FRACTION] if isinstance(given, int | float) and not isinstance(given, bool) else []
     if argument.name in _WINDOW and isinstance(given, list) and len(given) > 1:

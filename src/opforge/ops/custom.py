@@ -1,4 +1,4 @@
-"""Operators that are not in ATen: what their cases show of them is all that is known."""
+"""Operators that are not in ATen, known only from their cases."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from opforge.ops.operator import Argument, Form, Operator
 
 _NAMESPACE = "custom::"
-"""Before a custom operator's base name, so that a rule of ATen's operator of that name never applies to it."""
+"""Prefix of a custom operator's base name, so rules for ATen's operators never apply to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CustomOperator(Operator):
-    """An operator of the user's own; its full name is the one that the user gave it, without an overload."""
+    """A user's own operator; its full name is the user's name, without an overload."""
 
     @property
     def name(self) -> str:
@@ -25,14 +25,14 @@ class CustomOperator(Operator):
 
     @classmethod
     def of(cls, name: str, positional: int = 0, named: Iterable[str] = ()) -> CustomOperator:
-        """Return an operator whose calls have so many arguments by position, at most, and these by name."""
+        """Return an operator with at most ``positional`` positional arguments and these names."""
         given = [_argument(f"args[{i}]") for i in range(positional)]
         given += [replace(_argument(n), kwarg_only=True) for n in named]
         base = f"{_NAMESPACE}{name}"
         return cls(base, "", f"{name}(...)", Form.FUNCTIONAL, base, tuple(given), (), composite=False, tags=frozenset())
 
     def drawing(self) -> CustomOperator:
-        """Return the operator as one whose results are drawn at random."""
+        """Return the operator marked as random."""
         return replace(self, tags=frozenset({"nondeterministic_seeded"}))
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 DEVICES = frozenset({"cpu", "cuda"})
-"""The devices that are asked about."""
+"""Devices for which kernels are looked up."""
 
 
 class Form(enum.StrEnum):
-    """How an operator gives its result."""
+    """How an operator returns its result."""
 
     FUNCTIONAL = "functional"
     INPLACE = "inplace"
@@ -35,7 +35,7 @@ class Argument:
 
     @property
     def required(self) -> bool:
-        """Whether a call must have it."""
+        """Whether a call must pass it."""
         return self.default is None
 
 
@@ -52,10 +52,10 @@ class Operator:
     arguments: tuple[Argument, ...]
     returns: tuple[Argument, ...]
     composite: bool
-    """CompositeImplicitAutograd: made of other operators, so autograd sees through it."""
+    """CompositeImplicitAutograd: composed of other operators, whose gradients autograd uses."""
     tags: frozenset[str]
     devices: frozenset[str] = DEVICES
-    """Those for which ATen has a kernel, by its own or made of other operators."""
+    """Devices for which ATen has a kernel, its own or a composite."""
 
     @property
     def name(self) -> str:
@@ -63,7 +63,7 @@ class Operator:
 
     @property
     def authority(self) -> str:
-        """Who says what the operator's answers are, as verdicts name it."""
+        """Source of the expected results, as named in verdicts."""
         return "ATen"
 
     @property
@@ -81,11 +81,11 @@ class Operator:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Return the names of the arguments that carry the operator's inputs: all but ``out`` ones."""
+        """Return the names of the operator's input arguments: all but ``out`` ones."""
         return tuple(a.name for a in self.arguments if not (self.form is Form.OUT and a.writes))
 
     def bind(self, args: Iterable[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments of a call by their names; those left to their defaults are absent."""
+        """Return the arguments of a call by name, without omitted defaults."""
         return {**{a.name: v for a, v in zip(self.arguments, args, strict=False)}, **kwargs}
 
     def as_json(self) -> dict[str, Any]:

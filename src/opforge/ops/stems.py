@@ -1,4 +1,4 @@
-"""What operators with names that are alike have in common."""
+"""Common stems of operator names."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _AROUND_FUNCTION = re.compile(r"^structured_|(?:_(?:outf?|cpu|cuda|symint|impl|s
 
 
 def stem(packet: str) -> str:
-    """Return what is left of a packet's name without the words for a library, a layout, a number of dimensions and the like."""
+    """Strip a packet's name of parts such as a library, a layout or a number of dimensions."""
     return packet if packet.endswith("_copy") else _BEHIND_STEM.sub("", _BEFORE_STEM.sub("", packet).lstrip("_"))
 
 
 def stem_of_function(name: str) -> str:
-    """Return the stem of the operator that a function of ATen's is for: ``structured_mm_out_cpu`` is for ``mm``."""
+    """Return the operator stem of an ATen function: ``structured_mm_out_cpu`` implements ``mm``."""
     return stem(_AROUND_FUNCTION.sub("", name))

@@ -1,4 +1,4 @@
-"""All operators of the installed torch, found by the names that people type. Needs no ``import torch``."""
+"""Look up operators of the installed torch by the names users type. Needs no ``import torch``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FORMAT = 3
 
 
 class OpTable:
-    """An index over operators: by overload name, by packet, by family. Operators are made when they are asked for."""
+    """Index of operators by overload, packet and family; creates operators on demand."""
 
     def __init__(self, rows: Sequence[dict[str, Any]]) -> None:
         self._rows: dict[str, dict[str, Any]] = {f"{row['base']}.{row['overload']}": row for row in rows}
@@ -36,7 +36,7 @@ class OpTable:
         return len(self._rows)
 
     def get(self, name: str) -> Operator | None:
-        """Return the overload of an exact ``base.overload`` name."""
+        """Return the overload with an exact ``base.overload`` name, or None."""
         return self._operator(name) if name in self._rows else None
 
     def _operator(self, name: str) -> Operator:
@@ -46,7 +46,10 @@ class OpTable:
         return made
 
     def resolve(self, name: str) -> Operator:
-        """Return the one overload that a name means: ``relu``, ``add.Tensor``, ``aten::add.out``, ``torch.ops.aten.mm.default``."""
+        """Resolve a name to one overload.
+
+        Accepts ``relu``, ``add.Tensor``, ``aten::add.out``, ``torch.ops.aten.mm.default``.
+        """
         short = strip_namespace(name)
         if short in self._rows:
             return self._operator(short)
@@ -59,7 +62,7 @@ class OpTable:
         return next((op for op in overloads if op.form is Form.FUNCTIONAL), overloads[0])
 
     def select(self, names: Iterable[str]) -> list[Operator]:
-        """Return what ``--ops`` means: a bare name is the whole packet with its families, a full name is one overload."""
+        """Resolve ``--ops``: a bare name is a packet with its families, a full name an overload."""
         chosen: dict[str, Operator] = {}
         for name in names:
             short = strip_namespace(name)
@@ -77,15 +80,19 @@ class OpTable:
         return [self._operator(name) for name in self._by_family[op.family]]
 
     def packet(self, name: str) -> list[str]:
-        """Return the names of all overloads, in all their forms, of a packet; none when there is no such packet."""
+        """Return the names of a packet's overloads in all forms; empty for an unknown packet."""
         return self._by_packet.get(name) or self._by_base.get(name) or []
 
     def folder_of(self, op: Operator) -> str:
-        """Return the name of the folder in which a kernel for an operator is looked for."""
+        """Return the name of the folder searched for an operator's kernel."""
         return op.packet if op.packet in self._by_base else op.base
 
     def served_by(self, folder: str) -> tuple[list[Operator], list[Operator]]:
-        """Return what a kernel of a directory serves: its own family, then the packet's other overloads, which it may decline."""
+        """Return the operators served by the kernel in a folder.
+
+        The first list is its own family. The second is the packet's other overloads; it may decline
+        those.
+        """
         primary = self.resolve(folder)
         own = self.family(primary)
         if strip_namespace(folder) in self._rows:
@@ -101,13 +108,13 @@ class OpTable:
 
 
 def strip_namespace(name: str) -> str:
-    """Drop ``torch.ops.``, ``aten.`` and ``aten::`` from the front of an operator's name."""
+    """Remove the prefixes ``torch.ops.``, ``aten.`` and ``aten::`` from an operator's name."""
     return name.strip().removeprefix("torch.ops.").removeprefix("aten::").removeprefix("aten.")
 
 
 @cache
 def table() -> OpTable:
-    """Return the operators of the installed torch, from the cache when it has them."""
+    """Return the operators of the installed torch, from the cache if present."""
     path = cache_folder.root() / f"ops-{cache_folder.torch_version()}-{_FORMAT}.json"
     rows = cache_folder.read_json(path)
     if rows is None:

@@ -1,4 +1,4 @@
-"""Read every operator from torchgen's packaged native_functions.yaml. Slow (about a second): see ``table``."""
+"""Read all operators from torchgen's native_functions.yaml. Takes a second; see ``table``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read_operators() -> list[Operator]:
 
 
 def _devices(by_name: dict[Any, Any], indices: dict[Any, Any], function: Any) -> frozenset[str]:
-    """Return the devices for which an operator has a kernel; a structured one has that of its out form."""
+    """Return the devices with a kernel; a structured operator uses its out form's kernel."""
     from torchgen.model import DispatchKey
 
     if function.structured_delegate is not None:
@@ -49,7 +49,10 @@ def _devices(by_name: dict[Any, Any], indices: dict[Any, Any], function: Any) ->
 
 
 def _is_composite(by_name: dict[Any, Any], indices: dict[Any, Any], function: Any) -> bool:
-    """Say whether an operator is made of others on every device; some have a kernel of their own for common devices besides."""
+    """Whether an operator is composite on every device.
+
+    Operators that also have their own kernel for a common device do not count.
+    """
     from torchgen.model import DispatchKey
 
     own = by_name[function.structured_delegate] if function.structured_delegate is not None else function

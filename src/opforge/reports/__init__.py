@@ -1,1 +1,1 @@
-"""What a run looks like to a person or another program."""
+"""Reports of a run, for people and for other programs."""

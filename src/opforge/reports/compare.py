@@ -1,4 +1,4 @@
-"""Two runs held against each other, in words: for the terminal, for a pull request, as JSON, as JUnit."""
+"""Comparison of two runs: for the terminal, for a pull request, as JSON, as JUnit."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def show(console: Console, comparison: Comparison, share: float | None) -> None:
 
 
 def asked_text(share: float | None) -> str:
-    """Say what counts as a regression."""
+    """Return what counts as a regression."""
     return "wrong or gone" if share is None else f"wrong, gone or surely more than {share * 100:g} % slower"
 
 
 def verdict(comparison: Comparison, share: float | None) -> str:
-    """Say whether there is a regression."""
+    """Return whether there is a regression, and where."""
     worse = comparison.regressions(share)
     if not worse:
         return f"no regression: nothing is {asked_text(share)}"
@@ -77,7 +77,7 @@ def _cells(d: Difference) -> tuple[str, str, str, str]:
 
 
 def _details(d: Difference) -> Iterator[str]:
-    """Yield what is to be known of one operator beside its row."""
+    """Yield the details of one operator beside its row."""
     for verdict_, reason, case in d.reasons[:_SHOWN_CASES]:
         yield f"{verdict_}: {one_line(reason)}  in  {one_line(case, 160)}"
     if d.failing > _SHOWN_CASES and d.reasons:
@@ -100,7 +100,7 @@ def _where(comparison: Comparison) -> str:
 
 
 def _notes(comparison: Comparison) -> Iterator[str]:
-    """Yield how much can be told, and what else has changed."""
+    """Yield how much the comparison can show, and what else has changed."""
     yield _counts(comparison)
     yield from (f"{name} {text}" for name, text in _scores(comparison))
     if comparison.raced:
@@ -226,7 +226,10 @@ def _ratio(ratio: Ratio) -> dict[str, float]:
 
 
 def as_junit(comparison: Comparison, share: float | None) -> Iterator[str]:
-    """Yield a comparison as JUnit: a test for each that has changed, which fails where that is a regression, and one for the whole."""
+    """Yield a comparison as JUnit: one test for the whole, and one for each change.
+
+    The test of a change fails if it is a regression.
+    """
     worse = {d.unit for d in comparison.regressions(share)}
     cases = [
         junit.TestCase(

@@ -1,4 +1,7 @@
-"""A run as JSON for whoever writes the kernels: scores, operators, what failed and how, times. Of bounded length, however many cases there are."""
+"""A run as JSON for kernel authors: scores, operators, failures, times.
+
+Its length is bounded, however many cases there are.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +18,20 @@ _MOST_GROUPS = 40
 _MOST_CASES = 3
 _MOST_TIMES = 40
 _NUMBERS = re.compile(r"\[[\d, ]*\]|-?\d[\d.e+-]*")
-"""What may differ between reasons that are one: numbers, and positions in tensors."""
+"""Parts in which equal reasons may differ: numbers, and positions in tensors."""
 _FIGURES = ("phase", "kernel_error", "aten_error", "bound", "rtol", "atol")
 
 
 @dataclass
 class _Group:
-    """Cases of one operator that failed in the same way, their numbers aside."""
+    """Cases of one operator that failed for the same reason, apart from numbers in it."""
 
     op: str
     verdict: str
     reason: str
     count: int = 0
     cases: list[dict[str, Any]] = field(default_factory=list)
-    """The worst, with their own reasons."""
+    """The worst cases, each with its own reason."""
 
     def add(self, row: Mapping[str, Any]) -> None:
         self.count += 1
@@ -44,7 +47,7 @@ class _Group:
 
 
 def feedback(summary: Summary, rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what `opforge run --format json` says, and what a model is told of its kernel."""
+    """Return the output of `opforge run --format json`, which is also the feedback to a model."""
     groups: dict[tuple[str, str, str], _Group] = {}
     times: list[dict[str, Any]] = []
     declined = {op for op in summary.declined if op in summary.optional}
@@ -65,7 +68,7 @@ def feedback(summary: Summary, rows: Iterable[Mapping[str, Any]]) -> dict[str, A
 
 
 def operator_rows(summary: Summary) -> list[dict[str, Any]]:
-    """Return a row for each operator, those without a kernel too."""
+    """Return a row for each operator, also for those without a kernel."""
     rows: list[dict[str, Any]] = []
     declined = set(summary.declined)
     for _, tally in sorted(summary.operators.items()):
@@ -101,7 +104,7 @@ def operator_rows(summary: Summary) -> list[dict[str, Any]]:
 
 
 def _badness(case: Mapping[str, Any]) -> tuple[float, int]:
-    """Order cases: the largest error against what was allowed first, then the shortest to read."""
+    """Sort key of cases: the largest error relative to its bound first, then the shortest text."""
     error, bound = case.get("kernel_error"), case.get("bound")
     over = error / max(bound, 1e-300) if isinstance(error, int | float) and isinstance(bound, int | float) else 0.0
     return (-over if over == over else float("-inf"), len(case["case"]))  # noqa: PLR0124  # NaN is the worst

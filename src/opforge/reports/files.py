@@ -1,4 +1,4 @@
-"""The files of a finished run, written from its manifest and results: summary, table, failures, everything."""
+"""Files of a finished run, from its manifest and results: summary, table, failures, all rows."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _curve(summary: Summary) -> Iterator[str]:
 
 
 def _alarms(summary: Summary) -> Iterator[str]:
-    """Yield the section on what was faster than light: it stands first, for it is a fault of somebody's."""
+    """Yield the section on cases faster than the speed of light; a fault, so it comes first."""
     found = list(speed.alarm_lines(summary))
     if found:
         yield from ("## ALARM: faster than light", "")
@@ -106,7 +106,7 @@ def _alarms(summary: Summary) -> Iterator[str]:
 
 
 def _comparison(manifest: dict[str, Any], summary: Summary) -> Iterator[str]:
-    """Yield the table of custom operators' implementations, each beside the others of its operator."""
+    """Yield the table that compares the implementations of each custom operator."""
     rows = implementations.compared(manifest, summary)
     if not rows:
         return
@@ -122,7 +122,7 @@ def _comparison(manifest: dict[str, Any], summary: Summary) -> Iterator[str]:
 
 
 def _times(summary: Summary) -> Iterator[str]:
-    """Yield the table of speeds, and what is to be known of the machine that they were measured on."""
+    """Yield the table of speeds, and remarks on the machine that measured them."""
     timed = [t for _, t in sorted(summary.operators.items()) if t.times]
     if not timed:
         return
@@ -144,7 +144,7 @@ def _times(summary: Summary) -> Iterator[str]:
 
 
 def _asides(manifest: dict[str, Any], summary: Summary) -> Iterator[str]:
-    """Yield the sections on what is worth knowing beside the verdicts."""
+    """Yield the sections with further facts beside the verdicts."""
     tallies = [t for _, t in sorted(summary.operators.items())]
     hints = [(k["name"], k["hints"]) for k in manifest["plan"]["kernels"] if k.get("hints")]
     sections = {
@@ -169,7 +169,7 @@ def _asides(manifest: dict[str, Any], summary: Summary) -> Iterator[str]:
 
 
 def weak_text(summary: Summary) -> str:
-    """Say how many judged operators have cases that let mutants through."""
+    """Say how many judged operators have cases that let mutants pass."""
     return (
         f"{len(summary.weak_judged)} of {len(summary.judged)} judged operators have cases that let mutants of ATen through, "
         "so that passing them says less; see `opforge strength`."
@@ -177,7 +177,7 @@ def weak_text(summary: Summary) -> str:
 
 
 def verdict_text(verdicts: dict[str, int]) -> str:
-    """Say how many cases got which verdict, in the order of the verdicts' list."""
+    """Return the number of cases for each verdict, in the order of ``Outcome``."""
     return ", ".join(f"{verdicts[o.value]} {o.value}" for o in Outcome if verdicts.get(o.value)) or "none"
 
 
@@ -220,7 +220,7 @@ def _cell(value: speed.Cell) -> str:
 
 
 def _write_json_rows(path: Path, rows: Iterator[dict[str, Any]]) -> None:
-    """Write rows as one JSON array without holding them."""
+    """Write rows as one JSON array without keeping them in memory."""
     with path.open("w") as handle:
         handle.write("[")
         for number, row in enumerate(rows):

@@ -1,4 +1,4 @@
-"""What GitHub's workflows read: annotations on stdout, and the summary of a step."""
+"""Output for GitHub workflows: annotations on stdout, and the step summary."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from opforge.reports.speed import score_lines, speed_cell
 from opforge.runs.score import OperatorTally, Summary
 
 _MOST_ANNOTATIONS = 10
-"""GitHub shows no more of a kind in one step."""
+"""GitHub shows no more annotations of a kind per step."""
 _MOST_ROWS = 200
 _MOST_BYTES = 1_000_000
-"""GitHub takes a summary of 1 MiB."""
+"""Below GitHub's limit of 1 MiB for a summary."""
 
 
 def command(name: str, message: str, **properties: str) -> str:
-    """Return a workflow command; nothing in its parts can end it or begin another."""
+    """Return a workflow command; its parts are escaped so that none can end it or start another."""
     given = ",".join(f"{key}={_property(value)}" for key, value in properties.items() if value)
     return f"::{name}{' ' if given else ''}{given}::{_data(message)}\n"
 
@@ -34,7 +34,11 @@ def _property(text: str) -> str:
 
 
 def commands(manifest: dict[str, Any], summary: Summary, root: Path) -> Iterator[str]:
-    """Yield an error for each operator that is not right, at its kernel's file, alarms as warnings, and the scores as a notice."""
+    """Yield workflow commands for a run.
+
+    Operators that are not right are errors at their kernel's file, alarms are warnings, and the
+    scores are a notice.
+    """
     files = _files(manifest, root)
     wrong = [t for t in sorted(summary.judged, key=lambda t: t.unit) if not t.right]
     for tally in wrong[:_MOST_ANNOTATIONS]:
@@ -53,7 +57,7 @@ def commands(manifest: dict[str, Any], summary: Summary, root: Path) -> Iterator
 
 
 def _files(manifest: dict[str, Any], root: Path) -> dict[tuple[str, str], str]:
-    """Return the kernels' files as GitHub names them, relative to the repository; those outside of it have no name there."""
+    """Return the kernels' files relative to the repository; files outside of it are left out."""
     found = {}
     for kernel in manifest["plan"]["kernels"]:
         file = Path(kernel["file"] or "/")
@@ -69,7 +73,7 @@ def _reasons(tally: OperatorTally) -> str:
 
 
 def scores_text(summary: Summary) -> str:
-    """Say the scores in two lines."""
+    """Return the scores as text, first verdicts, then speeds."""
     scores = summary.scores()
     right = f"{scores['right']} of {scores['operators']} {summary.things} right, {scores['missing']} without a kernel"
     return "\n".join(
@@ -78,7 +82,7 @@ def scores_text(summary: Summary) -> str:
 
 
 def step_summary(manifest: dict[str, Any], summary: Summary) -> str:
-    """Return a run as Markdown for a step's summary: scores, then operators, those that are not right first."""
+    """Return a run as Markdown for a step summary: scores, then operators, failing ones first."""
     config = manifest["config"]
     lines = [f"## opforge: {code(config['backend'])} on {code(config['suite'])} ({config['device']})", ""]
     lines += [f"- {text}" for text in scores_text(summary).splitlines()]
@@ -96,12 +100,12 @@ def step_summary(manifest: dict[str, Any], summary: Summary) -> str:
 
 
 def append_step_summary(text: str) -> None:
-    """Add Markdown to the step's summary, where there is one (``GITHUB_STEP_SUMMARY``)."""
+    """Append Markdown to the step summary, if there is one (``GITHUB_STEP_SUMMARY``)."""
     if path := os.environ.get("GITHUB_STEP_SUMMARY"):
         with Path(path).open("a", encoding="utf-8") as handle:
             handle.write(text)
 
 
 def workspace() -> Path:
-    """Return the repository's folder in a workflow; elsewhere the working directory."""
+    """Return the repository's folder in a workflow, or else the working directory."""
     return Path(os.environ.get("GITHUB_WORKSPACE") or Path.cwd()).resolve()

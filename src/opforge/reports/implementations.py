@@ -1,4 +1,7 @@
-"""Implementations of one operator side by side: right or wrong, speed against the reference and against the fastest of them."""
+"""Implementations of one operator side by side.
+
+Shows verdicts, speed against the reference, and speed against the fastest of them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ class Implementation:
     tally: OperatorTally
     reference: str
     against_fastest: Ratio | None
-    """Its speed over that of the fastest right implementation; None for that one itself, and where nothing was timed."""
+    """Speed relative to the fastest right implementation.
+
+    None for the fastest one itself, and if nothing was timed.
+    """
     fastest: bool
 
     @property
@@ -29,7 +35,7 @@ class Implementation:
 
 
 def compared(manifest: dict[str, Any], summary: Summary) -> list[Implementation]:
-    """Return the implementations of custom operators, those of one operator together, the fastest first, wrong ones last."""
+    """Return the implementations by custom operator, the fastest first, wrong ones last."""
     references = {k["name"]: k["reference"] for k in manifest["plan"]["kernels"] if "reference" in k}
     by_op: dict[str, list[OperatorTally]] = {}
     for tally in summary.judged:
@@ -46,7 +52,7 @@ def _of_one(tallies: list[OperatorTally], references: dict[str, str]) -> Iterato
 
 
 def _beside(tally: OperatorTally, fastest: OperatorTally | None) -> Ratio | None:
-    """Return one's speed over the other's, where both were timed on the same cases."""
+    """Return the speed of one relative to the other, if both were timed on the same cases."""
     if fastest is None or tally is fastest or len(tally.times) != len(fastest.times):
         return None
     own, best = _speed(tally), _speed(fastest)

@@ -1,4 +1,4 @@
-"""JUnit's XML, written as it goes: a file of any number of cases takes no memory."""
+"""JUnit XML, written as a stream: memory use does not grow with the number of cases."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _NAME_LENGTH = 500
 class TestCase:
     """One line of a JUnit report."""
 
-    __test__ = False  # it is none of pytest's
+    __test__ = False  # not a pytest test class
 
     group: str
     name: str
     status: str = ""
-    """Empty for one that passed; else ``failure``, ``error`` or ``skipped``."""
+    """Empty if it passed; else ``failure``, ``error`` or ``skipped``."""
     kind: str = ""
     text: str = ""
 
@@ -39,7 +39,7 @@ class TestCase:
 
 
 def document(name: str, cases: Iterable[TestCase], counts: dict[str, int]) -> Iterator[str]:
-    """Yield a report; ``counts`` says how many tests, failures, errors and skipped ones it will hold."""
+    """Yield a report; ``counts`` gives the number of tests, failures, errors and skipped ones."""
     said = "".join(
         f" {what}={_attribute(str(counts.get(what, 0)))}" for what in ("tests", "failures", "errors", "skipped")
     )
@@ -52,7 +52,7 @@ def document(name: str, cases: Iterable[TestCase], counts: dict[str, int]) -> It
 
 
 def counted(cases: Iterable[TestCase]) -> dict[str, int]:
-    """Return how many tests there are, and of which kind."""
+    """Return the number of tests, in total and by status."""
     counts = dict.fromkeys(("tests", "failures", "errors", "skipped"), 0)
     names = {"failure": "failures", "error": "errors", "skipped": "skipped"}
     for case in cases:
@@ -63,7 +63,7 @@ def counted(cases: Iterable[TestCase]) -> dict[str, int]:
 
 
 def of_run(manifest: dict[str, Any], summary: Summary, rows: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """Yield the report of a run: a test for each verdict, and a skipped one for each operator without a kernel."""
+    """Yield a run as JUnit: a test per verdict, and a skipped one per operator without a kernel."""
     config = manifest["config"]
     declined = frozenset(summary.declined)
 
@@ -85,7 +85,7 @@ def _of_row(row: dict[str, Any], declined: frozenset[str]) -> TestCase:
 
 
 def _status(verdict: str, declined: bool) -> str:
-    """Return what a verdict is to JUnit; an overload that a kernel may decline, and declined whole, is skipped."""
+    """Return the JUnit status of a verdict; overloads that a kernel declined are skipped."""
     if declined:
         return "skipped"
     return "error" if verdict in (Outcome.ERROR, Outcome.CRASHED, Outcome.TIMED_OUT) else "failure"

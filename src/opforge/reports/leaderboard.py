@@ -1,4 +1,4 @@
-"""Many runs beside each other, in words: for the terminal, as Markdown, as JSON."""
+"""Leaderboard of many runs: for the terminal, as Markdown, as JSON."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _operator_rows(board: Board, word: Callable[[str], str]) -> list[list[str]]:
 
 
 def _cell(tally: OperatorTally | None) -> str:
-    """Say how an operator fares in a run."""
+    """Return the result of an operator in a run."""
     if tally is None:
         return "–"
     return (speed_cell(tally) or "right") if tally.right else f"{tally.passed}/{tally.total} passed"

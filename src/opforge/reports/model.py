@@ -1,4 +1,4 @@
-"""A model with kernels in place, on the terminal: what they did, whether results are right, times, and who is to blame."""
+"""Terminal report of a model with kernels installed: calls, results, times, kernels to blame."""
 
 from __future__ import annotations
 

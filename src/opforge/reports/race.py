@@ -1,4 +1,4 @@
-"""The races of one kernel on the terminal: a block for each case."""
+"""Timings of one kernel on the terminal: a block for each case."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LAUNCH_BOUND = "ATen's own time here is no more than the overhead of a launch, 
 
 
 def show(console: Console, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Print what the judge and the clock said of each case."""
+    """Print the verdict and the times of each case."""
     for row in rows:
         console.print(f"[bold]{words(row['case'])}[/bold]", soft_wrap=True)
         for line in _block(row):
@@ -47,7 +47,7 @@ def _block(row: Mapping[str, Any]) -> Iterator[str]:
 
 def _figures(row: Mapping[str, Any]) -> Iterator[str]:
     figures = {kind: row[kind] for kind in _KINDS if row.get(kind)}
-    if not figures:  # of an older run
+    if not figures:  # from an older run
         old = {"low": row["speedup_low"], "high": row["speedup_high"], "calls": row.get("calls_per_round")}
         figures = {row.get("timed", "call"): {**row, **old}}
     for kind, figure in figures.items():

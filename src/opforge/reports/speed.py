@@ -1,4 +1,4 @@
-"""Speeds in words and columns: what the terminal, the summary and the tables say of times, the same in all of them."""
+"""Text and columns for speeds, shared by the terminal, the summary and the tables."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ Cell = str | int | float | None
 
 
 def ratio_text(ratio: Ratio, digits: int = 3) -> str:
-    """Say a speedup with its interval."""
+    """Return a speedup with its interval."""
     return f"{ratio.value:.{digits}f} [{ratio.low:.{digits}f}, {ratio.high:.{digits}f}]"
 
 
 def share_text(share: Share) -> str:
-    """Say perf@p with its interval."""
+    """Return perf@p with its interval."""
     return f"perf@{share.p:g} {share.value:.2f} [{share.low:.2f}, {share.high:.2f}]"
 
 
 def performance_text(summary: Summary) -> str:
-    """Say the performance score and perf@p, or that nothing was timed."""
+    """Return the performance score and perf@p, or that nothing was timed."""
     speed, share = summary.speed, summary.share_at(summary.p)
     scored = "nothing timed (no performance cases of right kernels)" if speed is None else _times(summary, speed)
     if speed is None and any(t.times for t in summary.operators.values()):
@@ -30,7 +30,7 @@ def performance_text(summary: Summary) -> str:
 
 
 def score_lines(summary: Summary) -> Iterator[tuple[str, str]]:
-    """Yield the scores of speed, each with its title; what there is nothing of is left out, but for the first."""
+    """Yield the titles and texts of the speed scores; only the first is present without data."""
     yield "performance", performance_text(summary)
     if summary.call_speed is not None:
         yield "call times", _times(summary, summary.call_speed)
@@ -46,7 +46,7 @@ def score_lines(summary: Summary) -> Iterator[tuple[str, str]]:
 
 
 def _counts_text(summary: Summary) -> str:
-    """Say how many performance cases count, where that is not all of them."""
+    """Return how many performance cases count, if not all do."""
     scores = summary.scores()
     lost = scores["performance_cases"] - scores["timed_cases"]
     parts = {
@@ -59,20 +59,20 @@ def _counts_text(summary: Summary) -> str:
 
 
 def alarm_lines(summary: Summary) -> Iterator[tuple[str, str, str]]:
-    """Yield operator with kernel, alarm and case, of everything that was faster than light."""
+    """Yield operator with kernel, alarm and case, for cases faster than the speed of light."""
     for tally, timed in summary.alarms:
         yield f"{tally.op} ({tally.kernel})", timed.alarm, timed.case
 
 
 def machine_lines(summary: Summary) -> Iterator[str]:
-    """Yield what was noted of clocks and power, each once."""
+    """Yield each note on clocks and power once."""
     timed = sum(len(t.times) for t in summary.operators.values())
     for note, count in summary.machine.values():
         yield f"{note} (in {count} of {timed} timed cases)"
 
 
 def speed_cell(tally: OperatorTally) -> str:
-    """Say an operator's speedup; that of its launch-bound cases where it has no others, which `marks` then says."""
+    """Return an operator's speedup, or that of its launch-bound cases, which `marks` then shows."""
     speed, count = tally.speed, len(tally.counted)
     if speed is None:
         speed, count = tally.launch_speed, len(tally.launch_bound)
@@ -86,19 +86,19 @@ def call_cell(tally: OperatorTally) -> str:
 
 
 def light_cell(tally: OperatorTally) -> str:
-    """Say how much of the speed of light the kernel reaches, and in brackets ATen."""
+    """Return the kernel's percentage of the speed of light, with ATen's in brackets."""
     if tally.light is None:
         return ""
     return percent(tally.light) + ("" if tally.aten_light is None else f" ({percent(tally.aten_light)})")
 
 
 def percent(value: float) -> str:
-    """Say a percentage in two digits or more."""
+    """Return a percentage with at least two digits."""
     return f"{value:.2g}" if value < 10 else f"{value:.0f}"
 
 
 def marks(tally: OperatorTally) -> str:
-    """Say what sets an operator's times apart."""
+    """Return remarks on an operator's times: alarms, launch-bound cases, timing by events."""
     apart, alarms = len(tally.launch_bound), len(tally.alarms)
     events = sum(1 for t in tally.times if t.events) if tally.right else 0
     said = []
@@ -112,7 +112,7 @@ def marks(tally: OperatorTally) -> str:
 
 
 def operator_fields(tally: OperatorTally | None) -> dict[str, Cell]:
-    """Return an operator's speeds for tables and JSON; of one without a kernel, all empty."""
+    """Return an operator's speeds for tables and JSON; without a kernel, all are empty."""
     tally = tally or OperatorTally("")
     speed, launch, call = tally.speed, tally.launch_speed, tally.call_speed
     return {

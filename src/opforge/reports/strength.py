@@ -1,4 +1,4 @@
-"""The strength of a suite on the terminal: kill rates by mutant and by operator, and the survivors."""
+"""Strength of a suite on the terminal: kill rates by mutant and operator, and the survivors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAX_OPERATORS = 40
 
 
 def show(console: Console, strength: Strength) -> None:
-    """Print a measurement."""
+    """Print a suite's strength."""
     console.print(_mutants(strength))
     weak = strength.weak
     if weak:

@@ -1,4 +1,4 @@
-"""A run on the terminal: a table of operators, the reasons of what is not right, the scores."""
+"""A run on the terminal: a table of operators, the reasons for failures, the scores."""
 
 from __future__ import annotations
 
@@ -26,11 +26,14 @@ _SPEED_COLUMNS: dict[str, Callable[[OperatorTally], str]] = {
     "% light": speed.light_cell,
     "": speed.marks,
 }
-"""What is said of times, by the column's title; a column in which nothing stands is left out. Light is the kernel's, then ATen's."""
+"""Speed columns by title; empty columns are left out. Speed of light: the kernel's, then ATen's."""
 
 
 class PlainConsole(Console):
-    """Shows control characters as their numbers and emoji codes as they are: a kernel's words must not change what stands there."""
+    """Shows control characters as numbers, and emoji codes literally.
+
+    A kernel's text must not change what is shown.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(emoji=False, **options)
@@ -40,18 +43,18 @@ class PlainConsole(Console):
 
 
 def console_for_results() -> Console:
-    """Return a console on stdout; wide when nobody's window limits it."""
+    """Return a console on stdout; a wide one if it is not a terminal."""
     console = PlainConsole()
     return console if console.is_terminal else PlainConsole(width=_PLAIN_WIDTH)
 
 
 def words(text: str) -> str:
-    """Return a text that is not ours, to stand within a line of a console's markup."""
+    """Return untrusted text, escaped for a line of console markup."""
     return escape(line(text))
 
 
 def plain_table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
-    """Return a table of texts that are shown as they are, whatever stands in them."""
+    """Return a table of texts, escaped so that they are shown as they are."""
     table = Table(box=None, pad_edge=False)
     for title in titles:
         table.add_column(escape(title), overflow="fold")
@@ -110,7 +113,7 @@ def _table(manifest: dict[str, Any], tallies: list[OperatorTally]) -> Table:
 
 
 def _comparison(manifest: dict[str, Any], summary: Summary) -> Table:
-    """Return the table of custom operators: all implementations of one together."""
+    """Return the table of custom operators, with the implementations of each one together."""
     rows = implementations.compared(manifest, summary)
     cells: dict[str, Callable[[implementations.Implementation], str]] = {
         "× reference": lambda row: speed.speed_cell(row.tally),
@@ -129,7 +132,7 @@ def _comparison(manifest: dict[str, Any], summary: Summary) -> Table:
 
 
 def _titled(manifest: dict[str, Any], kernel: str) -> Table:
-    """Return a table with its first columns."""
+    """Return a table with its title and first columns."""
     config = manifest["config"]
     table = Table(
         title=f"{config['backend']} on {config['suite']} ({config['device']})",
@@ -148,7 +151,7 @@ def _first_cells(tally: OperatorTally) -> list[str]:
     colour = "green" if tally.right else "red"
     return [
         words(tally.op),
-        words(tally.kernel).replace("::", ":\\:"),  # a cell is folded: what would be a command must not begin a line
+        words(tally.kernel).replace("::", ":\\:"),  # cells are folded, and no line may begin with a command
         f"{tally.passed}/{tally.total}",
         f"[{colour}]{_verdicts(tally)}[/{colour}]",
     ]

@@ -1,4 +1,4 @@
-"""A trace in words."""
+"""Terminal summary of a trace."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LOSSES = 10
 
 
 def show(trace: Trace, written: Iterable[str]) -> None:
-    """Say how many calls a trace has, of which phases, and what could not be kept."""
+    """Print the number of calls in a trace, by phase, and the calls that were lost."""
     console = console_for_results()
     phases: Counter[str] = Counter()
     for call in trace.calls:

@@ -1,4 +1,4 @@
-"""What is in a trace, as a page of Markdown: its operators, its cases, and the models that they came from."""
+"""Markdown page on a trace: its operators, its cases, and the models that they come from."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from opforge.traces.file import Trace, TracedCall
 
 _NAMED = 3
-"""Of the models that made an operator's calls, those that are named."""
+"""Number of models to name for each operator."""
 
 
 def page(trace: Trace, path: Path, title: str = "The suite `torchbench`") -> str:

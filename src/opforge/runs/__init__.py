@@ -1,4 +1,4 @@
-"""A run: what to judge, doing it, keeping it, scoring it."""
+"""Runs: configure, execute, store and score."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ _HOMES = {"RunConfig": "config", "Summary": "score", "run": "conduct"}
 
 
 def __getattr__(name: str) -> Any:
-    """Load what is asked for when it is asked for: every command knows what a run is set to, and few of them do one."""
+    """Import names on first use: every command needs the run's settings, but few start a run."""
     if name not in _HOMES:
         raise AttributeError(f"module 'opforge.runs' has no attribute {name!r}")
     return getattr(import_module(f"opforge.runs.{_HOMES[name]}"), name)

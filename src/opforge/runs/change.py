@@ -1,8 +1,8 @@
-"""How much speed has changed between two runs, and how much of that is surely no chance.
+"""Change of speed between two runs, and its statistical significance.
 
-The interval of a timed case says how well one race knows its ratio. Two runs of the same kernel differ by more: another
-process, other memory, other neighbours on the machine. How much more is learnt from the kernels that have not changed from
-one run to the other, and a floor stands for it where there are too few of them.
+The interval of a timed case covers the error of one race. Two runs of the same kernel differ by
+more: another process, other memory, other load on the machine. This extra noise is estimated from
+the kernels that did not change between the runs; with too few of them, a floor is used.
 """
 
 from __future__ import annotations
@@ -17,42 +17,40 @@ from statistics import NormalDist
 from opforge.runs.speed import Ratio
 
 FALSE_ALARM = 0.01
-"""How often two runs of the same kernels may name anything at all as slower or faster."""
+"""Accepted probability that two runs of the same kernels report any change of speed."""
 CONTROLS = 8
-"""So many unchanged ones it takes to learn the noise between two runs from them."""
+"""Minimum number of unchanged kernels from which the noise between two runs is estimated."""
 FLOORS = {"device": 0.005, "call": 0.03}
-"""The least noise between two runs, as a standard deviation: of device times and of call times."""
+"""Minimum noise between two runs (standard deviation) of device times and of call times."""
 DRIFT = 0.2
-"""What part of a change in ATen's own time may be a change of the ratio: a busy core slows down two programs, and not alike."""
+"""Fraction of a change in ATen's own time that may be a change of the ratio.
+
+A busy core slows down two programs, but not equally.
+"""
 _Z95 = NormalDist().inv_cdf(0.975)
 _QUARTILE = NormalDist().inv_cdf(0.75)
-"""Half of all deviations of a normal distribution are larger than so many standard deviations."""
+"""Median absolute deviation of a normal distribution, in standard deviations."""
 _PLENTY = 200
-"""With more degrees of freedom Student's distribution is the normal one as far as it matters."""
+"""Above this many degrees of freedom, Student's distribution is treated as the normal one."""
 _MOST = 2.0
-"""Noise beyond a factor of seven is not looked for."""
+"""Upper limit of the noise search: a factor of seven."""
 
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """What two runs of the same kernel differ by beside the intervals of their races: a standard deviation of logarithms."""
+    """Noise between two runs beyond their races' intervals: a standard deviation of logarithms."""
 
     deviation: float
     outliers: tuple[float, ...] = ()
-    """How far the unchanged ones have moved, in standard deviations, the farthest first; none where there are too few to learn from."""
+    """Changes of the unchanged kernels in standard deviations, largest first; empty if too few."""
 
     @property
     def controls(self) -> int:
-        """Return from how many unchanged ones it was learnt; 0 where it is the floor."""
+        """Return the number of unchanged kernels it was estimated from; 0 if it is the floor."""
         return len(self.outliers)
 
     def sure(self, tests: int, *, among: bool = False) -> float:
-        """Return how many standard deviations a change must have, for none of so many tests to be a false alarm.
-
-        Student's distribution says so for noise that is normal. Noise of a busy machine is not: so a change must also be
-        larger than those of the unchanged ones, all of them where there are not hundreds. ``among`` is for one that is
-        among them itself.
-        """
+        """Return how many standard deviations a change needs to be no false alarm in all tests."""
         share = FALSE_ALARM / max(1, tests)
         normal = student(1 - share / 2, min(max(self.controls, CONTROLS) - 1, _PLENTY))
         if not self.outliers:
@@ -62,9 +60,9 @@ class Noise:
 
 
 def noise_of(controls: Sequence[Ratio], floor: float) -> Noise:
-    """Return the noise that makes half of the unchanged ones deviate by as much as half of them should.
+    """Return the noise that makes the median deviation of the unchanged kernels the expected one.
 
-    The median is not moved by a few that did change, in something that their source does not show.
+    The median is robust to a few that did change in a way their source does not show.
     """
     if len(controls) < CONTROLS:
         return Noise(floor)
@@ -76,18 +74,21 @@ def noise_of(controls: Sequence[Ratio], floor: float) -> Noise:
 
 
 def _moved(changes: Iterable[Ratio], noise: float) -> list[float]:
-    """Return how far changes are from none, in standard deviations."""
+    """Return the distances of changes from none, in standard deviations."""
     return [abs(math.log(c.value)) / math.hypot(_deviation(c), noise) for c in changes]
 
 
 def _deviation(change: Ratio) -> float:
-    """Return the standard deviation on the side on which there would be no change."""
+    """Return the standard deviation on the side towards no change."""
     end = change.high if change.value < 1 else change.low
     return abs(math.log(change.value / end)) / _Z95
 
 
 def drifted(change: Ratio, before_us: float | None, after_us: float | None) -> Ratio:
-    """Return a change with its 95 % interval widened by what ATen's own time says: where that differs, so did the machine."""
+    """Return a change with its 95 % interval widened by the change in ATen's own time.
+
+    A change in ATen's time means that the machine differed.
+    """
     if not before_us or not after_us:
         return change
     drift = DRIFT * abs(math.log(after_us / before_us)) * _Z95
@@ -97,7 +98,10 @@ def drifted(change: Ratio, before_us: float | None, after_us: float | None) -> R
 
 
 def widened(change: Ratio, noise: Noise, tests: int, *, among: bool = False) -> Ratio:
-    """Return a change with an interval that holds for all of so many tests at once, noise between runs included."""
+    """Return a change with an interval that holds for all tests at once.
+
+    The interval includes the noise between runs.
+    """
     sure = noise.sure(tests, among=among)
     below = math.hypot(math.log(change.value / change.low) / _Z95, noise.deviation) * sure
     above = math.hypot(math.log(change.high / change.value) / _Z95, noise.deviation) * sure
@@ -106,7 +110,10 @@ def widened(change: Ratio, noise: Noise, tests: int, *, among: bool = False) -> 
 
 @functools.cache
 def student(share: float, freedom: int) -> float:
-    """Return the value below which Student's distribution lies with a share above a half: noise that was learnt from few is not known well."""
+    """Return the quantile of Student's distribution for a share above a half.
+
+    It accounts for the error of noise that was estimated from few kernels.
+    """
     low, high = 0.0, 1e6
     while high - low > 1e-9 * max(1.0, high):
         middle = (low + high) / 2
@@ -115,7 +122,7 @@ def student(share: float, freedom: int) -> float:
 
 
 def _student_below(value: float, freedom: int) -> float:
-    """Return the share of Student's distribution below a value, by its finite series."""
+    """Return the cumulative share of Student's distribution below a value, by its finite series."""
     angle = math.atan2(value, math.sqrt(freedom))
     sine, square = math.sin(angle), math.cos(angle) ** 2
     odd = freedom % 2

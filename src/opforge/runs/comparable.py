@@ -1,4 +1,4 @@
-"""Whether runs can be held against each other: the same cases on the same device."""
+"""Whether runs are comparable: the same cases on the same device."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from opforge.runs.store import read_manifest
 
 
 class IncomparableError(RunDirectoryError):
-    """Two runs that say nothing of each other."""
+    """Two runs that are not comparable."""
 
 
 def finished_manifest(path: Path) -> dict[str, Any]:
-    """Return the manifest of a run that has come to its end."""
+    """Return the manifest of a finished run."""
     manifest = read_manifest(path)
     if "finished" not in manifest:
         raise RunDirectoryError(
@@ -25,26 +25,26 @@ def finished_manifest(path: Path) -> dict[str, Any]:
 
 
 def device_name(manifest: Mapping[str, Any]) -> str:
-    """Return what a run was made on: the device's kind, and the name that its maker gave it."""
+    """Return the device of a run: its kind and its vendor name."""
     kind = str(manifest["config"]["device"]).partition(":")[0]
     name = manifest.get("machine", {}).get("name")
     return f"{kind} ({name})" if name else kind
 
 
 def suite_words(manifest: Mapping[str, Any]) -> str:
-    """Say which cases a run was on."""
+    """Describe the cases of a run."""
     plan = manifest["plan"]
     name = plan.get("suite", manifest["config"]["suite"])
     return f"{name}, {plan['operators']} operators, digest {plan.get('suite_digest', 'unknown (of an older opforge)')}"
 
 
 def key(manifest: Mapping[str, Any]) -> tuple[str, str]:
-    """Return what runs must share to be comparable: the suite's digest and the device."""
+    """Return the keys that comparable runs share: the suite's digest and the device."""
     return str(manifest["plan"].get("suite_digest", "")), device_name(manifest)
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
-    """Yield why two runs cannot be compared; nothing where they can."""
+    """Yield the reasons why two runs cannot be compared."""
     digests = key(one)[0], key(other)[0]
     if digests[0] != digests[1] or not digests[0]:
         yield f"the cases differ: {suite_words(one)}; and {suite_words(other)}"
@@ -57,7 +57,7 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[st
 
 
 def remarks(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what else differs between two runs that can be compared, and may be the reason of what has changed."""
+    """Yield other differences between comparable runs that may explain a change."""
     for name in ("torch", "triton", "python", "opforge"):
         mine, theirs = one["versions"].get(name), other["versions"].get(name)
         if mine != theirs:

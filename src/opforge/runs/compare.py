@@ -1,4 +1,4 @@
-"""Hold one run against another: operators that became wrong, right, slower, faster, that appeared or disappeared."""
+"""Compare two runs: operators that became wrong, right, slower or faster, came or went."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KEPT_REASONS = 5
 
 
 class Became(enum.StrEnum):
-    """What has become of an operator."""
+    """The kinds of change of an operator."""
 
     WRONG = "wrong"
     DISAPPEARED = "disappeared"
@@ -36,27 +36,27 @@ class Became(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CaseChange:
-    """A timed case whose speed has surely changed."""
+    """A timed case with a significant change of speed."""
 
     case: str
     before: Ratio
     after: Ratio
     change: Ratio
-    """The speed after over the speed before, with its widened interval."""
+    """New speed over old speed, with its widened interval."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """How fast an operator was and is, over the cases that were timed in both runs."""
+    """An operator's old and new speed, over the cases timed in both runs."""
 
     before: Ratio
     after: Ratio
     change: Ratio
-    """The speed after over the speed before; its interval holds for all operators and cases at once."""
+    """New speed over old speed; the interval holds for all operators and cases at once."""
     cases: int
     slower: tuple[CaseChange, ...] = ()
     faster: tuple[CaseChange, ...] = ()
-    """Single cases that have surely changed."""
+    """Single cases with a significant change."""
 
     @property
     def surely_slower(self) -> bool:
@@ -67,31 +67,31 @@ class Speeds:
         return self.change.low > 1 or bool(self.faster)
 
     def slower_by(self, share: float) -> bool:
-        """Whether the operator, or one of its cases, surely has lost more than such a share of its speed."""
+        """Whether the operator, or one of its cases, surely lost more than a share of its speed."""
         return any(c.high < 1 - share for c in (self.change, *(s.change for s in self.slower)))
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One operator, or kernel where those are scored apart, that has changed."""
+    """A changed operator, or kernel if those are scored separately."""
 
     unit: str
     became: Became
     before: str
-    """In words: ``right``, ``2 of 9 wrong``, ``no kernel`` …"""
+    """A short description: ``right``, ``2 of 9 not right``, ``no kernel`` …"""
     after: str
     unchanged: bool
     """Whether its kernel's source is the same in both runs."""
     reasons: tuple[tuple[str, str, str], ...] = ()
-    """Verdict, reason and case of some that failed in the second run only."""
+    """Verdict, reason and case of some cases that failed only in the second run."""
     failing: int = 0
-    """How many cases fail in the second run only."""
+    """Number of cases that fail only in the second run."""
     speeds: Speeds | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two runs held against each other."""
+    """The comparison of two runs."""
 
     paths: tuple[str, str]
     manifests: tuple[dict[str, Any], dict[str, Any]]
@@ -100,23 +100,26 @@ class Comparison:
     remarks: tuple[str, ...]
     units: int
     raced: int
-    """Of how many it was asked whether they are slower or faster."""
+    """Number of operators or kernels tested for a change of speed."""
     tests: int
-    """How many means and single cases were asked whether they have changed."""
+    """Number of means and single cases tested for a change."""
     noise: dict[str, Noise]
-    """Between the runs, of ``operators`` and of ``cases``."""
+    """Noise between the runs, of ``operators`` and of ``cases``."""
     moved: tuple[str, Ratio] | None
-    """Of the kernels that are the same in both runs the one whose speed differs most, with its plain 95 % interval."""
+    """The unchanged kernel with the largest change of speed, with its plain 95 % interval."""
     things: str = "operators"
     unseen: float | None = None
-    """The share of its speed that one of them, in the middle, could have lost or won without being named."""
+    """The median share of speed that an operator could have lost or won without being reported."""
 
     def of(self, became: Became) -> list[Difference]:
-        """Return those that became so."""
+        """Return the differences of one kind."""
         return [d for d in self.differences if d.became is became]
 
     def regressions(self, share: float | None) -> list[Difference]:
-        """Return what is worse: wrong now, gone though it was right, or slower by more than a share if one is given."""
+        """Return regressions: wrong now, gone though correct before, or slower.
+
+        Slower means by more than ``share``, and counts only if a share is given.
+        """
         lost = [d for d in self.differences if d.became is Became.WRONG]
         lost += [d for d in self.differences if d.became is Became.DISAPPEARED and d.before == "right"]
         if share is not None:
@@ -126,7 +129,7 @@ class Comparison:
 
 @dataclass
 class Side:
-    """What is read of one run: its summary, the cases that are not right, and the times."""
+    """The data read from one run: its summary, its failed cases and its times."""
 
     manifest: dict[str, Any]
     summary: Summary
@@ -164,7 +167,7 @@ class Side:
 
 @dataclass
 class Raced:
-    """The speeds of all that is right and timed in both runs."""
+    """The speeds of all operators that are correct and timed in both runs."""
 
     speeds: dict[str, Speeds]
     noise: dict[str, Noise]
@@ -173,10 +176,10 @@ class Raced:
 
 
 def compare(before: Path, after: Path, *, unchanged: bool = False) -> Comparison:
-    """Hold a run against an earlier one; raises IncomparableError where that says nothing.
+    """Compare a run with an earlier one; raises IncomparableError if they are not comparable.
 
-    A kernel whose source is the same in both runs is what noise is learnt from, and not said to be slower or faster
-    unless ``unchanged`` asks for it.
+    Kernels with the same source in both runs are used to estimate noise. They are not reported as
+    slower or faster unless ``unchanged`` is set.
     """
     one, other = Side.read(before), Side.read(after)
     if found := list(differences(one.manifest, other.manifest)):
@@ -202,7 +205,10 @@ def compare(before: Path, after: Path, *, unchanged: bool = False) -> Comparison
 
 
 def same_source(one: Mapping[str, Any], other: Mapping[str, Any]) -> frozenset[str]:
-    """Return the operators and kernels whose source is the same in both runs; none where what runs them is another."""
+    """Return the operators and kernels with the same source in both runs.
+
+    Returns none if the versions of torch, Triton, NumPy or Python differ.
+    """
     if any(one["versions"].get(name) != other["versions"].get(name) for name in ("torch", "triton", "numpy", "python")):
         return frozenset()
     mine, theirs = _digests(one), _digests(other)
@@ -218,7 +224,7 @@ def _digests(manifest: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _difference(unit: str, one: Side, other: Side, same: bool, speeds: Speeds | None) -> Difference | None:
-    """Return what has become of one operator; None of one that is as it was, as far as anyone can tell."""
+    """Return the change of one operator; None if no change is significant."""
     before, after = one.served.get(unit), other.served.get(unit)
     was, now = one.wrong.get(unit, {}), other.wrong.get(unit, {})
     failing = [finding for key, finding in now.items() if key not in was]
@@ -242,7 +248,10 @@ def _difference(unit: str, one: Side, other: Side, same: bool, speeds: Speeds | 
 
 
 def held(one: Side, other: Side, same: frozenset[str], *, unchanged: bool) -> Raced:
-    """Return the speeds of all that is right and timed in both runs and may have changed, and the noise between the runs."""
+    """Return the speeds of operators that may have changed, and the noise between the runs.
+
+    The operators are those that are correct and timed in both runs.
+    """
     pairs = {unit: found for unit in sorted(one.times) if (found := list(_pairs(unit, one, other)))}
     changes = {
         unit: [change.drifted(over(b.speed, a.speed), a.aten_us, b.aten_us) for _, a, b in found]
@@ -263,7 +272,7 @@ def held(one: Side, other: Side, same: frozenset[str], *, unchanged: bool) -> Ra
 
 
 def _pairs(unit: str, one: Side, other: Side) -> Iterator[tuple[str, Timed, Timed]]:
-    """Yield the cases of an operator that were timed in both runs, in the same way, with both times."""
+    """Yield the cases of an operator timed in both runs by the same method, with both times."""
     right = [side.served.get(unit) for side in (one, other)]
     if not all(tally is not None and tally.right for tally in right):
         return
@@ -274,7 +283,7 @@ def _pairs(unit: str, one: Side, other: Side) -> Iterator[tuple[str, Timed, Time
 
 
 def _kind(pairs: Mapping[str, list[tuple[str, Timed, Timed]]]) -> str:
-    """Return of what the times are: of the device, if all are."""
+    """Return the kind of the times: ``device`` if all are device times, else ``call``."""
     times = [before.of_device for found in pairs.values() for _, before, _ in found]
     return "device" if times and all(times) else "call"
 

@@ -1,4 +1,4 @@
-"""The whole road once: suite, backend, plan, execution, store, summary."""
+"""A whole run: suite, backend, plan, execution, store, summary."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ from opforge.suites.finding import find_suite
 from opforge.suites.strength import known
 
 INPUTS = "inputs"
-"""The part of a run's folder with cases that were made for this run."""
+"""Subfolder of a run's folder for cases made for this run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A run that has come to its end."""
+    """A finished run."""
 
     store: RunStore
     manifest: dict[str, Any]
@@ -65,11 +65,14 @@ def run(
     suite: Suite | None = None,
     backend: Backend | None = None,
 ) -> Ended:
-    """Judge a backend on a suite, and keep everything in ``out``; both are the registered ones unless they are given."""
+    """Judge a backend on a suite and store everything in ``out``.
+
+    The suite and the backend are the registered ones unless given.
+    """
     config = config.checked()
     backend = backend or registry.load("backends", config.backend)(config.backend_options)
     suite = suite or find_suite(config.suite)
-    selected(config, suite)  # a misspelt operator is answered before anything is started
+    selected(config, suite)  # report a misspelt operator before starting anything
     if isinstance(backend, MakesKernels) and config.executor != "local":
         raise OpforgeError(
             f"backend {config.backend!r} has its kernels judged on this machine while it makes them, not with --executor {config.executor}; "
@@ -104,7 +107,7 @@ def run(
 
 
 def load_cases(config: RunConfig, suite: Suite, progress: Progress = silent) -> LoadedSuite:
-    """Return the cases of a suite that makes them in the sandbox, to be looked at and not to be run."""
+    """Return the cases of a suite that makes them in the sandbox, to list them without running."""
     server = start_server(config.device, confined=config.confine)
     try:
         with tempfile.TemporaryDirectory(prefix="opforge-inputs-") as folder:
@@ -115,7 +118,7 @@ def load_cases(config: RunConfig, suite: Suite, progress: Progress = silent) -> 
 
 
 def _maker(config: RunConfig, server: ForkServer, out: Path) -> Make:
-    """Return what makes inputs in the sandbox; what confinement holds is found out when it is asked for."""
+    """Return a function that makes inputs in the sandbox; it probes the confinement when called."""
 
     def make(files: Mapping[str, Path], blob: Path, name: str, progress: Progress) -> dict[str, list[Case]]:
         confine = None
@@ -127,7 +130,7 @@ def _maker(config: RunConfig, server: ForkServer, out: Path) -> Make:
 
 
 def _kept(loaded: LoadedSuite, made: Path, kept: Path) -> LoadedSuite:
-    """Return a suite whose blobs, as far as they were made for this run, lie in the run's folder."""
+    """Return the suite with the blobs made for this run copied into the run's folder."""
     if made == kept or not any(made.iterdir()):
         return loaded
     shutil.copytree(made, kept)
@@ -143,9 +146,9 @@ def _made(
     server: ForkServer,
     progress: Progress,
 ) -> Plan:
-    """Have a backend make its kernels, judged as often as it likes, and plan with what it has made."""
+    """Let a backend make its kernels, judged as often as it likes, and plan with the results."""
     manifest = store.manifest()
-    _same_sources(manifest, suite)  # before anything is made of what has changed
+    _same_sources(manifest, suite)  # before any kernel is made from changed files
     if manifest["config"].get("generation") != config.generation:
         store.update_manifest(config={**manifest["config"], "generation": config.generation})
     nothing = _plan_row(config, Plan(suite, (), tuple(suite.cases)))
@@ -153,7 +156,7 @@ def _made(
     with JudgingService(config, server, suite, confine, manifest.get("peaks")) as judging:
         backend.make(Workshop(config, suite, store.path, manifest, judging, progress, lambda: store.forget(nothing)))
     plan = make_plan(config, backend, suite)
-    if not store.manifest()["plan"]["kernels"]:  # else it is taken up again after they were made
+    if not store.manifest()["plan"]["kernels"]:  # otherwise the run is resumed after the kernels were made
         store.update_manifest(plan=_plan_row(config, plan))
     return plan
 
@@ -186,7 +189,7 @@ def _judge(plan: Plan, store: RunStore, executor: Executor, progress: Progress) 
     try:
         executor.execute(Work(plan, jobs, emit, store.path, manifest, progress, judging))
     except BaseException:
-        with contextlib.suppress(OSError, OpforgeError):  # what has ended the run is to be told
+        with contextlib.suppress(OSError, OpforgeError):  # the error that ended the run takes precedence
             _proofs(plan, store, manifest, finished=False)
         raise
     store.update_manifest(finished=_now(), scores=summary.scores(), proofs=_proofs(plan, store, manifest))
@@ -194,7 +197,7 @@ def _judge(plan: Plan, store: RunStore, executor: Executor, progress: Progress) 
 
 
 def _proofs(plan: Plan, store: RunStore, manifest: dict[str, Any], *, finished: bool = True) -> dict[str, Any]:
-    """Write the proofs of the kernels that were judged beside their files; what cannot be written is told."""
+    """Write proofs of the judged kernels beside their files; report those not writable."""
     raising = {
         case.id for job in plan.jobs for part in job.parts for case in part.cases if case.expect is Expect.RAISES
     }
@@ -204,7 +207,7 @@ def _proofs(plan: Plan, store: RunStore, manifest: dict[str, Any], *, finished: 
 
 
 def _peaks(config: RunConfig, plan: Plan, executor: Executor, progress: Progress) -> dict[str, Any] | None:
-    """Return the device's measured peaks if anything is to be timed; measuring them takes seconds, once."""
+    """Return the device's measured peaks if anything is timed; measuring takes seconds, once."""
     if not plan.performance:
         return None
     progress(f"peaks of {config.device}", 0, 1)
@@ -231,7 +234,7 @@ def _same_kernels(manifest: dict[str, Any], plan: Plan) -> None:
 
 
 def _same_sources(manifest: dict[str, Any], suite: LoadedSuite) -> None:
-    """Refuse to go on with cases or references other than those that the run was begun with."""
+    """Refuse to resume with changed cases or references."""
     for file, digest in manifest["plan"].get("sources", {}).items():
         if suite.sources.get(file) != digest:
             raise RunDirectoryError(f"{file} has changed since the run was begun; start a new run with --out")
@@ -273,7 +276,7 @@ def _plan_row(config: RunConfig, plan: Plan) -> dict[str, Any]:
 
 
 def _weak(config: RunConfig, plan: Plan) -> dict[str, Any]:
-    """Return which of the operators to be judged have cases that let mutants through, and how that is known."""
+    """Return the judged operators whose cases let mutants pass, and the origin of that data."""
     measured = known(config.suite, config.device, config.dtypes)
     if measured is None:
         return {"origin": "", "ops": {}}
@@ -293,7 +296,7 @@ def _kernel_row(job: Job) -> dict[str, Any]:
 
 
 def _hints(kernel: Kernel) -> list[str]:
-    """Return what is worth a look in a kernel's source; none when it cannot be read, which its verdicts will say."""
+    """Return hints on a kernel's source; none if it cannot be read, as its verdicts will say."""
     if kernel.file is None:
         return []
     look = native_hints if is_native(kernel.file) else hints

@@ -1,4 +1,4 @@
-"""What a user asks of a run, as one value that goes into the manifest and comes back from it."""
+"""The settings of a run, stored in its manifest and read back from it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RunConfig:
     implementations: dict[str, str] = field(default_factory=dict)
     custom_ops_root: str = "custom_ops"
     p: float = 1.0
-    """The speedup that counts for perf@p."""
+    """The speedup threshold of perf@p."""
     timeout_s: float = 60.0
     memory_gib: float = 8.0
     workers: int = 2
@@ -39,17 +39,17 @@ class RunConfig:
     """Whether kernels are kept from network, files and other processes."""
     executor: str = "local"
     ray_address: str = ""
-    """Of a cluster that runs already; empty to have Ray started on this machine."""
+    """Address of a running cluster; empty to start Ray on this machine."""
     topn: int | None = None
     sample: int | None = None
     profile: str | None = None
     max_mib: float | None = None
-    """These four as in ``Choice``."""
+    """The last four fields are those of ``Choice``."""
     generation: dict[str, Any] = field(default_factory=dict)
-    """How kernels are made, for a backend that makes them; see `opforge.generate.settings`."""
+    """Generation settings, for a backend that makes kernels; see `opforge.generate.settings`."""
 
     def checked(self) -> RunConfig:
-        """Return the settings, or say which is out of its range."""
+        """Return the settings with absolute paths; raises if one is out of range."""
         for name, value, least in (
             ("--timeout", self.timeout_s, 0.1),
             ("--memory-gib", self.memory_gib, 0.25),
@@ -84,7 +84,10 @@ class RunConfig:
 
     @property
     def memory_bytes(self) -> int | None:
-        """Return what a kernel's process may take; there is no limit with a GPU, whose driver maps more than there is."""
+        """Return the memory limit of a kernel's process.
+
+        There is none with a GPU: its driver maps more than the memory that exists.
+        """
         return int(self.memory_gib * (1 << 30)) if self.device == "cpu" else None
 
     def as_json(self) -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""The local executor: N judges, each with its own worker, fed from one queue of jobs, to which jobs may be added at any time.
+"""Local executor: N judges, each with its own worker, fed from one queue of jobs.
 
-What is timed is got ready by all judges at once, and then timed case by case while all others wait.
+Jobs may be added at any time. All judges prepare their timed cases in parallel, then time them one
+at a time while the others wait.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ ROLES = {
 }
 _BATCH = 96
 _SLACK_S = 180.0
-"""What a judge may take beyond its kernel's own time limit before it is held to hang in ATen."""
+"""Time beyond the kernel's own limit before a judge counts as hung in ATen."""
 
 Emit = Callable[[list[dict[str, Any]]], None]
 
@@ -45,19 +46,23 @@ def nothing() -> None:
 
 
 def _not_told(_ops: str) -> None:
-    """Take no notice of what is being judged."""
+    """Ignore the names of the operators being judged."""
 
 
 def confined(config: RunConfig, folder: Path, manifest: dict[str, Any]) -> dict[str, Any] | None:
-    """Return what judges need to confine workers, which may not see a run's folder; None where they are not to."""
+    """Return the judges' settings for confining workers; None if confinement is off.
+
+    Workers may not see the run's folder.
+    """
     held = not manifest["confinement"]["missing"]
     return {"run": str(folder.resolve()), "held": held} if config.confine else None
 
 
 def start_server(device: str, roles: Mapping[str, str] = ROLES, *, confined: bool = True) -> ForkServer:
-    """Return the warm server that OPFORGE_SERVER names, or a new one, which imports torch while the caller goes on.
+    """Return the warm server that OPFORGE_SERVER names, or start a new one.
 
-    Kernels that are not confined get a server of their own: they could spoil a warm one for the runs after theirs.
+    A new one imports torch while the caller goes on. Unconfined kernels get their own server: they
+    could corrupt a warm one for later runs.
     """
     settings = device_settings(device)
     if confined and (path := os.environ.get(SERVER_VARIABLE)) and (server := warm.connect(path, settings)) is not None:
@@ -66,31 +71,31 @@ def start_server(device: str, roles: Mapping[str, str] = ROLES, *, confined: boo
 
 
 def device_settings(device: str) -> dict[str, str]:
-    """Return the variables that a fork server needs for a kind of device: without a GPU, Triton runs in its interpreter."""
+    """Return the fork server's variables for a device; without a GPU, Triton runs interpreted."""
     return {"TRITON_INTERPRET": "1"} if device == "cpu" else {}
 
 
 @dataclass
 class _Task:
-    """A job on its way, with what is left of it and how large its batches are."""
+    """A queued or running job: its remaining cases and its batch size."""
 
     job: Job
     emit: Emit
     ended: Callable[[], None] = nothing
-    """Called when all of it has been judged."""
+    """Called when all its cases have been judged."""
     racing: bool = False
-    """Whether it is timed, and so must have the machine to itself in the end."""
+    """Whether it is timed, and so needs exclusive use of the machine in the end."""
     batch: int = _BATCH
     plain: frozenset[str] = frozenset()
-    """Cases that are judged as they stand only: ATen itself was lost on one of their hostile forms."""
+    """Cases judged without hostile variants, because ATen itself crashed or hung on one of them."""
     suspect: _Task | None = None
-    """For a task that has ATen run a case with no kernel attached: the task whose judge was lost on that case."""
+    """On a task that runs a case with ATen alone: the task whose judge was lost on that case."""
     lost: str = ""
     """How that judge ended."""
     waiting: dict[Key, Case] = field(default_factory=dict)
 
     def start(self) -> None:
-        """List what is waiting; not before it is needed, as there may be many tasks with the same cases."""
+        """List the remaining cases; done late, as many tasks may share the same cases."""
         self.waiting = {self.key(p.op, c.id, c.phase): c for p in self.job.parts for c in p.cases}
 
     def key(self, op: str, case_id: str, phase: str) -> Key:
@@ -106,7 +111,7 @@ class _Task:
 
     @property
     def place(self) -> list[int]:
-        """Return the number of the first case that waits among those of its operator, and how many those are."""
+        """Return the index of the first remaining case and the case count of its operator."""
         part, number = self._first
         return [number, len(part.cases)]
 
@@ -117,14 +122,17 @@ class _Task:
         return next((part, number) for part, number, one in found if one == key)
 
     def aten_alone(self, lost: str) -> _Task:
-        """Return the task to have ATen run the case on which a judge was lost, in the same variants, with no kernel attached."""
+        """Return a task that runs a lost judge's case with ATen alone, in the same variants."""
         part, number = self._first
         job = replace(self.job, parts=(replace(part, cases=[part.cases[number]]),))
         return replace(self, job=job, suspect=self, lost=lost, ended=nothing, waiting={})
 
 
 class _Turn(Enum):
-    """How a judge stands that has something to time. All get it ready at once; then they time it one after the other, while all wait."""
+    """Timing state of a judge.
+
+    All judges prepare at once. Then they time one after the other, while all others wait.
+    """
 
     NONE = "gets something ready"
     READY = "waits for its turn"
@@ -134,7 +142,7 @@ class _Turn(Enum):
 
 @dataclass
 class _Lane:
-    """A judge's process and what it is doing."""
+    """A judge process and its current task."""
 
     pid: int
     channel: Channel
@@ -143,26 +151,29 @@ class _Lane:
     task: _Task | None = None
     heard: float = 0.0
     gpu: str = ""
-    """The only one that it sees, of several."""
+    """The one GPU visible to it, if there are several."""
 
 
 _SAID = {"ready": _Turn.READY, "raced": _Turn.RACED}
-"""What a judge says that waits to be told to go on."""
+"""Messages after which a judge waits for permission to continue."""
 
 
 def heading(job: Job, case: Case) -> dict[str, Any]:
-    """Return the fields with which the line of a verdict begins."""
+    """Return the leading fields of a verdict's line."""
     return {"op": case.op, "kernel": job.kernel.name, "case": case.args, "source": case.source}
 
 
 def _without_inputs(job: Job, case: Case) -> dict[str, Any]:
-    """Return the line of a case whose inputs could not be made: it is not the kernel's fault, and it is not right."""
+    """Return the line of a case whose inputs could not be made.
+
+    It is not the kernel's fault, but the case is not correct either.
+    """
     finding = Finding(Outcome.ERROR, f"its inputs could not be made: {case.lost}")
     return {**heading(job, case), "id": case.id, "phase": case.phase.value, **finding.row()}
 
 
 class LocalExecutor:
-    """Runs a plan's jobs on this machine."""
+    """Runs the jobs of a plan on this machine."""
 
     def __init__(
         self,
@@ -175,7 +186,11 @@ class LocalExecutor:
         keep: bool = False,
         gpus: Sequence[str] = (),
     ) -> None:
-        """``keep`` lets the judges live on for what is executed next; ``close`` ends them then. ``gpus`` are those to be shared out, if several."""
+        """Create an executor.
+
+        ``keep`` keeps the judges alive for the next execution, until ``close``. ``gpus`` are the
+        GPUs to share out, if there are several.
+        """
         self._config = config
         self._keep = keep
         self._gpus = gpus or ("",)
@@ -195,9 +210,10 @@ class LocalExecutor:
         return self._server.spawner
 
     def execute(self, plan: Plan, jobs: list[Job], judging: Callable[[str], None] = _not_told) -> None:
-        """Judge all jobs; every case gets its verdict through ``emit``. What is timed comes last, one case at a time on a device.
+        """Judge all jobs and emit a verdict for every case.
 
-        ``judging`` is told now and then which operators are being judged.
+        Timed cases come last, one at a time per device. ``judging`` is called now and then with the
+        names of the operators being judged.
         """
         self.use(plan.suite)
         self._emit(
@@ -214,11 +230,14 @@ class LocalExecutor:
                     judging(", ".join(names))
 
     def use(self, suite: LoadedSuite) -> None:
-        """Give the judges that are started from now on the stored tensors of a suite."""
+        """Give judges started from now on the stored tensors of a suite."""
         self._blobs = {name: str(path) for name, path in suite.blobs.items()}
 
     def add(self, job: Job, phase: Phase, emit: Emit, ended: Callable[[], None] = nothing) -> None:
-        """Put what a job has of one phase on the queue; races are run before what waits, when what is being judged has ended."""
+        """Queue the cases of one phase of a job.
+
+        Races run before other queued tasks, once the running tasks have ended.
+        """
         task = _Task(job.of(phase), emit, ended, racing=phase is Phase.PERFORMANCE)
         if not task.job.parts:
             ended()
@@ -226,21 +245,21 @@ class LocalExecutor:
         self._queue(racing=task.racing).append(task)
 
     def listen(self, source: socket.socket, heard: Callable[[], None]) -> None:
-        """Have a turn end when something else is to be heard."""
+        """Also watch a socket during each turn; ``heard`` is called when it is readable."""
         self._selector.register(source, selectors.EVENT_READ, heard)
 
     @property
     def busy(self) -> bool:
-        """Whether anything is being judged, or waits for it."""
+        """Whether anything is running or queued."""
         return bool(self._lanes or self._races or self._tasks)
 
     @property
     def at_work(self) -> int:
-        """How many judges there are now."""
+        """Number of running judges."""
         return len(self._lanes)
 
     def turn(self, timeout_s: float = 1.0) -> None:
-        """Start judges for what waits, and hear what those at work have to say."""
+        """Start judges for queued tasks and handle messages from running ones."""
         self._staff()
         self._call_up()
         for key, _events in self._selector.select(timeout=timeout_s):
@@ -251,14 +270,14 @@ class LocalExecutor:
         self._end_hung()
 
     def stop(self) -> None:
-        """End all judges, whatever they are at."""
+        """Stop all judges, whatever they are doing."""
         for lane in list(self._lanes):
             self._forget(lane)
             self._spawner.stop(lane.pid)
         self.close()
 
     def close(self) -> None:
-        """End the judges that were kept."""
+        """Stop the judges kept for reuse."""
         while self._idle:
             lane = self._idle.pop()
             lane.channel.close()
@@ -268,7 +287,7 @@ class LocalExecutor:
         return self._races if racing else self._tasks
 
     def _staff(self) -> None:
-        """Have as many judges as there may be. What is timed waits for all else to end."""
+        """Start as many judges as allowed. Timed tasks wait for all others to end."""
         racing = bool(self._races)
         if any(lane.racing is not racing or lane.turn is _Turn.RACING for lane in self._lanes):
             return
@@ -277,7 +296,7 @@ class LocalExecutor:
             self._next(self._lane(racing=racing))
 
     def _call_up(self) -> None:
-        """When all judges have got ready what is to be timed, let one on each device time it; when all have, let them go on."""
+        """Let one judge per device time once all have prepared; go on once all have timed."""
         if any(lane.turn is _Turn.NONE for lane in self._lanes):
             return
         busy = {lane.gpu for lane in self._lanes if lane.turn is _Turn.RACING}
@@ -290,7 +309,7 @@ class LocalExecutor:
                 self._tell(lane, _Turn.NONE)
 
     def _tell(self, lane: _Lane, turn: _Turn) -> None:
-        """Let a judge that waits go on."""
+        """Let a waiting judge continue."""
         lane.turn, lane.heard = turn, time.monotonic()
         try:
             lane.channel.send({"go": True})
@@ -298,7 +317,7 @@ class LocalExecutor:
             self._lost(lane, "")
 
     def _lane(self, *, racing: bool) -> _Lane:
-        """Return a judge that sees the GPU with the fewest others on it: one that was kept, or a new one."""
+        """Return a judge on the GPU with the fewest judges: a kept one or a new one."""
         gpu = min(self._gpus, key=[lane.gpu for lane in self._lanes].count)
         kept = next((lane for lane in self._idle if lane.gpu == gpu), None)
         if kept is None:
@@ -329,7 +348,7 @@ class LocalExecutor:
         return _Lane(pid, ours, gpu=gpu)
 
     def _next(self, lane: _Lane) -> None:
-        """Give a judge something to do, if there is something of its kind; what is timed waits for the others to end."""
+        """Give a judge the next task of its kind, if any; timed tasks wait for others to end."""
         queue = self._queue(racing=lane.racing)
         if not queue or (self._races and not lane.racing):
             self._rest(lane)
@@ -385,7 +404,10 @@ class LocalExecutor:
                 self._lost(lane, "hung")
 
     def _lost(self, lane: _Lane, how: str) -> None:
-        """A judge has gone. Go on case by case; on the case that does it, have ATen run alone, to see whose fault it is."""
+        """Handle a lost judge by continuing one case at a time.
+
+        When a single case kills the judge, run it with ATen alone to find out whose fault it is.
+        """
         status = self._spawner.stop(lane.pid).status
         self._forget(lane)
         task = lane.task
@@ -400,7 +422,10 @@ class LocalExecutor:
             self._go_on(task)
 
     def _acquit(self, task: _Task, ended: str) -> None:
-        """ATen alone does not come through a case: it is judged without hostile variants, or not at all where ATen dies of it as it stands."""
+        """Clear the kernel of a case that ATen alone does not survive.
+
+        The case is judged without hostile variants. If ATen dies even then, it is not judged.
+        """
         _kernel, op, case_id, phase = next(iter(task.waiting))
         if case_id not in task.plain:
             self._go_on(task, frozenset({case_id}))
@@ -410,7 +435,7 @@ class LocalExecutor:
         self._go_on(task)
 
     def _convict(self, task: _Task, ended: str) -> None:
-        """ATen alone comes through the case on which a judge was lost: that was the kernel's doing, and no more of it is run."""
+        """Blame the kernel for a lost judge: ATen alone survives the case. No more of it is run."""
         reason = f"the judge's process {ended} while it judged this kernel; with ATen alone it does not"
         row = Finding(Outcome.CRASHED, reason).row()
         for _kernel, op, case_id, phase in list(task.waiting):
@@ -418,14 +443,14 @@ class LocalExecutor:
         task.ended()
 
     def _go_on(self, task: _Task, plain: frozenset[str] = frozenset()) -> None:
-        """Judge what is left of a task one case at a time."""
+        """Judge the rest of a task one case at a time."""
         if (rest := task.rest(1, plain)) is not None:
             self._queue(racing=task.racing).appendleft(rest)
         else:
             task.ended()
 
     def _rest(self, lane: _Lane) -> None:
-        """A judge has nothing more to do."""
+        """Retire a judge that has nothing left to do."""
         lane.task = None
         self._selector.unregister(lane.channel)
         self._lanes.remove(lane)

@@ -1,4 +1,4 @@
-"""What an executor is to the rest of the house: it judges the jobs of a plan, on this machine or on many."""
+"""The executor interface: judge the jobs of a plan, on this machine or on a cluster."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from opforge.sandbox.client import ForkServer
 from opforge.suites.base import Progress
 
 Emit = Callable[[list[dict[str, Any]]], None]
-"""Takes the lines of verdicts as they come."""
+"""Receives verdict lines as they arrive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What an executor is given to do."""
+    """The input of an executor."""
 
     plan: Plan
     jobs: list[Job]
-    """What is left of the plan's."""
+    """The plan's jobs that are left to do."""
     emit: Emit
     folder: Path
-    """The run's, which no kernel may see."""
+    """The run's folder; no kernel may see it."""
     manifest: dict[str, Any]
-    """With what was found out of confinement and peaks."""
+    """Includes the probed confinement and the measured peaks."""
     progress: Progress
     judging: Callable[[str], None]
-    """Told now and then which operators are being judged."""
+    """Called now and then with the names of the operators being judged."""
 
 
 class Executor(Protocol):
-    """Where kernels are judged. Whatever it is, the verdicts are the same."""
+    """Judges kernels somewhere; the verdicts do not depend on where."""
 
     default_workers: int
-    """How many kernels are judged at once unless a user says so."""
+    """Number of kernels judged at once by default."""
     most_workers: int
 
     def __init__(self, config: RunConfig, server: ForkServer) -> None: ...
 
     def device_name(self) -> str:
-        """Return the name of the device that the run asks for; raises an error when it is not there."""
+        """Return the name of the requested device; raises if it is not available."""
         ...
 
     def confinement(self) -> dict[str, Any]:
-        """Return what kernels are kept from, where they are run."""
+        """Return the protections that hold where the kernels run."""
         ...
 
     def peaks(self) -> dict[str, Any]:
@@ -55,9 +55,9 @@ class Executor(Protocol):
         ...
 
     def execute(self, work: Work) -> None:
-        """Judge all jobs; every case gets its verdict, once."""
+        """Judge all jobs; every case gets exactly one verdict."""
         ...
 
     def close(self) -> None:
-        """End what was started, also in the middle of the work."""
+        """Stop everything that was started, even in the middle of the work."""
         ...

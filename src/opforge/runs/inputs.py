@@ -1,4 +1,4 @@
-"""Have users' files that make inputs run in the sandbox, from a process that itself imports no torch."""
+"""Run users' input generators in the sandbox, from a process that does not import torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from opforge.suites.base import Make, Progress
 
 
 def maker(config: RunConfig, server: ForkServer, confine: Mapping[str, Any] | None) -> Make:
-    """Return what makes cases of files such as ``gen_input.py``, with the limits that a run's kernels have."""
+    """Return a function that makes cases from files such as ``gen_input.py``.
+
+    It applies the limits of the run's kernels.
+    """
 
     def make(files: Mapping[str, Path], blob: Path, name: str, progress: Progress) -> dict[str, list[Case]]:
         ours, theirs = Channel.pair()

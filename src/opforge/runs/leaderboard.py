@@ -1,4 +1,4 @@
-"""Many runs beside each other: those on the same cases and device, ranked by a score."""
+"""Rankings of several runs on the same cases and device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from opforge.runs.speed import Ratio, geomean
 from opforge.runs.store import MANIFEST, read_rows
 
 ORDERS = ("correctness", "performance", "common", "perf_at_p", "coverage")
-"""The scores that a board can be ranked by."""
+"""The scores to rank by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,19 +22,19 @@ class Entry:
     """A run on a board."""
 
     name: str
-    """Its folder's."""
+    """The name of its folder."""
     path: str
     manifest: dict[str, Any]
     summary: Summary
     common: Ratio | None = None
-    """The geometric mean over the operators that every run of the board has right and timed."""
+    """The geometric mean over the operators that every run of the board has correct and timed."""
 
     @property
     def served(self) -> dict[str, OperatorTally]:
         return {t.unit: t for t in self.summary.judged}
 
     def score(self, order: str) -> Ratio | None:
-        """Return a score with its interval; what is counted and not measured has no width."""
+        """Return a score with its interval; counted scores have an interval of zero width."""
         if order == "common":
             return self.common
         if order == "performance":
@@ -48,25 +48,25 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """Runs on the same cases and device, the best first."""
+    """Runs on the same cases and device, best first."""
 
     suite: str
     digest: str
     device: str
     entries: tuple[Entry, ...]
     ranks: tuple[int, ...]
-    """One more than there are runs that are surely better: runs whose intervals overlap share a rank."""
+    """One more than the number of surely better runs: runs with overlapping intervals tie."""
     operators: tuple[str, ...]
-    """All that any of them has a verdict on or should have."""
+    """All operators that any of the runs has a verdict on or should have."""
     common: int
-    """How many operators every run has right and timed."""
+    """Number of operators that every run has correct and timed."""
     differing: str = ""
-    """What is not the same in all of its runs though it weighs: perf@p's p, or torch."""
+    """Relevant differences between the runs: the p of perf@p, or torch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leaderboard:
-    """All boards, that with most runs first, and the runs that are on none."""
+    """All boards, the one with most runs first, and the excluded runs."""
 
     boards: tuple[Board, ...]
     left_out: tuple[tuple[str, str], ...]
@@ -75,7 +75,7 @@ class Leaderboard:
 
 
 def leaderboard(folders: Iterable[Path], order: str = ORDERS[0]) -> Leaderboard:
-    """Return the boards of the runs in some folders, each a run's own or one that holds runs."""
+    """Return the boards of the runs in some folders; each folder is a run or holds runs."""
     if order not in ORDERS:
         raise OpforgeError(f"cannot rank by {order!r}; allowed: {', '.join(ORDERS)}")
     groups: dict[tuple[str, str], list[Entry]] = {}

@@ -1,4 +1,4 @@
-"""The executor for this machine, which is the default."""
+"""The default executor: this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from opforge.sandbox.confined import words_before
 
 
 def alike(names: list[str], visible: str | None) -> list[str]:
-    """Return which GPUs of a machine are of the same kind as its first, if there are several: a run is on one kind of device."""
+    """Return the GPUs of the same kind as the first, if there are several: a run uses one kind."""
     own = [word.strip() for word in visible.split(",")] if visible else list(map(str, range(len(names))))
     found = [own[number] for number, name in enumerate(names) if name == names[0]]
     return found if len(found) > 1 else []
@@ -43,7 +43,7 @@ class ThisMachine:
         return known_peaks(self._server.spawner, self._config.device).as_json()
 
     def execute(self, work: Work) -> None:
-        """Build what must be built, then judge."""
+        """Build native kernels, then judge."""
         config = self._config
         jobs = with_libraries(work.jobs, config.workers, work.progress, words_before if config.confine else unconfined)
         confine = confined(config, work.folder, work.manifest)
@@ -51,10 +51,10 @@ class ThisMachine:
         LocalExecutor(config, self._server, work.emit, confine, peaks, gpus=gpus).execute(work.plan, jobs, work.judging)
 
     def _gpus(self) -> list[str]:
-        """Return the GPUs to be shared out, as CUDA_VISIBLE_DEVICES names them; none where there is no choice."""
+        """Return the GPUs to share out, as in CUDA_VISIBLE_DEVICES; none if there is no choice."""
         if self._config.device != "cuda":
             return []
         return alike(probe.gpu_names(self._server.spawner), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
     def close(self) -> None:
-        """There is nothing that the server does not end."""
+        """Do nothing: closing the server ends everything."""

@@ -15,7 +15,10 @@ from opforge.suites.base import Progress
 
 
 def with_libraries(jobs: Iterable[Job], workers: int, progress: Progress, within: Within = unconfined) -> list[Job]:
-    """Return the jobs with a library for each kernel and reference that must be compiled, or with the reason why it has none."""
+    """Return the jobs with a library, or the reason why there is none, for each native source.
+
+    Kernels and references may both be native.
+    """
     jobs = list(jobs)
     files = dict.fromkeys(file for job in jobs for file in _files(job) if file and native.is_native(file))
     if not files:
@@ -45,7 +48,7 @@ def _with(job: Job, built: Mapping[str, tuple[str, str]]) -> Job:
 
 
 def library_of(file: Path, within: Within) -> tuple[str, str]:
-    """Return the library that a source becomes, or nothing and the reason."""
+    """Return the library built from a source, or an empty path and the reason."""
     try:
         return str(native.build(native.Unit.of_file(file), within=within).library), ""
     except native.BuildError as error:

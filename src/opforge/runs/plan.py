@@ -1,4 +1,4 @@
-"""What a run will do: every operator of the selection, its cases, and the kernel that serves it, if any."""
+"""The plan of a run: the selected operators, their cases, and the kernel for each, if any."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from opforge.suites.choosing import Choice
 from opforge.suites.finding import find_suite
 
 Key = tuple[str, str, str, str]
-"""Kernel, operator, case id and phase: within a run each is judged once."""
+"""Kernel, operator, case id and phase; judged once per run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,26 +38,26 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One kernel with all that it is judged on: what one worker process is for."""
+    """One kernel with all its cases: the work of one worker process."""
 
     kernel: Kernel
     parts: tuple[Part, ...]
     until: str = ""
-    """``rejected``: the first case that turns the kernel down is all that is asked for."""
+    """``rejected``: stop at the first case that rejects the kernel."""
     serves: tuple[str, ...] = ()
-    """The operators of the whole job, where this is a part of one."""
+    """The operators of the whole job, if this is only a part of it."""
 
     @property
     def count(self) -> int:
         return sum(len(part.cases) for part in self.parts)
 
     def of(self, phase: Phase) -> Job:
-        """Return the part of the job that is of one phase and can be run."""
+        """Return the part of the job in one phase that can be run."""
         parts = (replace(p, cases=[c for c in p.cases if c.phase is phase and not c.lost]) for p in self.parts)
         return replace(self, parts=tuple(p for p in parts if p.cases))
 
     def without(self, done: set[Key]) -> Job:
-        """Return what is left of the job when some cases have their verdict."""
+        """Return the job without the cases that already have a verdict."""
         parts = (
             Part(p.op, p.required, [c for c in p.cases if (self.kernel.name, p.op, c.id, c.phase) not in done])
             for p in self.parts
@@ -67,7 +67,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All jobs, and the operators that no kernel serves."""
+    """All jobs, and the operators without a kernel."""
 
     suite: LoadedSuite
     jobs: tuple[Job, ...]
@@ -85,17 +85,20 @@ class Plan:
 
     @property
     def judged_apart(self) -> bool:
-        """Whether each kernel is scored by itself: kernels of custom operators are, for several may serve one operator."""
+        """Whether each kernel is scored by itself: several kernels may serve a custom operator."""
         return any(job.kernel.reference is not None for job in self.jobs)
 
     @property
     def units(self) -> int:
-        """Return over how many the scores are: operators, or kernels where those are scored apart, with what has no kernel."""
+        """Return the denominator of the scores: the number of operators, or of kernels.
+
+        It counts kernels if those are scored separately. Operators without a kernel count too.
+        """
         return len(self.jobs) + len(self.missing) if self.judged_apart else len(self.suite.cases)
 
     @property
     def performance(self) -> tuple[str, ...]:
-        """Return the operators, or kernels, that are to be timed, those without a kernel too."""
+        """Return the operators, or kernels, to be timed, including operators without a kernel."""
         cases = self.suite.cases.items()
         ops = [op for op, those in cases if any(c.phase is Phase.PERFORMANCE for c in those)]
         if not self.judged_apart:
@@ -105,7 +108,7 @@ class Plan:
 
 
 def selected(config: RunConfig, suite: Suite) -> frozenset[str] | None:
-    """Return the full names of the operators that a configuration asks for; None for all. A misspelt one is answered."""
+    """Return the full names of the selected operators; None for all. A misspelt one raises."""
     if not config.ops:
         return None
     named = getattr(suite, "operators", None)  # see NamesItsOperators
@@ -122,7 +125,7 @@ def load_suite(
     make: Make | None = None,
     folder: Path | None = None,
 ) -> LoadedSuite:
-    """Return the suite's cases for a configuration; the suite is the registered one unless one is given."""
+    """Return the suite's cases for a configuration; the default suite is the registered one."""
     suite = suite or find_suite(config.suite)
     ops = selected(config, suite)
     if config.choice != Choice() and not getattr(suite, "weighted", False):
@@ -145,9 +148,7 @@ def load_suite(
 def make_plan(config: RunConfig, backend: Backend, suite: LoadedSuite) -> Plan:
     """Match a suite's operators with a backend's kernels."""
     kernels = backend.kernels(suite.cases)
-    if not kernels and not isinstance(
-        backend, MakesKernels
-    ):  # one that makes kernels has reasons to tell when it has none
+    if not kernels and not isinstance(backend, MakesKernels):  # a backend that makes kernels reports why it has none
         raise NothingToJudgeError(
             f"backend {config.backend!r} implements none of the {len(suite.cases)} operators that suite {config.suite!r} selects"
             + "".join(f"; {remark}" for remark in getattr(backend, "remarks", ()))
@@ -159,7 +160,7 @@ def make_plan(config: RunConfig, backend: Backend, suite: LoadedSuite) -> Plan:
 
 
 def _remarks(config: RunConfig, backend: Backend) -> Iterable[str]:
-    """Say which folders and kernels of the selection are not judged, and why."""
+    """Report which folders and kernels of the selection are not judged, and why."""
     for stranger in getattr(backend, "strangers", ()):
         yield f"passed over: {stranger}"
     yield from getattr(backend, "remarks", ())

@@ -1,8 +1,10 @@
-"""What a run has proven of each kernel, kept beside its file: for which calls it is right, and at which sizes it is not slower.
+"""Proofs: for which calls a kernel is correct, and at which sizes it is not slower.
 
-An operator is proven for the dtypes of a call where some case with them passed and none failed; the ranges of ranks, sizes and extents and the
-layouts are those of the cases that passed. Nothing is proven of a kernel that cheated, crashed or hung anywhere. What failed is kept with the proof
-until the same case passes or the source is another: a smaller run must not prove what a larger one has found to be wrong.
+A proof is stored beside the kernel's file. A signature (the dtypes of a call) of an operator is
+proven if some case with it passed and none failed. The ranges of ranks, sizes and extents and the
+layouts are those of the passed cases. Nothing is proven about a kernel that cheated, crashed or
+hung anywhere. Failures are stored with the proof until the same case passes or the source changes:
+a smaller run must not prove what a larger run found to be wrong.
 """
 
 from __future__ import annotations
@@ -38,35 +40,35 @@ from opforge.runtime.proofs import FORMAT, read, signed
 from opforge.runtime.words import DEFAULT, Arguments, add_argument, argument_word, list_word, number_word
 
 NEVER = frozenset({"cheated", "crashed", "timed_out"})
-"""Verdicts after which nothing is proven."""
+"""Verdicts that void the whole proof."""
 _MOST_FAILED = 64
-"""Failed cases that are kept by name, for one operator and dtypes."""
+"""Maximum number of failed cases kept by name, per operator and signature."""
 _PATIENCE_S = 60.0
-"""How long another run may hold a proof."""
+"""Time to wait while another run holds the proof's lock."""
 _REACH = 2.0
-"""By which factor the smallest and the largest timed size speak for sizes beyond them."""
+"""Timings extrapolate by this factor below the smallest and above the largest timed size."""
 
 
 Ranges = list[list[int]]
-"""The least and the greatest extent of each dimension of a tensor, the last one first."""
+"""Minimum and maximum extent of each dimension of a tensor, last dimension first."""
 Extents = list[Ranges]
-"""The same of each tensor argument, or of all tensors of a list."""
+"""Ranges of each tensor argument, or of all tensors of a list argument."""
 _FILES = "files outside its folder"
-"""What a kernel must be kept from for a proof to be worth anything, as the probe calls it."""
+"""The probe's name for the protection without which proofs are worthless."""
 _ABSENT = object()
-"""In the place of an argument that is left out."""
+"""Placeholder for an omitted argument."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """What a proof says of the arguments of one case."""
+    """The arguments of one case, as a proof describes them."""
 
     signature: str
-    """The dtypes of its tensors, as the runtime writes them."""
+    """The dtypes of its tensors, in the runtime's notation."""
     slots: list[list[TensorSpec]]
-    """The tensors of each argument that takes some."""
+    """The tensors of each tensor argument."""
     others: dict[str, Any]
-    """Arguments that are no tensors, by name."""
+    """Non-tensor arguments by name."""
 
     @property
     def specs(self) -> list[TensorSpec]:
@@ -75,14 +77,14 @@ class _Call:
 
 @dataclass
 class _Group:
-    """The cases of one operator with the same dtypes that passed."""
+    """The passed cases of one operator and signature."""
 
     ranks: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     extents: Extents = field(default_factory=list)
     layouts: set[str] = field(default_factory=set)
     timed: list[tuple[int, bool]] = field(default_factory=list)
-    """Numbers of elements, with whether the kernel was not slower there."""
+    """Numbers of elements, with whether the kernel was not slower at that size."""
     arguments: Arguments = field(default_factory=dict)
 
     def add(self, call: _Call, row: Mapping[str, Any]) -> None:
@@ -116,7 +118,7 @@ class _Group:
 
 
 def _judged_extents(call: _Call, forms: Collection[str]) -> Iterator[Extents]:
-    """Yield the extents of each tensor argument, as the case stands and in its forms that have other ones."""
+    """Yield the extents of each tensor argument: of the case itself, then of its resized forms."""
     own = [[s.shape for s in slot] for slot in call.slots]
     yield _extents_of(own)
     if "empty" in forms:
@@ -128,7 +130,7 @@ def _judged_extents(call: _Call, forms: Collection[str]) -> Iterator[Extents]:
 
 
 def _enlarged(call: _Call, forms: Collection[str]) -> Iterator[list[tuple[int, ...]]]:
-    """Yield the shapes of all tensors in the large forms that passed."""
+    """Yield the shapes of all tensors in the enlarged forms that passed."""
     for form in LARGE_FORMS:
         if form in forms and (shapes := enlarged(form, [s.shape for s in call.specs])) is not None:
             yield shapes
@@ -139,7 +141,7 @@ def _extents_of(slots: Iterable[Iterable[Sequence[int]]]) -> Extents:
 
 
 def _wider_extents(before: Extents, now: Extents) -> Extents:
-    """Return what two judgements have proven together."""
+    """Return the union of two proven ranges."""
     none: Ranges = []
     return [_wider_ranges(one, other) for one, other in zip_longest(before, now, fillvalue=none)]
 
@@ -151,13 +153,19 @@ def _wider_ranges(one: Ranges, other: Ranges) -> Ranges:
 
 
 def not_slower(row: Mapping[str, Any]) -> bool:
-    """Whether a kernel may not be called slower than ATen: neither what the device does nor, on a GPU, what a caller waits for in a row of calls."""
+    """Whether a kernel is not measurably slower than ATen.
+
+    Checks the headline time and, on a GPU, also the call time of a caller in a row of calls.
+    """
     call = row.get("call") or {"high": row["speedup_high"]}
     return bool(row["speedup_high"] >= 1.0 and call["high"] >= 1.0)
 
 
 def ranges(timed: Iterable[tuple[int, bool]]) -> list[list[Any]]:
-    """Return ranges of sizes with whether a kernel is not slower there; a size speaks for those that are nearer to it than to the next."""
+    """Return size ranges with whether a kernel is not slower there.
+
+    Each timed size covers the sizes nearer to it than to the next timed size.
+    """
     worst: dict[int, bool] = {}
     for numel, good in timed:
         worst[numel] = worst.get(numel, True) and good
@@ -175,14 +183,14 @@ def ranges(timed: Iterable[tuple[int, bool]]) -> list[list[Any]]:
 
 @dataclass
 class _Judged:
-    """What a run says of one kernel, by operator and by the dtypes of a call."""
+    """The verdicts of a run on one kernel, by operator and signature."""
 
     kernel: Kernel
     passed: dict[str, dict[str, _Group]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(_Group)))
     failed: dict[str, dict[str, dict[str, str]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(dict)))
-    """Verdicts by the ids of cases."""
+    """Verdicts by case id."""
     right: set[tuple[str, str]] = field(default_factory=set)
-    """Operators and ids of cases that passed, those on which ATen raises too."""
+    """Operators and ids of passed cases, including those on which ATen raises."""
 
     def add(self, row: Mapping[str, Any], *, raises: bool) -> None:
         if row["verdict"] == "unsupported":
@@ -192,17 +200,17 @@ class _Judged:
             self.failed[row["op"]][call.signature][row["id"]] = row["verdict"]
             return
         self.right.add((row["op"], row["id"]))
-        if not raises and call.specs:  # without a tensor there is no dtype or size for which it could be proven
+        if not raises and call.specs:  # without a tensor there is no dtype or size to prove
             self.passed[row["op"]][call.signature].add(call, row)
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What has become of the proofs of a run's kernels."""
+    """The proofs written by a run."""
 
     paths: list[Path]
     remarks: dict[str, str]
-    """By kernel, why its proof is not written."""
+    """Why a kernel's proof was not written, by kernel."""
 
 
 def write_proofs(
@@ -213,11 +221,13 @@ def write_proofs(
     *,
     finished: bool = True,
 ) -> Written:
-    """Write a proof beside each kernel that was judged, or take away one that no longer holds; one that cannot be written is told, and stops no other.
+    """Write a proof beside each judged kernel, or remove one that no longer holds.
 
-    ``raising`` are the ids of cases in which ATen raises: they say nothing of the calls that it answers, unless they fail. A proof of the same
-    source, device and torch by an earlier run is widened. Of a run that was broken off, which is not ``finished``, only what failed is kept: nothing
-    is widened.
+    A proof that cannot be written is reported and does not stop the others. ``raising`` holds the
+    ids of cases in which ATen raises: they prove nothing about the calls that ATen answers, but
+    their failures count. A proof of the same source, device and torch from an earlier run is
+    widened. After an interrupted run (not ``finished``) only failures are kept, and nothing is
+    widened.
     """
     judged = {k.name: _Judged(k) for k in kernels if k.file is not None and k.reference is None}
     for row in rows:
@@ -228,10 +238,10 @@ def write_proofs(
         told = f"no proof is written: kernels could read the key with which proofs are signed ({_FILES} are not kept from them)"
         for one in judged.values():
             with contextlib.suppress(OSError):
-                if one.failed:  # what it says of before no longer holds
+                if one.failed:  # the existing proof no longer holds
                     proof_of(Path(one.kernel.file or "")).unlink(missing_ok=True)
         return Written([], {name: told for name, one in judged.items() if one.passed})
-    for name, one in sorted(judged.items(), key=lambda item: not item[1].failed):  # those that are void come first
+    for name, one in sorted(judged.items(), key=lambda item: not item[1].failed):  # void proofs first
         if not finished and not one.failed:
             continue
         file = Path(one.kernel.file or "")
@@ -250,7 +260,10 @@ def write_proofs(
 
 
 def _write(path: Path, judged: _Judged, manifest: Mapping[str, Any], *, finished: bool) -> bool:
-    """Write what is known of a kernel; whether there is anything to be written. Another run may be at the same file."""
+    """Write or remove a kernel's proof; return whether it was written.
+
+    The file is locked, as another run may write it too.
+    """
     lock = cache.root() / "locks" / f"{hashlib.sha256(os.fsencode(located(path))).hexdigest()[:16]}.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(lock, timeout=_PATIENCE_S):
@@ -263,7 +276,7 @@ def _write(path: Path, judged: _Judged, manifest: Mapping[str, Any], *, finished
 
 
 def _left(path: Path, judged: _Judged) -> str:
-    """Take away a proof beside which failures cannot be kept; say so where that fails too."""
+    """Remove a proof that cannot record its failures; if that fails too, say so."""
     if not judged.failed:
         return ""
     with contextlib.suppress(OSError):
@@ -298,7 +311,7 @@ def _proof(judged: _Judged, manifest: Mapping[str, Any], before: Any, *, finishe
 
 
 def _failed(before: Mapping[str, Any], judged: _Judged, *, finished: bool) -> dict[str, dict[str, Any]]:
-    """Return what is known to have failed: before, unless the same case has passed since, and now."""
+    """Return known failures: new ones, and earlier ones unless the same case has passed since."""
     failed: dict[str, dict[str, Any]] = {}
     for op in sorted({*before, *judged.failed}):
         old, new = before.get(op, {}), judged.failed.get(op, {})
@@ -315,9 +328,10 @@ def _failed(before: Mapping[str, Any], judged: _Judged, *, finished: bool) -> di
 
 
 def _bounded(cases: Mapping[str, str], before: Mapping[str, int]) -> dict[str, Any] | None:
-    """Return cases that failed, the gravest first, and how many there are beyond those that are kept by name; None for none.
+    """Return the failed cases, gravest first, and the counts beyond the limit; None if none.
 
-    Errors are not counted beyond: most are those of a kernel that cannot be loaded, which says nothing of its source, and no call is answered by one.
+    Errors beyond the limit are not counted. Most come from a kernel that cannot be loaded, which
+    says nothing about its source, and no call is answered by an error.
     """
     order = sorted(cases, key=lambda case: (cases[case] not in NEVER, cases[case] == "error"))
     beyond = Counter(cases[case] for case in order[_MOST_FAILED:] if cases[case] != "error")
@@ -326,7 +340,7 @@ def _bounded(cases: Mapping[str, str], before: Mapping[str, int]) -> dict[str, A
 
 
 def _wider(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
-    """Return what two runs have proven together; times are those of the later run that has any."""
+    """Return what two runs prove together; timings come from the later run that has any."""
     if before is None:
         return now
     wider: dict[str, Any] = {
@@ -345,14 +359,14 @@ def _wider(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]
 
 
 def _call(row: Mapping[str, Any]) -> _Call | None:
-    """Return what a proof says of a case's arguments; None for an operator that is not ATen's."""
+    """Return the arguments of a case as a proof describes them; None for operators outside ATen."""
     op = table().get(row["op"])
     if op is None:
         return None
     try:
         args, kwargs = parse_arguments(row["case"])
     except CaseSyntaxError:
-        return None  # its verdict says so
+        return None  # its verdict reports it
     given = op.bind(args, kwargs)
     values = [given.get(a.name) for a in op.arguments if "Tensor" in a.type]
     others = {a.name: _delivered(given.get(a.name, _ABSENT), a.type) for a in op.arguments if "Tensor" not in a.type}
@@ -368,7 +382,10 @@ def _word(value: Any) -> str:
 
 
 def _delivered(value: Any, type_: str) -> Any:
-    """Return what a kernel is given where a case has some value: torch makes lists of numbers, and 1.0 of 1, where the schema says so."""
+    """Return a case's value as the kernel receives it.
+
+    Following the schema, torch expands a number to a list and converts 1 to 1.0.
+    """
     if isinstance(value, list | tuple):
         return [_delivered(one, type_.partition("[")[0]) for one in value]
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -381,11 +398,11 @@ def _delivered(value: Any, type_: str) -> Any:
 
 
 def _name(value: Any) -> str:
-    """Return the name of a value that stands for one of torch's, as the runtime has it."""
+    """Return the name of a value that stands for a torch constant, in the runtime's notation."""
     if isinstance(value, Device):
         return ""
     if isinstance(value, TensorSpec):
-        return "tensor"  # where the schema has none: no call is like it
+        return "tensor"  # where the schema has no tensor: matches no call
     return DTYPES[value.short][0] if isinstance(value, Dtype) else str(value.name)
 
 

@@ -1,4 +1,4 @@
-"""Ask runs in SQL, by DuckDB: tables `results` and `runs`, as `opforge.runs.table` makes them."""
+"""Query runs in SQL with DuckDB; `opforge.runs.table` makes the tables `results` and `runs`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from opforge.runs import table
 
 
 def query(paths: Iterable[Path], sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Return the columns and rows that a query answers with."""
+    """Return the columns and rows of a query's result."""
     try:
         import duckdb  # an extra of its own, and large
     except ImportError:
@@ -21,7 +21,7 @@ def query(paths: Iterable[Path], sql: str) -> tuple[list[str], list[tuple[Any, .
         given = {"results": table.results(paths), "runs": table.runs(paths)}
         for name, data in given.items():
             connection.register("given", data)
-            connection.execute(f"CREATE TABLE {name} AS SELECT * FROM given")  # noqa: S608  # the names are ours
+            connection.execute(f"CREATE TABLE {name} AS SELECT * FROM given")  # noqa: S608  # constant names
             connection.unregister("given")
         try:
             answer = connection.execute(sql)

@@ -1,4 +1,4 @@
-"""One case of a run again: the same call with the same contents, and the kernel as it is now."""
+"""Repeat one case of a run: the same call and contents, with the current kernel."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """A case judged once more."""
+    """A repeated case."""
 
     before: dict[str, Any]
-    """The line of the run."""
+    """Its line in the run."""
     now: dict[str, Any]
-    """The line that the same case got now."""
+    """Its new line."""
     changed: tuple[str, ...]
-    """The files that are others than in the run: the kernel's, a reference, what makes inputs."""
+    """Files that changed since the run: the kernel, a reference, input generators."""
 
     @property
     def same(self) -> bool:
@@ -46,7 +46,10 @@ class Again:
 
 
 def reproduce(folder: Path, case: str, out: Path, *, kernel: str | None = None, progress: Progress = silent) -> Again:
-    """Judge one case of the run in ``folder`` again, into the new folder ``out``; its settings are those of the run."""
+    """Judge one case of the run in ``folder`` again, into the new folder ``out``.
+
+    Its settings are those of the run.
+    """
     manifest = read_manifest(folder)
     before = find_row(folder, case, kernel)
     judged = {k["name"]: k for k in manifest["plan"]["kernels"]}[before["kernel"]]
@@ -66,7 +69,7 @@ def reproduce(folder: Path, case: str, out: Path, *, kernel: str | None = None, 
 
 
 def find_row(folder: Path, case: str, kernel: str | None = None) -> dict[str, Any]:
-    """Return the line of a case, named by its id or the beginning of it; that must leave no choice."""
+    """Return the line of a case, named by its id or an unambiguous prefix of it."""
     found = [row for row in read_rows(folder) if case and row["id"].startswith(case)]
     if not found:
         raise OpforgeError(f"no case {case!r} in {str(folder)!r}; ids are in its results.jsonl and report.html")
@@ -85,20 +88,20 @@ def find_row(folder: Path, case: str, kernel: str | None = None) -> dict[str, An
 
 
 def _suite(config: RunConfig, row: dict[str, Any]) -> Suite:
-    """Return the run's suite; the cases of `opforge time` stand in its lines."""
+    """Return the run's suite; the cases of `opforge time` are read from its lines."""
     if config.suite == GivenSuite.name:
         return GivenSuite([performance_case(row["op"], row["case"])])
     return find_suite(config.suite)
 
 
 def _backend(config: RunConfig, kernel: dict[str, Any], op: str) -> Backend:
-    """Return the run's backend, with the implementation that was judged where there may be a newer one."""
+    """Return the run's backend, pinned to the judged implementation if there may be a newer one."""
     if config.backend == SingleBackend.name:
         return (
             SingleBackend.named(kernel["file"], op) if kernel["file"] is not None else SingleBackend.named(f"aten:{op}")
         )
     found = registry.load("backends", config.backend)
-    makes = hasattr(found, "make")  # its kernels were made in the run, and lie in a directory
+    makes = hasattr(found, "make")  # its kernels were made in the run and are stored in a directory
     if makes and "reference" in kernel:
         return CustomOpsBackend(BackendOptions(custom_ops_root=Path(kernel["file"]).parent.parent))
     if config.backend == DirectoryBackend.name or makes:
@@ -111,7 +114,7 @@ def _backend(config: RunConfig, kernel: dict[str, Any], op: str) -> Backend:
 
 
 class _OneCase:
-    """A suite of which one case is left."""
+    """A suite reduced to one case."""
 
     def __init__(self, suite: Suite, case: str, inputs: Path) -> None:
         self.name = suite.name
@@ -123,7 +126,7 @@ class _OneCase:
         return getattr(self._suite, name)
 
     def load(self, options: SuiteOptions, progress: Progress = silent) -> LoadedSuite:
-        """Return the case; inputs that were made for the run are those that the run has kept."""
+        """Return the case; inputs made for the run are read from the run's folder."""
         if self._inputs.is_dir():
             options = replace(options, folder=self._inputs.resolve())
         loaded = self._suite.load(options, progress)
@@ -137,7 +140,7 @@ class _OneCase:
 
 
 class _OneKernel:
-    """A backend of which one kernel is left."""
+    """A backend reduced to one kernel."""
 
     def __init__(self, backend: Backend, kernel: str) -> None:
         self.name = backend.name

@@ -1,4 +1,4 @@
-"""Scores. What failed, crashed or is missing stays in the denominator."""
+"""Scores of a run. Failed, crashed and missing operators stay in the denominator."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from opforge.judge.verdict import FAULT, REFERENCE_FAULT, Outcome
 from opforge.runs.speed import Ratio, Share, Timed, geomean
 
 CURVE = (0.8, 1.0, 1.2, 1.5, 2.0)
-"""The speedups at which perf@p is always told, besides the one asked for."""
+"""Speedups at which perf@p is always reported, besides the requested one."""
 _OF_THE_MACHINE = re.compile(r"\bclock|throttl|\bpower\b|temperature", re.IGNORECASE)
-"""What a note on clocks and power speaks of: it is about the machine, and said once."""
+"""Matches notes on clocks and power. They concern the machine and are reported once."""
 
 
 @dataclass
 class OperatorTally:
-    """The verdicts on one operator, or on one of the kernels that serve it where those are scored apart."""
+    """The verdicts on one operator, or on one of its kernels if those are scored separately."""
 
     op: str
     kernel: str = ""
     apart: bool = False
-    """Whether it is of one kernel, and others may serve the same operator."""
+    """Whether it covers one kernel of an operator that others may serve too."""
     verdicts: Counter[str] = field(default_factory=Counter)
     reasons: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """How often each verdict other than passed came with each reason; similar reasons are counted together."""
+    """Count of each failed verdict and reason; similar reasons are counted together."""
     raised: int = 0
     """Cases that passed because the kernel raised where ATen does."""
     performance_cases: int = 0
-    """Cases that were to be timed, whatever became of them."""
+    """Cases meant to be timed, whatever their verdict."""
     times: list[Timed] = field(default_factory=list)
     calls: dict[str, int] = field(default_factory=dict)
-    """The ATen calls that the kernel makes in one case."""
+    """The ATen calls of the kernel in one case."""
     tolerated: int = 0
     """Cases judged by a tolerance because the operator has no float64 form."""
     defects: Counter[str] = field(default_factory=Counter)
-    """What was not judged because PyTorch is at fault, and how often."""
+    """Checks skipped because of a PyTorch bug, and how often."""
 
     @property
     def unit(self) -> str:
-        """What is scored: the operator, or the kernel where those are scored apart."""
+        """Return the scored item: the operator, or the kernel if those are scored separately."""
         return self.kernel if self.apart else self.op
 
     @property
@@ -60,7 +60,7 @@ class OperatorTally:
         return self.passed / self.total if self.total else 0.0
 
     def main_reasons(self, most: int) -> list[tuple[str, str, int]]:
-        """Return the most frequent reasons; cases that were not run after others had crashed come last."""
+        """Return the most frequent reasons; cases not run because others crashed come last."""
         ordered = sorted(self.reasons.items(), key=lambda item: (item[0][1].startswith("not run"), -item[1]))
         return [(verdict, reason, count) for (verdict, reason), count in ordered[:most]]
 
@@ -70,23 +70,26 @@ class OperatorTally:
 
     @property
     def declined(self) -> bool:
-        """Whether the kernel raised on every case; where ATen raises too, that is no sign of serving it."""
+        """Whether the kernel raised on every case.
+
+        Raising where ATen raises too is no sign of serving the operator.
+        """
         declined = self.verdicts[Outcome.UNSUPPORTED]
         return declined > 0 and declined + self.raised == self.total
 
     @property
     def counted(self) -> list[Timed]:
-        """Return the times that count: of a right kernel, neither alarmed nor launch-bound."""
+        """Return the times that count: kernel correct, no alarm, not launch-bound."""
         return [t for t in self.times if t.counts] if self.right else []
 
     @property
     def launch_bound(self) -> list[Timed]:
-        """Return the times of a right kernel that measure launching alone, which are scored apart."""
+        """Return the launch-bound times of a correct kernel, which are scored separately."""
         return [t for t in self.times if t.launch_bound and not t.alarm] if self.right else []
 
     @property
     def stands_apart(self) -> bool:
-        """Whether all that was to be timed is launch-bound, so that nothing of it is in the scores of speed."""
+        """Whether all cases to be timed are launch-bound; the speed scores then exclude it."""
         return 0 < self.performance_cases == len(self.launch_bound)
 
     @property
@@ -109,12 +112,15 @@ class OperatorTally:
 
     @property
     def call_speed(self) -> Ratio | None:
-        """Return the geometric mean of call times over the cases that count, where their headline is device time."""
+        """Return the geometric mean of call times over the cases that count.
+
+        Only cases with device time as their headline have a separate call time.
+        """
         return geomean(t.call for t in self.counted if t.call is not None)
 
     @property
     def light(self) -> float | None:
-        """Return the percent of the speed of light that the kernel reaches, the median over the cases that count."""
+        """Return the kernel's percent of the speed of light: the median of the cases that count."""
         return _median(t.light for t in self.counted)
 
     @property
@@ -130,20 +136,20 @@ class Summary:
     missing: tuple[str, ...]
     optional: frozenset[str]
     planned: int
-    """How many operators the run was to judge, with those that have no kernel."""
+    """Number of operators the run was to judge, including those without a kernel."""
     p: float = 1.0
     weak: dict[str, list[str]] = field(default_factory=dict)
-    """Operators whose cases let mutants of ATen through, and which."""
+    """Operators whose cases let mutants of ATen pass, with those mutants."""
     planned_races: frozenset[str] | None = None
-    """The operators of the selection that have performance cases; None in manifests of older runs."""
+    """The selected operators with performance cases; None in manifests of older runs."""
     machine: dict[str, tuple[str, int]] = field(default_factory=dict)
-    """What was noted of clocks and power: the first such note of each kind, and in how many cases."""
+    """Notes on clocks and power: the first note of each kind, and the number of cases with it."""
     apart: frozenset[str] = frozenset()
     """Kernels that are scored by themselves: those of custom operators."""
 
     @classmethod
     def start(cls, manifest: Mapping[str, Any]) -> Summary:
-        """Return the summary of a run that has no verdicts yet."""
+        """Return the summary of a run without verdicts."""
         config, plan = manifest["config"], manifest["plan"]
         weak = plan.get("weak", {}).get("ops", {})
         races = frozenset(plan["performance"]) if "performance" in plan else None
@@ -177,7 +183,7 @@ class Summary:
             self._note_machine(row.get("notes", ()))
 
     def _note_machine(self, notes: Iterable[str]) -> None:
-        """Keep what is said of the machine once: notes that differ in their numbers only are one."""
+        """Record notes about the machine once: notes that differ only in their numbers are one."""
         for note in filter(_OF_THE_MACHINE.search, notes):
             kind = re.sub(r"[\d.,]+", "#", note)
             first, count = self.machine.get(kind, (note, 0))
@@ -185,22 +191,25 @@ class Summary:
 
     @property
     def against(self) -> str:
-        """Return what kernels are raced against, as columns and scores name it."""
+        """Return the baseline of the races, as columns and scores name it."""
         return "reference" if self.apart else "ATen"
 
     @property
     def authority(self) -> str:
-        """Return the same as verdicts name it."""
+        """Return the baseline as verdicts name it."""
         return "the reference" if self.apart else "ATen"
 
     @property
     def things(self) -> str:
-        """Return what the scores are over."""
+        """Return the plural noun for the scored items."""
         return "implementations" if self.apart else "operators"
 
     @property
     def judged(self) -> list[OperatorTally]:
-        """Return the operators that kernels serve; an overload that a kernel may decline, and declined whole, is not."""
+        """Return the operators that kernels serve.
+
+        An optional overload that was declined on every case is left out.
+        """
         return [t for t in self.operators.values() if not (t.op in self.optional and t.declined)]
 
     @property
@@ -209,7 +218,7 @@ class Summary:
 
     @property
     def weak_judged(self) -> dict[str, list[str]]:
-        """Return the judged operators whose cases are known to let mutants through: a pass says less there."""
+        """Return the judged operators whose cases let mutants pass: passing means less there."""
         return {t.op: self.weak[t.op] for t in self.judged if t.op in self.weak}
 
     @property
@@ -218,7 +227,7 @@ class Summary:
 
     @property
     def correctness(self) -> float:
-        """Mean pass rate over all operators of the selection; those without a kernel count as nothing passed."""
+        """Mean pass rate over all selected operators; those without a kernel count as 0."""
         return sum(t.pass_rate for t in self.judged) / self.operator_count if self.operator_count else 0.0
 
     @property
@@ -235,7 +244,7 @@ class Summary:
 
     @property
     def speed(self) -> Ratio | None:
-        """Geometric mean of the speedups over operators whose kernel is right; None when nothing was timed that counts."""
+        """Geometric mean of the speedups of correct kernels; None if no timed case counts."""
         return geomean(t.speed for t in self.judged if t.speed is not None)
 
     @property
@@ -248,27 +257,36 @@ class Summary:
 
     @property
     def call_speed(self) -> Ratio | None:
-        """Return the same of call times, where the headline is device time."""
+        """Return the geometric mean of call times, if the headline is device time."""
         return geomean(t.call_speed for t in self.judged if t.call_speed is not None)
 
     @property
     def launch_speed(self) -> Ratio | None:
-        """Return the same over the launch-bound cases, which count nowhere else."""
+        """Return the geometric mean over the launch-bound cases, which no other score includes."""
         return geomean(t.launch_speed for t in self.judged if t.launch_speed is not None)
 
     @property
     def racing(self) -> frozenset[str]:
-        """Return the operators that perf@p is over: all with performance cases, but those whose cases are all launch-bound."""
+        """Return the operators of perf@p: those with performance cases.
+
+        Operators whose cases are all launch-bound are left out.
+        """
         races = self._with_races() if self.planned_races is None else self.planned_races
         return races - frozenset(t.unit for t in self.judged if t.stands_apart)
 
     def _with_races(self) -> frozenset[str]:
-        """Return the operators with performance cases as far as the results tell: of a missing one they do not, so it counts."""
+        """Return the operators with performance cases according to the results.
+
+        The results do not say whether a missing operator has any, so it counts.
+        """
         seen = frozenset(t.op for t in self.operators.values() if t.performance_cases)
         return seen | frozenset(self.missing) if seen else seen
 
     def share_at(self, p: float) -> Share | None:
-        """Return perf@p: wrong, crashed, missing and alarmed operators are failures; None when there is nothing to race."""
+        """Return perf@p; None if there is nothing to race.
+
+        Wrong, crashed, missing and alarmed operators count as failures.
+        """
         racing = self.racing
         if not racing:
             return None
@@ -282,12 +300,12 @@ class Summary:
 
     @property
     def alarms(self) -> list[tuple[OperatorTally, Timed]]:
-        """Return the cases that were faster than light, of right kernels or not."""
+        """Return the cases measured faster than the speed of light, of correct kernels or not."""
         return [(tally, timed) for _, tally in sorted(self.operators.items()) for timed in tally.alarms]
 
     @property
     def exit_code(self) -> int:
-        """0 when all judged kernels are right, 1 when some are not, 5 when nothing was judged."""
+        """0 if all judged kernels are correct, 1 if some are not, 5 if nothing was judged."""
         if not self.judged:
             return 5
         return 0 if all(t.right for t in self.judged) else 1

@@ -1,4 +1,4 @@
-"""Judging as a service within one process: several threads hand in kernels, and each waits for its own verdicts."""
+"""Judging service within one process: threads submit kernels and wait for their verdicts."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ from opforge.suites.base import silent
 
 Row = dict[str, Any]
 _FIRST = 24
-"""How many cases of an operator are judged first, about."""
+"""Approximate number of an operator's cases that are judged first."""
 _Waiting = tuple[Job, Phase, "Future[list[Row]]"]
 
 
 class JudgingService:
-    """Judges kernels as they come. Correctness is judged side by side; what is timed has the machine to itself.
+    """Judges kernels as they are submitted.
 
-    One thread holds the line to the fork server and feeds the judges; those who ask wait in their own threads.
+    Correctness is judged in parallel; timing has exclusive use of the machine. One thread talks to
+    the fork server and feeds the judges; callers wait in their own threads.
     """
 
     def __init__(
@@ -58,15 +59,16 @@ class JudgingService:
         self._fault: BaseException | None = None
         self._lock = threading.Lock()
         self.busy_s = 0.0
-        """Seconds that judges have been at work, those of all of them together."""
+        """Total busy time of all judges in seconds."""
         self._thread = threading.Thread(target=self._serve, name="judging", daemon=True)
         self._thread.start()
 
     def judge(self, job: Job) -> list[Row]:
-        """Return the verdicts on a kernel, waiting for them. C++ and CUDA are built first.
+        """Judge a kernel and return its verdicts. C++ and CUDA are built first.
 
-        Where an operator has many cases, some of them are judged first, and the others only if those are right: who mends a kernel
-        need not wait for a thousand cases that fail in the same way. What is right on all of them is timed.
+        If an operator has many cases, some are judged first and the rest only if those are correct:
+        whoever fixes a kernel need not wait for a thousand cases that fail in the same way. A
+        kernel that is correct on all cases is timed.
         """
         (job,) = with_libraries([job], 1, silent, self._within)
         some, others = screened(job)
@@ -78,7 +80,7 @@ class JudgingService:
         return rows
 
     def close(self) -> None:
-        """End the judges; who still waits for verdicts gets an error."""
+        """End the judges; callers that still wait get an error."""
         self._closing = True
         self._wake()
         self._thread.join()
@@ -104,11 +106,11 @@ class JudgingService:
         return answer.result()
 
     def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # closed meanwhile, and who waits is told
+        with contextlib.suppress(OSError):  # closed meanwhile; waiting callers get an error
             self._ours.send(b"!")
 
     def _drain(self) -> None:
-        """Take what was handed in."""
+        """Queue the submitted jobs."""
         self._theirs.recv(4096)
         while not self._new.empty():
             job, phase, answer = self._new.get()
@@ -128,7 +130,7 @@ class JudgingService:
                 self._executor.turn()
                 self.busy_s += (time.monotonic() - before) * max(judges, self._executor.at_work)
             self._executor.stop()
-        except Exception as error:  # noqa: BLE001  # whatever it is, those who wait must hear of it
+        except Exception as error:  # noqa: BLE001  # waiting callers must get any error
             fault = error
         with self._lock:
             self._fault = fault
@@ -138,7 +140,7 @@ class JudgingService:
 
 
 def screened(job: Job) -> tuple[Job, Job]:
-    """Return what is judged of a kernel first, a spread of each operator's cases, and all the rest."""
+    """Return the cases judged first, spread over each operator's cases, and the rest."""
     first, later = [], []
     for part in job.of(Phase.CORRECTNESS).parts:
         step = max(1, len(part.cases) // _FIRST)
@@ -148,7 +150,10 @@ def screened(job: Job) -> tuple[Job, Job]:
 
 
 def is_right(job: Job, rows: Iterable[Row]) -> bool:
-    """Whether a kernel came through all that it was judged on; overloads beyond its family may be declined, but not all that there is."""
+    """Whether a kernel passed all its cases.
+
+    Optional overloads may be declined, but not everything.
+    """
     tallies = tallied(rows).values()
     optional = {part.op for part in job.parts if not part.required}
     served = [t for t in tallies if not (t.op in optional and t.declined)]

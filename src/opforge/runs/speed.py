@@ -1,4 +1,4 @@
-"""Speeds of timed cases, and how they are combined: geometric means whose intervals come from those of their parts."""
+"""Speeds of timed cases and their geometric means, with intervals derived from their parts."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """One timed case, as its line of the results has it. Lines of older runs have the speedup alone."""
+    """One timed case, read from a line of the results. Lines of older runs have only speedups."""
 
     speed: Ratio
-    """The headline: of device times on a GPU, of call times on the CPU."""
+    """The headline: device times on a GPU, call times on the CPU."""
     of_device: bool = False
     call: Ratio | None = None
-    """Of call times, where the headline is of device times."""
+    """Ratio of call times, if the headline is device times."""
     light: float | None = None
     """Percent of the speed of light that the kernel reaches."""
     aten_light: float | None = None
     launch_bound: bool = False
     alarm: str = ""
-    """Why it is no record; empty for one that is."""
+    """Why the time is not credible; empty if it is."""
     events: bool = False
-    """Whether device time was taken by events around the calls, because they could not be captured as a graph."""
+    """Whether device time comes from events around the calls, as graph capture was not possible."""
     case: str = ""
-    """The call's text, of an alarmed case."""
+    """The call's text, for an alarmed case."""
     aten_us: float | None = None
-    """What ATen took."""
+    """ATen's time."""
 
     @property
     def counts(self) -> bool:
-        """Whether it is part of the speed scores: neither alarmed nor a measurement of launching alone."""
+        """Whether the speed scores include it: no alarm and not launch-bound."""
         return not self.alarm and not self.launch_bound
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Timed | None:
-        """Return what a line says of times; None where nothing was timed."""
+        """Return the times in a line; None if nothing was timed."""
         if row.get("speedup") is None:
             return None
         device, light = row.get("device") or {}, row.get("light") or {}
@@ -70,13 +70,14 @@ class Timed:
 
 
 def geomean(ratios: Iterable[Ratio]) -> Ratio | None:
-    """Return the geometric mean with its 95 % interval; None of nothing.
+    """Return the geometric mean with its 95 % interval; None for no ratios.
 
-    On the logarithmic scale this is a plain mean of independent estimates. Each has its own interval, which need not be
-    symmetric, so the distance from the mean to its low end is the root of the summed squares of the parts' distances to
-    their low ends, over their number; and so for the high end (Zou and Donner's recovery of variances from intervals).
-    A mean of means comes out the same as all parts with their weights at once. The interval is that of the measurement:
-    it says how well the mean over these very cases is known, not how other cases would fare.
+    On the logarithmic scale this is a plain mean of independent estimates. Each has its own
+    interval, which need not be symmetric. So the distance from the mean to its low end is the root
+    of the summed squares of the parts' distances to their low ends, over their number; likewise for
+    the high end (Zou and Donner's recovery of variances from intervals). A mean of means equals the
+    mean of all parts with their weights. The interval covers measurement error only: it says how
+    well the mean over these cases is known, not how other cases would fare.
     """
     parts = [(math.log(r.value), math.log(r.low), math.log(r.high)) for r in ratios]
     if not parts:
@@ -88,7 +89,10 @@ def geomean(ratios: Iterable[Ratio]) -> Ratio | None:
 
 
 def over(one: Ratio, other: Ratio) -> Ratio:
-    """Return one speed over another with its 95 % interval; both are independent measurements against the same baseline."""
+    """Return the ratio of two speeds with its 95 % interval.
+
+    Both are independent measurements against the same baseline.
+    """
     value = math.log(one.value) - math.log(other.value)
     below = math.hypot(math.log(one.value / one.low), math.log(other.high / other.value))
     above = math.hypot(math.log(one.high / one.value), math.log(other.value / other.low))
@@ -97,18 +101,18 @@ def over(one: Ratio, other: Ratio) -> Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The share of operators that are right and at least ``p`` times as fast as ATen, out of all that were to be raced."""
+    """The share of raced operators that are correct and at least ``p`` times as fast as ATen."""
 
     p: float
     value: float
     low: float
-    """The share of those whose interval lies at ``p`` or above."""
+    """The share whose interval lies at ``p`` or above."""
     high: float
-    """The share of those whose interval reaches ``p``."""
+    """The share whose interval reaches ``p``."""
 
     @classmethod
     def of(cls, p: float, speeds: Iterable[Ratio], total: int) -> Share:
-        """Return the share among ``total`` operators; those that have no speed are failures."""
+        """Return the share among ``total`` operators; those without a speed are failures."""
         known = list(speeds)
         value = sum(1 for s in known if s.value >= p)
         low = sum(1 for s in known if s.low >= p)

@@ -1,4 +1,4 @@
-"""The folder of a run: a manifest, and results.jsonl to which verdicts are appended as they come."""
+"""The folder of a run: a manifest, and results.jsonl, to which verdicts are appended."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ MANIFEST = "manifest.json"
 RESULTS = "results.jsonl"
 _LOCK = ".lock"
 _CONCLUDED = ("finished", "scores", "proofs")
-"""What a manifest has when a run has come to its end."""
+"""Manifest fields that only a finished run has."""
 
 
 class RunStore:
-    """A run's folder, held by one process at a time. The lock goes with the process, however it ends."""
+    """A run's folder, locked by one process at a time.
+
+    The lock ends with the process, however that ends.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,7 +42,7 @@ class RunStore:
         if not (path / MANIFEST).exists() and any(p.name != _LOCK for p in path.iterdir()):
             raise RunDirectoryError(f"{str(path)!r} is not empty; --out wants a new folder")
         store = cls(path)
-        store._acquire()  # its own
+        store._acquire()
         if (path / MANIFEST).exists():
             store.close()
             raise RunDirectoryError(
@@ -51,7 +54,7 @@ class RunStore:
 
     @classmethod
     def reopen(cls, path: Path) -> RunStore:
-        """Take up a run that was broken off; half a line at the end, as a killed process leaves it, is dropped."""
+        """Resume an interrupted run; a partial last line, left by a killed process, is dropped."""
         if not (path / MANIFEST).is_file():
             raise RunDirectoryError(f"{str(path)!r} holds no run (no {MANIFEST}); start one with --out")
         store = cls(path)
@@ -67,14 +70,14 @@ class RunStore:
         write_atomically(self.path / MANIFEST, json.dumps({**self.manifest(), **fields}, indent=2))
 
     def forget(self, plan: dict[str, Any]) -> None:
-        """Drop all verdicts, and what was concluded of them: the run begins anew, with another plan."""
+        """Drop all verdicts and conclusions: the run starts over with another plan."""
         manifest = {name: value for name, value in self.manifest().items() if name not in _CONCLUDED}
         write_atomically(self.path / MANIFEST, json.dumps({**manifest, "plan": plan}, indent=2))
         if self._results is not None:
             self._results.truncate(0)
 
     def append(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Add verdicts; they are in the file, whole, when this returns."""
+        """Append verdicts; they are complete in the file when this returns."""
         if self._results is None:
             raise RunDirectoryError(f"the run in {str(self.path)!r} is closed")
         self._results.write("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows))
@@ -102,7 +105,10 @@ class RunStore:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process is writing to a run's folder; it is looked up, not tried, and False where the system does not tell."""
+    """Whether a process is writing to a run's folder; False if the system does not tell.
+
+    Looks the lock up instead of trying to acquire it.
+    """
     try:
         inode = (path / _LOCK).stat().st_ino
         locks = Path("/proc/locks").read_text()
@@ -123,7 +129,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def read_rows(path: Path, start: int = 0, place: Callable[[int], None] | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the verdicts of a run, one at a time, from a byte of its file on; ``place`` hears where the next line begins."""
+    """Yield the verdicts of a run one at a time, starting at a byte offset of its file.
+
+    ``place`` is called with the offset of the next line.
+    """
     try:
         handle = (path / RESULTS).open("rb")
     except FileNotFoundError:
@@ -132,7 +141,7 @@ def read_rows(path: Path, start: int = 0, place: Callable[[int], None] | None = 
         handle.seek(start)
         for number, line in enumerate(handle, 1):
             if not line.endswith(b"\n"):
-                return  # a line still being written
+                return  # this line is still being written
             try:
                 row = json.loads(line)
             except ValueError as error:
@@ -144,7 +153,7 @@ def read_rows(path: Path, start: int = 0, place: Callable[[int], None] | None = 
 
 
 def _mend(results: Path) -> None:
-    """Cut off what comes after the last whole line."""
+    """Cut off an incomplete last line."""
     if not results.exists():
         return
     with results.open("rb+") as handle:

@@ -1,4 +1,4 @@
-"""How strong a suite is: which mutants of ATen it rejects, and which it lets through."""
+"""Strength of a suite: the mutants of ATen that it rejects, and those that it lets pass."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from opforge.suites import LoadedSuite
 from opforge.suites.base import Progress, silent
 
 _ORDER = ("", "void", "same", "changed")
-"""What a mutant has shown, from nothing to a wrong answer; see `opforge.sandbox.mutants.Seen`."""
+"""Effects of a mutant, from none to a wrong answer; see `opforge.sandbox.mutants.Seen`."""
 
 
 @dataclass
 class Trace:
-    """What became of one mutant of one operator."""
+    """The result for one mutant of one operator."""
 
     op: str
     mutant: str
@@ -39,10 +39,10 @@ class Trace:
     case: str = ""
     seen: str = ""
     passed: int = 0
-    """Cases that it came through."""
+    """Number of cases it passed."""
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Take in a verdict."""
+        """Add a verdict."""
         self.seen = max(self.seen, str(row.get("mutant", "")), key=_ORDER.index)
         self.passed += row["verdict"] == "passed"
         if row["verdict"] in REJECTED and not self.killed:
@@ -54,12 +54,15 @@ class Trace:
 
     @property
     def counts(self) -> bool:
-        """Whether it is one that could be noticed; what is right on all cases and their witnesses is no mutant."""
+        """Whether it could be detected.
+
+        One that is correct on all cases and their witnesses is no mutant.
+        """
         return bool(self.killed) or self.survived
 
     @property
     def let_through(self) -> bool:
-        """Whether a case showed it and was passed all the same."""
+        """Whether a case produced a wrong answer and still passed."""
         return self.survived and self.seen == "changed"
 
 
@@ -96,27 +99,27 @@ class Strength:
 
     @property
     def kills(self) -> Counter[str]:
-        """Return how many fell by which verdict."""
+        """Return the number of mutants killed by each verdict."""
         return Counter(t.killed for t in self.traces.values() if t.killed)
 
     @property
     def weak(self) -> dict[str, list[str]]:
-        """Return the operators with a survivor, and the mutants that survive."""
+        """Return the operators with survivors, and the surviving mutants."""
         found: dict[str, list[str]] = {}
         for trace in self.survivors:
             found.setdefault(trace.op, []).append(trace.mutant)
         return found
 
     def by_mutant(self) -> dict[str, tuple[int, int]]:
-        """Return killed and counted, by kind of mutant."""
+        """Return the killed and counted mutants by kind."""
         return _rates(self.counted, lambda t: kind_of(t.mutant))
 
     def by_operator(self) -> dict[str, tuple[int, int]]:
-        """Return killed and counted, by operator."""
+        """Return the killed and counted mutants by operator."""
         return dict(sorted(_rates(self.counted, lambda t: t.op).items()))
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything as the file in the cache and ``--format json`` hold it."""
+        """Return everything, for the file in the cache and ``--format json``."""
         counted = self.counted
         return {
             "suite": self.suite,
@@ -139,7 +142,7 @@ class Strength:
         }
 
     def as_table(self) -> dict[str, Any]:
-        """Return what a run needs to name weak operators: the form that is shipped."""
+        """Return the fields that a run needs to name weak operators; this form is shipped."""
         row = self.as_json()
         return {k: row[k] for k in ("suite", "device", "dtypes", "torch", "date", "ops", "mutants", "killed", "weak")}
 
@@ -147,7 +150,7 @@ class Strength:
 def measure(config: RunConfig, *, progress: Progress = silent) -> Strength:
     """Run every mutant of a suite's operators until a case rejects it."""
     config = config.checked()
-    table().select(config.ops)  # a misspelt operator is answered before anything is started
+    table().select(config.ops)  # report a misspelt operator before starting anything
     server = start_server(config.device)
     try:
         if config.device != "cpu":
@@ -186,7 +189,7 @@ def mutant_jobs(suite: LoadedSuite) -> list[Job]:
 
 
 def _judged(cases: list[Case]) -> list[Case]:
-    """Leave out cases that are there to be timed."""
+    """Return the cases that are not timed."""
     return [case for case in cases if case.phase is Phase.CORRECTNESS]
 
 

@@ -1,4 +1,7 @@
-"""Runs as Arrow tables with fixed types: `results`, a row per verdict, and `runs`, a row per run. docs/queries.md describes them."""
+"""Runs as Arrow tables with fixed types.
+
+`results` has a row per verdict and `runs` a row per run. docs/queries.md describes them.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ RESULTS = pa.schema(
         **dict.fromkeys(("alarm", "clocks"), _TEXT),
     }.items()
 )
-"""A row for each verdict. What a line of results.jsonl lacks is null."""
+"""A row per verdict. Fields missing from a line of results.jsonl are null."""
 
 RUNS = pa.schema(
     {
@@ -66,13 +69,13 @@ RUNS = pa.schema(
         **dict.fromkeys(("p", "perf_at_p", "perf_at_p_low", "perf_at_p_high"), _REAL),
     }.items()
 )
-"""A row for each run, finished or not."""
+"""A row per run, finished or not."""
 
 _RENAMED = {"device_time": "device", "call_time": "call", "sync_time": "sync"}
 
 
 def results(paths: Iterable[Path]) -> pa.RecordBatchReader:
-    """Return the verdicts of some runs, read as they are asked for."""
+    """Return the verdicts of some runs, read lazily."""
     return pa.RecordBatchReader.from_batches(RESULTS, _batches(paths))
 
 
@@ -82,7 +85,7 @@ def runs(paths: Iterable[Path]) -> pa.Table:
 
 
 def write_parquet(paths: Iterable[Path], folder: Path) -> list[Path]:
-    """Write both tables as Parquet files into a folder; memory stays flat."""
+    """Write both tables as Parquet files into a folder, in constant memory."""
     paths = list(paths)
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / "results.parquet", folder / "runs.parquet"]
@@ -104,7 +107,7 @@ def _batches(paths: Iterable[Path]) -> Iterator[pa.RecordBatch]:
 
 
 def _row(row: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a line of the results with the types of the table; flags that a line leaves out are false."""
+    """Return a result line with the table's types; missing flags are false."""
     made = {**row, **common, **{name: row.get(old) for name, old in _RENAMED.items()}}
     made["calls"] = list(row.get("calls", {}).items())
     made["clocks"] = json.dumps(row["clocks"]) if "clocks" in row else None

@@ -1,4 +1,4 @@
-"""What a backend gets that makes its kernels during a run: the cases, a judge, and the run's folder."""
+"""The context of a backend that makes its kernels during a run: cases, judge, and run folder."""
 
 from __future__ import annotations
 
@@ -18,23 +18,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Workshop:
-    """Where kernels are made."""
+    """The context in which kernels are made."""
 
     config: RunConfig
     suite: LoadedSuite
     folder: Path
-    """The run's folder; what was made before the run was broken off is there."""
+    """The run's folder; it holds the kernels made before an interruption."""
     manifest: Mapping[str, Any]
     judging: JudgingService
     progress: Progress
     reopen: Callable[[], None]
-    """Takes back what was judged at the end of the run, for a backend that goes on with one that had come to its end."""
+    """Drops the final verdicts, for a backend that continues a finished run."""
 
 
 @runtime_checkable
 class MakesKernels(Backend, Protocol):
-    """A backend that makes its kernels once the suite's cases are known, before it is asked for them."""
+    """A backend that makes its kernels once the suite's cases are known.
+
+    It makes them before it is asked for its kernels.
+    """
 
     def make(self, workshop: Workshop) -> None:
-        """Make the kernels; they are judged once more, as those of any backend, when this returns."""
+        """Make the kernels; after this returns they are judged once more, like any backend's."""
         ...

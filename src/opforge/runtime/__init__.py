@@ -1,7 +1,8 @@
-"""Kernels in ATen's place in a running process, inside what is proven of them, with ATen's own behind them.
+"""Install kernels in place of ATen's in a running process, for the calls they are proven for.
 
-Needs torch and nothing else, and imports nothing of opforge: `opforge pack` takes these files along as they are.
+ATen's own kernels answer the other calls. The package needs only torch and imports nothing else of
+opforge: `opforge pack` copies these files unchanged.
 """
 
 RUNTIME = 4
-"""Its number: packages of one number share the runtime in a process."""
+"""Version number. Packages with the same number share the runtime in a process."""

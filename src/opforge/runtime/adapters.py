@@ -1,6 +1,7 @@
-"""One functional kernel serves its whole family: wrappers that give the in-place and out forms their contract.
+"""Adapters that let a functional kernel serve its in-place and out variants too.
 
-What a functional kernel cannot know of such a call they decline, by NotImplementedError, before anything is written: ATen decides it then.
+They decline a call with NotImplementedError where a functional kernel cannot know what is right.
+They do so before anything is written. ATen then answers the call.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 def adapt(function: Function, op: Signature, implements: Signature) -> Function:
-    """Return a callable with the signature and contract of ``op``, made of a function that implements another form."""
+    """Turn a kernel of another form into a callable with the signature and contract of ``op``."""
     if op.form == implements.form:
         return function
     if implements.form != FUNCTIONAL or op.form not in (INPLACE, OUT):
@@ -30,7 +31,7 @@ def adapt(function: Function, op: Signature, implements: Signature) -> Function:
 
 
 def _refusal(op: Signature, implements: Signature) -> str:
-    """Say why a functional kernel is no base for another form; nothing where it is one."""
+    """Say why a functional kernel cannot serve another form; empty if it can."""
     known = {a.name: a for a in implements.arguments}
     if "inplace_view" in op.tags:
         return "which changes where its tensor lies and not what is in it"
@@ -68,7 +69,7 @@ def _out(function: Function, op: Signature, implements: Signature) -> Function:
     names = [a.name for a in op.arguments if a.writes]
     told = {a.name for a in implements.arguments} - {a.name for a in op.arguments}
     by_out = [name for name in ("dtype", "device") if name in told]
-    """What a call of the functional form says, and with an out that decides."""
+    """Arguments that only the functional form has. The out tensor decides their values."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         outs = [kwargs.pop(name) for name in names]
@@ -95,7 +96,10 @@ def _out(function: Function, op: Signature, implements: Signature) -> Function:
 
 
 def _decline_overlap(targets: Sequence[Any]) -> None:
-    """Decline a call that writes several elements, of one tensor or of two, to one place: mostly ATen raises there."""
+    """Decline a call whose written elements share memory, in one tensor or across two.
+
+    ATen raises for most such calls.
+    """
     ends: list[tuple[int, int]] = []
     for target in _tensors(targets):
         if target.numel() > 1 and 0 in target.stride() and not target.is_contiguous():
@@ -107,7 +111,10 @@ def _decline_overlap(targets: Sequence[Any]) -> None:
 
 
 def _decline_shared(targets: Sequence[Any], given: Sequence[Any], *, into_itself: bool) -> None:
-    """Decline a call that writes where it reads: whether that can be done ATen knows. ``into_itself``: what is read may be what is written."""
+    """Decline a call that reads memory it writes; only ATen knows whether that works.
+
+    With ``into_itself``, an argument may be exactly the tensor that is written.
+    """
     read = list(_tensors(given))
     for target in _tensors(targets):
         begin, end = _extent(target)
@@ -118,7 +125,11 @@ def _decline_shared(targets: Sequence[Any], given: Sequence[Any], *, into_itself
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return where the memory of a tensor begins and ends. (A storage's object in Python would count as one more who uses the memory, and autograd counts.)"""
+    """Return the addresses where a tensor's memory begins and ends.
+
+    It creates no storage object in Python: that would be one more user of the memory, and autograd
+    counts users.
+    """
     count = tensor.numel()
     if count and not tensor.is_contiguous():
         count = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))

@@ -1,4 +1,4 @@
-"""Say once, when something is compiled while kernels are enabled, that Inductor's code does not call them."""
+"""Warn once, at the first compilation, that Inductor's code does not call enabled kernels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _lock = threading.Lock()
 
 
 def watch_compilation(*, on: bool) -> None:
-    """Listen for compilation from now on, or no longer."""
+    """Start or stop watching for compilation."""
     with _lock:
         if on and "torch._dynamo" in sys.modules:
             _listen()
@@ -55,7 +55,7 @@ def _listen() -> None:
 
 def _restore() -> None:
     if _state["compile"] is not None:
-        if torch.compile is _state["ours"]:  # a program may have put its own there meanwhile
+        if torch.compile is _state["ours"]:  # the program may have replaced it meanwhile
             torch.compile = _state["compile"]
         _state["compile"] = _state["ours"] = None
     if "torch._dynamo" in sys.modules:

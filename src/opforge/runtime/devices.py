@@ -1,4 +1,4 @@
-"""What a device is called by its maker. A CPU is named without torch."""
+"""Product names of devices. Naming a CPU needs no torch."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 
 def device_name(device: str) -> str:
-    """Return the name that a device's maker gave it."""
+    """Return a device's product name."""
     if device.partition(":")[0] != "cuda":
         return cpu_name()
-    import torch  # the process that names a CPU may have none
+    import torch  # not at the top: a process that names a CPU may lack torch
 
     return str(torch.cuda.get_device_name(device))
 
@@ -25,7 +25,10 @@ def cpu_name() -> str:
 
 
 def _named(cpuinfo: str) -> str:
-    """Return the name of a CPU as Linux tells it; ARM's have numbers of who made them and of what they are, and there may be several kinds in one machine."""
+    """Return the CPU's name from the text of /proc/cpuinfo.
+
+    ARM CPUs list numbers of implementer and part instead. One machine may have several kinds.
+    """
     if found := re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE):
         return found[1].strip()
     numbers = r"^CPU implementer\s*:\s*(0x\w+)$(?:\n.+)*?\nCPU part\s*:\s*(0x\w+)$"

@@ -1,7 +1,8 @@
-"""For which calls a kernel is proven, and whether a call is one of them.
+"""The calls that a kernel is proven for, and a check whether a call is one of them.
 
-A proof says it by the dtypes of all tensors of a call: how many dimensions and elements they may have, how long each dimension may be, in which layouts
-they may be, what the other arguments may be, and at which numbers of elements the kernel was timed and found not slower than ATen.
+A proof has a row for each combination of dtypes of a call's tensors. The row limits their ranks,
+numbers of elements, extents and layouts, and the values of the other arguments. It also lists the
+numbers of elements at which the kernel was timed, and whether it was not slower than ATen.
 """
 
 from __future__ import annotations
@@ -30,27 +31,30 @@ SLOWER = "slower than ATen at this size"
 _LEFT_OUT: Words = {DEFAULT: ()}
 _UNSEEN: Words = {}
 Extents = tuple[tuple[int, int], ...]
-"""The least and the greatest extent of each dimension, the last dimension first."""
+"""Minimum and maximum extent of each dimension, last dimension first."""
 _MOST_REACH = (1 << 31) - 1
-"""Elements from the first to the last of a tensor that 32 bits count: gaps may make of a few elements more than that."""
+"""Largest distance in elements from a tensor's first to its last that fits in 32 bits.
+
+Gaps can take a tensor of few elements beyond it.
+"""
 _ALIGNED = 16
-"""Bytes that a vector of a GPU or a CPU is read by at once; allocators give no memory that begins in between."""
+"""Bytes of one vector load on a GPU or CPU. Allocators align memory to at least this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proven:
-    """What is proven for one signature of dtypes."""
+    """The proven calls for one signature of dtypes."""
 
     rank: tuple[int, int]
     numel: tuple[int, int]
-    """Of the largest tensor of a call."""
+    """Range for the largest tensor of a call."""
     extents: tuple[Extents, ...]
-    """Of each tensor argument, or of all tensors of a list."""
+    """One entry for each tensor argument; the entry of a list covers all its tensors."""
     layouts: frozenset[str]
     timed: tuple[tuple[int, int, bool], ...] = ()
-    """Ranges of numbers of elements with whether the kernel is not slower there, ascending."""
+    """Ranges of element counts, ascending, with whether the kernel is not slower there."""
     arguments: Allowed = field(default_factory=dict)
-    """What arguments that are no tensors may be; those that are not named here may only be left out."""
+    """Allowed values of non-tensor arguments. Arguments not listed may only be left out."""
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Proven:
@@ -66,7 +70,7 @@ class Proven:
         )
 
     def reaches(self, given: Sequence[Any]) -> bool:
-        """Whether each dimension of each tensor argument is as long as some that were judged, no shorter and no longer."""
+        """Whether each dimension of each tensor argument is within the range of judged sizes."""
         return len(given) == len(self.extents) and all(
             _within(tensor.shape, ranges)
             for value, ranges in zip(given, self.extents, strict=True)
@@ -74,7 +78,7 @@ class Proven:
         )
 
     def speed(self, numel: int) -> str:
-        """Return why a call of this size is not served for its speed; nothing where it is."""
+        """Return why speed rules out a call of this size; empty if it does not."""
         for low, high, good in self.timed:
             if low <= numel <= high:
                 return "" if good else SLOWER
@@ -82,13 +86,16 @@ class Proven:
 
     @property
     def serves_any(self) -> bool:
-        """Whether there are sizes at which it is served for its speed."""
+        """Whether the kernel is not slower than ATen at any proven size."""
         low, high = self.numel
         return any(good and max(low, at) <= min(high, to) for at, to, good in self.timed)
 
 
 class Domain:
-    """For which calls of one operator a kernel is proven; with ``speed``, only those where it is not slower."""
+    """The calls of one operator that a kernel is proven for.
+
+    With ``speed``, only those where it is not slower than ATen.
+    """
 
     def __init__(self, op: Facts, rows: Mapping[str, Mapping[str, Any]], *, speed: bool) -> None:
         self._at = [(i, a.name) for i, a in enumerate(op.arguments) if "Tensor" in a.type]
@@ -98,16 +105,19 @@ class Domain:
 
     @property
     def serves_any(self) -> bool:
-        """Whether there are calls that are inside."""
+        """Whether any call is inside the domain."""
         return not self._speed or any(p.serves_any for p in self.proven.values())
 
     def outside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-        """Say why a call is outside; nothing where it is inside."""
+        """Say why a call is outside the domain; empty if it is inside."""
         given = [args[i] if i < len(args) else kwargs.get(name) for i, name in self._at]
         return self.ask(given) or self.unproven(self.arguments(given), given, args, kwargs)
 
     def ask(self, given: Sequence[Any]) -> str:
-        """Say why calls with these tensors, all in their order, are outside whatever else they have; nothing where they may be inside."""
+        """Say why no call with these tensors is inside; empty if some may be.
+
+        ``given`` holds the values of all tensor arguments, in order.
+        """
         proven = self.proven.get(signature_of(given))
         if proven is None:
             return UNPROVEN_DTYPES
@@ -130,12 +140,12 @@ class Domain:
         return proven.speed(numel) if self._speed else ""
 
     def arguments(self, given: Sequence[Any]) -> Allowed:
-        """Return what is proven of the other arguments of calls with tensors of these dtypes."""
+        """Return the allowed values of non-tensor arguments, for tensors of these dtypes."""
         proven = self.proven.get(signature_of(given))
         return {} if proven is None else proven.arguments
 
     def unproven(self, allowed: Allowed, given: Sequence[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-        """Say which argument of a call with these tensors is outside of what is allowed; nothing where all are inside."""
+        """Say which non-tensor argument has a value that is not allowed; empty if none has."""
         for i, argument in self._others:
             value = args[i] if i < len(args) else kwargs.get(argument.name, argument.default)
             if isinstance(value, torch.device):
@@ -148,7 +158,7 @@ class Domain:
         return ""
 
     def anywhere(self, given: Sequence[Any]) -> bool:
-        """Whether it makes no difference for tensors of these dtypes where in their memory they begin."""
+        """Whether the storage offset makes no difference for tensors of these dtypes."""
         proven = self.proven.get(signature_of(given))
         return proven is None or OFFSET in proven.layouts
 
@@ -160,20 +170,23 @@ def _within(shape: Sequence[int], ranges: Extents) -> bool:
 
 
 def _may_be(words: Words, value: Any, default: Any) -> bool:
-    """Whether an argument may be this."""
-    if DEFAULT in words and value == default and repr(value) == repr(default):  # 1.0 is not 1, nor -0.0 what 0.0 is
+    """Whether an argument may have this value."""
+    if DEFAULT in words and value == default and repr(value) == repr(default):  # 1.0 is not 1, and -0.0 is not 0.0
         return True
     word, numbers = argument_word(value, _name)
     return holds(words, word, numbers, default)
 
 
 def _name(value: Any) -> str:
-    """Return the name of a value of torch's, as cases have it: none has a generator."""
+    """Return the name of a torch value, as in cases. Cases never hold a generator."""
     return str(value).removeprefix("torch.")
 
 
 def signature_of(given: Iterable[Any]) -> str:
-    """Return the dtypes of a call's tensors as text: ``float32,int64``; ``[float32]*2`` for a list, nothing for None."""
+    """Return the dtypes of a call's tensors as text: ``float32,int64``.
+
+    A list is ``[float32]*2``, and None is empty.
+    """
     return ",".join(_word(value) for value in given)
 
 
@@ -195,16 +208,19 @@ def _tensors(given: Iterable[Any]) -> Iterable[Any]:
 
 
 def _reach(tensor: Any) -> int:
-    """Return how many elements lie between the first and the last of a tensor, gaps among them."""
+    """Return the distance in elements from a tensor's first to its last, gaps included."""
     return sum(int((size - 1) * step) for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def layouts_of(tensor: Any) -> frozenset[str]:
-    """Return how the elements of a tensor lie in memory."""
+    """Return the memory layouts of a tensor."""
     found = layouts(tuple(tensor.shape), tuple(tensor.stride()))
     return found | {OFFSET} if displaced(tensor) else found
 
 
 def displaced(tensor: Any) -> bool:
-    """Whether a tensor begins elsewhere than its memory, or than an allocator's would: memory may be someone else's, as NumPy's."""
+    """Whether a tensor begins at a storage offset, or where no allocator would begin.
+
+    Its memory may come from elsewhere, such as NumPy.
+    """
     return bool(tensor.storage_offset() or tensor.data_ptr() % _ALIGNED)

@@ -1,4 +1,4 @@
-"""Put the kernels of a source in ATen's place in this process, count what they answer, and take them out again."""
+"""Install kernels in place of ATen's in this process, count their calls, and remove them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .results import Likeness
 from .serving import LOCK, KernelWarning, Place, Server
 
 SIGNERS_VARIABLE = "OPFORGE_SIGNERS"
-"""Names of the signers whose packages are believed; without it, those of all."""
+"""Environment variable with the trusted signers. Without it, all signers are trusted."""
 POLICIES = {
     "proven": "calls for which a kernel is proven right, at sizes at which it was timed and is not slower",
     "right": "calls for which a kernel is proven right, however fast",
@@ -36,22 +36,22 @@ POLICIES = {
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A kernel's file, with what it serves and what is proven of it."""
+    """A kernel's file, the operators it serves, and its proof."""
 
     name: str
     primary: str
     """The operator whose signature its function has."""
     serves: tuple[tuple[str, bool], ...]
-    """Operators, each with whether raising there is a failure, and not declining."""
+    """Operators, each with whether raising there is a failure; if not, it means declining."""
     file: Path
     entries: tuple[str, ...]
     digest: str
     proof: Path | None = None
     library: str = ""
     files: tuple[tuple[Path, str], ...] = ()
-    """What a package holds of it, each with its digest; none where a kernel is not from a package."""
+    """Files of a packed kernel, each with its digest; empty if it is not from a package."""
     distrust: str = ""
-    """Why nothing is believed that its package says of it; nothing where it is."""
+    """Why the package's statements about it are not trusted; empty if they are."""
 
     @classmethod
     def of(cls, row: Mapping[str, Any], folder: Path) -> Source:
@@ -71,14 +71,14 @@ class Source:
 
 
 def packed_sources(folder: Path) -> list[Source]:
-    """Return the kernels of an installed package, with what is to be said against its signature."""
+    """Return an installed package's kernels, each with any reason to distrust its signature."""
     rows = json.loads((folder / "kernels.json").read_text(encoding="utf-8"))
     distrust = _distrust(folder, rows)
     return [replace(Source.of(row, folder), distrust=distrust) for row in rows]
 
 
 def packed_signer(folder: Path) -> str | None:
-    """Return the name of who has signed an installed package; None where the signature does not hold."""
+    """Return the name of an installed package's signer; None if the signature is invalid."""
     rows = json.loads((folder / "kernels.json").read_text(encoding="utf-8"))
     return _signer(folder, rows)
 
@@ -103,29 +103,29 @@ def _distrust(folder: Path, rows: Any) -> str:
 
 @dataclass
 class Enabled:
-    """Kernels that are enabled, until ``disable`` is called or the block that it is the context of ends."""
+    """Enabled kernels. They stay until ``disable`` is called or the ``with`` block ends."""
 
     device: str
     policy: str
     refused: dict[str, str] = field(default_factory=dict)
-    """Operators that no kernel serves though there is one for them, with reasons."""
+    """Operators with a kernel that could not be installed, and the reasons."""
     _servers: dict[str, Server] = field(default_factory=dict)
     _on: bool = True
 
     @property
     def operators(self) -> list[str]:
-        """Return the operators at which a kernel stands."""
+        """Return the operators that have a kernel installed."""
         return list(self._servers)
 
     def counters(self) -> dict[str, dict[str, Any]]:
-        """Return, by operator, the kernel, how many calls it served, and how many went to ATen for which reason."""
+        """Return each operator's kernel, its calls served, and its calls passed on, by reason."""
         return {
             op: {"kernel": s.kernel, "served": s.count.served, "aten": dict(s.count.aten)}
             for op, s in self._servers.items()
         }
 
     def disable(self) -> None:
-        """Take these kernels out; others that are enabled stay. A second time nothing happens."""
+        """Remove these kernels; other enabled kernels stay. A second call does nothing."""
         with LOCK:
             if not self._on:
                 return
@@ -156,7 +156,10 @@ class Enabled:
 
 
 _LEFT_ALONE = frozenset({"alias.default", "detach.default"})
-"""Operators that torch makes subclasses of tensors with: it demands results that no Python function has returned."""
+"""Operators that torch uses to make tensor subclasses.
+
+It demands results that have not passed through Python.
+"""
 _places: dict[tuple[str, str], Place] = {}
 _enabled: list[Enabled] = []
 
@@ -164,9 +167,9 @@ _enabled: list[Enabled] = []
 def enable(
     sources: Iterable[Source], *, device: str | None = None, policy: str = "proven", ops: Collection[str] | None = None
 ) -> Enabled:
-    """Put kernels in ATen's place in the whole process, all threads; with ``ops``, only at those operators.
+    """Install kernels in place of ATen's, for all threads; with ``ops``, only at those operators.
 
-    Of several that are enabled, the last is asked first, then the one before it, then ATen.
+    A call goes to the kernel enabled last, then to those before it, then to ATen.
     """
     if policy not in POLICIES:
         raise ValueError(f"policy {policy!r} is unknown; there are {', '.join(map(repr, POLICIES))}")
@@ -190,13 +193,13 @@ def enable(
 
 
 def disable() -> None:
-    """Take out everything that is enabled; afterwards the dispatcher is what it was before the first."""
+    """Remove all enabled kernels. The dispatcher is then as it was before the first."""
     for made in list(reversed(_enabled)):
         made.disable()
 
 
 def _add(made: Enabled, source: Source, ops: Collection[str] | None) -> None:
-    """Make servers of what a source serves, and note what is refused."""
+    """Create servers for the operators of a source, and record the refused ones."""
     wanted = [(op, required) for op, required in source.serves if ops is None or op in ops]
     proof = void = None
     if made.policy != "all" and wanted:
@@ -214,7 +217,7 @@ def _add(made: Enabled, source: Source, ops: Collection[str] | None) -> None:
                 function = _loaded(source, broken)
             implements = _facts(source.primary)
             asked = function
-            if made.policy == "all" and implements.form == FUNCTIONAL:  # nothing is asked, so results are looked at
+            if made.policy == "all" and implements.form == FUNCTIONAL:  # calls are not checked, so results are
                 asked = Likeness(implements).checked(function)
             adapted = adapt(asked, _facts(op), implements)
         except (LoadError, NotImplementedError, _RefusedError) as error:
@@ -227,18 +230,18 @@ def _add(made: Enabled, source: Source, ops: Collection[str] | None) -> None:
 
 
 def _loaded(source: Source, broken: LoadError | None) -> Function:
-    """Return a source's function, unless it is known that it cannot be loaded: it is not executed twice."""
+    """Load a source's function. A file that failed to load is not executed again."""
     if broken is not None:
         raise broken
     return load(source.file, source.entries, source.library)
 
 
 class _RefusedError(Exception):
-    """An operator that a kernel cannot stand at; the message says why."""
+    """A kernel cannot be installed at an operator; the message says why."""
 
 
 def _server(made: Enabled, source: Source, op: str, proof: Mapping[str, Any] | None, void: str | None) -> Domain | None:
-    """Return for which calls of an operator a kernel is to be asked; raises where it is for none."""
+    """Return the domain of a kernel at an operator; raise if the kernel cannot serve it."""
     known = _facts(op)
     if known.composite:
         raise _RefusedError(
@@ -273,7 +276,7 @@ def _server(made: Enabled, source: Source, op: str, proof: Mapping[str, Any] | N
 
 
 def _proof(source: Source, device: str) -> tuple[Mapping[str, Any] | None, str | None]:
-    """Return a source's proof, or why there is none that holds here."""
+    """Return a source's proof, or the reason why none is valid here."""
     if source.distrust:
         return None, source.distrust
     proof = None if source.proof is None else proofs.read(source.proof, packed=bool(source.files))
@@ -295,7 +298,7 @@ def _proof(source: Source, device: str) -> tuple[Mapping[str, Any] | None, str |
 
 
 def _edited(source: Source) -> str:
-    """Say what of a packed kernel is not as it was packed; nothing where all is."""
+    """Say how a packed kernel differs from what was packed; empty if it does not."""
     for file, digest in source.files:
         try:
             same = hashlib.sha256(file.read_bytes()).hexdigest() == digest
@@ -305,7 +308,7 @@ def _edited(source: Source) -> str:
             return f"{file.name} has changed"
     known = {file for file, _ in source.files}
     for file in source.file.parent.rglob("*") if known else ():
-        if file.suffix in (".py", ".so") and file not in known:  # it may take the place of another module
+        if file.suffix in (".py", ".so") and file not in known:  # it may shadow another module
             return f"{file.name} has come"
     return ""
 

@@ -1,4 +1,4 @@
-"""What torch itself knows of an operator: its form, its arguments, its results."""
+"""Torch's own facts about an operator: its form, its arguments, its results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TYPES = {
     "List[Tensor]": "Tensor[]",
     "List[Optional[Tensor]]": "Tensor?[]",
 }
-"""Types as torch prints them, and as native_functions.yaml has them."""
+"""Types as torch prints them, mapped to their spelling in native_functions.yaml."""
 
 
 class Slot(Protocol):
@@ -34,7 +34,7 @@ class Slot(Protocol):
 
 
 class Signature(Protocol):
-    """What must be known of an operator to stand in its place."""
+    """The facts about an operator that replacing it requires."""
 
     @property
     def name(self) -> str: ...
@@ -60,11 +60,11 @@ class Argument:
     type: str
     writes: bool
     required: bool = True
-    """Whether a call must have it."""
+    """Whether every call must pass it."""
     always: bool = True
-    """Whether every call has it, by its position."""
+    """Whether every call passes it by position."""
     default: Any = None
-    """What it is where a call does not have it."""
+    """Its value in calls that leave it out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +76,15 @@ class Facts:
     arguments: tuple[Argument, ...]
     returns: tuple[Argument, ...]
     composite: bool
-    """CompositeImplicitAutograd: made of other operators, so autograd sees through it. A few have kernels of their own besides."""
+    """Whether it is CompositeImplicitAutograd: autograd sees the operators that it calls.
+
+    False for the few that also have a CPU or CUDA kernel of their own.
+    """
     tags: frozenset[str] = frozenset()
 
 
 def facts(name: str) -> Facts | None:
-    """Return the facts of an overload, or None where this torch has none of that name."""
+    """Return the facts of an overload; None if this torch lacks it."""
     base, _, overload = name.partition(".")
     packet = getattr(torch.ops.aten, base, None)
     found = getattr(packet, overload, None)
@@ -97,25 +100,25 @@ def facts(name: str) -> Facts | None:
 
 
 def places_of_tensors(op: Facts) -> tuple[int, ...]:
-    """Return at which positions an operator takes tensors; nothing where it takes lists of them."""
+    """Return the positions of an operator's tensors; empty if it takes lists of tensors."""
     found = [(i, a.type) for i, a in enumerate(op.arguments) if "Tensor" in a.type]
     return tuple(i for i, _ in found) if all(kind in ("Tensor", "Tensor?") for _, kind in found) else ()
 
 
 def leads_with_tensors(op: Facts) -> bool:
-    """Whether the arguments that are tensors are the first ones of every call, and one tensor is what comes out."""
+    """Whether all tensors come first in every call, and the result is one tensor."""
     tensors = ["Tensor" in a.type and a.always for a in op.arguments]
     first = tensors.index(False) if False in tensors else len(tensors)
     return first == len(places_of_tensors(op)) and [r.type for r in op.returns] == ["Tensor"]
 
 
 def takes_any_number(op: Facts) -> bool:
-    """Whether there are arguments that may be whole numbers or others."""
+    """Whether an argument accepts both integers and other numbers."""
     return any("number" in a.type for a in op.arguments)
 
 
 def qualified(name: str) -> str:
-    """Return an operator's name as the dispatcher has it: without ``.default``."""
+    """Return an operator's name as the dispatcher spells it: without ``.default``."""
     return name.removesuffix(".default")
 
 

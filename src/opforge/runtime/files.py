@@ -1,4 +1,7 @@
-"""Read files that anybody may have put there: regular ones only, of bounded size, and without following links. Needs no torch."""
+"""Read untrusted files. Needs no torch.
+
+Only regular files of bounded size are read. Links are not followed.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 MOST_BYTES = 16 << 20
-"""Of one file."""
+"""Limit for one file."""
 MOST_FILES = 1000
-"""Below one folder, or that one kernel names."""
+"""Limit for one folder and its subfolders, and for the files that one kernel names."""
 _MOST_DEPTH = 16
 
 
 def read(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Return what a file holds; raises OSError, in words, where it is a link, no regular file, or larger than ``most`` bytes."""
+    """Return a file's bytes.
+
+    Raises OSError for a link, for anything but a regular file, and for more than ``most`` bytes.
+    """
     facts = os.lstat(path)
     if stat.S_ISLNK(facts.st_mode):
         raise OSError(errno.ELOOP, "it is a link, and links are not followed: copy the file", str(path))
     if not stat.S_ISREG(facts.st_mode):
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    # Without O_NONBLOCK, opening a FIFO that took the file's place meanwhile would wait for a writer.
+    # O_NONBLOCK: if a FIFO has replaced the file meanwhile, opening it does not wait for a writer.
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(handle, "rb") as opened:
         facts = os.fstat(handle)
@@ -31,18 +37,18 @@ def read(path: Path, most: int = MOST_BYTES) -> bytes:
         if facts.st_size > most:
             raise OSError(errno.EFBIG, f"it holds {facts.st_size} bytes; {most} are allowed", str(path))
         data = opened.read(most + 1)
-    if len(data) > most:  # it grows
+    if len(data) > most:  # it is growing
         raise OSError(errno.EFBIG, f"it holds more than {most} bytes", str(path))
     return data
 
 
 def read_text(path: Path, most: int = MOST_BYTES) -> str:
-    """Return a file's text; bytes that are not UTF-8 are replaced."""
+    """Return a file's text, with bytes that are not UTF-8 replaced."""
     return read(path, most).decode("utf-8", errors="replace")
 
 
 def is_regular(path: Path) -> bool:
-    """Whether there is a regular file, and not a link to one."""
+    """Whether the path is a regular file, and not a link to one."""
     try:
         return stat.S_ISREG(os.lstat(path).st_mode)
     except (OSError, ValueError):
@@ -50,7 +56,7 @@ def is_regular(path: Path) -> bool:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether there is a folder, and not a link to one."""
+    """Whether the path is a folder, and not a link to one."""
     try:
         return stat.S_ISDIR(os.lstat(path).st_mode)
     except (OSError, ValueError):
@@ -58,7 +64,10 @@ def is_folder(path: Path) -> bool:
 
 
 def below(folder: Path, most: int = MOST_FILES) -> Iterator[Path]:
-    """Yield the regular files in a folder and below it, hidden ones and compiled Python left out; raises OSError where there are too many."""
+    """Yield the regular files in a folder and its subfolders; raise OSError for too many.
+
+    Hidden files and compiled Python are left out.
+    """
     count = 0
     waiting = [(folder, 0)]
     while waiting:

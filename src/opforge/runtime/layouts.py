@@ -1,4 +1,4 @@
-"""How the elements of a tensor lie in memory, in words. Needs no torch."""
+"""Names for the memory layouts of tensors. Needs no torch."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ CONTIGUOUS, CHANNELS_LAST, TRANSPOSED, OFFSET, EMPTY = (
     "contiguous", "channels_last", "transposed", "offset", "empty",
 )  # fmt: skip
 PITCHED = "pitched"
-"""Rows without gaps in them, and gaps between rows: ``x[:, :k]``."""
+"""Gaps between rows, none within a row: ``x[:, :k]``."""
 STRIDED = "strided"
 """Gaps between the elements of a row: ``x[:, ::2]``."""
 PERMUTED = "permuted"
-"""Gaps, and dimensions in another order than memory has them: ``x[:, :k].t()``."""
+"""Gaps, and dimensions in another order than in memory: ``x[:, :k].t()``."""
 OVERLAPPING = "overlapping"
-"""Several elements in one place, as windows have them."""
+"""Several elements at one address, as in sliding windows."""
 EXPANDED = "expanded"
-"""One place for all along some dimension, and not the last one."""
+"""Stride 0 in some dimension, but not the last."""
 EXPANDED_LAST = "expanded_last"
-"""One place for a whole row."""
+"""Stride 0 in the last dimension."""
 SHAPES_DIFFER = "shapes differ"
-"""Beside layouts: the tensors of a call are not all of one shape, as where one is broadcast."""
+"""Listed with layouts: the tensors of a call differ in shape, as with broadcasting."""
 
 
 def layouts(shape: Sequence[int], stride: Sequence[int]) -> frozenset[str]:
-    """Return the layout of a shape and strides; of an expanded tensor with what else is to be said of it."""
+    """Return the layout for a shape and strides. An expanded tensor may have a second layout."""
     if 0 in shape:
         return frozenset({EMPTY})
     sizes = [(step, size) for size, step in zip(shape, stride, strict=True) if size > 1]
@@ -41,7 +41,7 @@ def layouts(shape: Sequence[int], stride: Sequence[int]) -> frozenset[str]:
 
 
 def _of_distinct(sizes: Sequence[tuple[int, int]]) -> str:
-    """Return the layout of dimensions of more than one place, each with its step and its size."""
+    """Return the layout of dimensions with nonzero strides, given as (stride, size)."""
     if _dense(reversed(sizes)):
         return CONTIGUOUS
     inner_first = sorted(sizes)
@@ -55,7 +55,7 @@ def _of_distinct(sizes: Sequence[tuple[int, int]]) -> str:
 
 
 def _overlap(sizes: Iterable[tuple[int, int]]) -> bool:
-    """Whether a step, the innermost first, ends inside of what the steps before it reach."""
+    """Whether a stride lies within the span of the inner dimensions; innermost first."""
     reached = 0
     for step, size in sizes:
         if step <= reached:
@@ -65,7 +65,7 @@ def _overlap(sizes: Iterable[tuple[int, int]]) -> bool:
 
 
 def _dense(sizes: Iterable[tuple[int, int]]) -> bool:
-    """Whether steps follow from the sizes before them, the innermost first."""
+    """Whether each stride is the product of the sizes before it; innermost first."""
     expected = 1
     for step, size in sizes:
         if step != expected:

@@ -1,4 +1,4 @@
-"""Load the function of a kernel's file in this process."""
+"""Load a kernel's function from its file into this process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class LoadError(Exception):
 
 
 def load(file: Path, entries: Sequence[str], library: str = "") -> Function:
-    """Return the first of the named functions of a Python file, or the operator that a library built of the file registers."""
+    """Return the first named function of a Python file, or the operator of the built library."""
     return _operator(Path(library), entries) if library else _function(file, entries)
 
 
@@ -29,7 +29,7 @@ def _function(file: Path, entries: Sequence[str]) -> Function:
         module = load_file(file)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # a file may say sys.exit(), and the program is not its own
+    except BaseException as error:  # a file may call sys.exit(), which must not end the program
         raise LoadError(f"{file.name} raised while loading: {type(error).__name__}: {error}") from error
     for entry in entries:
         if callable(found := getattr(module, entry, None)):
@@ -42,7 +42,7 @@ def _operator(library: Path, entries: Sequence[str]) -> Function:
     before = set(torch._C._dispatch_get_all_op_names())  # noqa: SLF001  # torch has no public list of operators
     known = _LIBRARIES.get(library)
     if known is None:
-        if _is_claimed(library.stem):  # what OPFORGE_NAMESPACE stands for in its sources
+        if _is_claimed(library.stem):  # the value of OPFORGE_NAMESPACE in its sources
             raise LoadError(
                 f"{library.name} has operators in the namespace {library.stem}, which another library has in this process "
                 "already, perhaps an earlier build of the same source; loading both would end it. Start anew, or rename one"
@@ -64,13 +64,16 @@ def _operator(library: Path, entries: Sequence[str]) -> Function:
 
 
 def _is_claimed(namespace: str) -> bool:
-    """Whether a library has a namespace for itself in this process: claiming it for a moment is refused then."""
+    """Whether a library in this process has claimed a namespace.
+
+    It tries to claim the namespace for a moment, which torch then refuses.
+    """
     try:
-        torch.library.Library(namespace, "DEF")._destroy()  # noqa: SLF001  # torch has no public way to give it back
+        torch.library.Library(namespace, "DEF")._destroy()  # noqa: SLF001  # torch has no public way to release it
     except RuntimeError as error:
         return "Only a single TORCH_LIBRARY" in str(error)
     return False
 
 
 _LIBRARIES: dict[Path, list[str]] = {}
-"""What libraries register that were loaded before: a library is loaded once in a process."""
+"""Operators of the libraries loaded so far. A process loads a library only once."""

@@ -1,7 +1,8 @@
-"""Modules of a kernel: its file and those that lie beside it, always read from their sources, and its own in whatever program it runs.
+"""Import a kernel's file and the modules beside it, always from source.
 
-They are the modules of a package that has the folder for its place and a name that nobody else has. Where they import each other, it is said
-relative to that package when they are compiled, so that neither the program nor another kernel is in their way, or they in theirs.
+They become modules of a package with a unique name and the kernel's folder as its path. Imports
+among them are made relative to that package when they are compiled. So they cannot clash with
+modules of the program or of another kernel.
 """
 
 from __future__ import annotations
@@ -27,13 +28,16 @@ from typing import Any
 
 _PREFIX = "opforge_kernel_"
 _SHARED = sys.stdlib_module_names | {"__main__", "numpy", "opforge", "torch", "triton"}
-"""Modules that are everybody's, whatever lies beside a kernel."""
+"""Modules that are always imported globally, whatever lies beside a kernel."""
 _UNUSED = "_imported_from_beside"
-"""What a module is called that is imported for being there: ``import a.b`` makes only ``a`` known."""
+"""Name for a submodule that is only to be loaded: ``import a.b`` binds only ``a``."""
 
 
 def load_file(file: Path) -> ModuleType:
-    """Return a kernel's file as a module, read anew with what it imports from beside it; whatever it raises goes on."""
+    """Load a kernel's file as a module, together with the modules it imports from beside it.
+
+    All are read again from disk. Exceptions propagate.
+    """
     stem = file.stem.replace(".", "_")  # a dot would make it a module of another package
     package = f"{_PREFIX}{hashlib.sha256(os.fsencode(file.parent)).hexdigest()[:12]}_{stem}"
     name = f"{package}.{stem}"
@@ -44,7 +48,7 @@ def load_file(file: Path) -> ModuleType:
     whole.__path__ = [str(file.parent)]
     whole.__spec__ = ModuleSpec(package, None, is_package=True)
     sys.modules[package] = whole
-    loader = _FromSource(name, str(file))  # and not by the finder, which lists the folder: not everyone may
+    loader = _FromSource(name, str(file))  # not the finder: it lists the folder, which may be forbidden
     spec = ModuleSpec(name, loader, origin=str(file))
     spec.has_location = True
     module = sys.modules[name] = module_from_spec(spec)
@@ -58,7 +62,7 @@ def load_file(file: Path) -> ModuleType:
 
 
 def forget(package: str) -> None:
-    """Take a package and its modules from where all modules are."""
+    """Remove a package and its modules from ``sys.modules``."""
     for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
         del sys.modules[name]
 
@@ -79,7 +83,10 @@ class _Finder(MetaPathFinder):
 
 
 class _FromSource(SourceFileLoader):
-    """Compiles a module anew: a cache of bytecode is known by whole seconds and a length, and may be of another source."""
+    """Compiles a module anew.
+
+    Cached bytecode is matched by whole seconds and length, so it may belong to another source.
+    """
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
@@ -92,7 +99,7 @@ class _FromSource(SourceFileLoader):
 
 
 class _Relative(ast.NodeTransformer):
-    """Makes imports of some modules relative ones, so many levels up."""
+    """Makes imports of the named modules relative, ``level`` levels up."""
 
     def __init__(self, names: set[str], level: int) -> None:
         self._names = names
@@ -123,11 +130,11 @@ def _alias(like: ast.alias, name: str, asname: str | None) -> ast.alias:
 
 
 def _modules_in(folder: Path) -> set[str]:
-    """Return the names by which modules and packages in a folder are imported."""
+    """Return the names of importable modules and packages in a folder."""
     found: set[str] = set()
     try:
         entries = list(folder.iterdir())
-    except OSError:  # a folder whose files can be read and not listed
+    except OSError:  # its files may still be readable
         return found
     for entry in entries:
         if entry.suffix in (".py", ".so") or (entry.is_dir() and next(entry.rglob("*.py"), None) is not None):

@@ -1,4 +1,4 @@
-"""ATen's own kernels, held while something else stands in their place, and how something is put there."""
+"""Access to ATen's own kernels while they are overridden, and the override itself."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from torch._C import DispatchKey, DispatchKeySet
 from .facts import Signature, qualified
 
 NUMBERS = (bool, int, float, complex)
-"""Plain numbers, from the lowest kind to the highest; a bool is an int too, and comes first."""
+"""Plain numbers, from the lowest kind to the highest. A bool is also an int, so it is first."""
 _WIDEST = (torch.bool, torch.int64, torch.float64, torch.complex128)
 
 
 def original_of(op: Signature, key: str) -> Callable[..., Any]:
-    """Return ATen's kernel of an operator for one dispatch key, as it is now; calling it passes by whatever comes later."""
+    """Return ATen's current kernel of an operator for one dispatch key.
+
+    Calls to it bypass later overrides.
+    """
     kernel = torch.library.get_kernel(f"aten::{qualified(op.name)}", key)
     boxed = functools.partial(kernel.call_boxed, DispatchKeySet(getattr(DispatchKey, key)))
     tensors = tuple(i for i, a in enumerate(op.arguments) if a.type in ("Tensor", "Tensor?"))
@@ -38,20 +41,20 @@ def device_key(device: str) -> str:
 
 
 def put(library: Any, op: Signature, function: Callable[..., Any], key: str) -> None:
-    """Put a function in the place of ATen's kernel, until the library is destroyed."""
+    """Override ATen's kernel with a function, until the library is destroyed."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that something was there before is the point
+        warnings.simplefilter("ignore")  # torch warns of the override, which is intended
         library.impl(qualified(op.name), function, key, allow_override=True)
 
 
 def registrations(op: Signature) -> str:
-    """Return all that is registered for an operator, in torch's own words."""
-    dump: str = torch._C._dispatch_dump(f"aten::{qualified(op.name)}")  # noqa: SLF001  # torch has no public name for it
+    """Return torch's own dump of everything registered for an operator."""
+    dump: str = torch._C._dispatch_dump(f"aten::{qualified(op.name)}")  # noqa: SLF001  # torch has no public one
     return dump
 
 
 def _with_tensors(args: tuple[Any, ...], tensors: Sequence[int]) -> tuple[Any, ...]:
-    """Return arguments with plain numbers that stand for tensors turned into tensors, as the boxed call wants them."""
+    """Return arguments with numbers for tensors turned into tensors, as boxed calls require."""
     like = next((a for a in args if isinstance(a, torch.Tensor)), None)
     changed = list(args)
     for i in tensors:
@@ -61,20 +64,21 @@ def _with_tensors(args: tuple[Any, ...], tensors: Sequence[int]) -> tuple[Any, .
 
 
 def _number(value: Any, like: torch.Tensor | None) -> torch.Tensor:
-    """Return a number as a tensor that makes of a result beside another tensor what the number makes of it."""
+    """Return a number as a tensor with the same type promotion beside ``like``."""
     beside = (None, False) if like is None else (like.dtype, like.dim() == 0)
     if not value or (
         isinstance(value, complex) and not (value.real and value.imag)
-    ):  # 0.0 and -0.0 are equal, and differ
+    ):  # not cached: 0.0 and -0.0 are equal keys
         return _made(value, *beside)
     return _kept(value, value.__class__, *beside, torch.get_default_dtype())
 
 
 def _made(value: Any, beside: torch.dtype | None, whole: bool) -> torch.Tensor:
-    """Return a number as a tensor; it is only read.
+    """Return a number as a tensor with the same type promotion. Callers only read it.
 
-    A number has no say in the dtype unless it is of a higher kind. Beside tensors with dimensions that is so of tensors without, so that it keeps all places;
-    where there is no tensor at all, it has the default dtype.
+    A number affects the result's dtype only if it is of a higher kind. Beside tensors with
+    dimensions, the same is true of 0-dim tensors, so the tensor has the widest dtype and keeps all
+    digits. Without any other tensor, it has the default dtype.
     """
     kind = next(i for i, one in enumerate(NUMBERS) if isinstance(value, one))
     dtype = _widest(value) if kind == NUMBERS.index(int) else _WIDEST[kind]
@@ -83,7 +87,7 @@ def _made(value: Any, beside: torch.dtype | None, whole: bool) -> torch.Tensor:
             return torch.tensor(value, device="cpu")
         if beside is not None and (whole or kind > _kind(beside)):
             dtype = torch.result_type(torch.empty(() if whole else 1, dtype=beside, device="cpu"), value)
-            if kind == _kind(dtype) == NUMBERS.index(int):  # its lowest bits
+            if kind == _kind(dtype) == NUMBERS.index(int):  # keep its lowest bits
                 value = int(torch.tensor(value, dtype=_widest(value), device="cpu").to(dtype).item())
         return torch.tensor(value, dtype=dtype, device="cpu")
 
@@ -98,5 +102,5 @@ def _widest(value: int) -> torch.dtype:
 
 
 def _kind(dtype: torch.dtype) -> int:
-    """Return where the numbers of a dtype stand in ``NUMBERS``."""
+    """Return the index in ``NUMBERS`` of a dtype's kind."""
     return 3 if dtype.is_complex else 2 if dtype.is_floating_point else 0 if dtype is torch.bool else 1

@@ -1,4 +1,7 @@
-"""The file of a proof, read and checked: it may be anybody's, and half of one. Only those that this installation has signed are believed. Needs no torch."""
+"""Read and check proof files, which may be incomplete or from anyone. Needs no torch.
+
+Outside packages, only proofs that this installation has signed are trusted.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,14 @@ from typing import Any
 from . import files, signing
 
 FORMAT = 5
-"""What is written now. Older files hold no extents."""
+"""Version that is written now. Older files hold no extents."""
 _MOST_FORMAT = 1_000_000
 
 
 def read(path: Path, *, packed: bool = False) -> dict[str, Any] | str | None:
-    """Return what a proof says, whole and of the right types; else why it says nothing, or None where there is none.
+    """Return a proof with all fields checked; else why it is unusable, or None if there is none.
 
-    One that is ``packed`` belongs to a package, which is signed as a whole, by whoever made it.
+    A ``packed`` proof belongs to a package, which its maker signs as a whole.
     """
     try:
         proof = json.loads(files.read(path))
@@ -37,12 +40,12 @@ def read(path: Path, *, packed: bool = False) -> dict[str, Any] | str | None:
 
 
 def signed(key: bytes, proof: dict[str, Any]) -> dict[str, Any]:
-    """Return a proof with this installation's signature of all that is read of it."""
+    """Return a proof with this installation's signature of all fields that are read."""
     return {**proof, "signature": signing.mac(key, _checked(proof))}
 
 
 def failures(failed: Mapping[str, Mapping[str, Any]]) -> str:
-    """Say how many cases of some operators failed, and name one; nothing where none did."""
+    """Say how many cases of some operators failed, with an example; empty if none did."""
     rows = [row for found in failed.values() for row in found.values()]
     cases = [item for row in rows for item in row["cases"].items()]
     count = len(cases) + sum(sum(row["more"].values()) for row in rows)
@@ -51,7 +54,10 @@ def failures(failed: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _checked(proof: dict[str, Any]) -> dict[str, Any]:
-    """Return a proof with all that must stand in it and nothing else; raises where something is missing or is not what it must be."""
+    """Return a proof reduced to the known fields.
+
+    Raises if a field is missing or has a wrong type or value.
+    """
     return {
         "opforge_proof": FORMAT,
         **{name: _text(proof[name]) for name in ("digest", "torch", "device")},
@@ -111,7 +117,7 @@ def _range(value: Any) -> list[int]:
 
 
 def _number(value: Any, most: int | None = None) -> int:
-    """Return a number as it is; True is none."""
+    """Return a non-negative integer unchanged. True is not an integer here."""
     if type(value) is not int or value < 0 or (most is not None and value > most):
         raise ValueError(value)
     return value
@@ -124,7 +130,7 @@ def _flag(value: Any) -> bool:
 
 
 def _text(value: Any) -> str:
-    """Return a text that can be shown as it is."""
+    """Return a printable text unchanged."""
     if not isinstance(value, str) or not value.isprintable():
         raise ValueError(value)
     return value

@@ -1,4 +1,8 @@
-"""What a result must be like: held against the schema always, and against a run without contents where nothing is proven."""
+"""Checks of a kernel's results.
+
+Their types are always checked against the schema. Where nothing is proven, their dtypes, shapes and
+devices are checked against a run on the meta device.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +15,24 @@ from .facts import Signature
 
 Function = Callable[..., Any]
 Like = list[tuple[torch.dtype, torch.Size, torch.device | None] | None]
-"""Dtype, shape and device of each tensor of a result, the latter where it is known; None for one that is not there."""
+"""Dtype, shape and device of each tensor of a result; None for an absent tensor.
+
+The device is None if it is not known.
+"""
 _MAY_LACK = frozenset({"mkldnn_rnn_layer.default"})
-"""Operators without a mask whose results are not all there: this one has a workspace for a backward pass alone."""
+"""Operators without an output mask that may return None for a result.
+
+This one has a workspace only for a backward pass.
+"""
 _MOST_KNOWN = 1024
-"""Calls of which it is remembered what they return; with more of them all are forgotten."""
+"""Calls whose expected results are cached. A full cache is emptied."""
 
 
 def check_kind(op: Signature, result: Any) -> None:
-    """Refuse results that are not even of the kind that the schema says: the dispatcher would take them, or end the process."""
+    """Raise TypeError for results that do not have the types of the schema.
+
+    The dispatcher would accept them, or end the process.
+    """
     expected = op.returns
     found = (result,) if len(expected) == 1 else result
     if not expected:
@@ -31,7 +44,7 @@ def check_kind(op: Signature, result: Any) -> None:
     masked = op.name in _MAY_LACK or any(argument.name == "output_mask" for argument in op.arguments)
     for value, wanted in zip(found, expected, strict=True):
         is_list = wanted.type.startswith("Tensor[")
-        if value is None and masked:  # one that was not asked for: torch's own word for it
+        if value is None and masked:  # torch's own value for a result that was not requested
             continue
         if wanted.type == "Tensor" and not isinstance(value, torch.Tensor):
             raise TypeError(f"a kernel for {op.name} returned {type(value).__name__}, not a tensor")
@@ -40,7 +53,7 @@ def check_kind(op: Signature, result: Any) -> None:
 
 
 class Likeness:
-    """Holds results of a functional operator against what it would return for tensors without contents; remembers what that was."""
+    """Compares results of a functional operator with a run on the meta device, which it caches."""
 
     def __init__(self, op: Signature) -> None:
         self._op = op
@@ -49,7 +62,7 @@ class Likeness:
         self._known: dict[Any, Like | None] = {}
 
     def checked(self, function: Function) -> Function:
-        """Return a function whose results are looked at."""
+        """Wrap a function so that its results are checked."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             result = function(*args, **kwargs)
@@ -59,7 +72,10 @@ class Likeness:
         return call
 
     def check(self, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raise TypeError where dtype, shape or device of a result cannot be the operator's; to be called inside of a kernel."""
+        """Raise TypeError if dtype, shape or device of a result cannot be the operator's.
+
+        Call it only inside a kernel, where operators are ATen's own.
+        """
         check_kind(self._op, result)
         key = (_key([*args, *kwargs.items()]), torch.get_default_dtype())
         if key not in self._known:
@@ -69,12 +85,12 @@ class Likeness:
         expected = self._known[key]
         if expected is None or not self._unlike(result, expected):
             return
-        self._known[key] = expected = _like(self._function(*args, **kwargs))  # which without contents may differ
+        self._known[key] = expected = _like(self._function(*args, **kwargs))  # the meta device may differ
         if wrong := self._unlike(result, expected):
             raise TypeError(f"a kernel for {self._op.name} returned {wrong}")
 
     def _unlike(self, result: Any, expected: Like) -> str:
-        """Say what of a result is not as expected."""
+        """Say how a result differs from what is expected; empty if it does not."""
         found = _flat(result)
         if len(found) != len(expected):
             return f"{len(found)} tensors, not {len(expected)}"
@@ -94,14 +110,14 @@ class Likeness:
 
     def _without_contents(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Like | None:
         given = [t for t in _flat([*args, *kwargs.values()]) if t is not None]
-        if not given and kwargs.get("device") is None:  # it would be made where tensors are made by default
+        if not given and kwargs.get("device") is None:  # the result would be on the default device
             return None
         device = torch.device(kwargs["device"]) if kwargs.get("device") is not None else None
         where = device or next((t.device for t in given if t.dim()), None)
         try:
             found = self._function(*_meta(args), **{name: _meta(value) for name, value in kwargs.items()})
             return [None if t is None else (t.dtype, t.shape, where) for t in _flat(found)]
-        except Exception:  # noqa: BLE001  # results that depend on contents, devices among the arguments: nothing is known
+        except Exception:  # noqa: BLE001  # data-dependent results, device arguments: unknown
             return None
 
 

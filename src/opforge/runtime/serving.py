@@ -1,7 +1,7 @@
-"""One operator's place in the dispatcher: who is asked, in which order, and what becomes of a call.
+"""One operator's slot in the dispatcher: the kernels tried in order, and the answer to a call.
 
-A kernel stands below autograd: ATen's own derivative formulas are above it. Inside a kernel every operator is ATen's own, so that kernels
-do not run on each other, or round in circles.
+A kernel runs below autograd: ATen's derivative formulas apply above it. Inside a kernel every
+operator is ATen's own, so kernels neither run on each other nor recurse.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from .shortest import GUARDED, INSIDE, Memory, below_autocast, shortest
 
 Function = Callable[..., Any]
 _MOST_REASONS = 16
-"""Reasons for falling back that are told apart; further ones count as one."""
+"""Reasons for falling back that are counted separately; further ones share one count."""
 _OTHER_REASONS = "other reasons"
 
 
 class KernelWarning(RuntimeWarning):
-    """A kernel failed and was taken out, or is passed by."""
+    """A kernel failed and was removed, or is bypassed."""
 
 
 LOCK = threading.RLock()
-"""Held by who changes what stands where."""
+"""Held while kernels are installed or removed."""
 
 
 @dataclass
 class Count:
-    """What became of the calls that one kernel was asked for."""
+    """Counts of the calls to one kernel, by outcome."""
 
     server: Server
     served: int = 0
     aten: Counter[str] = field(default_factory=Counter)
-    """How often it was passed by, by reason."""
+    """How often the kernel was skipped, by reason."""
 
     def passed_by(self, reason: str) -> None:
         known = reason in self.aten or len(self.aten) < _MOST_REASONS
@@ -51,7 +51,7 @@ class Count:
 
 
 class Server:
-    """A kernel at one operator."""
+    """A kernel installed at one operator."""
 
     def __init__(
         self,
@@ -73,30 +73,31 @@ class Server:
             self.memory = Memory(domain, function, self._detached, any_number=takes_any_number(op))
         self._required = required
         self._redoable = not own_form or op.form == FUNCTIONAL
-        """Whether ATen can still answer when the kernel has raised: the adapters write last."""
+        """Whether ATen can still answer after the kernel raised. Adapters write last."""
 
     def outside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-        """Say why a call is not for this kernel; nothing where it is."""
+        """Say why a call is not for this kernel; empty if it is."""
         return "" if self._domain is None else self._domain.outside(args, kwargs)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the kernel's answer to a call."""
+        """Run the kernel on a call, and check the types of its result."""
         function = self._detached if _wants_gradients([*args, *kwargs.values()]) else self._function
         result = below_autocast(function)(*args, **kwargs)
         check_kind(self._op, result)
         return result
 
     def _detached(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the kernel, which is below autograd, with tensors that want no gradients, or are not asked for any.
+        """Run the kernel, which is below autograd, so that it records no gradients.
 
-        The mode stays as it is: some of ATen's operators keep more for a backward pass when it is on.
+        Tensors are detached if grad mode is on. The mode itself stays: some ATen operators keep
+        more for a backward pass when it is on.
         """
         if not torch.is_grad_enabled():
             return self._function(*args, **kwargs)
         return self._function(*map(_detached, args), **{name: _detached(value) for name, value in kwargs.items()})
 
     def failed(self, error: Exception) -> bool:
-        """Whether an exception is a failure of the kernel's, and not its way of declining."""
+        """Whether an exception is a failure of the kernel rather than its way of declining."""
         return self._required and not isinstance(error, NotImplementedError)
 
     @property
@@ -105,7 +106,7 @@ class Server:
 
 
 class Place:
-    """An operator's place for one device. It is ATen's again when ``leave`` is called."""
+    """An operator's dispatcher slot for one device. ``leave`` gives it back to ATen."""
 
     def __init__(self, op: Facts, key: str) -> None:
         self.op = op
@@ -118,7 +119,7 @@ class Place:
 
     @property
     def servers(self) -> tuple[Server, ...]:
-        """Return the kernels that stand here; the one that was enabled last is asked first."""
+        """Return the installed kernels. The one enabled last is tried first."""
         return self._servers
 
     @servers.setter
@@ -133,8 +134,8 @@ class Place:
                 self._take(first.memory, first.count, None)
 
     def leave(self) -> None:
-        """Give the place back; afterwards the dispatcher is what it was before."""
-        self._library._destroy()  # noqa: SLF001  # torch has no public way to take an implementation out again
+        """Remove the override. The dispatcher is then as it was before."""
+        self._library._destroy()  # noqa: SLF001  # torch has no public way to remove an implementation
 
     def _call(
         self,
@@ -143,12 +144,15 @@ class Place:
         raised: Exception | None = None,
         counted: Count | None = None,
     ) -> Any:
-        """Answer a call; ``raised`` is what a kernel has raised on it already, the one whose calls are ``counted``."""
+        """Answer a call on the slow path.
+
+        If a kernel has been tried, ``raised`` is its exception and ``counted`` are its counts.
+        """
         failures: list[tuple[Server, Exception]] = []
         try:
             return self._answer(args, kwargs, failures, raised, counted)
         finally:
-            failures.clear()  # an error holds the frames that it went through, and these hold a call's tensors
+            failures.clear()  # an error keeps its frames alive, and these keep the call's tensors alive
 
     def _answer(
         self,
@@ -176,15 +180,16 @@ class Place:
             self._take_out(failures, f"{server.kernel} answers from now on")
             return result
         result = self._original(*args, **kwargs)
-        self._take_out(failures, "ATen answers from now on")  # where it raises too, that was no fault of the kernel's
+        self._take_out(failures, "ATen answers from now on")  # if ATen raises too, the kernel is not at fault
         return result
 
     def _failed(
         self, server: Server, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[tuple[Server, Exception]]:
-        """Count what a kernel raised; return it with the kernel if that was a failure. Where it may have written already, the call is lost.
+        """Count a kernel's exception; return it with the kernel if it is a failure.
 
-        One that declines has not written.
+        A kernel that declines has not written. If a failed kernel may have written, its exception
+        is raised: the call is lost.
         """
         failed = server.failed(error)
         server.count.passed_by(f"{'raised' if failed else 'declined:'} {type(error).__name__}: {error}")
@@ -197,10 +202,10 @@ class Place:
         raise error
 
     def _raises_too(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether ATen raises on copies of what was given."""
+        """Whether ATen raises on copies of the arguments."""
         try:
             self._original(*map(_copied, args), **{name: _copied(value) for name, value in kwargs.items()})
-        except Exception:  # noqa: BLE001  # whatever it is
+        except Exception:  # noqa: BLE001  # any exception counts
             return True
         return False
 
@@ -214,7 +219,7 @@ class Place:
 
 
 def _within(server: Server, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return a kernel's answer, with this thread marked as inside a kernel."""
+    """Run a kernel with this thread marked as inside a kernel."""
     INSIDE.now = True
     try:
         return server.call(args, kwargs)

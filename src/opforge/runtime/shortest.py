@@ -1,7 +1,8 @@
-"""The shortest way from the dispatcher to a kernel, or past it to ATen, for calls of which it is known at once what is to become of them.
+"""Fast path from the dispatcher to a kernel or to ATen, for calls seen before.
 
-What is done here is done for every call of a model, so that each attribute that is read counts: what was found out about a call is remembered by its
-geometry and its other arguments, and the next one like it is known by a single question, which torch's own guards answer, and by comparing these.
+It runs for every call of a model, so each attribute lookup counts. The decision for a call is
+remembered by the geometry of its tensors and by its other arguments. A call like it is recognised
+by one torch guard for the geometry and by comparing the other arguments.
 """
 
 from __future__ import annotations
@@ -19,19 +20,29 @@ from .words import Allowed
 
 Function = Callable[..., Any]
 Check = Callable[..., bool]
-"""Whether the tensors of a call, and what stands in the place of one, are of one geometry."""
+"""Whether the tensors of a call, or values in their place, have a certain geometry."""
 Known = tuple[Check, Any, Any, Function, str]
-"""What knows the calls of one geometry, their other arguments by position and by name, who answers them, and why not: nothing where they are inside of what
-is proven."""
+"""The decision for calls of one geometry with the same other arguments.
+
+Fields: check of the geometry, other positional arguments, keyword arguments, function that answers,
+and why the call is not proven (empty if it is).
+"""
 Whole = Callable[..., Any]
-"""Answers a call in the long way: positional arguments, keywords and, if a kernel has been asked, what it raised and what counts its calls."""
+"""Answers a call on the slow path.
+
+Takes positional arguments, keywords and, if a kernel has been tried, its exception and its counts.
+"""
 _Learnt = tuple[Check, Function, str, Allowed]
-"""What knows the calls of one geometry, who answers them, why none of them is inside, and what their other arguments may be."""
+"""What is known of calls of one geometry.
+
+Fields: check of the geometry, function that answers, why none of the calls is proven (empty if some
+may be), and the allowed values of the other arguments.
+"""
 MOST_KNOWN = 256
-"""Geometries that are remembered at one operator; with more of them all are forgotten."""
+"""Geometries remembered at one operator. When this is exceeded, all are forgotten."""
 _GUARDS: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)  # noqa: SLF001
 GUARDED = _GUARDS is not None
-"""Whether torch has guards, which are not public; without them each call goes the long way."""
+"""Whether torch has guards, which are private. Without them every call takes the slow path."""
 
 
 class _Inside(threading.local):
@@ -42,12 +53,12 @@ class _Inside(threading.local):
 
 
 INSIDE = _Inside()
-"""Inside a kernel every operator is ATen's own."""
+"""Marks threads inside a kernel, where every operator is ATen's own."""
 
 
 def below_autocast(function: Function) -> Function:
-    """Return a function in which operators cast nothing by themselves, though autocast be on: a kernel stands below it."""
-    if not torch._C._is_any_autocast_enabled():  # noqa: SLF001  # which torch.is_autocast_enabled asks for each device
+    """Return a function that runs with autocast off: kernels are below autocast."""
+    if not torch._C._is_any_autocast_enabled():  # noqa: SLF001  # torch.is_autocast_enabled is for one device
         return function
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -58,15 +69,17 @@ def below_autocast(function: Function) -> Function:
 
 
 class Memory:
-    """What was found out about calls of one operator, by the geometry of their tensors."""
+    """Decisions about calls of one operator, by the geometry of their tensors."""
 
     def __init__(self, domain: Domain, function: Function, detached: Function, *, any_number: bool) -> None:
-        """``function`` answers calls in the domain; where a tensor wants gradients, ``detached``, for whether they are recorded differs from call to call.
+        """Remember decisions for one kernel.
 
-        Of ``any_number`` the operator takes whole and other ones in one place, which are equal and not the same.
+        ``function`` answers calls in the domain. ``detached`` does so if a tensor requires
+        gradients, because grad mode differs from call to call. With ``any_number``, an argument of
+        the operator takes both integers and other numbers: 1 and 1.0 are equal but not the same.
         """
         self.last: list[Known] = [_NOTHING]
-        """What the last call was like, by itself in a list: threads share it."""
+        """Decision for the last call. It is alone in a list because threads share it."""
         self._domain, self._function, self._detached, self._any_number = domain, function, detached, any_number
         self._learnt: dict[tuple[Any, Any], list[_Learnt]] = {}
         self._room = MOST_KNOWN
@@ -74,7 +87,11 @@ class Memory:
     def find(
         self, given: Sequence[Any], rest: tuple[Any, ...], kwargs: dict[str, Any], args: tuple[Any, ...]
     ) -> Known | None:
-        """Return what is known of calls like this one, given its tensors, the rest, and all; None where that cannot be remembered."""
+        """Return the decision for calls like this one; None if it cannot be remembered.
+
+        ``given`` are the tensors, ``rest`` the other positional arguments, ``args`` all positional
+        ones.
+        """
         first, last = given[0], given[-1]
         key = (
             first.numel() if isinstance(first, torch.Tensor) else None,
@@ -92,15 +109,15 @@ class Memory:
         return check, self._same(rest), self._same(kwargs), function, reason
 
     def _learn(self, key: tuple[Any, Any], given: Sequence[Any]) -> _Learnt | None:
-        tensors = any(isinstance(v, torch.Tensor) for v in given)  # by which guards know modes too
+        tensors = any(isinstance(v, torch.Tensor) for v in given)  # guards need one to check modes too
         if not tensors or not all(v is None or isinstance(v, (torch.Tensor, *NUMBERS)) for v in given):
             return None
         reason, anywhere = self._domain.ask(given), self._domain.anywhere(given)
-        if not anywhere and not _begins(*given):  # another one like it that begins its memory may be inside
+        if not anywhere and not _begins(*given):  # without an offset, the same geometry may be inside
             return None
         wanting = any(getattr(v, "requires_grad", False) for v in given)
         check = alike(*given) if anywhere or reason else _both(alike(*given), _begins)
-        function = below_autocast(self._detached if wanting else self._function)  # guards tell calls apart by it
+        function = below_autocast(self._detached if wanting else self._function)  # guards distinguish calls by it
         learnt = (check, function, reason, self._domain.arguments(given))
         if self._room <= 0:
             self._learnt, self._room = {}, MOST_KNOWN
@@ -109,12 +126,15 @@ class Memory:
         return learnt
 
     def _same(self, values: Any) -> Any:
-        """Return what is equal to arguments like these."""
+        """Return an object equal to arguments like these."""
         return _Alike(values) if values and (self._any_number or _has_ambiguous(values)) else _kept(values)
 
 
 class _Alike:
-    """Stands for arguments, and is equal to those that are the same and of the same kinds: 1 is not 1.0 here, nor True, and 0.0 not -0.0."""
+    """Equal only to the same values of the same types.
+
+    Here 1 is neither 1.0 nor True, and 0.0 is not -0.0.
+    """
 
     def __init__(self, values: Any) -> None:
         self._values = _kept(values)
@@ -125,7 +145,7 @@ class _Alike:
 
 
 def _kept(value: Any) -> Any:
-    """Return a value that nobody else can change."""
+    """Return a copy that nobody else can change."""
     if isinstance(value, list | tuple):
         return type(value)(map(_kept, value))
     return {name: _kept(one) for name, one in value.items()} if isinstance(value, dict) else value
@@ -143,7 +163,7 @@ def _kind(value: Any) -> Any:
 
 
 def _has_ambiguous(value: Any) -> bool:
-    """Whether there are numbers to which others are equal: zeros have signs."""
+    """Whether there are numbers that equal different ones, such as signed zeros."""
     if isinstance(value, list | tuple):
         return any(map(_has_ambiguous, value))
     return any(map(_has_ambiguous, value.values())) if isinstance(value, dict) else _is_ambiguous(value)
@@ -154,7 +174,11 @@ def _is_ambiguous(value: Any) -> bool:
 
 
 def alike(*given: Any) -> Check:
-    """Return what knows tensors of the same class, dtype, device, shape and strides, which want gradients as these do or not; numbers of their kind; None."""
+    """Return a check for values like these.
+
+    Tensors match by class, dtype, device, shape, strides and whether they require gradients.
+    Numbers match by type. None matches None.
+    """
     tensors = [v for v in given if isinstance(v, torch.Tensor)]
     if len(tensors) == len(given) == len(set(map(id, tensors))):
         return _geometry(*tensors)
@@ -171,7 +195,10 @@ def alike(*given: Any) -> Check:
 
 
 def _geometry(*tensors: Any) -> Check:
-    """Return what knows tensors like these, which are different ones; guards take one that is given twice for none."""
+    """Return a guard for tensors like these, which must be distinct objects.
+
+    A guard never matches a tensor that is passed twice.
+    """
     check: Check = _GUARDS.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
     return check
 
@@ -181,7 +208,7 @@ def _both(first: Check, second: Check) -> Check:
 
 
 def _begins(*given: Any) -> bool:
-    """Whether tensors begin where their memory begins."""
+    """Whether all tensors begin where their memory begins."""
     return not any(displaced(v) for v in given if isinstance(v, torch.Tensor))
 
 
@@ -197,20 +224,25 @@ _NOTHING: Known = (_no, (), {}, _no, "")
 
 
 class Counted(Protocol):
-    """What counts the calls that a kernel was asked for."""
+    """Counts of the calls to a kernel."""
 
     served: int
     aten: Counter[str]
 
 
-def shortest(  # noqa: PLR0915  # three ways to say the same, for speed
+def shortest(  # noqa: PLR0915  # one function in three versions, for speed
     whole: Whole, at: Sequence[int], check: Callable[[Any], None], *, leading: bool
 ) -> tuple[Function, Callable[[Memory | None, Counted | None, Function | None], None]]:
-    """Return what the dispatcher calls, and what tells it who is asked first: what is remembered, what counts, and ATen's own if it is the next.
+    """Return the function that the dispatcher calls, and one that sets the kernel tried first.
 
-    ``at`` are the positions of all tensors; where there are none, every call goes the long way. ``check`` raises for results of the wrong kind. Who is
-    asked is read at once: another thread may be changing it. Where tensors are ``leading``, the first arguments of every call, and one comes out, one
-    and two of them have a function each: to pass all in a tuple takes a tenth of what a call takes.
+    The latter takes the kernel's memory, its counts, and ATen's own kernel if that is next. ``at``
+    are the positions of all tensors; without any, every call takes the slow path. ``check`` raises
+    for results of the wrong type. A call reads these settings at once: another thread may be
+    changing them.
+
+    Tensors are ``leading`` if they are the first arguments of every call and one is returned. Then
+    one and two tensors have a function each: passing all in a tuple takes a tenth of the time of a
+    call.
     """
     now: tuple[list[Known], Callable[..., Known | None], Any, Function | None] = ([_NOTHING], _no, None, None)
     nobody = now

@@ -1,4 +1,8 @@
-"""Signatures. Proofs carry one of this installation, whose key no confined kernel can read. Packages carry one that everybody can check. Needs no torch."""
+"""Signatures of proofs and packages. Needs no torch.
+
+Proofs are signed with this installation's key, which no confined kernel can read. Anyone can verify
+the signature of a package.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ _KEY_BYTES = 32
 
 
 def key_file() -> Path:
-    """Return where the key of this installation is kept: ``$OPFORGE_KEY``, else in the user's folder for data."""
+    """Return the path of this installation's key: ``$OPFORGE_KEY``, else in the data folder."""
     if own := os.environ.get(KEY_VARIABLE):
         return Path(own)
     base = os.environ.get("XDG_DATA_HOME")
@@ -24,7 +28,10 @@ def key_file() -> Path:
 
 
 def load_key() -> bytes | None:
-    """Return the key of this installation; None where it has none yet. Raises OSError where it cannot be read or is none."""
+    """Return this installation's key; None if it has none yet.
+
+    Raises OSError if the key cannot be read or is invalid.
+    """
     path = key_file()
     try:
         key = path.read_bytes()
@@ -36,7 +43,7 @@ def load_key() -> bytes | None:
 
 
 def make_key() -> bytes:
-    """Return the key of this installation, made now if there is none."""
+    """Return this installation's key. Creates it if there is none."""
     path = key_file()
     while (key := load_key()) is None:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -45,7 +52,7 @@ def make_key() -> bytes:
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(secrets.token_bytes(_KEY_BYTES))
-            os.link(draft, path)  # whole, and not over the key of another process that was quicker
+            os.link(draft, path)  # atomic, and never over the key of a faster process
         except FileExistsError:
             pass
         finally:
@@ -54,12 +61,12 @@ def make_key() -> bytes:
 
 
 def canonical(value: Any) -> bytes:
-    """Return the bytes that are signed for a value of JSON."""
+    """Return the bytes to sign for a JSON value."""
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
 def mac(key: bytes, value: Any) -> str:
-    """Return this installation's own signature of a value, which only it can check."""
+    """Return this installation's own signature of a value. Only it can verify that."""
     return hmac.new(_derived(key, b"proofs"), canonical(value), hashlib.sha256).hexdigest()
 
 
@@ -69,14 +76,14 @@ def holds(key: bytes | None, value: Any, signature: Any) -> bool:
 
 
 def signed(key: bytes, value: Any) -> dict[str, str]:
-    """Return a signature of a value that everybody can check, with the key to check it by, and the signer's name."""
+    """Return a signature that anyone can verify, with the public key and the signer's name."""
     seed = _derived(key, b"packages")
     public = _public(seed)
     return {"signer": name_of(public.hex()), "public": public.hex(), "signature": _sign(seed, canonical(value)).hex()}
 
 
 def signer_of(value: Any, signature: Mapping[str, Any]) -> str | None:
-    """Return the name of who has signed a value; None where the signature does not hold."""
+    """Return the name of a value's signer; None if the signature is invalid."""
     try:
         public, signed_by = bytes.fromhex(signature["public"]), bytes.fromhex(signature["signature"])
     except (KeyError, TypeError, ValueError):
@@ -85,7 +92,7 @@ def signer_of(value: Any, signature: Mapping[str, Any]) -> str | None:
 
 
 def name_of(public: str) -> str:
-    """Return the name by which signers are told apart: the beginning of the digest of their public key."""
+    """Return a signer's name: the beginning of the digest of the public key."""
     return hashlib.sha256(bytes.fromhex(public)).hexdigest()[:16]
 
 
@@ -93,7 +100,7 @@ def _derived(key: bytes, purpose: bytes) -> bytes:
     return hmac.new(key, purpose, hashlib.sha256).digest()
 
 
-# ── Ed25519 (RFC 8032), for a few signatures: no care is taken of timing, as only the owner of the key signs ──
+# ── Ed25519 (RFC 8032), for few signatures. Not constant-time: only the owner of the key signs. ──
 
 _P = 2**255 - 19
 _ORDER = 2**252 + 27742317777372353535851937790883648493
@@ -106,7 +113,7 @@ _Point = tuple[int, int, int, int]
 
 
 def _x_of(y: int, odd: int) -> int | None:
-    """Return the x of a point of the curve, of the two the one that is odd or not; None where there is none."""
+    """Return the x of a curve point, odd or even as requested; None if there is none."""
     square = (y * y - 1) * pow(_D * y * y + 1, -1, _P) % _P
     x = pow(square, (_P + 3) // 8, _P)
     if x * x % _P != square:

@@ -1,4 +1,4 @@
-"""What stands in a proof for the arguments of a call, in words. Needs no torch."""
+"""Words for the values of arguments, as written in proofs. Needs no torch."""
 
 from __future__ import annotations
 
@@ -7,34 +7,43 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 DEFAULT = "default"
-"""For an argument that is left out."""
+"""Word for an argument that is left out."""
 Words = Mapping[str, Sequence[float]]
-"""What an argument that is no tensor may be: words for values, with the least and the greatest number where there are any."""
+"""Allowed values of a non-tensor argument.
+
+Maps words for values to the minimum and maximum of the numbers in them, if any.
+"""
 Allowed = Mapping[str, Words]
-"""The same of all such arguments, by name."""
+"""Allowed values of all non-tensor arguments, by name."""
 Arguments = dict[str, dict[str, list[float]]]
-"""The same, while it is gathered."""
+"""``Allowed`` while values are collected."""
 Naming = Callable[[Any], str]
-"""Returns the name of a value that is torch's own, such as a dtype; nothing for one that is no part of a proof, such as a device."""
+"""Returns the name of a torch value, such as a dtype.
+
+The name is empty for values that are not part of a proof, such as a device.
+"""
 _MANY = 3
-"""From how many values on lists are one to a kernel."""
+"""Lists of at least this length count as one length."""
 _FLOAT = "float"
 
 
 def number_word(value: object) -> str:
-    """Return what stands in a signature for a plain number where the schema has a tensor: what comes out depends on its kind."""
+    """Return the word for a plain number in place of a tensor.
+
+    It includes the number's type, because the result depends on that.
+    """
     return f"number({type(value).__name__})"
 
 
 def list_word(words: Sequence[str]) -> str:
-    """Return what stands for a list: what is in it, and how many as far as one, two and more are told apart."""
+    """Return the word for a list: its distinct items, and its length as 1, 2 or ``n``."""
     if not words:
         return "[]"
     return f"[{' '.join(dict.fromkeys(words))}]*{len(words) if len(words) < _MANY else 'n'}"
 
 
 def argument_word(value: Any, naming: Naming) -> tuple[str, list[float]]:
-    """Return a word for the value of an argument that is no tensor, and the numbers in it, which are no part of the word."""
+    """Return the word for a non-tensor value, and its numbers, which the word leaves out."""
     if isinstance(value, bool | complex) or value is None:
         return str(value), []
     if isinstance(value, str):
@@ -52,16 +61,17 @@ def argument_word(value: Any, naming: Naming) -> tuple[str, list[float]]:
 
 
 def add_argument(known: Arguments, name: str, word: str, numbers: Iterable[float]) -> None:
-    """Add a word for the value of an argument to what is known, with numbers in it."""
+    """Add a word for an argument's value, and extend the word's range by the numbers in it."""
     words = known.setdefault(name, {})
     seen = [*words.get(word, ()), *numbers]
     words[word] = [min(seen), max(seen)] if seen else []
 
 
 def holds(words: Words, word: str, numbers: Sequence[float], default: Any) -> bool:
-    """Whether a value is among those that are known of an argument: whole numbers lie between them; of others any, where several are known.
+    """Whether a value of an argument is within the known ones.
 
-    ``default`` is what it was where it was left out.
+    Integers must lie within the known range. Any float is accepted if several are known.
+    ``default`` is one of them if the argument has been left out.
     """
     bounds = words.get(word)
     if bounds is None or not numbers:

@@ -1,7 +1,8 @@
-"""Close the ways to ATen's operators that do not lead through its dispatcher, where traps do not see a call.
+"""Block the ways to ATen's operators that bypass its dispatcher, where traps do not see a call.
 
-``at::cpu::mm`` and the like are functions of torch's libraries. Torch's shims for compiled models call them, so does its
-static runtime, and whoever finds them by name. In a kernel's process their first instructions end it with a status of its own.
+``at::cpu::mm`` and the like are functions of torch's libraries. Torch's shims for compiled models
+and its static runtime call them, and a kernel can find them by name. In a kernel's process their
+first instructions are replaced by an exit with a special status.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from opforge.kernels.native.elf import NotALibraryError, symbols
 from opforge.ops import table
 
 STATUS = 113
-"""With which a process ends that calls one of them."""
+"""Exit status of a process that calls one of them."""
 _LIBRARIES = {"libtorch_cpu.so": r"_ZN2at3cpu\d|_ZN5torch3jit12StaticModuleC", "libtorch_cuda.so": r"_ZN2at4cuda\d"}
 _STATIC_RUNTIME = "StaticModule"
-_EXIT = {  # exit_group(STATUS), a system call, in instructions
+_EXIT = {  # machine code of the system call exit_group(STATUS)
     "aarch64": b"".join(
         n.to_bytes(4, "little") for n in (0x52800000 | STATUS << 5, 0x52800000 | 94 << 5 | 8, 0xD4000001)
     ),
@@ -34,7 +35,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 @functools.cache
 def entrances() -> dict[str, tuple[int, ...]]:
-    """Return where in this process's memory the functions begin, by name such as ``mm_out``. Ask once before forking."""
+    """Return the functions' addresses by name, such as ``mm_out``. Call once before forking."""
     found: dict[str, list[int]] = {}
     code = _EXIT.get(platform.machine(), b"")
     for file, pattern in _LIBRARIES.items():
@@ -48,7 +49,7 @@ def entrances() -> dict[str, tuple[int, ...]]:
 
 
 def close(operators: Iterable[str]) -> None:
-    """Make the functions of operators such as ``mm.out`` end this process, for good."""
+    """Make the functions of operators such as ``mm.out`` end this process. Cannot be undone."""
     code = _EXIT.get(platform.machine())
     if code is None:
         return
@@ -68,7 +69,7 @@ def _loaded_at(path: Path, name: str, offset: int) -> int:
 
 
 def _function(symbol: str) -> str:
-    """Return the name of a function in a mangled one: ``_ZN2at3cpu2mmE…`` is that of ``mm``."""
+    """Return the function name in a mangled symbol: ``_ZN2at3cpu2mmE…`` is ``mm``."""
     if symbol.startswith("_ZN5torch"):
         return _STATIC_RUNTIME
     rest = symbol[len("_ZN2at3cpu") :] if symbol.startswith("_ZN2at3cpu") else symbol[len("_ZN2at4cuda") :]
@@ -81,7 +82,7 @@ def _overwrite(place: int, code: bytes) -> None:
     start = place // page * page
     size = ctypes.c_size_t((place + len(code) - start + page - 1) // page * page)
     if _LIBC.mprotect(ctypes.c_void_p(start), size, _READ | _WRITE | _EXECUTE):
-        return  # a system that does not allow it; symbols of libraries are looked at all the same
+        return  # the system forbids it; symbols of libraries are still checked
     ctypes.memmove(place, code, len(code))
     _LIBC.mprotect(ctypes.c_void_p(start), size, _READ | _EXECUTE)
     if (clear := _clear_cache()) is not None:
@@ -90,7 +91,7 @@ def _overwrite(place: int, code: bytes) -> None:
 
 @functools.cache
 def _clear_cache() -> ctypes._NamedFuncPointer | None:
-    """Return what tells the processor that instructions have changed; one of x86 sees it by itself."""
+    """Return the function that flushes the instruction cache; None on x86, which needs none."""
     try:
         return None if platform.machine() == "x86_64" else ctypes.CDLL("libgcc_s.so.1")["__clear_cache"]
     except (OSError, AttributeError):

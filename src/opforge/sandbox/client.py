@@ -1,4 +1,4 @@
-"""How the trusted side starts the fork server and asks it for processes."""
+"""Start the fork server from the trusted side, and request processes from it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _REPLY_LIMIT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a process ended, and how many processes it had left behind."""
+    """How a process ended, and how many processes it left behind."""
 
     status: int
     orphans: int
 
 
 class Spawner:
-    """A line to the fork server. One request at a time."""
+    """A connection to the fork server. One request at a time."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -42,25 +42,31 @@ class Spawner:
     def spawn(
         self, role: str, config: Mapping[str, Any], fds: Iterable[int], *, limits: Mapping[str, int], output: bool
     ) -> int:
-        """Fork a process in a role and return its pid. With ``output`` the last descriptor becomes its stdout and stderr."""
+        """Fork a process in a role and return its pid.
+
+        With ``output`` the last descriptor becomes its stdout and stderr.
+        """
         request = {"do": "spawn", "role": role, "config": config, "limits": limits, "output": output}
         return int(self._ask(request, fds)["pid"])
 
     def orphans(self, pid: int) -> int:
-        """End the processes that a living worker has cut loose, and count them."""
+        """Kill the processes that a living worker has orphaned, and count them."""
         return int(self._ask({"do": "orphans", "pid": pid})["orphans"])
 
     def stop(self, pid: int) -> Exit:
-        """End a process with its whole group and return how it ended (by itself, if it already had)."""
+        """Kill a process and its group; return how it ended (by itself, if it had already)."""
         reply = self._ask({"do": "stop", "pid": pid})
         return Exit(reply["status"], reply["orphans"])
 
     def folder(self) -> str:
-        """Return a new folder for this client's workers; the server removes it when the client goes."""
+        """Return a new folder for this client's workers; the server removes it with the client."""
         return str(self._ask({"do": "folder"})["folder"])
 
     def connect(self, gpu: str = "") -> socket.socket:
-        """Return the other end of a new line to the server, to be handed to another process; what it asks for sees one GPU, if named."""
+        """Return our end of a new connection to the server, to be passed to another process.
+
+        With ``gpu``, processes started through it see only that GPU.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._ask({"do": "connect", "gpu": gpu}, [theirs.fileno()])
         theirs.close()
@@ -78,23 +84,23 @@ class Spawner:
 
 
 class ForkServer(Protocol):
-    """A fork server as runs use it: their own, or one that is kept warm for many."""
+    """A fork server as runs use it: their own, or a warm one shared by many."""
 
     @property
     def spawner(self) -> Spawner:
-        """Return the line to the server."""
+        """Return the connection to the server."""
 
     def close(self) -> None:
         """Hang up; the server ends everything that it started for us."""
 
 
 class ForkServerProcess:
-    """The fork server as seen from the process that starts it. Starting does not wait; ``spawner`` does."""
+    """The fork server, for the process that starts it. Starting does not wait; ``spawner`` does."""
 
     def __init__(
         self, roles: Mapping[str, str], environment: Mapping[str, str], listener: socket.socket | None = None
     ) -> None:
-        """``listener`` is a socket on which the server takes other commands as clients."""
+        """Start the server; it accepts other commands as clients on ``listener``."""
         ours, theirs = Channel.pair()
         words = [f"{name}={target}" for name, target in roles.items()]
         fds = [theirs.fileno(), *([] if listener is None else [listener.fileno()])]
@@ -104,7 +110,7 @@ class ForkServerProcess:
             pass_fds=fds,
             env=server_environment(environment),
             stdin=subprocess.DEVNULL,
-            stdout=2,  # stdout is for a command's results: libraries in our children write to it too
+            stdout=2,  # stdout is for a command's results, and libraries in our children write there
         )
         theirs.close()
         self._channel = ours
@@ -113,7 +119,7 @@ class ForkServerProcess:
 
     @property
     def spawner(self) -> Spawner:
-        """Return the line to the server, waiting until it has imported torch."""
+        """Return the connection to the server, waiting until it has imported torch."""
         if self._spawner is None:
             try:
                 self._rooms = str(self._channel.receive(_START_LIMIT_S)["rooms"])
@@ -159,12 +165,12 @@ _KEPT = (
     "XDG_CACHE_HOME",
 )
 SERVER_VARIABLE = "OPFORGE_SERVER"
-"""Names the socket of a warm server; kernels do not get to see it."""
+"""Path of a warm server's socket; kernels do not see this variable."""
 _KEPT_PREFIXES = ("OPFORGE_", "CUDA_", "NVIDIA_", "TRITON_", "TORCH_", "PYTHON", "HELION_")
 
 
 def worker_environment() -> dict[str, str]:
-    """Return the part of our environment that kernels may see: no keys, no tokens; one thread; our own package importable."""
+    """Return the environment of kernels: no keys or tokens, one thread, our package importable."""
     kept = {
         name: value
         for name, value in processes.plain_environment().items()
@@ -172,15 +178,15 @@ def worker_environment() -> dict[str, str]:
     }
     package = str(Path(__file__).resolve().parents[2])
     path = [package, *filter(None, kept.get("PYTHONPATH", "").split(os.pathsep))]
-    kept.setdefault("USER", "kernel")  # who runs as a user without a name is asked for one all the same
+    kept.setdefault("USER", "kernel")  # libraries ask for a name even if the user has none
     fixed = {
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
         "PYTHONHASHSEED": "0",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
-        "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # fixed: what a process has freed before is not to decide
-        "MALLOC_TRIM_THRESHOLD_": str(16 << 30),  # whether the results of a timed call are pages that it must fault in
+        "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # fixed, so that earlier frees of a process do not decide
+        "MALLOC_TRIM_THRESHOLD_": str(16 << 30),  # whether results of a timed call cause page faults
     }
     return {**kept, **fixed, "PYTHONPATH": os.pathsep.join(dict.fromkeys(path))}
 

@@ -1,6 +1,7 @@
-"""Run a program confined: ``python -m opforge.sandbox.confined FOLDER READ… -- PROGRAM WORD…``. So compilers run on sources that nobody has read.
+"""Run a program confined; used for compilers on unreviewed sources.
 
-What a source includes would else be shown in the compiler's errors, or end up in the library: keys, say, or other people's files.
+``python -m opforge.sandbox.confined FOLDER READ… -- PROGRAM WORD…``. Otherwise a source could
+include keys or other people's files, and show them in the compiler's errors or in the library.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ from opforge.sandbox import confinement, reach
 
 
 def words_before(folder: Path, sources: Sequence[Path]) -> list[str]:
-    """Return what goes before a command so that it writes to one folder only, and of the user's files reads sources and what lies beside them."""
+    """Return the prefix of a command that confines it.
+
+    The command writes to one folder only. Of the user's files it reads the sources and their
+    neighbours.
+    """
     reads = sorted({path for source in sources for path in reach.source_reads(str(source))})
     return [sys.executable, "-P", "-m", __name__, str(folder), *reads, "--"]
 

@@ -1,6 +1,7 @@
-"""Confine this process for good: a user of its own where we are root, its own folder, limits, Landlock, a system-call filter.
+"""Confine this process for good: its own user if root, its own folder, limits, Landlock, seccomp.
 
-What the system cannot do is left out; `Abilities` says what it can, and the probe of a run tries it out.
+Protections that the system lacks are left out. `Abilities` lists the available ones, and the probe
+of a run tests them.
 """
 
 from __future__ import annotations
@@ -20,47 +21,50 @@ from opforge import processes
 from opforge.sandbox import landlock, reach, seccomp
 
 MAX_PROCESSES = 256
-"""That a worker and its descendants may have at once, threads counted."""
+"""Limit on a worker and its descendants at once, threads included."""
 SHARED_PROCESSES = 4 * MAX_PROCESSES
-"""That all workers of one user may have at once: the system counts them together, and what one starts is not to be taken from another."""
+"""Limit on all workers of one user at once.
+
+The system counts them together, and one worker must not use up another's share.
+"""
 _MAX_FILE_BYTES = 1 << 30
 _MAX_OPEN_FILES = 4096
 _FIRST_USER, _USERS = 2_000_000_000, 100_000
 _FIRST_MAPPED_USER, _MAPPED_USERS = 61_184, 4_000
-"""Where a container maps 65,536 users: a range in which systemd makes up users, and distributions have none."""
+"""For containers that map 65,536 users: systemd's dynamic users, unused by distributions."""
 
 _ELSEWHERE = frozenset({
     "XDG_CACHE_HOME", "TRITON_HOME", "TRITON_CACHE_DIR", "TRITON_DUMP_DIR", "TRITON_OVERRIDE_DIR", "TORCH_HOME",
     "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "CUDA_CACHE_PATH", "HELION_CACHE_DIR", "OPFORGE_CACHE",
 })  # fmt: skip
-"""Variables that would send files to other places; without them all go to the home or temporary folder."""
+"""Variables that would redirect files; without them all go to the home or temporary folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """A worker's place: the folder that is its own, what it may read besides, and the run's folder, which it is watched for."""
+    """A worker's own folder, its other readable paths, and the run's folder, which is watched."""
 
     folder: str
     reads: tuple[str, ...] = ()
     run: str = ""
     held: bool = True
-    """Whether everything holds, as the probe found; a verdict then says that nothing was let through."""
+    """Whether every protection passed the probe; verdicts then say that nothing was let through."""
     lists: tuple[str, ...] = ()
-    """Folders whose names alone it may read, to import from them what it may read."""
+    """Folders that the worker may list, to import readable files from them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What this system can do."""
+    """Protections that this system supports."""
 
     landlock: int
     seccomp: bool
     first_user: int | None
-    """Where we are root and may become somebody else: the first of the users that workers become."""
+    """First of the users that workers become, if we are root and may change users."""
     gpu_groups: frozenset[int]
-    """The groups that GPUs are open to."""
+    """Groups with access to the GPUs."""
     search: int | None
-    """Root's capability to read what only root may enter, if we have it."""
+    """Root's capability to read in folders closed to it, if we have it."""
 
     @property
     def signals_scoped(self) -> bool:
@@ -69,7 +73,7 @@ class Abilities:
 
 @functools.cache
 def abilities() -> Abilities:
-    """Return what this system can do. Ask once before forking, as for `reach.common`."""
+    """Return the protections that this system supports. Call once before forking."""
     groups = frozenset(os.stat(path).st_gid for path in reach.gpu_devices()) - {0}
     search = next((c for c in processes.SEARCH_CAPABILITIES if processes.has_capabilities(c)), None)
     can = Abilities(landlock.version(), seccomp.supported(), _first_user(), groups, search)
@@ -91,12 +95,18 @@ def _first_user() -> int | None:
 
 @functools.cache
 def opened() -> landlock.Opened:
-    """Return the rules that all workers share, their files opened. Ask once before forking; a worker needs the handles."""
+    """Return the rules shared by all workers, with open files.
+
+    Call once before forking; a worker needs the handles.
+    """
     return landlock.open_all(reach.common() if abilities().landlock else {}, abilities().landlock)
 
 
 def user_for(folder: str, number: int) -> int | None:
-    """Return the user whose folder it is; a new folder is given to one that nothing else runs as. None where we are not root."""
+    """Return the owner of a worker's folder; None if we are not root.
+
+    A new folder is given to a user that nothing else runs as.
+    """
     first = abilities().first_user
     if first is None:
         return None
@@ -108,18 +118,21 @@ def user_for(folder: str, number: int) -> int | None:
 
 
 def enter(room: Room, user: int | None, tasks: int | None) -> None:
-    """Confine this process to a room, as a user of its own if there is one; ``tasks`` is how many the present user may have."""
+    """Confine this process to its folder, as ``user`` if given.
+
+    ``tasks`` is the limit on the current user's processes and threads.
+    """
     can = abilities()
     own = {**dict.fromkeys(room.lists, landlock.LIST), **dict.fromkeys(room.reads, landlock.READ)}
     own[room.folder] = landlock.OWN
     _limit(tasks if user is None else MAX_PROCESSES)
     processes.offer_to_end_first()
     if user is not None:
-        # What stays is the right to read in folders that only root may enter: Landlock says which.
+        # The capability to read in folders that only root may enter stays: Landlock decides which.
         processes.become(
             user, can.gpu_groups, can.search if can.landlock or _shut_off([*reach.common(), *own]) else None
         )
-        processes.die_with_parent()  # which a change of user undoes
+        processes.die_with_parent()  # a change of user undoes it
     processes.forbid_new_privileges()
     _settle(room.folder)
     if can.landlock:
@@ -131,11 +144,12 @@ def enter(room: Room, user: int | None, tasks: int | None) -> None:
 
 
 def _threads() -> str:
-    """Return the folder of this process's threads, whose names CUDA's driver writes, and gives up when it cannot."""
+    """Return the folder of this process's threads.
+
+    CUDA's driver writes their names there, and fails if it cannot.
+    """
     path = f"/proc/{os.getpid()}/task"
-    os.open(
-        path, os.O_PATH | os.O_CLOEXEC
-    )  # never closed: while it is open, the folder that the rule speaks of stays the same
+    os.open(path, os.O_PATH | os.O_CLOEXEC)  # never closed, so that the rule's folder stays the same
     return path
 
 
@@ -149,7 +163,7 @@ def _limit(tasks: int | None) -> None:
 
 
 def _shut_off(paths: Iterable[str]) -> bool:
-    """Whether some of the paths that a worker needs can be reached by root alone."""
+    """Whether only root can reach some of the paths that a worker needs."""
     for path in {str(parent) for p in paths for parent in (Path(p), *Path(p).parents)}:
         with contextlib.suppress(OSError):
             mode = os.stat(path).st_mode
@@ -159,7 +173,7 @@ def _shut_off(paths: Iterable[str]) -> bool:
 
 
 def _settle(folder: str) -> None:
-    """Make the room the place where temporary files and caches go, and where we are."""
+    """Make the folder the working directory, and the place for temporary files and caches."""
     os.umask(0o077)
     os.chdir(folder)
     for name in _ELSEWHERE.intersection(os.environ):
@@ -168,10 +182,10 @@ def _settle(folder: str) -> None:
         os.environ[variable] = f"{folder}/{name}"
         with contextlib.suppress(FileExistsError):
             os.mkdir(name)
-    tempfile.tempdir = None  # it may remember the server's
+    tempfile.tempdir = None  # may be cached from the server
     sys.dont_write_bytecode = True
 
 
 def room_from(request: dict[str, Any]) -> Room:
-    """Return the room that a request to the server speaks of."""
+    """Return the worker folders in a request to the server."""
     return Room(**{**request, **{name: tuple(request[name]) for name in ("reads", "lists")}})

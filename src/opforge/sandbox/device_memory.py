@@ -1,4 +1,7 @@
-"""Memory of a GPU that two processes see (CUDA IPC): a worker says where its tensors lie, and the judge maps them into its own context."""
+"""GPU memory shared by two processes through CUDA IPC.
+
+A worker reports where its tensors lie, and the judge maps them into its own context.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import torch
 _HANDLE_BYTES = 64
 _ON_FIRST_ACCESS = 1
 Place = tuple[str, int]
-"""A handle in hexadecimal digits and an offset; for memory of the host no handle, and an address."""
+"""A hexadecimal handle and an offset; for host memory, no handle and an address."""
 
 
 class _Handle(ctypes.Structure):
@@ -19,21 +22,24 @@ class _Handle(ctypes.Structure):
 
 
 class _Stretch:
-    """Some bytes on a GPU, as torch takes them in without a copy."""
+    """A range of bytes on a GPU that torch can wrap without a copy."""
 
     def __init__(self, address: int, nbytes: int) -> None:
         self.__cuda_array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 2}
 
 
 class Finder:
-    """Finds where tensors lie, as another process can find it. The driver is asked once for each allocation: use one as long as none is freed."""
+    """Locates tensors in a form that another process can use.
+
+    Asks the driver once for each allocation, so use one only until an allocation is freed.
+    """
 
     def __init__(self) -> None:
         self._known: list[tuple[int, int, str | None]] = []
-        """Where each allocation begins and ends, and its handle."""
+        """Start, end and handle of each allocation."""
 
     def place_of(self, tensor: torch.Tensor) -> Place | None:
-        """Return where a tensor's first element lies; None where no other process can find it."""
+        """Return the place of a tensor's first element; None if no other process can map it."""
         address = tensor.data_ptr()
         if not tensor.is_cuda or not address:
             return "", address
@@ -52,16 +58,16 @@ class Finder:
 
 
 class MappedMemory:
-    """Memory of another process on the GPU of this one, mapped for as long as this lives."""
+    """Another process's memory on this process's GPU, mapped until closed."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._mapped: dict[str, tuple[int, torch.Tensor]] = {}
-        """Where each allocation was mapped to, and all of its bytes."""
+        """Address of each mapped allocation, and all of its bytes."""
         self._views: dict[tuple[str, torch.dtype], torch.Tensor] = {}
 
     def stretch(self, handle: str, offset: int, nbytes: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
-        """Return elements of the other process, as many as some bytes hold; raises OSError where it has none there."""
+        """Return elements in a range of the other process's memory; raise OSError if none."""
         if (memory := self._views.get((handle, dtype))) is None:
             whole = (self._mapped.get(handle) or self._map(handle))[1]
             memory = self._views[handle, dtype] = whole[: len(whole) - len(whole) % dtype.itemsize].view(dtype)
@@ -72,7 +78,7 @@ class MappedMemory:
         return memory[first : first + count]
 
     def close(self) -> None:
-        """Give all of it back; no tensor over it may be used from now on."""
+        """Unmap everything; no tensor over it may be used afterwards."""
         torch.cuda.synchronize(self._device)
         mapped, self._mapped, self._views = self._mapped, {}, {}
         for start, _ in mapped.values():
@@ -84,7 +90,7 @@ class MappedMemory:
             given = _Handle.from_buffer_copy(bytes.fromhex(handle))
         except ValueError:
             raise OSError(f"{handle[:20]!r} is no handle of memory") from None
-        torch.cuda.current_stream(self._device)  # there is a context from here on
+        torch.cuda.current_stream(self._device)  # creates a context
         _call("cuIpcOpenMemHandle_v2", ctypes.byref(start), given, ctypes.c_uint(_ON_FIRST_ACCESS))
         memory = torch.as_tensor(_Stretch(start.value, _allocation(start.value)[1]), device=self._device)
         self._mapped[handle] = found = (start.value, memory)
@@ -92,7 +98,7 @@ class MappedMemory:
 
 
 def _allocation(address: int) -> tuple[int, int]:
-    """Return where the allocation begins that an address lies in, and its size."""
+    """Return start and size of the allocation that contains an address."""
     start, size = ctypes.c_uint64(), ctypes.c_size_t()
     _call("cuMemGetAddressRange_v2", ctypes.byref(start), ctypes.byref(size), ctypes.c_uint64(address))
     return start.value, size.value

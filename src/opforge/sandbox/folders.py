@@ -1,4 +1,4 @@
-"""The folders that workers have for their own: made under one folder of the run, and removed whatever lies in them."""
+"""Folders of workers: created under one folder of the run, and removed with all their contents."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from collections.abc import Callable
 from typing import Any
 
 PREFIX = "opforge-rooms-"
-"""What a killed run leaves behind in the folder for temporary files has this name, and its server's process id."""
+"""Prefix of what a killed run leaves in the temporary folder; the server's process id follows."""
 
 
 def make_root() -> str:
-    """Make the folder under which all workers of a server have theirs."""
+    """Create the folder that contains those of all workers of a server."""
     folder = tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-")
-    os.chmod(folder, 0o711)  # noqa: S103  # workers of another user pass through, and cannot look around
+    os.chmod(folder, 0o711)  # noqa: S103  # workers of another user pass through, but cannot list it
     return os.path.realpath(folder)
 
 
 def make_in(parent: str) -> str:
-    """Make a folder for one client."""
+    """Create a folder for one client."""
     folder = tempfile.mkdtemp(dir=parent)
     os.chmod(folder, 0o711)  # noqa: S103
     return folder
 
 
 def remove(folder: str) -> None:
-    """Remove a folder of a worker; what it made may be deep, unreadable or hostile."""
+    """Remove a worker's folder; its contents may be deep, unreadable or hostile."""
     with contextlib.suppress(RecursionError, OSError):
         shutil.rmtree(folder, onerror=_open_and_retry)
     if os.path.lexists(folder):
@@ -47,7 +47,7 @@ def _open_and_retry(function: Callable[..., Any], path: str, _error: Any) -> Non
 
 
 def size(folder: str, most: int) -> tuple[int, int]:
-    """Return how many bytes and entries a folder holds; stops counting entries above ``most``."""
+    """Return the bytes and entries in a folder; stops after more than ``most`` entries."""
     held = entries = 0
     waiting = [folder]
     while waiting and entries <= most:

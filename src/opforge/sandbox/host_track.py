@@ -1,6 +1,7 @@
-"""The timed calls of one case on a CPU. The judge writes their inputs into this process's memory, and reads their results there.
+"""The timed calls of one case on a CPU. The judge writes inputs and reads results in this process.
 
-After each call its result's address goes into a table in the arena: what lies there when the judge stops this process is the result.
+After each call the address of its result goes into a table in the arena. When the judge stops this
+process, the result is whatever lies at that address.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ from opforge.cases.encoding import decode
 from opforge.cases.materialise import tensor_over
 
 WORDS = 2
-"""Words in the table for each part of a result: a tensor's address, or 1 for a number or no memory; then a number's bits."""
+"""Words in the table for each part of a result.
+
+The first is a tensor's address, or 1 for a number or no memory. The second holds a number's bits.
+"""
 
 
 class HostTrack:
-    """Calls of a function, each on inputs of its own."""
+    """Calls of a function, each on its own inputs."""
 
     def __init__(self, function: Callable[..., Any], case: dict[str, Any], arena: Any, table_at: int) -> None:
         self._function = function
@@ -33,16 +37,19 @@ class HostTrack:
         self._kept: list[Any] = []
 
     def lay(self, sets: int, parts: int) -> dict[str, Any]:
-        """Have inputs for so many calls in new memory, and say where; results have so many parts."""
+        """Allocate inputs for ``sets`` calls and return their addresses.
+
+        The memory is new. Results have ``parts`` parts.
+        """
         self._kept = []
         self._sets, old = [self._set() for _ in range(sets)], self._sets
-        del old  # not before: the new ones are to lie elsewhere
+        del old  # not earlier: the new ones need other addresses
         self._step = WORDS * parts
         self._table = memoryview(self._arena)[self._table_at :][: 8 * self._step * sets].cast("Q")
         return {"inputs": [[t.untyped_storage().data_ptr() for t in made] for _, _, made in self._sets]}
 
     def go(self, *, dry: bool) -> None:
-        """Make the calls; ``dry`` does all but that, with the results that there are."""
+        """Make the calls; ``dry`` does everything except the calls, with the existing results."""
         function, table = self._function, self._table
         if dry:
             for at, result in zip(range(0, len(table), self._step), self._kept, strict=True):
@@ -51,7 +58,7 @@ class HostTrack:
                 else:
                     self._enter(at, result)
             return
-        self._kept = kept = []  # to let go of results is part of the work: a kernel may do something then
+        self._kept = kept = []  # freeing results is part of the work: a kernel may do something then
         for at, (args, kwargs, _) in zip(range(0, len(table), self._step), self._sets, strict=True):
             result = function(*args, **kwargs)
             kept.append(result)
@@ -61,11 +68,11 @@ class HostTrack:
                 self._enter(at, result)
 
     def shown(self, call: int) -> tuple[Any, list[Tensor]]:
-        """Return the result of one of the calls that were made last, and its inputs as they are now."""
+        """Return the result of one of the last calls, and its inputs as they are now."""
         return self._kept[call], self._sets[call][2]
 
     def _enter(self, at: int, result: Any) -> None:
-        """Enter the parts of a result into the table, the first last: with it the call has returned."""
+        """Write the parts of a result into the table, the first last: it marks the return."""
         parts = parts_of(result)[: self._step // WORDS]
         for part, place in reversed(list(zip(parts, range(at, at + self._step, WORDS), strict=False))):
             if isinstance(part, Tensor):
@@ -77,7 +84,7 @@ class HostTrack:
             self._table[at] = 1
 
     def _set(self) -> tuple[list[Any], dict[str, Any], list[Tensor]]:
-        """Return arguments with memory of their own."""
+        """Return arguments in newly allocated memory."""
         made: list[Tensor] = []
 
         def tensor(row: list[Any]) -> Tensor:
@@ -98,7 +105,7 @@ def parts_of(result: Any) -> list[Any]:
 
 
 def number_bits(number: float) -> int:
-    """Return a number as the bits of a double, as far as one holds it."""
+    """Return a number as the bits of a double, or 0 if it does not fit."""
     try:
         return int(struct.unpack("<Q", struct.pack("<d", number))[0])
     except OverflowError:

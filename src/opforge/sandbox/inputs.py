@@ -1,4 +1,4 @@
-"""A user's ``gen_input.py`` inside a worker: its tests, and the inputs that they make, as data."""
+"""A user's ``gen_input.py`` in a worker: its tests, and the inputs they make, as data."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _MAX_TESTS = 10_000
 
 
 class Inputs:
-    """The border to a user's file: whatever it raises is said of it."""
+    """Runs a user's file; whatever the file raises becomes an error message about it."""
 
     def __init__(self, device: torch.device) -> None:
         self._file: InputFile | None = None
         self._device = device
 
     def tests(self, file: str) -> dict[str, Any]:
-        """Load a file, and say how many tests it has."""
+        """Load a file and return how many tests it has."""
         if self._device.type != "cpu":
-            torch.set_default_device(self._device)  # what names no device is made where kernels are judged
+            torch.set_default_device(self._device)  # tensors without a device go where kernels are judged
         try:
             self._file = InputFile(Path(file))
             return self._file.tests()
@@ -41,17 +41,17 @@ class Inputs:
             return {"error": str(error)}
 
     def make(self, request: dict[str, Any], arena: Any, at: int) -> dict[str, Any]:
-        """Make the inputs of one test, and lay them into the arena."""
+        """Make the inputs of one test and copy them into the arena."""
         if self._file is None:
             raise RuntimeError("no file that makes inputs is loaded")
         try:
             return self._file.make(request["phase"], request["test"], arena, at)
-        except BaseException as error:  # noqa: BLE001  # the border: whatever a user's file raises is said of it
+        except BaseException as error:  # noqa: BLE001  # a user's file may raise anything; it is reported
             return {"error": describe_exception(error, self._file.path)}
 
 
 class InputFile:
-    """A loaded file; asked for its tests first, then for the inputs of each."""
+    """A loaded file; call ``tests`` first, then ``make`` for each."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -61,7 +61,7 @@ class InputFile:
         self._module = import_file(path)
 
     def tests(self) -> dict[str, Any]:
-        """Return how many tests there are for each phase, or why there are none to be had."""
+        """Return the number of tests for each phase, or the reason why there are none."""
         counts: dict[str, int] = {}
         errors: dict[str, str] = {}
         for phase, name in FUNCTIONS.items():
@@ -81,7 +81,7 @@ class InputFile:
         _seed(0)
         try:
             tests = function()
-        except BaseException as error:  # noqa: BLE001  # the border: whatever a user's file raises is said of it
+        except BaseException as error:  # noqa: BLE001  # a user's file may raise anything; it is reported
             raise KernelLoadError(f"{name}() raised {describe_exception(error, self.path)}") from None
         if not isinstance(tests, list | tuple):
             raise KernelLoadError(f"{name}() returned {type(tests).__name__}, expected a list of Test(...)")
@@ -92,7 +92,7 @@ class InputFile:
         return list(tests)
 
     def make(self, phase: str, index: int, arena: Any, at: int) -> dict[str, Any]:
-        """Return the arguments of a test as a JSON tree; the memory of its tensors is copied into the arena."""
+        """Return the arguments of a test as a JSON tree; copy its tensors into the arena."""
         _seed(index)
         test = self._tests[phase][index]
         place = _Placing(arena, at)
@@ -103,7 +103,7 @@ class InputFile:
 
 
 class _Placing:
-    """Lays the memory of tensors side by side."""
+    """Copies the memory of tensors into the arena, one after another."""
 
     def __init__(self, arena: Any, at: int) -> None:
         self._arena = arena
@@ -151,14 +151,14 @@ def _described(value: Any, what: str, row: Callable[[torch.Tensor, str], list[An
 
 
 def _seed(number: int) -> None:
-    """Make what is drawn by chance the same in every run, and another in every test."""
+    """Seed all generators: the same random inputs in every run, others in every test."""
     torch.manual_seed(number)
     random.seed(number)
-    np.random.seed(number)  # noqa: NPY002  # what users' files draw from
+    np.random.seed(number)  # noqa: NPY002  # the generator that users' files draw from
 
 
 def _know_the_other_import() -> None:
-    """Let ``from BackendBench.suite.base import Test`` work where only opforge can be imported."""
+    """Make ``from BackendBench.suite.base import Test`` work where only opforge can be imported."""
     try:
         importlib.import_module("BackendBench.suite.base")
     except ImportError:

@@ -1,4 +1,7 @@
-"""Triton's interpreter, in which kernels run where there is no GPU. It keeps its state in one place for all threads; a GPU does not."""
+"""Triton's interpreter, which runs kernels where there is no GPU.
+
+It shares its state between all threads; a GPU does not.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ _TURN = threading.RLock()
 
 
 def take_turns() -> None:
-    """Let one thread launch at a time. Nothing happens where the interpreter is not imported, or a second time."""
+    """Let one thread launch at a time. Does nothing without the interpreter, or a second time."""
     executor = getattr(sys.modules.get("triton.runtime.interpreter"), "GridExecutor", None)
     if executor is not None and not hasattr(executor.__call__, "takes_turns"):
         executor.__call__ = _in_turn(executor.__call__)
@@ -24,5 +27,5 @@ def _in_turn(launch: Callable[..., Any]) -> Callable[..., Any]:
         with _TURN:
             return launch(*args, **kwargs)
 
-    launched.takes_turns = True  # type: ignore[attr-defined]  # so that it is known
+    launched.takes_turns = True  # type: ignore[attr-defined]  # marks it as wrapped
     return launched

@@ -1,4 +1,4 @@
-"""Results that are kept, as programs keep them: no later call may write to their memory, nor be given it."""
+"""Keep results, as programs do: no later call may write to their memory or return it again."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from opforge.cases.materialise import flat_bytes
 from opforge.sandbox.origins import Origins
 
 _MOST_BYTES = 32 << 20
-"""Memory of results that are kept at once; further ones are let go."""
+"""Memory of results kept at once; further results are dropped."""
 _MOST_CALLS = 512
-"""How often one case is called to have that many results at once."""
+"""Most calls of one case while keeping all results."""
 _MOST_S = 0.2
-"""How long that may take."""
+"""Time limit for those calls."""
 
 
 class KeptResults:
-    """The results of some calls, all of them alive; those that are views of inputs are left out."""
+    """The results of some calls, kept alive; views of inputs are left out."""
 
     def __init__(self) -> None:
         self._kept: list[tuple[int, torch.Tensor, torch.Tensor]] = []
-        """Each with the number of its call, and its bytes as they were when that returned."""
+        """Call number, result, and a copy of its bytes made when the call returned."""
         self._spans: list[tuple[int, int]] = []
-        """Where the memory of each begins and ends, in order."""
+        """Sorted address ranges of the results."""
         self._bytes = 0
 
     @property
@@ -35,7 +35,7 @@ class KeptResults:
         return self._bytes >= _MOST_BYTES
 
     def add(self, index: int, result: Any, origins: Origins) -> bool:
-        """Keep the results of a call, given its inputs; return whether one shares memory with that of an earlier call."""
+        """Keep the results of a call; return whether one shares memory with an earlier result."""
         fresh = [t for t in _tensors(result) if t.nbytes and not origins.sharing(t)]
         spans = [_span(t) for t in fresh]
         shared = any(map(self._overlaps, spans))
@@ -51,14 +51,17 @@ class KeptResults:
         return any(begin < span[1] and span[0] < end for begin, end in self._spans[max(0, at - 1) : at + 1])
 
     def changed(self) -> Iterator[int]:
-        """Yield the numbers of the calls whose results are no longer what they were."""
+        """Yield the numbers of the calls whose results have changed since."""
         for index, tensor, then in self._kept:
             if not torch.equal(flat_bytes(tensor), then):
                 yield index
 
 
 def call_and_keep(function: Callable[[], Any], inputs: list[torch.Tensor]) -> tuple[Any, bool]:
-    """Call a function many times and keep all results; return the first, and whether two of them share memory."""
+    """Call a function many times and keep all results.
+
+    Returns the first result, and whether two results share memory.
+    """
     kept, origins, end = KeptResults(), Origins(inputs), monotonic() + _MOST_S
     first = function()
     shared = kept.add(0, first, origins)
@@ -70,7 +73,7 @@ def call_and_keep(function: Callable[[], Any], inputs: list[torch.Tensor]) -> tu
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return where the memory of a tensor's elements begins and ends."""
+    """Return the address range of a tensor's elements."""
     last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     begin = tensor.data_ptr()
     return begin, begin + (last + 1) * tensor.element_size()

@@ -1,4 +1,4 @@
-"""Landlock: from here on, this process and all that it starts reach only the files that it names. Linux 5.13 and newer."""
+"""Landlock: restrict this process and all that it starts to named files. Linux 5.13 and newer."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ OWN = (
 _OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
 
 _LEAST = 2
-"""Under the first version no file can be moved between folders, not even one's own: Triton's cache does."""
+"""Version 1 forbids moving files between folders, even one's own, and Triton's cache does that."""
 TCP_FROM, DEVICES_FROM, SCOPES_FROM, TRUNCATE_FROM = 4, 5, 6, 3
 
 
 def version() -> int:
-    """Return which version of Landlock is there; 0 for none, or one too old to work in."""
+    """Return the version of Landlock; 0 if there is none or it is too old."""
     found = int(_LIBC.syscall(_CREATE, None, ctypes.c_size_t(0), _VERSION_FLAG))
     return found if found >= _LEAST else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """Rules whose files are open already, so that many processes can take them on quickly."""
+    """Rules with open files, so that many processes can apply them quickly."""
 
     rules: tuple[bytes, ...]
     handles: frozenset[int]
 
 
 def open_all(allowed: Mapping[str, int], known: int) -> Opened:
-    """Open what is allowed by path. Paths that are not there are passed over."""
+    """Open the allowed paths. Missing paths are skipped."""
     found = [opened for path, rights in allowed.items() if (opened := _open(path, rights & _handled(known)))]
     return Opened(tuple(rule for _, rule in found), frozenset(handle for handle, _ in found))
 
 
 def restrict(shared: Opened, own: Mapping[str, int], known: int) -> None:
-    """Allow what the rules do, and nothing else of what this version can forbid; closes their files."""
+    """Forbid all that this version can forbid, except by the rules; then close their files."""
     more = open_all(own, known)
     ruleset = _call(_CREATE, *_attributes(_handled(known), known), 0)
     try:
@@ -75,7 +75,7 @@ def _attributes(handled: int, known: int) -> tuple[ctypes.Array[ctypes.c_char], 
     if known >= TCP_FROM:
         fields = [handled, 0b11]  # TCP bind and connect, with no port allowed
     if known >= SCOPES_FROM:
-        fields = [handled, 0b11, 0b11]  # abstract sockets and signals, within this process's own family only
+        fields = [handled, 0b11, 0b11]  # abstract sockets and signals, within this process's domain only
     packed = struct.pack(f"={len(list(fields))}Q", *fields)
     return ctypes.create_string_buffer(packed, len(packed)), ctypes.c_size_t(len(packed))
 
@@ -84,7 +84,7 @@ def _open(path: str, rights: int) -> tuple[int, bytes] | None:
     try:
         handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
-        return None  # not there: nothing to allow
+        return None  # missing: nothing to allow
     if not stat.S_ISDIR(os.fstat(handle).st_mode):
         rights &= _OF_FILES
     return handle, struct.pack("=Qi", rights, handle)

@@ -26,7 +26,7 @@ Function = Callable[..., Any]
 
 
 class KernelLoadError(Exception):
-    """The kernel cannot be loaded; the message is the reason of its verdicts."""
+    """The kernel cannot be loaded; the message becomes the reason of its verdicts."""
 
 
 def aten_function(op: str) -> Function:
@@ -37,9 +37,9 @@ def aten_function(op: str) -> Function:
 
 
 def gradients(function: Function, args: Any, kwargs: dict[str, Any], inputs: list[torch.Tensor]) -> list[Any]:
-    """Call a function on inputs that want gradients, and return those of every floating-point one, or None for it.
+    """Call a function with autograd on; return the gradient of each floating-point input, or None.
 
-    What flows in at the results is the same in every process: a cosine along the elements.
+    The gradients of the results are the same in every process: a cosine along the elements.
     """
     wanted = [t for t in inputs if t.is_floating_point() or t.is_complex()]
     for tensor in wanted:
@@ -54,35 +54,37 @@ def gradients(function: Function, args: Any, kwargs: dict[str, Any], inputs: lis
 
 
 def backward(outputs: list[Any], flowing: list[Any], wanted: list[Any]) -> tuple[torch.Tensor | None, ...]:
-    """Return gradients as ``torch.autograd.grad`` does, with None for an input that has no part in the outputs.
+    """Return gradients like ``torch.autograd.grad``, with None for an input that no output uses.
 
-    That one would load sympy to compare two shapes: half a second in each worker, whose calls are all a little slower from
-    then on, and so slower than those of ATen's worker in a race.
+    ``torch.autograd.grad`` imports sympy to compare two shapes. That takes half a second in each
+    worker and slows all its later calls a little, so they would be slower than those of ATen's
+    worker in a race.
     """
     retain_graph, create_graph, allow_unused = False, False, True
     asked = (tuple(outputs), tuple(flowing), retain_graph, create_graph, tuple(wanted), allow_unused)
-    # on a GPU the pass has threads of its own, and what ATen's formulas call there could not be told from what a kernel's threads call
+    # On a GPU the backward pass runs in its own threads. ATen's calls there could not be told from
+    # calls by a kernel's threads.
     with torch.autograd.set_multithreading_enabled(False):
         found: tuple[torch.Tensor | None, ...] = _engine_run_backward(*asked, accumulate_grad=False)
     return found
 
 
 def _with_memory(gradient: torch.Tensor | None) -> torch.Tensor | None:
-    """Return a gradient as one that can be looked at: torch knows of zeros without memory."""
+    """Return a gradient with memory: torch represents some zeros without any."""
     if gradient is None or not torch._is_zerotensor(gradient):  # noqa: SLF001  # torch has no public test for it
         return gradient
     return torch.zeros(gradient.shape, dtype=gradient.dtype, device=gradient.device)
 
 
 def _flowing(result: torch.Tensor) -> torch.Tensor:
-    # by NumPy: torch's own cosine may be what is judged
+    # by NumPy: torch's own cosine may be under test
     wave = np.cos(np.arange(result.numel(), dtype=np.float64)).reshape(result.shape)
     return torch.from_numpy(wave).to(device=result.device, dtype=result.dtype)
 
 
 @contextmanager
 def installed(function: Function, op: str, key: str) -> Iterator[None]:
-    """Put a function in the place of ATen's kernel for a device; it sees tensors that want no gradients."""
+    """Install a function as ATen's kernel for a device; its tensors require no gradients."""
     facts = table().get(op)
     if facts is None:
         raise NotImplementedError(f"{op} is not an operator of ATen's")
@@ -91,11 +93,11 @@ def installed(function: Function, op: str, key: str) -> Iterator[None]:
     try:
         yield
     finally:
-        library._destroy()  # noqa: SLF001  # torch has no public way to take an implementation out again
+        library._destroy()  # noqa: SLF001  # torch has no public way to remove an implementation
 
 
 def without_gradients(function: Function) -> Function:
-    """Return a function that sees tensors that want no gradients, as a kernel below autograd does."""
+    """Wrap a function so that its tensors require no gradients, as for a kernel below autograd."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with torch.no_grad():
@@ -111,7 +113,7 @@ def _detached(value: Any) -> Any:
 
 
 class LoadedKernel:
-    """A kernel in this process: gives a callable for each operator that it serves."""
+    """A kernel in this process; returns a callable for each operator that it implements."""
 
     def __init__(
         self, description: dict[str, Any], watched: Callable[[Function], Function] = lambda function: function
@@ -134,7 +136,7 @@ class LoadedKernel:
         return adapt(self._function, wanted, implements=self._primary)
 
     def _mutated_for(self, op: str) -> Mutated:
-        """Return the mutant of an operator, one and the same for all batches: it remembers what it has shown."""
+        """Return an operator's mutant, shared by all batches: it remembers what it has shown."""
         if op not in self._mutated:
             facts = table().get(op)
             if facts is None:
@@ -144,7 +146,7 @@ class LoadedKernel:
 
 
 def _identity(given: Any = None, *_others: Any, **_named: Any) -> Any:
-    """Return the first argument: what stands in for a reference where there is none."""
+    """Return the first argument. Stands in for a missing reference."""
     return given
 
 
@@ -165,7 +167,7 @@ def _function(description: dict[str, Any]) -> Function:
 
 
 def _check_unchanged(file: Path, judged: str) -> None:
-    """Refuse a source that is not the one of which verdicts are to be."""
+    """Reject a source that has changed since the run began."""
     if judged and digest(file) not in (judged, UNREADABLE):
         raise KernelLoadError(
             f"{file.name}, or what it takes from beside it, has changed since the run began; run it again"
@@ -173,7 +175,7 @@ def _check_unchanged(file: Path, judged: str) -> None:
 
 
 def _operator_in(library: str, source: Path, names: list[str]) -> Function:
-    """Load the library that was built of a kernel's source, and return the operator that is the kernel."""
+    """Load the library built from a kernel's source; return the operator that is the kernel."""
     before = set(torch._C._dispatch_get_all_op_names())  # noqa: SLF001  # torch has no public list of operators
     try:
         torch.ops.load_library(library)
@@ -211,7 +213,7 @@ def _entry(path: Path, names: list[str]) -> Function:
 
 
 def import_file(path: Path) -> Any:
-    """Return a user's file as a module; raises KernelLoadError with the reason when it cannot be one."""
+    """Import a user's file as a module; raise KernelLoadError with the reason if that fails."""
     with _as_verdict(path):
         spec = importlib.util.spec_from_file_location("opforge_kernel", path)
         if spec is None or spec.loader is None:
@@ -224,7 +226,7 @@ def import_file(path: Path) -> Any:
 
 
 def import_kernel(path: Path) -> Any:
-    """Return a kernel's file as a module, as a program has it in which it is enabled; raises KernelLoadError with the reason when it cannot be one."""
+    """Import a kernel's file as an enabling program does; raise KernelLoadError if that fails."""
     with _as_verdict(path):
         if path.suffix != ".py":
             raise KernelLoadError(f"{path} is not a Python file")
@@ -233,7 +235,7 @@ def import_kernel(path: Path) -> Any:
 
 @contextmanager
 def _as_verdict(path: Path) -> Iterator[None]:
-    """The border: whatever a kernel's file raises is its verdict."""
+    """Turn whatever a kernel's file raises into a KernelLoadError, the reason of its verdict."""
     try:
         path.read_bytes()
     except OSError as error:
@@ -244,15 +246,18 @@ def _as_verdict(path: Path) -> Iterator[None]:
         raise
     except SyntaxError as error:
         raise KernelLoadError(f"{path.name}, line {error.lineno}: SyntaxError: {error.msg}") from None
-    except BaseException as error:  # noqa: BLE001  # whatever it is
+    except BaseException as error:  # noqa: BLE001  # the file may raise anything
         raise KernelLoadError(f"{path.name} raised while loading: {describe_exception(error, path)}") from None
 
 
 def describe_exception(error: BaseException, path: Path | None = None) -> str:
-    """Say what was raised and where in the kernel's file; never raises, whatever the exception's own methods do."""
+    """Describe an exception and its line in the kernel's file.
+
+    Never raises, whatever the exception's own methods do.
+    """
     try:
         message = str(error)
-    except BaseException:  # noqa: BLE001  # an exception of the kernel's own making
+    except BaseException:  # noqa: BLE001  # the kernel may define its own exception class
         message = "(no message)"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if path is not None and f.filename == str(path)]
     where = f" (line {frames[-1].lineno})" if frames else ""
@@ -260,7 +265,7 @@ def describe_exception(error: BaseException, path: Path | None = None) -> str:
 
 
 def _hint(error: BaseException, path: Path | None) -> str:
-    """Say why a kernel cannot read a file beside its own."""
+    """Explain why a kernel cannot read a file beside its own."""
     if path is None or type(error) is not PermissionError or not isinstance(error.filename, str):
         return ""
     beside = Path(error.filename).is_relative_to(path.parent)

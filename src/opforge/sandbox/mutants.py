@@ -1,7 +1,8 @@
-"""A mutant in a worker: ATen's function, made wrong in one way, with the right form of its result.
+"""A mutant in a worker: ATen's function, made wrong in one way.
 
-Every call is first made as ATen makes it, so that dtype, shape, strides, identity and errors are right; then the numbers
-are exchanged for wrong ones: in new memory for new results, in place for written ones. So a mutant falls by its numbers.
+Every call is first made by ATen, so that dtype, shape, strides, identity and errors are right. Then
+wrong numbers replace the right ones: in new memory for new results, in place for written ones. So a
+mutant fails only by its numbers.
 """
 
 from __future__ import annotations
@@ -20,24 +21,24 @@ from opforge.sandbox.trial import Answer, Function, Trial, answer_of, copy_argum
 from opforge.sandbox.witnesses import witnesses
 
 _PROBES = 40
-"""Cases on which witnesses are tried before a mutant is held to be right there."""
+"""Cases on which witnesses are tried before a mutant counts as right there."""
 _STEPS = 4
-"""Rounding steps within which two numbers are the same: those of another order of summing, say."""
+"""Rounding steps within which two numbers are equal, for example after summing in another order."""
 
 
 class Seen(enum.StrEnum):
     """What a mutant has shown so far."""
 
     VOID = "void"
-    """It is right: neither the cases nor their witnesses tell it from ATen."""
+    """It is right: neither cases nor witnesses tell it from ATen."""
     SAME = "same"
-    """A witness tells it from ATen, and no case did."""
+    """A witness tells it from ATen, but no case did."""
     CHANGED = "changed"
-    """It answered a case otherwise than ATen."""
+    """Its answer to a case differed from ATen's."""
 
 
 class Mutated:
-    """An operator's mutant; ``seen`` says what it has shown over all its calls."""
+    """An operator's mutant; ``seen`` summarises all its calls."""
 
     def __init__(self, op: Operator, aten: Function, name: str) -> None:
         self._op = op
@@ -66,11 +67,11 @@ class Mutated:
         return result
 
     def _wrong(self, trial: Trial) -> Answer | None:
-        """Return the mutant's answer; None when it is the true one."""
+        """Return the mutant's answer; None if it is the true one."""
         try:
             answer = self._mutate(trial)
         except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
-            return None  # a dtype that its arithmetic does not have, for one
+            return None  # for example a dtype that its arithmetic lacks
         if (
             answer is None
             or len(answer.fresh) != len(trial.truth.fresh)
@@ -94,7 +95,7 @@ class Mutated:
 
 
 def _fitted(trial: Trial, answer: Answer) -> Answer:
-    """Return an answer in which what cannot stand in the true one's place is left as it was."""
+    """Return an answer with the true value wherever the wrong one cannot replace it."""
     inputs = trial.inputs
     fresh = [_fresh(t, v, inputs) for t, v in zip(trial.truth.fresh, answer.fresh, strict=True)]
     written = [v if v.shape == t.shape else t for t, v in zip(trial.truth.written, answer.written, strict=True)]
@@ -104,13 +105,13 @@ def _fitted(trial: Trial, answer: Answer) -> Answer:
 def _fresh(truth: Any, value: Any, inputs: list[torch.Tensor]) -> Any:
     if not isinstance(truth, torch.Tensor) or not isinstance(value, torch.Tensor):
         return value if type(value) is type(truth) else truth
-    if shares_storage(truth, inputs):  # a view, which only another view of the same memory can replace
+    if shares_storage(truth, inputs):  # a view; only another view of the same memory can replace it
         return value if shares_storage(value, [truth]) else truth
     return truth if value is truth else _placed(truth, value)
 
 
 def install(result: Any, truth: Answer, answer: Answer) -> Any:
-    """Put wrong values in the place of true ones and return the result, otherwise as ATen gave it."""
+    """Replace true values by wrong ones and return the result, otherwise as ATen returned it."""
     for target, value in zip(truth.written, answer.written, strict=True):
         if value is not target:
             target.copy_(value)
@@ -118,7 +119,7 @@ def install(result: Any, truth: Answer, answer: Answer) -> Any:
 
 
 def _placed(truth: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Return a value in new memory, laid out as ATen's."""
+    """Return a value in new memory with the layout of ATen's."""
     if value.shape != truth.shape or value.dtype != truth.dtype:
         return value.clone()
     return torch.empty_like(truth).copy_(value)

@@ -1,4 +1,4 @@
-"""What each mutant does, one small function each: from a trial of ATen's to an answer that is wrong in one way."""
+"""One function per mutant: turns a trial of ATen's into an answer that is wrong in one way."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from opforge.kernels.mutants import IGNORED
 from opforge.sandbox.trial import Answer, Change, Trial
 
 Mutation = Callable[[Trial], Answer | None]
-"""Returns None where the mutant has no meaning; what it returns for a value may be of no use there and is then passed over."""
+"""Returns None where the mutant does not apply. Values that do not fit the result are ignored."""
 
 _MANTISSA = {
     torch.float64: (torch.int64, 52, 23),
@@ -21,11 +21,11 @@ _MANTISSA = {
     torch.float16: (torch.int16, 10, 4),
     torch.bfloat16: (torch.int16, 7, 4),
 }
-"""An integer type of the same size, the bits of mantissa, and how many of them are kept."""
+"""Integer dtype of the same size, mantissa bits, and mantissa bits kept."""
 
 
 def mutation(name: str) -> Mutation:
-    """Return what a mutant of this name does."""
+    """Return the mutation of this name."""
     if name.startswith(IGNORED):
         argument = name.removeprefix(IGNORED)
         return lambda trial: _ignored(trial, argument)
@@ -33,7 +33,7 @@ def mutation(name: str) -> Mutation:
 
 
 def _of_results(change: Change) -> Mutation:
-    """Make a mutation of what is done to each tensor of the answer."""
+    """Make a mutation from a change to each tensor of the answer."""
     return lambda trial: trial.truth.map(lambda v: change(v) if isinstance(v, torch.Tensor) else v)
 
 
@@ -79,7 +79,7 @@ def _edge(trial: Trial) -> Answer:
 
 
 def _shifted(view: torch.Tensor) -> torch.Tensor:
-    """Return a view that begins one element later; earlier, where the storage ends."""
+    """Return a view that begins one element later, or earlier where the storage ends."""
     last = sum((size - 1) * step for size, step in zip(view.shape, view.stride(), strict=True))
     at, count = view.storage_offset(), view.untyped_storage().nbytes() // view.element_size()
     if at + 1 + last < count:
@@ -105,7 +105,7 @@ def _nothing_written(trial: Trial) -> Answer:
 
 
 def _on_the_way(change: Change) -> Mutation:
-    """Make a mutation of what is done to the floats of inputs and results alike."""
+    """Make a mutation from a change to the floats of inputs and results."""
 
     def floats(value: Any) -> Any:
         return _changed_floats(value, change) if isinstance(value, torch.Tensor) else value
@@ -114,7 +114,10 @@ def _on_the_way(change: Change) -> Mutation:
 
 
 def _changed_floats(tensor: torch.Tensor, change: Change) -> torch.Tensor:
-    """Return a tensor of the same layout with its floats changed, the parts of complex numbers too; itself, if none changes."""
+    """Return a tensor with changed floats and the same layout; the tensor itself if none changes.
+
+    The parts of complex numbers count as floats.
+    """
     if tensor.is_complex():
         parts = torch.view_as_real(tensor.resolve_conj())
         return torch.view_as_complex(_changed_floats(parts, change))
@@ -128,7 +131,7 @@ def _changed_floats(tensor: torch.Tensor, change: Change) -> torch.Tensor:
 
 
 def coarse(flat: torch.Tensor) -> torch.Tensor:
-    """Return numbers with their mantissas cut short, towards zero: signs, zeros, NaN and inf stay what they are."""
+    """Truncate mantissas towards zero; signs, zeros, NaN and inf stay."""
     if flat.dtype not in _MANTISSA:
         return flat
     integer, bits, kept = _MANTISSA[flat.dtype]
@@ -147,13 +150,13 @@ def _without_inf(flat: torch.Tensor) -> torch.Tensor:
 
 
 def as_contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what a kernel reads that takes a tensor's memory for contiguous, from its own offset on."""
+    """Return a tensor as read by a kernel that ignores strides, from the tensor's own offset on."""
     strides = contiguous_strides(tuple(tensor.shape))
     return tensor if tensor.is_contiguous() else _reread(tensor, strides, tensor.storage_offset())
 
 
 def without_offset(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what a kernel reads that begins at the start of the storage."""
+    """Return a tensor as read by a kernel that ignores the storage offset."""
     return _reread(tensor, tensor.stride(), 0) if tensor.storage_offset() else tensor
 
 
@@ -162,9 +165,7 @@ def _reread(tensor: torch.Tensor, strides: tuple[int, ...], offset: int) -> torc
     last = sum((size - 1) * step for size, step in zip(tensor.shape, strides, strict=True))
     if tensor.numel() == 0 or offset + last < count:
         return tensor.as_strided(tensor.shape, strides, offset)
-    index = (
-        torch.arange(tensor.numel()).add_(offset).remainder_(count)
-    )  # an expanded tensor: its memory is smaller than itself
+    index = torch.arange(tensor.numel()).add_(offset).remainder_(count)  # an expanded tensor, larger than its memory
     return tensor.as_strided((count,), (1,), 0)[index.to(tensor.device)].view(tensor.shape)
 
 
@@ -186,7 +187,7 @@ def _ignored(trial: Trial, argument: str) -> Answer | None:
 
 
 def without_argument(trial: Trial, argument: str) -> tuple[list[Any], dict[str, Any]] | None:
-    """Return a trial's arguments without one of them; None when it is not given anyway."""
+    """Return a trial's arguments without one of them; None if it is not given."""
     if argument in trial.kwargs:
         return trial.args, {n: v for n, v in trial.kwargs.items() if n != argument}
     names = [a.name for a in trial.op.arguments]
@@ -198,7 +199,7 @@ def without_argument(trial: Trial, argument: str) -> tuple[list[Any], dict[str, 
 
 
 def shares_storage(tensor: torch.Tensor, others: list[torch.Tensor]) -> bool:
-    """Whether a tensor lies in the memory of one of some others."""
+    """Whether a tensor shares its storage with one of some others."""
     pointer = tensor.untyped_storage().data_ptr()
     return pointer != 0 and any(t.untyped_storage().data_ptr() == pointer for t in others)
 
@@ -219,4 +220,4 @@ _MUTATIONS: dict[str, Mutation] = {
     "swapped": _swapped,
     "nothing_written": _nothing_written,
 }
-"""`control` changes nothing: it must pass everywhere, or the way mutants are made is at fault."""
+"""`control` changes nothing: it must pass everywhere, else the making of mutants is at fault."""

@@ -1,4 +1,7 @@
-"""Which of a call's inputs a tensor is, or shares memory with; asked of hundreds of tensors, as operators on lists have them."""
+"""Which inputs of a call a tensor is, or shares memory with.
+
+Fast enough for the hundreds of tensors that operators on lists have.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,10 @@ import torch
 
 
 class Origins:
-    """The inputs of a call, as they lie now."""
+    """The inputs of a call, by identity and by storage."""
 
     def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
-        self._inputs = inputs  # kept: while they live nothing else has their ids
+        self._inputs = inputs  # kept alive, so that nothing else gets their ids
         self._numbers: dict[int, list[int]] = {}
         self._memory: dict[int, list[int]] = {}
         for number, tensor in enumerate(inputs):
@@ -21,9 +24,9 @@ class Origins:
                 self._memory.setdefault(storage.data_ptr(), []).append(number)
 
     def same(self, tensor: torch.Tensor) -> list[int]:
-        """Return the numbers of the inputs that a tensor is itself."""
+        """Return the indices of the inputs that are this very tensor."""
         return self._numbers.get(id(tensor), [])
 
     def sharing(self, tensor: torch.Tensor) -> list[int]:
-        """Return the numbers of the inputs with which a tensor shares memory."""
+        """Return the indices of the inputs that share memory with a tensor."""
         return self._memory.get(tensor.untyped_storage().data_ptr(), [])

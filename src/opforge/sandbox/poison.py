@@ -1,4 +1,4 @@
-"""Other numbers than ATen's, for a kernel that calls what it may not call: its answer is wrong if it depends on them."""
+"""Noise instead of ATen's numbers, to make kernels that call forbidden operators wrong."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import torch
 
 
 def spoiled(result: Any, given: list[torch.Tensor], *, mutates: bool) -> Any:
-    """Return what an operator answered with noise in the place of its numbers, written in place where the operator writes.
+    """Replace the numbers of an operator's result by noise, in place if the operator writes.
 
-    Nothing of ATen's answer is left in it, however often it is asked. Raises RuntimeError where the numbers cannot be reached.
+    Nothing of ATen's answer is left, however often it is called. Raises RuntimeError if the numbers
+    cannot be reached.
     """
     if isinstance(result, list | tuple):
         noise = []
         for one in result:
-            noise.append(spoiled(one, given, mutates=mutates))  # noqa: PERF401  # with no function in between, which traps look for
+            noise.append(spoiled(one, given, mutates=mutates))  # noqa: PERF401  # a comprehension adds a stack frame
         return type(result)(noise)
     if isinstance(result, bool):
         return bool(secrets.randbelow(2))
@@ -40,6 +41,6 @@ def _shares(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _noise(count: int) -> torch.Tensor:
-    """Return numbers between 1 and 4; torch's own generator must not be moved on by them."""
+    """Return numbers between 1 and 4, without advancing torch's generator."""
     drawn = np.random.default_rng(secrets.randbits(64)).uniform(1, 4, count)
     return torch.from_numpy(drawn)

@@ -1,4 +1,7 @@
-"""Children of the fork server that say what devices there are, and what confinement holds; asking in the server itself would spoil later forks."""
+"""Children of the fork server that report its devices and its working protections.
+
+Asking in the server itself would spoil later forks.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +24,18 @@ _LIMIT_S = 60.0
 
 
 def serve(config: dict[str, Any], fds: list[int]) -> None:
-    """Answer once."""
+    """Answer one request."""
     if "room" in config:
         Channel.from_fd(fds[0]).send(_held(config["room"]["folder"]))
         return
-    import torch  # the process that checks has none
+    import torch  # not above: the process that calls check_device has no torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     Channel.from_fd(fds[0]).send({"cuda": [torch.cuda.get_device_name(i) for i in range(count)]})
 
 
 def check_device(spawner: Spawner, device: str) -> str:
-    """Return the name of a device that a run asks for; raises an error when the machine does not have it."""
+    """Return the name of the device that a run asks for; raise an error if the machine lacks it."""
     kind, _, index = device.partition(":")
     if kind == "cpu":
         return cpu_name()
@@ -51,7 +54,7 @@ def gpu_names(spawner: Spawner) -> list[str]:
 
 
 def confinement(spawner: Spawner) -> dict[str, Any]:
-    """Return what holds of a worker's confinement on this system, tried out by a process that is confined."""
+    """Return the protections that work on this system, as tested by a confined process."""
     folder = folders.make_in(spawner.folder())
     try:
         held: dict[str, Any] = _ask(spawner, {"room": asdict(Room(folder))})
@@ -61,7 +64,7 @@ def confinement(spawner: Spawner) -> dict[str, Any]:
 
 
 def off() -> dict[str, Any]:
-    """Return what stands in the manifest when a run does without."""
+    """Return the manifest's entry for a run without confinement."""
     return {"landlock": None, "seccomp": False, "own_user": False, "held": [], "missing": list(_TRIALS)}
 
 
@@ -123,7 +126,7 @@ def _other_processes(_folder: str) -> bool:
 
     return _refused(read) and _refused(
         lambda: os.kill(above, signal.SIGURG)
-    )  # which does nothing to who does not wait for it
+    )  # harmless to a process that does not wait for it
 
 
 def _system_calls(_folder: str) -> bool:

@@ -1,4 +1,7 @@
-"""What every worker may read: the system, Python, the packages; not the user's home, the cache, or what lies in the working folder."""
+"""Paths that every worker may read: the system, Python and packages.
+
+Not readable: the user's home, the cache, and the working folder.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ _SETTINGS = ("PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH")
 
 @functools.cache
 def common() -> Mapping[str, int]:
-    """Return the rights by path that all workers have. Ask once before forking: it looks at every module loaded so far."""
+    """Return the rights by path that all workers have.
+
+    Call once before forking: it looks at every module loaded so far.
+    """
     allowed: dict[str, int] = {}
     shut = _kept_shut()
     for found, rights in ((_readable(shut), landlock.READ), (_listed(shut), landlock.LIST)):
@@ -47,7 +53,10 @@ def gpu_devices() -> list[str]:
 
 @functools.cache
 def homes() -> tuple[str, ...]:
-    """Return the user's home folder, as the environment and as the system name it. Ask once before a worker's environment is made."""
+    """Return the user's home folder, according to the environment and to the system.
+
+    Call once before a worker's environment is made.
+    """
     named = {os.path.expanduser("~")}
     with contextlib.suppress(KeyError):
         named.add(pwd.getpwuid(os.getuid()).pw_dir)
@@ -55,9 +64,10 @@ def homes() -> tuple[str, ...]:
 
 
 def kernel_reads(file: str | None, library: str | None = None) -> list[str]:
-    """Return what the kernel in a file may read besides: what its digest covers, under both names where its folder is a link.
+    """Return the additional paths that the kernel in a file may read: those that its digest covers.
 
-    Of the cache, a kernel that was compiled may read its own library.
+    Both names are returned where its folder is a link. A compiled kernel may read its own library
+    in the cache.
     """
     if file is None:
         return []
@@ -68,13 +78,13 @@ def kernel_reads(file: str | None, library: str | None = None) -> list[str]:
 
 
 def kernel_lists(file: str | None) -> list[str]:
-    """Return the folders whose names the kernel in a file may read, to import from them what it may read."""
+    """Return the folders that the kernel in a file may list, to import readable files from them."""
     folders = {os.path.dirname(os.path.realpath(path)) for path in (_sources(file) if file else ())}
     return sorted({path for folder in folders for path in listed(folder)})
 
 
 def _sources(file: str) -> list[str]:
-    """Return the files of which a kernel consists; of one that cannot be read, its own."""
+    """Return the files of a kernel; only its own if that cannot be read."""
     try:
         return [file, *map(str, beside(Path(file)))]
     except OSError:
@@ -82,7 +92,10 @@ def _sources(file: str) -> list[str]:
 
 
 def source_reads(file: str) -> list[str]:
-    """Return what a compiler may read for a source: its folder, or just the sources there where the folder holds more than those."""
+    """Return what a compiler may read for a source: its folder.
+
+    If the folder holds closed folders, only the sources in it.
+    """
     folder = os.path.dirname(os.path.realpath(file))
     if not _holds(folder, _kept_shut()):
         return [folder]
@@ -96,13 +109,13 @@ def _kept_shut() -> tuple[str, ...]:
 
 
 def _holds(folder: str, shut: tuple[str, ...]) -> bool:
-    """Whether a folder is one of those that stay shut, or leads to one."""
+    """Whether a folder is, or contains, a closed one."""
     inside = folder.rstrip("/") + "/"
     return any((path + "/").startswith(inside) for path in shut)
 
 
 def _around(path: str, shut: tuple[str, ...]) -> Iterator[str]:
-    """Yield a folder; or where it leads to one that stays shut, what lies beside the way there."""
+    """Yield a folder; if it contains a closed folder, everything in it except the way there."""
     real = os.path.realpath(path)
     if not _holds(real, shut):
         yield real
@@ -129,7 +142,10 @@ def _readable(shut: tuple[str, ...]) -> Iterator[str]:
 
 
 def _importable(entry: str, shut: tuple[str, ...]) -> Iterator[str]:
-    """Yield an installation folder whole; of any other folder on sys.path only its modules, for it may be a project with keys in it."""
+    """Yield an installation folder whole, but only the modules of any other folder on sys.path.
+
+    Another folder may be a project with keys in it.
+    """
     if not os.path.isabs(entry):
         return
     if os.path.basename(entry) in ("site-packages", "dist-packages") or os.path.isfile(entry):
@@ -147,12 +163,12 @@ def _modules(folder: str) -> Iterator[str]:
 
 
 def listed(folder: str) -> list[str]:
-    """Return a folder if its names may be open, without which nothing can be imported from there."""
+    """Return a folder if it may be listed; nothing can be imported from it otherwise."""
     return list(_open_names(folder, _kept_shut()))
 
 
 def _listed(shut: tuple[str, ...]) -> Iterator[str]:
-    """Yield the folders whose names alone are open: without them nothing can be imported from there."""
+    """Yield the folders that may be listed but not read: imports need that."""
     for entry in sys.path:
         if os.path.isabs(entry) and os.path.isdir(entry):
             yield from _open_names(entry, shut)
@@ -165,7 +181,7 @@ def _open_names(folder: str, shut: tuple[str, ...]) -> Iterator[str]:
 
 
 def _loaded() -> Iterator[str]:
-    """Yield where the packages come from that are loaded, or that an editable installation will load from elsewhere."""
+    """Yield the paths of loaded packages, and of those that an editable installation maps."""
     for name, module in list(sys.modules.items()):
         if name.startswith("__editable__"):
             for package, place in getattr(module, "MAPPING", {}).items():

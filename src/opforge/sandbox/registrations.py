@@ -1,4 +1,4 @@
-"""Notice that something has registered operators or implementations under ``aten`` since a kernel was loaded."""
+"""Detect operators or implementations registered under ``aten`` since a kernel was loaded."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ HARNESS = frozenset({
     "resolve_conj", "resolve_neg", "flatten", "view_as_real", "bitwise_xor_", "logical_not_", "is_nonzero", "item", "alias",
     "_lazy_clone", "is_same_size", "lift_fresh",
 })  # fmt: skip
-"""Packets by which a worker makes inputs and hands back results: they are looked at after every batch."""
+"""Operators by which a worker makes inputs and returns results; checked after every batch."""
 
 
 class Registrations:
-    """All that is registered under ``aten``, as digests of torch's own descriptions; taken before any kernel is loaded."""
+    """Digests of everything registered under ``aten``, taken before any kernel is loaded."""
 
     def __init__(self) -> None:
         self._known = {name: _described(name) for name in _names()}
         self._few = [name for name in self._known if name[len(_NAMESPACE) :].partition(".")[0] in HARNESS]
 
     def changed(self, ours: Iterable[str] = (), *, all_of_them: bool = True) -> list[str]:
-        """Return the operators that are new, gone or registered anew, but for those that have traps of ours.
+        """Return the operators that are new, gone or registered again, except those with our traps.
 
-        Describing all takes some 0.1 s; ``all_of_them`` false looks at new ones, and at those that the harness needs.
+        Describing all takes about 0.1 s. Without ``all_of_them`` only new ones, gone ones and those
+        that the harness needs are checked.
         """
         trapped = {f"{_NAMESPACE}{name.removesuffix('.default')}" for name in ours}
         names = set(_names())
@@ -38,7 +39,7 @@ class Registrations:
 
 
 registrations = functools.cache(Registrations)
-"""What was registered when this was first asked: by the server, before any kernel."""
+"""Snapshot of the registrations; the server takes it before any kernel loads."""
 
 
 def _names() -> list[str]:
@@ -47,4 +48,4 @@ def _names() -> list[str]:
 
 
 def _described(name: str) -> int:
-    return hash(torch._C._dispatch_dump(name))  # noqa: SLF001  # nor of what is registered for one
+    return hash(torch._C._dispatch_dump(name))  # noqa: SLF001  # nor a public description of one

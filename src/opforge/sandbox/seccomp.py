@@ -1,4 +1,7 @@
-"""A filter on the system calls of a kernel's process: no network, no other process, no administration. Hand-assembled BPF."""
+"""A system-call filter for a kernel's process, in hand-assembled BPF.
+
+It forbids the network, access to other processes, and administration.
+"""
 
 from __future__ import annotations
 
@@ -63,9 +66,9 @@ _SPECIAL = tuple(_NUMBERS).index("ptrace")
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """A question about one argument: whether its lower half (or upper, for pointers), masked, has a value."""
+    """A test of an argument: whether its lower half (upper, for pointers), masked, has a value."""
 
-    __test__ = False  # no test of ours, whatever its name says to pytest
+    __test__ = False  # not a pytest test, despite the name
     argument: int
     value: int
     mask: int = 0xFFFFFFFF
@@ -73,7 +76,7 @@ class Test:
     upper: bool = False
 
     def code(self, to_next: int) -> list[bytes]:
-        """Go on when the answer is the wanted one; else jump over so many instructions."""
+        """Continue if the outcome is the wanted one; otherwise skip ``to_next`` instructions."""
         load = _instruction(_LOAD, _ARGUMENTS_AT + 8 * self.argument + 4 * self.upper)
         mask = [] if self.mask == 0xFFFFFFFF else [_instruction(_AND, self.mask)]
         jump = (0, to_next) if self.wanted else (to_next, 0)
@@ -82,7 +85,7 @@ class Test:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A system call that is answered with an error, unless all tests of one of the exceptions hold."""
+    """A system call that fails with an error, unless all tests of one exception pass."""
 
     call: str
     unless: tuple[tuple[Test, ...], ...] = ()
@@ -95,14 +98,15 @@ class Rule:
 
 
 def rules(*, own_user: bool) -> list[Rule]:
-    """Return what is refused; more where a worker runs as the user, and so owns the user's files."""
-    quick = Rule("fallocate", (), errno.EOPNOTSUPP)  # fills a disk faster than anybody can look
+    """Return the refused calls; more if a worker runs as the user, and so owns the user's files."""
+    quick = Rule("fallocate", (), errno.EOPNOTSUPP)  # fills a disk faster than its size is checked
     found = [*_network(), *_processes(), quick, *(Rule(name) for name in list(_NUMBERS)[_SPECIAL:])]
     return found if own_user else [*found, *_metadata()]
 
 
 def _network() -> Iterator[Rule]:
-    # Datagram sockets may be pointed at an address with each message, which no filter sees; streams need connect.
+    # A datagram socket can take an address with each message, which no filter sees. Streams need
+    # connect.
     local = (Test(0, _AF_UNIX), Test(1, _SOCK_DGRAM, _SOCK_TYPE_MASK, wanted=False))
     yield Rule("socket", (local,), errno.EACCES)
     yield Rule("socketpair", (local,), errno.EACCES)
@@ -111,33 +115,35 @@ def _network() -> Iterator[Rule]:
 
 def _processes() -> Iterator[Rule]:
     yield Rule("clone", ((Test(0, 0, _NEW_NAMESPACES),),))
-    yield Rule("clone3", (), errno.ENOSYS)  # its flags lie in memory; the C library then falls back to clone
+    yield Rule("clone3", (), errno.ENOSYS)  # its flags lie in memory; libc then falls back to clone
     myself, keeps = Test(0, 0), Test(1, _RLIMIT_RTTIME, wanted=False)
-    # the limit that marks whose process it is stays as it is; those of other processes too
+    # RLIMIT_RTTIME marks the worker that a process belongs to, and must stay. So must the limits of
+    # other processes.
     yield Rule("prlimit64", ((myself, keeps), (myself, Test(2, 0), Test(2, 0, upper=True))))
     yield Rule("setrlimit", ((Test(0, _RLIMIT_RTTIME, wanted=False),),))
     yield Rule("setpriority", ((Test(1, 0),),))
-    yield Rule("sched_setaffinity")  # who is timed stays on its core
+    yield Rule("sched_setaffinity")  # a timed process stays on its core
     for name in ("sched_setscheduler", "sched_setparam", "sched_setattr"):
         yield Rule(name, ((myself,),))
 
 
 def _metadata() -> Iterator[Rule]:
-    """Landlock does not look at these, and the user's own files would be open to them.
+    """Yield rules for calls that Landlock does not check, and that could change the user's files.
 
-    A program that asks is told that it is done: compilers and copies ask for no good reason. The one change of mode
-    that takes nothing from the owner and gives nothing to others is made, so that a linker's output can be run.
+    Refused calls report success, because compilers and copy tools make them without need. Mode 0700
+    takes nothing from the owner and gives nothing to others. It is allowed so that a linker's
+    output can be run.
     """
     yield Rule("chmod", ((Test(1, _PRIVATE_MODE),),), 0)
     yield Rule("fchmodat", ((Test(2, _PRIVATE_MODE),),), 0)
     yield Rule("fchmodat2", (), errno.ENOSYS)
     for name in ("utime", "utimes", "futimesat"):
         yield Rule(name, (), 0)
-    yield Rule("utimensat", ((Test(1, 0), Test(1, 0, upper=True)),), 0)  # without a path: of an open file
+    yield Rule("utimensat", ((Test(1, 0), Test(1, 0, upper=True)),), 0)  # without a path: on an open file
 
 
 def signal_rules(itself: int) -> Iterator[Rule]:
-    """Refuse to signal any process but this one and its group: for systems whose Landlock does not know signals."""
+    """Refuse signals except to this process and its group, where Landlock cannot scope signals."""
     yield Rule("kill", ((Test(0, 0),), (Test(0, itself),), (Test(0, -itself & 0xFFFFFFFF),), (Test(1, 0),)))
     yield Rule("tkill", ((Test(0, itself),),))
     yield Rule("tgkill", ((Test(0, itself),),))
@@ -148,15 +154,15 @@ def signal_rules(itself: int) -> Iterator[Rule]:
 
 
 def supported() -> bool:
-    """Whether this kernel and processor have filters that we can write."""
+    """Whether this system supports filters, and we can write them for its processor."""
     if platform.machine() not in _ARCHITECTURES:
         return False
     _LIBC.prctl(_PR_SET_SECCOMP, _MODE_FILTER, None, 0, 0)
-    return ctypes.get_errno() == errno.EFAULT  # it looked for the filter, so it has filters
+    return ctypes.get_errno() == errno.EFAULT  # it tried to read the filter, so it supports filters
 
 
 def assembled(chosen: Sequence[Rule], machine: str) -> bytes:
-    """Return the filter for a processor, in the kernel's instructions."""
+    """Return the filter for a processor, as BPF instructions."""
     architecture, column = _ARCHITECTURES[machine]
     refuse = _instruction(_RETURN, _ERRNO | errno.ENOSYS)
     code = [
@@ -174,7 +180,10 @@ def assembled(chosen: Sequence[Rule], machine: str) -> bytes:
 
 
 def _chunk(numbered: Sequence[tuple[int, Rule]]) -> list[bytes]:
-    """Return the rules for some system calls, which a call with a higher number jumps over: taking a filter is faster so."""
+    """Return the rules for some system calls; a call with a higher number jumps over them.
+
+    The system installs a filter faster this way.
+    """
     body = [piece for number, rule in numbered for piece in rule.code(number)]
     body.append(_instruction(_RETURN, _ALLOW))
     return [_instruction(_JUMP_AT_LEAST, numbered[-1][0] + 1, len(body), 0), *body]
@@ -182,19 +191,20 @@ def _chunk(numbered: Sequence[tuple[int, Rule]]) -> list[bytes]:
 
 @functools.cache
 def _lasting(*, own_user: bool) -> bytes:
-    """Return the filter without what depends on the process: that part is made once, before forking."""
+    """Return the part of the filter that all processes share, assembled once before forking."""
     return assembled(rules(own_user=own_user), platform.machine())
 
 
 def prepare(*, own_user: bool) -> None:
-    """Assemble the filter ahead of the forks that will install it."""
+    """Assemble the filter before the forks that will install it."""
     _lasting(own_user=own_user)
 
 
 def install(*, own_user: bool, signals_scoped: bool) -> None:
-    """Put the filter on this thread and all that it starts. No new privileges must have been set before.
+    """Install the filter on this thread and all that it starts. Requires ``no_new_privs``.
 
-    Where neither a user of its own nor Landlock keeps a worker from signalling the user's processes, a second one does.
+    A second filter stops signals to the user's processes, where neither a user of the worker's own
+    nor Landlock does.
     """
     _install(_lasting(own_user=own_user))
     if not own_user and not signals_scoped:
@@ -213,7 +223,7 @@ def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> 
 
 
 def _exception(tests: Sequence[Test]) -> list[bytes]:
-    """Return instructions that allow the call when all tests hold, and else go on after them."""
+    """Return instructions that allow the call if all tests pass, else continue after them."""
     code = [_instruction(_RETURN, _ALLOW)]
     for test in reversed(tests):
         code = [*test.code(len(code)), *code]

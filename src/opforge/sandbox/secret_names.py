@@ -1,4 +1,4 @@
-"""Names of environment variables that look as if they held a secret."""
+"""Names of environment variables that look like secrets."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ _SECRET = re.compile(
 
 
 def looks_secret(name: str) -> bool:
-    """Whether a variable of this name is one that no kernel has any business with."""
+    """Whether a variable's name looks like a secret that no kernel should see."""
     return _SECRET.search(name.upper()) is not None

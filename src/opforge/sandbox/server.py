@@ -1,8 +1,9 @@
-"""The fork server: imports torch once, then makes a fresh process for each kernel in a few milliseconds.
+"""The fork server: imports torch once, then forks a new process for each kernel in milliseconds.
 
-Run as ``python -m opforge.sandbox.server FD LISTENER role=module:function …``. Each client asks over its own socket. A
-worker is reaped only when its client says stop, so a pid that a client holds is never another process's. LISTENER is -1,
-or a listening socket on which other commands of the same user and version may become clients (`opforge warm`).
+Run as ``python -m opforge.sandbox.server FD LISTENER role=module:function …``. Each client has its
+own socket. A worker is reaped only when its client says stop, so its pid is not reused before.
+LISTENER is -1, or a listening socket on which other commands of the same user and version may
+become clients (`opforge warm`).
 """
 
 from __future__ import annotations
@@ -43,19 +44,19 @@ _HELLO_LIMIT_S = 5.0
 class _Worker:
     mark: int
     user: int | None
-    """Whom only this worker runs as, if there is such a user."""
+    """Unix user reserved for this worker, if root."""
 
 
 @dataclass
 class _Client:
     channel: Channel
     workers: dict[int, _Worker] = field(default_factory=dict)
-    """By pid."""
+    """Workers by pid."""
     folder: str | None = None
     gpu: str = ""
-    """The only one that its workers see."""
+    """The only GPU that its workers see."""
     visitor: Visitor | None = None
-    """The command that came by the listener, whose environment, working folder and stderr its processes get."""
+    """The command that came by the listener; workers get its environment, folder and stderr."""
 
     def close(self) -> None:
         self.channel.close()
@@ -74,7 +75,7 @@ class ForkServer:
         self._version = Version.here()
         if listener is not None:
             self._selector.register(listener, selectors.EVENT_READ)
-        self._next_user = secrets.randbelow(_USERS)  # other servers on this machine are to have other users
+        self._next_user = secrets.randbelow(_USERS)  # servers on one machine should use different users
         self._tasks = _Tasks()
         self._rooms = folders.make_root()
 
@@ -92,7 +93,7 @@ class ForkServer:
             folders.remove(self._rooms)
 
     def _end_all(self) -> None:
-        """End every process that was started here, and what those have left."""
+        """Kill every process started here, and what those left behind."""
         for client in self._clients():
             self._drop(client)
         while strays := processes.children_of(os.getpid()):
@@ -107,7 +108,7 @@ class ForkServer:
         return client
 
     def _admit(self) -> None:
-        """Make a command that connects to the listener a client, if it is of this user and version."""
+        """Make a command that connects to the listener a client, if its user and version match."""
         assert self._listener is not None  # noqa: S101  # only a listener's event leads here
         connection, _address = self._listener.accept()
         channel, fds = Channel(connection), list[int]()
@@ -120,7 +121,7 @@ class ForkServer:
                 refusal = {"refused": str(error), "other_device": isinstance(error, OtherDeviceError)}
                 channel.send(refusal, timeout_s=_HELLO_LIMIT_S)
         except (OSError, ValueError, TypeError, KeyError):
-            pass  # not a command of ours, or one that has ended: there is nobody to answer
+            pass  # not an opforge command, or one that has ended: nobody to answer
         else:
             self._add(_Client(channel, visitor=visitor))
             return
@@ -139,7 +140,7 @@ class ForkServer:
             self._drop(client)
         except (ValueError, KeyError, TypeError, OSError):
             if client.visitor is None:
-                raise  # the server serves one run, and its own code asks
+                raise  # the server belongs to one run, and the request is from its own code
             traceback.print_exc()
             self._drop(client)  # other runs go on
 
@@ -162,7 +163,7 @@ class ForkServer:
                 raise ValueError(f"unknown request {unknown!r}")
 
     def _drop(self, client: _Client) -> None:
-        """Forget a client that has gone, and end what it started."""
+        """Remove a disconnected client and stop its workers."""
         self._selector.unregister(client.channel)
         client.close()
         for pid in list(client.workers):
@@ -194,7 +195,7 @@ class ForkServer:
         tasks: int | None,
         visitor: Visitor | None,
     ) -> None:
-        """In the child: drop all that is the server's, take on the limits, be confined, play the role, end."""
+        """Turn the child into a worker: close server files, set limits, confine, run the role."""
         try:
             processes.die_with_parent()
             os.setsid()
@@ -219,7 +220,7 @@ class ForkServer:
             self._roles[request["role"]](request["config"], fds)
         except ChannelClosedError:
             os._exit(0)
-        except BaseException:  # noqa: BLE001  # the border of the process: nothing may climb out of a fork
+        except BaseException:  # noqa: BLE001  # nothing may escape from a forked child
             traceback.print_exc()
             sys.stderr.flush()
             os._exit(70)
@@ -230,12 +231,12 @@ class ForkServer:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)  # in the instant between fork and setsid it has no group of its own
+            os.kill(pid, signal.SIGKILL)  # between fork and setsid it has no group of its own
         _pid, status = os.waitpid(pid, 0)
         return {"status": status, "orphans": self._sweep(worker)}
 
     def _sweep(self, worker: _Worker) -> int:
-        """End every process that a worker left behind, and its children, and count them."""
+        """Kill the processes that a worker left behind, and their children; return the count."""
         known = {pid for client in self._clients() for pid in client.workers}
         count = rounds = 0
         while strays := [
@@ -251,7 +252,7 @@ class ForkServer:
                 count += 1
             rounds += 1
             if rounds >= _MANY_ROUNDS and worker.user is not None and not self._is_alive(worker):
-                _end_user(worker.user)  # they fork faster than we end them
+                _end_user(worker.user)  # they fork faster than we kill them
         return count
 
     def _is_alive(self, worker: _Worker) -> bool:
@@ -262,7 +263,10 @@ class ForkServer:
 
 
 class _Tasks:
-    """How many processes and threads the user may have, counted anew now and then; None where that sets no limit to workers."""
+    """The limit on this user's processes and threads, recounted every few seconds.
+
+    None where it does not limit workers: as root, or where forking fails under it.
+    """
 
     def __init__(self) -> None:
         self._counted_at = -_COUNT_AGAIN_S
@@ -275,15 +279,15 @@ class _Tasks:
             self._counted_at = now
             self._count = processes.tasks_of(os.getuid()) + confinement.SHARED_PROCESSES
             if not _can_fork_with(self._count):
-                self._counts, self._count = False, None  # the user has others, in containers that we do not see into
+                self._counts, self._count = False, None  # the user has processes in containers, unseen by us
         return self._count
 
 
 def _take_settings_of(visitor: Visitor) -> None:
-    """Take on the environment, the working folder and the stderr of the command that asked for this process."""
+    """Adopt the environment, working folder and stderr of the command that asked for it."""
     os.environ.clear()
     os.environ.update(visitor.environment)
-    tempfile.tempdir = None  # it may remember the server's
+    tempfile.tempdir = None  # may be cached from the server
     os.chdir(visitor.folder)
     os.dup2(visitor.stderr, 1)
     os.dup2(visitor.stderr, 2)
@@ -304,7 +308,7 @@ def _can_fork_with(most: int) -> bool:
 
 
 def _fork() -> int:
-    """Fork, and wait a little where there is no room for another process: workers come and go."""
+    """Fork; at the process limit, retry for a while, since workers come and go."""
     until = time.monotonic() + _FORK_PATIENCE_S
     while True:
         try:
@@ -316,7 +320,7 @@ def _fork() -> int:
 
 
 def _end_user(user: int) -> None:
-    """End all processes of a user that only one worker has, at one stroke, so that none can fork meanwhile."""
+    """Kill all processes of a worker's reserved user with one signal: none can fork meanwhile."""
     pid = os.fork()
     if pid == 0:
         with contextlib.suppress(OSError):
@@ -346,7 +350,7 @@ def main() -> None:
     listener = None if (fd := int(sys.argv[2])) < 0 else socket.socket(fileno=fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which hangs up
     processes.adopt_orphans()
-    gc.disable()  # imports make no garbage worth looking for; children look for theirs
+    gc.disable()  # imports create little garbage; children enable it again
     import torch  # after the socket is open, so that a client sees a failed start as one
 
     torch.set_num_threads(1)
@@ -362,7 +366,7 @@ def main() -> None:
         getattr(sys.modules[word.partition("=")[2].partition(":")[0]], "prepare", lambda: None)()
     confinement.opened()
     gc.freeze()
-    with contextlib.suppress(ChannelClosedError):  # whoever started us gave up before we were ready
+    with contextlib.suppress(ChannelClosedError):  # the parent gave up before we were ready
         ForkServer(control, roles, listener).serve()
 
 

@@ -1,13 +1,13 @@
-"""The situations in which a kernel is called: what differs is not the call but the process around it.
+"""Situations in which a kernel is called: the call is the same, the process around it differs.
 
-A kernel that stands in ATen's place is called below autograd, from any thread, with whatever default dtype a program has.
+An installed kernel is called below autograd, from any thread, with any default dtype.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from _thread import (  # bound before any kernel is loaded, as nothing can replace these
+from _thread import (  # cannot be replaced once bound, before any kernel is loaded
     LockType,
     allocate_lock,
     get_native_id,
@@ -29,36 +29,39 @@ GRAD_MODE, REQUIRES_GRAD, INFERENCE_MODE, THREAD, THREADS, DEFAULT_DTYPE, LAZY_C
 )  # fmt: skip
 ONE_CALL = (GRAD_MODE, REQUIRES_GRAD, INFERENCE_MODE, THREAD, DEFAULT_DTYPE, LAZY_CLONE, TORCH_THREADS)
 SITUATIONS = (*ONE_CALL, THREADS, KEPT_RESULTS)
-"""All of them; the last two are many calls."""
+"""All situations; the last two make many calls."""
 OTHER_DEFAULT_DTYPE = torch.float64
 _TORCH_THREADS = 3
 _ROUNDS, _CALLS = 6, 64
-"""How often two threads meet, and how many calls the one that is judged makes each time at most."""
+"""Rounds with two threads, and the most calls that the judged thread makes in each."""
 _ROUNDS_S = 0.2
-"""How long they may go on meeting."""
+"""Time limit for all rounds."""
 _SWITCH_S = 1e-6
-"""How often threads take turns while two of them are in a kernel."""
+"""Interval at which Python switches threads while two of them are in a kernel."""
 _TURN_CALLS, _TURN_S = 4, 0.05
-"""How many calls are made first by taking turns at each step, and how often one thread looks at what the other does that it waits for."""
+"""Calls of the first round, with threads alternating at each step; poll interval while waiting."""
 _TURNS_S = 2.0
-"""How long they take turns: on a busy machine each turn takes milliseconds, and a kernel may have thousands."""
+"""Time limit for alternating.
+
+On a busy machine each step takes milliseconds, and a kernel may have thousands of steps.
+"""
 Function = Callable[..., Any]
 Arguments = tuple[list[Any], dict[str, Any], list[torch.Tensor]]
-"""Those of a call by position and by name, and the tensors among them."""
+"""Positional and named arguments of a call, and the tensors among them."""
 
 
 def input_in(situation: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Return an input as it is in a situation; a lazy clone stays one until something writes to it."""
+    """Return an input for a situation; a lazy clone stays lazy until something writes to it."""
     if situation == REQUIRES_GRAD and (tensor.is_floating_point() or tensor.is_complex()):
         return tensor.requires_grad_()
-    return torch._lazy_clone(tensor) if situation == LAZY_CLONE else tensor  # noqa: SLF001  # torch has no public name for it
+    return torch._lazy_clone(tensor) if situation == LAZY_CLONE else tensor  # noqa: SLF001  # no public name
 
 
 def call_in(situation: str, function: Function, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Call a function in a situation, and leave the process as it was."""
+    """Call a function in a situation, then restore the process."""
     match situation:
         case "grad_mode":
-            with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001  # as installed kernels are called
+            with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001  # as for installed kernels
                 return function(*args, **kwargs)
         case "inference_mode":
             with torch.inference_mode():
@@ -72,7 +75,7 @@ def call_in(situation: str, function: Function, args: list[Any], kwargs: dict[st
             try:
                 return function(*args, **kwargs)
             finally:
-                if torch.get_default_dtype() == OTHER_DEFAULT_DTYPE:  # else the kernel has changed it, which is seen
+                if torch.get_default_dtype() == OTHER_DEFAULT_DTYPE:  # else the kernel changed it, which is reported
                     torch.set_default_dtype(before)
         case "torch_threads":
             threads = torch.get_num_threads()
@@ -87,9 +90,10 @@ def call_in(situation: str, function: Function, args: list[Any], kwargs: dict[st
 
 
 def call_in_two_threads(function: Function, fresh: Callable[[], Arguments]) -> tuple[Any, list[torch.Tensor]]:
-    """Call a function several times while another thread calls it on other contents; return one of the results with its inputs.
+    """Call a function several times while another thread calls it on other contents.
 
-    It is the first that is not what a call alone returns, where there is one: what is right may differ by rounding, which is for the judge to say.
+    Returns one result and its inputs: the first result that differs from a call alone, if any. A
+    correct result may differ by rounding, which the judge decides.
     """
     interval, end = sys.getswitchinterval(), monotonic() + _ROUNDS_S
     sys.setswitchinterval(_SWITCH_S)
@@ -109,9 +113,9 @@ def call_in_two_threads(function: Function, fresh: Callable[[], Arguments]) -> t
 
 
 class _Turns:
-    """Has two threads take turns: each lets the other go on whenever a kernel calls something that is not Python.
+    """Makes two threads alternate: each lets the other run whenever the kernel calls a C function.
 
-    Left to the system, threads of a busy machine seldom meet inside a call.
+    Without this, threads on a busy machine seldom overlap inside a call.
     """
 
     def __init__(self) -> None:
@@ -119,12 +123,12 @@ class _Turns:
         self._over = False
         self._end = monotonic() + _TURNS_S
         self._states: dict[int, int] = {}
-        """By thread, a file in which the system says what the thread does."""
+        """By thread number, the open file with the thread's state."""
         for lock in self._locks:
             lock.acquire()
 
     def follow(self, number: int) -> None:
-        """Have this thread take turns from now on; the second one waits for its first."""
+        """Make this thread alternate from now on; the second thread waits for its first turn."""
         try:
             self._states[number] = os.open(f"/proc/self/task/{get_native_id()}/stat", os.O_RDONLY)
         except OSError:
@@ -138,20 +142,20 @@ class _Turns:
             self._over = monotonic() > self._end
             _open(self._locks[1 - number])
             while not self._over and not self._locks[number].acquire(timeout=_TURN_S):
-                if self._waits(1 - number):  # for a lock of the kernel's, which this thread has
+                if self._waits(1 - number):  # for a lock of the kernel that this thread holds
                     self._over = True
 
         setprofile(step)
 
     def _waits(self, number: int) -> bool:
-        """Whether a thread has begun and is not ready to run, or has ended."""
+        """Whether a thread has started and is not runnable, or has ended."""
         try:
             return number in self._states and _state(self._states[number]) != b"R"
         except OSError:
             return True
 
     def end(self) -> None:
-        """Let both go on."""
+        """Let both threads run freely."""
         self._over = True
         setprofile(None)
         for lock in self._locks:
@@ -164,19 +168,19 @@ class _Turns:
 
 
 def _state(file: int) -> bytes:
-    """Return the letter by which the system says what a thread does."""
+    """Return the state letter of a thread from its stat file."""
     return os.pread(file, 512, 0).rpartition(b")")[2].split()[0]
 
 
 def _open(lock: LockType) -> None:
-    with suppress(RuntimeError):  # it is open
+    with suppress(RuntimeError):  # already open
         lock.release()
 
 
 def _while_others_call(
     function: Function, given: Sequence[Arguments], others: Arguments, end: float, turns: _Turns | None
 ) -> list[Any]:
-    """Return the results of calls that one thread makes while another makes its own, again and again."""
+    """Return the results of one thread's calls, made while another thread calls repeatedly."""
     done: list[bool] = []
 
     def judged() -> list[Any]:
@@ -205,17 +209,17 @@ def _while_others_call(
 
 
 def _at_once(calls: Sequence[Function]) -> list[Function]:
-    """Make calls, each in a thread of its own; return what gives the result of each, or raises what it has raised."""
+    """Run each call in its own thread; return functions that return its result or raise."""
     answers: list[Function] = [_nothing] * len(calls)
     start, ends = allocate_lock(), [allocate_lock() for _ in calls]
 
     def run(number: int) -> None:
         try:
-            with start:  # all are waiting by then
+            with start:  # all threads wait here
                 pass
             result = calls[number]()
             answers[number] = lambda: result
-        except BaseException as error:  # noqa: BLE001  # raised again where the answer is asked for
+        except BaseException as error:  # noqa: BLE001  # raised again by the returned function
             answers[number] = _raising(error)
         finally:
             ends[number].release()
@@ -242,11 +246,11 @@ def _raising(error: BaseException) -> Function:
 
 
 def _with_other_contents(given: Arguments) -> Arguments:
-    """Turn the floating-point contents of a call's tensors around; where there are none, all of them."""
+    """Reverse the contents of a call's floating-point tensors, or of all if there are none."""
     floats = [t for t in given[2] if t.is_floating_point() or t.is_complex()]
     for tensor in floats or given[2]:
         elements = flat_storage(tensor).view(-1, tensor.element_size())
-        turned = np.ascontiguousarray(elements.cpu().numpy()[::-1])  # not by an operator that is judged
+        turned = np.ascontiguousarray(elements.cpu().numpy()[::-1])  # not by an operator under test
         elements.copy_(torch.from_numpy(turned))
     return given
 

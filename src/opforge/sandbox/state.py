@@ -1,4 +1,4 @@
-"""The global state of torch that a kernel must leave alone."""
+"""Global state of torch and Python that a kernel must not change."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _GENERATORS = {
     "python_rng": "Python's random number generator was advanced",
     "numpy_rng": "NumPy's random number generator was advanced",
 }
-"""What a call that draws must move on, and others must not."""
+"""Generators that random operators must advance, and others must not."""
 
 
 class GlobalState(NamedTuple):
-    """A reading of it."""
+    """A snapshot of the global state."""
 
     default_dtype: torch.dtype
     threads: int
@@ -34,17 +34,20 @@ class GlobalState(NamedTuple):
     autocast: bool
     default_device: str
     cudnn: tuple[bool, bool, bool]
-    """Whether cuDNN is on, benchmarks, and may use TF32."""
+    """Whether cuDNN is enabled, benchmarks, and may use TF32."""
     modes: tuple[int, int]
-    """How many torch-function and torch-dispatch modes are switched on."""
-    pinned_L2_bytes: int  # noqa: N815  # as the reason names it
-    """How much memory the current stream holds in the GPU's second cache. (Its limit is no sign: the driver moves that itself.)"""
+    """Number of active torch-function and torch-dispatch modes."""
+    pinned_L2_bytes: int  # noqa: N815  # name shown in the verdict
+    """L2 cache that the current stream has set aside on the GPU.
+
+    The device's limit is no sign: the driver changes it itself.
+    """
     denormals: bool
-    """Whether they are numbers of their own, and not taken for zero."""
+    """Whether denormals are kept, not flushed to zero."""
     onednn: bool
     garbage_collection: bool
     interrupt: object
-    """What is called on Ctrl-C."""
+    """The handler of Ctrl-C."""
     rng: bytes
     python_rng: object
     numpy_rng: bytes
@@ -73,7 +76,10 @@ class GlobalState(NamedTuple):
         )
 
     def changes_since(self, before: GlobalState, *, rng: bool) -> list[str]:
-        """Say what differs from an earlier reading; the random state only where the operator is not random."""
+        """Describe changes since an earlier snapshot.
+
+        ``rng`` includes the generators; it is False for random operators.
+        """
         if self == before:
             return []
         names = [n for n in self._fields if getattr(self, n) != getattr(before, n)]
@@ -81,15 +87,15 @@ class GlobalState(NamedTuple):
         return changes + [_GENERATORS[n] for n in names if rng and n in _GENERATORS]
 
     def restore(self) -> None:
-        """Put the state back, so that the next case starts clean."""
-        while torch._C._len_torch_function_stack() > self.modes[0]:  # noqa: SLF001  # torch has no public way to do it
+        """Restore the state, so that the next case starts clean."""
+        while torch._C._len_torch_function_stack() > self.modes[0]:  # noqa: SLF001  # no public function for it
             torch._C._pop_torch_function_stack()  # noqa: SLF001
         while torch._C._len_torch_dispatch_stack() > self.modes[1]:  # noqa: SLF001
             torch._C._pop_torch_dispatch_stack()  # noqa: SLF001
         torch.set_default_dtype(self.default_dtype)
         torch.set_num_threads(self.threads)
         torch.set_grad_enabled(self.grad_mode)
-        if torch.are_deterministic_algorithms_enabled() != self.deterministic:  # what it imports at first takes seconds
+        if torch.are_deterministic_algorithms_enabled() != self.deterministic:  # the first call imports for seconds
             torch.use_deterministic_algorithms(self.deterministic)
         torch.set_float32_matmul_precision(self.matmul_precision)
         torch.set_autocast_enabled("cpu", self.autocast)
@@ -110,12 +116,15 @@ class GlobalState(NamedTuple):
 
 
 _MT19937_BYTES = 4 * 624 + 4
-"""Its words, and where it stands among them."""
+"""The generator's words, and its position among them."""
 
 
 def _numpy_state_at() -> int | None:
-    """Return where the state of NumPy's generator lies, the one that a program's modules share; None where a program has put another in its place."""
-    # asking a generator for its state takes 0.2 ms; the stubs do not export this public function
+    """Return the address of the state of NumPy's global generator.
+
+    None if a program has replaced the generator.
+    """
+    # A generator's own state property takes 0.2 ms. The stubs lack this public function.
     generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
     return generator.ctypes.state_address if isinstance(generator, np.random.MT19937) else None
 
@@ -148,7 +157,7 @@ def _cuda_runtime() -> ctypes.CDLL | None:
 
 
 def _pinned_l2_bytes() -> int:
-    """Return the size of the window that the current stream holds in the second cache; torch neither tells nor sets it."""
+    """Return the size of the current stream's L2 window; torch neither reads nor sets it."""
     if not torch.cuda.is_initialized() or (runtime := _cuda_runtime()) is None:
         return 0
     window = _Window()
@@ -160,7 +169,8 @@ def _pinned_l2_bytes() -> int:
 def seed_generator(seed: int, device: torch.device) -> None:
     """Seed the generator that operators on a device draw from.
 
-    Without a GPU ``torch.manual_seed`` formats a stack trace, for the day on which CUDA starts: thirty times the work.
+    Without a GPU ``torch.manual_seed`` formats a stack trace for a later start of CUDA: thirty
+    times the work.
     """
     if device.type == "cpu":
         torch.default_generator.manual_seed(seed)
@@ -169,6 +179,9 @@ def seed_generator(seed: int, device: torch.device) -> None:
 
 
 def generator_state(device: torch.device) -> bytes:
-    """Return the state of the generators that operators on a device draw from; on a GPU some are given tensors of the CPU."""
+    """Return the state of the generators that operators on a device draw from.
+
+    For a GPU this includes the CPU's generator, because some operators get CPU tensors.
+    """
     states = [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
     return b"".join(state.numpy().tobytes() for state in states)

@@ -1,4 +1,4 @@
-"""Notice that a kernel has replaced functions which clocks, comparisons and this harness are made of."""
+"""Detect that a kernel replaced functions that clocks, comparisons or this harness rely on."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _MISSING = object()
 
 
 class Seals:
-    """What those functions were before any kernel was loaded, and that nothing else is called beside them."""
+    """Snapshot of those functions, and of Python's hooks, before any kernel was loaded."""
 
     def __init__(self) -> None:
         self._callers = _callers()
@@ -49,7 +49,7 @@ class Seals:
         self._lines = {owner: (owner.__mro__, what) for owner, _, what in readings if isinstance(owner, type)}
 
     def broken(self) -> list[str]:
-        """Return the names of the functions that are others now."""
+        """Return the names of the functions that were replaced."""
         missing = _MISSING
         changed = [what for space, attribute, was, what in self._held if space.get(attribute, missing) is not was]
         changed += [what for owner, (line, what) in self._lines.items() if owner.__mro__ is not line]
@@ -65,7 +65,7 @@ def _callers() -> list[Any]:
 
 
 def _readings() -> Iterator[tuple[Any, str, str]]:
-    """Yield what is watched: what it belongs to, and its name there and in full."""
+    """Yield owner, attribute and full name of everything watched."""
     for module_name, names in _WATCHED.items():
         if (module := sys.modules.get(module_name)) is not None:
             for name in names.split():
@@ -91,7 +91,10 @@ def _of_ours(module_name: str, module: ModuleType) -> Iterator[tuple[Any, str, s
 
 
 def _places(owner: Any, attribute: str) -> Iterator[tuple[Mapping[str, Any], str, Any]]:
-    """Yield where an attribute is looked for, up to where it is, with what is stored there: what is put before it would hide it."""
+    """Yield the namespaces searched for an attribute, up to its own, with the value in each.
+
+    The earlier ones count too: an attribute put there would hide the real one.
+    """
     for level in owner.__mro__ if isinstance(owner, type) else (owner,):
         space = vars(level)
         yield space, attribute, space.get(attribute, _MISSING)

@@ -1,7 +1,7 @@
-"""The timed calls of one case on a GPU. The judge writes their inputs into the memory of this process, and reads their results there.
+"""The timed calls of one case on a GPU. The judge writes inputs and reads results in this process.
 
-The calls of a pass are one CUDA graph, so that a pass is made of what the device does and nothing else; where a
-kernel cannot be captured, they are queued behind a pause and timed by events. Call times are taken by the clock.
+The calls of a pass are one CUDA graph, so a pass times only device work. A kernel that cannot be
+captured is queued behind a pause and timed by events. Call times come from the host clock.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class _CaptureError(Exception):
 
 
 def rehearsed_calls(sets: int, calls: int) -> int:
-    """Return how many calls are made on spare sets before those that are timed one by one."""
+    """Return the number of calls on spare input sets before calls are timed one by one."""
     return max(0, min(sets - calls, _REHEARSED))
 
 
 def short_calls(calls: int) -> int:
-    """Return how many calls the short pass has that is timed beside a pass of so many; 0 for none."""
+    """Return the number of calls in the short pass timed beside a full pass; 0 for none."""
     return calls // 4 if calls >= _MANY_CALLS else 0
 
 
@@ -57,10 +57,10 @@ class Track:
         self._first = [owned_copy(tensor_over(arena, row), torch.device(row[6]) if row[6] else device) for row in rows]
         self._sets: list[Arguments] = []
         self._others: list[Arguments] = []
-        """For calls that warm up, and for the short pass: what those that are timed hold is seen by nobody before."""
+        """Inputs for warm-up calls and the short pass; nothing sees the timed inputs before."""
         self._other_storages: list[torch.Tensor] = []
         self._first_storages: list[torch.Tensor] = []
-        """What each of them is filled with."""
+        """Initial contents of each of those storages."""
         self._count = 0
         self._kept: list[Any] = []
         self._captured: list[Any] = []
@@ -69,23 +69,25 @@ class Track:
         self._stream = Stream(device) if device.type == "cuda" else None
         self._flush: torch.Tensor | None = None
         self._figure = ""
-        """What was timed last."""
+        """The quantity timed last."""
 
     def lay(self, calls: int, sets: int, *, graph: bool, cold: int) -> dict[str, Any]:
-        """Make so many calls ready over so many sets of inputs, in new memory. Returns where the memory is, and how the device is timed.
+        """Prepare calls over several sets of inputs, in new memory.
 
-        With ``cold``, so many bytes are read before each pass on a GPU, so that its cache holds neither inputs nor results.
+        Returns the addresses, and the method that times the device. If ``cold`` is not zero, that
+        many bytes are read before each pass on a GPU, so that its cache holds neither inputs nor
+        results.
         """
         self._kept, self._captured = [], []
         self._graph = self._short = None
         old = self._sets, self._others
         self._sets, self._others = ([self._set() for _ in range(n)] for n in (sets, max(1, short_calls(calls))))
-        del old  # not before: the new ones are to lie elsewhere
+        del old  # not earlier: the new sets need other addresses
         first = [flat_storage(tensor) for tensor in self._first]
         storages = [[flat_storage(tensor) for tensor in made] for _, _, made in self._sets]
         self._other_storages = [flat_storage(tensor) for _, _, made in self._others for tensor in made]
         self._first_storages = first * len(self._others)
-        if first:  # few launches for all of them, which torch has no public name for
+        if first:  # few launches for all; torch has no public name for it
             torch._foreach_copy_(
                 [*itertools.chain(*storages), *self._other_storages], first * (sets + len(self._others))
             )
@@ -101,7 +103,7 @@ class Track:
         return {**where, "method": method, "failure": failure, "results": _places(self._captured)}
 
     def guess(self) -> dict[str, Any]:
-        """Return first guesses at what a call takes."""
+        """Return first estimates of the time of a call."""
         for _ in range(_WARM_UP):
             self._pipelined(min(self._count, 2))
         call_ns = min(self._pipelined(min(self._count, _GUESSED_CALLS)) for _ in range(2))
@@ -109,7 +111,7 @@ class Track:
         return guessed if self._stream is None else {**guessed, "device_ns": self._device_pass(0)}
 
     def warm_up(self) -> dict[str, Any]:
-        """Run a short pass, so that the next one finds the device awake."""
+        """Run a short pass so that the device is awake for the next one."""
         if self._other_storages:
             torch._foreach_copy_(self._other_storages, self._first_storages)
         if self._short is None:
@@ -120,7 +122,7 @@ class Track:
         return {}
 
     def go(self, block: dict[str, Any]) -> dict[str, Any]:
-        """Run a block of calls; return what a call took in ns, and where results lie that were not there before."""
+        """Run a block of calls; return the time of a call in ns, and where new results lie."""
         self._figure = block["figure"]
         match block["figure"]:
             case "device":
@@ -134,12 +136,12 @@ class Track:
         return {"ns": took, "results": _places(self._kept)}
 
     def shown(self, call: int) -> tuple[Any, list[torch.Tensor]]:
-        """Return the result of one of the calls that were timed last, and its inputs as they are now."""
+        """Return the result of one of the calls timed last, and its inputs as they are now."""
         kept = self._captured if self._graph is not None and self._figure == "device" else self._kept
         return kept[call], self._sets[call % len(self._sets)][2]
 
     def _set(self) -> Arguments:
-        """Return arguments with memory of their own, which holds nothing yet."""
+        """Return arguments in their own uninitialised memory."""
         made = [_like(tensor) for tensor in self._first]
         waiting = iter(made)
 
@@ -157,13 +159,13 @@ class Track:
     def _pipelined(self, calls: int) -> float:
         self._rehearse(calls)
         start = perf_counter_ns()
-        self._kept = []  # to let go of results is part of the work: a kernel may do something then
+        self._kept = []  # freeing results is part of the work: a kernel may do something then
         self._kept = self._pass(self._sets, calls)
         self._wait()
         return (perf_counter_ns() - start) / calls
 
     def _rehearse(self, calls: int) -> None:
-        """Call on spare sets, if there are any, so that the first of the timed calls finds the processor as the others do."""
+        """Call on spare sets, if any: the first timed call finds the processor as the rest do."""
         for args, kwargs, _ in self._sets[calls:][: rehearsed_calls(len(self._sets), calls)]:
             self._function(*args, **kwargs)
         self._wait()
@@ -181,9 +183,10 @@ class Track:
         return spent / calls
 
     def _device_pass(self, ahead_ns: float) -> float:
-        """Run a pass, and return what a call of it took.
+        """Run a pass and return the time of one call.
 
-        Where a short pass is timed before it, the difference counts: what a pass costs beside its calls drops out.
+        If a short pass is timed before it, the difference counts: the fixed cost of a pass cancels
+        out.
         """
         short = self._marked(self._short, ahead_ns) if self._short is not None and short_calls(self._count) else None
         before, after = self._marked(self._graph, ahead_ns)
@@ -198,7 +201,7 @@ class Track:
         if self._flush is not None:
             self._flush.sum()
         before, after = Event(enable_timing=True), Event(enable_timing=True)
-        _sleep(int((ahead_ns if graph is None else _AHEAD_NS) * _CYCLES_PER_NS))  # the pass is queued meanwhile
+        _sleep(int((ahead_ns if graph is None else _AHEAD_NS) * _CYCLES_PER_NS))  # the host queues the pass meanwhile
         before.record()
         if graph is None:
             self._kept = []
@@ -209,10 +212,10 @@ class Track:
         return before, after
 
     def _capture(self) -> str | None:
-        """Capture a pass as a graph, and a short one on other inputs; what stands in the way is returned in words."""
+        """Capture a pass as a graph, and a short pass on other inputs; return why if it fails."""
         self._wait()
         with on_stream(self._stream):
-            self._pass(self._others, 2)  # what a first call on a stream sets up is not to be part of the graph
+            self._pass(self._others, 2)  # keeps the setup of a stream's first call out of the graph
         self._wait()
         try:
             self._short, _ = self._recorded(self._others, len(self._others))
@@ -230,7 +233,7 @@ class Track:
             graph.capture_begin(capture_error_mode="thread_local")
             try:
                 kept = self._pass(sets, calls)
-            except Exception as error:  # noqa: BLE001  # whatever a kernel says to being captured
+            except Exception as error:  # noqa: BLE001  # a kernel may raise anything when captured
                 failure = error
             try:
                 graph.capture_end()
@@ -246,14 +249,17 @@ class Track:
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of the same geometry with memory of its own, which holds nothing yet."""
+    """Return a tensor of the same geometry in its own uninitialised memory."""
     memory = torch.empty(tensor.untyped_storage().nbytes(), dtype=torch.uint8, device=tensor.device)
     empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return empty.set_(memory.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def _places(results: list[Any]) -> list[list[Place | None]]:
-    """Return where the tensors lie that some results have; None for what has no place, and for memory that cannot be shared."""
+    """Return the places of the tensors in results.
+
+    None stands for a number, a tensor that is not strided, and memory that cannot be shared.
+    """
     place_of = Finder().place_of
     return [
         [place_of(p) if isinstance(p, torch.Tensor) and p.layout is torch.strided else None for p in parts_of(result)]
@@ -262,6 +268,6 @@ def _places(results: list[Any]) -> list[list[Place | None]]:
 
 
 def _new_generator_state(device: torch.device) -> None:
-    """Give the device's generator a state that does not wait for the end of a capture which has failed."""
+    """Give the device's generator a new state; the old one waits for a failed capture to end."""
     generator = torch.cuda.default_generators[device.index or 0]
     generator.graphsafe_set_state(torch.Generator(device).graphsafe_get_state())

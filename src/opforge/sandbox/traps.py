@@ -1,8 +1,8 @@
-"""Notice which of ATen's operators a kernel calls: the ones that it may not call are trapped in the dispatcher itself.
+"""Traps in the dispatcher that record a kernel's calls of forbidden ATen operators.
 
-A trap stands where ATen's kernel stood, under every key that has one, so a call is seen on every thread, from native code,
-and through any composite operator that ends in it. It notes the call, and gives the kernel other numbers than ATen's: one
-that hides the note is still wrong.
+A trap replaces ATen's kernel under every dispatch key that has one. So it sees calls from every
+thread, from native code, and through composite operators. It records the call and returns wrong
+numbers: a kernel that hides the record is still wrong.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import random
 import sysconfig
 import warnings
-from _thread import get_ident  # as _getframe, bound before any kernel is loaded
+from _thread import get_ident  # like _getframe, bound before any kernel is loaded
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,7 +37,7 @@ from opforge.sandbox.registrations import HARNESS
 Function = Callable[..., Any]
 
 _LAYOUTS = ("", "Quantized", "Sparse", "SparseCsr", "NestedTensor")
-"""What the dispatch keys of a device begin with: a tensor can be brought into each of these and computed on there."""
+"""Prefixes of a device's dispatch keys. A kernel can convert a tensor to each and compute there."""
 _MADE_OF_OTHERS = (
     "CompositeExplicitAutograd",
     "CompositeExplicitAutogradNonFunctional",
@@ -45,70 +45,76 @@ _MADE_OF_OTHERS = (
     "CompositeImplicitAutogradNestedTensor",
     "FuncTorchBatchedDecomposition",
 )
-"""Keys that stand for every backend without a kernel of its own: what is there can be called by way of any of those."""
+"""Keys that serve every backend without its own kernel, and are reachable through any of those."""
 _ANY_BACKEND = "XLA"
-"""A backend without kernels of its own: its key leads to what is made of other operators."""
+"""A backend without its own kernels: its key leads to the composite kernels."""
 _MKLDNN = "MkldnnCPU"
-"""The key of oneDNN's tensors. Torch does not hand out the kernels that stand there, so a trap cannot pass a call on."""
+"""Dispatch key of oneDNN tensors.
+
+Torch does not expose the kernels registered there, so a trap cannot forward a call.
+"""
 _OTHER_NAMESPACES = frozenset({
     "mkldnn", "mkldnn_prepacked", "mkl", "onednn", "quantized", "_quantized", "quantization", "sparse", "static_runtime",
     "prepacked", "xnnpack", "_native", "_test",
 })  # fmt: skip
-"""Namespaces beside ``aten`` in which torch has implementations of the same operators."""
+"""Namespaces besides ``aten`` with torch's own implementations of the same operators."""
 _ALWAYS_COMPARED = 64
-"""So many calls with the same geometry are compared by the integers that they compute; of later ones some."""
+"""Calls with the same geometry whose integers are always compared; later calls are sampled."""
 _LATER_SHARE = 1 / 16
 
 _WORD_BYTES = 8
 _FEW_WORDS = 4
-"""So many different numbers may be the same as some integers by chance."""
+"""Compare only with this many distinct values: fewer may equal some integers by chance."""
 _NOWHERE = "\0"
-"""The beginning of no path."""
+"""A prefix of no path."""
 _KNOWN = (
     *(f"{package}{os.sep}" for package in (Path(__file__).parents[1], *torch.__path__, *np.__path__)),
     *(f"{path}{os.sep}" for name, path in sysconfig.get_paths().items() if name in ("stdlib", "platstdlib")),
     "<frozen ",
 )
-"""Where the harness's own code lies, and that of Python, torch and NumPy."""
+"""Path prefixes of the harness, Python, torch and NumPy."""
 
 Memory = tuple[int, int]
-"""Where a storage begins and ends."""
+"""Start and end address of a storage."""
 
 
 class Traps:
-    """The trapped operators of this process, and the calls that were noted."""
+    """The trapped operators of this process, and the recorded calls."""
 
     def __init__(self, device: str, asks: tuple[CodeType, ...] = ()) -> None:
         devices = ["CPU"] if device == "cpu" else ["CPU", "CUDA"]
         self._keys = [f"{layout}{name}" for name in devices for layout in _LAYOUTS]
         self._library = torch.library.Library("aten", "IMPL")
         self._others: list[Any] = []
-        """The libraries of other namespaces."""
+        """Libraries of the other namespaces."""
         self._set: dict[str, str] = {}
-        """Each trapped operator's registrations, as they were when the trap was set."""
+        """Registrations of each trapped operator, read after its trap was set."""
         self._calls: set[tuple[str, bool]] = set()
         self._main = get_ident()
         self._pid = os.getpid()
         self._children = mmap.mmap(-1, mmap.PAGESIZE)
-        """What forked children noted: memory that they share with this process."""
+        """Calls recorded by forked children, in memory shared with this process."""
         self._asks = asks
-        """The functions that ask for gradients: what is on the stack above a backward pass of the harness's own."""
+        """Functions that request gradients: the stack above a backward pass of the harness."""
         self._calls_many = device != "cpu"
-        """Whether the harness itself calls many operators: on a GPU it makes the contents of timed calls there."""
+        """Whether the harness itself calls many operators: it fills timed inputs on the GPU."""
         self._inside = False
         self._given: tuple[Any, ...] = ()
-        """The arguments of the kernel's present call."""
+        """Arguments of the kernel's current call."""
         self._integers: list[tuple[str, list[torch.Tensor]]] = []
-        """Trapped calls of the kernel's present call on integers alone: their tensors, which are kept so that their memory is not used again."""
+        """Trapped calls on integers only, within the kernel's current call.
+
+        Their tensors are kept alive so that their memory is not reused.
+        """
         self._computed: dict[Any, tuple[int, int]] = {}
-        """For a geometry of arguments: a digest of the integers that were computed by trapped calls, and how often it was taken."""
+        """By argument geometry: digest of the integers from trapped calls, and its update count."""
         self._between = {spoiled.__code__}
         self._trap_code: CodeType | None = None
         self._call_code: CodeType | None = None
         self._folder = _NOWHERE
 
     def set(self, names: list[str]) -> None:
-        """Trap operators; those that have no kernel on this device cannot be called and need no trap."""
+        """Trap operators. Those without a kernel on this device need no trap."""
         if names and not self._others:
             self._trap_other_namespaces()
         for name in names:
@@ -123,7 +129,7 @@ class Traps:
                 self._set[name] = registrations(facts)
 
     def _set_one(self, facts: Operator, key: str, original_key: str) -> None:
-        """Set a trap at one key. What passes it goes to what stands there, or at another key that leads to the same."""
+        """Set a trap at one key. It forwards calls to the kernel at ``original_key``."""
         name = qualified(facts.name)
         if not torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"aten::{name}", original_key):  # noqa: SLF001
             return
@@ -137,7 +143,7 @@ class Traps:
                 return original(*args, **kwargs)
             given = list(_tensors((args, kwargs)))
             if given and all(t.is_meta for t in given):
-                return original(*args, **kwargs)  # shapes alone
+                return original(*args, **kwargs)  # computes shapes only
             counts = self._note(name, given)
             result = original(*args, **kwargs)
             if counts:
@@ -150,17 +156,20 @@ class Traps:
         put(self._library, facts, trap, key)
 
     def _trap_other_namespaces(self) -> None:
-        """Refuse what torch has beside ``aten``; there is no reason to call it, and it does not come back to ``aten``'s operators."""
+        """Refuse torch's operators outside ``aten``.
+
+        Kernels have no reason to call them, and they do not dispatch back to ``aten``.
+        """
         libraries = {name: torch.library.Library(name, "IMPL") for name in {n for n, _, _ in other_operators()}}
         self._others = list(libraries.values())
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that something was there before is the point
+            warnings.simplefilter("ignore")  # overriding an existing registration is the purpose
             for namespace, name, key in other_operators():
                 refuse = self._refusal(f"{namespace}::{name}")
                 libraries[namespace].impl(name, refuse, key, allow_override=True)
 
     def _refusal(self, name: str) -> Function:
-        """Return a trap that passes no call on."""
+        """Return a trap that records calls and raises."""
 
         def refuse(*_args: Any, **_kwargs: Any) -> Any:
             if self._from_kernel(name):
@@ -170,11 +179,12 @@ class Traps:
         return refuse
 
     def _from_kernel(self, name: str) -> bool:
-        """Whether a trapped call comes from the kernel: by what is on the stack, since any variable is the kernel's to change.
+        """Whether a trapped call comes from the kernel, by the stack: kernels can change variables.
 
-        What ATen calls to answer a trapped call has nothing but our own functions between it and that call. Where no frame
-        is the kernel's, a call is the harness's if that needs the operator, or a formula's of the gradients that it asks for;
-        else native code of the kernel's made it later.
+        Calls that ATen makes to answer a trapped call have only our functions between the two. If
+        no frame is the kernel's, a call belongs to the harness if the harness needs the operator,
+        or to the gradient formulas that it requests. Otherwise the kernel's native code made it
+        later.
         """
         frame = _getframe(1).f_back
         while frame is not None and frame.f_code in self._between:
@@ -190,21 +200,21 @@ class Traps:
             if code is self._call_code or code.co_filename.startswith(self._folder):
                 return True
             if not code.co_filename.startswith(_KNOWN):
-                return True  # code that was made of text has no file
+                return True  # code compiled from text has no file
             frame = frame.f_back
         if get_ident() != self._main:
             return True
         return not (formula or self._calls_many or qualified(name).partition(".")[0] in HARNESS)
 
     def _note(self, name: str, tensors: list[torch.Tensor]) -> bool:
-        """Note a call; return whether it is known at once to be one that a kernel may not make."""
+        """Record a call; return whether it is already known to be forbidden."""
         floats = [t for t in _tensors(self._given) if _is_floating(t)]
         counts = any(map(_is_floating, tensors)) or self._reads_floats(tensors) or _are_copied(floats, tensors)
         self._add(name, counts=counts)
         return counts or not floats
 
     def _reads_floats(self, tensors: list[torch.Tensor]) -> bool:
-        """Whether integers are in truth the bytes of the floating-point arguments of the kernel's call."""
+        """Whether integer tensors share memory with floating-point arguments of the kernel."""
         memory = [m for t in _tensors(self._given) if _is_floating(t) and (m := _memory(t)) is not None]
         return any(_overlap(m, other) for t in tensors if (m := _memory(t)) is not None for other in memory)
 
@@ -220,19 +230,22 @@ class Traps:
             self._children[end : end + len(entry)] = entry
 
     def listing(self) -> Listing:
-        """Return a mode that counts what the kernel, and not the harness, calls."""
+        """Return a mode that counts the kernel's operator calls, not the harness's."""
         return Listing(lambda: self._inside)
 
     def lies_in(self, file: Path) -> None:
-        """Say where the kernel's code is, some of which may run when the kernel is not called: a handler, a finaliser."""
+        """Set the folder of the kernel's code.
+
+        Some of it may run outside a call of the kernel: a handler, a finaliser.
+        """
         self._folder = f"{file.parent}{os.sep}"
 
     def watched(self, kernel: Function) -> Function:
-        """Return a kernel's function such that calls from within it are told from the harness's own."""
+        """Wrap a kernel's function so that calls from within it are told from the harness's."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             self._given = (args, kwargs)
-            self._integers.clear()  # of a call that raised
+            self._integers.clear()  # left over from a call that raised
             self._inside = True
             try:
                 result = kernel(*args, **kwargs)
@@ -247,9 +260,10 @@ class Traps:
         return call
 
     def _look_at_integers(self, result: Any) -> None:
-        """Tell a kernel's own counting from work on the bytes of its floating-point arguments, which it has copied.
+        """Find trapped integer calls that work on copied bytes of the floating-point arguments.
 
-        Counting does not lie in the memory of results, and it does not depend on what floating-point arguments contain.
+        A kernel's own counting does not use the memory of results, and does not depend on the
+        contents of floating-point arguments.
         """
         calls, self._integers = self._integers, []
         memory = [m for t in _tensors(result) if _is_floating(t) and (m := _memory(t)) is not None]
@@ -263,7 +277,7 @@ class Traps:
             self._compare(calls, given)
 
     def _compare(self, calls: list[tuple[str, list[torch.Tensor]]], given: list[torch.Tensor]) -> None:
-        """Note calls whose integers are others than at an earlier call that differed in floating-point contents alone."""
+        """Record calls whose integers changed though only floating-point contents differed."""
         plain = [(t.shape, t.stride(), t.dtype, None if _is_floating(t) else _digest(t)) for t in given]
         geometry = repr((plain, [v for v in _leaves(self._given) if not isinstance(v, torch.Tensor)]))
         names = [name for name, _ in calls]
@@ -277,9 +291,10 @@ class Traps:
         self._computed[geometry] = digest, count + 1
 
     def sprung(self, *, floats: bool) -> list[str]:
-        """Return and forget the calls that were noted here and in forked children.
+        """Return and clear the calls recorded here and in forked children.
 
-        Where a case has floats, those on integers alone are a kernel's own counting, unless they turned out to be its floats.
+        If a case has floats, calls on integers alone count as a kernel's own counting, unless the
+        integers turned out to be bytes of its floats.
         """
         for entry in self._children[: self._children.find(b"\0")].decode().split():
             name, _, number = entry.rpartition("=")
@@ -290,7 +305,7 @@ class Traps:
         return found
 
     def removed(self) -> list[str]:
-        """Return the trapped operators that something has registered anew."""
+        """Return the trapped operators that something has registered again."""
         return [name.removesuffix(".default") for name, was in self._set.items() if _registered(name) != was]
 
     @property
@@ -299,11 +314,11 @@ class Traps:
 
 
 _BACKWARD = backward.__code__
-_LOOKS = Traps._look_at_integers.__code__  # noqa: SLF001  # our own, which runs when a kernel has returned
+_LOOKS = Traps._look_at_integers.__code__  # noqa: SLF001  # the harness's own; it runs after a kernel has returned
 
 
 def _codes_above(frame: FrameType, count: int) -> tuple[CodeType, ...]:
-    """Return the code of the frames that led to this one, the nearest first."""
+    """Return the code objects of the frames above this one, nearest first."""
     found: list[CodeType] = []
     above = frame.f_back
     while above is not None and len(found) < count:
@@ -318,7 +333,7 @@ def _has_kernel(name: str, key: str) -> bool:
 
 @functools.cache
 def other_operators() -> tuple[tuple[str, str, str], ...]:
-    """Return namespace, name and key of what torch has beside ``aten``. Ask once before forking."""
+    """Return namespace, name and key of torch's operators outside ``aten``. Call before forking."""
     full = [name.partition("::") for name in torch._C._dispatch_get_all_op_names()]  # noqa: SLF001
     return tuple(
         (namespace, name, key)
@@ -330,7 +345,7 @@ def other_operators() -> tuple[tuple[str, str, str], ...]:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """Yield what lies in nested arguments or results."""
+    """Yield the values in nested arguments or results."""
     if isinstance(value, list | tuple):
         yield from itertools.chain.from_iterable(map(_leaves, value))
     elif isinstance(value, dict):
@@ -348,7 +363,7 @@ def _is_floating(tensor: torch.Tensor) -> bool:
 
 
 def _memory(tensor: torch.Tensor) -> Memory | None:
-    """Return where a tensor's storage lies; None for one that has none."""
+    """Return the address range of a tensor's storage; None if it has none."""
     try:
         storage = tensor.untyped_storage()
         return (storage.data_ptr(), storage.data_ptr() + storage.nbytes()) if storage.nbytes() else None
@@ -361,7 +376,7 @@ def _overlap(one: Memory, other: Memory) -> bool:
 
 
 def _are_copied(floats: list[torch.Tensor], integers: list[torch.Tensor]) -> bool:
-    """Whether integers contain the bits of some floating-point numbers, picked at random."""
+    """Whether integers contain the bits of floating-point numbers, picked at random."""
     if _capturing():
         return False
     for tensor in floats:
@@ -391,11 +406,11 @@ def _registered(name: str) -> str:
 
 
 class Listing(TorchDispatchMode):
-    """Counts the ATen calls of this thread, while something holds."""
+    """Counts the ATen calls of this thread while a condition holds."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch imports its compiler when the first mode is made, which takes seconds
+        return False  # otherwise torch imports its compiler for the first mode, which takes seconds
 
     def __init__(self, counting: Callable[[], bool] = lambda: True) -> None:
         super().__init__()

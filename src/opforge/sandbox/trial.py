@@ -1,4 +1,4 @@
-"""One call of ATen's, which can be made again with something changed: what mutants are made of."""
+"""One call of ATen that can be repeated with a change. Mutants are made from it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a call gave: new values in the order of the result, and the tensors that it wrote to."""
+    """The outcome of a call: new values in the order of the result, and the written tensors."""
 
     fresh: list[Any]
     written: list[torch.Tensor]
@@ -36,7 +36,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A function with arguments as they were before the call, and its true answer."""
+    """A function, its arguments as they were before the call, and its true answer."""
 
     op: Operator
     function: Function
@@ -45,13 +45,13 @@ class Trial:
     truth: Answer = field(default_factory=lambda: Answer([], []))
     rng: torch.Tensor | None = None
     view: bool = False
-    """Whether the call gives back a view of an input, by its schema or in fact."""
+    """Whether the call returns a view of an input, by its schema or in fact."""
 
     def again(self, change: Change | None = None) -> Answer | None:
-        """Call once more, with every input tensor changed; None where ATen does not take that."""
+        """Call again, with every input tensor changed; None if ATen rejects that."""
         if change is not None and all(change(t) is t for t in self.inputs):
             return self.truth
-        copy = _same if self.view else owned_copy  # some operators write to inputs and do not say so
+        copy = _same if self.view else owned_copy  # some operators write to inputs without declaring it
         inner = copy if change is None else lambda t: change(copy(t))
         out = set() if self.op.form is not Form.OUT else {a.name for a in self.op.arguments if a.writes}
         args = [map_tensors(v, inner) for v in self.args]
@@ -59,17 +59,17 @@ class Trial:
         return self.answer(args, kwargs)
 
     def answer(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Answer | None:
-        """Call with these very arguments, a random operator from the same state; None where ATen raises."""
+        """Call with exactly these arguments, and the same random state; None if ATen raises."""
         if self.rng is not None:
             torch.set_rng_state(self.rng)
         try:
             result = self.function(*args, **kwargs)
-        except Exception:  # noqa: BLE001  # ATen raises many types; that it raises is what we ask
+        except Exception:  # noqa: BLE001  # ATen raises many types; only the fact counts
             return None
         return answer_of(self.op, result, args, kwargs)
 
     def with_arguments(self, args: list[Any], kwargs: dict[str, Any]) -> Trial | None:
-        """Return a trial of other arguments, with its true answer; None where ATen raises."""
+        """Return a trial of other arguments, with its true answer; None if ATen raises."""
         blank = replace(self, args=args, kwargs=kwargs)
         truth = blank.again()
         return None if truth is None else replace(blank, truth=truth)
@@ -80,14 +80,14 @@ class Trial:
 
     @property
     def inputs(self) -> list[torch.Tensor]:
-        """The tensors among the arguments, without those of out forms that are only written."""
+        """The tensors among the arguments, except ``out`` tensors that are only written."""
         skipped = {a.name for a in self.op.arguments if a.writes} if self.op.form is Form.OUT else set()
         named = (v for n, v in self.kwargs.items() if n not in skipped)
         return [v for tree in (*self.args, *named) for v in leaves(tree) if isinstance(v, torch.Tensor)]
 
 
 def answer_of(op: Operator, result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Answer:
-    """Return what came out of a call: the written tensors apart from the new ones."""
+    """Return the outcome of a call, with written tensors separate from new values."""
     given = {**dict(zip((a.name for a in op.arguments), args, strict=False)), **kwargs}
     names = [a.name for a in op.arguments if a.writes and a.name in given]
     written = [t for n in names for t in leaves(given[n]) if isinstance(t, torch.Tensor)]
@@ -96,7 +96,7 @@ def answer_of(op: Operator, result: Any, args: Sequence[Any], kwargs: dict[str, 
 
 
 def copy_arguments(op: Operator, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments as they are now, safe from what the call will write."""
+    """Return the arguments as they are now, copied if the call will write to them."""
     copy = owned_copy if op.mutates else _same
     return [map_tensors(v, copy) for v in args], {n: map_tensors(v, copy) for n, v in kwargs.items()}
 

@@ -1,4 +1,4 @@
-"""Triton's tuner where nothing is timed: it tries each configuration for a moment, for what is only judged need not be the fastest."""
+"""Shorten Triton's autotuning where nothing is timed: such kernels need not be the fastest."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 WARM_MS, MEASURED_MS = 1, 4
-"""For a configuration; Triton takes 25 and 100, which in a run of many kernels at once is most of what the GPU does."""
+"""Times for one configuration.
+
+Triton's defaults are 25 and 100; with many kernels at once they take most of the GPU's time.
+"""
 
 
 def keep_short() -> None:
-    """Have the tuner be quick in this process. Nothing happens where Triton is not imported, or a second time."""
+    """Shorten autotuning in this process. Does nothing without Triton, or a second time."""
     found = getattr(sys.modules.get("triton.backends"), "backends", {})
     for backend in found.values():
         benchmarker = getattr(backend.driver, "get_benchmarker", None)

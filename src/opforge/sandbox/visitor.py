@@ -1,4 +1,4 @@
-"""Who may use a warm fork server: commands of the same user, of the same opforge, torch and Python, in a like environment."""
+"""Admit commands to a warm fork server: same user, opforge, torch, Python, similar environment."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _READ_AT_IMPORT = (
     "PYTHONMALLOC", "PYTHONUTF8", "PYTHONDEVMODE", "PYTHONWARNINGS", "PYTHONNOUSERSITE", "PYTHONSAFEPATH",
 )  # fmt: skip
 _READ_AT_IMPORT_PREFIXES = ("TORCH", "TRITON_", "HELION_", "OMP_", "MKL_", "MALLOC_")
-"""Variables that have had their effect when the server forks: they must be the same. All others are passed on."""
+"""Variables that took effect before the server forks: must be equal. All others are passed on."""
 
 
 class RefusedError(OpforgeError):
@@ -37,10 +37,10 @@ class OtherDeviceError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What must be the same in a server and in the commands that use it."""
+    """Versions that must be equal in a server and in the commands that use it."""
 
     opforge: str
-    """The package's folder, with the size of its files and the time of the newest: an edited checkout needs a new server."""
+    """The package's folder, size and newest change: an edited checkout needs a new server."""
     torch: str
     python: str
 
@@ -55,7 +55,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What a command tells a warm server first; its stderr comes along as a file descriptor."""
+    """First message of a command to a warm server; its stderr comes along as a file descriptor."""
 
     version: Version
     environment: dict[str, str]
@@ -73,7 +73,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """A command that was let in."""
+    """An admitted command."""
 
     environment: Mapping[str, str]
     folder: str
@@ -81,7 +81,7 @@ class Visitor:
 
 
 def admit(connection: socket.socket, hello: Hello, fds: list[int], version: Version) -> Visitor:
-    """Return the visitor that a server may serve; raises RefusedError with the reason, and what to do."""
+    """Return the visitor if a server may serve it; raise RefusedError with reason and advice."""
     _check_user(connection)
     _check_version(version, hello.version)
     _check_environment(hello.environment)
@@ -107,7 +107,7 @@ def check_socket(path: str) -> None:
 
 
 def peer_user(connection: socket.socket) -> int:
-    """Return the user at the other end of a Unix socket, as the system knows it."""
+    """Return the user at the other end of a Unix socket, as reported by the system."""
     row = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _pid, user, _group = _CREDENTIALS.unpack(row)
     return int(user)
@@ -149,7 +149,10 @@ def _at_import(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _check_folders(hello: Hello) -> None:
-    """Refuse a working folder or a cache that workers could read: their readable paths are fixed when the server starts."""
+    """Refuse a working folder or cache that workers could read.
+
+    Their readable paths are fixed when the server starts.
+    """
     readable = [Path(path) for path, rights in reach.common().items() if rights == landlock.READ]
     for what, folder in (("working folder", hello.folder), ("cache", hello.cache)):
         if any(Path(folder).is_relative_to(path) for path in readable):

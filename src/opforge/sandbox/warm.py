@@ -1,4 +1,7 @@
-"""A fork server that outlives single commands: `opforge warm` keeps it, OPFORGE_SERVER names it, `connect` uses it."""
+"""A fork server that outlives single commands.
+
+`opforge warm` runs it, OPFORGE_SERVER names it, `connect` uses it.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +21,22 @@ from opforge.sandbox.wire import Channel, ChannelClosedError
 _CONNECT_LIMIT_S = 150.0
 """The server imports torch before it answers, and answers one request at a time."""
 _MAX_PATH = 100
-"""The longest path that a Unix socket can have, with some room."""
+"""Longest path of a Unix socket, with some margin."""
 
 
 class WarmServer:
-    """A warm server as seen from a command that uses it."""
+    """A warm server, for a command that uses it."""
 
     def __init__(self, channel: Channel) -> None:
         self._spawner = Spawner(channel)
 
     @property
     def spawner(self) -> Spawner:
-        """Return the line to the server."""
+        """Return the connection to the server."""
         return self._spawner
 
     def close(self) -> None:
-        """Hang up; the server ends everything that it started for us, and stays."""
+        """Hang up; the server ends everything that it started for us, and keeps running."""
         self._spawner.close()
 
 
@@ -41,7 +44,10 @@ class WarmServer:
 def listening(
     path: str, roles: Mapping[str, str], device_settings: Mapping[str, str]
 ) -> Iterator[tuple[str, ForkServerProcess]]:
-    """Start a warm server behind a socket, at a path or in a new folder; end it with the block, and remove the socket."""
+    """Start a warm server behind a socket, at a path or in a new folder.
+
+    Leaving the block ends the server and removes the socket.
+    """
     with contextlib.ExitStack() as stack:
         if not path:
             path = f"{stack.enter_context(tempfile.TemporaryDirectory(prefix='opforge-warm-'))}/server"
@@ -58,7 +64,7 @@ def listening(
 
 
 def _bind(listener: socket.socket, path: str) -> None:
-    """Take a path for a socket that only this user may connect to."""
+    """Bind a socket to a path, so that only this user may connect."""
     mask = os.umask(0o177)
     try:
         listener.bind(path)
@@ -72,7 +78,10 @@ def _bind(listener: socket.socket, path: str) -> None:
 
 
 def connect(path: str, device_settings: Mapping[str, str]) -> WarmServer | None:
-    """Return the warm server behind a socket; None if it serves another kind of device. Raises RefusedError with the reason otherwise."""
+    """Return the warm server behind a socket; None if it serves another kind of device.
+
+    Raises RefusedError with the reason if it cannot be used.
+    """
     check_socket(path)
     channel = Channel(_connected(path))
     hello = Hello(Version.here(), server_environment(device_settings), str(Path.cwd()), str(cache.root().resolve()))

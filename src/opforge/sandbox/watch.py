@@ -1,7 +1,8 @@
-"""Notice what a kernel tries that its room does not allow, so that its verdict can say so. The room holds without this.
+"""Record a kernel's attempts to break out of its confinement, for its verdict.
 
-Libraries probe files and variables, and are not accused: an attempt counts only when the code nearest to it, outside the
-standard library, is the kernel's own. A kernel that goes round Python is stopped all the same, and not named.
+Confinement works without this. Libraries probe files and variables and are not accused: an attempt
+counts only if the nearest code outside the standard library is the kernel's own. A kernel that
+bypasses Python is stopped as well, but its attempt is not named.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ Handler = Callable[["Watch", tuple[Any, ...]], None]
 
 
 class Watch:
-    """What the kernel of this process has tried since it was last asked."""
+    """The kernel's attempts since they were last taken."""
 
     def __init__(self, room: Room, homes: tuple[str, ...]) -> None:
         self._room = room
@@ -72,21 +73,21 @@ class Watch:
         self._readable = tuple(p.rstrip("/") for p in (*reach.common(), *room.reads, room.folder))
         self._tried: list[str] = []
         self._went_through = False
-        """Whether some of it was done, since the room does not keep a kernel from it."""
+        """Whether an attempt succeeded because confinement does not prevent it."""
         self._stems: frozenset[str] = frozenset()
         self._system = (
             "/usr", "/lib", "/lib64", "/opt", "/nix/store", sys.prefix, sys.base_prefix, _real(torch.__path__[0]) or "",
         )  # fmt: skip
 
     def start(self) -> None:
-        """Begin; there is no end to it but the process's own."""
+        """Install the audit hook, until the process ends."""
         handlers = _HANDLERS
         sys.addaudithook(lambda event, args: self._hear(handlers[event], args) if event in handlers else None)
         for variables in (os.environ, os.environb):
             variables.__class__ = _watched(type(variables), self)
 
     def take(self) -> str | None:
-        """Say what was tried, once; None when nothing was."""
+        """Return the attempts as one sentence and clear them; None if there were none."""
         tried, self._tried = self._tried, []
         if not tried:
             return None
@@ -98,7 +99,7 @@ class Watch:
             self._tried.append(what[:300])
 
     def looked_up(self, name: Any) -> None:
-        """Hear of a variable that is not there."""
+        """Record a lookup of a missing variable with a secret-looking name."""
         name = os.fsdecode(name) if isinstance(name, bytes) else name
         if isinstance(name, str) and looks_secret(name) and self._from_kernel():
             self.note(f"read the environment variable {name}")
@@ -106,12 +107,16 @@ class Watch:
     def _hear(self, handler: Handler, args: tuple[Any, ...]) -> None:
         try:
             handler(self, args)
-        except Exception:  # noqa: BLE001  # what cannot be read is not an accusation, and must not disturb the call
+        except Exception:  # noqa: BLE001  # an unreadable event accuses nobody, and must not disturb the call
             return
 
     def _from_kernel(self, *, nearest: bool = True) -> bool:
-        """Whether the code that does this is the kernel's: the nearest outside the standard library, or any on the stack."""
-        frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # there is no other way to ask
+        """Whether the kernel's code does this.
+
+        ``nearest`` looks at the nearest frame outside the standard library, otherwise any frame
+        counts.
+        """
+        frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # no other way to read the stack
         while frame is not None:
             name = frame.f_code.co_filename
             if name.startswith("<frozen importlib"):
@@ -125,15 +130,15 @@ class Watch:
 
     def _is_kernel(self, name: str) -> bool:
         if name.startswith("<"):
-            return not name.startswith("<frozen")  # code made from text
+            return not name.startswith("<frozen")  # code compiled from text
         return name in self._kernel_files or name.startswith(self._kernel_folders)
 
     def writes(self, path: Any) -> None:
-        """Hear of a file that is written, made, moved or deleted."""
+        """Record a file that is written, created, moved or deleted."""
         if not self._from_kernel() or (where := _real(path)) is None:
             return
         if where.startswith(self._kernel_folders) and not where.endswith(".py"):
-            return  # a cache beside its own source is refused, and said by the error that it gets
+            return  # a cache beside its source: refused, and the kernel's error says so
         if _lies_in(where, self._room.folder):
             if self._is_of_home(where):
                 self.note(f"write {self._name(where)}")
@@ -141,11 +146,11 @@ class Watch:
             self.note(f"write {self._name(where)}")
 
     def reads(self, path: Any) -> None:
-        """Hear of a file or folder that is read."""
+        """Record a file or folder that is read."""
         if not self._from_kernel() or (where := _real(path)) is None:
             return
         if where.startswith(self._kernel_folders):
-            return  # what its digest does not cover is refused, and said by the error that it gets
+            return  # a file outside its digest: refused, and the kernel's error says so
         if _is_of_other_process(where):
             self.note(f"read {where}")
         elif self._is_of_home(where):
@@ -155,7 +160,7 @@ class Watch:
             self.note(f"read {self._name(where)}")
 
     def signals(self, pid: Any, number: Any) -> None:
-        """Hear of a signal that is sent."""
+        """Record a signal to a foreign process."""
         if isinstance(pid, int) and pid != 0 and number and not _is_family(abs(pid)) and self._from_kernel():
             what = "every process of the user" if pid == -1 else f"process {pid}"
             names = {s.value: s.name for s in signal.Signals}
@@ -166,7 +171,7 @@ class Watch:
             self.note(f"open a socket ({socket.AddressFamily(family).name})")
 
     def library(self, name: Any) -> None:
-        """Hear of a library that is about to be loaded, which may be gone when others look."""
+        """Check a library before it is loaded; its file may be gone when the judge looks."""
         where = _real(name) if name and self._stems else None
         if where is None or _lies_in(where, *self._system) or not os.path.isfile(where):
             return
@@ -174,11 +179,11 @@ class Watch:
             self._note_done(found.replace("has loaded", "load", 1))
 
     def forbid(self, operators: Iterable[str]) -> None:
-        """Say which operators the kernel may not call, past the dispatcher neither."""
+        """Add operators that the kernel may not call, not even past the dispatcher."""
         self._stems |= stems_of(operators)
 
     def symbol(self, name: Any) -> None:
-        """Hear of a function that is looked up in a library: those of torch's, or what looks up others unheard."""
+        """Record a lookup of torch's functions, or of functions that look up others unseen."""
         if isinstance(name, str) and _OF_TORCH.match(name):
             if self._from_kernel(nearest=False):
                 self._note_done(f"call {name}, a function of torch's libraries, past the dispatcher")
@@ -202,7 +207,7 @@ class Watch:
         return where
 
     def _is_of_home(self, where: str) -> bool:
-        """Whether a path lies in the stand-in for the home folder, and is not one at which libraries keep their caches."""
+        """Whether a path lies in the stand-in home folder, outside the libraries' caches."""
         if not where.startswith(f"{self._stand_in}/"):
             return False
         first = where[len(self._stand_in) + 1 :].split("/", 1)[0]
@@ -210,7 +215,7 @@ class Watch:
 
 
 def _real(path: Any) -> str | None:
-    """Return where a path leads; None for an open file's number, and for what is no path."""
+    """Return the real path; None for a file descriptor or anything that is not a path."""
     if isinstance(path, int) or path is None:
         return None
     return os.path.realpath(os.fsdecode(path))
@@ -221,7 +226,7 @@ def _lies_in(path: str, *folders: str) -> bool:
 
 
 def _is_family(pid: int) -> bool:
-    """Whether a process is this one, or one that it has started, or gone."""
+    """Whether a process is this one, a descendant, or gone."""
     own = os.getpid()
     return pid == own or not os.path.exists(f"/proc/{pid}") or pid in processes.descendants(own, 1000)
 
@@ -276,9 +281,9 @@ _HANDLERS: Mapping[str, Handler] = {
 
 
 def _watched(kind: Any, watch: Watch) -> Any:
-    """Return a kind of environment that tells of names that are asked for and not there."""
+    """Return a subclass of an environment class that reports lookups of missing names."""
 
-    class Environment(kind):  # type: ignore[misc]  # of the very class that os made it
+    class Environment(kind):  # type: ignore[misc]  # derived from the class that os used
         def __getitem__(self, key: Any) -> Any:
             try:
                 return super().__getitem__(key)

@@ -1,4 +1,7 @@
-"""Messages between processes: a length, then JSON, over a Unix socket; file descriptors may ride along. Nothing is pickled."""
+"""Messages between processes over a Unix socket: a length, then JSON. Nothing is pickled.
+
+File descriptors may be sent along.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,11 @@ MAX_FDS = 8
 
 
 class ChannelClosedError(ConnectionError):
-    """The other side has gone."""
+    """The other side has disconnected."""
 
 
 class Channel:
-    """One end of a conversation."""
+    """One end of a connection."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -41,7 +44,10 @@ class Channel:
         self._socket.close()
 
     def send(self, message: Any, fds: Iterable[int] = (), *, timeout_s: float | None = None) -> None:
-        """Send a message, with file descriptors if any; raises TimeoutError when the other side does not read in time."""
+        """Send a message, with file descriptors if any.
+
+        Raises TimeoutError if the other side does not read in time.
+        """
         payload = json.dumps(message, separators=(",", ":")).encode()
         self._socket.settimeout(timeout_s)
         try:
@@ -53,10 +59,14 @@ class Channel:
             self._socket.settimeout(None)
 
     def receive(self, timeout_s: float | None = None) -> Any:
-        """Return the next message; raises ChannelClosedError at the end, TimeoutError when it is not there in time."""
+        """Return the next message.
+
+        Raises ChannelClosedError at the end, and TimeoutError if the message does not arrive in
+        time.
+        """
         message, fds = self.receive_with_fds(timeout_s)
         for fd in fds:
-            os.close(fd)  # nobody asked for any
+            os.close(fd)  # not expected here
         return message
 
     def receive_with_fds(self, timeout_s: float | None = None) -> tuple[Any, list[int]]:
@@ -89,7 +99,7 @@ class Channel:
         return buffer
 
     def _wait_until(self, deadline: float | None) -> None:
-        """Let the next read wait for what is left until the deadline: a trickle of bytes does not prolong it."""
+        """Limit the next read to the time until the deadline; slow bytes do not prolong it."""
         left = None if deadline is None else deadline - time.monotonic()
         if left is not None and left <= 0:
             raise TimeoutError("the rest of the message did not come in time")

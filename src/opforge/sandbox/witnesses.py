@@ -1,8 +1,9 @@
-"""Whether a mutant could be noticed at all: cases like a given one, made so that the mutant would show.
+"""Witnesses: variations of a case on which a mutant would show.
 
-A suite without a NaN must not be excused from noticing that NaN is swallowed. So a mutant that changed nothing on a case
-is tried on witnesses: the same call with other contents, layouts or arguments. Where they show it, the suite is weak;
-where none does, the mutant is right there (exchanging the operands of a sum, say) and does not count.
+A suite without a NaN must still notice that NaN is swallowed. So a mutant that changed nothing on a
+case is tried on witnesses: the same call with other contents, layouts or arguments. If they show
+it, the suite is weak. If none does, the mutant is right there (swapped operands of a sum, for
+example) and does not count.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from opforge.sandbox.trial import Change, Trial, map_tensors
 Given = tuple[list[Any], dict[str, Any]]
 Draw = Callable[[torch.Size, torch.Generator], torch.Tensor]
 _LARGE = 1 << 20
-"""Elements beyond which a case is not tried with other contents: smaller cases of the operator will do."""
+"""Cases with more elements are not tried with other contents: the operator has smaller ones."""
 
 
 def witnesses(trial: Trial, mutant: str) -> Iterator[Trial]:
-    """Yield trials on which a mutant would show, if it is wrong."""
+    """Yield trials on which a mutant would show if it is wrong."""
     if sum(t.numel() for t in trial.inputs) > _LARGE:
         return
     for args, kwargs in _given(trial, mutant):
@@ -49,7 +50,7 @@ def _both(first: Change, second: Change) -> Change:
 
 
 def _other_values(trial: Trial, name: str) -> Iterator[Given]:
-    """Yield the arguments with other values for one that has a default."""
+    """Yield the arguments with other values for one argument that has a default."""
     argument = next(a for a in trial.op.arguments if a.name == name)
     args, kwargs = without_argument(trial, name) or (trial.args, trial.kwargs)
     for value in other_values(argument):
@@ -57,8 +58,8 @@ def _other_values(trial: Trial, name: str) -> Iterator[Given]:
 
 
 def _drawn(draw: Draw) -> Change:
-    """Return what gives tensors of the same shape and dtype other numbers; integers stay, they may be positions."""
-    generator = torch.Generator().manual_seed(0)  # one for all tensors of a call: they must not be alike
+    """Return a change that draws new numbers for a tensor. Integers stay: they may be positions."""
+    generator = torch.Generator().manual_seed(0)  # shared by all tensors of a call, so that they differ
 
     def change(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dtype == torch.bool:
@@ -75,7 +76,7 @@ def _normal(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
 
 
 def _unit(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
-    """Draw between 0.1 and 0.9, for operators that take nothing else."""
+    """Draw between 0.1 and 0.9, for operators that accept nothing else."""
     return 0.1 + 0.8 * torch.rand(shape, generator=generator)
 
 
@@ -92,14 +93,14 @@ def _filled(values: list[float]) -> Change:
 
 
 def _spread(tensor: torch.Tensor) -> torch.Tensor:
-    """Lay a tensor out with gaps, which hold its elements a second time."""
+    """Lay out a tensor with gaps that repeat its elements."""
     flat = tensor.reshape(-1)
     pairs = torch.stack([flat, flat], 1).view(-1)
     return pairs.as_strided(tensor.shape, [2 * step for step in contiguous_strides(tuple(tensor.shape))], 0)
 
 
 def _late(tensor: torch.Tensor) -> torch.Tensor:
-    """Lay a tensor out after some other elements of its own."""
+    """Lay out a tensor at an offset, after some of its own elements."""
     flat = tensor.reshape(-1)
     before = flat.flip(0)[:3]
     return torch.cat([before, flat]).as_strided(tensor.shape, contiguous_strides(tuple(tensor.shape)), len(before))

@@ -1,4 +1,4 @@
-"""The process of one kernel: receives cases as data, calls the kernel, hands back what came out. It judges nothing."""
+"""The process of one kernel: calls it on cases and returns the results. It judges nothing."""
 
 from __future__ import annotations
 
@@ -57,24 +57,27 @@ from opforge.sandbox.watch import Watch
 from opforge.sandbox.wire import Channel
 
 COUNTER = struct.Struct("<Q")
-"""At the start of the arena: the index of the case being run, so that a death can be laid to the right one."""
+"""Index of the running case, at the start of the arena: tells which case a dead process was on."""
 ALIGN = 64
 _STREAM_PAUSE_CYCLES = 2_000_000
 _BUSY_NS = 5_000_000
 _LARGE_S = 1.0
-"""What a kernel may take for a large form, by what it took for the elements of others; one that takes longer is not asked."""
+"""Time limit for a large form, estimated from the time per element of other cases.
+
+A kernel estimated to take longer is not called on it.
+"""
 _FEW = 64
-"""Elements up to which a call takes as long as one on a single one."""
+"""A call on up to this many elements takes as long as a call on one."""
 _KEPT = 1 / 64
-"""The share of a GPU's memory beyond which it is given back after a race."""
+"""Share of GPU memory; above it, cached memory is released after a race."""
 
 
 seals = functools.cache(Seals)
-"""The functions that no kernel may replace, as they were when this was first asked: by the server, before any kernel."""
+"""Functions that no kernel may replace; the server takes this snapshot before any kernel loads."""
 
 
 def prepare() -> None:
-    """Do in the server what need not be done anew in each worker."""
+    """Compute in the server what every worker would otherwise compute again."""
     seals()
     registrations()
     other_operators()
@@ -85,7 +88,7 @@ def serve(config: dict[str, Any], fds: list[int]) -> None:
     """Answer requests until the judge hangs up."""
     memory_fd, channel_fd, arena_fd = fds
     channel = Channel.from_fd(channel_fd)
-    channel.send({"memory": True}, [memory_fd])  # the judge's eyes: it believes no later message of this kind
+    channel.send({"memory": True}, [memory_fd])  # for the judge; it ignores later messages of this kind
     os.close(memory_fd)
     arena = mmap.mmap(arena_fd, config["arena_bytes"])
     os.close(arena_fd)
@@ -94,7 +97,7 @@ def serve(config: dict[str, Any], fds: list[int]) -> None:
 
 
 class Worker:
-    """The loop, and how one case is called."""
+    """The request loop, and the calls of a kernel."""
 
     def __init__(
         self, channel: Channel, arena: mmap.mmap, device: torch.device, out_at: int, watch: Watch | None = None
@@ -151,12 +154,12 @@ class Worker:
             self._channel.send(reply)
 
     def _stay_one(self) -> None:
-        """End a process that the kernel forked and that has come back to our code: it does not speak for this one."""
+        """Exit if this is a process forked by the kernel: it must not answer for the worker."""
         if getpid() != self._pid:
             os._exit(0)
 
     def _with_tried(self, reply: dict[str, Any]) -> dict[str, Any]:
-        """Add what the kernel tried that its room does not allow, if anything."""
+        """Add the kernel's attempts to break out of its confinement, if any."""
         tried = self._watch.take() if self._watch is not None else None
         return reply if tried is None else {**reply, "tried": tried}
 
@@ -184,7 +187,7 @@ class Worker:
                 self._watch.forbid(new)
 
     def _tampering(self, *, thorough: bool) -> dict[str, Any]:
-        """Return what the kernel has done to the process that it runs in, if anything."""
+        """Return the kernel's changes to functions and operators of this process, if any."""
         done = [f"replaced {name}" for name in seals().broken()]
         if self._path is not None:
             anew = registrations().changed(self._traps.trapped, all_of_them=thorough)
@@ -248,7 +251,7 @@ class Worker:
             return inputs[-1]
 
         listing = self._traps.listing() if case.get("list") else None
-        try:  # making the arguments too: on a GPU an earlier call may have ruined the context
+        try:  # includes making the arguments: on a GPU an earlier call may have ruined the context
             args, kwargs = decode(case["args"], tensor), {n: decode(v, tensor) for n, v in case["kwargs"].items()}
             geometry = [(t.shape, t.stride(), t.storage_offset()) for t in inputs]
             if "begin_at" in case:
@@ -278,7 +281,7 @@ class Worker:
         except SystemExit as error:
             self._stay_one()
             return {"exited": repr(error.code)}
-        except BaseException as error:  # noqa: BLE001  # the border: whatever a kernel raises is its verdict
+        except BaseException as error:  # noqa: BLE001  # a kernel may raise anything; it becomes the verdict
             self._stay_one()
             return {"raised": [type(error).__name__, describe_exception(error, self._path)], **self._bypass(inputs)}
         self._stay_one()
@@ -296,28 +299,31 @@ class Worker:
     def _situated(
         self, function: Callable[..., Any], case: dict[str, Any], args: Any, kwargs: Any, inputs: list[torch.Tensor]
     ) -> tuple[Any, list[torch.Tensor], bool]:
-        """Call the kernel in the case's situation; return its result, the inputs of that, and whether two results share memory."""
+        """Call the kernel in the case's situation.
+
+        Returns its result, the inputs of that call, and whether two results share memory.
+        """
         situation = case.get("situation", "")
         if situation == KEPT_RESULTS:
             result, shared = call_and_keep(functools.partial(function, *args, **kwargs), inputs)
             return result, inputs, shared
         if situation == THREADS:
-            take_turns()  # which a kernel on a GPU need not
+            take_turns()  # only for Triton's interpreter; kernels on a GPU need no lock
             try:
                 return *call_in_two_threads(function, lambda: self._fresh(case)), False
-            except Exception as error:  # noqa: BLE001  # whatever a kernel raises; ATen answers such a call
+            except Exception as error:  # noqa: BLE001  # a kernel may raise anything; ATen serves such calls
                 raise NotImplementedError(f"it cannot be called from two threads: {error}") from None
         return call_in(situation, function, args, kwargs), inputs, False
 
     def _bypass(self, inputs: list[torch.Tensor]) -> dict[str, Any]:
-        """Return the operators that the kernel called though it may not."""
+        """Return the forbidden operators that the kernel called."""
         found = self._traps.sprung(floats=any(t.is_floating_point() or t.is_complex() for t in inputs))
         return {"bypass": found} if found else {}
 
     def _begin(
         self, function: Callable[..., Any], args: Any, kwargs: Any, inputs: list[torch.Tensor], places: list[int]
     ) -> None:
-        """Call the kernel on other contents first, then put back the case's own into the very same tensors."""
+        """Call the kernel on other contents first, then restore the case's in the same tensors."""
         flats = [flat_storage(t) for t in inputs]
         own = [flat.clone() for flat in flats]
         geometry = [(t.storage_offset(), t.shape, t.stride()) for t in inputs]
@@ -326,20 +332,23 @@ class Worker:
                 flat.copy_(torch.frombuffer(self._arena, dtype=torch.uint8, count=flat.numel(), offset=at))
         function(*args, **kwargs)
         if self._device.type == "cuda":
-            _sleep(_STREAM_PAUSE_CYCLES)  # so that a stream which does not wait for this one reads the old contents
+            _sleep(_STREAM_PAUSE_CYCLES)  # a stream that does not wait reads the old contents
         for flat, contents, tensor, (offset, shape, strides) in zip(flats, own, inputs, geometry, strict=True):
             if (tensor.storage_offset(), tensor.shape, tensor.stride()) != (offset, shape, strides):
-                tensor.set_(contents.untyped_storage(), offset, shape, strides)  # one that resizes what it writes to
+                tensor.set_(contents.untyped_storage(), offset, shape, strides)  # the kernel resizes what it writes to
             else:
                 flat.copy_(contents)
 
     def _early(self, result: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return results on a GPU beside copies as the current stream finds them: what another stream still does is not in those."""
+        """Return results on a GPU with copies made on the current stream.
+
+        The copies miss whatever another stream has not finished.
+        """
         found = result if isinstance(result, list | tuple) else [result]
         return [(t, t.clone()) for t in found if isinstance(t, torch.Tensor) and t.is_cuda]
 
     def _busy_elsewhere(self) -> bool:
-        """Whether other streams of a GPU still work when the current one is done."""
+        """Whether other GPU streams are still busy when the current one is done."""
         if self._device.type != "cuda":
             return False
         torch.cuda.current_stream().synchronize()
@@ -388,7 +397,7 @@ class Worker:
         return described
 
     def _gradient(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the gradients that flow through the operator while the kernel stands in ATen's place."""
+        """Return the gradients through the operator, with the kernel installed."""
         args, kwargs, inputs = self._fresh(request["case"])
         self._next = self._out_at
         try:
@@ -398,13 +407,13 @@ class Worker:
                 found = gradients(aten_function(request["op"]), args, kwargs, inputs)
             self._wait()
             return {"results": [{"returned": self._describe(found)}]}
-        except BaseException as error:  # noqa: BLE001  # the border: whatever a kernel raises is its verdict
+        except BaseException as error:  # noqa: BLE001  # a kernel may raise anything; it becomes the verdict
             return {"results": [{"raised": [type(error).__name__, describe_exception(error, self._path)]}]}
 
     def _lay(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Make the calls that are to be timed."""
+        """Allocate the calls to be timed."""
         if "case" in request:
-            self._track = None  # its memory first
+            self._track = None  # frees its memory first
             function, case, device = self._function(request["op"]), request["case"], torch.device(request["device"])
             self._track = (
                 HostTrack(function, case, self._arena, self._out_at)
@@ -422,14 +431,14 @@ class Worker:
         return self._bordered(laid)
 
     def _on_gpu(self, step: Callable[[Track], dict[str, Any]]) -> dict[str, Any]:
-        """Do a step that only races on a GPU have."""
+        """Run a step that only races on a GPU have."""
         track = self._present_track()
         if isinstance(track, HostTrack):
             raise TypeError("a race on the host has no such step")
         return self._bordered(functools.partial(step, track))
 
     def _go(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Run a block. The answer goes out at once: the judge's own clock runs."""
+        """Run a block of timed calls. The reply goes out at once: the judge's clock is running."""
         track = self._present_track()
 
         def gone() -> dict[str, Any]:
@@ -441,7 +450,7 @@ class Worker:
         return self._bordered(gone)
 
     def _show(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Hand back the result of one of the calls that were timed last."""
+        """Return the result of one of the calls timed last."""
         self._next = self._out_at
         result, inputs = self._present_track().shown(request["call"])
         reply: dict[str, Any] = {"returned": self._describe(result, Origins(inputs))}
@@ -456,7 +465,7 @@ class Worker:
         }
 
     def _clear(self) -> dict[str, Any]:
-        """Let go of what was timed: others need the memory."""
+        """Release the timed calls: others need the memory."""
         self._track = None
         if self._device.type == "cuda" and memory_reserved() > _KEPT * mem_get_info()[1]:
             empty_cache()
@@ -468,15 +477,15 @@ class Worker:
         return self._track
 
     def _bordered(self, timed: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return what is timed, or what the kernel raised there."""
+        """Return the result of a timing step, or the exception that the kernel raised."""
         try:
             return timed()
-        except BaseException as error:  # noqa: BLE001  # the border: whatever a kernel raises is its verdict
+        except BaseException as error:  # noqa: BLE001  # a kernel may raise anything; it becomes the verdict
             self._stay_one()
             return {"raised": [type(error).__name__, describe_exception(error, self._path)]}
 
     def _fresh(self, case: dict[str, Any]) -> tuple[list[Any], dict[str, Any], list[torch.Tensor]]:
-        """Return arguments with memory of their own."""
+        """Return the arguments of a case in newly allocated memory."""
         inputs: list[torch.Tensor] = []
 
         def tensor(row: list[Any]) -> torch.Tensor:
@@ -500,7 +509,7 @@ def _is_random(op: str) -> bool:
 
 
 def _odd(result: Any, inputs: list[torch.Tensor], situation: str) -> str:
-    """Say what a program cannot do with the results, or with the inputs any more, that it can where ATen was called; empty if nothing."""
+    """Describe how results or inputs are less usable than after ATen; empty if they are not."""
     results = [t for t in parts_of(result) if isinstance(t, torch.Tensor) and t.layout == torch.strided]
     if situation != INFERENCE_MODE and any(t.is_inference() for t in results):
         return "its result is an inference tensor: nothing can be derived from it"
@@ -512,7 +521,10 @@ def _odd(result: Any, inputs: list[torch.Tensor], situation: str) -> str:
 
 
 def _can_be_written(storage: torch.UntypedStorage) -> bool:
-    """Whether a storage's first and last byte can be written to: the system does that, which says no where a process would be ended."""
+    """Whether the first and last byte of a storage are writable.
+
+    The operating system writes them: it returns an error where our own write would crash.
+    """
     begin, nbytes = storage.data_ptr(), storage.nbytes()
     source, target = os.pipe()
     try:

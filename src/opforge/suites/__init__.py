@@ -1,4 +1,4 @@
-"""Where cases come from."""
+"""Suites: sources of test cases."""
 
 from opforge.suites.base import LoadedSuite, Suite, SuiteOptions
 

@@ -1,4 +1,4 @@
-"""What a suite is to the rest of the house."""
+"""The interface of a suite, its options and its result."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from opforge.cases import Case
 from opforge.suites.choosing import Choice
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and how much there is."""
+"""Callback: label of the current step, steps done, steps in total."""
 
 Make = Callable[[Mapping[str, Path], Path, str, Progress], dict[str, list[Case]]]
-"""Runs users' files that make inputs, by operator, in the sandbox; the bytes of their tensors go into a blob with a name."""
+"""Runs users' input generators in the sandbox and returns the cases by operator.
+
+Arguments: generator files by operator, blob file for the tensors' bytes, blob name, progress.
+"""
 
 DEFAULT_DTYPES = ("f32", "bf16", "i64", "b8", "c64")
 
@@ -26,32 +29,32 @@ def silent(_what: str, _done: int, _total: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SuiteOptions:
-    """What a user may ask of any suite."""
+    """Options that apply to any suite."""
 
     device: str = "cpu"
     dtypes: tuple[str, ...] = DEFAULT_DTYPES
     ops: frozenset[str] | None = None
-    """Full names of the operators wanted; None for all."""
+    """Full names of the selected operators; None for all."""
     custom_ops_root: Path = Path("custom_ops")
     make: Make | None = None
     folder: Path | None = None
-    """Where a suite keeps what it makes for one run; what a run that was broken off has made is there already."""
+    """Folder for the files made for one run; a resumed run finds its earlier files there."""
     choice: Choice = field(default_factory=Choice)
-    """Among cases that have weights."""
+    """Selection among cases that have weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedSuite:
-    """A suite's cases by operator, and what was left out."""
+    """A suite's cases by operator, and reasons for the calls left out."""
 
     name: str
     cases: Mapping[str, list[Case]]
     blobs: Mapping[str, Path] = field(default_factory=dict)
-    """Stored tensors, by the name that a case's id begins with; empty when all contents are seeded."""
+    """Stored tensors, by the name in ``Case.blob``; empty when all contents are seeded."""
     losses: tuple[str, ...] = ()
-    """What could not become a case, in words."""
+    """Messages about calls that could not become cases."""
     sources: Mapping[str, str] = field(default_factory=dict)
-    """Files of the user's, besides the kernels, on which verdicts rest, with their digests."""
+    """User files other than kernels that affect verdicts, with their digests."""
 
     @property
     def count(self) -> int:
@@ -59,7 +62,10 @@ class LoadedSuite:
 
     @property
     def digest(self) -> str:
-        """Return a digest of all calls with their contents, in any order: runs on the same suite can be held against each other."""
+        """Return an order-independent digest of all calls and their contents.
+
+        Runs with the same digest can be compared.
+        """
         lines = sorted(f"{op}|{case.id}\n" for op, cases in self.cases.items() for case in cases)
         return hashlib.blake2b("".join(lines).encode(), digest_size=16).hexdigest()
 
@@ -70,12 +76,12 @@ class Suite(Protocol):
     name: str
 
     def load(self, options: SuiteOptions, progress: Progress = silent) -> LoadedSuite:
-        """Return the cases, making them first if that has not been done."""
+        """Return the cases; generate them first if needed."""
         ...
 
 
 class NamesItsOperators(Protocol):
-    """A suite of operators that are not ATen's: it knows itself what the names that a user types mean."""
+    """A suite of non-ATen operators, which resolves the names typed by the user itself."""
 
     def operators(self, options: SuiteOptions, names: Iterable[str]) -> list[str]:
         """Return the full names of the operators; raises UnknownNameError."""

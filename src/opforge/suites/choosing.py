@@ -1,4 +1,4 @@
-"""Choose among the calls of a trace: what fits, what is heaviest, and a sample by weight."""
+"""Choose among the calls of a trace: by size limit, by largest weight, or as a weighted sample."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from opforge.errors import OpforgeError
 from opforge.traces.file import TracedCall
 
 _ROOM = 1 << 30
-"""What a worker's memory has for the inputs of a case, and as much again for all that comes back of it."""
+"""Bytes in a worker's arena for the inputs of a case; the results have the same amount."""
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """How large a case may be."""
+    """Size limits of a case."""
 
     bytes: int
-    """Of its inputs, and of its results."""
+    """Limit for the inputs, and separately for the results."""
     flops: float
 
 
 PROFILES = {"small": Profile(32 << 20, 2e9), "full": Profile(256 << 20, math.inf)}
-"""``small`` is what two cores of a CPU do in well under a second; ``full`` is several times what the caches of a GPU hold."""
+"""``small`` takes two CPU cores well under a second; ``full`` is several times a GPU's caches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a user asks of a suite whose cases have weights."""
+    """The user's selection from a suite whose cases have weights."""
 
     topn: int | None = None
-    """The N heaviest cases of each operator: those with the most bytes, in and out, times their count."""
+    """Take the N heaviest cases of each operator, by input and result bytes times call count."""
     sample: int | None = None
-    """N cases of all operators, drawn without replacement with their weights as chances, the same each time."""
+    """Draw N cases of all operators by weight, without replacement; reproducible."""
     profile: str | None = None
-    """A key of PROFILES; None for ``small`` on a CPU and ``full`` elsewhere."""
+    """Key of PROFILES; None means ``small`` on a CPU and ``full`` elsewhere."""
     max_mib: float | None = None
-    """The largest case, instead of what the profile says."""
+    """Size limit of a case that replaces the profile's limit in bytes."""
 
     def checked(self) -> Choice:
-        """Return the choice, or say what of it is out of its range."""
+        """Return the choice; raise OpforgeError for a value out of range."""
         for name, value in (("--topn", self.topn), ("--sample", self.sample), ("--max-mib", self.max_mib)):
             if value is not None and not value > 0:
                 raise OpforgeError(f"{name} {value} is too small; it must be above 0")
@@ -59,7 +59,7 @@ class Choice:
         return f"--max-mib {self.max_mib:g}", Profile(min(int(self.max_mib * (1 << 20)), _ROOM), profile.flops)
 
     def of(self, calls: Iterable[TracedCall], device: str) -> tuple[list[TracedCall], Counter[str]]:
-        """Return the calls that are chosen, and how many are too large, by the words for it."""
+        """Return the chosen calls, and the number of calls that are too large, by message."""
         name, profile = self.limits(device)
         by_op: dict[str, list[TracedCall]] = defaultdict(list)
         losses: Counter[str] = Counter()
@@ -80,7 +80,7 @@ def _heaviest(calls: list[TracedCall], count: int | None) -> list[TracedCall]:
 
 
 def _sample(calls: list[TracedCall], count: int) -> list[TracedCall]:
-    """Draw by weight: of the keys log(u) / weight, with u a digest of the call, the largest are as such a draw."""
+    """Draw by weight: keep the largest keys log(u) / weight, with u a digest of the call."""
 
     def key(call: TracedCall) -> float:
         digest = hashlib.blake2b(f"{call.op}|{call.args}".encode(), digest_size=8).digest()

@@ -1,4 +1,4 @@
-"""Operators that are not in ATen: their cases come from a ``gen_input.py`` beside each operator's implementations."""
+"""Suite of non-ATen operators, with cases from the ``gen_input.py`` beside the implementations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CustomOpsSuite:
     name = "custom_ops"
 
     def operators(self, options: SuiteOptions, names: Iterable[str]) -> list[str]:
-        """Return the operators that these names mean."""
+        """Resolve names typed by the user to operators."""
         return find(options.custom_ops_root).select(names)
 
     def load(self, options: SuiteOptions, progress: Progress = silent) -> LoadedSuite:
@@ -42,7 +42,7 @@ class CustomOpsSuite:
     def _made(
         self, chosen: dict[str, CustomFolder], options: SuiteOptions, into: Path, progress: Progress
     ) -> dict[str, list[Case]]:
-        """Have the cases made in the sandbox, and keep them."""
+        """Generate the cases in the sandbox and store them."""
         files = {op: folder.gen_input for op, folder in chosen.items() if folder.gen_input.is_file()}
         make = options.make
         cases = {} if make is None else make(files, into / BLOB, self.name, progress)
@@ -59,7 +59,7 @@ def _chosen(found: CustomOps, ops: frozenset[str] | None) -> dict[str, CustomFol
 
 
 def _kept(folder: Path) -> dict[str, list[Case]]:
-    """Return the cases that a folder holds from a run that was broken off; none where there are none."""
+    """Return the cases stored by an interrupted run; empty if there are none."""
     if not (folder / CASES).is_file():
         return {}
     kept: dict[str, list[Case]] = {}
@@ -78,6 +78,6 @@ def _losses(cases: dict[str, list[Case]]) -> Iterable[str]:
 
 
 def _sources(folder: CustomFolder) -> Iterable[Path]:
-    """Yield the files, besides the kernels, on which verdicts rest."""
+    """Yield the files other than kernels that affect verdicts."""
     files = [folder.gen_input, folder.reference.file]
     return (Path(f).resolve() for f in files if f is not None and Path(f).is_file())

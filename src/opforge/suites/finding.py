@@ -1,4 +1,4 @@
-"""Find a suite by what a user typed: a registered name, or a file of recorded calls."""
+"""Find the suite named by the user: a registered name, or a file of recorded calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from opforge.suites.base import Suite
 
 
 def find_suite(name: str) -> Suite:
-    """Return a suite; a misspelt name is answered with its nearest neighbours, a file that holds no calls with what it should hold."""
+    """Return a suite.
+
+    The error for an unknown name suggests similar names; for an unusable file it names the formats.
+    """
     if is_file(name):
         from opforge.suites.trace import TraceSuite
 
@@ -20,10 +23,10 @@ def find_suite(name: str) -> Suite:
 
 
 def is_file(name: str) -> bool:
-    """Whether a name is that of a file, there or not: it has a folder or an ending, which names of suites have not."""
+    """Whether a name means a file, existing or not: suite names have no folder or suffix."""
     return name not in registry.names("suites") and (os.sep in name or "." in name or Path(name).is_file())
 
 
 def short_name(name: str) -> str:
-    """Return what a suite is called in names of files."""
+    """Return a suite's name for use in file names."""
     return Path(name).stem if is_file(name) else name

@@ -1,4 +1,4 @@
-"""Cases that the caller gives, as a suite."""
+"""A suite of cases supplied by the caller."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from opforge.suites.base import LoadedSuite, Progress, SuiteOptions, silent
 
 
 class GivenSuite:
-    """Cases that the caller gives."""
+    """Cases supplied by the caller."""
 
     name = "given"
 
@@ -28,7 +28,7 @@ class GivenSuite:
 
 
 def performance_case(op: str, text: str) -> Case:
-    """Return a case to be timed from its text form; its contents are drawn from a seed."""
+    """Parse a case to be timed from its text form; its contents are drawn from a seed."""
     args, kwargs = parse_arguments(text)
     if any(spec.at is not None for spec in _tensors((*args, *kwargs.values()))):
         raise CaseSyntaxError(

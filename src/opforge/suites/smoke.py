@@ -1,4 +1,4 @@
-"""The smoke suite: relu, one small case for correctness and one for performance. Runs anywhere in seconds."""
+"""The smoke suite: relu with one small case for correctness and one for performance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The suite of popular architectures: their operator calls, recorded on a GPU by `benchmarks/record_zoo.py`."""
+"""Suite of operator calls of popular models, recorded on a GPU by `benchmarks/record_zoo.py`."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class TraceSuite:
     """The calls of a file, each as a case for correctness and one for performance."""
 
     weighted = True
-    """Whether a user may choose among its cases by weight."""
+    """Whether cases can be chosen by weight."""
 
     def __init__(self, path: Path, name: str | None = None) -> None:
         check(path)
@@ -60,13 +60,13 @@ class TraceSuite:
     def _cases(self, call: TracedCall, home: str, device: str) -> Iterator[Case]:
         args = _placed(call.args, home, device)
         blob = self.name if "at=" in args else ""
-        plain = _AT.sub("", args) if blob else args  # the same call has the same id wherever its contents lie
+        plain = _AT.sub("", args) if blob else args  # ids do not depend on blob offsets
         for phase in Phase:
             id_ = id_of(call.op, plain, call.digest, Expect.RETURNS, phase)
             yield Case(call.op, args, phase=phase, source=call.source, id=id_, blob=blob)
 
     def _blobs(self, chosen: Iterable[TracedCall]) -> dict[str, Path]:
-        """Return where the stored contents lie, unpacked into the cache; nothing where no case has any."""
+        """Return the blob, unpacked into the cache; empty if no case has stored contents."""
         if not any(call.digest for call in chosen):
             return {}
         blob = cache.root() / "traces" / f"{_digest(self._path)}.safetensors"
@@ -76,7 +76,7 @@ class TraceSuite:
 
 
 def _usable(calls: Iterable[TracedCall], device: str) -> tuple[list[TracedCall], Counter[str]]:
-    """Return the calls that ATen of this torch can make on a device, and the others by their reasons."""
+    """Return the calls that ATen supports on a device, and counts of the others by reason."""
     kind = device.partition(":")[0]
     usable: list[TracedCall] = []
     losses: Counter[str] = Counter()
@@ -94,7 +94,7 @@ def _usable(calls: Iterable[TracedCall], device: str) -> tuple[list[TracedCall],
 
 
 def _distinct(calls: Iterable[TracedCall], home: str, device: str) -> list[TracedCall]:
-    """Return calls; of those that are the same on a device, but for how far inside a storage a view lies, one with the counts of all."""
+    """Merge calls that differ on a device at most in storage offsets, and add up their counts."""
     groups: dict[tuple[str, str, str], list[TracedCall]] = {}
     for call in calls:
         groups.setdefault((call.op, _PLACE.sub("", call.args), call.digest), []).append(call)
@@ -111,7 +111,7 @@ def _merged(calls: Iterable[TracedCall], home: str, device: str) -> Iterable[Tra
 
 
 def _placed(args: str, home: str, device: str) -> str:
-    """Return arguments for the device of a run, views no further inside their storages than alignment asks for."""
+    """Move arguments to the device of a run; reduce storage offsets, keeping the alignment."""
     if "device" not in args and "offset=" not in args:
         return args
     data = mapped(parse_arguments(args), lambda spec: _here(spec, home))

@@ -1,4 +1,4 @@
-"""Architectures made from their configuration alone, with random weights: nothing is downloaded."""
+"""Build architectures from their configuration, with random weights; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ _LAYERS = (
     "num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers", "num_decoder_layers",
     "encoder_num_hidden_layers", "decoder_num_hidden_layers", "depth",
 )  # fmt: skip
-"""The names under which configurations say how many layers there are."""
+"""Configuration fields that hold the number of layers."""
 
 _DERIVED = ("stage_names", "out_features", "out_indices", "_out_features", "_out_indices")
-"""What a configuration works out itself from the number of its layers."""
+"""Configuration fields that are derived from the number of layers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """An architecture's model, and inputs for it."""
+    """A model of an architecture, with its inputs."""
 
     model: Any
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
     follow: Follow | None = None
-    """A second call, which goes on with the result of the first, where the model is one that generates."""
+    """Second call that continues from the first result, for models that generate."""
 
 
 def make(target: Target, settings: Settings) -> Made:
-    """Make the model of an architecture, with random weights, and inputs of a size."""
+    """Build the model of an architecture with random weights, and inputs of the given size."""
     library = _library(target)
     with _dtype(settings.dtype), torch.device(settings.device):
         made = _MAKERS[target.kind](library, target.name, settings)
@@ -47,11 +47,11 @@ def make(target: Target, settings: Settings) -> Made:
 
 
 def prepared(target: Target, settings: Settings) -> Callable[[], None]:
-    """Make a model and its inputs; returns what runs it once, or trains it for one step."""
+    """Build a model and its inputs; return a function that runs it, or trains it for one step."""
     made = make(target, settings)
     if not settings.train:
         return lambda: _infer(made)
-    fused = True if settings.fake else None  # the others ask for the number of the step, which is not known then
+    fused = True if settings.fake else None  # unfused ones read the step number, which a fake tensor lacks
     optimizer = torch.optim.AdamW(made.model.parameters(), lr=1e-4, fused=fused)
     return lambda: _train(made, optimizer)
 
@@ -80,7 +80,7 @@ def _train(made: Made, optimizer: Any) -> None:
 
 
 def loss_of(result: Any) -> torch.Tensor:
-    """Return a model's own loss, or the mean of its results where it has none."""
+    """Return a model's own loss, or the sum of the means of its results if it has none."""
     own = getattr(result, "loss", None)
     if isinstance(own, torch.Tensor):
         return own
@@ -126,10 +126,10 @@ def _hf(library: Any, name: str, settings: Settings) -> Made:
 
 @contextmanager
 def _weights_left() -> Iterator[None]:
-    """Leave weights as they come: fake ones have no values to be drawn, and drawing asks for some."""
+    """Skip weight initialisation: fake weights have no values, and initialisers read some."""
     try:
         functions = importlib.import_module("transformers.initialization").TORCH_INIT_FUNCTIONS
-    except (ImportError, AttributeError):  # an older transformers: some architectures will ask, and say so
+    except (ImportError, AttributeError):  # older transformers: some architectures read values and raise
         functions = {}
     before = dict(functions)
     functions.update(dict.fromkeys(before, lambda tensor, *_args, **_kwargs: tensor))
@@ -140,7 +140,7 @@ def _weights_left() -> Iterator[None]:
 
 
 def configured(config_class: Any, settings: Settings) -> Any:
-    """Return a configuration with fewer layers and the changes that were asked for."""
+    """Return a configuration with fewer layers and the requested changes."""
     words = config_class().to_dict()
     if settings.layers is not None:
         _fewer_layers(words, settings.layers)
@@ -157,7 +157,7 @@ def configured(config_class: Any, settings: Settings) -> Any:
 
 
 def _fewer_layers(words: dict[str, Any], layers: int) -> None:
-    """Cut the number of layers, here and in the parts of a configuration; lists with an entry a layer are cut with it."""
+    """Reduce the number of layers, also in nested parts, and cut lists with one entry per layer."""
     for name in _LAYERS:
         before = words.get(name)
         if isinstance(before, int) and before > layers:
@@ -178,7 +178,7 @@ def _timm(library: Any, name: str, settings: Settings) -> Made:
     sized = {} if settings.image is None else {"img_size": settings.image}
     try:
         model = library.create_model(name, pretrained=False, **sized, **settings.changes)
-    except TypeError:  # a convolutional one, which takes images of any size
+    except TypeError:  # a convolutional model, which takes images of any size
         model = library.create_model(name, pretrained=False, **settings.changes)
     channels, height, width = model.default_cfg["input_size"]
     size = (settings.image, settings.image) if settings.image else (height, width)

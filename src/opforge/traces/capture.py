@@ -1,4 +1,4 @@
-"""A dispatched call as data: the geometry of its tensors, their bytes, and what a case cannot hold."""
+"""A dispatched call as data: tensor geometry, tensor bytes, and what a case cannot hold."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from opforge.ops import table
 
 
 def as_data(args: Any, kwargs: dict[str, Any], tensor: Callable[[torch.Tensor], TensorSpec]) -> Arguments:
-    """Return a call's arguments as data; raises TypeError on what a case cannot hold."""
+    """Return a call's arguments as data; raise TypeError for values that a case cannot hold."""
     return tuple(from_torch(a, tensor) for a in args), {n: from_torch(v, tensor) for n, v in kwargs.items()}
 
 
@@ -26,7 +26,10 @@ def tree_text(data: Arguments) -> str:
 
 
 def geometry(value: torch.Tensor, home: str) -> TensorSpec:
-    """Return a tensor without its contents; ``home`` is the type of the device recorded for: tensors elsewhere say where."""
+    """Return the geometry of a tensor, without its contents.
+
+    ``home`` is the device type of the recording; a tensor on another device keeps its device.
+    """
     if value.layout != torch.strided or value.is_quantized or value.is_meta:
         raise TypeError(
             f"a case cannot hold a tensor of layout {value.layout}, dtype {value.dtype} on {value.device.type}"
@@ -47,7 +50,7 @@ def geometry(value: torch.Tensor, home: str) -> TensorSpec:
 
 
 def storage_size(value: torch.Tensor) -> int:
-    """Return the bytes of a tensor's storage, as far as they are whole elements."""
+    """Return the bytes of a tensor's storage, rounded down to whole elements."""
     nbytes: int = value.untyped_storage().nbytes()
     return nbytes - nbytes % int(value.element_size())
 
@@ -60,7 +63,7 @@ def storage_bytes(value: torch.Tensor, nbytes: int) -> bytes:
 
 
 def writes_to_overlap(op: str, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether a call writes to a tensor in which several elements share a place."""
+    """Whether a call writes to a tensor with overlapping elements."""
     facts = table().get(op)
     if facts is None or not facts.mutates:
         return False
@@ -82,11 +85,11 @@ def _overlaps(value: Any) -> bool:
 
 
 def strange(result: Any) -> str:
-    """Say what in a result cannot cross the border between processes, or nothing."""
+    """Return which part of a result cannot be sent between processes; empty if none."""
     if isinstance(result, list | tuple):
         return next(filter(None, map(strange, result)), "")
     if not isinstance(result, torch.Tensor):
         return ""
     if result.layout != torch.strided or result.is_quantized or result.is_meta or result.dtype not in SHORT_DTYPES:
         return f"a tensor of layout {result.layout}, dtype {result.dtype}"
-    return "a tensor without storage" if torch._is_zerotensor(result) else ""  # noqa: SLF001  # torch has no public test for it
+    return "a tensor without storage" if torch._is_zerotensor(result) else ""  # noqa: SLF001  # no public test for it

@@ -1,4 +1,7 @@
-"""The process in which a program is traced: ``python -m opforge.traces.child JSON FD``. What it runs is the user's and may kill it."""
+"""Process that traces a program: ``python -m opforge.traces.child JSON FD``.
+
+It runs the user's code, which may kill it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from opforge.traces.targets import SCRIPT, Settings, Target
 
 
 def run(target: Target, settings: Settings, fd: int) -> None:
-    """Run a target under a recorder, and send what is recorded; an error of the target's is sent as well."""
+    """Run a target under a recorder, and send the recorded calls and any error of the target."""
     with os.fdopen(fd, "wb") as pipe:
         recorder, guesses = Recorder(pipe, settings.device), Guesses()
         try:
@@ -37,7 +40,7 @@ def run(target: Target, settings: Settings, fd: int) -> None:
                 send(pipe, {"error": f"the program left with status {left.code}"})
         except OpforgeError as error:
             send(pipe, {"error": str(error), "ours": True})
-        except BaseException as error:  # noqa: BLE001  # other people's code: whatever it raises ends the trace, and is said
+        except BaseException as error:  # noqa: BLE001  # user code: any error ends the trace and is reported
             send(pipe, {"error": _words(error, settings), "traceback": _frames(error)})
         finally:
             recorder.lost(GUESSED, guesses.count)
@@ -46,13 +49,13 @@ def run(target: Target, settings: Settings, fd: int) -> None:
 
 @contextlib.contextmanager
 def _fake(guesses: Guesses) -> Iterator[None]:
-    """Let tensors have no contents."""
+    """Use fake tensors, which have no contents."""
     with FakeTensorMode(allow_non_fake_inputs=True), guesses:
         yield
 
 
 def _action(target: Target, settings: Settings) -> Callable[[], None]:
-    """Return what is to be recorded; an architecture's model is made here, before the recorder looks."""
+    """Return the function to record; an architecture's model is built here, before recording."""
     if target.is_architecture:
         from opforge.traces.architectures import prepared
 
@@ -75,7 +78,7 @@ def _function(name: str) -> Callable[[], None]:
         function = getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:
         if error.name is None or not module.startswith(error.name):
-            raise  # one that the module itself imports
+            raise  # raised by an import inside the module
         raise OpforgeError(f"there is no module {module!r} in this folder or among the installed ones") from None
     except AttributeError:
         raise OpforgeError(f"module {module!r} has no function {attribute!r}") from None
@@ -90,7 +93,7 @@ def _function(name: str) -> Callable[[], None]:
 
 
 def _frames(error: BaseException) -> str:
-    """Return where an error was raised, the inside of torch left out."""
+    """Return the traceback of an error, without frames inside torch."""
     told = traceback.TracebackException.from_exception(error)
     frames = [frame for frame in told.stack if not is_from_torch(frame.filename)]
     told.stack = traceback.StackSummary.from_list(frames[-8:])

@@ -1,4 +1,7 @@
-"""Gather what recording processes send into one trace: each call once, with every model and phase that made it."""
+"""Merge the messages of recording processes into one trace.
+
+Each distinct call appears once, with every model and phase that made it.
+"""
 
 from __future__ import annotations
 
@@ -13,30 +16,30 @@ from opforge.traces.stream import PLACE
 
 
 class Collector:
-    """Takes the messages of one recording process after another."""
+    """Processes the messages of one recording process after another."""
 
     def __init__(self) -> None:
         self._calls: list[TracedCall] = []
         self._known: dict[str, int] = {}
-        """Where the call of each signature stands."""
+        """Index of the call with each signature."""
         self._counts: list[Counter[tuple[str, str]]] = []
         self._numbers: dict[int, int] = {}
-        """Where a call stands, by the number that the present process gave it."""
+        """Index of a call, by the number that the current process gave it."""
         self._places: dict[bytes, int] = {}
         self._size = 0
         self.losses: Counter[str] = Counter()
         self.models: list[str] = []
         self.at = ""
-        """The operator whose first call was last begun."""
+        """Operator of the last new call that was started; empty once counts have arrived."""
 
     def begin(self, model: str) -> None:
-        """Go on with another process, which runs another model."""
+        """Continue with another process, which runs another model."""
         self.models.append(model)
         self._numbers.clear()
         self.at = ""
 
     def take(self, row: dict[str, Any], contents: bytes) -> None:
-        """Take one message of the present process."""
+        """Process one message of the current process."""
         if "at" in row:
             self.at = row["at"]
         elif "new" in row:
@@ -48,7 +51,7 @@ class Collector:
             self.losses.update(row["losses"])
 
     def trace(self, about: dict[str, Any]) -> Trace:
-        """Return what was gathered."""
+        """Return the merged trace."""
         calls = [self._counted(call, counts) for call, counts in zip(self._calls, self._counts, strict=True) if counts]
         return Trace(calls, {**about, "models": self.models}, dict(self.losses.most_common()))
 
@@ -57,7 +60,7 @@ class Collector:
         return replace(call, count=counts.total(), seen=seen, source=f"{seen[0].model} {seen[0].phase}")
 
     def _place(self, row: dict[str, Any], contents: bytes) -> int:
-        """Return where a call stands; one that another model has made before keeps its contents."""
+        """Return the index of a call; a call that another model made before keeps its contents."""
         if (known := self._known.get(row["signature"])) is not None:
             return known
         args, at, added, begins = row["args"], 0, b"", -1
@@ -78,7 +81,7 @@ class Collector:
         return len(self._calls) - 1
 
     def _stored(self, part: bytes) -> tuple[int, bytes]:
-        """Return the place of some bytes, and what they add to the stored ones: nothing where the same are there."""
+        """Return the offset of some bytes, and what to append: nothing if they are stored."""
         digest = hashlib.blake2b(part, digest_size=16).digest()
         if digest in self._places:
             return self._places[digest], b""

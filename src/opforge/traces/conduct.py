@@ -26,14 +26,17 @@ class Ended:
     """How the tracing of one program ended."""
 
     error: str = ""
-    """What went wrong, in words; empty when it came to its end."""
+    """Error message; empty if the program ran to its end."""
     traceback: str = ""
 
 
 def trace(
     collector: Collector, target: Target, settings: Settings, progress: Progress, limit_s: float | None = None
 ) -> Ended:
-    """Run a target in a process of its own and gather its calls; its output goes to stderr. A crash keeps what was recorded."""
+    """Run a target in a process of its own and collect its calls.
+
+    Its output goes to stderr. After a crash, the calls recorded before are kept.
+    """
     words = {**asdict(target), "settings": settings.checked().as_json()}
     collector.begin(target.model)
     child = Child([*CHILD, json.dumps(words)], limit_s, stdout=sys.stderr.fileno(), env=environment())
@@ -61,7 +64,7 @@ def trace(
 
 
 def about(settings: Settings, command: list[str]) -> dict[str, Any]:
-    """Return what a trace's file says of its recording."""
+    """Return the metadata of a recording for the trace file."""
     now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
     return {
         "torch": torch_version(),
@@ -73,7 +76,7 @@ def about(settings: Settings, command: list[str]) -> dict[str, Any]:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of a process that is to find this very package."""
+    """Return an environment in which a process imports this same copy of the package."""
     package = str(Path(__file__).resolve().parents[2])
     paths = [package, os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}

@@ -1,6 +1,7 @@
-"""Which contents a call needs for a replay to be valid: any at all, those within a range, or those it really had.
+"""Contents that a call needs for a valid replay: any, within a range, or the original ones.
 
-Seeded floats do for nearly every operator. Integers and booleans may be indices, offsets or masks, and then do not.
+Seeded floats work for nearly every operator. Integers and booleans may be indices, offsets or
+masks; then arbitrary values do not work.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from opforge.ops.undefined import solves
 
 
 class Need(enum.Enum):
-    """What contents a tensor needs besides those within a range."""
+    """Contents that a tensor needs, apart from a range."""
 
     FREE = "any values like those that it had"
     KEPT = "the very values that it had"
@@ -24,7 +25,7 @@ class Need(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Below:
-    """Whole numbers from 0 up to ``high``, which is not included."""
+    """Integers from 0 up to ``high``, which is excluded."""
 
     high: int
 
@@ -45,23 +46,29 @@ _FREE = frozenset({
     "_scaled_dot_product_attention_math", "_scaled_dot_product_flash_attention_for_cpu", "scaled_dot_product_attention",
     "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
 })  # fmt: skip
-"""Besides pointwise operators, reductions and views: operators for which one integer is as good as another."""
+"""Operators that accept any integers, besides pointwise operators, reductions and views."""
 
 _FLOATS = {"bucketize": {"boundaries"}, "searchsorted": {"sorted_sequence"}}
-"""Arguments whose floats must be those that they were: they are sorted."""
+"""Float arguments that must keep their values, because they are sorted."""
 
 _POSITIVE = frozenset({
     "sqrt", "rsqrt", "log", "log2", "log10", "_foreach_sqrt", "_foreach_log", "bernoulli", "multinomial", "poisson",
 })  # fmt: skip
-"""Operators whose floats should not be negative; ``bernoulli`` and ``multinomial`` raise otherwise."""
+"""Operators that should not get negative floats; ``bernoulli`` and ``multinomial`` reject them."""
 
 
 _OF_A_WORKSPACE = frozenset({"mkldnn_rnn_layer_backward", "_cudnn_rnn_backward", "miopen_rnn_backward"})
-"""Operators that read what their forward call has left for them, in a form that no one else knows: ATen crashes on anything else."""
+"""Operators that read a workspace of their forward call.
+
+Its format is private, and ATen crashes on anything else.
+"""
 
 
 def needs(op: str, data: Arguments) -> list[Needed]:
-    """Return what each tensor of a call needs, in the order of its arguments; raises ValueError where no contents would do."""
+    """Return the contents that each tensor of a call needs, in the order of its arguments.
+
+    Raises ValueError if no contents would work.
+    """
     facts = table().get(op)
     if facts is not None and facts.packet in _OF_A_WORKSPACE:
         raise ValueError("reads the workspace of the call before it, which cannot be replayed")
@@ -81,7 +88,10 @@ def _wants_positive(op: str) -> bool:
 
 
 def without_values(op: str, data: Arguments) -> Arguments:
-    """Return a call of which nobody has seen the values; raises ValueError when it cannot be replayed without them."""
+    """Return a call with value ranges for tensors whose values are unknown.
+
+    Raises ValueError if it cannot be replayed without the values.
+    """
     wanted = iter(needs(op, data))
 
     def change(spec: TensorSpec) -> TensorSpec:
@@ -96,12 +106,12 @@ def without_values(op: str, data: Arguments) -> Arguments:
 
 
 def unseen(op: str, spec: TensorSpec) -> TensorSpec:
-    """Return a tensor whose values nobody has seen, or that do not matter."""
+    """Return a tensor with unknown or irrelevant values, in a positive range if needed."""
     return replace(spec, low=0.01, high=1.0) if _wants_positive(op) and not is_whole(spec) else spec
 
 
 def mapped(data: Arguments, change: Callable[[TensorSpec], TensorSpec]) -> Arguments:
-    """Return a call's arguments with another tensor in the place of each of its tensors."""
+    """Return a call's arguments with each tensor replaced."""
     args, kwargs = data
     return tuple(_changed(a, change) for a in args), {n: _changed(v, change) for n, v in kwargs.items()}
 
@@ -178,7 +188,7 @@ def _number(argument: str) -> Callable[[Given], list[Needed]]:
 
 
 def _classes(given: Given) -> list[Needed]:
-    """Classes of a loss: the second dimension, or the first where there is one only."""
+    """Class indices of a loss; the classes are the second dimension, or the only one."""
     shape = given["self"].shape
     return [Below(shape[1] if len(shape) > 1 else shape[0])]
 
@@ -188,7 +198,7 @@ def _flat(given: Given) -> list[Needed]:
 
 
 def _advanced(given: Given) -> list[Needed]:
-    """Indices of advanced indexing, one dimension after another; a mask takes as many dimensions as it has."""
+    """Indices of advanced indexing: one per dimension, except that a mask spans its own number."""
     shape, dim = given["self"].shape, 0
     found: list[Needed] = []
     writes = "values" in given
@@ -206,7 +216,7 @@ def _advanced(given: Given) -> list[Needed]:
 
 
 def _scattered(given: Given) -> list[Needed]:
-    """Places to write to; where each is written its own value, no place may come twice, so they are kept."""
+    """Indices to write to; kept if each gets its own value, because none may occur twice."""
     own = isinstance(given.get("src"), TensorSpec) and given["index"].numel > 1
     return [Need.KEPT] if own else _along(given)
 
@@ -235,4 +245,4 @@ _RULES: dict[str, dict[str, Any]] = {
     "cross_entropy_loss": {"target": _classes},
     "masked_scatter": {"mask": None},
 }
-"""By packet, the arguments that are indices and what they need; None for those that are kept. Its others are free."""
+"""Index arguments by packet, and what they need; None for kept ones. Other arguments are free."""

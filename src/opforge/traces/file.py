@@ -1,10 +1,13 @@
-"""A trace on disk: one Parquet file, a row for each distinct call.
+"""A trace on disk: one Parquet file with a row for each distinct call.
 
-Columns: ``op``, ``args`` (text form; ``at=`` is a place in the stored bytes), ``count`` (how often it was made),
-``input_bytes``, ``result_bytes``, ``flops``, ``source`` (the model and phase in which it was made most often), ``digest`` (of
-its stored contents), ``seen`` (every model and phase, with counts), ``stored_at`` and ``stored`` (bytes that the row adds to
-the stored ones, and where they begin; -1 and none where it adds none). The file's metadata has, under ``opforge.trace``, a JSON object: ``format``,
-``torch``, ``device``, ``fake``, ``models``, ``command``, ``recorded`` and ``losses`` (what could not be kept, with counts).
+Columns: ``op``, ``args`` (text form; ``at=`` is an offset in the stored bytes), ``count`` (number
+of calls), ``input_bytes``, ``result_bytes``, ``flops``, ``source`` (the model and phase with the
+most calls), ``digest`` (of its stored contents), ``seen`` (every model and phase, with counts),
+``stored_at`` and ``stored`` (offset and contents of the bytes that the row adds to the stored
+ones; -1 and none if it adds none).
+
+The file's metadata has a JSON object under ``opforge.trace``: ``format``, ``torch``, ``device``,
+``fake``, ``models``, ``command``, ``recorded`` and ``losses`` (why calls were lost, with counts).
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ class TracedCall:
     """One distinct call of a trace."""
 
     op: str
-    """Full name; with its namespace where that is not ``aten``, as in ``torchvision::nms.default``."""
+    """Full name, with its namespace unless that is ``aten``, as in ``torchvision::nms.default``."""
     args: str
     count: int = 1
     input_bytes: int = 0
@@ -51,19 +54,19 @@ class TracedCall:
     source: str = ""
     digest: str = ""
     stored_at: int = -1
-    """Where its own stored bytes begin among those of the file; -1 where it adds none."""
+    """Offset of its own stored bytes among those of the file; -1 if it adds none."""
     seen: tuple[Seen, ...] = ()
     stored: bytes = b""
 
     @property
     def weight(self) -> int:
-        """Return how much of its model's work a call is: its bytes, in and out, as often as it was made."""
+        """Return a call's weight in its model's work: its bytes, in and out, times its count."""
         return self.count * max(1, self.input_bytes + self.result_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Distinct calls, what is known of their recording, and what could not be kept."""
+    """Distinct calls, metadata of their recording, and counts of calls that were lost."""
 
     calls: list[TracedCall]
     about: dict[str, Any] = field(default_factory=dict)
@@ -81,7 +84,7 @@ def is_trace(path: Path) -> bool:
 
 
 def write(path: Path, trace: Trace) -> None:
-    """Write a trace, the whole file or nothing."""
+    """Write a trace atomically."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -98,7 +101,7 @@ def write(path: Path, trace: Trace) -> None:
 
 @contextmanager
 def drafted(path: Path) -> Iterator[Path]:
-    """Lend a path beside another one, which becomes that file when all went well."""
+    """Yield a temporary path beside a file; it replaces the file if no error is raised."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
@@ -109,7 +112,10 @@ def drafted(path: Path) -> Iterator[Path]:
 
 
 def read(path: Path, ops: Iterable[str] | None = None, *, whole: bool = True) -> Trace:
-    """Return a trace, all or some operators of it; ``whole`` with every model that made a call, and the stored bytes."""
+    """Return a trace, with all or some of its operators.
+
+    ``whole`` includes every model that made a call, and the stored bytes.
+    """
     about = read_about(path)
     names = [*_SCALARS, "seen", "stored"] if whole else list(_SCALARS)
     columns = _columns(path, names)
@@ -120,7 +126,7 @@ def read(path: Path, ops: Iterable[str] | None = None, *, whole: bool = True) ->
 
 
 def _columns(path: Path, names: list[str]) -> list[list[Any]]:
-    """Return columns of a file; without `read_table`, whose imports take longer than the reading."""
+    """Return columns of a file. The imports of `read_table` would take longer than the reading."""
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(path) as opened:
@@ -129,7 +135,7 @@ def _columns(path: Path, names: list[str]) -> list[list[Any]]:
 
 
 def _call(row: tuple[Any, ...]) -> TracedCall:
-    """Return the call of a row, whose fields are in the order of TracedCall's."""
+    """Return the call of a row; the row's fields are in the order of TracedCall."""
     if len(row) == len(_SCALARS):
         return TracedCall(*row)
     seen, stored = row[-2:]
@@ -138,7 +144,7 @@ def _call(row: tuple[Any, ...]) -> TracedCall:
 
 
 def read_about(path: Path) -> dict[str, Any]:
-    """Return what a trace's file says of its recording; raises OpforgeError where it is none."""
+    """Return the metadata of a trace file; raise OpforgeError if it is not a trace."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -157,13 +163,13 @@ def read_about(path: Path) -> dict[str, Any]:
 
 
 def write_blob(path: Path, blob: Path) -> None:
-    """Write the bytes that a trace has stored as a blob, for the processes that make its cases."""
+    """Write the stored bytes of a trace as a blob, for the processes that build its cases."""
     places, stored = _columns(path, ["stored_at", "stored"])
     rows = sorted((at, contents) for at, contents in zip(places, stored, strict=True) if at >= 0)
     with drafted(blob) as draft:
         writer = BlobWriter(draft)
         for at, contents in rows:
-            if (placed := writer.add(contents, str(at).encode())) != at:  # all are kept, equal ones too
+            if (placed := writer.add(contents, str(at).encode())) != at:  # equal contents are kept apart
                 raise OpforgeError(
                     f"{path} is damaged: stored bytes of place {at} come to lie at {placed}; make it again"
                 )

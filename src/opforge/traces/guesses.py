@@ -1,4 +1,4 @@
-"""Fake tensors have no values. A program that asks for one all the same is answered with 0, and that is counted."""
+"""Answer 0 when a program reads a value of a fake tensor, which has none, and count it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ GUESSED = (
 
 
 class Guesses(TorchDispatchMode):
-    """Answers where fake tensors cannot; entered after their mode."""
+    """Answers reads that fake tensors cannot answer; entered after their mode."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch imports its compiler when the first mode is made, which takes seconds
+        return False  # otherwise torch imports its compiler for the first mode, which takes seconds
 
     def __init__(self) -> None:
         super().__init__()

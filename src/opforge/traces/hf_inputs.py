@@ -1,4 +1,4 @@
-"""Inputs for any architecture of transformers, from the arguments of its ``forward`` and its configuration."""
+"""Inputs for any transformers architecture, from its ``forward`` arguments and configuration."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ import torch
 from opforge.traces.targets import Settings
 
 Follow = Callable[[Any, Any], Any]
-"""Calls a model again, given what the call before gave back."""
+"""Calls a model again, with the result of the previous call."""
 
 _SAMPLES = 16000
-"""Of sound: one second."""
+"""Audio samples: one second."""
 _GENERATES = ("CausalLM", "MaskedLM", "LMHead", "ConditionalGeneration", "ForSpeechSeq2Seq")
 _CLASSIFIES = ("SequenceClassification", "ImageClassification", "AudioClassification", "VideoClassification")
 
 
 def inputs(model: Any, config: Any, settings: Settings) -> tuple[dict[str, Any], Follow | None]:
-    """Return a model's inputs by name, and one more call, with a single token, where it keeps a cache of the first."""
+    """Return a model's inputs by name, and a follow-up call or None.
+
+    The follow-up call passes a single token, if the model caches the first call.
+    """
     settings = replace(settings, seq=_length(config, settings.seq))
     found = _inputs(model, config, settings)
     generates = "CausalLM" in type(model).__name__ or "LMHead" in type(model).__name__
@@ -63,21 +66,21 @@ def _inputs(model: Any, config: Any, settings: Settings) -> dict[str, Any]:
 
 
 def _length(config: Any, wanted: int) -> int:
-    """Return how many tokens an input has: no more than there are positions for, with one left for a token that follows."""
+    """Return the input length: at most the positions, less one for a token that follows."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     positions = getattr(text, "max_position_embeddings", None)
     return min(wanted, positions - 1) if isinstance(positions, int) and positions > 1 else wanted
 
 
 def _vocabulary(config: Any) -> int:
-    """Return the number of tokens; those of the text part, where a configuration has parts."""
+    """Return the vocabulary size, of the text part if a configuration has parts."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     sizes = [getattr(part, "vocab_size", None) for part in (text, config)]
     return next((int(size) for size in sizes if size), 2)
 
 
 def _part(config: Any, name: str, default: Any) -> Any:
-    """Return a setting of a configuration, or of its part for images."""
+    """Return a setting of a configuration, or of its image part."""
     for place in (config, getattr(config, "vision_config", None), getattr(config, "backbone_config", None)):
         value = getattr(place, name, None)
         if value is not None:

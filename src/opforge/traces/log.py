@@ -1,7 +1,8 @@
-"""PyTorch's operator-input logs, both ways. Needs no torch.
+"""Convert traces from and to PyTorch's operator-input logs. Needs no torch.
 
-A log has neither contents nor ranges: on the way out they are dropped, and on the way in indices get the range that their
-operator needs. Logs are older than the operators of today: what no longer fits is counted with its reason.
+A log has neither contents nor ranges: export drops them, and import gives indices the range that
+their operator needs. Logs are older than today's operators: lines that no longer fit are counted
+with their reason.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from opforge.traces.measure import flops, input_bytes, made_bytes
 
 PHASE = "log"
 _FALLBACKS = ("default", "dim_IntList", "int")
-"""Overloads that took the place of those named ``SymInt``."""
+"""Overloads that replaced those named ``SymInt``."""
 _NUMBERS = (bool, int, float, complex)
 
 
@@ -35,11 +36,11 @@ def to_log(trace: Trace) -> Iterator[str]:
 
 
 def from_log(lines: Iterable[str], model: str) -> Trace:
-    """Return the trace that a log tells of; its losses say which lines are of no use, and why."""
+    """Return the trace of a log; its losses say which lines are unusable, and why."""
     losses: Counter[str] = Counter()
     calls: dict[tuple[str, str], TracedCall] = {}
     known: dict[tuple[str, str], TracedCall | str] = {}
-    """Of each distinct line its call, counted once, or why it is of no use."""
+    """Call of each distinct line, counted once, or why the line is unusable."""
     for entry in parse_log(lines):
         if isinstance(entry, CaseSyntaxError):
             losses[_unread(str(entry))] += 1
@@ -58,13 +59,13 @@ def from_log(lines: Iterable[str], model: str) -> Trace:
 
 
 def read_log(path: Path) -> Trace:
-    """Return the trace of a log's file."""
+    """Return the trace of a log file."""
     with path.open(encoding="utf-8", errors="replace") as file:
         return from_log(file, path.stem)
 
 
 def is_log(path: Path) -> bool:
-    """Whether a file begins as a log does."""
+    """Whether a file starts like a log."""
     with path.open("rb") as file:
         for line in file:
             if line.strip():
@@ -77,7 +78,7 @@ def _log_name(op: str) -> str:
 
 
 def _log_text(args: str) -> str:
-    """Return arguments as a log has them: tensors without place and contents, devices as words."""
+    """Return arguments in log form: tensors without offset and contents, devices as strings."""
     positional, named = mapped(parse_arguments(args), lambda s: TensorSpec(s.shape, s.dtype, s.stride))
     return format_arguments((_worded(v) for v in positional), {n: _worded(v) for n, v in named.items()})
 
@@ -98,7 +99,7 @@ def _call_or_reason(entry: LogEntry, model: str) -> TracedCall | str:
 
 
 def _call(entry: LogEntry, model: str) -> TracedCall:
-    """Return the call of one line; raises ValueError with the reason when it is of no use."""
+    """Return the call of one line; raise ValueError with the reason if it is unusable."""
     data = parse_arguments(entry.args)
     facts = _operator(entry.op, data)
     data = _with_devices(facts, data)
@@ -113,7 +114,7 @@ def _call(entry: LogEntry, model: str) -> TracedCall:
 
 
 def _operator(name: str, data: Arguments) -> Operator:
-    """Return the operator that a line means, if there is one today that takes its arguments."""
+    """Return the operator of a line; raise ValueError if none today takes its arguments."""
     if name.count(".") == 2 and not name.startswith("aten."):
         raise ValueError("not an operator of ATen")
     short = name.removeprefix("aten.")
@@ -129,7 +130,7 @@ def _operator(name: str, data: Arguments) -> Operator:
 
 
 def misfit(facts: Operator, data: Arguments) -> str:
-    """Say why a schema does not take some arguments; nothing when it does."""
+    """Return why a schema does not take some arguments; empty if it does."""
     args, kwargs = data
     plain = [a for a in facts.arguments if not a.kwarg_only]
     if len(args) > len(plain):
@@ -148,7 +149,7 @@ def misfit(facts: Operator, data: Arguments) -> str:
 
 
 def _wrong(type_: str, value: Value) -> str:
-    """Say what a value is where a type takes another kind of thing; a number may stand for a tensor."""
+    """Describe a value that a type does not take, or return ''; a number may stand for a tensor."""
     if value is None:
         return "" if "?" in type_ else "None"
     tensor_wanted = type_.startswith("Tensor")
@@ -165,7 +166,7 @@ def _wrong(type_: str, value: Value) -> str:
 
 
 def _with_devices(facts: Operator, data: Arguments) -> Arguments:
-    """Return arguments in which the names of devices are devices."""
+    """Return arguments with device names converted to devices."""
     types = {a.name: a.type for a in facts.arguments}
     args, kwargs = data
     return args, {
@@ -174,7 +175,7 @@ def _with_devices(facts: Operator, data: Arguments) -> Arguments:
 
 
 def _unread(error: str) -> str:
-    """Return why a line cannot be read, without its number and text, so that equal reasons are counted together."""
+    """Return why a line is unreadable, without number and text, to count equal reasons as one."""
     text = re.sub(r"^line \d+: ", "", error)
     if "'ST(" in text:
         return "not read: a sparse tensor"

@@ -1,6 +1,7 @@
-"""Record many runs at once, each in a process of its own that is forked from this one, which has the libraries imported.
+"""Record many runs in parallel, each in a fork of this process, which has the libraries imported.
 
-A run that fails, dies or takes too long costs only itself. One that finds no memory is run again by itself at the end.
+A run that fails, dies or takes too long affects only itself. A run that is out of memory is
+repeated alone at the end.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ Say = Callable[[Run, Ended], None]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How many runs at once, and how long."""
+    """Number of parallel runs, and their time limits."""
 
     workers: int = 1
     run_s: float = 300.0
-    """Seconds after which a run is ended; what it recorded until then is kept."""
+    """Seconds after which a run is ended; calls recorded until then are kept."""
     until: float = float("inf")
-    """The time, of `time.monotonic`, at which all must have ended; runs that have not are as if never begun."""
+    """Deadline for all runs, on `time.monotonic`; unfinished runs count as never started."""
 
 
 @dataclass
@@ -44,11 +45,14 @@ class _Going:
     run: Run
     begun: float
     crowded: bool
-    """Whether other runs were going on beside it."""
+    """Whether other runs were active at the same time."""
 
 
 def preload(kinds: Iterable[str]) -> None:
-    """Import what all runs need, so that their forks have it; a library that is missing is each run's own error."""
+    """Import the libraries that runs need, so that forks have them.
+
+    A missing library is an error of each run that needs it.
+    """
     import opforge.ops
     import opforge.traces.architectures
     import opforge.traces.child
@@ -66,19 +70,19 @@ def preload(kinds: Iterable[str]) -> None:
 
 @dataclass
 class Recording:
-    """Many runs, as far as they have come."""
+    """Many runs, and their progress."""
 
     parts: Parts
     limits: Limits
     say: Say = lambda _run, _ended: None
     fork: bool = True
-    """Whether processes are forked; False for fresh ones, which import everything themselves."""
+    """Whether to fork processes; if False, fresh ones import everything themselves."""
     _going: dict[int, _Going] = field(default_factory=dict)
     _alone: deque[Run] = field(default_factory=deque)
-    """Runs that found no memory while others had some."""
+    """Runs that were out of memory while others were active."""
 
     def record(self, runs: Iterable[Run]) -> None:
-        """Record the runs that have not ended well before: first those that were never run, then those that failed."""
+        """Record runs that have not succeeded: those never run first, then those that failed."""
         known = [(run, self.parts.ended(run)) for run in runs]
         waiting = deque(run for run, ended in known if ended is None)
         waiting.extend(run for run, ended in known if ended is not None and ended.error)
@@ -110,7 +114,7 @@ class Recording:
         self._going[pid] = _Going(run, time.monotonic(), crowded=bool(self._going))
 
     def _look(self) -> bool:
-        """Note which runs have ended, ending those that take too long; returns whether any has."""
+        """Record which runs have ended, and end those over their limit; return whether any did."""
         found = False
         for pid, going in list(self._going.items()):
             seconds = time.monotonic() - going.begun
@@ -139,7 +143,7 @@ class Recording:
 
 
 def _forked(parts: Parts, run: Run, workers: int) -> int:
-    """Run in a fork of this process, and return its number."""
+    """Run in a fork of this process, and return its PID."""
     pid = os.fork()
     if pid:
         return pid
@@ -156,11 +160,11 @@ def _forked(parts: Parts, run: Run, workers: int) -> int:
         run_here(run.target, run.settings, _opened(parts, run))
         status = 0
     finally:
-        os._exit(status)  # never on into the code of the process that this is a fork of
+        os._exit(status)  # never continue in the parent's code
 
 
 def _fresh(parts: Parts, run: Run) -> int:
-    """Run in a process that begins anew, and return its number."""
+    """Run in a fresh process, and return its PID."""
     fd = _opened(parts, run)
     os.set_inheritable(fd, True)
     out = os.open(parts.output(run), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -189,15 +193,15 @@ def _opened(parts: Parts, run: Run) -> int:
 
 
 def _kill(pid: int) -> None:
-    """End a process and what it has started."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or has not yet a session of its own
+    """Kill a process and the processes it started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or has no session of its own yet
         os.killpg(pid, signal.SIGKILL)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 
 
 def forks_reach(device: str) -> bool:
-    """Whether a fork of this process can use a device: CUDA cannot where it was asked for before the fork."""
+    """Whether a fork of this process can use a device; CUDA fails if asked for before the fork."""
     pid = os.fork()
     if not pid:
         status = 1

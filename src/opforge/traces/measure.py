@@ -1,4 +1,4 @@
-"""What a call takes, from its arguments as data: bytes of inputs, and operations of those operators that are made of products."""
+"""Cost of a call, from its arguments: input bytes, and FLOPs of operators made of products."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from opforge.ops import table
 from opforge.traces.contents import tensors
 
 _FAR = 4096
-"""Elements."""
+"""Storage offsets of this many elements or more are reduced."""
 
 
 def input_bytes(data: Arguments) -> int:
-    """Return how many bytes of memory the tensors of a call take."""
+    """Return the bytes of memory that a call's tensors span."""
     return sum(near(spec).storage_nbytes for value in (*data[0], *data[1].values()) for spec in tensors(value))
 
 
 def near(spec: TensorSpec) -> TensorSpec:
-    """Return a tensor that begins, at the same alignment, no further inside its storage than a replay needs."""
+    """Return a tensor with its storage offset reduced to what a replay needs, alignment kept."""
     if spec.offset < _FAR or spec.at is not None:
         return spec
     return replace(spec, offset=spec.offset % _FAR)
 
 
 def flops(op: str, data: Arguments) -> int:
-    """Return the additions and multiplications of a matrix product, convolution or attention; 0 for other operators."""
+    """Return the FLOPs of a matrix product, convolution or attention; 0 for other operators."""
     facts = table().get(op)
     count = None if facts is None else _COUNTS.get(facts.packet)
     if facts is None or count is None:
@@ -36,11 +36,14 @@ def flops(op: str, data: Arguments) -> int:
     try:
         return int(count(facts.bind(*data)))
     except (KeyError, IndexError, AttributeError, TypeError, ZeroDivisionError):
-        return 0  # not the arguments that the formula is for
+        return 0  # the formula is not for these arguments
 
 
 def made_bytes(op: str, data: Arguments) -> int:
-    """Return about how many bytes a call gives back, where nobody has seen its result: the size of a factory's or a product's."""
+    """Estimate the result bytes of a call whose result is unknown.
+
+    It is the size of a factory's or product's result, or of the largest input.
+    """
     facts = table().get(op)
     if facts is None or any(r.alias is not None for r in facts.returns):
         return 0

@@ -1,4 +1,7 @@
-"""What each of many runs recorded, kept on disk until they are put together: what was broken off is run again, the rest stays."""
+"""Recordings of many runs, kept on disk until they are merged.
+
+Runs that were interrupted are repeated; the others are kept.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from opforge.traces.targets import Settings, Target
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One target, run in one way."""
+    """One target, run in one mode."""
 
     target: Target
     way: str
@@ -28,42 +31,42 @@ class Run:
         return f"{self.target.kind}:{self.target.name} {self.way}"
 
     def words(self) -> dict[str, Any]:
-        """Return all that its recording depends on."""
+        """Return everything that its recording depends on."""
         words: dict[str, Any] = json.loads(json.dumps({**asdict(self.target), "settings": self.settings.as_json()}))
         return words
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a run came to its end."""
+    """How a run ended."""
 
     seconds: float
     error: str = ""
-    """What went wrong, in words; empty when nothing did."""
+    """Error message; empty if there was none."""
 
 
 class Parts:
-    """A folder with two files for each run: what it sends, and, when it has ended, how."""
+    """A folder with the files of each run: messages, output and, once it has ended, how."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
     def calls(self, run: Run) -> Path:
-        """Return the file to which a run sends its messages."""
+        """Return the file for a run's messages."""
         return self._file(run, "calls")
 
     def output(self, run: Run) -> Path:
-        """Return the file for what a run prints."""
+        """Return the file for a run's output."""
         return self._file(run, "out")
 
     def keep(self, run: Run, ended: Ended) -> None:
-        """Note that a run has ended."""
+        """Record that a run has ended."""
         with drafted(self._file(run, "json")) as draft:
             draft.write_text(json.dumps({"run": run.words(), **asdict(ended)}))
 
     def ended(self, run: Run) -> Ended | None:
-        """Return how a run ended; None where it has not, or was another run under the same name."""
+        """Return how a run ended; None if it has not, or if another run had the same name."""
         file = self._file(run, "json")
         if not file.is_file():
             return None
@@ -71,17 +74,17 @@ class Parts:
         return Ended(kept["seconds"], kept["error"]) if kept["run"] == run.words() else None
 
     def forget(self, run: Run) -> None:
-        """Take a run's files away."""
+        """Delete a run's files."""
         for kind in ("json", "calls", "out"):
             self._file(run, kind).unlink(missing_ok=True)
 
     def error(self, run: Run) -> str:
-        """Return what a run itself said of its end; empty where it said nothing."""
+        """Return the error that a run itself reported; empty if none."""
         said = [row["error"] for row, _ in self._messages(run) if "error" in row]
         return str(said[-1]) if said else ""
 
     def gather(self, runs: Iterable[Run], about: dict[str, Any]) -> Trace:
-        """Return the calls of all runs that have ended, in one trace; runs that failed give what they made until then."""
+        """Return one trace of all ended runs; failed runs add the calls they made."""
         collector = Collector()
         failed: dict[str, str] = {}
         for run in runs:

@@ -1,4 +1,4 @@
-"""Read a file of calls, whichever of the two kinds it is: a trace, or an operator-input log."""
+"""Read a file of calls: a trace or an operator-input log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from opforge.traces.file import Trace
 
 
 def check(path: Path) -> None:
-    """Say what is wrong with a file that holds no calls."""
+    """Raise if a file is neither a trace nor a log."""
     if not path.is_file():
         raise OpforgeError(f"there is no file {path}")
     if file.is_trace(path):
@@ -23,7 +23,7 @@ def check(path: Path) -> None:
 
 
 def read_any(path: Path, ops: Iterable[str] | None = None, *, whole: bool = True) -> Trace:
-    """Return the calls of a file, of all operators or of some."""
+    """Return the calls of a file, for all operators or some."""
     check(path)
     if file.is_trace(path):
         return file.read(path, ops, whole=whole)

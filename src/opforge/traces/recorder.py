@@ -1,7 +1,7 @@
-"""Record every dispatched call of a running program: once per signature, with how often it was made and in which phase.
+"""Record every dispatched call of a running program: once per signature, with counts per phase.
 
-No tensor is kept alive: what a call is as data is taken before it is made, and its contents are looked at, and perhaps
-copied, the first time only.
+No tensor is kept alive: a call is converted to data before it is made. Its contents are read, and
+perhaps copied, only the first time.
 """
 
 from __future__ import annotations
@@ -33,39 +33,42 @@ from opforge.traces.stream import PLACE, send
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 _KEPT_BYTES = 1 << 20
-"""The largest storage whose very contents are kept."""
+"""Largest storage whose exact contents are kept."""
 _LOOKED_AT = 1 << 28
-"""Elements of the largest tensor whose values are looked at."""
+"""Maximum elements of a tensor whose values are read."""
 _EVERY_S = 0.2
-"""How often counts are sent, so that a crash loses little of them."""
+"""Seconds between sends of counts; short, so that a crash loses few of them."""
 _INNER = frozenset({"prim", "prims", "profiler"})
-"""Namespaces of torch's own questions and marks, which are no work of a device's."""
+"""Namespaces of torch's own queries and markers, which are no work for a device."""
 _NUMBERS = re.compile(r", offset=\d+|(?<![\w.])-?\d+(\.\d+(e[-+]?\d+)?|e[-+]?\d+)")
 _ALIKE = 4
-"""How many calls are kept that differ in such numbers only (the size of an optimizer's step, where a view begins); others count with the first."""
+"""Number of calls to keep that differ only in such numbers; others count with the first.
+
+Examples are the step size of an optimizer and the offset of a view.
+"""
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 
 
 @dataclass
 class _Known:
-    """A signature that was seen: its number, or why it is not kept."""
+    """A known signature: its number, or why it is not kept."""
 
     number: int
     lost: str = ""
 
 
 class Recorder(TorchDispatchMode):
-    """Sends what it sees to a pipe; see `opforge.traces.collect` for the other end."""
+    """Sends recorded calls to a pipe; `opforge.traces.collect` is the other end."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch imports its compiler when the first mode is made, which takes seconds
+        return False  # otherwise torch imports its compiler for the first mode, which takes seconds
 
     def __init__(self, pipe: BinaryIO, device: str) -> None:
         super().__init__()
         self._pipe = pipe
         self._pid = os.getpid()
-        """A fork, such as a data loader's worker, has the recorder too, and must not write between."""
+        """Forks, such as data loader workers, inherit the recorder but must not write too."""
         self._home = torch.device(device).type
         self._known: dict[bytes, _Known] = {}
         self._alike: dict[bytes, list[_Known]] = {}
@@ -74,7 +77,7 @@ class Recorder(TorchDispatchMode):
         self._composite: dict[Any, bool] = {}
         self._stepping = 0
         self._sent = time.monotonic()
-        self._lock = threading.RLock()  # backward runs in threads of its own on a GPU
+        self._lock = threading.RLock()  # on a GPU, backward runs in threads of its own
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -95,7 +98,7 @@ class Recorder(TorchDispatchMode):
 
     @contextmanager
     def optimizer_steps(self) -> Iterator[None]:
-        """Note when an optimizer steps: what is dispatched then is of that phase."""
+        """Track optimizer steps, so that calls during a step get that phase."""
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
         def enter(*_: Any) -> None:
@@ -112,12 +115,12 @@ class Recorder(TorchDispatchMode):
                 hook.remove()
 
     def lost(self, what: str, count: int) -> None:
-        """Count what could not be kept as it was."""
+        """Count calls that could not be kept as they were."""
         if count:
             self._losses[what] += count
 
     def flush(self) -> None:
-        """Send the counts of the calls since the last time."""
+        """Send the counts since the last time."""
         with self._lock:
             counts = [[number, phase, count] for (number, phase), count in self._counts.items()]
             send(self._pipe, {"counts": counts, "losses": self._losses})
@@ -132,7 +135,10 @@ class Recorder(TorchDispatchMode):
         return OPTIMIZER if self._stepping else FORWARD
 
     def _is_composite(self, func: Any) -> bool:
-        """Whether a call is taken apart before a device sees it; without autograd it comes here whole."""
+        """Whether a call is decomposed before a device sees it.
+
+        Without autograd, such a call arrives here whole.
+        """
         known = self._composite.get(func)
         if known is None:
             has = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001  # torch has no public question for it
@@ -142,7 +148,7 @@ class Recorder(TorchDispatchMode):
         return known
 
     def _look(self, op: str, args: Any, kwargs: dict[str, Any]) -> tuple[_Known, dict[str, Any] | None]:
-        """Look at a call before it is made; returns what is known of it, and what is to be sent if it is new."""
+        """Inspect a call before it is made; return its record, and the message if it is new."""
         try:
             data = as_data(args, kwargs, self._geometry)
         except TypeError as error:
@@ -163,7 +169,7 @@ class Recorder(TorchDispatchMode):
             return known, None
         try:
             contents = _Contents(op, _tensors([args, list(kwargs.values())]), needs(op, data))
-            with unset_fake_temporarily():  # numbers that a program has are real in a fake run too
+            with unset_fake_temporarily():  # tensors that are real in a fake run can be read
                 with_contents = mapped(data, contents.next)
         except ValueError as error:
             known.lost = f"{op}: {error}"
@@ -185,7 +191,7 @@ class Recorder(TorchDispatchMode):
         return geometry(value, self._home)
 
     def _seen(self, known: _Known, phase: str, result: Any, new: dict[str, Any] | None) -> None:
-        """Count a call that was made, and send what it was if it is new."""
+        """Count a call that was made, and send it if it is new."""
         if new is not None:
             if odd := strange(result):
                 known.lost = f"{new['op']}: its result is {odd}"
@@ -213,7 +219,7 @@ class _Contents:
         self.storages: list[bytes] = []
 
     def next(self, spec: TensorSpec) -> TensorSpec:
-        """Return the next tensor with a range or a place for its contents; raises ValueError when they cannot be had."""
+        """Return the next tensor with a range or stored contents; raise ValueError if it cannot."""
         value, need = next(self._pairs)
         if isinstance(need, Below):
             return replace(spec, low=0, high=need.high)
@@ -234,14 +240,17 @@ class _Contents:
 
 
 def _readable(value: torch.Tensor) -> bool:
-    """Whether a tensor's values can be looked at: it has some, is not too large, and may be waited for."""
+    """Whether a tensor's values can be read: not fake, not too large, no graph capture running."""
     if isinstance(value, FakeTensor) or value.numel() > _LOOKED_AT:
         return False
     return not (value.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def _ranged(value: torch.Tensor, spec: TensorSpec) -> TensorSpec | None:
-    """Return a tensor with the range of its values: of integers always, of floats where none is negative; else None."""
+    """Return a tensor with the range of its values.
+
+    Integers always have one, floats only if none is negative; otherwise returns None.
+    """
     if value.is_complex():
         return None
     plain = value.detach().resolve_neg()
@@ -257,7 +266,7 @@ def _ranged(value: torch.Tensor, spec: TensorSpec) -> TensorSpec | None:
 
 
 def _rounded(number: float, towards: Callable[[float], int]) -> float:
-    """Return a number with two digits, no further inside."""
+    """Return a number rounded to two digits, away from the inside of the range."""
     if number == 0:
         return 0.0
     unit = 10.0 ** (math.floor(math.log10(abs(number))) - 1)
@@ -265,7 +274,7 @@ def _rounded(number: float, towards: Callable[[float], int]) -> float:
 
 
 def name_of(func: Any) -> str:
-    """Return an overload's full name: without its namespace where that is ``aten``, as in ``add.Tensor``."""
+    """Return an overload's full name; the namespace ``aten`` is omitted, as in ``add.Tensor``."""
     base = func.overloadpacket.__name__
     name = f"{base}.{func._overloadname}"  # noqa: SLF001  # torch has no public name for it
     return name if func.namespace == "aten" else f"{func.namespace}::{name}"
@@ -278,7 +287,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def _result_bytes(op: str, result: Any) -> int:
-    """Return the bytes that a call gave back; none for views of what it was given."""
+    """Return the bytes of a call's result; 0 for views of its inputs."""
     facts = table().get(op)
     if facts is not None and facts.returns and all(r.alias is not None for r in facts.returns):
         return 0

@@ -1,4 +1,4 @@
-"""What goes from a process that runs other people's code to the one that keeps what was recorded there."""
+"""Messages from a process that runs user code to the process that keeps the recording."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from typing import Any, BinaryIO, cast
 from opforge.processes import describe_returncode
 
 LENGTHS = struct.Struct("<II")
-"""Before each message: the length of its JSON and of the bytes after it."""
+"""Header of each message: the length of its JSON and of the bytes after it."""
 PLACE = 10**15
-"""Stands for a place in the blob until the writer gives one: ``PLACE + n`` is the n-th storage of a call."""
+"""Placeholder for a blob offset not yet assigned: ``PLACE + n`` is the n-th storage of a call."""
 
 
 def send(pipe: BinaryIO, message: dict[str, Any], contents: bytes = b"") -> None:
-    """Send a message; it may wait in the pipe's buffer until that is flushed."""
+    """Send a message; it may stay in the pipe's buffer until a flush."""
     body = json.dumps(message).encode()
     pipe.write(LENGTHS.pack(len(body), len(contents)) + body + contents)
 
 
 def messages(file: BinaryIO) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """Yield the messages that were sent to a file; one that was broken off ends them."""
+    """Yield the messages in a file, up to the first incomplete one."""
     while len(head := file.read(LENGTHS.size)) == LENGTHS.size:
         size, extra = LENGTHS.unpack(head)
         body, contents = file.read(size), file.read(extra)
@@ -36,7 +36,7 @@ def messages(file: BinaryIO) -> Iterator[tuple[dict[str, Any], bytes]]:
 
 
 class Child:
-    """A process that records, and that what it runs may kill; it gets the descriptor to write to as its last argument."""
+    """A recording process that user code may kill; its last argument is the pipe's descriptor."""
 
     def __init__(self, command: Sequence[str], limit_s: float | None, **how: Any) -> None:
         read, write = os.pipe()
@@ -47,7 +47,7 @@ class Child:
         self.hung = False
 
     def message(self) -> tuple[dict[str, Any], bytes] | None:
-        """Return the next message, or None when the child has ended or takes too long."""
+        """Return the next message, or None if the child has ended or is silent for too long."""
         head = self._read(LENGTHS.size)
         if len(head) < LENGTHS.size:
             return None
@@ -69,7 +69,7 @@ class Child:
         return b"".join(parts)
 
     def end(self) -> tuple[int, str]:
-        """Wait for the process, ending it if it hangs; return its code and how it ended, in words."""
+        """Wait for the process, killing it if it hangs; return its exit code and how it ended."""
         if self.hung:
             self._process.kill()
         self._pipe.close()
@@ -77,6 +77,6 @@ class Child:
         return code, f"took more than {self._limit_s:g} s" if self.hung else describe_returncode(code)
 
     def kill(self) -> None:
-        """End the process at once."""
+        """Kill the process."""
         self._process.kill()
         self.end()

@@ -1,4 +1,4 @@
-"""What can be traced: a function, a script, or an architecture by name. Needs no torch."""
+"""Targets of a trace: a function, a script, or an architecture by name. Needs no torch."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from opforge.cases.values import DTYPES
 from opforge.errors import OpforgeError
 
 LIBRARIES = {"hf": "transformers", "timm": "timm", "torchvision": "torchvision"}
-"""What an architecture's name begins with, and the package that has it."""
+"""Prefix of an architecture's name, and the package that has it."""
 SCRIPT, FUNCTION = "script", "function"
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is run."""
+    """Program to trace."""
 
     kind: str
     """``script``, ``function``, or a key of LIBRARIES."""
     name: str
     args: tuple[str, ...] = ()
-    """Of a script, its command line."""
+    """Command-line arguments of a script."""
 
     @property
     def model(self) -> str:
-        """Return the name that its calls go under."""
+        """Return the model name for its calls."""
         return Path(self.name).stem if self.kind == SCRIPT else self.name
 
     @property
@@ -38,7 +38,10 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How it is run; all but the first two are for architectures, whose model and inputs are made here."""
+    """Settings for running a target.
+
+    All but the first two are for architectures; their model and inputs are built here.
+    """
 
     device: str = "cpu"
     fake: bool = False
@@ -48,14 +51,14 @@ class Settings:
     batch: int = 1
     seq: int = 128
     image: int | None = None
-    """Pixels of a side; None for the architecture's own."""
+    """Side length in pixels; None for the architecture's default."""
     layers: int | None = None
-    """How many layers of the architecture's own are kept."""
+    """Maximum number of layers; None for all of the architecture's."""
     changes: dict[str, Any] = field(default_factory=dict)
-    """Settings of the configuration; a dot leads into a part of it."""
+    """Changes to the configuration; a dot leads into a nested part."""
 
     def checked(self) -> Settings:
-        """Return the settings, or say which is out of its range."""
+        """Return the settings; raise if one is out of range."""
         if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
             raise OpforgeError(f"unknown device {self.device!r}; allowed: cpu, cuda, cuda:N")
         for name in ("batch", "seq", "image", "layers"):
@@ -70,7 +73,7 @@ class Settings:
 
 
 def parse_target(text: str, args: tuple[str, ...] = ()) -> Target:
-    """Return what a user means by ``hf:NAME``, ``timm:NAME``, ``torchvision:NAME``, ``script.py`` or ``module:function``."""
+    """Parse ``{hf,timm,torchvision}:NAME``, ``script.py`` or ``module:function``."""
     head, sign, name = text.partition(":")
     target = None
     if sign and head in LIBRARIES and name:
@@ -92,7 +95,7 @@ def parse_target(text: str, args: tuple[str, ...] = ()) -> Target:
 
 
 def parse_changes(words: list[str]) -> dict[str, Any]:
-    """Return what ``--set name=value`` says; a value is a Python literal, or else a string."""
+    """Parse ``--set name=value``; a value is a Python literal, or else a string."""
     changes: dict[str, Any] = {}
     for word in words:
         name, sign, text = word.partition("=")

@@ -1,7 +1,7 @@
-"""Popular architectures, to be traced together: the sizes of published models, with few layers, for layers repeat shapes.
+"""Popular architectures to trace together, with the sizes of published models but few layers.
 
-Each is made from its configuration alone. Where a configuration's own defaults are not those of a published model, the
-settings of one are given.
+Few layers are enough, because layers repeat shapes. Each model is built from its configuration
+alone. If the defaults are not those of a published model, the settings of one are given.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from opforge.traces.targets import Settings, Target
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """How the architectures of a family are run for inference, or trained."""
+    """Settings for inference or training of a family's architectures."""
 
     dtype: str
     batch: int
@@ -25,7 +25,7 @@ class How:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Architectures that are run alike."""
+    """Architectures that run with the same settings."""
 
     infer: How
     train: How | None
@@ -34,17 +34,17 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """One architecture and what of its configuration is set."""
+    """One architecture, and changes to its configuration."""
 
     target: Target
     family: str
     changes: dict[str, Any] = field(default_factory=dict)
     image: int | None = None
     dtype: str | None = None
-    """Where the family's own is not taken."""
+    """Overrides the family's dtype."""
 
     def runs(self, device: str, *, fake: bool = False) -> Iterator[tuple[str, Settings]]:
-        """Yield the settings of each of its runs, with the run's name."""
+        """Yield the name and settings of each of its runs."""
         family = FAMILIES[self.family]
         for name, run in (("inference", family.infer), ("training", family.train)):
             if run is not None:

@@ -1,4 +1,4 @@
-"""Judge registered operators on their contract, each failure with what to change."""
+"""Judge registered operators on their contract; each failure comes with a fix."""
 
 from opforge.authoring.checking.conduct import Options, check
 from opforge.authoring.checking.report import CHECKS, Finding, Operator, Report, Status

@@ -1,4 +1,4 @@
-"""Whether torch.vmap over an operator gives what a loop gives."""
+"""Check that torch.vmap over an operator gives the same as a loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BATCH = 3
 
 
 def check(subject: Subject) -> Findings:
-    """Yield a rule that is missing, and one that gives other answers than a loop."""
+    """Yield a missing vmap rule, or a rule with other results than a loop."""
     calls = [call for call in subject.first(torch.float32) if call.tensors]
     if subject.mutates:
         yield skipped(
@@ -86,11 +86,11 @@ def _one(subject: Subject, call: Call, dims: tuple[int | None, ...]) -> str | No
     with torch.no_grad():
         try:
             expected = [subject.results(one) for one in map(call.with_tensors, singles)]
-        except Exception:  # noqa: BLE001  # it does not take these contents
+        except Exception:  # noqa: BLE001  # it refuses these contents
             return None
         try:
             found = torch.vmap(function, in_dims=in_dims)(*whole.args)
-        except Exception as error:  # noqa: BLE001  # whatever the rule raises
+        except Exception as error:  # noqa: BLE001  # the rule may raise anything
             return f"the rule raises {short(error)}"
     stacked = [torch.stack(column) for column in zip(*expected, strict=True)]
     return differences(stacked, list(found)) or None

@@ -1,4 +1,4 @@
-"""Determinism, devices, and what torch.library.opcheck says."""
+"""Check determinism, devices, and torch.library.opcheck."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TIMES = 4
 
 
 def determinism(subject: Subject) -> Findings:
-    """Yield answers that change from one call to the next."""
+    """Yield results that change from one call to the next."""
     calls = subject.first(torch.float32)[:3]
     calls = [*calls, *(c for c in (_larger(subject, calls[0]),) if c is not None)]
     for call in calls:
@@ -48,17 +48,17 @@ def determinism(subject: Subject) -> Findings:
 
 
 def _larger(subject: Subject, call: Call) -> Call | None:
-    """Return the call with more elements, in which races show."""
+    """Return the call with more elements, to expose races; None if the size is refused."""
     larger = subject.resized(call, lambda n: 2 * n if subject.interpreted else max(n, min(8 * n, 512)))
     try:
         subject.answer(larger)
-    except Exception:  # noqa: BLE001  # it does not take that size
+    except Exception:  # noqa: BLE001  # an unsupported size
         return None
     return larger
 
 
 def devices(subject: Subject) -> Findings:
-    """Yield the devices that have no kernel."""
+    """Yield the devices without a kernel."""
     backends = subject.backends()
     if "all" in backends:
         return
@@ -75,7 +75,7 @@ def _kernels(subject: Subject, missing: list[str]) -> str:
 
 
 def opcheck(subject: Subject) -> Findings:
-    """Yield what torch.library.opcheck finds, each of its tests once."""
+    """Yield the failures of torch.library.opcheck, each of its tests once."""
     seen: set[str] = set()
     for call in subject.first(torch.float32, torch.float64)[:3]:
         for test, words in _tests(subject, call):

@@ -1,4 +1,4 @@
-"""Whether the programs of Triton kernels have a sensible amount of work, seen from their launches on a larger input."""
+"""Check the work per program of Triton kernels, from their launches on a larger input."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LARGEST_BLOCK = 1 << 16
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch of a kernel: how many programs, with which constants, on how many elements."""
+    """One launch of a kernel: number of programs, constants, and number of elements."""
 
     kernel: str
     programs: int
@@ -31,15 +31,14 @@ class Launch:
 
 
 def check(subject: Subject) -> Findings:
-    """Yield launches with very little or very much work for a program."""
+    """Yield launches with too little or too much work per program."""
     call = _large(subject)
     if call is None:
         yield skipped("blocks", "no call could be made larger")
         return
     with _watching(run=not subject.interpreted) as launches, contextlib.suppress(Exception):
-        subject.answer(
-            call
-        )  # in the interpreter nothing is computed here, and what the operator makes of that does not count
+        # in the interpreter kernels are not run here, so the result and any error are ignored
+        subject.answer(call)
     if not launches:
         yield skipped("blocks", "it launches no Triton kernel")
     for launch in {one.kernel: one for one in reversed(launches)}.values():
@@ -66,7 +65,7 @@ def _judge(launch: Launch) -> Findings:
 
 
 def _large(subject: Subject) -> Call | None:
-    """Return a call of about a million elements, made by enlarging all sizes alike; less where that is refused."""
+    """Scale a call's sizes by one factor to about a million elements; None if no call allows it."""
     for call in subject.first(torch.float32)[:3]:
         largest = max((t.numel() for t in call.tensors), default=0)
         dimensions = max((sum(n > 1 for n in t.shape) for t in call.tensors), default=0)
@@ -83,7 +82,7 @@ def _times(factor: float, size: int) -> int:
 
 @contextlib.contextmanager
 def _watching(*, run: bool) -> Iterator[list[Launch]]:
-    """List launches; in the interpreter, where a program takes a millisecond, they are not run."""
+    """List launches; ``run=False`` skips interpreted kernels (a millisecond per program)."""
     launches: list[Launch] = []
     try:
         from triton.runtime import interpreter, jit

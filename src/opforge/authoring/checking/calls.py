@@ -1,4 +1,4 @@
-"""One call of an operator: its arguments, in other layouts, sizes and dtypes, and what comes of it."""
+"""One call of an operator: its arguments, its results, and variants in layout, size and dtype."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Call:
         return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
     def mapped(self, change: Callable[[torch.Tensor], Any]) -> Call:
-        """Return the call with other tensors; one that occurs twice is changed twice."""
+        """Map the call's tensors; a tensor that occurs twice is mapped twice."""
         args, kwargs = pytree.tree_map_only(torch.Tensor, change, (self.args, dict(self.kwargs)))
         return Call(args, kwargs)
 
@@ -39,7 +39,7 @@ class Call:
         return self.mapped(lambda _old: next(those))
 
     def copied(self) -> Call:
-        """Return the same call with memory of its own, laid out alike."""
+        """Return the same call with new memory in the same layout."""
         return self.mapped(copied)
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ def _word(value: Any) -> str:
 
 
 def tensor_in_words(t: torch.Tensor) -> str:
-    """Return dtype, shape, and what is unusual in the layout of a tensor."""
+    """Describe a tensor's dtype, shape, and unusual layout."""
     words = f"{_SHORT.get(t.dtype, str(t.dtype).removeprefix('torch.'))}{list(t.shape)}"
     if t.layout == torch.strided:
         words += "" if t.is_contiguous() else f" strides {list(t.stride())}"
@@ -65,7 +65,7 @@ def tensor_in_words(t: torch.Tensor) -> str:
 
 
 def copied(t: torch.Tensor) -> torch.Tensor:
-    """Return a copy that keeps strides, offset, and what lies around the elements in memory."""
+    """Return a copy with the same strides, offset and surrounding storage."""
     if t.layout != torch.strided:
         return t.detach().clone()
     count = t.untyped_storage().nbytes() // max(t.element_size(), 1)
@@ -74,7 +74,7 @@ def copied(t: torch.Tensor) -> torch.Tensor:
 
 
 def moved(t: torch.Tensor, device: str) -> torch.Tensor:
-    """Return a tensor on another device, laid out alike, with what lies around it."""
+    """Move a tensor to another device with the same layout and surrounding storage."""
     if device == "cpu" or t.layout != torch.strided:
         return t.to(device)
     count = t.untyped_storage().nbytes() // max(t.element_size(), 1)
@@ -95,7 +95,7 @@ def flat(value: Any) -> list[Any]:
 
 
 def in_layouts(call: Call, written: frozenset[int] = frozenset()) -> dict[str, Call]:
-    """Return the call in other layouts: of all its tensors at once, and of the first alone where there are more."""
+    """Return the call in other layouts of all tensors, and with only the first one transposed."""
     tensors = call.tensors
     if not tensors or any(t.layout != torch.strided for t in tensors):
         return {}
@@ -114,7 +114,7 @@ def in_layouts(call: Call, written: frozenset[int] = frozenset()) -> dict[str, C
 
 
 def resized(call: Call, change: Callable[[int], int], seed: int = 0) -> Call:
-    """Return the call with other sizes: equal ones stay equal, and contents are of the same kind."""
+    """Return the call with other sizes; equal sizes stay equal, contents stay similar."""
     generator = torch.Generator().manual_seed(seed)
     sizes: dict[int, int] = {}
 
@@ -125,7 +125,7 @@ def resized(call: Call, change: Callable[[int], int], seed: int = 0) -> Call:
 
 
 def contents_like(t: torch.Tensor, shape: Iterable[int], generator: torch.Generator) -> torch.Tensor:
-    """Return a tensor of another shape whose elements are of the kind of this one's."""
+    """Return a tensor of another shape with similar contents: dtype, sign, integer values."""
     size = list(shape)
     if t.is_floating_point() or t.is_complex():
         wide = torch.complex128 if t.is_complex() else torch.float64

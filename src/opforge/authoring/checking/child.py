@@ -1,6 +1,7 @@
-"""The process that imports what is to be checked: a request as JSON on stdin, rows of JSON on stdout.
+"""The process that imports the target of a check: a JSON request on stdin, rows of JSON on stdout.
 
-It imports torch and the target once and runs no operator; every search for inputs and every check is a fork of it.
+It imports torch and the target once and runs no operator. Every search for inputs and every check
+runs in a fork of it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Send = Callable[[dict[str, Any]], None]
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the target prints is not an answer
+    os.dup2(2, 1)  # keep the target's prints out of the answers
 
     def send(row: dict[str, Any]) -> None:
         answers.write(json.dumps(row) + "\n")
@@ -47,7 +48,7 @@ def main() -> None:
 
 
 class Examination:
-    """All that is done with one target."""
+    """The check of one target: load it, find inputs, run the checks."""
 
     def __init__(self, request: dict[str, Any], send: Send) -> None:
         self.request, self.send = request, send
@@ -88,7 +89,7 @@ class Examination:
         base, _, overload = rest.partition(".")
         try:
             found = getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
-        except AttributeError:  # a kernel for an operator that nobody defines
+        except AttributeError:  # a kernel for an undefined operator
             return None
         return Subject(
             name,
@@ -121,7 +122,7 @@ class Examination:
                 ):
                     tell({"finding": asdict(finding)})
             except Exception as error:
-                if error is not subject.raised:  # ours, not the operator's
+                if error is not subject.raised:  # opforge's error, not the operator's
                     tell({"ours": f"{type(error).__name__}: {error}"[:400]})
                 raise
 
@@ -138,7 +139,7 @@ class Examination:
         return str(self.target["module"]).partition(".")[0]
 
     def _with_inputs(self, subjects: list[Any]) -> list[tuple[Any, list[Any]]]:
-        """Find calls for every operator, and return those that have some."""
+        """Find calls for every operator; return the operators that have some, with their plans."""
         waiting = {subject.name: subject for subject in subjects}
         starts = dict.fromkeys(waiting, 0)
         crashes = dict.fromkeys(waiting, 0)
@@ -197,7 +198,7 @@ class Examination:
         self.send({"operator": subject.name, "finding": asdict(finding)})
 
     def _say_inputs(self, subject: Any, outcome: forks.Outcome, plans: list[Any]) -> bool:
-        """Tell which calls an operator is judged with, or why with none; whether there are some."""
+        """Send an operator's calls, or why there are none; return whether it can be checked."""
         row: dict[str, Any] = {
             "operator": subject.name,
             "unsupported": "",
@@ -257,7 +258,7 @@ def _last_words(said: str) -> str:
 
 
 def _findings(check: str, outcome: forks.Outcome, limit_s: float) -> list[Finding]:
-    """Return what a check found; that it passed, when it found nothing against the operator; or how it ended."""
+    """Return the findings of a check, how it died, or PASSED if it found no fault."""
     found = [
         Finding(**{**row["finding"], "status": Status(row["finding"]["status"])})
         for row in outcome.rows

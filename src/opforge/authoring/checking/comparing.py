@@ -1,4 +1,4 @@
-"""Whether two results are the same, and where they differ, in words."""
+"""Compare results and describe the first difference."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _RELATIVE = {
 
 
 def difference(expected: Any, found: Any, *, exact: bool = False) -> str:
-    """Say how a result differs from what was expected; nothing when it does not."""
+    """Describe how a result differs from the expected one; empty if they are the same."""
     if not isinstance(expected, torch.Tensor) or not isinstance(found, torch.Tensor):
         return "" if _plain(expected) == _plain(found) else f"{found!r} instead of {expected!r}"
     if expected.shape != found.shape:
@@ -60,7 +60,7 @@ def number(value: Any) -> str:
 
 
 def differences(expected: list[Any], found: list[Any], *, exact: bool = False) -> str:
-    """Say how the first of several results that differs does so; nothing when all are the same."""
+    """Describe the first difference among several results; empty if all are the same."""
     if len(expected) != len(found):
         return f"{len(found)} results instead of {len(expected)}"
     for position, (a, b) in enumerate(zip(expected, found, strict=True)):

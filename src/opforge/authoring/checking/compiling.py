@@ -1,4 +1,4 @@
-"""Whether torch.compile takes an operator, and the public function around it, whole, and for any size."""
+"""Check torch.compile on an operator and its public functions: no graph breaks, any size."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OP = "torch.ops.{}"
 
 
 def check(subject: Subject) -> Findings:
-    """Yield graph breaks, answers that change when compiled, and graphs that serve one size only."""
+    """Yield graph breaks, results that change when compiled, and recompilation for new sizes."""
     random = subject.is_random()
     function = _OP.format(subject.name.replace("::", "."))
     yield from _one(subject, function, subject.overload, random=random)
@@ -31,7 +31,7 @@ def check(subject: Subject) -> Findings:
 
 
 def _serves(function: Callable[..., Any], subject: Subject, *, random: bool) -> bool:
-    """Whether a function of the operator's name takes the operator's calls and answers alike; else it is something else."""
+    """Whether a function with the operator's name gives the same results, or is unrelated."""
     call = subject.calls[0]
     try:
         mine = call.copied()
@@ -44,7 +44,7 @@ def _serves(function: Callable[..., Any], subject: Subject, *, random: bool) -> 
 
 def _one(subject: Subject, name: str, function: Callable[..., Any], *, random: bool) -> Findings:
     calls = subject.first(torch.float32)
-    for call in (calls[0], *calls[1:][-1:]):  # the last is the one that differs most
+    for call in (calls[0], *calls[1:][-1:]):  # the last differs most
         words, fix, kind = _static(subject, function, call, random=random)
         if words:
             yield failed("compile", f"{name}: {words}, for {subject.base}{call}", fix, kind)
@@ -72,7 +72,7 @@ def _static(subject: Subject, function: Callable[..., Any], call: Call, *, rando
     compiled = torch.compile(_wrapped(function), fullgraph=True, backend="aot_eager", dynamic=False)
     try:
         found = _results(subject, compiled, call.copied())
-    except Exception as error:  # noqa: BLE001  # whatever the compiler raises is what is wrong
+    except Exception as error:  # noqa: BLE001  # any error of the compiler is a fault
         return *_broken(error), ""
     if not random and (words := differences(expected, found)):
         return f"compiled, it gives another answer: {words}", fixes.COMPILED_OTHERWISE, CONTENTS
@@ -80,7 +80,7 @@ def _static(subject: Subject, function: Callable[..., Any], call: Call, *, rando
 
 
 def _broken(error: Exception) -> tuple[str, str]:
-    """Return what broke and what to do, from the compiler's error."""
+    """Return the fault and the fix for an error of the compiler."""
     text = str(error)
     cause = text.splitlines()[0] if text else ""
     reason = re.search(r"Explanation: *(.+)", text)
@@ -100,7 +100,7 @@ def _broken(error: Exception) -> tuple[str, str]:
 
 
 def _dynamic(subject: Subject, name: str, function: Callable[..., Any]) -> Findings:
-    """Compile for any size, and see that three sizes need one graph."""
+    """Compile with dynamic sizes, and check that three sizes share one graph."""
     dynamo.reset()
     counted = _Counted()
     compiled = torch.compile(_wrapped(function), fullgraph=True, backend=counted, dynamic=True)
@@ -113,7 +113,7 @@ def _dynamic(subject: Subject, name: str, function: Callable[..., Any]) -> Findi
         for one in sizes:
             try:
                 _results(subject, compiled, one.copied())
-                first = first or counted.graphs  # one call may ask the backend twice
+                first = first or counted.graphs  # one call may invoke the backend twice
             except Exception as error:  # noqa: BLE001
                 words, fix = _broken(error)
                 yield failed("compile", f"{name} with dynamic=True: {words}, for {subject.base}{one}", fix)
@@ -130,12 +130,12 @@ def _dynamic(subject: Subject, name: str, function: Callable[..., Any]) -> Findi
 def _answer(subject: Subject, function: Callable[..., Any], call: Call) -> list[Any] | None:
     try:
         return _results(subject, function, call.copied())
-    except Exception:  # noqa: BLE001  # a size that it does not take
+    except Exception:  # noqa: BLE001  # an unsupported size
         return None
 
 
 class _Counted:
-    """A backend that counts the graphs that it is given."""
+    """A backend that counts its graphs."""
 
     def __init__(self) -> None:
         self.graphs = 0

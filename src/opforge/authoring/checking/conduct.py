@@ -1,4 +1,4 @@
-"""Check a target: have another process import and judge it, and collect what it says."""
+"""Check a target: a child process imports and judges it, and this process collects the findings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a user wants of a check."""
+    """Options of a check."""
 
     device: str = "cpu"
     ops: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ def _silent(_what: str, _done: int, _total: int) -> None:
 
 
 def check(target: Target, options: Options, progress: Progress = _silent) -> Report:
-    """Judge the operators that a target registers, each by every check, each check in a process of its own."""
+    """Run every check on every operator that a target registers, each check in its own process."""
     request = {
         "target": asdict(target),
         "device": options.device,
@@ -68,7 +68,7 @@ def check(target: Target, options: Options, progress: Progress = _silent) -> Rep
     progress(f"importing {target.text}", 0, 1)
     collected = _Collected(target, options, progress)
     with tempfile.TemporaryFile("w+") as said:
-        # torch raises on aliases only where CI is set: what is found is to be the same everywhere
+        # torch raises on aliases only if CI is set; findings must be the same everywhere
         environment = {name: value for name, value in os.environ.items() if name != "CI"}
         with subprocess.Popen(
             CHILD, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True, env=environment
@@ -93,7 +93,7 @@ def _listen(child: subprocess.Popen[str], request: str, collected: _Collected) -
 
 
 class _Collected:
-    """What the other process has said so far."""
+    """The child's messages so far."""
 
     def __init__(self, target: Target, options: Options, progress: Progress) -> None:
         self.target, self.options, self.progress = target, options, progress

@@ -1,4 +1,4 @@
-"""Whether the fake of an operator says what the real one returns, over layouts and under symbolic sizes."""
+"""Check an operator's fake against its real results, in other layouts and with symbolic sizes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NEEDS_DATA = (
 
 
 def check(subject: Subject) -> Findings:
-    """Yield what is wrong with the fake; each kind of fault once."""
+    """Yield the faults of the fake, each kind once."""
     seen: set[str] = set()
     for layout, call in _calls(subject):
         for kind, what, fix in _against_real(subject, call):
@@ -51,32 +51,32 @@ def _calls(subject: Subject) -> list[tuple[str, Call]]:
 
 
 def _against_real(subject: Subject, call: Call) -> list[tuple[str, str, str]]:
-    """Return faults as kind, what, fix; nothing where the operator itself does not take the call."""
+    """Return faults as (kind, what, fix); empty if the operator itself refuses the call."""
     mine = call.copied()
     try:
         with torch.no_grad():
             real = subject.results(mine)
-    except Exception:  # noqa: BLE001  # it does not take this layout: nothing to compare with
+    except Exception:  # noqa: BLE001  # it refuses this layout: nothing to compare
         return []
     try:
         faked = run_fake(subject, call.copied())
-    except Exception as error:  # noqa: BLE001  # whatever the fake raises is what is wrong with it
+    except Exception as error:  # noqa: BLE001  # any error of the fake is a fault
         return [_raised(subject, error)]
     return _compared(real, faked)
 
 
 def run_fake(subject: Subject, call: Call) -> list[Any]:
-    """Run the fake of an operator, with sizes as they are; those that depend on contents become symbols."""
+    """Run an operator's fake with static input sizes; data-dependent sizes become symbols."""
     with FakeTensorMode(shape_env=ShapeEnv()) as mode, torch.no_grad():
         fake = call.mapped(lambda t: mode.from_tensor(t, static_shapes=True))
         return flat(subject.overload(*fake.args, **fake.kwargs))
 
 
 def refuses(subject: Subject, call: Call) -> str:
-    """Say why the fake does not take a call; nothing when it does, or cannot judge."""
+    """Return why the fake refuses a call; empty if it accepts the call or cannot tell."""
     try:
         run_fake(subject, call)
-    except Exception as error:  # noqa: BLE001  # whatever the fake raises
+    except Exception as error:  # noqa: BLE001  # the fake may raise anything
         return short(error, 160) if _raised(subject, error)[0] == "raises" else ""
     return ""
 
@@ -112,13 +112,13 @@ def _needs_data(error: Exception) -> bool:
 
 
 def _place(error: Exception) -> str:
-    """Return file and line where the user's code raised."""
+    """Return the file and line where the user's code raised."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if is_users(f.filename)]
     return f" at {frames[-1].filename}:{frames[-1].lineno} (`{frames[-1].line}`)" if frames else ""
 
 
 def skeleton(subject: Subject) -> str:
-    """Return a fake for an operator, to begin with."""
+    """Return a skeleton of an operator's fake."""
     names = ", ".join(a.name for a in subject.arguments)
     first = next((a.name for a in subject.arguments if str(a.type) == "Tensor"), "x")
     count = len(subject.returns)
@@ -150,7 +150,7 @@ def _compared(real: list[Any], faked: list[Any]) -> list[tuple[str, str, str]]:
 
 def _metadata(which: str, real: torch.Tensor, fake: torch.Tensor) -> list[tuple[str, str, str]]:
     shape, dtype = list(real.shape), real.dtype
-    open_ = any(isinstance(size, torch.SymInt) for size in fake.shape)  # depends on contents
+    open_ = any(isinstance(size, torch.SymInt) for size in fake.shape)  # data-dependent
     said = [n if isinstance(f, torch.SymInt) else int(f) for f, n in zip(fake.shape, shape, strict=False)]
     if fake.dim() != real.dim() or said != shape:
         return [
@@ -189,7 +189,7 @@ def _metadata(which: str, real: torch.Tensor, fake: torch.Tensor) -> list[tuple[
 
 
 def _significant(t: torch.Tensor) -> list[int]:
-    """Return the strides that say where an element lies."""
+    """Return the strides that affect element addresses: those of dimensions with size above 1."""
     return [] if 0 in t.shape else [int(stride) for size, stride in zip(t.shape, t.stride(), strict=True) if size != 1]
 
 
@@ -202,14 +202,14 @@ def _strides(real: torch.Tensor, fake: torch.Tensor) -> str:
 
 
 def _symbolic(subject: Subject) -> Findings:
-    """Run the fake with symbols for sizes, and hold what it says against the operator at another size."""
+    """Run the fake with symbolic sizes, and compare it with the operator at another size."""
     for call in subject.first(torch.float32)[:4]:
         other = subject.resized(call, lambda size: 2 * size + 3)
         try:
             mine = other.copied()
             with torch.no_grad():
                 real = subject.results(mine)
-        except Exception:  # noqa: BLE001, S112  # it does not take that size: nothing to hold against
+        except Exception:  # noqa: BLE001, S112  # an unsupported size: nothing to compare
             continue
         yield from _one_symbolic(subject, call, other, real)
         return
@@ -226,10 +226,10 @@ def _one_symbolic(subject: Subject, call: Call, other: Call, real: list[Any]) ->
                     s.node.expr: n for s, n in zip(one.shape, two.shape, strict=True) if isinstance(s, torch.SymInt)
                 }
             results = flat(subject.overload(*fake.args, **fake.kwargs))
-    except Exception as error:  # noqa: BLE001  # whatever the fake raises is what is wrong with it
+    except Exception as error:  # noqa: BLE001  # any error of the fake is a fault
         kind, what, fix = _raised(subject, error)
         if kind == "raises" and _traced(subject, call):
-            return  # a kernel without a fake of its own, which torch.compile takes apart in another way
+            return  # a kernel without its own fake, which torch.compile traces differently
         yield failed("fake", f"with symbols for sizes: {what}, for {subject.base}{call}", fix)
         return
     fixed = {s: int(env.replacements[s]) for s in values if s in env.replacements and env.replacements[s].is_number}
@@ -248,7 +248,7 @@ def _one_symbolic(subject: Subject, call: Call, other: Call, real: list[Any]) ->
 
 
 def _traced(subject: Subject, call: Call) -> bool:
-    """Whether torch.compile traces the operator with symbols for sizes."""
+    """Whether torch.compile can trace the operator with symbolic sizes."""
 
     def called(*args: Any, **kwargs: Any) -> Any:
         return subject.overload(*args, **kwargs)
@@ -257,7 +257,7 @@ def _traced(subject: Subject, call: Call) -> bool:
     try:
         with torch.no_grad():
             torch.compile(called, fullgraph=True, backend="eager", dynamic=True)(*mine.args, **mine.kwargs)
-    except Exception:  # noqa: BLE001  # whatever the compiler raises
+    except Exception:  # noqa: BLE001  # the compiler may raise anything
         return False
     return True
 
@@ -267,7 +267,7 @@ def _context(t: torch.Tensor) -> Any:
 
 
 def _at(size: Any, values: dict[Any, int]) -> int | None:
-    """Return a size at given values of the symbols; None when it holds a symbol of its own."""
+    """Evaluate a size for given symbol values; None if it contains another symbol."""
     if not isinstance(size, torch.SymInt):
         return int(size)
     expression = size.node.expr.subs(values)

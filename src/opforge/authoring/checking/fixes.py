@@ -1,4 +1,4 @@
-"""What to change, in words, for each fault that a check can find."""
+"""Advice for each fault that a check can find."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ENDED = {
     "layouts": f"if it is another layout that does it: x = x.contiguous() first; {CRASH}",
     "mask": f"mask loads and stores (offsets < n); {CRASH}",
 }
-"""By check, where more can be said of a process that ended."""
+"""More specific advice for a dead process, by check."""
 
 TAKE_LAYOUTS = "take x.contiguous() where the kernel wants it, so that callers need not"
 LAYOUTS = (
@@ -94,4 +94,4 @@ OPCHECK = {
     "test_aot_dispatch_static": "the operator behaves otherwise when traced: see fake, schema and autograd formula",
     "test_aot_dispatch_dynamic": "the operator behaves otherwise when traced with symbols for sizes: see fake and autograd formula",
 }
-"""By test of torch.library.opcheck."""
+"""Advice by test of torch.library.opcheck."""

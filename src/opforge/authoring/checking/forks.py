@@ -1,4 +1,4 @@
-"""Work in forked processes, several at a time: what one of them dies of, or hangs in, is its own answer."""
+"""Run jobs in forked processes, several at a time; a crash or a hang becomes the job's outcome."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _MOST_SAID = 4000
 _END = b'{"end": true}\n'
 
 Tell = Callable[[dict[str, Any]], None]
-"""Sends a row from a forked process, at once."""
+"""Sends a row from a forked process to its parent, unbuffered."""
 
 
 @dataclass
 class Job:
-    """Something to do in a process of its own."""
+    """An action to run in its own process."""
 
     key: Any
     action: Callable[[Tell], None]
@@ -34,15 +34,15 @@ class Job:
 
 @dataclass
 class Outcome:
-    """What became of a job: the rows that it told, and how it ended if not well."""
+    """The rows a job sent, and how it ended if it failed."""
 
     key: Any
     rows: list[dict[str, Any]]
     died: str = ""
-    """How the process ended, in words, when it did so before its time."""
+    """How the process died, if it did not finish."""
     late: bool = False
     said: str = ""
-    """The last words that it printed."""
+    """End of its printed output."""
 
 
 @dataclass
@@ -56,7 +56,7 @@ class _Running:
 
 
 def run(jobs: Iterable[Job], workers: int) -> Iterator[Outcome]:
-    """Do jobs, so many at a time, and yield what became of each as it ends."""
+    """Run jobs, up to ``workers`` at a time, and yield each outcome as it ends."""
     waiting = deque(jobs)
     running: dict[int, _Running] = {}
     try:
@@ -83,7 +83,7 @@ def _start(job: Job, others: list[int]) -> _Running:
 
 
 def _work(job: Job, write: int, output: IO[bytes]) -> None:
-    """In the fork: be a group of its own, act, and be gone."""
+    """Run the action in the fork, in its own process group, then exit."""
     status = 1
     try:
         os.setpgid(0, 0)
@@ -99,7 +99,7 @@ def _work(job: Job, write: int, output: IO[bytes]) -> None:
         job.action(tell)
         tell({"end": True})
         status = 0
-    except BaseException as error:  # noqa: BLE001  # the border: whatever it raises is said, and the process is gone
+    except BaseException as error:  # noqa: BLE001  # report any error, then exit
         import traceback
 
         with contextlib.suppress(BaseException):
@@ -110,14 +110,14 @@ def _work(job: Job, write: int, output: IO[bytes]) -> None:
 
 
 def _step(running: dict[int, _Running]) -> Iterator[Outcome]:
-    """Wait for words of some process, or for the next that is late."""
+    """Wait for output of a process or for the next timeout; yield the outcomes of ended jobs."""
     now = time.monotonic()
     soonest = min(one.until for one in running.values())
     ready, _, _ = select.select(list(running), [], [], max(0.0, soonest - now))
     for handle in ready:
         part = os.read(handle, 1 << 16)
         running[handle].parts.append(part)
-        if not part or part.endswith(_END):  # a process that it left behind may hold the other end open
+        if not part or part.endswith(_END):  # an orphaned child of the job may hold the pipe open
             yield _ended(running.pop(handle), late=False)
     for handle in [h for h, one in running.items() if one.until <= time.monotonic()]:
         yield _ended(running.pop(handle), late=True)
@@ -127,7 +127,7 @@ def _ended(one: _Running, *, late: bool) -> Outcome:
     status = _end(one.pid) if late else os.waitpid(one.pid, 0)[1]
     _end_group(one.pid)
     os.close(one.handle)
-    whole = b"".join(one.parts).split(b"\n")[:-1]  # after the last line's end there may be half a line
+    whole = b"".join(one.parts).split(b"\n")[:-1]  # the last line may be incomplete
     rows = [json.loads(line) for line in whole if line]
     with one.output as output:
         output.seek(0)
@@ -147,6 +147,6 @@ def _end(pid: int) -> int:
 
 
 def _end_group(pid: int) -> None:
-    """End what the process started and left behind."""
+    """Kill the processes that the job started and left running."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)

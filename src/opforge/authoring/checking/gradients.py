@@ -1,4 +1,4 @@
-"""Whether gradients flow through an operator, and are what differences of its answers say."""
+"""Check that gradients flow through an operator and match finite differences."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PART_OF_BACKWARD = ("backward", "_bwd", "_grad")
 
 
 def check(subject: Subject) -> Findings:
-    """Yield a missing formula, or gradients that are not the slope of the answers."""
+    """Yield a missing formula, or gradients that differ from finite differences."""
     calls = [call for call in subject.first(torch.float32, torch.float64) if _differentiable(subject, call)]
     if subject.mutates:
         yield skipped(
@@ -48,7 +48,7 @@ def check(subject: Subject) -> Findings:
 
 
 def _chosen(calls: list[Call]) -> list[Call]:
-    """Return the first call, and the first with more tensors, as when an optional one is given."""
+    """Return the first call, and the call with most tensors if it has more (optional ones)."""
     most = max(calls, key=lambda call: len(call.tensors))
     return [calls[0]] if len(most.tensors) == len(calls[0].tensors) else [calls[0], most]
 
@@ -67,7 +67,7 @@ def has_formula(subject: Subject) -> bool:
 
 
 def formula(subject: Subject) -> str:
-    """Return a formula for an operator, to begin with."""
+    """Return a skeleton of an operator's autograd formula."""
     tensors = [a.name for a in subject.arguments if str(a.type) == "Tensor"]
     returns = ", ".join(f"grad_{a.name}" if a.name in tensors else "None" for a in subject.arguments)
     grads = ", ".join(f"grad_{k}" for k in range(len(subject.returns))) if len(subject.returns) > 1 else "grad"
@@ -91,11 +91,11 @@ _SINGLE = _Precision(torch.float32, 1e-2, 3e-2)
 
 
 def _small(subject: Subject, call: Call) -> Call:
-    """Return the call with few elements, if the operator takes that."""
+    """Return the call with few elements, if the operator accepts it."""
     small = subject.resized(call, lambda n: min(n, 3 + n % 2))
     try:
         subject.answer(small)
-    except Exception:  # noqa: BLE001  # then as it is
+    except Exception:  # noqa: BLE001  # keep the original size
         return call
     return small
 
@@ -106,13 +106,13 @@ def _slopes(subject: Subject, call: Call) -> Findings:
         double = as_dtype(call, torch.float64)
         subject.answer(double)
         trials = [(double, _FINE), (double, _COARSE)]
-    except Exception:  # noqa: BLE001  # it does not take float64
+    except Exception:  # noqa: BLE001  # it refuses float64
         trials = [(as_dtype(call, torch.float32), _SINGLE)]
     words = ""
     for one, precision in trials:
         try:
             words = _compared(subject, one, precision)
-        except Exception as error:  # noqa: BLE001  # whatever backward raises
+        except Exception as error:  # noqa: BLE001  # backward may raise anything
             yield _raised(subject, error, one)
             return
         if not words:
@@ -158,7 +158,7 @@ def _total(results: list[Any], weights: list[Any], chosen: list[bool]) -> torch.
 
 
 def _compared(subject: Subject, call: Call, precision: _Precision) -> str:
-    """Say which gradient differs from the slope; nothing when none does."""
+    """Describe the first gradient that differs from finite differences; empty if none does."""
     mine = call.mapped(lambda t: t.detach().clone().requires_grad_(t.is_floating_point()))
     results = subject.run(mine)
     flowing = [_is_float(r) and r.requires_grad for r in results]
@@ -207,7 +207,7 @@ def _elements(count: int) -> list[int]:
 
 
 def _gradcheck(subject: Subject, call: Call) -> Findings:
-    """Let torch's own check look too: it tries undefined and repeated gradients besides."""
+    """Run torch's own gradcheck, which also tries undefined and repeated gradients."""
     floats = [t.detach().clone().requires_grad_() for t in call.tensors if t.is_floating_point()]
 
     def function(*those: torch.Tensor) -> Any:
@@ -218,14 +218,14 @@ def _gradcheck(subject: Subject, call: Call) -> Findings:
 
     try:
         torch.autograd.gradcheck(function, floats, fast_mode=True, nondet_tol=1e-7)
-    except Exception as error:  # noqa: BLE001  # its findings come as errors of several kinds
+    except Exception as error:  # noqa: BLE001  # it reports faults as errors of several types
         yield failed(
             "autograd", f"torch.autograd.gradcheck: {short(error)}, for {subject.base}{call}", fixes.GRADIENT, CONTENTS
         )
 
 
 def _spread(subject: Subject, call: Call) -> Findings:
-    """See that an incoming gradient without memory of its own, as sum() sends it, counts as its contents do."""
+    """Check that an expanded incoming gradient, as from sum(), acts like a contiguous one."""
     answers = []
     for laid_out in (True, False):
         mine = call.mapped(lambda t: t.detach().clone().requires_grad_(t.is_floating_point()))

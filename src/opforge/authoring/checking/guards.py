@@ -1,4 +1,4 @@
-"""Memory with guards: tensors laid into larger buffers, and results that an operator allocates served from such buffers."""
+"""Guarded memory: arguments and an operator's allocations lie inside larger, filled buffers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from opforge.authoring.checking.calls import Call
 
 ROOM = 4096
-"""Elements on each side: more than a block of a kernel."""
+"""Guard elements on each side, more than a kernel's block."""
 MARK = -12345.0
-"""A value that is seldom seen."""
+"""A rare value, used as fill."""
 _LARGEST_RESULT = 1 << 26
 _ALLOCATES = {
     "aten::empty",
@@ -28,7 +28,7 @@ _ALLOCATES = {
 
 @dataclass
 class Guarded:
-    """A tensor in the middle of a buffer that is filled with one value."""
+    """A tensor in the middle of a buffer filled with one value."""
 
     whole: torch.Tensor
     inner: torch.Tensor
@@ -36,7 +36,7 @@ class Guarded:
     fill: float
 
     def spoilt(self) -> str:
-        """Say where the buffer was written outside the tensor; nothing when it was not."""
+        """Describe writes to the buffer outside the tensor; empty if there are none."""
         filled = _filled(self.whole, self.fill)
         for side, part in (("before its beginning", filled[:ROOM]), ("past its end", filled[ROOM + self.count :])):
             if not bool(part.all()):
@@ -45,7 +45,7 @@ class Guarded:
         return ""
 
     def unwritten(self) -> torch.Tensor:
-        """Return which elements of the tensor still hold the fill."""
+        """Return a mask of the tensor's elements that still hold the fill value."""
         return _filled(self.inner, self.fill)
 
 
@@ -63,12 +63,12 @@ def _as(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return value.to(dtype)
     if dtype == torch.bool:
         return torch.full((), True)
-    odd = 85 if not bool(torch.isnan(value)) else 42  # integers have no NaN: two values that are seldom seen
+    odd = 85 if not bool(torch.isnan(value)) else 42  # integers have no NaN: use two rare values
     return torch.full((), odd, dtype=dtype)
 
 
 def guarded(size: Any, stride: Any, dtype: torch.dtype, device: Any, fill: float) -> Guarded:
-    """Return room for a tensor, with everything filled."""
+    """Allocate a filled buffer with a tensor of this geometry inside."""
     count = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if 0 not in size else 0
     whole = torch.empty(count + 2 * ROOM, dtype=dtype, device=device)
     whole.copy_(_as(torch.full((), fill, dtype=torch.float64), dtype).expand_as(whole))
@@ -76,7 +76,7 @@ def guarded(size: Any, stride: Any, dtype: torch.dtype, device: Any, fill: float
 
 
 def laid_in(call: Call, fill: float) -> tuple[Call, list[Guarded]]:
-    """Return a call whose tensors lie, contiguous, in the middle of filled buffers."""
+    """Return a call with its tensors contiguous in the middle of filled buffers."""
     rooms: list[Guarded] = []
 
     def place(t: torch.Tensor) -> torch.Tensor:
@@ -93,7 +93,7 @@ def laid_in(call: Call, fill: float) -> tuple[Call, list[Guarded]]:
 
 @dataclass
 class _Serve(TorchDispatchMode):  # type: ignore[misc]
-    """Serves what a kernel allocates without filling it from filled buffers."""
+    """Replaces a kernel's uninitialised allocations by tensors in filled buffers."""
 
     fill: float
     rooms: list[Guarded] = field(default_factory=list)
@@ -113,7 +113,7 @@ class _Serve(TorchDispatchMode):  # type: ignore[misc]
 
 
 def call_in_guards(overload: Any, call: Call, device: str, fill: float) -> tuple[Any, list[Guarded]]:
-    """Call an operator's kernel for a device, below everything else, with its allocations served from filled buffers."""
+    """Call an operator's kernel directly, below autograd; its allocations get filled buffers."""
     kernel = torch.library.get_kernel(overload, device.upper())
     keys = torch._C._dispatch_keys(next(iter(call.tensors)))  # noqa: SLF001  # torch has no public name for it
     positional = _positional(overload, call)
@@ -123,19 +123,19 @@ def call_in_guards(overload: Any, call: Call, device: str, fill: float) -> tuple
 
 
 def spoils(overload: Any, call: Call, device: str) -> bool:
-    """Whether a call writes outside its tensors. It is made in memory with guards, so that nothing comes of it."""
+    """Whether a call writes outside its tensors; it runs in guarded memory, so no harm is done."""
     if not call.tensors or any(t.layout != torch.strided for t in call.tensors):
         return False
     laid, around = laid_in(call, MARK)
     try:
         _value, own = call_in_guards(overload, laid, device, MARK)
-    except Exception:  # noqa: BLE001  # arguments that it does not take, or a kernel that cannot be called so
+    except Exception:  # noqa: BLE001  # refused arguments, or no way to call the kernel like this
         return False
     return any(room.spoilt() for room in (*own, *around))
 
 
 def _positional(overload: Any, call: Call) -> list[Any]:
-    """Return all arguments in the order of the schema; call_boxed knows no names."""
+    """Return all arguments in the order of the schema; call_boxed takes no keywords."""
     arguments = overload._schema.arguments  # noqa: SLF001
     rest = arguments[len(call.args) :]
     defaults = {a.name: a.default_value if a.has_default_value() else None for a in rest}

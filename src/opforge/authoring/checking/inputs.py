@@ -1,4 +1,4 @@
-"""Where an operator's calls come from: a file of the user's, what its package declares, or the schema."""
+"""Calls of an operator: from the user's file, from its package, or made from the schema."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from opforge.authoring.checking.subject import Subject, short
 from opforge.errors import OpforgeError
 
 _LIMIT_S = 8.0
-"""For each of two passes through the plans."""
+"""Time limit for each of two passes through the plans."""
 _MOST_ERRORS = 3
 ALIAS_WORDS = "may not alias any inputs"
-"""What torch says when an operator of torch.library.custom_op returns an input."""
+"""Part of torch's error when an operator of torch.library.custom_op returns an input."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """What a file says of the operators: calls and references, by name."""
+    """Calls and references declared in a file, by operator name."""
 
     calls: dict[str, list[Call]]
     references: dict[str, Callable[..., Any]]
 
 
 def declared(package: str, file: str, device: str) -> tuple[Given, str]:
-    """Return what the user's file, or else the package, declares, and where that stands."""
+    """Return the declarations of the user's file or else of the package, and their source."""
     if file:
         return _read(_run_file(file), file, device), Path(file).name
     name = f"{package}.opforge_inputs"
@@ -76,7 +76,7 @@ def _call(row: Any, place: str, name: str, device: str) -> Call:
 
 
 def of(table: dict[str, Any], name: str) -> Any:
-    """Return what a table says of an operator: by its whole name, or without the overload."""
+    """Look up an operator in a table by its full name or without the overload; None if absent."""
     for key in (name, name.removesuffix(".default"), name.partition(".")[0]):
         if key in table:
             return table[key]
@@ -84,7 +84,7 @@ def of(table: dict[str, Any], name: str) -> Any:
 
 
 def find(subject: Subject, start: int, tell: Tell) -> None:
-    """In a fork: try calls made up from the schema, and tell which are taken."""
+    """Try calls made from the schema, and report the accepted ones; runs in a fork."""
     search = _Search(subject, start, tell)
     search.seek()
     if not search.taken:
@@ -93,7 +93,7 @@ def find(subject: Subject, start: int, tell: Tell) -> None:
 
 
 class _Search:
-    """Goes through plans for calls; those that were tried before a crash are passed over."""
+    """Tries plans for calls; skips those tried before a crash."""
 
     def __init__(self, subject: Subject, start: int, tell: Tell) -> None:
         self.subject, self.start, self.tell = subject, start, tell
@@ -105,7 +105,10 @@ class _Search:
         self.stop = False
 
     def seek(self) -> None:
-        """Go through the plans: first for calls that make sense, as far as can be seen: the fake takes them too, and the answer stays."""
+        """Try the plans in two passes.
+
+        The first pass takes only plausible calls: the fake accepts them, and the result is stable.
+        """
         for careful in (True, False):
             self.until = time.monotonic() + _LIMIT_S
             self.doubted: set[str] = set()
@@ -124,7 +127,7 @@ class _Search:
                 self.attempt(other, careful=careful)
 
     def attempt(self, plan: samples.Plan, *, careful: bool) -> bool:
-        """Try one call; whether the operator takes it."""
+        """Try one call; return whether the operator accepts it."""
         self.number += 1
         call = samples.make(self.subject.arguments, plan, self.subject.device)
         if call is None or self.number <= self.start or str(call) in self.seen | self.doubted:
@@ -137,7 +140,7 @@ class _Search:
         self.tell({"at": self.number, "call": str(call)})
         self.tried += 1
         if guards.spoils(self.subject.overload, call, self.subject.device):
-            return self.take(plan, call)  # `mask` will say so; outside of guards the call would spoil this process
+            return self.take(plan, call)  # `mask` reports it; unguarded it would corrupt memory
         try:
             answer = self.subject.answer(call)
             if careful and differences(answer, self.subject.answer(call), exact=True):
@@ -145,7 +148,7 @@ class _Search:
                 self.seen.discard(str(call))
                 self.doubted.add(str(call))
                 return False
-        except Exception as error:  # noqa: BLE001  # an operator may raise anything on arguments that it does not take
+        except Exception as error:  # noqa: BLE001  # an operator may refuse with any error
             self.refused(error)
             return False
         return self.take(plan, call)
@@ -167,7 +170,7 @@ class _Search:
 
 
 def made(subject: Subject, rows: list[list[Any]]) -> Iterator[Call]:
-    """Make the calls again that were taken."""
+    """Recreate the accepted calls from their plans."""
     for row in rows:
         call = samples.make(subject.arguments, samples.Plan(*row), subject.device)
         if call is not None:

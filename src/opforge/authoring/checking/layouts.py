@@ -1,4 +1,4 @@
-"""Whether the same elements in another layout give the same answer."""
+"""Check that the same elements in another layout give the same result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST = 4
 
 
 def check(subject: Subject) -> Findings:
-    """Yield layouts in which the answer is another, and those that are refused."""
+    """Yield layouts with a different result, and layouts that are refused."""
     if subject.is_random():
         yield skipped("layouts", "the operator is random, and which draw goes where may depend on the layout")
         return
@@ -48,12 +48,12 @@ def check(subject: Subject) -> Findings:
 
 
 def _tried(subject: Subject, call: Call) -> tuple[list[Any] | None, str]:
-    """Return the answer to a call, or else why it is refused."""
+    """Return the results of a call, or None with the reason for the refusal."""
     try:
         return subject.answer(call), ""
-    except Exception as error:  # noqa: BLE001  # whatever it raises is a refusal
+    except Exception as error:  # noqa: BLE001  # any error is a refusal
         return None, short(error, 160)
 
 
 _OTHER_CALLS = ("zero_dim", "expanded")
-"""Of another rank, or with equal rows: the operator need not take them."""
+"""Layouts with another rank or with equal rows; the operator need not accept them."""

@@ -1,4 +1,4 @@
-"""Import what is to be checked, and find the operators that it registers."""
+"""Import the target of a check, and find the operators it registers."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _LIMIT_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A target that is imported."""
+    """An imported target."""
 
     operators: list[str]
     package: str
-    """The module that was imported."""
+    """Name of the imported module."""
     interpreted: bool
     """Whether Triton kernels run in the interpreter."""
     notes: list[str]
 
 
 def load(target: dict[str, Any], device: str, wanted: Sequence[str]) -> Loaded:
-    """Import a target, and return the operators that the user's words choose of those that it registers."""
+    """Import a target, and select the wanted operators among those it registers."""
     import torch
 
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
@@ -71,7 +71,7 @@ def load(target: dict[str, Any], device: str, wanted: Sequence[str]) -> Loaded:
 
 @contextlib.contextmanager
 def _watched() -> Iterator[list[str]]:
-    """Note where CUDA is started within the block."""
+    """List the places where CUDA is initialised within the block."""
     import torch
 
     starts: list[str] = []
@@ -98,17 +98,16 @@ def _names() -> set[str]:
 
 
 def prepare(device: str) -> None:
-    """Import torch, before the target and once for all forks."""
+    """Set up devices and import torch, before the target and once for all forks."""
     kind, _, number = device.partition(":")
     if number:
         seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
         os.environ["CUDA_VISIBLE_DEVICES"] = seen[int(number)] if int(number) < len(seen) and seen[0] else number
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = (
-        "1"  # asking whether there is a GPU must not start it: forks could not use it
-    )
+    # the check for a GPU must not initialise CUDA: forks could not use it
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     import torch
 
-    torch.set_num_threads(1)  # a fork has one thread only
+    torch.set_num_threads(1)  # a fork has only one thread
     if kind != "cpu" and not torch.cuda.device_count():
         raise OpforgeError(f"--device {device}: torch sees no such GPU here; use --device cpu")
     if kind == "cpu":
@@ -116,12 +115,12 @@ def prepare(device: str) -> None:
 
 
 def warm(*, compiles: bool) -> None:
-    """Import what checks import on the way."""
-    importlib.import_module("torch._dynamo")  # calling an operator of Python's imports it
+    """Import the modules that checks need, once before forking."""
+    importlib.import_module("torch._dynamo")  # a call of a Python operator imports it
 
     if not compiles:
         return
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no processes beside ours
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no extra compile processes
     for name in _modules_for_compiling():
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -132,7 +131,7 @@ def warm(*, compiles: bool) -> None:
 
 
 def _modules_for_compiling() -> list[str]:
-    """Return the modules that opcheck and the compiler import on their way: a fork finds out, once for each torch."""
+    """Return the modules imported by opcheck and the compiler; a fork finds them once per torch."""
     import torch.testing._internal.optests
 
     kept = cache.root() / "checking" / f"modules-{cache.torch_version()}.json"
@@ -144,7 +143,7 @@ def _modules_for_compiling() -> list[str]:
         before = set(sys.modules)
         torch.library.opcheck(torch.ops.aten.sin.default, (torch.ones(2, requires_grad=True),))
         torch.compile(torch.sin, backend="aot_eager", fullgraph=True, dynamic=True)(torch.ones(3))
-        new = [name for name in sys.modules if name not in before]  # in this order no import runs into a circle
+        new = [name for name in sys.modules if name not in before]  # in an order without cycles
         tell({"modules": [name for name in new if name.partition(".")[0] in ("torch", "sympy")]})
 
     (outcome,) = forks.run([forks.Job("look", look, _LIMIT_S)], 1)
@@ -156,7 +155,7 @@ def _modules_for_compiling() -> list[str]:
 
 
 def _import(target: dict[str, Any]) -> str:
-    """Import the target's module or run its file, and return the module's name."""
+    """Import the target's module or run its file; return the module's name."""
     try:
         if target["file"]:
             return _run_file(Path(target["file"]))
@@ -185,13 +184,13 @@ def _run_file(file: Path) -> str:
 
 
 def _interpreted_kernels() -> int:
-    """Return how many Triton kernels there are that run in the interpreter."""
+    """Count the Triton kernels that run in the interpreter."""
     interpreter = sys.modules.get("triton.runtime.interpreter")
     return 0 if interpreter is None else sum(type(o) is interpreter.InterpretedFunction for o in gc.get_objects())
 
 
 def _selected(wanted: Sequence[str], names: set[str]) -> list[str]:
-    """Return the operators that some words stand for: names with or without namespace and overload, or patterns."""
+    """Select operators by patterns, or by names with or without namespace and overload."""
     if not wanted:
         return sorted(names)
     chosen: set[str] = set()
@@ -211,15 +210,14 @@ def _forms(name: str) -> tuple[str, ...]:
 
 
 def _of_torch(name: str) -> bool:
-    """Whether an operator was registered by torch itself, in a module that the target made it import."""
+    """Whether torch itself registered an operator, in a module imported because of the target."""
     import torch
     from torch._library.custom_ops import OPDEFS
 
     if name in OPDEFS:
-        module = str(getattr(OPDEFS[name]._init_fn, "__module__", ""))  # noqa: SLF001  # torch has no public name for it
-        return (
-            module.partition(".")[0] in ("torch", "functorch") and module != "torch._library.triton"
-        )  # a user's triton_op
+        module = str(getattr(OPDEFS[name]._init_fn, "__module__", ""))  # noqa: SLF001  # torch has no public name
+        # torch._library.triton: a user's triton_op
+        return module.partition(".")[0] in ("torch", "functorch") and module != "torch._library.triton"
     try:
         lines = torch._C._dispatch_dump(name).splitlines()  # noqa: SLF001
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Whether a kernel keeps to its tensors at sizes that no block fits: reads, writes, and elements that nobody writes."""
+"""Check unaligned sizes for out-of-bounds reads and writes, and for unwritten elements."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from opforge.authoring.checking.subject import Findings, Subject, failed, note, 
 
 _SIZES = (1, 31, 33, 127, 129, 1000, 1025)
 _WHOLES = (256, 512, 2048)
-"""Sizes of which the others are parts; the largest that a call does not take too long at."""
+"""Full sizes for comparison with parts of a call; the largest that is fast enough is used."""
 _LONG_S = 0.1
 _BUDGET_S, _FEW_WAYS = 5.0, 2
-"""How long other sizes of a call are begun with, after the first few: Triton's interpreter is slow."""
+"""Seconds for starting checks beyond the first few; Triton's interpreter is slow."""
 _SMALL = 3
 _POISONS = (math.nan, 1e30, -1e30)
 _Sizing = Callable[[Subject, Call, int, int], Call]
 
 
 def check(subject: Subject) -> Findings:
-    """Yield what goes wrong at sizes around those of blocks."""
+    """Yield faults at sizes near those of blocks."""
     calls = [call for call in subject.first(torch.float32) if call.tensors and subject.sizes(call)]
     if not calls:
         yield skipped("mask", "no call has a tensor whose size can be changed")
@@ -38,7 +38,7 @@ def check(subject: Subject) -> Findings:
     ways = [(call, group) for call in calls[:3] for group in subject.sizes(call)[:3]]
     until = time.monotonic() + _BUDGET_S
     seen: set[str] = set()
-    # What writes outside its tensors spoils the process: that is looked for first, and only in memory with guards.
+    # Out-of-bounds writes corrupt the process, so they are checked first, in guarded memory only.
     for kind, what, fix in itertools.chain.from_iterable(_writes_at_sizes(subject, *way) for way in ways):
         if kind not in seen:
             seen.add(kind)
@@ -54,7 +54,7 @@ def check(subject: Subject) -> Findings:
 
 
 def _finding(kind: str, what: str, fix: str) -> Finding:
-    """Return what was seen as a finding; wrong values alone spoil nobody's memory."""
+    """Return a finding; wrong values alone are not a memory fault."""
     if kind in ("unseen", "slow"):
         return note("mask", what)
     return failed("mask", what, fix, "" if kind == "values" else MEMORY)
@@ -69,7 +69,7 @@ def _writes_at_sizes(subject: Subject, call: Call, group: int) -> Iterator[tuple
 
 
 def _sized(subject: Subject, call: Call, group: int, size: int) -> Call:
-    """Return a call in which one of its sizes is as wanted and the others are small."""
+    """Return a call with one size changed and the others small."""
     return subject.resized(call, lambda n: size if n == group else min(n, _SMALL + (n % 3)))
 
 
@@ -99,10 +99,10 @@ def _at_sizes(subject: Subject, call: Call, group: int, *, random: bool) -> Iter
 
 
 def _whole(run: Callable[[int], Any]) -> int:
-    """Return the largest of the whole sizes at which a call does not take long."""
+    """Return the largest of the full sizes at which a call is fast enough."""
     for size, larger in itertools.pairwise(_WHOLES):
         start = time.monotonic()
-        with contextlib.suppress(Exception):  # a size that it does not take is no fault here
+        with contextlib.suppress(Exception):  # an unsupported size is no fault here
             run(size)
         if (time.monotonic() - start) * larger / size > _LONG_S:
             return size
@@ -110,7 +110,7 @@ def _whole(run: Callable[[int], Any]) -> int:
 
 
 def _only(subject: Subject, call: Call, group: int, size: int) -> Call:
-    """Return a call in which one of its sizes is another and the others stay."""
+    """Return a call with one size changed and the others kept."""
     return subject.resized(call, lambda n: size if n == group else n)
 
 
@@ -121,12 +121,12 @@ def _takes(subject: Subject, call: Call) -> bool:
 def _try(subject: Subject, call: Call) -> list[Any] | None:
     try:
         return subject.answer(call)
-    except Exception:  # noqa: BLE001  # a size that it does not take is no fault here
+    except Exception:  # noqa: BLE001  # an unsupported size is no fault here
         return None
 
 
 def _reads(subject: Subject, call: Call) -> Iterator[tuple[str, str, str]]:
-    """See whether the answer depends on what lies around the inputs."""
+    """Check whether the result depends on memory around the inputs."""
     with torch.no_grad():
         expected = subject.run(guards.laid_in(call, 0.0)[0])
         _leave_behind(expected, 77)
@@ -148,14 +148,17 @@ def _reads(subject: Subject, call: Call) -> Iterator[tuple[str, str, str]]:
 
 
 def _leave_behind(values: list[Any], number: int) -> None:
-    """Fill memory of the size of some tensors and give it back, so that what is allocated next and not written shows."""
+    """Fill and free memory of the same sizes, so unwritten elements of later allocations show."""
     for value in values:
         if isinstance(value, torch.Tensor) and value.layout == torch.strided:
             torch.empty_like(value).fill_(number)
 
 
 def _writes(subject: Subject, call: Call) -> Iterator[tuple[str, str, str]]:
-    """See what the kernel writes of what it allocates, and around it: once with NaN there before, once with a number."""
+    """Check the kernel's writes in and around its tensors.
+
+    Memory is prefilled with NaN in the first run and with a number in the second.
+    """
     if any(t.layout != torch.strided for t in call.tensors):
         return
     answers, rooms = [], []
@@ -164,10 +167,10 @@ def _writes(subject: Subject, call: Call) -> Iterator[tuple[str, str, str]]:
         subject.before_call(laid)
         try:
             value, own = guards.call_in_guards(subject.overload, laid, subject.device, fill)
-        except (NotImplementedError, AttributeError) as error:  # a kernel that cannot be called so is not to blame
+        except (NotImplementedError, AttributeError) as error:  # not callable this way: no fault
             yield "unseen", f"what it writes of its results could not be watched: {short(error, 160)}", ""
             return
-        except Exception:  # noqa: BLE001  # a size that it does not take
+        except Exception:  # noqa: BLE001  # an unsupported size
             return
         answers.append(flat(value))
         rooms += [("a tensor that it allocated", room) for room in own] + [("an argument", room) for room in around]
@@ -186,7 +189,7 @@ def _writes(subject: Subject, call: Call) -> Iterator[tuple[str, str, str]]:
 
 
 def _left(one: torch.Tensor, two: torch.Tensor) -> str:
-    """Say which elements were what the memory held before, both times."""
+    """Describe the elements that kept the prefilled value in both runs."""
     if one.shape != two.shape or not one.numel() or one.dtype == torch.bool:
         return ""
     before = guards.Guarded(one, one, 0, math.nan).unwritten() & guards.Guarded(two, two, 0, guards.MARK).unwritten()
@@ -216,7 +219,7 @@ def _against(subject: Subject, call: Call, found: list[Any]) -> Iterator[tuple[s
 
 @dataclass(frozen=True)
 class _Parts:
-    """A call of which parts give parts of the answer, at sizes that blocks fit."""
+    """A call for which, at aligned sizes, a part of the inputs gives that part of the result."""
 
     whole: Call
     answer: list[Any]
@@ -224,7 +227,7 @@ class _Parts:
     aligned: list[int]
 
     def narrow(self, value: Any, size: int) -> Any:
-        """Return the beginning of a tensor along the dimensions that have the whole size."""
+        """Return the beginning of a tensor along the dimensions with the full size."""
         if isinstance(value, torch.Tensor):
             for dimension, length in enumerate(value.shape):
                 if length == self.size:
@@ -235,13 +238,13 @@ class _Parts:
         return self.whole.mapped(lambda t: self.narrow(t, size).contiguous())
 
     def compared(self, subject: Subject, size: int) -> str | None:
-        """Say how the answer to a part differs from the part of the answer; None when the operator does not take the part."""
+        """Describe how the part's result differs from that part of the result; None if refused."""
         found = _try(subject, self.part(size))
         return None if found is None else differences([self.narrow(value, size) for value in self.answer], found)
 
 
 def _parts(subject: Subject, whole: Call, size: int) -> _Parts | None:
-    """Return the parts of a call, where a part of the inputs gives that part of the answer; else None."""
+    """Return the parts of a call if, at aligned sizes, they give parts of the result; else None."""
     answer = _try(subject, whole)
     if answer is None or any(torch.is_tensor(v) and size not in v.shape for v in answer):
         return None

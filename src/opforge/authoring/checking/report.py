@@ -1,4 +1,4 @@
-"""What a check of registered operators found, as data."""
+"""The findings of a check of registered operators, as data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHECKS = {
     "blocks": "programs of Triton kernels have a sensible amount of work",
     "opcheck": "torch.library.opcheck finds nothing else",
 }
-"""The checks, in the order in which they are shown, each with what holds when it passes."""
+"""The checks in display order, each with the property it confirms."""
 
 _COVERED_BY = {
     "test_schema": ("schema", "determinism", "mask"),
@@ -30,15 +30,15 @@ _COVERED_BY = {
     "test_aot_dispatch_dynamic": ("fake", "schema", "compile", "autograd", "determinism", "mask", "layouts"),
     "test_aot_dispatch_static": ("fake", "schema", "compile", "autograd", "determinism", "mask", "layouts"),
 }
-"""Which of our checks say more exactly what one of opcheck's tests says."""
+"""Checks of opforge that report a fault found by an opcheck test in more detail, by test."""
 
 
 ENDED = "ended"
-"""A kind of finding: the check ended because its process did, or because its time was up."""
+"""Kind of finding: the check's process died or timed out."""
 MEMORY = "memory"
-"""A kind of finding: the operator writes where nothing is its own, or reads what nobody wrote."""
+"""Kind of finding: out-of-bounds access, or reads of uninitialised memory."""
 CONTENTS = "contents"
-"""A kind of finding: it rests on what answers and arguments hold, which is anything after one of MEMORY."""
+"""Kind of finding: it depends on tensor values, which are arbitrary after a MEMORY fault."""
 _WHERE_IT_SHOWS = (
     "inputs",
     "mask",
@@ -53,7 +53,7 @@ _WHERE_IT_SHOWS = (
     "devices",
     "opcheck",
 )
-"""Of checks whose process ended, the one that says most about why comes first."""
+"""Checks by how well they explain a dead process, best first."""
 
 
 class Status(StrEnum):
@@ -65,29 +65,29 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that a check saw."""
+    """One observation of a check."""
 
     check: str
     status: Status
     what: str = ""
-    """What was seen, with values; of a check that was skipped, why."""
+    """The observation, with values; for a skipped check, the reason."""
     fix: str = ""
-    """What to change."""
+    """Suggested change."""
     kind: str = ""
-    """ENDED, MEMORY or CONTENTS; of a finding of opcheck's, which of its tests."""
+    """ENDED, MEMORY or CONTENTS; for opcheck, the name of its test."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """What is known of one operator."""
+    """Calls, findings and verdict of one operator."""
 
     name: str
-    """Such as ``my_ops::swiglu``, with the overload where it has one."""
+    """Name such as ``my_ops::swiglu``, with the overload if there is one."""
     schema: str
     calls: tuple[str, ...] = ()
-    """The calls that it was judged with, in words."""
+    """Calls used for the checks, as text."""
     origin: str = ""
-    """Where the calls come from."""
+    """Source of the calls."""
     unsupported: str = ""
     """Why it could not be judged."""
     findings: tuple[Finding, ...] = ()
@@ -104,7 +104,7 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The answer of a check."""
+    """The result of checking a target."""
 
     target: str
     device: str
@@ -112,7 +112,7 @@ class Report:
     notes: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
-    """Checks that the user left out."""
+    """Checks skipped by the user."""
 
     def counts(self) -> dict[str, int]:
         verdicts = [operator.verdict for operator in self.operators]
@@ -131,7 +131,7 @@ class Report:
 
 
 def settled(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return findings in the order of the checks; what follows from one that has failed already becomes a note."""
+    """Return findings in the order of the checks; consequences of another failure become notes."""
     order = list(CHECKS)
     known = sorted(findings, key=lambda finding: order.index(finding.check))
     known = [_after_memory(finding, known) for finding in known]
@@ -141,7 +141,7 @@ def settled(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def _after_memory(finding: Finding, known: list[Finding]) -> Finding:
-    """Return a finding on contents as a note, where the operator leaves its own memory."""
+    """Turn a finding on contents into a note if the operator has a memory fault."""
     cause = next((f for f in known if f.kind == MEMORY and f.status is Status.FAILED), None)
     if cause is None or finding.kind != CONTENTS or finding.status is not Status.FAILED:
         return finding
@@ -149,7 +149,7 @@ def _after_memory(finding: Finding, known: list[Finding]) -> Finding:
 
 
 def _after_end(finding: Finding, known: list[Finding]) -> Finding:
-    """Return a check that ended as a note, where another says more about why."""
+    """Turn the finding of a dead check into a note if another check explains it better."""
     if finding.kind != ENDED:
         return finding
     more = any(f.check == "mask" and f.status is Status.FAILED and f.kind != ENDED for f in known)
@@ -159,7 +159,7 @@ def _after_end(finding: Finding, known: list[Finding]) -> Finding:
 
 
 def _after_checks(finding: Finding, failed: set[str]) -> Finding:
-    """Return a finding of opcheck's as a note, where a check of ours that failed says the same more exactly."""
+    """Turn a finding of opcheck into a note if a failed opforge check explains it better."""
     above = [check for check in _COVERED_BY.get(finding.kind, ()) if check in failed]
     if finding.check != "opcheck" or finding.status is not Status.FAILED or not above:
         return finding

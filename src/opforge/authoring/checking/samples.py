@@ -1,4 +1,4 @@
-"""Calls for an operator of which only the schema is known: made by kind of argument, and tried until it takes some."""
+"""Make calls for an operator from its schema alone, by argument type, to try until some work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from opforge.authoring.checking.calls import Call
 
 MOST_CALLS = 8
 
-# Of the first, second, … tensor; the last shape stands for all that follow.
+# Shapes of the first, second, … tensor; all further tensors get the last shape.
 _SHAPES: tuple[tuple[tuple[int, ...], ...], ...] = (
     ((6, 16),),
     ((37,),),
@@ -33,8 +33,8 @@ _SHAPES: tuple[tuple[tuple[int, ...], ...], ...] = (
     ((32, 64), (64, 32)),
 )
 _ALIKE = ((0, 1, 2, 8, 13), (3, 6), (4, 7))
-"""Which of them are the same thing with another number of dimensions."""
-# Of the first tensor and of those that follow.
+"""Groups of indices into _SHAPES that differ only in the number of dimensions."""
+# Dtypes of the first tensor and of all others.
 _DTYPES: tuple[tuple[torch.dtype, torch.dtype], ...] = (
     (torch.float32, torch.float32), (torch.float32, torch.int64), (torch.int64, torch.int64), (torch.float32, torch.bool),
     (torch.float16, torch.float16), (torch.bfloat16, torch.bfloat16), (torch.float64, torch.float64), (torch.bool, torch.bool),
@@ -42,34 +42,33 @@ _DTYPES: tuple[tuple[torch.dtype, torch.dtype], ...] = (
     (torch.uint8, torch.float32), (torch.int8, torch.float32), (torch.int32, torch.float32),
 )  # fmt: skip
 _KINDS = 3
-"""How many sets of numbers are tried for arguments that are no tensors."""
+"""Number of value sets tried for non-tensor arguments."""
 _FLOATS = {"eps": 1e-6, "epsilon": 1e-6, "p": 0.5, "alpha": 0.5, "beta": 0.5, "scale": 0.5, "momentum": 0.1}
 _DIMENSIONS = {"dim", "axis", "dim0"}
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One way to make the arguments of a call."""
+    """One choice of arguments for a call: indices into the tables above."""
 
     shapes: int = 0
     dtypes: int = 0
     numbers: int = 0
     given: bool = False
-    """Whether optional arguments are given."""
+    """Whether optional arguments are passed."""
 
 
 def plans() -> Iterator[Plan]:
-    """Yield ways to call an operator, the likeliest first."""
+    """Yield plans for calls of an operator, the likeliest first."""
     for dtypes, given, numbers in itertools.product(range(len(_DTYPES)), (False, True), range(_KINDS)):
         for shapes in range(len(_SHAPES)):
             yield Plan(shapes, dtypes, numbers, given)
 
 
 def variations(plan: Plan) -> list[Plan]:
-    """Return plans that differ from one that is taken: in shapes of the same kind, dtypes, numbers, and what is optional."""
-    alike = next(
-        (kind for kind in _ALIKE if plan.shapes in kind), ()
-    )  # an operator that checks nothing takes shapes that make no sense
+    """Vary an accepted plan: in shapes of the same kind, dtypes, numbers, optional arguments."""
+    # not all shapes: an operator without checks accepts meaningless ones
+    alike = next((kind for kind in _ALIKE if plan.shapes in kind), ())
     others = [replace(plan, shapes=shapes) for shapes in alike if shapes != plan.shapes]
     others += [replace(plan, given=not plan.given, shapes=s) for s in (plan.shapes, *range(len(_SHAPES))[:7])]
     others += [replace(plan, dtypes=dtypes) for dtypes in (6, 4, 5) if _DTYPES[plan.dtypes][0].is_floating_point]
@@ -78,7 +77,7 @@ def variations(plan: Plan) -> list[Plan]:
 
 
 def make(arguments: list[Any], plan: Plan, device: str) -> Call | None:
-    """Return a call by a plan; None when an argument is of a kind that cannot be made up."""
+    """Make a call from a plan; None if an argument's type is unsupported."""
     maker = _Maker(plan, device)
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
@@ -95,7 +94,7 @@ def make(arguments: list[Any], plan: Plan, device: str) -> Call | None:
 
 
 def unmakeable(arguments: list[Any]) -> str:
-    """Name the first argument that cannot be made up."""
+    """Return the first argument of an unsupported type; empty if there is none."""
     maker = _Maker(Plan(given=False), "cpu")
     for argument in arguments:
         try:
@@ -169,7 +168,6 @@ class _Maker:
         self.made += 1
         if dtype.is_floating_point:
             return torch.randn(shape, generator=self.generator).to(dtype).to(self.device)
-        high = (
-            2 if dtypes[0].is_floating_point or dtype == torch.bool else 4
-        )  # may be positions, which must be in range
+        # integers may be indices, which must be in range
+        high = 2 if dtypes[0].is_floating_point or dtype == torch.bool else 4
         return torch.randint(0, high, shape, generator=self.generator).to(dtype).to(self.device)

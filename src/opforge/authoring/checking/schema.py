@@ -1,4 +1,4 @@
-"""Whether an operator writes to what its schema says, and returns memory of its own."""
+"""Check that an operator writes only to declared arguments and returns new memory."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _storage(t: Any) -> int:
 
 
 def _aliases(subject: Subject, results: list[Any], named: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return results that share memory with an argument, or with each other, against the schema; each with the argument's name."""
+    """Return messages about undeclared aliases of results, each with the argument's name."""
     allowed = [r.alias_info is not None for r in subject.returns]
     found: list[tuple[str, str]] = []
     for place, result in enumerate(results):
@@ -80,7 +80,7 @@ def _aliases(subject: Subject, results: list[Any], named: dict[str, Any]) -> lis
 
 
 def alias_by_torch(subject: Subject) -> Findings:
-    """Yield the finding for an operator that torch itself refuses to call because it returns an input."""
+    """Yield the finding for an operator that torch refuses to call because it returns an input."""
     name = next((a.name for a in subject.arguments if "Tensor" in str(a.type)), "x")
     yield failed(
         "schema",
@@ -98,7 +98,7 @@ def _declare(subject: Subject, name: str) -> str:
 
 
 def marked(subject: Subject, name: str) -> str:
-    """Return the schema with an argument marked as written to."""
+    """Return the schema with one argument marked as written to."""
     text = str(subject.overload._schema)  # noqa: SLF001
     return text.replace(f"Tensor {name}", f"Tensor(a!) {name}", 1)
 

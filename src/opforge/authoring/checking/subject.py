@@ -1,4 +1,4 @@
-"""The operator that is being judged: its schema, its registrations, and calling it."""
+"""The operator under check: its schema, its registrations and its calls."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ _FOR_ALL = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "Composite
 
 @dataclass
 class Subject:
-    """One operator with the calls that it takes."""
+    """One operator with the calls it accepts."""
 
     name: str
-    """Such as ``ns::op`` or ``ns::op.overload``."""
+    """Name such as ``ns::op`` or ``ns::op.overload``."""
     overload: Any
     calls: list[Call] = field(default_factory=list)
     reference: Callable[..., Any] | None = None
     functions: list[Callable[..., Any]] = field(default_factory=list)
-    """Public Python functions of the same name."""
+    """Public Python functions with the same name."""
     device: str = "cpu"
     interpreted: bool = False
     """Whether Triton kernels run in the interpreter."""
     raised: BaseException | None = None
-    """What the operator raised last."""
+    """Last error raised by the operator."""
     before_call: Callable[[Call], None] = lambda _call: None
-    """Told of every call before it is made, so that one which ends the process is known."""
+    """Callback before every call, to identify a call that kills the process."""
 
     @property
     def arguments(self) -> list[Any]:
@@ -54,12 +54,12 @@ class Subject:
 
     @property
     def definition(self) -> Any:
-        """What ``torch.library.custom_op`` or ``triton_op`` made, if one of them made it."""
+        """The definition, if made by ``torch.library.custom_op`` or ``triton_op``; else None."""
         return OPDEFS.get(self.name)
 
     @property
     def written(self) -> frozenset[str]:
-        """The arguments that the schema says are written to."""
+        """Arguments that the schema marks as written to."""
         return frozenset(a.name for a in self.arguments if a.alias_info is not None and a.alias_info.is_write)
 
     @property
@@ -75,11 +75,11 @@ class Subject:
 
     @property
     def composite(self) -> bool:
-        """Whether it is put together of other operators, which bring gradients and fakes along."""
+        """Whether it is composed of other operators, which provide gradients and fakes."""
         return self.has_kernel("CompositeImplicitAutograd")
 
     def backends(self) -> list[str]:
-        """Return the devices that have kernels of their own; ``all`` for a kernel that serves every device."""
+        """Return the devices with their own kernels; ``all`` means one kernel for every device."""
         own = [key for key in BACKENDS if self.has_kernel(key)]
         if self.definition is not None and None not in self.definition._backend_fns:  # noqa: SLF001
             return own or [str(device).upper() for device in self.definition._backend_fns]  # noqa: SLF001
@@ -91,17 +91,17 @@ class Subject:
         return dict(zip(names, call.args, strict=False)) | dict(call.kwargs)
 
     def written_tensors(self, call: Call) -> list[torch.Tensor]:
-        """Return the tensors of a call that the schema lets the operator write to."""
+        """Return the tensors of a call that the schema allows the operator to write to."""
         values = [value for name, value in self.named(call).items() if name in self.written]
         return [t for value in values for t in flat(value) if isinstance(t, torch.Tensor)]
 
     def written_places(self, call: Call) -> frozenset[int]:
-        """Return which of a call's tensors those are."""
+        """Return the indices of the written tensors among a call's tensors."""
         those = {id(t) for t in self.written_tensors(call)}
         return frozenset(place for place, t in enumerate(call.tensors) if id(t) in those)
 
     def results(self, call: Call) -> list[Any]:
-        """Call the operator, and return its results."""
+        """Call the operator and return its results."""
         self.before_call(call)
         try:
             return flat(self.overload(*call.args, **call.kwargs))
@@ -110,7 +110,7 @@ class Subject:
             raise
 
     def run(self, call: Call, seed: int = 0) -> list[Any]:
-        """Call the operator, and return its results and then what it wrote to; the call's own tensors are used."""
+        """Call the operator on the call's own tensors; return results, then written tensors."""
         seed_generator(seed, torch.device(self.device))
         return [*self.results(call), *self.written_tensors(call)]
 
@@ -123,13 +123,13 @@ class Subject:
         return [t for t in call.tensors if t.is_floating_point()]
 
     def first(self, *dtypes: torch.dtype) -> list[Call]:
-        """Return the calls whose floating-point tensors have one of these dtypes; all others when there is none."""
+        """Return the calls with floating-point tensors of these dtypes only, else all calls."""
         chosen = [c for c in self.calls if all(t.dtype in dtypes for t in self.floating(c))]
         return chosen or self.calls
 
     @property
     def pinned(self) -> frozenset[int]:
-        """The sizes of tensors that are of one shape in all calls while others change, such as tables: those stay."""
+        """Sizes to keep: those of tensors with a constant shape, such as tables, if others vary."""
         shapes = [[tuple(t.shape) for t in call.tensors] for call in self.calls]
         if len({len(those) for those in shapes}) != 1:
             return frozenset()
@@ -138,16 +138,16 @@ class Subject:
         return frozenset(size for shape in same for size in shape) if len(same) < len(columns) else frozenset()
 
     def sizes(self, call: Call) -> list[int]:
-        """Return the distinct sizes of a call's tensors that can be changed."""
+        """Return the distinct changeable sizes of a call's tensors."""
         return sorted({size for t in call.tensors for size in t.shape if size > 1} - self.pinned)
 
     def resized(self, call: Call, change: Callable[[int], int]) -> Call:
-        """Return the call with other sizes: equal ones stay equal, and contents are of the same kind."""
+        """Return the call with other sizes; equal sizes stay equal, contents stay similar."""
         pinned = self.pinned
         return resized(call, lambda size: size if size < 2 or size in pinned else change(size))
 
     def is_random(self) -> bool:
-        """Whether another seed gives another answer."""
+        """Whether the result depends on the seed."""
         calls = self.first(torch.float32)[:3]
         return any(differences(self.answer(call, 0), self.answer(call, 1), exact=True) for call in calls)
 
@@ -168,7 +168,7 @@ def skipped(check: str, why: str) -> Finding:
 
 
 def public_functions(base: str, package: str) -> list[Callable[..., Any]]:
-    """Return the functions of an operator's name in the modules of a package, which are what users call."""
+    """Return the functions with an operator's name in a package's modules; users call these."""
     found: dict[int, Callable[..., Any]] = {}
     for name, module in list(sys.modules.items()):
         if not package or not (name == package or name.startswith(f"{package}.")):
@@ -180,11 +180,11 @@ def public_functions(base: str, package: str) -> list[Callable[..., Any]]:
 
 
 def printable(text: str) -> str:
-    """Return a text in one line, without what a terminal would not show."""
+    """Return a text as one line, with unprintable characters replaced."""
     return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
 
 
 def short(error: BaseException, most: int = 300) -> str:
-    """Return an error's kind and its first lines."""
+    """Return an error's type and the beginning of its message."""
     text = printable(str(error))
     return f"{type(error).__name__}: {text[:most]}{'…' if len(text) > most else ''}"

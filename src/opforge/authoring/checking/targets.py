@@ -1,4 +1,4 @@
-"""What is to be checked: a package, a folder of one, a file, or an operator by name."""
+"""The target of a check: a package, its folder, a file, or an operator by name."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _MODULE = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is imported, and from where; or an operator that is there."""
+    """The module or file to import, and its search paths; or an operator already registered."""
 
     text: str
     module: str = ""
-    """The module to import."""
+    """Module to import."""
     file: str = ""
-    """The file to run instead."""
+    """File to run instead of a module."""
     paths: tuple[str, ...] = ()
-    """Folders that go before others on the module path."""
+    """Folders to prepend to ``sys.path``."""
     operator: str = ""
-    """The operator, when it is one by name."""
+    """Operator name, if the target is a single operator."""
 
 
 def parse(text: str, module: str = "") -> Target:
-    """Return what a user's word stands for; ``module`` is what registers the operator, where it is one by name."""
+    """Parse a target; ``module`` names the module that registers an operator given by name."""
     if "::" in text:
         return _operator(text, module)
     if module:
@@ -60,7 +60,7 @@ def _operator(text: str, module: str) -> Target:
 
 
 def _folder(text: str, folder: Path) -> Target:
-    """Find the one package of a folder: itself, one in src/, or one beside the pyproject.toml."""
+    """Find the only package of a folder: the folder itself, one in its src/, or one in it."""
     if (folder / "__init__.py").is_file():
         return Target(text, module=folder.name, paths=(str(folder.parent),))
     for root in (folder / "src", folder):

@@ -1,4 +1,5 @@
-// Arrays in NumPy's .npy format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html, versions 1 and 2.
+// Arrays in NumPy's .npy format, versions 1 and 2:
+// https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,7 @@
 namespace npy {
 
 struct Array {
-  std::string descr;  // NumPy's word for the dtype, such as <f4
+  std::string descr;  // NumPy's code for the dtype, such as <f4
   std::vector<int32_t> shape;
   std::vector<char> bytes;
 };
@@ -25,7 +26,7 @@ inline std::vector<char> read_bytes(const std::string& path) {
   return std::vector<char>(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
 }
 
-// What stands after a key of the header's dictionary, as it is written there.
+// Returns the header's text after a key of its dictionary.
 inline std::string value_of(const std::string& header, const std::string& key) {
   const size_t at = header.find("'" + key + "':");
   return at == std::string::npos ? "" : header.substr(header.find_first_not_of(' ', at + key.size() + 3));

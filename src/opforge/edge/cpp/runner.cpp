@@ -1,10 +1,11 @@
-// Runs a method of an ExecuTorch program: no Python, no torch. Inputs are files or numbers, outputs are .npy files.
+// Runs a method of an ExecuTorch program, without Python and torch. Inputs are files or numbers,
+// outputs are .npy files.
 //
 //     runner MODEL.pte INPUT … [-o FOLDER] [--method forward] [--repeat N]
 //     runner --kernels
 //
-// An input that is a tensor is an .npy file, or a file of any other ending with the bare bytes of a tensor of the size that the
-// method was planned for. An input that is a number is the number; a missing optional one is none.
+// A tensor is given as an .npy file. A file with another suffix holds the raw bytes of a tensor of the
+// size that the method was planned for. A number is given as such, a missing optional input as none.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -36,10 +37,10 @@ const char USAGE[] = "usage: runner MODEL.pte INPUT … [-o FOLDER] [--method fo
 
 struct Failure : std::runtime_error {
   Failure(int code, const std::string& words) : std::runtime_error(words), code(code) {}
-  int code;  // 1: the program does not run; 2: it was asked for something that is not there
+  int code;  // 1: the program does not run; 2: the request is invalid
 };
 
-// What the runtime said on its way to an error. It says more there than its error codes do.
+// Errors that the runtime logged. They say more than its error codes.
 std::vector<std::string> said;
 
 void listen(et_timestamp_t, et_pal_log_level_t level, const char*, const char*, size_t, const char* message, size_t length) {
@@ -59,7 +60,7 @@ std::string joined(const Words& words, const char* between = ", ") {
 
 std::string last_words() { return said.empty() ? "the runtime did not say why" : joined(said, " / "); }
 
-// A kernel that gives up takes the process with it. It still says why.
+// A kernel that aborts ends the process. The reason is still printed.
 void give_up() {
   std::fprintf(stderr, "runner: a kernel or the runtime gave up: %s\n", last_words().c_str());
   std::fflush(stderr);
@@ -69,7 +70,7 @@ void give_up() {
 struct Dtype {
   ScalarType type;
   const char* name;
-  const char* descr;  // in an .npy file; NumPy has no bfloat16, and two bytes without a meaning stand for it
+  const char* descr;  // in an .npy file; NumPy has no bfloat16, so two untyped bytes represent it
 };
 
 const Dtype DTYPES[] = {
@@ -146,7 +147,7 @@ void show_kernels() {
   }
 }
 
-// Names what a model needs and this runner does not have.
+// Names the operators that a model needs and this runner lacks.
 std::string missing_operators() {
   std::set<std::string> names;
   for (const std::string& line : said) {
@@ -167,7 +168,7 @@ void check_backends(const Request& request, const MethodMeta& meta) {
   }
 }
 
-// The method, loaded; or an error that says what is missing.
+// Loads the method, or throws with what is missing.
 MethodMeta loaded(Module& module, const Request& request) {
   npy::read_bytes(request.model);
   if (module.load(executorch::runtime::Program::Verification::InternalConsistency) != Error::Ok) {
@@ -192,7 +193,7 @@ MethodMeta loaded(Module& module, const Request& request) {
   return *meta;
 }
 
-// The inputs of a call, and the memory that they lie in.
+// The inputs of a call, with the memory that holds them.
 struct Inputs {
   std::vector<npy::Array> arrays;
   std::vector<TensorPtr> tensors;
@@ -239,7 +240,7 @@ EValue number(const std::string& place, const std::string& word, Tag tag) {
         return EValue(value);
       }
     }
-  } catch (const std::logic_error&) {  // said below, with what is allowed
+  } catch (const std::logic_error&) {  // reported below, with the allowed values
   }
   const char* wanted = tag == Tag::Int ? "a whole number" : tag == Tag::Double ? "a number" : tag == Tag::Bool ? "true or false" : "something that cannot be given here";
   throw Failure(2, place + " is " + word + ", and the method takes " + wanted);

@@ -1,4 +1,4 @@
-"""Operators whose answer is not one value: undefined contents, and results that are right by what they have to do with the inputs."""
+"""Operators with several right answers: undefined contents, and results judged by a property."""
 
 from __future__ import annotations
 
@@ -20,18 +20,21 @@ __all__ = [
 ]
 
 PARTLY_UNDEFINED = frozenset({"_ctc_loss"})
-"""Bases that leave part of a result uninitialised and never give NaN elsewhere in it (``log_alpha`` beyond each target's length)."""
+"""Bases that leave part of a result uninitialised and never give NaN elsewhere in it.
+
+The part is ``log_alpha`` beyond each target's length.
+"""
 
 LAYOUT_IS_INPUT = frozenset(
     {"as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter", "_reshape_alias", "set_"}
 )
-"""Bases whose answer is about memory and not about elements, so that it is another one in another layout."""
+"""Bases whose answer is about memory and not about elements: it changes with the layout."""
 
 CHECKS_POSITIONS = frozenset({
     "embedding", "gather", "index", "index_add", "index_copy", "index_fill", "index_put", "index_select", "put", "scatter", "scatter_add",
     "scatter_reduce", "take",
 })  # fmt: skip
-"""Operators that raise on a CPU for positions out of range, or count negative ones from the end."""
+"""Operators that raise on a CPU for indices out of range, or count negative ones from the end."""
 WRITES_UNSAID = frozenset({
     "native_batch_norm", "batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_impl_index", "instance_norm",
 })  # fmt: skip
@@ -57,4 +60,4 @@ BY_PACKET: dict[str, Property] = {
     **dict.fromkeys(("linalg_lu_factor", "linalg_lu_factor_ex", "_lu_with_info"), factors.lu_packed),
     **dict.fromkeys(("_linalg_det", "_linalg_slogdet", "_linalg_solve_ex"), factors.lu_packed),
 }
-"""How results that may differ from ATen's are judged, by the packet that gives them."""
+"""Property checks for results that may differ from ATen's, by packet."""

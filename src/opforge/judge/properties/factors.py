@@ -1,4 +1,4 @@
-"""Triangular factors: signs of QR and pivots of LU may be others, if the product is the matrix."""
+"""Triangular factors: signs of QR and pivots of LU are free if the product is the matrix."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from opforge.judge.properties.sight import (
 from opforge.judge.properties.spectral import orthonormal, residual
 
 _LU_AT = {"_linalg_det": 1, "_linalg_solve_ex": 1, "_linalg_slogdet": 2}
-"""Which result holds the packed factors, where it is not the first; the pivots follow it."""
+"""Index of the result with the packed factors, if not the first; the pivots follow it."""
 
 
 def qr(sight: Sight) -> Ruling | None:
-    """Q R = A with orthonormal Q and upper triangular R; with mode='r', Rᴴ R = Aᴴ A."""
+    """Check Q R = A with orthonormal Q and upper triangular R; with mode='r', Rᴴ R = Aᴴ A."""
     matrix = wide(sight.tensor("A", "self"))
     if sight.same(0, 1) or not finite([*sight.aten, *sight.kernel]):
         return None
@@ -39,7 +39,7 @@ def qr(sight: Sight) -> Ruling | None:
 
 
 def geqrf(sight: Sight) -> Ruling | None:
-    """The reflections packed in ``a`` and ``tau``, times the triangle packed in ``a``, are A."""
+    """Check that the reflections in ``a`` and ``tau``, times the triangle in ``a``, give A."""
     matrix = wide(sight.tensor("self"))
     if sight.same(0, 1) or not matrix.numel() or not finite([*sight.aten, *sight.kernel]):
         return None
@@ -64,7 +64,10 @@ def geqrf(sight: Sight) -> Ruling | None:
 
 
 def lu(sight: Sight) -> Ruling | None:
-    """P L U = A with a permutation P, a unit lower triangular L of entries up to 1, and an upper triangular U."""
+    """Check P L U = A with a permutation P and an upper triangular U.
+
+    L is unit lower triangular with entries up to 1.
+    """
     matrix = wide(sight.tensor("A"))
     if sight.same(0, 1, 2) or not sight.given.get("pivot", True) or not matrix.numel():
         return None
@@ -85,7 +88,7 @@ def lu(sight: Sight) -> Ruling | None:
 
 
 def lu_packed(sight: Sight) -> Ruling | None:
-    """The same of factors in one matrix, with pivots; some operators take those of the transposed matrix."""
+    """Check P L U = A for packed factors and pivots; some operators factor the transpose."""
     at = _LU_AT.get(sight.packet, 0)
     matrix = wide(sight.tensor("A", "self"))
     if sight.same(at, at + 1) or not sight.given.get("pivot", True) or not matrix.numel():
@@ -118,7 +121,10 @@ def _product_off(factors: list[torch.Tensor], matrix: torch.Tensor) -> torch.Ten
 
 
 def _small(what: str, lower: torch.Tensor, aten: torch.Tensor) -> None:
-    """Check that pivoting kept the factors small: complex pivots may be chosen by the sum of their parts."""
+    """Check that pivoting kept the factors small.
+
+    Complex pivots may be chosen by the sum of their parts.
+    """
     most = max(1.0, float(aten.abs().max()) if aten.numel() else 1.0) * (2**0.5 if lower.is_complex() else 1.0)
     largest = float(lower.abs().max()) if lower.numel() else 0.0
     if largest > most * (1 + 1e-5):

@@ -1,4 +1,4 @@
-"""Positions of maxima in windows: where elements of a window tie, any of them may be pointed at."""
+"""Positions of maxima in windows: where elements of a window tie, any position is right."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from opforge.judge.properties.sight import Ruling, Sight, equal, wrong
 
 Window = tuple[torch.Tensor, torch.Tensor, int]
-"""Along one dimension, for each output: the first input, the one after the last, and the step between them."""
+"""For each output along one dimension: first input, one after the last, and the step between."""
 
 
 def max_pool(sight: Sight) -> Ruling | None:
-    """Pooling with a window of one size."""
+    """Check pooling with a window of one size."""
     spatial = int(sight.packet[len("max_pool")])
     kernel = _each(sight.given["kernel_size"], spatial)
     stride = _each(sight.given.get("stride") or kernel, spatial)
@@ -28,7 +28,7 @@ def max_pool(sight: Sight) -> Ruling | None:
 
 
 def adaptive(sight: Sight) -> Ruling | None:
-    """Pooling to a given size."""
+    """Check pooling to a given size."""
 
     def window(_axis: int, out: int, size: int) -> Window:
         index = torch.arange(out)
@@ -38,7 +38,7 @@ def adaptive(sight: Sight) -> Ruling | None:
 
 
 def fractional(sight: Sight) -> Ruling | None:
-    """Pooling with windows that were drawn; where they lie is ATen's own affair, so values alone decide."""
+    """Check pooling with random windows; ATen alone places them, so values decide."""
     return _judge(sight, int(sight.packet[len("fractional_max_pool")]), None)
 
 

@@ -1,4 +1,4 @@
-"""Unique elements whose order is free."""
+"""Unique elements in any order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from opforge.judge.properties.sight import Ruling, Sight, equal, wrong
 
 
 def unique(sight: Sight) -> Ruling | None:
-    """Without ``sorted`` the same elements stand in any order, and the inverse and the counts follow it."""
+    """Check unique elements: without ``sorted`` the order is free; inverse and counts follow it."""
     results = range(len(sight.aten))
     if sight.given.get("sorted", True) or sight.same(*results) or sight.kernel[0].shape != sight.aten[0].shape:
         return None
@@ -33,13 +33,13 @@ def _points_back(what: str, kernel: torch.Tensor, source: torch.Tensor, inverse:
 
 
 def _rows(tensor: torch.Tensor, dim: int | None) -> torch.Tensor:
-    """Return one row for each thing that may be unique: an element, or a slice along ``dim``."""
+    """Return one row for each element, or for each slice along ``dim``."""
     if dim is None:
         return tensor.reshape(-1, 1)
     return tensor.movedim(dim, 0).reshape(tensor.shape[dim], -1)
 
 
 def _keys(rows: torch.Tensor) -> list[bytes]:
-    """Return something that can be sorted for each row; zeros have no sign."""
+    """Return a sortable key for each row; zeros have no sign."""
     dense = (rows + 0 if rows.dtype != torch.bool else rows.to(torch.uint8)).contiguous()
     return [row.tobytes() for row in dense.view(torch.uint8).numpy()]

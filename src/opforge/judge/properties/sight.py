@@ -1,4 +1,4 @@
-"""What a property is given to look at, and what it rules."""
+"""Arguments and outcomes of property checks."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from opforge.judge.numerics import same_bytes
 from opforge.judge.verdict import NotRightError, Outcome
 
 FACTOR = 4.0
-"""How many times ATen's residual a kernel's may be."""
+"""Multiple of ATen's residual that a kernel may have."""
 _STEPS = 8.0
 """Rounding steps, times the size of the matrix and its norm, that are always allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """One call: what was given, and all results of the kernel and of ATen, on the CPU."""
+    """One call: its arguments, and all results of the kernel and of ATen, on the CPU."""
 
     packet: str
     given: dict[str, Any]
@@ -27,7 +27,7 @@ class Sight:
     kernel: list[torch.Tensor]
     aten: list[torch.Tensor]
     names: list[str]
-    """Words for each result."""
+    """Name of each result."""
 
     def tensor(self, *names: str) -> torch.Tensor:
         """Return the first of these arguments that was given."""
@@ -35,7 +35,7 @@ class Sight:
         return found
 
     def same(self, *results: int) -> bool:
-        """Whether these results are ATen's to the bit."""
+        """Whether these results have the same bits as ATen's."""
         return all(same_bytes(self.kernel[i], self.aten[i]) for i in results)
 
 
@@ -49,7 +49,7 @@ class Ruling:
 
 
 Property = Callable[[Sight], Ruling | None]
-"""Returns a ruling, or None where numbers decide; raises NotRightError where the property is broken."""
+"""Returns a ruling, or None if numbers decide; raises NotRightError if the property is broken."""
 
 
 def wrong(text: str, **figures: float) -> NotRightError:
@@ -57,7 +57,7 @@ def wrong(text: str, **figures: float) -> NotRightError:
 
 
 def equal(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Return where two tensors are equal, NaN to NaN."""
+    """Return where two tensors are equal; NaN equals NaN."""
     return (left == right) | ((left != left) & (right != right))  # noqa: PLR0124  # NaN alone differs from itself
 
 
@@ -77,7 +77,7 @@ def norm(matrix: torch.Tensor) -> torch.Tensor:
 def bounded(
     text: str, kernel: torch.Tensor, aten: torch.Tensor, scale: torch.Tensor | float, like: torch.Tensor, size: int
 ) -> dict[str, float]:
-    """Check residuals, one for each matrix, against ATen's own; ``like`` has the dtype that was computed in."""
+    """Check residuals, one per matrix, against ATen's; ``like`` has the computation's dtype."""
     allowed = FACTOR * aten + _STEPS * size * torch.finfo(like.dtype).eps * torch.as_tensor(scale)
     if not kernel.numel():
         return {"kernel_residual": 0.0, "aten_residual": 0.0, "residual_bound": 0.0}
@@ -99,6 +99,6 @@ def worst_of(*figures: dict[str, float]) -> dict[str, float]:
 
 
 def close(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether two results differ by rounding only, as far as a note is concerned."""
+    """Whether two results differ by rounding only, precisely enough for a note."""
     size = float(right.abs().max()) if right.numel() else 0.0
     return bool(((left - right).abs() <= 1e-2 * max(size, 1e-30)).all())

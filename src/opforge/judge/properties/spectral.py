@@ -1,4 +1,4 @@
-"""Eigenvectors and singular vectors: any basis that takes the matrix apart is right."""
+"""Eigenvectors and singular vectors: any basis that decomposes the matrix is right."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _INDEPENDENT = 1e-2
 
 
 def eigh(sight: Sight) -> Ruling | None:
-    """A V = V Λ with orthonormal V; the eigenvalues are judged by their numbers."""
+    """Check A V = V Λ with orthonormal V; the eigenvalues are compared as numbers."""
     if sight.same(1) or not sight.kernel[1].numel() or not finite([sight.aten[1], sight.kernel[1], sight.kernel[0]]):
         return None
     matrix = _hermitian(wide(sight.tensor("A", "self")), upper=sight.given.get("UPLO", "L").upper() == "U")
@@ -36,7 +36,7 @@ def eigh(sight: Sight) -> Ruling | None:
 
 
 def eig(sight: Sight) -> Ruling | None:
-    """A V = V Λ with independent columns of norm 1; the eigenvalues in any order."""
+    """Check A V = V Λ with independent columns of norm 1; the eigenvalues in any order."""
     if sight.same(0, 1) or not sight.kernel[1].numel() or not finite([*sight.aten, *sight.kernel]):
         return None
     matrix = sight.tensor("self").to(torch.complex128)
@@ -56,7 +56,7 @@ def eig(sight: Sight) -> Ruling | None:
 
 
 def eigvals(sight: Sight) -> Ruling | None:
-    """The same eigenvalues in any order."""
+    """Check for the same eigenvalues in any order."""
     if sight.same(0) or not sight.kernel[0].numel() or not finite([*sight.aten, *sight.kernel]):
         return None
     figures = _eigenvalues(sight)
@@ -64,7 +64,7 @@ def eigvals(sight: Sight) -> Ruling | None:
 
 
 def svd(sight: Sight) -> Ruling | None:
-    """U S Vh = A with orthonormal U and V; the singular values are judged by their numbers."""
+    """Check U S Vh = A with orthonormal U and V; the singular values are compared as numbers."""
     if not sight.given.get("compute_uv", True) or sight.same(0, 2) or not finite([*sight.aten, *sight.kernel]):
         return None
     matrix = wide(sight.tensor("A", "self"))
@@ -83,7 +83,7 @@ def svd(sight: Sight) -> Ruling | None:
 
 
 def _eigenvalues(sight: Sight) -> dict[str, float]:
-    """Hold the kernel's eigenvalues and ATen's, each to its nearest, against those of float64."""
+    """Compare the eigenvalues of the kernel and of ATen with the nearest ones in float64."""
     matrix = sight.tensor("self").to(torch.complex128)
     exact = torch.linalg.eigvals(matrix)
     size = exact.shape[-1]
@@ -97,7 +97,7 @@ def _eigenvalues(sight: Sight) -> dict[str, float]:
 
 
 def _matched(values: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
-    """Return the largest distance when every value is given an exact one of its own, the nearest first."""
+    """Return the largest distance if each value is paired with one exact value, nearest first."""
     distances = (values[:, None] - exact[None, :]).abs()
     largest = torch.zeros(())
     for _ in range(len(values)):
@@ -126,7 +126,7 @@ def orthonormal(sight: Sight, index: int, *, rows: bool = False) -> dict[str, fl
 
 
 def _hermitian(matrix: torch.Tensor, *, upper: bool) -> torch.Tensor:
-    """Return the whole matrix of which one triangle is given; the diagonal counts as real."""
+    """Return the full matrix from one triangle; the diagonal counts as real."""
     strict = matrix.triu(1) if upper else matrix.tril(-1)
     diagonal = matrix.diagonal(dim1=-2, dim2=-1)
     diagonal = diagonal.real.to(matrix.dtype) if matrix.is_complex() else diagonal

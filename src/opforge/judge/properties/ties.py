@@ -1,4 +1,4 @@
-"""Positions of elements: where elements tie, any of them may be pointed at."""
+"""Positions of elements: where elements tie, any of their positions is right."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import torch
 from opforge.judge.properties.sight import Ruling, Sight, equal, wrong
 
 _ALONE = ("argmax", "argmin", "argsort")
-"""Those whose only result is positions; elsewhere they are the second of a pair."""
+"""Packets whose only result is positions; elsewhere they are the second of a pair."""
 _ALL_DIFFER = ("sort", "argsort")
-"""Those whose positions along ``dim`` must all differ."""
+"""Packets whose positions along ``dim`` must all differ."""
 _NOTE = "ties are broken in another way than ATen breaks them"
 
 
 def positions(sight: Sight) -> Ruling | None:
-    """Positions point at elements that equal those that ATen's point at."""
+    """Check that positions point at elements equal to those at ATen's positions."""
     index = 0 if sight.packet in _ALONE else 1
     if len(sight.aten) != index + 1 or sight.same(index) or sight.given.get("stable"):
         return None
@@ -38,7 +38,7 @@ def positions(sight: Sight) -> Ruling | None:
 
 
 def topk(sight: Sight) -> Ruling | None:
-    """As for sort; without ``sorted`` the order is free, and each value belongs to its position."""
+    """Check as for sort; without ``sorted`` the order is free, and each value fits its position."""
     if sight.same(0, 1):
         return None
     source, dim = sight.tensor("self"), sight.given.get("dim", -1)
@@ -63,7 +63,7 @@ def topk(sight: Sight) -> Ruling | None:
 
 
 def running(sight: Sight) -> Ruling | None:
-    """Positions of a running maximum or minimum: at or before their own, and of the right value."""
+    """Check positions of a running maximum or minimum: not after their own, the right value."""
     if len(sight.aten) != 2 or sight.same(1) or not sight.kernel[1].numel():
         return None
     source, dim, kernel = sight.tensor("self"), sight.given["dim"], sight.kernel[1]

@@ -1,4 +1,4 @@
-"""Operators whose zeros have signs that do not depend on how one computes them."""
+"""Operators whose zeros have signs that do not depend on the way of computing."""
 
 from __future__ import annotations
 
@@ -18,11 +18,17 @@ _COMPARE = frozenset({
     "hardswish", "hardtanh", "heaviside", "leaky_relu", "maximum", "minimum", "nan_to_num", "prelu", "_prelu_kernel", "relu",
     "relu6", "remainder", "rrelu", "selu", "sgn", "sign", "softshrink", "threshold",
 })  # fmt: skip
-"""Bases that are defined by comparisons, to which zeros are equal: ATen's own sign differs there from loop to loop, or from formula to formula."""
+"""Bases defined by comparisons, for which both zeros are equal.
+
+ATen's own sign differs there between loops or formulas.
+"""
 
 
 def zeros_have_signs(op: Operator, *, is_complex: bool = False) -> bool:
-    """Whether the zeros of an operator's results must have the signs that ATen's have: those of complex products differ by formula."""
+    """Whether the zeros of an operator's results must have ATen's signs.
+
+    The signs in complex products differ by formula.
+    """
     base = op.base.removesuffix("_").removesuffix("_copy")
     if base in _COMPARE or "_backward" in base or op.random:
         return False

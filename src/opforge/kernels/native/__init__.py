@@ -1,4 +1,4 @@
-"""C++ and CUDA sources as kernels: built into shared libraries, and looked at in a child process before anything loads them."""
+"""C++ and CUDA kernels: built into shared libraries, and test-loaded in a child process first."""
 
 from opforge.kernels.native.building import BuildError, Built, Unit, build
 from opforge.kernels.native.clashes import Clash, ClashError, clashes_of_libraries, clashes_of_sources, load

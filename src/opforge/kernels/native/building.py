@@ -1,4 +1,7 @@
-"""Build sources into a shared library, once for each content: a cache by digest, a lock for each entry, nothing half-written."""
+"""Build sources into shared libraries, cached by content.
+
+Each entry has a digest and a lock, and is never visible half-written.
+"""
 
 from __future__ import annotations
 
@@ -27,32 +30,32 @@ from opforge.runtime import files
 __all__ = ["BuildError", "Built", "Unit", "build"]
 
 NAMESPACE_MACROS = ("OPFORGE_NAMESPACE", "TORCH_EXTENSION_NAME")
-"""Macros that stand for the library's namespace in its sources."""
+"""Macros for the library's namespace in its sources."""
 _VERSION = "1"
-"""Of the layout of the cache; a new one leaves old entries alone."""
+"""Version of the cache layout; a new version ignores old entries."""
 
 Within = Callable[[Path, Sequence[Path]], Sequence[str]]
-"""Returns the words that go before a compiler's command to confine it, given the folder that it writes to and the sources."""
+"""Returns the command prefix that confines a compiler, given its output folder and the sources."""
 
 
 def unconfined(_folder: Path, _sources: Sequence[Path]) -> Sequence[str]:
-    """Let a compiler run as the user does."""
+    """Run a compiler without confinement, with the user's rights."""
     return ()
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What becomes one library."""
+    """The sources and settings of one library."""
 
     name: str
     files: tuple[Path, ...]
     folder: Path
-    """Where headers are looked for, and from where errors name files."""
+    """The folder to search for headers; errors name files relative to it."""
     namespace: str = ""
-    """What OPFORGE_NAMESPACE and TORCH_EXTENSION_NAME stand for; the name unless given."""
+    """Value of OPFORGE_NAMESPACE and TORCH_EXTENSION_NAME; the name by default."""
     flags: tuple[str, ...] = ()
     target: str = toolchain.OLDEST_TARGET
-    """The oldest torch on which a library of the stable ABI is to run."""
+    """The oldest torch that a stable-ABI library must support."""
 
     @classmethod
     def of_file(cls, file: Path) -> Unit:
@@ -66,7 +69,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A library that is there."""
+    """A built library."""
 
     name: str
     library: Path
@@ -74,26 +77,32 @@ class Built:
     abi: str
     """``stable`` or ``full``."""
     seconds: float
-    """That this call took."""
+    """Duration of this call."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Recipe:
-    """How a unit is compiled: everything that the library depends on, beside the headers that come to light on the way."""
+    """The build commands of a unit, and everything the library depends on.
+
+    Headers outside the unit's folder are found only during the build.
+    """
 
     unit: Unit
     abi: str
     compile: tuple[tuple[str, ...], ...]
     link: tuple[str, ...]
     suffix: str
-    """``.so``, or Python's own for a library that is built for this Python."""
+    """``.so``, or Python's extension suffix for a library built for this Python."""
     installed: tuple[str, ...]
-    """Folders whose headers change with a version only, which is part of the key."""
+    """Folders with headers that change only with a version; the version is part of the key."""
     key: str
 
 
 def build(unit: Unit, *, within: Within = unconfined, limit_s: float = LIMIT_S) -> Built:
-    """Return the unit's library, building it unless it is in the cache; whoever else builds it at the same time is waited for."""
+    """Return the unit's library, building it unless it is cached.
+
+    Waits for any other process that is building it.
+    """
     start = time.perf_counter()
     recipe = _recipe(unit)
     root = cache.root() / "native"
@@ -146,7 +155,7 @@ def _recipe(unit: Unit) -> _Recipe:
 
 
 def _common(unit: Unit, *, full: bool, python: bool, own_target: bool) -> tuple[str, ...]:
-    """Return the words that both compilers get: language, macros, where headers are."""
+    """Return the flags for both compilers: language, macros, header paths."""
     words = ["-O3", "-std=c++20", *(f"-D{macro}={unit.own_namespace}" for macro in NAMESPACE_MACROS)]
     facts = toolchain.torch_facts()
     if full:
@@ -172,7 +181,7 @@ def _link(facts: toolchain.Torch, linker: Sequence[str], *, python: bool, cuda: 
 
 
 def _known(root: Path, recipe: _Recipe) -> Path | None:
-    """Return the library of a recipe if it was built and no header outside the unit's folder has changed since."""
+    """Return a recipe's library if it is built and no header outside its folder has changed."""
     entry = cache.read_json(root / f"{recipe.key}.json")
     if entry is None:
         return None
@@ -183,7 +192,7 @@ def _known(root: Path, recipe: _Recipe) -> Path | None:
 
 
 def _digests(folder: Path, names: Sequence[str] | dict[str, str]) -> dict[str, str]:
-    """Return the digests of headers, whose names are seen from the unit's folder."""
+    """Return the digests of headers, named relative to the unit's folder."""
     found = {}
     for name in names:
         try:
@@ -196,7 +205,7 @@ def _digests(folder: Path, names: Sequence[str] | dict[str, str]) -> dict[str, s
 def _make(root: Path, recipe: _Recipe, within: Within, limit_s: float) -> Path:
     unit = recipe.unit
     for left in root.glob(f".{recipe.key}-*"):
-        shutil.rmtree(left, ignore_errors=True)  # of a build that was killed
+        shutil.rmtree(left, ignore_errors=True)  # left by a killed build
     work = Path(tempfile.mkdtemp(dir=root, prefix=f".{recipe.key}-"))
     try:
         made = work / "made"
@@ -221,7 +230,10 @@ def _run(unit: Unit, command: Sequence[str], limit_s: float) -> None:
 
 
 def _headers(unit: Unit, objects: Sequence[Path], installed: tuple[str, ...]) -> list[str]:
-    """Return the headers that were read, but for the system's, Python's and torch's, as the compiler has listed them."""
+    """Return the headers that the compiler lists as read.
+
+    Those of the system, Python and torch are left out.
+    """
     found: set[str] = set()
     for path in objects:
         try:
@@ -237,10 +249,10 @@ def _headers(unit: Unit, objects: Sequence[Path], installed: tuple[str, ...]) ->
 
 
 def _keep(root: Path, recipe: _Recipe, made: Path, name: str, headers: dict[str, str]) -> Path:
-    """Put a finished library into the cache, where its name says what is in it, in one step."""
+    """Move a finished library into the cache in one step; its path depends on its content."""
     key = hashlib.sha256(f"{recipe.key}{json.dumps(headers, sort_keys=True)}".encode()).hexdigest()[:32]
     (made / name).chmod(0o755)
-    made.chmod(0o755)  # a confined worker may be another user
+    made.chmod(0o755)  # a confined worker may run as another user
     place = root / key
     if not (place / name).is_file():
         shutil.rmtree(place, ignore_errors=True)
@@ -250,7 +262,7 @@ def _keep(root: Path, recipe: _Recipe, made: Path, name: str, headers: dict[str,
 
 
 def checked_namespace(name: str) -> str:
-    """Return a name that can be a namespace of operators, or say what one looks like."""
+    """Return a valid operator namespace; raises with the rules otherwise."""
     if not re.fullmatch(r"[A-Za-z_]\w*", name):
         raise OpforgeError(
             f"{name!r} cannot be a namespace of operators: letters, digits and underscores, not a digit first; rename the folder or give --namespace"

@@ -1,6 +1,8 @@
-"""The process that loads libraries to see what comes of it: groups of paths as JSON on stdin, a line of JSON for each on stdout.
+"""Child process that test-loads libraries.
 
-It imports torch once and forks for each group, so that a library which ends its process ends that of its group alone.
+It reads groups of paths as JSON from stdin and writes a line of JSON for each to stdout. It imports
+torch once and forks for each group, so that a library that kills its process kills only its
+group's.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ def main() -> None:
     torch.set_num_threads(1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is not an answer
+    os.dup2(2, 1)  # output of libraries is not an answer
     for group in json.load(sys.stdin):
         row = tried(_load, group)
         if len(group) == 1 and row.get("operators"):
@@ -40,7 +42,7 @@ def _namespaces(row: dict[str, Any]) -> list[str]:
 
 
 def tried(action: Callable[[list[str]], dict[str, Any]], words: list[str]) -> dict[str, Any]:
-    """Do something in a forked process, and return what it answered, or how it died."""
+    """Run an action in a forked process; return its answer, or how it died."""
     read, write = os.pipe()
     with tempfile.TemporaryFile() as output:
         pid = os.fork()
@@ -64,7 +66,7 @@ def tried(action: Callable[[list[str]], dict[str, Any]], words: list[str]) -> di
 
 
 def _read(handle: int, pid: int) -> bytes | None:
-    """Return all that a process writes before it ends; None, and the process ended, when it takes too long."""
+    """Return all output of a process until it ends; if it is too slow, kill it and return None."""
     parts: list[bytes] = []
     until = time.monotonic() + _LIMIT_S
     while select.select([handle], [], [], max(0.0, until - time.monotonic()))[0]:
@@ -77,11 +79,11 @@ def _read(handle: int, pid: int) -> bytes | None:
 
 
 def _answer(action: Callable[[list[str]], dict[str, Any]], words: list[str], write: int) -> None:
-    """In the fork: act, answer, and be gone."""
+    """In the forked process: run the action, write its answer, and exit."""
     try:
         row = action(words)
-    except BaseException as error:  # noqa: BLE001  # the border: whatever loading raises is the answer
-        row = {"error": str(error.__cause__ or error)}  # torch's own words hide the loader's
+    except BaseException as error:  # noqa: BLE001  # boundary: any error from loading is the answer
+        row = {"error": str(error.__cause__ or error)}  # torch's own message hides the loader's
     data = (json.dumps(row) + "\n").encode()
     while data:
         data = data[os.write(write, data) :]
@@ -89,7 +91,7 @@ def _answer(action: Callable[[list[str]], dict[str, Any]], words: list[str], wri
 
 
 def _load(paths: list[str]) -> dict[str, Any]:
-    """Load libraries, and return what they add."""
+    """Load libraries, and return the operators they add."""
     import torch
 
     before = set(torch._C._dispatch_get_all_op_names())  # noqa: SLF001  # torch has no public list of operators
@@ -100,7 +102,10 @@ def _load(paths: list[str]) -> dict[str, Any]:
 
 
 def _load_beside(words: list[str]) -> dict[str, Any]:
-    """Claim a namespace, then load a library: one that claims it too ends the process, and one that adds to it does not."""
+    """Claim a namespace, then load libraries.
+
+    A library that claims the namespace too kills the process; one that only adds to it does not.
+    """
     import torch
 
     namespace, *paths = words

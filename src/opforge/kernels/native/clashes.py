@@ -1,4 +1,7 @@
-"""Namespaces that two libraries claim, and operators that two define: torch ends the process on them, so they are found before anything is loaded."""
+"""Clashes: namespaces that two libraries claim, and operators that two define.
+
+Torch ends the process on them, so they are found before anything is loaded.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,13 @@ from opforge.kernels.native.sources import Registration
 
 @dataclass(frozen=True, slots=True)
 class Clash:
-    """Two files of which only one can be loaded."""
+    """Two files that cannot be loaded together."""
 
     namespace: str
     first: str
     second: str
     operator: str = ""
-    """The operator that both define; empty where both claim the namespace."""
+    """The operator that both define; empty if both claim the namespace."""
 
     def __str__(self) -> str:
         if self.operator:
@@ -36,14 +39,17 @@ class Clash:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a process has of some namespaces: who claims each, and where each operator was registered, as far as torch knows."""
+    """Registrations in some namespaces of a process, as far as torch knows.
+
+    For each namespace, its claimant; for each operator, where it was registered.
+    """
 
     claims: Mapping[str, str]
     operators: Mapping[str, str]
 
     @classmethod
     def here(cls, namespaces: Collection[str]) -> Loaded:
-        """Ask this process."""
+        """Return the registrations of this process."""
         import torch
 
         names = torch._C._dispatch_get_all_op_names()  # noqa: SLF001  # torch has no public list of operators
@@ -54,14 +60,17 @@ class Loaded:
 
 
 def _owner(namespace: str) -> str | None:
-    """Say who claims a namespace in this process, by claiming it for a moment: from Python that is refused with an error."""
+    """Return the claimant of a namespace in this process; None if unclaimed.
+
+    Claims it for a moment: from Python, a second claim only raises an error.
+    """
     import torch
 
     try:
-        torch.library.Library(namespace, "DEF")._destroy()  # noqa: SLF001  # torch has no public way to give it back
+        torch.library.Library(namespace, "DEF")._destroy()  # noqa: SLF001  # torch has no public way to release it
     except RuntimeError as error:
         return _found(r"Previous registration of TORCH_LIBRARY was registered at (.+?)(?:;|$)", str(error))
-    except ValueError:  # a name that torch keeps for itself
+    except ValueError:  # a name reserved by torch
         return "torch"
     return None
 
@@ -82,7 +91,7 @@ class ClashError(OpforgeError):
 
 
 def clashes_of_sources(units: Mapping[str, Sequence[Registration]]) -> list[Clash]:
-    """Return the clashes that can be read from the sources of some units, within a unit too."""
+    """Return the clashes visible in the sources of some units, including those within a unit."""
     return list(_claimed_twice(units)) + list(_defined_twice(units))
 
 
@@ -106,13 +115,13 @@ def _defined_twice(units: Mapping[str, Sequence[Registration]]) -> list[Clash]:
 
 
 def _place(block: Registration) -> str:
-    """Say where a block stands, as seen from the working folder if it lies there."""
+    """Return the file and line of a block, relative to the working folder if it is inside."""
     path = block.file.relative_to(Path.cwd()) if block.file.is_relative_to(Path.cwd()) else block.file
     return f"{path}:{block.line}"
 
 
 def clashes_of_libraries(looks: Sequence[Look], loaded: Loaded | None = None) -> list[Clash]:
-    """Return the clashes among libraries, and with what is loaded already."""
+    """Return the clashes among libraries, and with those already loaded."""
     claimed = dict(loaded.claims) if loaded else {}
     defined = dict(loaded.operators) if loaded else {}
     found = []
@@ -128,7 +137,10 @@ def clashes_of_libraries(looks: Sequence[Look], loaded: Loaded | None = None) ->
 
 
 def load(*libraries: Path) -> dict[str, str]:
-    """Load libraries into this process after a look at them in another; returns what they add. A clash is an error, and never an abort."""
+    """Load libraries into this process after test-loading them in another; return what they add.
+
+    A clash is an error, and never an abort.
+    """
     import torch  # the process that loads operators has it
 
     looks = look([[path] for path in libraries if str(path.resolve()) not in torch.ops.loaded_libraries])

@@ -1,4 +1,4 @@
-"""Run a compiler with a time limit, and say first what is wrong and where when it fails."""
+"""Run a compiler with a time limit; on failure, report the first error and its place first."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from opforge import processes
 from opforge.errors import OpforgeError
 
 LIMIT_S = 600.0
-"""That one compiler may take."""
+"""Time limit of one compiler run."""
 SETTINGS = ("CPATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN")
-"""Variables that change what a compiler makes."""
+"""Variables that affect a compiler's output."""
 _KEPT = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", *SETTINGS)
 _MOST_BYTES = 1 << 20
 _MOST_LINES = 40
@@ -30,7 +30,11 @@ _LINKER = re.compile(r"^.*(?:undefined reference|multiple definition|cannot find
 
 
 class BuildError(OpforgeError):
-    """A source that does not become a library; file, line and error first, and then what else the compiler said, within bounds."""
+    """A source that cannot be built.
+
+    The message starts with file, line and error, followed by a limited part of the compiler's
+    output.
+    """
 
     exit_code = 1
 
@@ -42,16 +46,19 @@ class BuildError(OpforgeError):
 
     @property
     def reason(self) -> str:
-        """Return what went wrong as a verdict's reason: one line."""
+        """Return the failure as a verdict's reason, in one line."""
         said = self.first.rpartition("error: ")[2]
         more = [line.strip() for line in self.output.splitlines() if line.strip() and said not in line][:6]
         return f"cannot be built: {self.first}" + (f" ({' / '.join(more)[:500]})" if more else "")
 
 
 def run(name: str, command: Sequence[str], folder: Path, limit_s: float) -> None:
-    """Run one command of a build in a folder; a failure is an error that begins with the compiler's own first one."""
+    """Run one build command in a folder.
+
+    The error of a failure starts with the compiler's own first error.
+    """
     environment = {key: os.environ[key] for key in _KEPT if key in os.environ}
-    environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[3])  # for our wrapper, in whatever folder it runs
+    environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[3])  # lets our wrapper run in any folder
     with tempfile.TemporaryFile() as output:
         try:
             process = subprocess.Popen(
@@ -74,7 +81,7 @@ def run(name: str, command: Sequence[str], folder: Path, limit_s: float) -> None
 
 
 def failure(name: str, output: str, code: int, folder: Path) -> BuildError:
-    """Return the error that a compiler's output amounts to."""
+    """Return the error found in a compiler's output."""
     output = output.replace(f"{folder}{os.sep}", "")
     if (found := _ERROR.search(output)) is not None:
         where = ":".join(filter(None, (found["file"], found["line"] or found["nvcc"], found["column"])))
@@ -87,7 +94,7 @@ def failure(name: str, output: str, code: int, folder: Path) -> BuildError:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a compiler with all that it has started."""
+    """Kill a compiler with all processes it has started."""
     for pid in [*processes.descendants(process.pid, 100), process.pid]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

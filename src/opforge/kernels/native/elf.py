@@ -1,4 +1,4 @@
-"""The dynamic symbols of shared libraries, read from the files: nothing is loaded."""
+"""Dynamic symbols of shared libraries, read from the files without loading them."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _SYMBOL = np.dtype(
 
 
 class NotALibraryError(ValueError):
-    """The file is not a shared library of a 64-bit little-endian system, or a broken one."""
+    """The file is broken, or not a shared library of a 64-bit little-endian system."""
 
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A function or variable of a library, or one that it needs of another."""
+    """A function or variable that a library defines, or needs from another library."""
 
     name: str
     offset: int
-    """From where the library is loaded; 0 where it is needed of another."""
+    """From the library's load address; 0 if another library defines it."""
     size: int
     defined: bool
 
 
 def symbols(path: Path, matching: str) -> Iterator[Symbol]:
-    """Yield the symbols whose names begin with what a pattern matches."""
+    """Yield the symbols whose names start with a match of a pattern."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
             names, table = _tables(data)
@@ -48,7 +48,7 @@ def symbols(path: Path, matching: str) -> Iterator[Symbol]:
 
 
 def _tables(data: mmap.mmap) -> tuple[bytes, np.ndarray]:
-    """Return the names of the dynamic symbols, one after another, and the symbols."""
+    """Return the names of the dynamic symbols, concatenated, and the symbol table."""
     if data[:6] != _MAGIC:
         raise ValueError("it does not begin as one")
     (at,) = struct.unpack_from("<Q", data, 0x28)

@@ -1,4 +1,7 @@
-"""Look at shared libraries in a process of its own before anybody loads them: what they add to torch, and whether loading them ends the process."""
+"""Inspect shared libraries in a separate process before anything loads them.
+
+Reports what they add to torch, and whether loading them kills the process.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +25,19 @@ CHILD = (sys.executable, "-P", "-W", "ignore", "-m", "opforge.kernels.native.chi
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What became of loading some libraries together, in order."""
+    """The result of loading some libraries together, in order."""
 
     paths: tuple[Path, ...]
     operators: dict[str, str]
-    """Those that they add, such as ``ns::mm``, with their schemas."""
+    """The operators they add, such as ``ns::mm``, with their schemas."""
     whole: tuple[str, ...] = ()
-    """Of a single library: the namespaces that it claims for itself, and does not just add to."""
+    """Of a single library: the namespaces that it claims and does not just extend."""
     error: str = ""
-    """Why they cannot be loaded, in words; empty when they can."""
+    """Why they cannot be loaded; empty if they can."""
     died: bool = False
-    """Whether loading ended the process."""
+    """Whether loading killed the process."""
     said: str = ""
-    """The last words of a process that died."""
+    """The last output of a process that died."""
 
     @property
     def namespaces(self) -> tuple[str, ...]:
@@ -42,9 +45,10 @@ class Look:
 
 
 def look(groups: Sequence[Sequence[Path]]) -> list[Look]:
-    """Return what comes of loading each group of libraries, each in a fresh process; torch is imported once for all.
+    """Return the result of loading each group of libraries, each in a fresh process.
 
-    What is known of a library is kept in the cache by its content, so that a second look takes a millisecond.
+    Torch is imported once for all. Results are cached by the libraries' content, so that a second
+    look takes a millisecond.
     """
     missing = next((path for group in groups for path in group if not path.is_file()), None)
     if missing is not None:
@@ -54,7 +58,7 @@ def look(groups: Sequence[Sequence[Path]]) -> list[Look]:
     unknown = [number for number, row in enumerate(rows) if row is None]
     for number, row in zip(unknown, _ask([groups[number] for number in unknown]), strict=True):
         rows[number] = row
-        if "operators" in row:  # why something failed may lie in what else is installed
+        if "operators" in row:  # a failure may be caused by something else that is installed
             cache.write_atomically(places[number], json.dumps(row))
     return [_look(tuple(group), row) for group, row in zip(groups, rows, strict=True)]
 
@@ -67,7 +71,7 @@ def _kept_at(group: Sequence[Path]) -> Path:
 
 
 def _ask(groups: Sequence[Sequence[Path]]) -> list[dict[str, Any]]:
-    """Have a process load them."""
+    """Load groups of libraries in a child process."""
     if not groups:
         return []
     words = [[str(path.resolve()) for path in group] for group in groups]
@@ -105,7 +109,10 @@ def _last_words(said: str) -> str:
 
 
 def in_words(path: Path, error: str) -> str:
-    """Say why a library cannot be loaded: built for another Python, another torch, another machine, or as the loader put it."""
+    """Explain why a library cannot be loaded.
+
+    It was built for another Python, torch or machine; otherwise the loader's message is returned.
+    """
     mine = sysconfig.get_config_var("SOABI") or ""
     tag = path.name.split(".", 1)[1].removesuffix(".so") if "." in path.name else ""
     if tag.startswith("cpython-") and tag != mine:

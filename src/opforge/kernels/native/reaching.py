@@ -1,4 +1,4 @@
-"""What a library takes of ATen past its dispatcher, read from its file."""
+"""Uses of ATen past its dispatcher, read from a library's file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from opforge.kernels.native.elf import NotALibraryError, symbols
 from opforge.ops.stems import stem_of_function
 
 FUNCTION = re.compile(rb"_ZN2at(?:3cpu|4cuda|6native)(\d+)(\w+)|aoti_torch_(?:cpu|cuda)_(\w+)")
-"""A mangled name of a function that is an operator's, or that of a shim for it."""
+"""Mangled name of an operator's function, or the name of its shim."""
 DEFINES_ATEN = r"_ZN2at4_ops\d"
 _OF_ATEN = r"_ZN2at(?:3cpu|4cuda|6native)\d|aoti_torch_(?:cpu|cuda)_"
 _FINDS = r"dlv?sym|dlmopen"
@@ -18,12 +18,15 @@ _MOST_BYTES = 256 << 20
 
 
 def stems_of(operators: Iterable[str]) -> frozenset[str]:
-    """Return what is looked for: the stems of operators such as ``mm.out``."""
+    """Return the stems to look for, of operators such as ``mm.out``."""
     return frozenset(stem_of_function(name.partition(".")[0]) for name in operators)
 
 
 def objection(file: Path, stems: frozenset[str]) -> str | None:
-    """Say what a library takes of operators with these stems; one that looks functions up by name, by any text in it."""
+    """Report a library's use of operators with these stems, past the dispatcher.
+
+    A library that looks functions up by name is searched for their names in any text.
+    """
     try:
         if any(s.defined for s in symbols(file, DEFINES_ATEN)):
             return f"has loaded {file.name}, which has an ATen of its own"
@@ -37,19 +40,19 @@ def objection(file: Path, stems: frozenset[str]) -> str | None:
 
 
 def calls_past(name: str, texts: Iterable[bytes], stems: frozenset[str]) -> str | None:
-    """Say which of some functions' names is that of an operator with one of these stems."""
+    """Report the first function name that belongs to an operator with one of these stems."""
     found = next((token for token in _tokens(texts) if stem_of_function(token) in stems), None)
     return None if found is None else f"has loaded {name}, which calls ATen's own {found} past the dispatcher"
 
 
 def _strings(file: Path) -> list[bytes]:
-    """Return the names of ATen's functions that stand anywhere in a file."""
+    """Return the names of ATen functions anywhere in a file."""
     with file.open("rb") as opened:
         return [found[0] for found in FUNCTION.finditer(opened.read(_MOST_BYTES))]
 
 
 def _tokens(names: Iterable[bytes]) -> Iterator[str]:
-    """Yield the functions in mangled names: ``_ZN2at6native4reluE…`` is that of ``relu``."""
+    """Yield the functions in mangled names: ``_ZN2at6native4reluE…`` gives ``relu``."""
     for name in names:
         if (found := FUNCTION.match(name)) is not None:
             token = found[3] or found[2][: int(found[1])]

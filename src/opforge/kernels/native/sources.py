@@ -1,4 +1,4 @@
-"""What C++ and CUDA sources say of themselves: which headers they need, which namespaces and operators they register."""
+"""Scan C++ and CUDA sources for the headers, namespaces and operators they use or register."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from opforge.runtime import files
 
 SUFFIXES = (".cpp", ".cu")
-"""Of the files that are kernels."""
+"""File suffixes of kernels."""
 SOURCES = (*SUFFIXES, ".cc", ".cxx")
 HEADERS = (".h", ".hh", ".hpp", ".hxx", ".cuh", ".inl", ".inc", ".ipp", ".tpp")
 _MOST_FILES = 20_000
@@ -28,29 +28,29 @@ _COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|("(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A block that registers operators: TORCH_LIBRARY, or TORCH_LIBRARY_FRAGMENT, of the stable ABI or not."""
+    """A TORCH_LIBRARY or TORCH_LIBRARY_FRAGMENT block, of the stable ABI or not."""
 
     file: Path
     line: int
     namespace: str
     whole: bool
-    """Whether it claims the namespace for itself, as TORCH_LIBRARY does and a fragment does not."""
+    """Whether it claims the whole namespace, as TORCH_LIBRARY does and a fragment does not."""
     operators: tuple[str, ...]
-    """The operators that it defines, such as ``mm`` or ``mm.out``."""
+    """The operators it defines, such as ``mm`` or ``mm.out``."""
 
 
 def is_native(file: str | Path | None) -> bool:
-    """Whether a kernel's file is one that is compiled."""
+    """Whether a kernel's file must be compiled."""
     return file is not None and str(file).endswith(SUFFIXES)
 
 
 def sources_in(folder: Path) -> list[Path]:
-    """Return the sources of a library's folder, in its subfolders too, but not in those that a build leaves there."""
+    """Return the sources in a library's folder and its subfolders, except build folders."""
     return [path for path in _files(folder) if path.suffix in SOURCES]
 
 
 def headers_in(folder: Path) -> list[Path]:
-    """Return the headers that lie beside a source, and in folders there."""
+    """Return the headers in a source's folder and below it."""
     return [path for path in _files(folder) if path.suffix in HEADERS]
 
 
@@ -60,29 +60,29 @@ def _files(folder: Path) -> list[Path]:
 
 
 def without_comments(text: str) -> str:
-    """Return a source with blanks for its comments, line by line as before."""
+    """Return a source with its comments blanked; line numbers stay the same."""
     return _COMMENT.sub(lambda found: found[1] or re.sub(r"[^\n]", " ", found[0]), text)
 
 
 def includes(texts: Iterable[str]) -> set[str]:
-    """Return the names of all headers that sources ask for."""
+    """Return the names of all headers that sources include."""
     return {name for text in texts for name in _INCLUDE.findall(without_comments(text))}
 
 
 def needs_full_headers(included: Iterable[str]) -> bool:
-    """Whether some header is one of torch's own that is not part of the stable ABI."""
+    """Whether a header belongs to torch but not to its stable ABI."""
     return any(
         name.startswith(("torch/", "ATen/", "c10/", "caffe2/")) and not name.startswith(_STABLE) for name in included
     )
 
 
 def needs_python(included: Iterable[str]) -> bool:
-    """Whether some header is Python's, or brings it along."""
+    """Whether a header is Python's, or includes it."""
     return any(_PYTHON.fullmatch(name) for name in included)
 
 
 def registrations(file: Path, names: dict[str, str] | None = None) -> list[Registration]:
-    """Return the blocks of a source that define operators; ``names`` are macros that stand for namespaces."""
+    """Return the blocks of a source that define operators; ``names`` maps macros to namespaces."""
     return list(_registrations(file, without_comments(file.read_text(errors="replace")), names or {}))
 
 
@@ -99,12 +99,12 @@ def _registrations(file: Path, text: str, names: dict[str, str]) -> Iterator[Reg
 
 
 def _is_macro(text: str, at: int) -> bool:
-    """Whether a place is in a line that defines a macro."""
+    """Whether an offset is on a line that defines a macro."""
     return text[text.rfind("\n", 0, at) + 1 : at].lstrip().startswith("#")
 
 
 def _braced(text: str) -> str:
-    """Return what stands between the first brace and its partner."""
+    """Return the text from the first brace to its matching brace."""
     depth, start = 0, text.find("{")
     for found in re.finditer(r'"(?:[^"\\\n]|\\.)*"|[{}]', text[start:]) if start >= 0 else ():
         depth += {"{": 1, "}": -1}.get(found[0], 0)

@@ -1,4 +1,7 @@
-"""The compilers of this machine, and where torch keeps its headers and libraries. Torch itself is asked once, in a process of its own."""
+"""The machine's compilers, and the locations of torch's headers and libraries.
+
+Torch is queried once, in a separate process.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from opforge import cache
 from opforge.errors import OpforgeError
 
 OLDEST_TARGET = "2.11"
-"""The oldest torch that opforge works with, and so what a library of the stable ABI is built for unless somebody asks for more."""
+"""The oldest torch that opforge supports, and the default target of stable-ABI libraries."""
 _LIMIT_S = 120.0
 _PLACES = ("/usr/local/cuda", "/opt/cuda")
 _ASK = """
@@ -37,11 +40,11 @@ print(json.dumps({
 
 @dataclass(frozen=True, slots=True)
 class Torch:
-    """What a compiler must know of the installed torch."""
+    """Build settings of the installed torch."""
 
     version: str
     cuda: str | None
-    """The CUDA that it was built with; None for a build without."""
+    """The CUDA version it was built with; None for a build without CUDA."""
     path: str
     include: tuple[str, ...]
     library: tuple[str, ...]
@@ -51,7 +54,7 @@ class Torch:
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """A compiler and the first line that it says of its version."""
+    """A compiler and the first line of its version output."""
 
     path: str
     version: str
@@ -59,7 +62,7 @@ class Compiler:
 
 @functools.cache
 def torch_facts() -> Torch:
-    """Return the facts of the installed torch, asked once per installation and kept in the cache."""
+    """Return the installed torch's build settings, queried once per installation and cached."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         raise OpforgeError("there is no torch in this Python to build for; install it with `pip install torch`")
@@ -106,7 +109,10 @@ def cxx() -> Compiler:
 
 
 def nvcc() -> Compiler:
-    """Return CUDA's compiler: that of ``$CUDA_HOME`` or ``$CUDA_PATH``, else the PATH's, else that of the usual places."""
+    """Return CUDA's compiler, nvcc.
+
+    Looks in ``$CUDA_HOME`` and ``$CUDA_PATH``, then on the PATH, then in the usual places.
+    """
     homes = [home for name in ("CUDA_HOME", "CUDA_PATH") if (home := os.environ.get(name))]
     candidates = [*(f"{home}/bin/nvcc" for home in homes), "nvcc", *(f"{place}/bin/nvcc" for place in _PLACES)]
     for candidate in candidates:
@@ -132,7 +138,11 @@ def _version(path: str) -> str:
 
 @functools.cache
 def cuda_architectures() -> tuple[str, ...]:
-    """Return the architectures to build CUDA code for: ``$TORCH_CUDA_ARCH_LIST``, else those of this machine's GPUs, else nvcc's own choice."""
+    """Return the architectures to build CUDA code for.
+
+    They come from ``$TORCH_CUDA_ARCH_LIST``, else from this machine's GPUs; none leaves the choice
+    to nvcc.
+    """
     named = os.environ.get("TORCH_CUDA_ARCH_LIST")
     if named:
         return tuple(_architecture(word) for word in re.split(r"[;,\s]+", named.strip()) if word)
@@ -157,7 +167,7 @@ def _architecture(word: str) -> str:
 
 
 def cuda_architecture_flags() -> list[str]:
-    """Return nvcc's words for the architectures."""
+    """Return nvcc's flags for the architectures."""
     flags = []
     for name in cuda_architectures():
         number = name.removesuffix("+PTX")
@@ -179,7 +189,7 @@ def python_include() -> str:
 
 
 def target_version(word: str) -> str:
-    """Return the number that TORCH_TARGET_VERSION wants, from a version such as ``2.11``."""
+    """Return the value of TORCH_TARGET_VERSION for a version such as ``2.11``."""
     found = re.fullmatch(r"(\d+)\.(\d+)", word)
     if found is None:
         raise OpforgeError(

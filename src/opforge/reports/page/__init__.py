@@ -1,4 +1,4 @@
-"""A run as a page to look at: report.html, and what `opforge view` serves."""
+"""A run as an HTML page: report.html, and the pages that `opforge view` serves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAGE = "report.html"
 
 
 def write_page(path: Path, manifest: dict[str, Any], summary: Summary) -> None:
-    """Write the page of a run into its folder; lines are read one at a time, and kept packed."""
+    """Write the page of a run into its folder; rows are read one at a time and kept compressed."""
     columns, sources = Columns(), Sources(manifest, summary)
     for row in read_rows(path):
         columns.add(row, summary)

@@ -1,4 +1,7 @@
-"""The cases of a run in little room: packed as they come, an operator's together, and the points of the charts as columns."""
+"""Compact form of a run's cases, for its page.
+
+Cases are compressed as they arrive, by operator. The points of the charts are columns.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from opforge.judge.verdict import Outcome
 from opforge.runs.score import Summary
 
 _CHUNK = 128
-"""How many cases of an operator are packed at once: what has been packed takes a tenth of the room."""
+"""Number of an operator's cases that are compressed together; this takes a tenth of the memory."""
 _FIELDS = frozenset({
     "id", "phase", "verdict", "case", "source", "reason", "notes", "forms",
     "kernel_error", "aten_error", "bound", "rtol", "atol",
@@ -25,11 +28,11 @@ _FIELDS = frozenset({
 })  # fmt: skip
 _OUTCOMES = {outcome.value: number for number, outcome in enumerate(Outcome)}
 NOUGHT, ENDLESS = -32768, 32767
-"""Where the logarithm of a point is none."""
+"""Stand for points without a logarithm: zero or less, and infinity."""
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON has it, floats in six digits; what JSON has no number for becomes its name."""
+    """Return a value for JSON: floats with six digits, non-finite ones as their names."""
     if isinstance(value, dict):
         return {str(name): plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -46,12 +49,12 @@ def _figure(value: Any) -> Any:
 
 
 def as_json(value: Any) -> str:
-    """Return JSON that any parser takes, in ASCII."""
+    """Return strict JSON in ASCII."""
     return json.dumps(plain(value), separators=(",", ":"), allow_nan=False)
 
 
 def packed(value: Any) -> str:
-    """Return a value as the page unpacks it: JSON, deflated, in base64."""
+    """Return a value packed for the page: JSON, deflated, in base64."""
     return _deflated(as_json(value))
 
 
@@ -61,7 +64,7 @@ def _deflated(text: str) -> str:
 
 @dataclass
 class _Cases:
-    """The cases of one operator, or of one kernel where those are scored apart."""
+    """The cases of one operator, or of one kernel if kernels are scored separately."""
 
     chunks: list[str] = field(default_factory=list)
     waiting: list[str] = field(default_factory=list)
@@ -77,7 +80,7 @@ class _Cases:
 
 
 def _chosen(row: Mapping[str, Any]) -> str:
-    """Return what the page shows of a line, as JSON; what says nothing is left out."""
+    """Return the fields of a row that the page shows, as JSON, without empty ones."""
     light = row.get("light") or {}
     figures = (*row.items(), *((f"light_{name}", value) for name, value in light.items()))
     kept = {name: _figure(value) for name, value in figures if name in _FIELDS and value not in (None, "", [])}
@@ -90,7 +93,7 @@ def _joined(rows: list[str]) -> str:
 
 @dataclass
 class _Points:
-    """A scatter over all cases: logarithms in hundredths, and whose they are."""
+    """A scatter plot over all cases: logarithms in hundredths, with the operator of each point."""
 
     unit: array[int] = field(default_factory=lambda: array("l"))
     x: array[int] = field(default_factory=lambda: array("h"))
@@ -115,16 +118,16 @@ def _logarithm(value: float) -> int:
 
 @dataclass
 class Columns:
-    """All cases of a run; one line after the other is added, and none is kept as it was."""
+    """All cases of a run; rows are added one by one, and only their packed form is kept."""
 
     units: dict[str, int] = field(default_factory=dict)
-    """The number of each operator (or kernel, where those are scored apart), in the order of their first lines."""
+    """Number of each operator (or kernel, if those are scored separately), by first row."""
     cases: list[_Cases] = field(default_factory=list)
     errors: _Points = field(default_factory=_Points)
     roofline: _Points = field(default_factory=_Points)
 
     def add(self, row: Mapping[str, Any], summary: Summary) -> None:
-        """Take in one line."""
+        """Add one row."""
         name = row["kernel"] if row["kernel"] in summary.apart else row["op"]
         unit = self.units.setdefault(name, len(self.units))
         if unit == len(self.cases):
@@ -142,7 +145,7 @@ class Columns:
             self.roofline.add(unit, light["flops"] / light["bytes"], rate, row["verdict"])
 
     def blob(self, name: str) -> list[str] | None:
-        """Return what the page asks for when it is needed: ``errors``, ``roofline``, or the cases ``unit:N``."""
+        """Return data that the page loads on demand: ``errors``, ``roofline`` or ``unit:N``."""
         if name in ("errors", "roofline"):
             points: _Points = getattr(self, name)
             return [packed(points.as_json())]

@@ -1,4 +1,7 @@
-"""What the page shows at once: scores, state, operators, reasons, remarks. Cases come when an operator is opened."""
+"""Data that the page shows at once: scores, state, operators, reasons, remarks.
+
+Cases are loaded when an operator is opened.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from opforge.runs.score import CURVE, OperatorTally, Summary
 
 FINISHED, RUNNING, INTERRUPTED = "finished", "running", "interrupted"
 _MISSING, _DECLINED, _WAITING = "no kernel", "declined", "not judged"
-"""What is said of an operator instead of a verdict."""
+"""Labels for operators without a verdict."""
 _WORST_FIRST = (
     Outcome.CHEATED, Outcome.CRASHED, Outcome.TIMED_OUT, Outcome.WRONG, Outcome.CONTRACT, Outcome.ERROR,
     Outcome.UNSUPPORTED, Outcome.PASSED,
@@ -27,7 +30,7 @@ _NUMBER = re.compile(r"-?\d[\d.]*(?:e[-+]?\d+)?")
 
 
 def content(path: Path, manifest: dict[str, Any], summary: Summary, columns: Columns, state: str) -> dict[str, Any]:
-    """Return the data of a run's page, but for the cases and the sources."""
+    """Return the data of a run's page, except cases and sources."""
     config = manifest["config"]
     judged, planned = summary.case_counts.total(), manifest["plan"]["cases"]
     names = _unit_names(manifest, summary, columns)
@@ -53,7 +56,7 @@ def content(path: Path, manifest: dict[str, Any], summary: Summary, columns: Col
 
 
 def state_of(manifest: dict[str, Any], summary: Summary, *, held: bool = False) -> str:
-    """Return how a run stands; ``held`` says whether a process is writing to its folder."""
+    """Return the state of a run; ``held`` says whether a process is writing to its folder."""
     complete = summary.case_counts.total() >= manifest["plan"]["cases"]
     if complete and "finished" in manifest:
         return FINISHED
@@ -65,7 +68,7 @@ def _command(*words: str | Path) -> str:
 
 
 def _unit_names(manifest: dict[str, Any], summary: Summary, columns: Columns) -> list[str]:
-    """Return what has a row: what was judged, in the order of `columns`, then what waits, then what has no kernel."""
+    """Return the names of rows: judged (in the order of `columns`), waiting, without a kernel."""
     kernels = manifest["plan"]["kernels"]
     planned = [k["name"] if k["name"] in summary.apart else op for k in kernels for op in k["ops"]]
     return list(dict.fromkeys([*columns.units, *planned, *summary.missing]))
@@ -111,12 +114,15 @@ def _unit(tally: OperatorTally, kernel: int, word: str, summary: Summary) -> dic
 
 
 def _verdict(tally: OperatorTally) -> str:
-    """Return the gravest verdict that any of its cases got."""
+    """Return the worst verdict among its cases."""
     return next((o.value for o in _WORST_FIRST if tally.verdicts[o.value]), _WAITING)
 
 
 def _reasons(names: list[str], summary: Summary) -> list[dict[str, Any]]:
-    """Return why cases are not right, reasons that differ only in their numbers, or in the operator that they name, as one, the most frequent first."""
+    """Return why cases are not right, the most frequent reasons first.
+
+    Reasons that differ only in numbers or in the operator's name count as one.
+    """
     number = {name: index for index, name in enumerate(names)}
     groups: dict[tuple[str, str], dict[str, Any]] = {}
     for unit, tally in summary.operators.items():
@@ -130,7 +136,7 @@ def _reasons(names: list[str], summary: Summary) -> list[dict[str, Any]]:
 
 
 def _scores(summary: Summary) -> Iterator[dict[str, str]]:
-    """Yield the scores, each with its interval where it has one, and what it is over."""
+    """Yield the scores, with their interval if they have one, and what they are measured over."""
     scores = summary.scores()
     yield _score(
         "correctness",
@@ -168,7 +174,7 @@ def _score(title: str, value: str, interval: str, remark: str) -> dict[str, str]
 
 
 def _sections(manifest: dict[str, Any], summary: Summary) -> Iterator[dict[str, Any]]:
-    """Yield what is worth knowing beside the verdicts, as lists of lines under titles."""
+    """Yield further facts beside the verdicts, as lists of lines under titles."""
     plan, tallies = manifest["plan"], [t for _, t in sorted(summary.operators.items())]
     missing_walls = manifest.get("confinement", {}).get("missing", ())
     sections = {
@@ -202,7 +208,7 @@ def _about(manifest: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _roofs(peaks: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return the bandwidths of the smallest and the largest working set, and the rates of arithmetic."""
+    """Return the highest bandwidth, that of the largest working set, and arithmetic rates."""
     if not peaks or not peaks.get("bandwidth"):
         return None
     curve = [rate for _, rate in peaks["bandwidth"]]

@@ -1,4 +1,4 @@
-"""The page as one HTML file: style, script and data inside it, and nothing that it would have to fetch."""
+"""The page as one HTML file: style, script and data are inside, and it loads no other files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from opforge.reports.page.columns import as_json
 
 _ASSETS = Path(__file__).parent / "assets"
 _SCRIPTS = ("dom", "packing", "theme", "charts", "highlight", "table", "detail", "overview", "list", "main")
-"""In the order in which they stand in the page; all share one scope."""
+"""In the order in which they appear in the page; all share one scope."""
 
 
 def page(data: dict[str, Any], blobs: Iterable[tuple[str, list[str]]] | None = None) -> str:
-    """Return a page; with ``blobs`` it is complete in itself, without it asks the server that gave it."""
+    """Return a page; with ``blobs`` it is self-contained, otherwise it queries its server."""
     script, style = _script(), _asset("page.css")
     embedded = blobs is not None
     return string.Template(_asset("page.html")).substitute(
@@ -35,12 +35,12 @@ def _object(blobs: Iterable[tuple[str, list[str]]]) -> str:
 
 
 def _inert(json_text: str) -> str:
-    """Return JSON in which nothing can be taken for HTML; it means the same."""
+    """Return equivalent JSON in which nothing can be read as HTML."""
     return json_text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def _policy(script: str, style: str, *, asks: bool) -> str:
-    """Return what the browser is to allow: our script, our style, and asking our server where there is one."""
+    """Return the content security policy: our script, our style, and our server if there is one."""
     rules = {
         "default-src": "'none'",
         "script-src": f"'sha256-{_hash(script)}'",

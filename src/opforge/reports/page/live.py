@@ -1,4 +1,4 @@
-"""A run that is looked at while it goes on: new lines are read as they come, and no line twice."""
+"""View of a run in progress: new rows are read as they arrive, and no row twice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from opforge.runs.store import MANIFEST, RESULTS, is_held, read_manifest, read_r
 
 
 class LiveRun:
-    """One run's folder. Several threads may ask at once; each gets what stands there now."""
+    """One run's folder. Several threads may ask at once; each gets the current state."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -24,7 +24,7 @@ class LiveRun:
         self._start_anew(read_manifest(path))
 
     def data(self) -> dict[str, Any]:
-        """Return what the page shows at once, with the version of it."""
+        """Return the data that the page shows at once, with its version."""
         with self._lock:
             version = self._catch_up()
             if self._shown is None or self._shown["version"] != version:
@@ -48,13 +48,13 @@ class LiveRun:
         self._shown = None
 
     def _catch_up(self) -> str:
-        """Read the lines that have come, and return what tells this state from others."""
+        """Read new rows, and return a text that identifies this state."""
         manifest = read_manifest(self._path)
         written = (self._path / MANIFEST).stat().st_mtime_ns
         results = self._path / RESULTS
         size = results.stat().st_size if results.exists() else 0
         if manifest.get("started") != self._manifest.get("started") or size < self._place:
-            self._start_anew(manifest)  # another run has taken its place
+            self._start_anew(manifest)  # another run has replaced it
         self._manifest = manifest
         for row in read_rows(self._path, self._place, self._note):
             self._summary.add(row)
@@ -66,7 +66,7 @@ class LiveRun:
 
 
 def runs_in(folder: Path) -> dict[str, Path]:
-    """Return the runs that a folder holds, by name, the newest first."""
+    """Return the runs in a folder by name, the newest first."""
     found = [p for p in folder.iterdir() if (p / MANIFEST).is_file() and p.name.isprintable()]
     return {p.name: p for p in sorted(found, key=lambda p: ((p / MANIFEST).stat().st_mtime_ns, p.name), reverse=True)}
 
@@ -79,7 +79,7 @@ def list_content(folder: Path) -> dict[str, Any]:
 
 
 def _row(name: str, path: Path) -> dict[str, str]:
-    """Return what the list says of a run; one that cannot be read keeps its place."""
+    """Return the list entry of a run; a run that cannot be read is listed with its error."""
     try:
         manifest = read_manifest(path)
     except RunDirectoryError as error:

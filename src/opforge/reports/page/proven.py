@@ -1,4 +1,7 @@
-"""What is proven of a run's kernels, in words: from the proof beside each, if it is one of the source that was judged."""
+"""Text on what is proven of a run's kernels.
+
+It comes from the proof beside each kernel, if that is of the source that was judged.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from opforge.runtime.words import DEFAULT, Words
 
 
 class Proofs:
-    """The proofs of a run's kernels, read when they are asked for."""
+    """The proofs of a run's kernels, read on demand."""
 
     def __init__(self, manifest: dict[str, Any], summary: Summary) -> None:
         self._manifest = manifest
@@ -23,7 +26,10 @@ class Proofs:
         self._void = {t.kernel for t in tallies if any(t.verdicts[verdict] for verdict in NEVER)}
 
     def shown(self, kernel: dict[str, Any]) -> dict[str, Any]:
-        """Return what the page shows of a kernel's proof; ``remark`` says why there is none, or what is to be known of it."""
+        """Return what the page shows of a kernel's proof.
+
+        ``remark`` says why there is no proof, or what to know about it.
+        """
         if kernel.get("reference"):
             return {"remark": "Proofs are written for operators of ATen; this one is judged against a reference."}
         if kernel["name"] in self._void:
@@ -53,7 +59,7 @@ class Proofs:
         return self._end(kernel) or "Nothing: no dtypes of which some case passed and none failed."
 
     def _end(self, kernel: dict[str, Any]) -> str:
-        """Say why this run has written no proof of a kernel, if that is so."""
+        """Return why this run has written no proof of a kernel; empty if it has."""
         proofs = self._manifest.get("proofs")
         if proofs is None:
             return "This run has written no proofs; that is done at the end of a run."
@@ -61,7 +67,7 @@ class Proofs:
         return f"This run could not write its proofs: {reason}" if reason else ""
 
     def _elsewhere(self, found: Proof) -> str:
-        """Say that a proof is not of this run's torch and device, if that is so."""
+        """Return a remark if a proof is not for this run's torch and device; empty otherwise."""
         here = self._manifest["versions"].get("torch"), self._manifest["machine"].get("name")
         if (found.torch, found.device) == here:
             return ""
@@ -92,19 +98,19 @@ def _row(op: str, dtypes: str, proven: Proven) -> dict[str, str]:
 
 
 def _extents(found: Iterable[Iterable[tuple[int, int]]]) -> str:
-    """Say how long the dimensions of each tensor argument may be, in the order of its shape."""
+    """Return the proven sizes of each tensor argument's dimensions, in the order of its shape."""
     return ", ".join(f"[{' × '.join(_ranges([one]) for one in reversed([*ranges]))}]" for ranges in found)
 
 
 def _speed(proven: Proven) -> str:
-    """Say at which sizes a kernel is not slower."""
+    """Return the sizes at which a kernel is not slower."""
     if not proven.timed:
         return "none was timed"
     return _ranges(proven.sizes(not_slower=True)) or f"none: slower at {_ranges(proven.sizes(not_slower=False))}"
 
 
 def _values(words: Words) -> str:
-    """Say what an argument that is no tensor may be."""
+    """Return the values that a non-tensor argument may have."""
     return ", ".join(
         "left out" if word == DEFAULT else f"{word} {_ranges([(bounds[0], bounds[1])])}" if bounds else word
         for word, bounds in words.items()

@@ -1,7 +1,8 @@
-"""The server of `opforge view`: read-only, of a run or of a folder of runs.
+"""Read-only server of `opforge view`, for a run or a folder of runs.
 
-Names in an address are looked up among the runs that were found, and never joined to a path. On a loopback address a request must name
-that address as its host, so that no site can reach it under a name of its own; on any other, it must bring the token.
+Names in a URL are looked up among the runs that were found, and never joined to a path. On a
+loopback address, a request must have that address as its host, so that no website can reach the
+server under a name of its own. On any other address, a request must bring the token.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from opforge.runs.store import MANIFEST
 
 PORT = 8484
 _MOST_RUNS = 16
-"""How many runs are kept in mind at once."""
+"""Maximum number of runs kept in memory."""
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "frame-ancestors 'none'",
@@ -60,7 +61,7 @@ class Viewer(ThreadingHTTPServer):
         self._bind(host, port)
 
     def _bind(self, host: str, port: int | None) -> None:
-        """Take the port; the usual one may be in use, then any."""
+        """Bind the port; if the default port is in use, bind any."""
         for number in (port,) if port is not None else (PORT, 0):
             try:
                 super().__init__((host, number), _Handler)
@@ -71,17 +72,17 @@ class Viewer(ThreadingHTTPServer):
         raise OpforgeError(f"cannot listen on {host} port {port}: {failure}; give another --host or --port, 0 for any")
 
     def server_bind(self) -> None:
-        """Listen without asking anybody what this machine is called, which may take long."""
+        """Bind without looking up this machine's host name, which may take long."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: a reader that has gone is no fault, and others have had their answer."""
+        """Ignore errors: a client that disconnects is no fault, and others have their answer."""
 
     @property
     def address(self) -> str:
-        """What to open; with the token, where one is needed."""
-        host = socket.gethostname() if self._host in ("0.0.0.0", "::") else self._host  # noqa: S104  # a name for it, no binding
+        """URL to open, with the token if one is needed."""
+        host = socket.gethostname() if self._host in ("0.0.0.0", "::") else self._host  # noqa: S104  # not bound here
         shown = f"[{host}]" if ":" in host else host
         return f"http://{shown}:{self.server_port}/" + (f"?token={self.token}" if self.token else "")
 
@@ -90,12 +91,12 @@ class Viewer(ThreadingHTTPServer):
         return f"opforge-{self.server_port}"
 
     def expects(self, host: str) -> bool:
-        """Whether a request's host is this server's own name."""
+        """Whether a request's host is a name of this server."""
         names = {self._host, "localhost", "127.0.0.1", "[::1]", f"[{self._host}]"}
         return bool(self.token) or host in {f"{name}:{self.server_port}" for name in names}
 
     def run(self, path: Path) -> LiveRun:
-        """Return a run, as it was read before if it was."""
+        """Return a run, reusing it if it was read before."""
         with self._guard:
             if path not in self._runs:
                 if len(self._runs) >= _MOST_RUNS:
@@ -118,7 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
     timeout = 30
 
-    def do_GET(self) -> None:  # the base class asks for this name
+    def do_GET(self) -> None:  # the base class requires this name
         try:
             self._answer()
         except RunDirectoryError as error:
@@ -126,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET  # noqa: N815
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the base class's name
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the base class names it so
         """Print nothing."""
 
     def _answer(self) -> None:
@@ -147,7 +148,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer_one_of_many(address.path, parts, since)
 
     def _known(self, path: str, query: dict[str, list[str]]) -> bool:
-        """Whether a request brings the token, in its cookie; one that has it in its address gets the cookie."""
+        """Whether a request has the token in its cookie.
+
+        A request with the token in its URL gets the cookie and a redirect.
+        """
         if _same(query.get("token", [""])[0], self.server.token):
             cookie = f"{self.server.cookie}={self.server.token}; Path=/; HttpOnly; SameSite=Lax"
             self._send(HTTPStatus.SEE_OTHER, "", {"Location": "/" + quote(path.lstrip("/")), "Set-Cookie": cookie})

@@ -1,4 +1,7 @@
-"""The sources of a run's kernels, as they were judged: a file that has changed since is not shown; and what is proven of them."""
+"""Sources and proofs of a run's kernels.
+
+Sources are shown as they were judged: a file that has changed since is not shown.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ from opforge.runs.score import Summary
 from opforge.runtime import files
 
 _MOST = 1 << 18
-"""How many characters of a source are shown."""
+"""Maximum characters of a source to show."""
 
 
 class Sources:
-    """Sources and proofs by kernel's number, read when they are asked for."""
+    """Sources and proofs by kernel number, read on demand."""
 
     def __init__(self, manifest: dict[str, Any], summary: Summary) -> None:
         self._kernels: list[dict[str, Any]] = manifest["plan"]["kernels"]
@@ -37,13 +40,13 @@ class Sources:
 
 
 def kernel_rows(manifest: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return what the page says of each kernel at once."""
+    """Return the facts on each kernel that the page shows at once."""
     names = ("name", "file", "digest", "hints", "reference")
     return [{name: kernel[name] for name in names if kernel.get(name)} for kernel in manifest["plan"]["kernels"]]
 
 
 def _source(kernel: dict[str, Any]) -> tuple[str, str]:
-    """Return a kernel's source and a remark; only what has the digest of the manifest is read out."""
+    """Return a kernel's source and a remark; the source must have the digest in the manifest."""
     if not kernel.get("file"):
         return "", "ATen's own kernel, which comes with torch."
     path = Path(kernel["file"])

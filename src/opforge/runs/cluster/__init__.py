@@ -1,1 +1,1 @@
-"""Kernels judged by a Ray cluster: what is shipped, where it is placed, what runs on a node, and what is done when one is lost."""
+"""Judging on a Ray cluster: shipping, placement, the code on a node, and the handling of losses."""

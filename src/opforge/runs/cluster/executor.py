@@ -18,7 +18,7 @@ from opforge.runs.executors import Work
 from opforge.sandbox.client import ForkServer
 
 TASKS = "tasks.jsonl"
-"""The part of a run's folder that says which task ran where, and when."""
+"""File in a run's folder that records where and when each task ran."""
 _LOOK_S = 180.0
 _SLACK_S = 600.0
 _BATCH = 96
@@ -50,7 +50,10 @@ class RayCluster:
         self._flow: Flow | None = None
 
     def device_name(self) -> str:
-        """Return the device's name, when all nodes have the right versions and, of GPUs, the same."""
+        """Return the device's name, after checking that all nodes have the right versions.
+
+        The nodes' GPUs must be the same too.
+        """
         usable = self._placement.usable(self._nodes())
         if not usable:
             what = "GPU" if self._placement.gpu else "CPU"
@@ -63,12 +66,12 @@ class RayCluster:
         return ", ".join(names)
 
     def confinement(self) -> dict[str, Any]:
-        """Return what holds on all nodes: that of the one which misses the most."""
+        """Return the confinement that holds on all nodes: that of the node missing the most."""
         found = [look["confinement"] for look in self._looks]
         return max(found, key=lambda held: len(held["missing"]))
 
     def peaks(self) -> dict[str, Any]:
-        """Return the peaks of the first node; each is held against its own when it times."""
+        """Return the peaks of the first node; each node uses its own when it times."""
         first = self._placement.usable(self._nodes())[:1]
         (look,) = self._look(first, confine=False, timed=True)
         peaks: dict[str, Any] = look["peaks"]
@@ -98,7 +101,10 @@ class RayCluster:
         return [Node.from_ray(row) for row in self._ray.nodes() if row["Alive"]]
 
     def _same_versions(self, nodes: Iterable[Node]) -> None:
-        """Ask each node for its versions with a function that travels whole: a node may not have opforge at all."""
+        """Check the versions of each node.
+
+        The function is sent by value, as a node may not have opforge at all.
+        """
 
         def ask(packages: list[str]) -> dict[str, str | None]:
             import platform

@@ -1,4 +1,4 @@
-"""Tasks on their way through a cluster: a bounded number at a time, each case judged once, whatever is lost on the way."""
+"""Scheduler of cluster tasks: a bounded number at a time, each case judged once despite losses."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from opforge.runs.executors import Emit
 from opforge.runs.plan import Job, Key, Part
 
 CHUNK = 500
-"""How many cases a task has at most, unless one operator has more: an operator's cases are judged together."""
+"""Maximum number of cases per task; an operator's cases stay together, even if more."""
 MOST_LOSSES = 3
 _LOOK_EVERY_S = 2.0
 _WITHOUT_NODES_S = 60.0
 _PAUSE_S = 0.2
 _UNSEEN = 16
-"""How many messages of a task may wait for the driver."""
+"""Maximum number of a task's messages that wait for the driver."""
 
 
 def chunks(job: Job, phase: Phase) -> Iterable[Job]:
-    """Yield the cases of a job that are of a phase, cut between operators into parts that one task takes."""
+    """Yield the job's cases of one phase, split between operators into tasks."""
     parts = [replace(p, cases=[c for c in p.cases if c.phase is phase]) for p in job.parts]
     taken: list[Part] = []
     count = 0
@@ -47,7 +47,7 @@ def chunks(job: Job, phase: Phase) -> Iterable[Job]:
 
 @dataclass
 class _Task:
-    """A chunk on its way."""
+    """A running chunk."""
 
     job: Job
     waiting: dict[Key, Case]
@@ -57,7 +57,7 @@ class _Task:
 
 
 class Flow:
-    """Feeds a cluster and hears what comes back."""
+    """Sends tasks to a cluster and receives their results."""
 
     def __init__(
         self,
@@ -80,29 +80,29 @@ class Flow:
         self._looked = self._last_node = float("-inf")
         self._judge = ray.remote(judge)
         self._bound: Counter[str] = Counter()
-        """How many tasks must run on which node."""
+        """Number of tasks pinned to each node."""
         self._losses: Counter[tuple[str, str]] = Counter()
-        """Of Ray workers, by the kernel that they had."""
+        """Number of lost Ray workers, by the kernel that they judged."""
         self._homes: dict[tuple[str, str], str] = {}
-        """The nodes on which kernels that must be built were built."""
+        """The node that built each native kernel."""
         self._flying: dict[Any, _Task] = {}
         self._jobs: deque[Job] = deque()
 
     def run(self, jobs: Iterable[Job], phase: Phase, settings: Any) -> None:
-        """Judge what a phase has of all jobs."""
+        """Judge one phase of all jobs."""
         coming = (chunk for job in jobs for chunk in chunks(job, phase))
         while self._send(coming, phase, settings) or self._flying:
             self._hear()
             self._end_silent()
 
     def close(self) -> None:
-        """Call back what is under way."""
+        """Cancel running tasks."""
         for task in list(self._flying):
             self._ray.cancel(task, force=True)
         self._flying.clear()
 
     def _send(self, coming: Iterable[Job], phase: Phase, settings: Any) -> bool:
-        """Hand out tasks as long as there is room; return whether any are left."""
+        """Start tasks up to the limit; return whether any may be left."""
         self._look_around()
         most = self._placement.most(self._nodes, phase, self._workers)
         iterator = iter(coming)
@@ -153,9 +153,9 @@ class Flow:
         self._flying[flying] = _Task(job, _waiting(job), place, time.monotonic(), record)
 
     def _hear(self) -> None:
-        """Take what has come: wait for the first, then all that is there."""
+        """Receive results: wait for the first, then take all that are ready."""
         flying = list(self._flying)
-        if not flying:  # there is no node to send to
+        if not flying:  # no node to send to
             time.sleep(_PAUSE_S)
             return
         ready, _ = self._ray.wait(flying, timeout=1.0, fetch_local=False)
@@ -173,7 +173,7 @@ class Flow:
             self._ended(flying, "done")
         except errors.RayTaskError as error:
             self._failed(flying, error)
-        except errors.TaskUnschedulableError:  # its node has gone before it began
+        except errors.TaskUnschedulableError:  # its node went away before it began
             self._ended(flying, "lost")
             self._again(task, None)
         except errors.RayError as error:
@@ -188,7 +188,10 @@ class Flow:
             self._emit([row for row in rows if task.waiting.pop(_key(row), None) is not None])
 
     def _failed(self, flying: Any, error: Any) -> None:
-        """A task has raised: what was lost is done again, what a user can mend is told, all else is our fault."""
+        """Handle a task that raised: retry lost work, report user errors, and raise anything else.
+
+        Any other error is a bug in opforge.
+        """
         cause = error.cause
         if isinstance(cause, LostError):
             task = self._flying[flying]
@@ -200,7 +203,7 @@ class Flow:
             raise InternalError(f"a task on a node of the cluster failed: {error}") from error
 
     def _again(self, task: _Task, error: BaseException | None) -> None:
-        """Do what is left of a lost task once more, elsewhere; a kernel that has lost too many is not tried again."""
+        """Retry the rest of a lost task elsewhere; a kernel that lost too many is not retried."""
         name = _name(task.job)
         if error is not None and "began" in task.record:
             self._losses[name] += 1
@@ -218,7 +221,7 @@ class Flow:
         self._emit([{**heading(job, c), "id": c.id, "phase": c.phase.value, **finding} for c in waiting.values()])
 
     def _end_silent(self) -> None:
-        """Call back tasks that have begun and not been heard of for longer than their own limits allow."""
+        """Cancel started tasks that have been silent for longer than their own limits allow."""
         now = time.monotonic()
         for flying, task in list(self._flying.items()):
             if "began" in task.record and now - task.heard > self._patience_s:
@@ -235,7 +238,7 @@ class Flow:
 
 
 def _name(job: Job) -> tuple[str, str]:
-    """Return what tells a kernel from others: ATen's own have one name."""
+    """Return a kernel's identity; all of ATen's own kernels share one name."""
     return job.kernel.name, job.kernel.primary
 
 

@@ -1,4 +1,4 @@
-"""Ray started on this machine, or a cluster joined by its address. Whatever is wrong is answered within a bounded time."""
+"""Start Ray on this machine, or join a cluster by its address. Errors arrive in bounded time."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from opforge.errors import OpforgeError
 _CONNECT_S = 5.0
 _ANSWER_S = 30.0
 _SETTINGS = {
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # without it Ray warns of what it will do by itself one day
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # without it Ray warns about a future change of its own default
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 
 
 def load_ray() -> Any:
-    """Return Ray's package; raises an error that says how to install it."""
+    """Return the ray package; raises an error with install instructions if it is missing."""
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     try:
@@ -44,7 +44,7 @@ def start(ray: Any, cpus: int) -> None:
 
 
 def join(ray: Any, address: str) -> None:
-    """Join a cluster that runs already."""
+    """Join a running cluster."""
     if "://" in address:
         raise OpforgeError(
             f"--ray-address {address!r} is not the address of a cluster's head; allowed: auto, or HOST:PORT (the port that "
@@ -67,19 +67,22 @@ def _initialise(ray: Any, **options: Any) -> None:
         raise OpforgeError(f"Ray cannot be used at {where!r}: {' '.join(str(error).split())}{remedy}") from None
     finally:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)  # Ray has put its own in the place of ours
+            signal.signal(signal.SIGTERM, before)  # Ray has replaced our handler
     _keep_off_stdout(ray)
 
 
 def _keep_off_stdout(ray: Any) -> None:
-    """Have Ray's remarks on lost workers, which it prints to stdout, not printed: they are in the run's own record."""
+    """Silence Ray's messages about lost workers on stdout: the run's own record has them."""
     worker: Any = getattr(getattr(ray, "_private", None), "worker", None)
     if worker is not None and hasattr(worker, "print_to_stdstream"):
         worker.print_to_stdstream = lambda *_data, **_options: None
 
 
 def _answers(address: str) -> None:
-    """Raise an error unless a Ray head answers at an address. Ray itself tries for minutes, and ends the process."""
+    """Raise an error unless a Ray head answers at an address.
+
+    Ray itself tries for minutes and then ends the process.
+    """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise OpforgeError(f"--ray-address {address!r} is not auto or HOST:PORT, for example 10.0.0.1:6379")
@@ -114,7 +117,7 @@ def versions() -> dict[str, str | None]:
 
 
 def same_versions(ours: Mapping[str, str | None], theirs: Mapping[str, str | None], node: str) -> None:
-    """Raise an error where a node has other versions than the process that asks it."""
+    """Raise an error if a node's versions differ from ours."""
     for name, mine in ours.items():
         if theirs.get(name) != mine:
             there = theirs.get(name) or "none"

@@ -1,4 +1,7 @@
-"""What runs in a Ray worker: our own fork server, judge and sandbox, as on a single machine. No kernel's code runs in the Ray worker itself."""
+"""Code that runs in a Ray worker: a fork server, judge and sandbox, as on a single machine.
+
+No kernel code runs in the Ray worker itself.
+"""
 
 from __future__ import annotations
 
@@ -30,45 +33,48 @@ from opforge.suites import LoadedSuite
 from opforge.suites.base import silent
 
 _GATHER_S = 0.1
-"""For how long verdicts are gathered before they are sent together."""
+"""Time for which verdicts are collected before they are sent together."""
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def _nobody(_rows: list[dict[str, Any]]) -> None:
-    """Hear nothing."""
+    """Ignore the verdicts."""
 
 
 class LostError(Exception):
-    """The fork server in this worker has gone; the task can be done by another."""
+    """The fork server of this worker has gone; another worker can do the task."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What all tasks of a run have in common."""
+    """Settings shared by all tasks of a run."""
 
     config: RunConfig
     versions: Mapping[str, str | None]
     folder: str
-    """The run's, on the machine where it is kept."""
+    """The run's folder, on the machine that stores it."""
     blobs: Mapping[str, tuple[str, list[Any]]] = field(default_factory=dict)
-    """For each blob its digest, and its pieces in the object store."""
+    """The digest of each blob, and its pieces in the object store."""
 
 
 class _Here:
-    """The fork server of this Ray worker, and what is known of the machine."""
+    """The fork server of this Ray worker, and the data probed on this machine."""
 
     def __init__(self, device: str) -> None:
         self.device = device
         self.visible = os.environ.get(_VISIBLE)
-        self.server = ForkServerProcess(ROLES, device_settings(device))  # a warm one is of another machine
+        self.server = ForkServerProcess(ROLES, device_settings(device))  # a warm one belongs to another machine
         self._confinement: dict[str, Any] | None = None
         self._peaks: dict[str, Any] | None = None
         self._kept: tuple[Any, LocalExecutor] | None = None
         self.emit: Emit = _nobody
-        """Who hears the verdicts of the present task."""
+        """Receives the verdicts of the current task."""
 
     def executor(self, config: RunConfig, blobs: Mapping[str, Path], folder: str, *, timed: bool) -> LocalExecutor:
-        """Return what judges here; its judge lives on from task to task, as it does from job to job on a single machine."""
+        """Return the executor here.
+
+        Its judge lives on from task to task, as from job to job on a single machine.
+        """
         key = (config, blobs, folder, timed)
         if self._kept is None or self._kept[0] != key:
             if self._kept is not None:
@@ -102,7 +108,7 @@ _here: _Here | None = None
 
 
 def _server(device: str) -> _Here:
-    """Return the fork server of this process: one, until the task's GPU is another one."""
+    """Return the fork server of this process; it is replaced when the task's GPU changes."""
     global _here  # noqa: PLW0603  # a Ray worker has no other place that outlives a task
     if _here is not None and not _here.serves(device):
         _end_server()
@@ -122,7 +128,7 @@ atexit.register(_end_server)
 
 
 def look(settings: Settings, *, confine: bool, timed: bool) -> dict[str, Any]:
-    """Return what this node is: its device's name, what confinement holds here, and its peaks where they are asked for."""
+    """Describe this node: its device's name, confinement, and peaks, the last two on request."""
     same_versions(settings.versions, versions(), _place()["node"])
     here = _server(settings.config.device)
     return {
@@ -133,7 +139,7 @@ def look(settings: Settings, *, confine: bool, timed: bool) -> dict[str, Any]:
 
 
 def judge(settings: Settings, parcel: Parcel, *, timed: bool) -> Iterator[dict[str, Any]]:
-    """Yield where this is, then the verdicts on a parcel as they come, then when it was done."""
+    """Yield this task's location, then the verdicts as they come, then the end time."""
     yield {"began": time.time(), **_place()}
     same_versions(settings.versions, versions(), _place()["node"])
     rows: queue.SimpleQueue[list[dict[str, Any]] | BaseException | None] = queue.SimpleQueue()
@@ -154,7 +160,7 @@ def judge(settings: Settings, parcel: Parcel, *, timed: bool) -> Iterator[dict[s
 
 
 def _gathered(rows: queue.SimpleQueue[Any]) -> tuple[list[dict[str, Any]], bool]:
-    """Return the verdicts of a moment, and whether they are the last."""
+    """Return the verdicts that arrive together, and whether they are the last."""
     gathered: list[dict[str, Any]] = []
     until = None
     while True:
@@ -192,7 +198,7 @@ def _blob(digest: str, pieces: list[Any]) -> Path:
 
 
 def _place() -> dict[str, Any]:
-    """Return where this process is, as the record of tasks has it."""
+    """Return this process's location, for the record of tasks."""
     import ray
 
     context = ray.get_runtime_context()

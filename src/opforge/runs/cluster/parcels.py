@@ -1,4 +1,7 @@
-"""What is shipped to a node: kernels with the files that they may read, and cases; tensors once for each node, into its cache."""
+"""Shipping to a node: kernels with the files they may read, and cases.
+
+Tensors are shipped once per node, into its cache.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,10 @@ from opforge.runtime import files
 from opforge.sandbox import reach
 
 MOST_BYTES = 32 << 20
-"""What the files of one kernel may hold together."""
+"""Maximum total size of one kernel's files."""
 PIECE = 32 << 20
 _KEPT_S = 7 * 24 * 3600.0
-"""After so long without use, what was shipped is removed."""
+"""Shipped files are removed after this time without use."""
 
 Pieces = list[Callable[[], bytes]]
 
@@ -36,9 +39,9 @@ class Bundle:
     """The files in a kernel's folder."""
 
     folder: str
-    """Where they lie on the machine that they come from."""
+    """Its path on the machine of origin."""
     files: Mapping[str, bytes]
-    """By their path in the folder."""
+    """Contents by path in the folder."""
 
     @property
     def digest(self) -> str:
@@ -57,7 +60,10 @@ class Parcel:
 
 
 def packed(job: Job) -> Parcel:
-    """Return a job as data that can go to another machine; a kernel with too much beside it says so in its verdicts."""
+    """Return a job as data for another machine; a kernel with too many bytes is marked broken.
+
+    Its verdicts then report the reason.
+    """
     reference = job.kernel.reference
     named = [job.kernel.file, reference.file if reference is not None else None]
     bundles: dict[str, Bundle] = {}
@@ -72,12 +78,12 @@ def packed(job: Job) -> Parcel:
 
 
 def _files(file: str, folder: str) -> Iterator[tuple[str, bytes]]:
-    """Yield what the kernel in a file may read, until it is too much."""
+    """Yield the files that the kernel may read, up to the size limit."""
     left = MOST_BYTES
     for path in dict.fromkeys([*reach.kernel_reads(file), file]):
         if left < 0 or not Path(path).is_relative_to(folder):
             continue
-        with contextlib.suppress(OSError):  # one that cannot be read is missed where the kernel is loaded
+        with contextlib.suppress(OSError):  # loading the kernel reports it as missing
             data = files.read(Path(path))
             left -= len(data)
             yield os.path.relpath(path, folder), data
@@ -85,14 +91,14 @@ def _files(file: str, folder: str) -> Iterator[tuple[str, bytes]]:
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """A job whose files lie on this machine."""
+    """A job with its files on this machine."""
 
     job: Job
     moved: tuple[tuple[str, str], ...]
-    """Folders here, and where they are on the machine that they came from."""
+    """Folders on this machine, with their paths on the machine of origin."""
 
     def told(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return lines of verdicts with the paths as the user knows them."""
+        """Return verdict lines with the user's original paths."""
         text = json.dumps(rows)
         for here, there in self.moved:
             text = text.replace(json.dumps(here)[1:-1], json.dumps(there)[1:-1])
@@ -101,7 +107,7 @@ class Unpacked:
 
 
 def unpacked(parcel: Parcel) -> Unpacked:
-    """Return a parcel's job with its files in this machine's cache; what is there already is left."""
+    """Return a parcel's job with its files in this machine's cache; existing files are kept."""
     moved = {bundle.folder: str(_laid(bundle)) for bundle in parcel.bundles}
     kernel = parcel.job.kernel
     kernel = replace(kernel, file=_moved(kernel.file, moved))
@@ -143,14 +149,14 @@ def digest_of(blob: Path) -> str:
 
 
 def pieces_of(blob: Path) -> Iterator[bytes]:
-    """Yield a blob in pieces that an object store takes."""
+    """Yield a blob in pieces that fit an object store."""
     with blob.open("rb") as handle:
         while piece := handle.read(PIECE):
             yield piece
 
 
 def stored(digest: str, pieces: Pieces) -> Path:
-    """Return a blob in this machine's cache; its pieces are asked for by the first process that needs it, once."""
+    """Return a blob in this machine's cache; the first process that needs it fetches it once."""
     path = _root("blobs") / f"{digest}.safetensors"
     if not path.exists():
         with FileLock(path.with_suffix(".lock")):
@@ -181,7 +187,7 @@ def _touch(path: Path) -> None:
 
 @functools.cache
 def _sweep(root: Path) -> None:
-    """Remove what nobody has used for days; a process looks once."""
+    """Remove files not used for days; done once per process."""
     for path in root.iterdir():
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > _KEPT_S:

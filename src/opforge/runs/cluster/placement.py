@@ -1,4 +1,7 @@
-"""Where tasks go: a share of a CPU or GPU to be judged, a whole GPU, or a whole machine's CPUs, to be timed."""
+"""Placement of tasks.
+
+Judging takes a share of a CPU or GPU. Timing takes a whole GPU, or all CPUs of a machine.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,9 @@ from typing import Any
 from opforge.cases import Phase
 
 PER_GPU = 4
-"""How many kernels are judged on one GPU at once."""
+"""Number of kernels judged on one GPU at once."""
 AHEAD = 2
-"""How many tasks are handed to Ray for each that can run: the next is on its node when one ends."""
+"""Tasks handed to Ray for each that can run: the next is on its node when one ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a task asks for: resources, and a node where that one is better than others, or it must be that one."""
+    """A task's request: resources, and a preferred or required node."""
 
     cpus: float
     gpus: float = 0.0
@@ -42,32 +45,36 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The rules for one kind of device."""
+    """Placement rules for one kind of device."""
 
     gpu: bool
 
     def usable(self, nodes: Iterable[Node]) -> list[Node]:
-        """Return the nodes on which anything can be judged."""
+        """Return the nodes that can judge."""
         return [n for n in nodes if n.cpus >= 1 and (n.gpus >= 1 or not self.gpu)]
 
     def slots(self, nodes: Iterable[Node], phase: Phase) -> int:
-        """Return how many tasks of a phase can run at once."""
+        """Return the number of tasks of a phase that can run at once."""
         usable = self.usable(nodes)
         if phase is Phase.PERFORMANCE:
             return sum(min(n.cpus, n.gpus) if self.gpu else 1 for n in usable)
         return sum(min(n.cpus, n.gpus * PER_GPU) if self.gpu else n.cpus for n in usable)
 
     def most(self, nodes: Iterable[Node], phase: Phase, workers: int) -> int:
-        """Return how many tasks may be under way: no more than a user allows, and some to wait where all can run."""
+        """Return how many tasks may be in flight: at most the user's limit.
+
+        Where all can run, some more are handed out to wait.
+        """
         slots = self.slots(nodes, phase)
         if phase is Phase.PERFORMANCE and not self.gpu:
             return min(workers, slots)
         return slots * AHEAD if workers >= slots * AHEAD else min(workers, slots)
 
     def place(self, nodes: Iterable[Node], phase: Phase, taken: Counter[str], home: str = "") -> Place | None:
-        """Return what the next task asks for; None where it must wait for a node.
+        """Return the next task's request; None if it must wait for a node.
 
-        ``taken`` counts the tasks that must be on a node; ``home`` is the node whose cache has what the kernel needs.
+        ``taken`` counts the tasks pinned to each node. ``home`` is the node whose cache has the
+        kernel's files.
         """
         if self.gpu or phase is Phase.CORRECTNESS:
             share = 1.0 if phase is Phase.PERFORMANCE else 1.0 / PER_GPU

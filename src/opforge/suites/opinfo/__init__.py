@@ -1,1 +1,1 @@
-"""The OpInfo suite: every call that PyTorch's own test database makes, recorded once and kept as cases."""
+"""The OpInfo suite: calls made by PyTorch's own test database, recorded once as cases."""

@@ -1,6 +1,7 @@
-"""The process that runs OpInfo's entries: ``python -m opforge.suites.opinfo.child DEVICE SLOT FIRST FD``.
+"""Run OpInfo's entries: ``python -m opforge.suites.opinfo.child DEVICE SLOT FIRST FD``.
 
-Native kernels may kill it. It streams what it records to the descriptor FD, so that a crash loses the entry it was at.
+A native kernel may kill this process. It streams its recordings to the descriptor FD, so a crash
+loses only the current entry.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from opforge.suites.opinfo.stream import send_call
 from opforge.traces.stream import send
 
 ERRORS = "errors"
-"""The slot of wrong inputs, which belong to no dtype."""
+"""Slot for invalid inputs, which belong to no dtype."""
 
 
 def wanted_entries() -> tuple[str, ...]:
-    """Return the entries that OPFORGE_OPINFO_ENTRIES names, as PyTorch's tests call them; none of them means all."""
+    """Return the entry names in OPFORGE_OPINFO_ENTRIES, as in PyTorch's tests; empty means all."""
     names = (name.strip() for name in os.environ.get("OPFORGE_OPINFO_ENTRIES", "").split(","))
     return tuple(sorted({name for name in names if name}))
 
@@ -53,7 +54,10 @@ def run(device: str, slot: str, first: int, fd: int) -> None:
 
 
 def _seed_the_cpu_alone() -> None:
-    """Let OpInfo, which seeds before every sample, seed what is recorded for: for each GPU that is not there, torch would format a stack trace."""
+    """Make ``torch.manual_seed`` seed only the CPU.
+
+    OpInfo seeds before every sample, and torch would format a stack trace for each absent GPU.
+    """
     import torch
 
     def manual_seed(seed: int) -> torch.Generator:

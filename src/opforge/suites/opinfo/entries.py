@@ -15,7 +15,7 @@ from opforge.suites.opinfo.recorder import Recorder, RecordingMode, call_aten
 
 
 def all_entries() -> list[Any]:
-    """Return OpInfo's database. Slow to import; only the recording process does."""
+    """Return OpInfo's database. The import is slow, so only the recording process calls this."""
     from torch.testing._internal import common_utils
     from torch.testing._internal.common_methods_invocations import op_db
     from torch.testing._internal.opinfo import core
@@ -27,7 +27,7 @@ def all_entries() -> list[Any]:
 
 
 def selected_entries(names: tuple[str, ...]) -> tuple[list[Any], list[str]]:
-    """Return the entries with these names, or all if there are no names, and the names that no entry has."""
+    """Return the entries with these names (all if empty), and the names without an entry."""
     every = all_entries()
     if not names:
         return every, []
@@ -36,7 +36,10 @@ def selected_entries(names: tuple[str, ...]) -> tuple[list[Any], list[str]]:
 
 
 def _no_test() -> None:
-    """Answer OpInfo, which asks twice per entry on behalf of which unit test it makes samples: its own search reads the source of every frame."""
+    """Replace OpInfo's search for the calling unit test.
+
+    OpInfo calls it twice per entry, and the original reads the source of every stack frame.
+    """
 
 
 def name_of(entry: Any) -> str:
@@ -71,7 +74,7 @@ def record_samples(entry: Any, device: str, dtype: torch.dtype, recorder: Record
 
 
 def record_errors(entry: Any, device: str, recorder: Recorder) -> None:
-    """Record the calls with which ATen turns an entry's wrong inputs down."""
+    """Record the calls on an entry's invalid inputs, for which ATen raises."""
     if entry.error_inputs_func is None:
         return
     seed(entry)
@@ -81,19 +84,19 @@ def record_errors(entry: Any, device: str, recorder: Recorder) -> None:
         try:
             with torch.no_grad(), RecordingMode(recorder):
                 entry(sample.input, *sample.args, **sample.kwargs)
-        except Exception:  # noqa: BLE001, S112  # that it raises is the point; the recorder has the call, if one was dispatched
+        except Exception:  # noqa: BLE001, S112  # expected; a dispatched call is recorded
             continue
 
 
 def _guarded(samples: Iterator[Any], recorder: Recorder, entry: Any) -> Iterator[Any]:
-    """Yield samples until their generator raises, and note that it did."""
+    """Yield samples until their generator raises, and count the error as a loss."""
     iterator = iter(samples)
     while True:
         try:
             sample = next(iterator)
         except StopIteration:
             return
-        except Exception as error:  # noqa: BLE001  # OpInfo's own code, of many authors
+        except Exception as error:  # noqa: BLE001  # OpInfo's sample functions may raise anything
             recorder.losses[f"{name_of(entry)}: its samples raised {type(error).__name__}: {str(error)[:120]}"] += 1
             return
         yield sample
@@ -102,7 +105,7 @@ def _guarded(samples: Iterator[Any], recorder: Recorder, entry: Any) -> Iterator
 def _attempt(action: Callable[[Any, Any, Recorder], None], entry: Any, sample: Any, recorder: Recorder) -> None:
     try:
         action(entry, sample, recorder)
-    except Exception as error:  # noqa: BLE001  # ATen or OpInfo raises: the sample is lost, and said to be
+    except Exception as error:  # noqa: BLE001  # ATen or OpInfo raised: count the sample as lost
         first = (str(error).splitlines() or [""])[0]
         recorder.losses[
             f"{name_of(entry)}: {action.__name__.strip('_')} sample raised {type(error).__name__}: {first[:120]}"
@@ -123,12 +126,12 @@ def _inplace(entry: Any, sample: Any, recorder: Recorder) -> None:
     try:
         with torch.no_grad(), RecordingMode(recorder):
             entry.inplace_variant(_cloned(first), *_detached(sample.args), **_detached(sample.kwargs))
-    except Exception:  # noqa: BLE001  # many samples are not valid in place (dtype, overlap): ATen says no, and no case is kept
+    except Exception:  # noqa: BLE001  # many samples are invalid in place (dtype, overlap): no case
         return
 
 
 def _backward(entry: Any, sample: Any, recorder: Recorder) -> None:
-    recorder.phase = "forward"  # with gradients the forward call may take another way
+    recorder.phase = "forward"  # with gradients the forward call may dispatch differently
     mode = RecordingMode(recorder)
     with torch.enable_grad():
         with mode:
@@ -145,7 +148,7 @@ def _backward(entry: Any, sample: Any, recorder: Recorder) -> None:
 
 
 def _composite(entry: Any, sample: Any, recorder: Recorder) -> None:
-    """Record the call of a composite operator itself, which dispatch takes apart before a recorder can see it."""
+    """Record the call of a composite operator, which dispatch decomposes before a recorder."""
     packet = getattr(torch.ops.aten, entry.aten_name or "", None)
     if packet is None:
         return
@@ -154,7 +157,7 @@ def _composite(entry: Any, sample: Any, recorder: Recorder) -> None:
     try:
         overload = torch._C._jit_resolve_packet(f"aten::{entry.aten_name}", *args, **kwargs)  # noqa: SLF001
     except RuntimeError:
-        return  # OpInfo's function has another signature than the operator
+        return  # OpInfo's function and the operator have different signatures
     op = f"{entry.aten_name}.{overload or 'default'}"
     facts = table().get(op)
     if facts is None or not facts.composite:
@@ -166,7 +169,7 @@ def _composite(entry: Any, sample: Any, recorder: Recorder) -> None:
     try:
         result = call_aten(op, _cloned(args), _cloned(kwargs))
     except (TypeError, RuntimeError, IndexError, ValueError):
-        return  # the operator, called directly, does not take what the Python function takes
+        return  # the operator itself rejects arguments that the Python function takes
     finish(False, result)
     recorder.derive(op, args, kwargs)
 

@@ -1,7 +1,8 @@
 """The recording process: ``python -m opforge.suites.opinfo.record DEVICE SLOT FOLDER``.
 
-A child runs the entries and streams its cases to this process, which writes them. When a native kernel kills the child,
-the entry it was at is lost, said to be, and another child goes on with the next.
+A child runs the entries and streams its cases to this process, which writes them. When a native
+kernel kills the child, the current entry is reported as lost, and a new child continues with the
+next entry.
 """
 
 from __future__ import annotations
@@ -23,27 +24,27 @@ from opforge.traces.stream import PLACE, Child
 
 LOSSES = "losses.json"
 UNKNOWN_ENTRY = 2
-"""The exit code for a selection that names an entry which OpInfo does not have."""
+"""Exit code for a selection that names an unknown OpInfo entry."""
 _ENTRY_LIMIT_S = 300.0
 CHILD = (sys.executable, "-P", "-m", "opforge.suites.opinfo.child")
 
 
 class UnknownEntryError(Exception):
-    """Names that no entry of OpInfo has."""
+    """Names of entries that OpInfo does not have."""
 
 
 class _Writer:
-    """Turns what the child sends into a table and a blob."""
+    """Writes the child's messages into a table and a blob."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._blob = BlobWriter(folder / BLOB)
         self._cases: list[Case] = []
         self._known: dict[str, int] = {}
-        """Where the case of each signature stands."""
+        """Index into ``_cases``, by signature."""
 
     def add(self, entry: str, row: dict[str, Any], contents: bytes) -> None:
-        """Keep a call, unless one with its signature is kept; then a better source may be noted."""
+        """Add a call; if its signature is known, only take over a better source."""
         source = f"{entry} {row['phase']}"
         if (known := self._known.get(row["signature"])) is not None:
             if not row["text"]:
@@ -77,12 +78,12 @@ def record(
     report: Callable[[int, int, str], None],
     command: tuple[str, ...] = CHILD,
 ) -> None:
-    """Record one slot (a dtype, or the wrong inputs) into a folder."""
+    """Record one slot (a dtype, or the invalid inputs) into a folder."""
     writer, losses = _Writer(folder), Counter[str]()
     environment = {
         **processes.plain_environment(),
         "PYTHONHASHSEED": "0",
-    }  # some of OpInfo's samples come in the order of a set
+    }  # some OpInfo samples depend on the order of a set
     index, total, name = 0, 1, ""
     while index < total:
         child = Child([*command, device, slot, str(index)], _ENTRY_LIMIT_S, stdout=subprocess.DEVNULL, env=environment)

@@ -1,4 +1,4 @@
-"""Record dispatched calls as cases: the arguments as data, the contents of tensors as they were before the call."""
+"""Record dispatched calls as cases: arguments as data, with tensor contents before the call."""
 
 from __future__ import annotations
 
@@ -18,22 +18,25 @@ from opforge.traces.capture import as_data, geometry, storage_bytes, storage_siz
 from opforge.traces.stream import PLACE
 
 PHASES = ("forward", "backward", "variant", "composite", "error")
-"""How a call came to be: in a forward call, in its backward, as another form of one, by itself, as a wrong input."""
+"""Origins of a call, the best first.
+
+``variant`` is an in-place or out form, ``composite`` a direct call, ``error`` an invalid input.
+"""
 _SEEDED_ABOVE = 4 << 20
-"""Storages of floats larger than this are not kept; their cases get seeded contents."""
+"""Byte limit for storing floating-point storages; larger ones get seeded contents."""
 _KEPT_PER_VARIANT = 64
-"""How many cases are derived for one in-place or out form from one OpInfo entry."""
+"""Limit of derived cases per in-place or out form and OpInfo entry."""
 
 Finish = Callable[..., None]
-"""To be called with whether the call raised, and what it returned."""
+"""Called after the call, with whether it raised, and its result."""
 
 
 @dataclass
 class _Snapshot:
-    """The arguments of a call, as data, taken before it."""
+    """The arguments of a call as data, taken before the call."""
 
     home: str
-    """The type of the device that is recorded for: tensors elsewhere say where."""
+    """Device type of the recording; only tensors on other devices store their device."""
     keep: bool
     storages: list[bytes] = field(default_factory=list)
 
@@ -54,30 +57,33 @@ class _Snapshot:
 
 
 def _plain(value: torch.Tensor) -> torch.Tensor:
-    """Return a tensor whose memory holds what it stands for."""
+    """Return a tensor with its values in memory: no lazy conjugation, negation or zero tensor."""
     if torch._is_zerotensor(value):  # noqa: SLF001  # torch has no public test for it
         value = torch.zeros(value.shape, dtype=value.dtype, device=value.device)
     return value.detach().resolve_conj().resolve_neg()
 
 
 class Recorder:
-    """Keeps one case for each signature that it has not seen."""
+    """Emits one case for each new signature."""
 
     def __init__(self, emit: Callable[[Recorded], None], device: str) -> None:
         self._emit = emit
         self._home = torch.device(device).type
         self._seen: dict[str, int] = {}
-        """The best phase, as a place in PHASES, in which each signature was seen."""
+        """Earliest phase in which each signature was seen, as an index into PHASES."""
         self._variants: Counter[str] = Counter()
         self.losses: Counter[str] = Counter()
         self.phase = "forward"
 
     def begin_entry(self) -> None:
-        """Forget how many variants the last OpInfo entry gave."""
+        """Reset the count of derived cases for a new OpInfo entry."""
         self._variants.clear()
 
     def take(self, op: str, args: Any, kwargs: dict[str, Any]) -> Finish | None:
-        """Look at a call before it is made; returns what to call with whether it raised, or None when it is known."""
+        """Snapshot a call before it runs.
+
+        Returns a function to call with the outcome, or None if the call is known or unusable.
+        """
         try:
             signature = f"{op}|{format_arguments(*as_data(args, kwargs, _Snapshot(self._home, keep=False).tensor))}"
         except TypeError as error:
@@ -108,14 +114,17 @@ class Recorder:
         return finish
 
     def _seen_again(self, op: str, signature: str) -> None:
-        """Say so when a call that is known is met in an earlier phase: one that was derived may be dispatched by itself too."""
+        """Emit an update if a known call is seen in an earlier phase.
+
+        A derived call may also be dispatched itself.
+        """
         rank = PHASES.index(self.phase)
         if rank < self._seen[signature] and self.phase != "error":
             self._seen[signature] = rank
             self._emit(Recorded(op, self.phase, False, "", signature, "", []))
 
     def derive(self, op: str, args: Any, kwargs: dict[str, Any]) -> None:
-        """Record the in-place and out forms of a functional call, where ATen takes them with these arguments."""
+        """Record the in-place and out forms of a functional call, if ATen accepts them."""
         facts = table().get(op)
         if facts is None or facts.form is not Form.FUNCTIONAL or facts.random:
             return
@@ -136,7 +145,7 @@ class Recorder:
                 names = [a.name for a in other.arguments if a.writes]
                 named.update({name: _blank(out) for name, out in zip(names, outs, strict=True)})
             result = call_aten(other.name, _copied(args), _copied(named))
-        except Exception:  # noqa: BLE001  # ATen refuses this form with these arguments: then it is no case
+        except Exception:  # noqa: BLE001  # ATen rejects this form with these arguments: no case
             return False
         finish = self.take(other.name, args, named)
         if finish is None:
@@ -146,7 +155,7 @@ class Recorder:
 
 
 class RecordingMode(TorchDispatchMode):
-    """Hands every ATen call to a recorder."""
+    """Passes every ATen call to a recorder."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -187,7 +196,7 @@ def call_aten(op: str, args: Any, kwargs: Any) -> Any:
 
 
 def _raises(op: str, args: Any, kwargs: Any) -> bool:
-    """Whether a call also raises on copies of its arguments, as a case has them."""
+    """Whether a call also raises on copies of its arguments, as a case would pass them."""
     try:
         call_aten(op, args, kwargs)
     except Exception:  # noqa: BLE001  # any error is the answer
@@ -196,7 +205,7 @@ def _raises(op: str, args: Any, kwargs: Any) -> bool:
 
 
 def _raises_for_its_out(op: str, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether the functional form of an out call takes the same inputs."""
+    """Whether the functional form of an out call accepts the same inputs."""
     facts = table().get(op)
     if facts is None or facts.form is not Form.OUT:
         return False
@@ -208,7 +217,7 @@ def _raises_for_its_out(op: str, args: Any, kwargs: dict[str, Any]) -> bool:
 
 
 def _copied(tree: Any) -> Any:
-    """Return arguments with tensors copied, geometry kept; tensors that a case cannot hold are passed as they are."""
+    """Copy tensors with their geometry; tensors that a case cannot hold are passed as they are."""
     if isinstance(tree, torch.Tensor):
         if (
             type(tree) not in (torch.Tensor, torch.nn.Parameter)
@@ -229,7 +238,7 @@ def _copied(tree: Any) -> Any:
 
 
 def _blank(result: Any) -> Any:
-    """Return something for the result to be written to: same geometry, other contents."""
+    """Return an out tensor for a result: same geometry, other contents."""
     if isinstance(result, list | tuple):
         return [_blank(r) for r in result]
     return torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device=result.device).fill_(7)

@@ -1,4 +1,4 @@
-"""What goes from the process that runs OpInfo's entries to the one that writes cases."""
+"""Messages from the process that runs OpInfo's entries to the process that writes cases."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Recorded:
     phase: str
     raises: bool
     text: str
-    """Text form with placeholders for the places of stored tensors; empty when a known signature was met again."""
+    """Text form with placeholders for blob offsets; empty for a new source of a known signature."""
     signature: str
     tree: str
     storages: list[bytes]

@@ -1,4 +1,4 @@
-"""The OpInfo suite: recorded once per torch version, device and dtype, in processes of their own, then read from the cache."""
+"""The OpInfo suite: recorded in processes once per torch version, device and dtype, then cached."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class OpInfoSuite:
         losses: list[str] = []
         for slot, folder in folders.items():
             for case in read_table(folder / TABLE, options.ops, blob=slot):
-                cases[case.op].setdefault(case.id, case)  # a call without tensors is the same in every dtype
+                cases[case.op].setdefault(case.id, case)  # without tensors: same in every dtype
             losses += [f"{slot}: {what} ({count}×)" for what, count in json.loads((folder / LOSSES).read_text())]
         ordered = {op: list(found.values()) for op, found in sorted(cases.items())}
         return LoadedSuite(self.name, ordered, {slot: folder / BLOB for slot, folder in folders.items()}, tuple(losses))
 
 
 def slot_folder(device: str, slot: str) -> Path:
-    """Return where the cases of one device and slot are kept; a selection of entries is kept apart."""
+    """Return the cache folder for a device and slot; each selection of entries has its own."""
     selection = wanted_entries()
     digest = f"-{hashlib.sha256(json.dumps(selection).encode()).hexdigest()[:12]}" if selection else ""
     return cache.root() / "opinfo" / f"{cache.torch_version()}-{_FORMAT}{digest}" / device.replace(":", "-") / slot
@@ -74,7 +74,7 @@ def _record_missing(device: str, folders: dict[str, Path], progress: Progress) -
 
 
 def _record_once(device: str, slot: str, folder: Path) -> Iterator[tuple[int, int, str]]:
-    """Record a slot under a lock, so that of two runs that start at once one records and the other waits."""
+    """Record a slot under a lock: of two concurrent runs, one records and the other waits."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder.parent / f".{slot}.lock")
     while True:

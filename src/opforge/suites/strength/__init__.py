@@ -1,4 +1,7 @@
-"""What is known of a suite's strength: operators whose cases let mutants of ATen through, measured here or shipped with opforge."""
+"""Known weaknesses of a suite: operators whose cases do not detect some mutants of ATen.
+
+They were measured on this machine or are shipped with opforge.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,17 @@ from opforge import cache
 from opforge.suites.finding import is_file
 
 SHIPPED = Path(__file__).parent
-"""Tables that come with the package, one a suite; `opforge strength --suite S --save FILE` makes them."""
+"""Folder of shipped tables, one per suite, made by `opforge strength --suite S --save FILE`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A measurement that was kept."""
+    """A stored measurement."""
 
     weak: dict[str, list[str]]
-    """Mutants that survive, by operator."""
+    """Surviving mutants, by operator."""
     origin: str
-    """When and where it was measured, in words."""
+    """Torch version, device, dtypes and date of the measurement, as text."""
 
     @classmethod
     def of(cls, row: dict[str, Any]) -> Known:
@@ -33,13 +36,13 @@ class Known:
 
 
 def kept_at(suite: str, device: str, dtypes: Iterable[str]) -> Path:
-    """Return where the measurement of a whole suite is kept."""
+    """Return the file for the measurement of a whole suite."""
     name = f"{suite}-{cache.torch_version()}-{device.replace(':', '-')}-{','.join(dtypes)}.json"
     return cache.root() / "strength" / name
 
 
 def known(suite: str, device: str, dtypes: Iterable[str]) -> Known | None:
-    """Return what is known of a suite: the measurement of these very dtypes on this machine, else the shipped one."""
+    """Return this machine's measurement of a suite with these dtypes, else the shipped one."""
     if is_file(suite):
         return None
     for path in (kept_at(suite, device, dtypes), SHIPPED / f"{suite}.json"):

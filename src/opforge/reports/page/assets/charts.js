@@ -1,4 +1,4 @@
-// Scatter charts as SVG. All points of one kind are one path, so that a hundred thousand of them are drawn at once.
+// Scatter charts as SVG. All points of one kind are one path, so that 100,000 points are drawn at once.
 
 const MARGIN = { left: 66, right: 12, top: 10, bottom: 40 };
 const TALL = 260;
@@ -6,9 +6,10 @@ const NOUGHT = -32768;
 const ENDLESS = 32767;
 
 /**
- * Draw a chart into a box, and again whenever its width changes.
- * points: {x, y, low, high, kind, at}, x and y as powers of ten (null where there is none: at the lower end, Infinity: at the upper);
- * guides: {from: [x, y], to: [x, y], name}; say(point) tells of one, pick(point) opens it.
+ * Draw a chart into a box, and redraw it whenever its width changes.
+ * points: {x, y, low, high, kind, at}; x and y are powers of ten, null is drawn at the lower end and
+ * Infinity at the upper; guides: {from: [x, y], to: [x, y], name}; say(point) describes a point,
+ * pick(point) opens it.
  */
 function chart({ points, guides = [], xTitle, yTitle, xText, yText, xBase, say, pick, label }) {
   const words = make("p", { class: "readout", "aria-live": "polite" }, "\u00a0");
@@ -45,7 +46,7 @@ function scale([low, high], from, to) {
   };
 }
 
-/** Return where lines go, as powers of ten: at powers of the base, or in even steps where the range has few of those. */
+/** Return the positions of grid lines as powers of ten: powers of the base, or even steps if the range has few. */
 function ticks([low, high], most, base = 10) {
   const unit = Math.log10(base);
   const whole = [];
@@ -105,7 +106,7 @@ function paintChart(plot, words, { points, guides, xTitle, yTitle, xText, yText,
   plot.replaceChildren(svg);
 }
 
-/** Return where points lie, and a path for each kind; of points on one spot one is drawn. */
+/** Return the positions of points and a path for each kind; points at the same spot are drawn once. */
 function placed(points, x, y) {
   const [xs, ys] = [new Float32Array(points.length), new Float32Array(points.length)];
   const [seen, parts] = [new Set(), new Map()];
@@ -147,7 +148,7 @@ function tenTo(value) {
   return value === null ? "0" : value === Infinity ? "∞" : short(10 ** value);
 }
 
-/** The chart of errors against their bounds: above the line is wrong. */
+/** Chart of errors against their bounds: points above the line are wrong. */
 function errorChart(points, say, pick) {
   const [low, high] = extent(points.map((point) => point.x));
   const guides = [{ from: [low, low], to: [high, high], name: "error = bound" }];

@@ -16,12 +16,12 @@ const FIGURES = [
 const PROVEN = { op: "operator", dtypes: "dtypes", dimensions: "dimensions", elements: "elements", extents: "extents", layouts: "layouts", arguments: "other arguments", speed: "not slower at" };
 
 let opened = null;
-let drawn = null; // what the open operator was drawn from
+let drawn = null; // state of the open operator when it was drawn
 
 function detailDialog() {
   const dialog = make("dialog", { id: "detail", "aria-label": "an operator" });
   dialog.addEventListener("close", () => {
-    if (dialog.open) return; // opened again before this was told
+    if (dialog.open) return; // opened again before this event arrived
     opened = null;
     if (location.hash) history.replaceState(null, "", location.pathname + location.search);
   });
@@ -35,7 +35,7 @@ function detailDialog() {
   return dialog;
 }
 
-/** Show an operator; the address remembers which. */
+/** Show an operator, and put its name into the URL. */
 async function openUnit(unit) {
   const dialog = document.getElementById("detail");
   opened = view.chosen = unit.key;
@@ -50,7 +50,7 @@ async function openUnit(unit) {
   await fillUnit(unit, body);
 }
 
-/** Draw an operator's body; of one that is drawn already, rows of cases stay the same elements. */
+/** Draw an operator's body; if it was drawn before, the elements of its case rows are reused. */
 async function fillUnit(unit, body) {
   const seen = stateOf(unit);
   const cases = unit.cases ? await casesOf(unit.at) : [];
@@ -64,12 +64,12 @@ async function fillUnit(unit, body) {
   drawn = seen;
 }
 
-/** Return what tells whether an operator must be drawn anew: its figures, and whether the run has ended (then there are proofs). */
+/** Return a key that changes when an operator must be redrawn: its figures, and the run's end (then it has proofs). */
 function stateOf(unit) {
   return JSON.stringify([unit, data.kernels[unit.kernel], data.state.word]);
 }
 
-/** Draw the open operator anew if there is news of it; what is open and in sight stays. */
+/** Redraw the open operator if it has changed; open parts and the scroll position stay. */
 async function refreshOpened() {
   const unit = opened !== null && units.find((other) => other.key === opened);
   if (!unit || drawn === stateOf(unit)) return;
@@ -78,7 +78,7 @@ async function refreshOpened() {
   await fillUnit(unit, dialog.querySelector(".body"));
 }
 
-/** Remember what is in sight: the first case, or else how far the reader has come. Calling what is returned goes there. */
+/** Return a function that restores the scroll position: the first visible case, or else the offset. */
 function placeIn(body) {
   const dialog = body.parentElement;
   const top = dialog.scrollTop;
@@ -130,7 +130,7 @@ function kindOfVerdict(verdict) {
   return verdict === "passed" ? "passed" : "wrong";
 }
 
-/** List cases, those that are not right first, some at a time; rows that are there already are taken. */
+/** List cases in steps, failing ones first; existing rows are reused. */
 function casesSection(unit, cases, before = []) {
   if (!cases.length) return make("p", {}, unit.verdict === "no kernel" ? "No kernel serves this operator." : "No case of it has been judged.");
   const sorted = cases.map((c, at) => [GRADES.indexOf(c.verdict), at, c]).sort((a, b) => a[0] - b[0] || a[1] - b[1]).map(([, , c]) => c);
@@ -190,7 +190,7 @@ async function kernelSections(unit) {
   return [proofSection(unit, source?.proof ?? {}), section];
 }
 
-/** Tell what is proven of a kernel, the open operator first, or why nothing is. */
+/** Show what is proven of a kernel, the open operator first, or why nothing is. */
 function proofSection(unit, { remark, about = [], rows = [], without = {} }) {
   const section = make("section", { "aria-label": "proof" }, make("h3", {}, "Proven"));
   if (remark) section.append(make("p", { class: "remark" }, remark));

@@ -1,8 +1,8 @@
-// Elements are made here and nowhere else. Text becomes text: no string is ever read as HTML.
+// Elements are created only here. Text stays text: no string is ever parsed as HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** Make an element: `on` holds listeners, other fields are attributes, children are nodes or text. */
+/** Create an element: `on` holds listeners, other fields are attributes, children are nodes or text. */
 function make(tag, fields = {}, ...children) {
   return fill(document.createElement(tag), fields, children);
 }
@@ -22,7 +22,7 @@ function fill(element, { on = {}, ...attributes }, children) {
   return element;
 }
 
-/** A verdict is told by its word; the colour comes besides. */
+/** A verdict as text; the colour only adds to it. */
 function badge(word, text = word) {
   return make("span", { class: `badge v-${word.replace(/[^a-z]/g, "-")}` }, text.replaceAll("_", " "));
 }
@@ -51,14 +51,14 @@ function bytes(value) {
   return `${short(size)} ${units[unit]}`;
 }
 
-/** Put text on the clipboard; over plain HTTP from another machine browsers have only the old way. */
+/** Copy text to the clipboard; over plain HTTP from another machine, browsers only allow `execCommand`. */
 async function copy(text) {
   if (navigator.clipboard && window.isSecureContext) {
     try {
       await navigator.clipboard.writeText(text);
       return true;
     } catch {
-      // not allowed here: the old way may be
+      // not allowed here, but `execCommand` may be
     }
   }
   const area = make("textarea", { class: "aside", readonly: true });

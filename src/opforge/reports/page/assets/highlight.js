@@ -1,4 +1,4 @@
-// A kernel's source in colours: a small tokenizer for Python, C++ and CUDA. What it does not know stays as it is.
+// Syntax highlighting of kernels: a small tokenizer for Python, C++ and CUDA. Unknown text stays as it is.
 
 const PYTHON = "and as assert async await break class continue def del elif else except finally for from global if import in is lambda match nonlocal not or pass raise return try while with yield None True False self";
 const CPP = "auto bool break case char class const constexpr continue default delete do double else enum extern false float for if inline int int64_t long namespace new nullptr private public return short signed size_t sizeof static static_cast struct switch template this true typename uint32_t uint64_t unsigned using virtual void while __global__ __device__ __host__ __shared__ __launch_bounds__ __restrict__";
@@ -25,7 +25,7 @@ function kindOf({ groups }, next, language) {
   return next === "(" ? "called" : "";
 }
 
-/** Return a source as an element, a line a row; a token that goes over lines is cut at their ends. */
+/** Return a source as an element with one row per line; a token over several lines is split at line ends. */
 function sourceCode(text, file) {
   const language = /\.(cpp|cc|cxx|cu|cuh|h|hpp)$/.test(file) ? "cpp" : "python";
   const code = make("code", { class: "source" });

@@ -1,4 +1,4 @@
-// Where the page begins: it draws itself from its data, listens to keys, and asks for news while a run goes on.
+// Entry point: draws the page from its data, handles keys, and polls for new results while a run goes on.
 
 let data = JSON.parse(document.getElementById("data").textContent);
 const POLL_MS = 1500;
@@ -27,7 +27,7 @@ function drawRun() {
   openAddressed();
 }
 
-/** Draw what changes with new results; what the reader has opened or typed stays. */
+/** Redraw the parts that depend on results; parts that were opened and typed text stay. */
 function refresh() {
   units = readUnits();
   const open = new Set([...document.querySelectorAll("#why details[open], #beside details[open]")].map((part) => part.id));
@@ -44,7 +44,7 @@ function drawList() {
   document.getElementById("main").replaceChildren(pageHead(), runsTable());
 }
 
-/** Ask for what is new; the server answers 204 when there is nothing. */
+/** Poll for new data; the server answers 204 if there is none. */
 async function ask() {
   if (document.visibilityState !== "hidden") {
     try {

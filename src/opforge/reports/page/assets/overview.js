@@ -1,4 +1,4 @@
-// The head of a run's page: how it stands, its scores, its charts, why things are not right, what else is to be known.
+// Head of a run's page: state, scores, charts, reasons for failures, and remarks.
 
 function stateLine() {
   const { word, judged, planned, resume } = data.state;
@@ -11,7 +11,7 @@ function scoreCards() {
   return make("div", { class: "cards" }, data.scores.map((score) => make("div", { class: "card" }, make("h3", {}, score.title), make("p", { class: "value" }, score.value, score.interval ? make("small", {}, ` ${score.interval}`) : ""), make("p", { class: "remark" }, score.remark))));
 }
 
-/** The verdicts of all cases as one bar, and in words below it. */
+/** The verdicts of all cases as one bar, with a legend below it. */
 function verdictBar() {
   const counts = Object.entries(data.verdicts);
   if (!counts.length) return make("p", { class: "empty" }, "No case has been judged.");
@@ -42,7 +42,7 @@ function showGroup(group) {
   document.getElementById("table").focus({ preventScroll: true });
 }
 
-/** A part that is made when it is first opened. */
+/** A collapsible part; its body is created when it is first opened. */
 function fold(id, title, body, open = false) {
   const part = make("details", { id, class: "fold", open }, make("summary", {}, make("h2", {}, title)));
   const once = async () => part.open && part.childElementCount === 1 && part.append(make("div", {}, await body()));

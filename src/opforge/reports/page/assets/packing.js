@@ -1,8 +1,8 @@
-// Cases and sources are unpacked when they are looked at: base64, deflate, JSON.
+// Cases and sources are unpacked on demand: base64, deflate, JSON.
 
 let embedded = null;
 
-/** Return the packed chunks of a name: they stand at the end of the file, or the server has them. */
+/** Return the packed chunks of a name, from the end of the file or from the server. */
 async function chunks(name) {
   if (!data.embedded) {
     const answer = await fetch(`blob/${encodeURIComponent(name)}`);
@@ -25,7 +25,7 @@ async function unpacked(name) {
   return Promise.all((await chunks(name)).map(unpack));
 }
 
-/** Return the cases of an operator, a record each. */
+/** Return the cases of an operator as records. */
 async function casesOf(unit) {
   return (await unpacked(`unit:${unit}`)).flat();
 }

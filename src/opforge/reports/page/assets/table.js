@@ -1,4 +1,4 @@
-// The table of operators: sorted, searched, filtered; only rows in sight are in the document.
+// The table of operators: sorted, searched, filtered; only visible rows are in the document.
 
 const COLUMNS = [
   { key: "op", title: "operator", value: (unit) => unit.op },
@@ -25,7 +25,7 @@ let units = [];
 let shown = [];
 let present = new Map();
 
-/** Return the columns that the page carries as one record for each operator. */
+/** Convert the page's columns to one record per operator. */
 function readUnits() {
   const columns = data.units;
   const names = Object.keys(columns);
@@ -48,7 +48,7 @@ function matches(unit) {
   return SPEEDS[view.speed](unit) && view.query.split(" ").every((word) => unit.text.includes(word));
 }
 
-/** Order by a column, what has no value last; operators of one value by their names. */
+/** Sort by a column, rows without a value last; break ties by operator name. */
 function ordered(chosen) {
   const { value } = COLUMNS.find((column) => column.key === view.sort);
   const sign = view.down ? -1 : 1;
@@ -81,7 +81,7 @@ function heading(column) {
   return make("div", { role: "columnheader", class: `c-${column.key}`, "data-key": column.key }, button);
 }
 
-/** Take in new settings, or new results, and show what they come to. */
+/** Apply new settings or new results, and update the table. */
 function change(settings = {}) {
   Object.assign(view, settings);
   shown = ordered(units.filter(matches));
@@ -108,7 +108,7 @@ function showChips() {
   if (focused) box.querySelector(`[data-verdict="${focused}"]`)?.focus();
 }
 
-/** Put the rows in sight into the document; one that is there stays the same element. */
+/** Put the visible rows into the document; elements of existing rows are reused. */
 function showRows() {
   const rows = document.getElementById("rows");
   if (!rows) return;
@@ -172,7 +172,7 @@ function moveInTable(event) {
   event.preventDefault();
 }
 
-/** Go some rows up or down, and keep the row in sight. */
+/** Move the selection up or down, and keep the row visible. */
 function choose(step) {
   if (!shown.length) return null;
   const before = shown.findIndex((unit) => unit.key === view.chosen);

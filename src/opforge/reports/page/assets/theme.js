@@ -1,4 +1,4 @@
-// Light or dark: what the system prefers, until the switch says otherwise; remembered where the browser allows it.
+// Light or dark: the system's preference, unless the switch is set; remembered if the browser allows it.
 
 const THEME = "opforge-theme";
 
@@ -21,7 +21,7 @@ function switchTheme() {
   try {
     localStorage.setItem(THEME, chosen);
   } catch {
-    // a file that may not remember: the switch works all the same
+    // storage is not allowed for this file; the switch works without it
   }
   nameSwitch();
 }
