@@ -1,4 +1,4 @@
-"""The example kernels do what the README says of them."""
+"""The example kernels do what docs/judge.md says of them."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def test_a_selection_reads_only_its_operators():
 
 @pytest.mark.parametrize(("ops", "overloads"), [(FEW, 20), slow(MORE, 30)])
 def test_aten_passes_all_of_a_selection(tmp_path, ops, overloads):
-    """The whole suite takes minutes, and its figures stand in the README."""
+    """The whole suite takes minutes, and its figures stand in docs/suites.md."""
     words = ("--ops", ops, "--dtypes", "bool,bf16", "--out", str(tmp_path / "run"), "--format", "json")
     done = opforge("run", "--suite", "opinfo", "--backend", "aten", *words)
     failed = json.loads((tmp_path / "run" / "failed_tests.json").read_text())
