@@ -43,9 +43,9 @@ class Wish:
 
     def line(self) -> str:
         """Return the command that adds this operator; stored in the files and compared later."""
-        usual = 0 if self.mutates else 1
+        default_outputs = 0 if self.mutates else 1
         words = ["opforge add-op", self.op, *(["--mutates"] if self.mutates else [])]
-        words += [f"--outputs {self.outputs}"] if self.outputs != usual else []
+        words += [f"--outputs {self.outputs}"] if self.outputs != default_outputs else []
         return " ".join([*words, *(f"--optional {name}" for name in self.optional)])
 
 
@@ -65,10 +65,10 @@ def wish(op: str, *, mutates: bool = False, outputs: int | None = None, optional
         names.refuse_argument(name, op)
     if len(set(optional)) < len(optional):
         raise OpforgeError(f"an optional argument is given twice: {', '.join(optional)}; each needs a name of its own")
-    least = 0 if mutates else 1
-    count = least if outputs is None else outputs
-    if not least <= count <= MOST_OUTPUTS:
-        raise OpforgeError(f"--outputs {count} is out of range; it must be {least} to {MOST_OUTPUTS}")
+    min_outputs = 0 if mutates else 1
+    count = min_outputs if outputs is None else outputs
+    if not min_outputs <= count <= MOST_OUTPUTS:
+        raise OpforgeError(f"--outputs {count} is out of range; it must be {min_outputs} to {MOST_OUTPUTS}")
     return Wish(op, mutates, count, tuple(optional))
 
 
@@ -109,7 +109,7 @@ def add_op(package: Package, wanted: Wish) -> list[Part]:
     _refuse_registered(package, wanted)
     _refuse_other_options(files, wanted)
     new = {path: _render(template, package, wanted) for path, template in files.items() if not path.exists()}
-    lists = _naming_files(package, wanted)
+    lists = _files_listing_operators(package, wanted)
     changed = {path: text for path, text in lists.items() if text != _text(path)}
     parts = [Part(path, "made" if path in new else "kept") for path in files]
     parts += [Part(path, "extended" if path in changed else "kept") for path in lists]
@@ -120,30 +120,30 @@ def add_op(package: Package, wanted: Wish) -> list[Part]:
 def _refuse_registered(package: Package, wanted: Wish) -> None:
     """Reject an operator that another file registers or that was not added by this command."""
     name = f"{package.name}::{wanted.op}"
-    own = package.folder / "src" / package.name / "ops" / f"{wanted.op}.py"
-    for path in sorted(own.parent.glob("*.py")):
-        if path != own and f'"{name}"' in _text(path):
+    own_file = package.folder / "src" / package.name / "ops" / f"{wanted.op}.py"
+    for path in sorted(own_file.parent.glob("*.py")):
+        if path != own_file and f'"{name}"' in _text(path):
             raise OpforgeError(f"operator {name} is registered in {path} already; choose another name")
-    if own.exists() and _asked(own) is None:
+    if own_file.exists() and _asked(own_file) is None:
         raise OpforgeError(
-            f"operator {name} is in {own} already, and was not added by this command; choose another name"
+            f"operator {name} is in {own_file} already, and was not added by this command; choose another name"
         )
 
 
 def _refuse_other_options(files: Iterable[Path], wanted: Wish) -> None:
     """Reject an operator that was added with other options."""
     for path in files:
-        if path.exists() and (asked := _asked(path)) not in (None, wanted.line()):
+        if path.exists() and (command := _asked(path)) not in (None, wanted.line()):
             raise OpforgeError(
-                f"{path} is there already, made by `{asked}`, and not by `{wanted.line()}`; "
+                f"{path} is there already, made by `{command}`, and not by `{wanted.line()}`; "
                 "choose another name, or remove the files of that operator first"
             )
 
 
 def _asked(path: Path) -> str | None:
     """Return the command that made a file, from a comment in it."""
-    found = re.search(r"^(?:#|//) (opforge add-op .*)$", _text(path), re.MULTILINE)
-    return found[1] if found else None
+    match = re.search(r"^(?:#|//) (opforge add-op .*)$", _text(path), re.MULTILINE)
+    return match[1] if match else None
 
 
 def _text(path: Path) -> str:
@@ -164,7 +164,7 @@ def _files(package: Package, wanted: Wish) -> dict[Path, str]:
     return {**kernels, source / package.name / "ops" / f"{op}.py": "ops.py.j2", tests: "test.py.j2"}
 
 
-def _naming_files(package: Package, wanted: Wish) -> dict[Path, str]:
+def _files_listing_operators(package: Package, wanted: Wish) -> dict[Path, str]:
     """Return the files that list all operators, with this operator added."""
     source = package.folder / "src" / package.name
     exports, types = source / "ops" / "__init__.py", source / "namespace.py"
@@ -222,15 +222,15 @@ def _values(package: Package, wanted: Wish) -> dict[str, Any]:
 
 def _write_all(texts: dict[Path, str]) -> None:
     """Write all files or none: if one fails, restore those already written."""
-    before: dict[Path, str | None] = {}
+    old_texts: dict[Path, str | None] = {}
     try:
         for path, text in texts.items():
-            old = path.read_text() if path.exists() else None
+            old_text = path.read_text() if path.exists() else None
             _write(path, text)
-            before[path] = old
+            old_texts[path] = old_text
     except BaseException as error:
-        for path, old in before.items():
-            path.unlink() if old is None else _write(path, old)
+        for path, old_text in old_texts.items():
+            path.unlink() if old_text is None else _write(path, old_text)
         if isinstance(error, OSError):
             raise OpforgeError(
                 f"{str(error.filename)!r} cannot be written: {error.strerror}; nothing was changed"
@@ -239,12 +239,12 @@ def _write_all(texts: dict[Path, str]) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    beside = path.with_name(f".{path.name}.new")
+    draft = path.with_name(f".{path.name}.new")
     try:
-        beside.write_text(text)
+        draft.write_text(text)
         if path.exists():
-            shutil.copymode(path, beside)
-        beside.replace(path)
+            shutil.copymode(path, draft)
+        draft.replace(path)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
         raise

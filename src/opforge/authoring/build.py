@@ -56,24 +56,24 @@ def units_in(directory: Path, wishes: Wishes = Wishes()) -> list[building.Unit]:
         raise OpforgeError(f"there is no folder {str(directory)!r} to build; give one that holds C++ or CUDA sources")
     toolchain.target_version(wishes.target)
     folder = directory.resolve()
-    own = [path for path in folder.iterdir() if path.suffix in sources.SOURCES]
-    inside = [
+    own_sources = [path for path in folder.iterdir() if path.suffix in sources.SOURCES]
+    subfolders = [
         f
         for f in sorted(folder.iterdir())
         if f.is_dir() and not f.name.startswith((".", "_")) and f.name not in sources.SKIPPED
     ]
-    found = {f: files for f in ([folder] if own else inside) if (files := sources.sources_in(f))}
-    if not found:
+    files_by_folder = {f: files for f in ([folder] if own_sources else subfolders) if (files := sources.sources_in(f))}
+    if not files_by_folder:
         kinds = ", ".join(sources.SOURCES)
         raise NothingToJudgeError(
             f"nothing to build in {str(directory)!r}: neither it nor a folder in it holds a source ({kinds}); one folder is one library"
         )
-    if wishes.namespace and len(found) > 1:
-        names = ", ".join(f.name for f in found)
+    if wishes.namespace and len(files_by_folder) > 1:
+        names = ", ".join(f.name for f in files_by_folder)
         raise OpforgeError(
             f"--namespace {wishes.namespace} goes with one library, and {str(directory)!r} holds {names}; name one of them"
         )
-    return [_unit(f, files, wishes) for f, files in found.items()]
+    return [_unit(f, files, wishes) for f, files in files_by_folder.items()]
 
 
 def _unit(folder: Path, files: Sequence[Path], wishes: Wishes) -> building.Unit:
@@ -94,60 +94,60 @@ def build_folder(directory: Path, wishes: Wishes = Wishes(), progress: Progress 
     Failed libraries are part of the result. Clashes between sources raise before any build.
     """
     units = units_in(directory, wishes)
-    if found := clashes.clashes_of_sources({unit.name: registrations_of(unit) for unit in units}):
-        raise clashes.ClashError(found)
+    if source_clashes := clashes.clashes_of_sources({unit.name: registrations_of(unit) for unit in units}):
+        raise clashes.ClashError(source_clashes)
     out = (wishes.out or directory / "build").absolute()
-    made = _make(units, wishes, progress)
-    built = [one for one in made.values() if isinstance(one, building.Built)]
+    outcomes = _make(units, wishes, progress)
+    built = [result for result in outcomes.values() if isinstance(result, building.Built)]
     progress("looking at what was built", len(units), len(units) + 1)
     looks = (
-        dict(zip((one.name for one in built), looking.look([[one.library] for one in built]), strict=True))
+        dict(zip((result.name for result in built), looking.look([[result.library] for result in built]), strict=True))
         if built
         else {}
     )
-    twice = {
+    library_clashes = {
         clash.second: clash
         for clash in clashes.clashes_of_libraries([look for look in looks.values() if not look.error])
     }
-    return [_library(unit, made[unit.name], looks.get(unit.name), twice, out) for unit in units]
+    return [_library(unit, outcomes[unit.name], looks.get(unit.name), library_clashes, out) for unit in units]
 
 
 def _make(
     units: Sequence[building.Unit], wishes: Wishes, progress: Progress
 ) -> dict[str, building.Built | building.BuildError]:
-    made: dict[str, building.Built | building.BuildError] = {}
+    outcomes: dict[str, building.Built | building.BuildError] = {}
     with ThreadPoolExecutor(wishes.workers) as pool:
-        waiting = {pool.submit(building.build, unit, limit_s=wishes.timeout_s): unit for unit in units}
+        units_by_future = {pool.submit(building.build, unit, limit_s=wishes.timeout_s): unit for unit in units}
         progress(f"building {', '.join(unit.name for unit in units)}", 0, len(units) + 1)
-        for future in as_completed(waiting):
-            name = waiting[future].name
+        for future in as_completed(units_by_future):
+            name = units_by_future[future].name
             try:
-                made[name] = future.result()
+                outcomes[name] = future.result()
             except building.BuildError as error:
-                made[name] = error
-            progress(f"building {name}", len(made), len(units) + 1)
-    return made
+                outcomes[name] = error
+            progress(f"building {name}", len(outcomes), len(units) + 1)
+    return outcomes
 
 
 def _library(
     unit: building.Unit,
-    made: building.Built | building.BuildError,
+    outcome: building.Built | building.BuildError,
     look: looking.Look | None,
-    twice: dict[str, clashes.Clash],
+    library_clashes: dict[str, clashes.Clash],
     out: Path,
 ) -> Library:
     row = Library(unit.name, unit.own_namespace, tuple(map(str, unit.files)), "failed")
-    if isinstance(made, building.BuildError) or look is None:
-        return replace(row, error=str(made).removeprefix(f"{unit.name} "))
-    row = replace(row, abi=made.abi, seconds=made.seconds)
+    if isinstance(outcome, building.BuildError) or look is None:
+        return replace(row, error=str(outcome).removeprefix(f"{unit.name} "))
+    row = replace(row, abi=outcome.abi, seconds=outcome.seconds)
     if look.error:
         return replace(row, error=f"cannot be loaded: {look.error}")
-    if str(made.library) in twice:
-        return replace(row, error=str(twice[str(made.library)]))
+    if str(outcome.library) in library_clashes:
+        return replace(row, error=str(library_clashes[str(outcome.library)]))
     if not look.operators:
         return replace(row, error=_no_operator(unit))
-    package = write_package(out / unit.name, unit, made, look)
-    status = "cached" if made.cached else "built"
+    package = write_package(out / unit.name, unit, outcome, look)
+    status = "cached" if outcome.cached else "built"
     return replace(row, status=status, package=str(package), operators=look.operators)
 
 

@@ -25,8 +25,8 @@ from opforge.sandbox import probe
 from opforge.suites.base import Progress, silent
 
 _OLDEST_PYTHON = (3, 11)
-_NOT_EXTRAS = ("dev",)
-_CXX20 = (
+_HIDDEN_EXTRAS = ("dev",)
+_CXX20_PROGRAM = (
     "#include <concepts>\ntemplate <std::integral T> T twice(T x) { return 2 * x; }\nint main() { return twice(0); }\n"
 )
 
@@ -84,8 +84,8 @@ def _torch(health: Health) -> dict[str, Any]:
     except (OpforgeError, PackageNotFoundError) as error:
         health.problem(f"torch does not work: {error}", "pip install 'torch>=2.11'")
         return {"version": None}
-    found = re.match(r"(\d+)\.(\d+)", facts.version)
-    if found and (int(found[1]), int(found[2])) < tuple(map(int, toolchain.OLDEST_TARGET.split("."))):
+    numbers = re.match(r"(\d+)\.(\d+)", facts.version)
+    if numbers and (int(numbers[1]), int(numbers[2])) < tuple(map(int, toolchain.OLDEST_TARGET.split("."))):
         health.problem(f"torch is {facts.version}", f"pip install 'torch>={toolchain.OLDEST_TARGET}'")
     if not Path(facts.include[0], "torch", "csrc", "stable", "library.h").is_file():
         health.problem(
@@ -117,7 +117,7 @@ def _compilers(health: Health) -> dict[str, Any]:
 
 def _try_cxx20(health: Health, cxx: toolchain.Compiler) -> None:
     with tempfile.TemporaryDirectory(prefix="opforge-doctor-") as folder:
-        Path(folder, "trial.cpp").write_text(_CXX20)
+        Path(folder, "trial.cpp").write_text(_CXX20_PROGRAM)
         try:
             compiler.run("trial", [cxx.path, "-std=c++20", "trial.cpp", "-o", "trial"], Path(folder), 60.0)
         except compiler.BuildError as error:
@@ -153,17 +153,17 @@ def _gpu(health: Health) -> dict[str, Any]:
 
 def _nvidia(health: Health) -> dict[str, Any]:
     try:
-        asked = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-        done = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=False)
-        whole = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=30, check=False)
+        query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+        queried = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+        overview = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         health.notes.append(f"nvidia-smi does not answer: {error}")
         return {}
-    if done.returncode:
-        health.notes.append(f"nvidia-smi finds no GPU: {(done.stdout + done.stderr).strip()[:200]}")
+    if queried.returncode:
+        health.notes.append(f"nvidia-smi finds no GPU: {(queried.stdout + queried.stderr).strip()[:200]}")
         return {}
-    rows = [line.rpartition(", ") for line in done.stdout.splitlines() if line.strip()]
-    cuda = re.search(r"CUDA (?:UMD )?Version: *(\d+\.\d+)", whole.stdout)
+    rows = [line.rpartition(", ") for line in queried.stdout.splitlines() if line.strip()]
+    cuda = re.search(r"CUDA (?:UMD )?Version: *(\d+\.\d+)", overview.stdout)
     return {
         "devices": [name for name, _, _ in rows],
         "driver": rows[0][2] if rows else None,
@@ -216,19 +216,19 @@ def _confinement(health: Health) -> dict[str, Any]:
 def _extras(health: Health) -> dict[str, Any]:
     """Return each extra with its version or its install command."""
     try:
-        named = metadata("opforge").get_all("Provides-Extra") or []
+        extras = metadata("opforge").get_all("Provides-Extra") or []
     except PackageNotFoundError:
         health.notes.append(
             "opforge runs from its source and is not installed, so its extras are not known (`pip install -e .`)"
         )
         return {}
-    found: dict[str, Any] = {}
-    for extra in sorted(set(named).difference(_NOT_EXTRAS)):
+    rows: dict[str, Any] = {}
+    for extra in sorted(set(extras).difference(_HIDDEN_EXTRAS)):
         try:
-            found[extra] = {"version": version(extra)}
+            rows[extra] = {"version": version(extra)}
         except PackageNotFoundError:
-            found[extra] = {"version": None, "install": f"pip install 'opforge[{extra}]'"}
-    return found
+            rows[extra] = {"version": None, "install": f"pip install 'opforge[{extra}]'"}
+    return rows
 
 
 def _units(directory: Path) -> list[Any]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from opforge.errors import OpforgeError
 
-_WIDTH = 120
+_MAX_LINE_COLUMNS = 120
 
 
 def folded(head: str, parts: Sequence[str], tail: str, indent: int = 0, comment: str = "") -> str:
@@ -16,10 +16,10 @@ def folded(head: str, parts: Sequence[str], tail: str, indent: int = 0, comment:
     The comment follows the line, or the head if folded.
     """
     space = " " * indent
-    if len(line := f"{space}{head}{', '.join(parts)}{tail}") <= _WIDTH:
+    if len(line := f"{space}{head}{', '.join(parts)}{tail}") <= _MAX_LINE_COLUMNS:
         return line + comment
     inner = f"{space}    {', '.join(parts)}"
-    if len(inner) > _WIDTH or head.endswith("["):
+    if len(inner) > _MAX_LINE_COLUMNS or head.endswith("["):
         inner = ",\n".join(f"{space}    {part}" for part in parts) + ","
     return f"{space}{head}{comment}\n{inner}\n{space}{tail}"
 
@@ -31,61 +31,63 @@ def with_export(text: str, place: str, op: str) -> str:
 
 def _with_import(text: str, place: str, op: str) -> str:
     """Add the operator's import in alphabetical order among the relative imports."""
-    body = _parsed(text, place).body
+    body = _parse(text, place).body
     imports = [node for node in body if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module]
     if any(node.module == op for node in imports):
         return text
     earlier = [node for node in imports if str(node.module) < op]
     docstring = body[:1] if body and isinstance(body[0], ast.Expr) else []
     before = earlier[-1:] or ([] if imports else docstring)
-    at = (before[0].end_lineno or 0) if before else imports[0].lineno - 1 if imports else 0
-    return _inserted(text, at, f"from .{op} import {op}")
+    line_number = (before[0].end_lineno or 0) if before else imports[0].lineno - 1 if imports else 0
+    return _insert_line(text, line_number, f"from .{op} import {op}")
 
 
 def _with_name(text: str, place: str, op: str) -> str:
     """Add the operator to the list ``__all__``; a sorted list stays sorted."""
-    found = [node for node in _parsed(text, place).body if isinstance(node, ast.Assign) and _is_all(node)]
-    if len(found) != 1 or not isinstance(found[0].value, ast.List | ast.Tuple):
+    assignments = [node for node in _parse(text, place).body if isinstance(node, ast.Assign) and _assigns_all(node)]
+    if len(assignments) != 1 or not isinstance(assignments[0].value, ast.List | ast.Tuple):
         raise OpforgeError(
             f'{place} has no list of what it exports; write one, such as __all__ = ["swiglu"], and run this again'
         )
     try:
-        names = list(ast.literal_eval(found[0].value))
+        names = list(ast.literal_eval(assignments[0].value))
     except ValueError:
         raise OpforgeError(
             f"__all__ in {place} is not a plain list of names; add {op!r} to it yourself, and run this again"
         ) from None
     if op in names:
         return text
-    longer = sorted([*names, op]) if names == sorted(names) else [*names, op]
+    extended_names = sorted([*names, op]) if names == sorted(names) else [*names, op]
     lines = text.splitlines()
-    lines[found[0].lineno - 1 : found[0].end_lineno] = [folded("__all__ = [", [f'"{name}"' for name in longer], "]")]
+    lines[assignments[0].lineno - 1 : assignments[0].end_lineno] = [
+        folded("__all__ = [", [f'"{name}"' for name in extended_names], "]")
+    ]
     return "\n".join(lines) + "\n"
 
 
-def _is_all(node: ast.Assign) -> bool:
+def _assigns_all(node: ast.Assign) -> bool:
     return any(isinstance(target, ast.Name) and target.id == "__all__" for target in node.targets)
 
 
 def with_method(text: str, place: str, op: str, parameters: Sequence[str], returns: str) -> str:
     """Add a method for the operator to the class Namespace in the text of ``namespace.py``."""
-    found = [n for n in _parsed(text, place).body if isinstance(n, ast.ClassDef) and n.name == "Namespace"]
-    if not found:
+    classes = [n for n in _parse(text, place).body if isinstance(n, ast.ClassDef) and n.name == "Namespace"]
+    if not classes:
         raise OpforgeError(
             f"{place} has no class Namespace, to which {op} is to be added; write one as a typing.Protocol"
         )
-    if any(isinstance(node, ast.FunctionDef) and node.name == op for node in found[0].body):
+    if any(isinstance(node, ast.FunctionDef) and node.name == op for node in classes[0].body):
         return text
     line = folded(f"def {op}(", ["self", *parameters], f") -> {returns}: ...", 4)
-    return _inserted(text, found[0].end_lineno or 0, line)
+    return _insert_line(text, classes[0].end_lineno or 0, line)
 
 
-def _inserted(text: str, at: int, line: str) -> str:
+def _insert_line(text: str, line_number: int, line: str) -> str:
     lines = text.splitlines()
-    return "\n".join([*lines[:at], line, *lines[at:]]) + "\n"
+    return "\n".join([*lines[:line_number], line, *lines[line_number:]]) + "\n"
 
 
-def _parsed(text: str, place: str) -> ast.Module:
+def _parse(text: str, place: str) -> ast.Module:
     try:
         return ast.parse(text)
     except SyntaxError as error:

@@ -7,7 +7,7 @@ import re
 
 from opforge.errors import OpforgeError
 
-_CPP = """
+_CPP_WORDS = """
     alignas alignof and asm auto bitand bitor bool break case catch char class compl concept const constexpr continue decltype default
     delete do double else enum explicit export extern false float for friend goto if inline int long mutable namespace new noexcept not
     nullptr operator or private protected public register requires return short signed sizeof static struct switch template this throw
@@ -19,7 +19,7 @@ _FILES = """
     sum zip map range enumerate tuple
 """
 """Names with another meaning in a package's files or in ``torch.ops``."""
-_VARIABLES = """
+_NAMES_IN_OPERATOR_FILES = """
     torch triton tl self ops checks ctx grad info in_dims inputs output out result results count inside at dense place x
     batched to_x to_each extra wide blocks on_device wrap_triton to_front apart
 """
@@ -33,19 +33,19 @@ def refuse_operator(name: str) -> None:
 
 def refuse_argument(name: str, op: str) -> None:
     """Reject an invalid name of an operator's optional argument."""
-    _refuse("optional argument", name, _VARIABLES)
+    _refuse("optional argument", name, _NAMES_IN_OPERATOR_FILES)
     if name == op or re.fullmatch(r"(y|grad|out)_?\d*", name):
         raise OpforgeError(
             f"optional argument {name!r} is a name that the operator's files use themselves; choose another"
         )
 
 
-def _refuse(what: str, name: str, taken: str) -> None:
+def _refuse(label: str, name: str, taken: str) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise OpforgeError(
-            f"{what} {name!r} cannot be used: it must begin with a small letter and hold small letters, digits and underscores only"
+            f"{label} {name!r} cannot be used: it must begin with a small letter and hold small letters, digits and underscores only"
         )
-    if keyword.iskeyword(name) or keyword.issoftkeyword(name) or name in _CPP.split():
-        raise OpforgeError(f"{what} {name!r} is a word of Python or C++; choose another name")
+    if keyword.iskeyword(name) or keyword.issoftkeyword(name) or name in _CPP_WORDS.split():
+        raise OpforgeError(f"{label} {name!r} is a word of Python or C++; choose another name")
     if name in taken.split():
-        raise OpforgeError(f"{what} {name!r} is a name that means something else in a package; choose another")
+        raise OpforgeError(f"{label} {name!r} is a name that means something else in a package; choose another")

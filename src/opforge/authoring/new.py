@@ -18,7 +18,7 @@ import jinja2
 from opforge.errors import OpforgeError
 
 TEMPLATE = Path(__file__).resolve().with_name("template")
-_PROJECT = "{{cookiecutter.package}}"
+_PROJECT_FOLDER = "{{cookiecutter.package}}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +33,14 @@ class Made:
 @cache
 def settings() -> dict[str, Any]:
     """Return the template's settings from its ``cookiecutter.json``."""
-    found: dict[str, Any] = json.loads((TEMPLATE / "cookiecutter.json").read_text())
-    return found
+    values: dict[str, Any] = json.loads((TEMPLATE / "cookiecutter.json").read_text())
+    return values
 
 
 def questions() -> dict[str, tuple[str, ...]]:
     """Return the questions with their choices; a free-text question has only its default."""
-    asked = {name: value for name, value in settings().items() if not name.startswith("_")}
-    return {name: tuple(value) if isinstance(value, list) else (value,) for name, value in asked.items()}
+    defaults = {name: value for name, value in settings().items() if not name.startswith("_")}
+    return {name: tuple(value) if isinstance(value, list) else (value,) for name, value in defaults.items()}
 
 
 def prompt(name: str) -> str:
@@ -67,23 +67,23 @@ def complete(answers: Mapping[str, str]) -> dict[str, str]:
 
 def problems(answers: Mapping[str, str]) -> list[str]:
     """Return messages about invalid answers; empty if a package can be made."""
-    found: list[str] = _hook("pre_gen_project").problems(complete(answers))
-    return found
+    messages: list[str] = _hook("pre_gen_project").problems(complete(answers))
+    return messages
 
 
 def make_package(answers: Mapping[str, str], out: Path) -> Made:
     """Make a package in a new folder with its name under ``out``, completely or not at all."""
-    given = complete(answers)
-    if found := problems(given):
-        raise OpforgeError("; ".join(found))
-    folder = out / given["package"]
-    _refuse_what_is_there(folder)
+    all_answers = complete(answers)
+    if messages := problems(all_answers):
+        raise OpforgeError("; ".join(messages))
+    folder = out / all_answers["package"]
+    _refuse_existing(folder)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=out, prefix=f".{given['package']}.") as workshop:
-            project = Path(workshop) / given["package"]
-            _render(project, given)
-            _hook("post_gen_project").keep_variant(project, given["variant"])
+        with tempfile.TemporaryDirectory(dir=out, prefix=f".{all_answers['package']}.") as draft_folder:
+            project = Path(draft_folder) / all_answers["package"]
+            _render(project, all_answers)
+            _hook("post_gen_project").keep_variant(project, all_answers["variant"])
             project.rename(folder)  # replaces at most an empty folder
     except OSError as error:
         raise OpforgeError(
@@ -93,7 +93,7 @@ def make_package(answers: Mapping[str, str], out: Path) -> Made:
     return Made(folder, tuple(files))
 
 
-def _refuse_what_is_there(folder: Path) -> None:
+def _refuse_existing(folder: Path) -> None:
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise OpforgeError(
             f"{str(folder)!r} is there already and no folder; choose another name, or another place with --out"
@@ -110,7 +110,7 @@ def _render(project: Path, answers: Mapping[str, str]) -> None:
         autoescape=False,  # noqa: S701  # source files
         **settings()["_jinja2_env_vars"],
     )
-    source = TEMPLATE / _PROJECT
+    source = TEMPLATE / _PROJECT_FOLDER
     for path in sorted(source.rglob("*")):
         if "__pycache__" in path.parts:  # pip byte-compiles installed files, including the template
             continue

@@ -67,15 +67,15 @@ def pack(directory: Path, name: str, out: Path, *, version: str = "0.1.0") -> Pa
         with _made(out), tempfile.TemporaryDirectory(dir=out, prefix=f".{name}.") as folder:
             draft = Path(folder) / name
             rows, signer = _write(draft, kernels, name, version)
-            wheel = _wheel(draft, Path(folder))
-            made = wheel.replace(out / wheel.name)
+            wheel = _build_wheel(draft, Path(folder))
+            wheel_path = wheel.replace(out / wheel.name)
             draft.replace(project)
     except OSError as error:
         raise OpforgeError(
             f"the package cannot be made in --out {str(out)!r}: {error.strerror or error}: {str(error.filename or out)!r}; "
             "name a folder that can be written, and see that what lies beside the kernels can be read"
         ) from None
-    return Packed(project, made, rows, backend.strangers, signer)
+    return Packed(project, wheel_path, rows, backend.strangers, signer)
 
 
 @contextmanager
@@ -102,7 +102,7 @@ def _check(name: str, version: str) -> None:
         raise OpforgeError(
             f"name {name!r} cannot be that of a package; take letters, digits and single underscores between them, such as my_backend"
         )
-    if _normal(name) in _TAKEN or _is_anothers(name):
+    if _normal(name) in _RESERVED_NAMES or _is_installed_name(name):
         raise OpforgeError(f"name {name!r} is another package's; choose one of your own, such as my_{name}")
     if not re.fullmatch(r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?", version, re.ASCII):
         raise OpforgeError(f"--version {version!r} is not a version; write 0.1.0, 1.2 or 1.0rc1")
@@ -113,19 +113,20 @@ def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-_TAKEN = {
+_RESERVED_NAMES = {
     _normal(n)
     for n in (*sys.stdlib_module_names, "numpy", "opforge", "pip", "setuptools", "test", "tests", "torch", "triton")
 }
 """Names of other packages, installed or not."""
 
 
-def _is_anothers(name: str) -> bool:
+def _is_installed_name(name: str) -> bool:
     """Whether an installed distribution or module, other than a packed backend, has this name."""
     foreign = {
-        str(found.metadata.json.get("name", ""))  # empty if an installation is broken
-        for found in distributions()
-        if found.metadata.json.get("summary") != _SUMMARY or not found.entry_points.select(group="torch.backends")
+        str(installed.metadata.json.get("name", ""))  # empty if an installation is broken
+        for installed in distributions()
+        if installed.metadata.json.get("summary") != _SUMMARY
+        or not installed.entry_points.select(group="torch.backends")
     }
     modules = {module for module, owners in packages_distributions().items() if not foreign.isdisjoint(owners)}
     if _normal(name) in {_normal(other) for other in foreign | modules if other}:
@@ -154,9 +155,9 @@ def _write(project: Path, kernels: Iterable[Kernel], name: str, version: str) ->
     package = project / "src" / name
     package.mkdir(parents=True)
     rows = [_take(kernel, package) for kernel in kernels]
-    kept = [_kept(row) for row in rows]
-    signature = signing.signed(signing.make_key(), kept)
-    for file, contents in (("kernels.json", kept), ("signature.json", signature)):
+    stored_rows = [_kept(row) for row in rows]
+    signature = signing.signed(signing.make_key(), stored_rows)
+    for file, contents in (("kernels.json", stored_rows), ("signature.json", signature)):
         (package / file).write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
     runtime = Path(opforge.runtime.__file__).parent
     shutil.copytree(runtime, package / "_runtime", ignore=shutil.ignore_patterns("__pycache__"))
@@ -178,8 +179,8 @@ def _write(project: Path, kernels: Iterable[Kernel], name: str, version: str) ->
         autoescape=False,  # noqa: S701  # Python, TOML and Markdown, from the user's own directory
     )
     for template in _TEMPLATES:
-        place = package / template if template.endswith(".py") else project / template
-        place.write_text(environment.get_template(f"{template}.j2").render(**facts), encoding="utf-8")
+        path = package / template if template.endswith(".py") else project / template
+        path.write_text(environment.get_template(f"{template}.j2").render(**facts), encoding="utf-8")
     if any(row["library"] for row in rows):
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         (project / "setup.cfg").write_text(f"[bdist_wheel]\nplat_name = {platform}\n", encoding="utf-8")
@@ -208,10 +209,10 @@ def _take(kernel: Kernel, package: Path) -> dict[str, Any]:
     file = Path(kernel.file or "")
     place = f"kernels/{kernel.name.partition('_implementation_')[0]}"
     folder = package / place
-    for other in _needed(file):
-        copy = folder / other.relative_to(file.parent)
+    for source in _files_to_copy(file):
+        copy = folder / source.relative_to(file.parent)
         copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(other, copy)
+        shutil.copy2(source, copy)
     row: dict[str, Any] = {
         "name": kernel.name, "primary": kernel.primary, "file": f"{place}/{file.name}",
         "entries": list(kernel.entries), "serves": [[s.op, s.required] for s in kernel.serves], "digest": kernel.digest,
@@ -234,13 +235,13 @@ def _take(kernel: Kernel, package: Path) -> dict[str, Any]:
     return row
 
 
-def _needed(file: Path) -> list[Path]:
+def _files_to_copy(file: Path) -> list[Path]:
     """Return the files in and below a kernel's folder, except proofs and unused implementations."""
-    mine = {file, *beside(file)}
+    needed = {file, *beside(file)}
     return [
         path
         for path in sorted(files.below(file.parent))
-        if path in mine
+        if path in needed
         or not (
             path.name.endswith(SUFFIX)
             or (
@@ -261,13 +262,17 @@ def _proven(kernel: Kernel) -> str:
     proof = read_proof(Path(kernel.file or ""), kernel.digest)
     if isinstance(proof, str) or not proof.operators:
         return ""
-    dtypes = sorted({dtype for found in proof.operators.values() for dtype in found})
+    dtypes = sorted({dtype for op_dtypes in proof.operators.values() for dtype in op_dtypes})
     shown = "; ".join(dtypes[:4]) + ("; …" if len(dtypes) > 4 else "")
     return f"{len(proof.operators)} operators, {shown} on {proof.device}, torch {proof.torch}"
 
 
-def _wheel(project: Path, out: Path) -> Path:
-    isolated = [] if importlib.util.find_spec("setuptools") is None or not _new_enough() else ["--no-build-isolation"]
+def _build_wheel(project: Path, out: Path) -> Path:
+    isolated = (
+        []
+        if importlib.util.find_spec("setuptools") is None or not _setuptools_builds_wheels()
+        else ["--no-build-isolation"]
+    )
     command = [
         sys.executable,
         "-m",
@@ -279,16 +284,16 @@ def _wheel(project: Path, out: Path) -> Path:
         "-w",
         str(out),
     ]
-    done = subprocess.run([*command, str(project)], capture_output=True, text=True, check=False)
-    found = list(out.glob("*.whl"))
-    if done.returncode or len(found) != 1:
-        raise OpforgeError(f"pip could not make the wheel:\n{(done.stderr or done.stdout)[-2000:]}")
-    for left in (project / "build", *(project / "src").glob("*.egg-info")):
-        shutil.rmtree(left, ignore_errors=True)
-    return found[0]
+    process = subprocess.run([*command, str(project)], capture_output=True, text=True, check=False)
+    wheels = list(out.glob("*.whl"))
+    if process.returncode or len(wheels) != 1:
+        raise OpforgeError(f"pip could not make the wheel:\n{(process.stderr or process.stdout)[-2000:]}")
+    for leftover in (project / "build", *(project / "src").glob("*.egg-info")):
+        shutil.rmtree(leftover, ignore_errors=True)
+    return wheels[0]
 
 
-def _new_enough() -> bool:
+def _setuptools_builds_wheels() -> bool:
     """Whether setuptools can make wheels itself and supports license files."""
     major, minor, *_ = installed_version("setuptools").split(".")
     return (int(major), int(minor)) >= (77, 0)

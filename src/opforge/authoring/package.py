@@ -28,13 +28,13 @@ def write_package(folder: Path, unit: Unit, built: Built, look: Look) -> Path:
 
     Each file is replaced atomically, so processes that use the old package continue to work.
     """
-    functions = _functions(look.operators)
+    functions = _overloads_by_function(look.operators)
     facts = {
         "name": unit.name,
         "file": built.library.name,
         "claims": look.whole,
         "operators": list(look.operators),
-        "functions": {name: min(o.partition(".")[0] for o in those) for name, those in functions.items()},
+        "functions": {name: min(o.partition(".")[0] for o in overloads) for name, overloads in functions.items()},
         "torch": torch_version().partition("+")[0] if built.abi == "full" else "",
     }
     try:
@@ -61,17 +61,17 @@ def _copy(library: Path, place: Path) -> None:
     Path(handle.name).replace(place)
 
 
-def _functions(operators: dict[str, str]) -> dict[str, list[str]]:
+def _overloads_by_function(operators: dict[str, str]) -> dict[str, list[str]]:
     """Return the overloads by function name.
 
     Keywords and names used in several namespaces cannot be functions of a module.
     """
-    found: dict[str, list[str]] = {}
+    overloads: dict[str, list[str]] = {}
     for operator in operators:
         name = operator.partition("::")[2].partition(".")[0]
         if not keyword.iskeyword(name):
-            found.setdefault(name, []).append(operator)
-    return {name: those for name, those in found.items() if len({o.partition("::")[0] for o in those}) == 1}
+            overloads.setdefault(name, []).append(operator)
+    return {name: names for name, names in overloads.items() if len({o.partition("::")[0] for o in names}) == 1}
 
 
 def _render(template: str, **values: Any) -> str:
@@ -102,11 +102,11 @@ def _stub(name: str, schema: str) -> str:
         parsed = FunctionSchema.parse(schema.partition("::")[2])
     except (AssertionError, RuntimeError, ValueError):
         return f"def {name}(*args: Any, **kwargs: Any) -> Any: ..."
-    words = [_parameter(a) for a in parsed.arguments.flat_positional]
-    named = [_parameter(a) for a in (*parsed.arguments.flat_kwarg_only, *parsed.arguments.out)]
+    positional = [_parameter(a) for a in parsed.arguments.flat_positional]
+    keyword_only = [_parameter(a) for a in (*parsed.arguments.flat_kwarg_only, *parsed.arguments.out)]
     returns = [_type(str(r.type)) for r in parsed.returns]
     result = "None" if not returns else returns[0] if len(returns) == 1 else f"tuple[{', '.join(returns)}]"
-    return f"def {name}({', '.join([*words, *(['*'] if named else []), *named])}) -> {result}: ..."
+    return f"def {name}({', '.join([*positional, *(['*'] if keyword_only else []), *keyword_only])}) -> {result}: ..."
 
 
 def _parameter(argument: Any) -> str:

@@ -22,12 +22,12 @@ class CustomOpsBackend:
         """Messages about references and about operators without an implementation."""
 
     def kernels(self, ops: Iterable[str]) -> list[Kernel]:
-        found = find(self._root)
-        self.strangers = list(found.strangers)
+        custom_ops = find(self._root)
+        self.strangers = list(custom_ops.strangers)
         kernels: list[Kernel] = []
         self.remarks = []
         for op in ops:
-            folder = found.folders.get(op)
+            folder = custom_ops.folders.get(op)
             if folder is None:
                 continue
             kernels += folder.kernels

@@ -39,16 +39,16 @@ class DirectoryBackend:
         """Kernels without a case."""
 
     def kernels(self, ops: Iterable[str]) -> list[Kernel]:
-        found, idle = matched(self._all(), ops)
+        served, idle = matched(self._all(), ops)
         self.idle += idle
-        return found
+        return served
 
     def _all(self) -> list[Kernel]:
         """Return every kernel."""
-        inside = sorted(p for p in self._root.iterdir() if not p.name.startswith((".", "__")))
-        folders = [path for path in inside if files.is_folder(path)]
+        entries = sorted(p for p in self._root.iterdir() if not p.name.startswith((".", "__")))
+        folders = [path for path in entries if files.is_folder(path)]
         self.strangers += [
-            f"{shown(p.name)} is a link, and links are not followed" for p in inside if p.is_symlink() and p.is_dir()
+            f"{shown(p.name)} is a link, and links are not followed" for p in entries if p.is_symlink() and p.is_dir()
         ]
         kernels = [kernel for folder in folders if (kernel := self._kernel(folder)) is not None]
         if unused := set(self._chosen) - {folder.name for folder in folders}:
@@ -62,29 +62,31 @@ class DirectoryBackend:
 
     def _kernel(self, folder: Path) -> Kernel | None:
         name = operator_name(folder.name)
-        found = implementations(folder)
-        if not found:
+        candidates = implementations(folder)
+        if not candidates:
             name = shown(folder.name)
             self.strangers.append(f"{name} holds no {_FILE.format(folder=name)}*.py, *.cpp or *.cu")
             return None
-        file = self._pick(folder, found)
+        file = self._pick(folder, candidates)
         try:
             return kernel_in(file, name)
         except UnknownNameError as error:
             self.strangers.append(shown(str(error)))
             return None
 
-    def _pick(self, folder: Path, found: list[Path]) -> Path:
-        wanted = self._chosen.get(folder.name)
-        if wanted is None:
-            return found[-1]
+    def _pick(self, folder: Path, candidates: list[Path]) -> Path:
+        chosen = self._chosen.get(folder.name)
+        if chosen is None:
+            return candidates[-1]
         prefix = _FILE.format(folder=folder.name)
         by_name = {
-            name: f for f in found for name in (f.name, f.stem, *(n.removeprefix(prefix) for n in (f.name, f.stem)))
+            name: f
+            for f in candidates
+            for name in (f.name, f.stem, *(n.removeprefix(prefix) for n in (f.name, f.stem)))
         }
-        if wanted not in by_name:
-            raise UnknownNameError(f"implementation of {folder.name}", wanted, by_name)
-        return by_name[wanted]
+        if chosen not in by_name:
+            raise UnknownNameError(f"implementation of {folder.name}", chosen, by_name)
+        return by_name[chosen]
 
 
 def matched(kernels: Iterable[Kernel], ops: Iterable[str]) -> tuple[list[Kernel], list[Kernel]]:
@@ -93,23 +95,23 @@ def matched(kernels: Iterable[Kernel], ops: Iterable[str]) -> tuple[list[Kernel]
     Kernels that serve fewer operators go first: a folder for one overload or form wins over
     the packet's.
     """
-    wanted = set(ops)
-    found, idle = [], []
+    unassigned = set(ops)
+    assigned, idle = [], []
     for kernel in sorted(kernels, key=lambda kernel: len(kernel.serves)):
-        serves = tuple(s for s in kernel.serves if s.op in wanted)
-        wanted -= {s.op for s in serves}
+        serves = tuple(s for s in kernel.serves if s.op in unassigned)
+        unassigned -= {s.op for s in serves}
         if not serves:
             idle.append(kernel)
         else:
-            found.append(replace(kernel, serves=serves))
-    return found, idle
+            assigned.append(replace(kernel, serves=serves))
+    return assigned, idle
 
 
 def kernel_in(file: Path, name: str) -> Kernel:
     """Return the kernel in a file, written for the named operator, with all operators it serves."""
     primary = table().resolve(name)
-    own, others = table().served_by(name)
-    functional = [op for op in own if op.form is not Form.MUTABLE] if primary.form is Form.FUNCTIONAL else [primary]
+    family, others = table().served_by(name)
+    functional = [op for op in family if op.form is not Form.MUTABLE] if primary.form is Form.FUNCTIONAL else [primary]
     serves = [Served(op.name) for op in functional] + [Served(op.name, required=False) for op in others]
     entries = dict.fromkeys([f"{name.replace('.', '__')}_kernel_impl", f"{primary.base}_kernel_impl"])
     broken, path = unfit(file), str(located(file))
@@ -142,10 +144,10 @@ def implementations(folder: Path) -> list[Path]:
     if not files.is_folder(folder):
         return []
     suffixes = (".py", *native.SUFFIXES)
-    found = (p for p in folder.iterdir() if p.name.startswith(prefix) and p.suffix in suffixes and not p.is_dir())
-    return sorted(found, key=lambda p: (_natural(p.stem), p.suffix))
+    matches = (p for p in folder.iterdir() if p.name.startswith(prefix) and p.suffix in suffixes and not p.is_dir())
+    return sorted(matches, key=lambda p: (_natural_sort_key(p.stem), p.suffix))
 
 
-def _natural(text: str) -> list[tuple[int, int, str]]:
+def _natural_sort_key(text: str) -> list[tuple[int, int, str]]:
     parts = re.split(r"([0-9]+)", text)
-    return [(1, int(part), "") if number % 2 else (0, 0, part) for number, part in enumerate(parts)]
+    return [(1, int(part), "") if position % 2 else (0, 0, part) for position, part in enumerate(parts)]

@@ -19,7 +19,7 @@ from opforge.errors import OpforgeError
 from opforge.kernels import Kernel, Served
 from opforge.ops import table
 
-_ANSWER = "opforge: "
+_REPLY_PREFIX = "opforge: "
 """Prefix of the reply line; the package may print other lines, even when the process exits."""
 _ASK = """
 import json, sys
@@ -87,15 +87,15 @@ class FlagGemsBackend:
                 "backend 'flag_gems' needs the package flag_gems, which is not installed; pip install 'opforge[flag_gems]'"
             ) from None
         folder = cache.root() / "flag_gems" / release
-        found = []
+        kernels = []
         vendor, rows = _registered()
         for row, index in rows.items():
             name = row if "." in row else f"{row}.default"
             if table().get(name) is None:
                 self.strangers.append(f"{name} is not an operator of this torch")
             elif name in wanted:
-                found.append(_kernel(folder, release, vendor, row, index, name))
-        return found
+                kernels.append(_kernel(folder, release, vendor, row, index, name))
+        return kernels
 
 
 def _registered() -> tuple[str, dict[str, int]]:
@@ -105,8 +105,8 @@ def _registered() -> tuple[str, dict[str, int]]:
     same name, the first is used, as FlagGems does.
     """
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", f"ANSWER = {_ANSWER!r}\n{_ASK}"],
+        process = subprocess.run(
+            [sys.executable, "-c", f"ANSWER = {_REPLY_PREFIX!r}\n{_ASK}"],
             capture_output=True,
             text=True,
             check=False,
@@ -114,19 +114,21 @@ def _registered() -> tuple[str, dict[str, int]]:
         )
     except subprocess.TimeoutExpired:
         raise OpforgeError(f"flag_gems was not imported within {_LIMIT_S:.0f} s") from None
-    lines = [line.removeprefix(_ANSWER) for line in done.stdout.splitlines() if line.startswith(_ANSWER)]
-    if not lines:
-        said = re.findall(r"^\w+(?:Error|Exception)\b.*$", done.stderr, re.MULTILINE) or ["it gives no reason"]
+    replies = [
+        line.removeprefix(_REPLY_PREFIX) for line in process.stdout.splitlines() if line.startswith(_REPLY_PREFIX)
+    ]
+    if not replies:
+        errors = re.findall(r"^\w+(?:Error|Exception)\b.*$", process.stderr, re.MULTILINE) or ["it gives no reason"]
         raise OpforgeError(
-            f"flag_gems cannot be imported here ({said[-1].strip()}); it needs a GPU that Triton knows, and a torch built for it"
+            f"flag_gems cannot be imported here ({errors[-1].strip()}); it needs a GPU that Triton knows, and a torch built for it"
         )
-    answer = json.loads(lines[-1])
-    if "error" in answer:
+    reply = json.loads(replies[-1])
+    if "error" in reply:
         raise OpforgeError(
-            f"flag_gems is imported here, but its list of operators, flag_gems._FULL_CONFIG, cannot be read ({answer['error']}); "
+            f"flag_gems is imported here, but its list of operators, flag_gems._FULL_CONFIG, cannot be read ({reply['error']}); "
             "rows of an operator's name, a function and a condition are understood, as FlagGems 5.0 has them"
         )
-    return answer["vendor"], answer["rows"]
+    return reply["vendor"], reply["rows"]
 
 
 def _kernel(folder: Path, release: str, vendor: str, row: str, index: int, name: str) -> Kernel:
@@ -144,10 +146,10 @@ def _kernel(folder: Path, release: str, vendor: str, row: str, index: int, name:
 @functools.cache
 def _source_digest() -> str:
     """Return a digest of the sources of the installed FlagGems."""
-    found = importlib.util.find_spec("flag_gems")
-    whole = hashlib.sha256()
-    if found is not None and found.origin:
-        place = Path(found.origin).parent
-        for file in sorted(place.rglob("*.py")):
-            whole.update(str(file.relative_to(place)).encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
-    return whole.hexdigest()
+    spec = importlib.util.find_spec("flag_gems")
+    digest = hashlib.sha256()
+    if spec is not None and spec.origin:
+        folder = Path(spec.origin).parent
+        for file in sorted(folder.rglob("*.py")):
+            digest.update(str(file.relative_to(folder)).encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()

@@ -16,12 +16,12 @@ from opforge.ops import Form, Operator, table
 
 def scaffold(root: Path, cases: Mapping[str, Sequence[Case]]) -> tuple[list[Path], list[Path]]:
     """Write a kernel template for each packet in the cases; return new files and kept folders."""
-    made: list[Path] = []
-    kept: list[Path] = []
+    new_files: list[Path] = []
+    kept_folders: list[Path] = []
     for name in dict.fromkeys(table().folder_of(op) for name in cases if (op := table().get(name)) is not None):
         folder = root / name
         if implementations(folder):
-            kept.append(folder)
+            kept_folders.append(folder)
             continue
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -31,8 +31,8 @@ def scaffold(root: Path, cases: Mapping[str, Sequence[Case]]) -> tuple[list[Path
         path.write_text(
             render(name, root, [c.args for op in cases if op.startswith(f"{name}.") for c in cases[op][:1]])
         )
-        made.append(path)
-    return made, kept
+        new_files.append(path)
+    return new_files, kept_folders
 
 
 def render(name: str, root: Path, cases: Sequence[str]) -> str:
@@ -44,19 +44,19 @@ def render(name: str, root: Path, cases: Sequence[str]) -> str:
         autoescape=False,  # noqa: S701  # Python source
     )
     op = table().resolve(name)
-    own, others = table().served_by(name)
+    family, others = table().served_by(name)
     return environment.get_template("kernel.py.j2").render(
         op=op,
         entry=f"{op.base}_kernel_impl",
         signature=python_signature(op),
-        family=[o.name for o in own if o.form is not Form.MUTABLE],
+        family=[o.name for o in family if o.form is not Form.MUTABLE],
         others=[o.name for o in others],
         root=root,
         cases=cases,
     )
 
 
-_CONSTANTS = {"contiguous_format": "torch.contiguous_format", "Mean": "1", "long": "torch.long"}
+_PYTHON_CONSTANTS = {"contiguous_format": "torch.contiguous_format", "Mean": "1", "long": "torch.long"}
 
 
 def python_signature(op: Operator) -> str:
@@ -71,7 +71,7 @@ def python_signature(op: Operator) -> str:
         if argument.default is None:
             parts.append(name)
         else:
-            default = _CONSTANTS.get(argument.default, argument.default)
+            default = _PYTHON_CONSTANTS.get(argument.default, argument.default)
             parts.append(f"{name}={_python_default(default)}")
     return ", ".join(parts)
 

@@ -15,8 +15,8 @@ from opforge.kernels.native import is_native
 from opforge.ops import table
 from opforge.ops.table import strip_namespace
 
-_ATEN = "aten:"
-_BETWEEN = "_implementation_"
+_ATEN_PREFIX = "aten:"
+_FILE_INFIX = "_implementation_"
 
 
 class SingleBackend:
@@ -37,64 +37,64 @@ class SingleBackend:
 
         The kernel's name gives the operator; ``op`` can choose another overload or form it serves.
         """
-        if word.startswith(_ATEN):
-            return cls(_of_aten(word.removeprefix(_ATEN), op))
+        if word.startswith(_ATEN_PREFIX):
+            return cls(_of_aten(word.removeprefix(_ATEN_PREFIX), op))
         file = _file(word)
         name = _name(file, op)
         kernel = kernel_in(file, name)
-        wanted = table().resolve(op or name).name
-        if all(served.op != wanted for served in kernel.serves):
-            known = ", ".join(served.op for served in kernel.serves)
+        op_name = table().resolve(op or name).name
+        if all(served.op != op_name for served in kernel.serves):
+            served_names = ", ".join(served.op for served in kernel.serves)
             raise OpforgeError(
-                f"--op {op} ({wanted}) is not among the operators that {file.name} serves by its name: {known}"
+                f"--op {op} ({op_name}) is not among the operators that {file.name} serves by its name: {served_names}"
             )
-        return cls(replace(kernel, serves=(Served(wanted),)))
+        return cls(replace(kernel, serves=(Served(op_name),)))
 
 
 def _of_aten(name: str, op: str | None) -> Kernel:
     if op is not None:
-        raise OpforgeError(f"--op does not go with {_ATEN}{name}, which names the operator itself")
+        raise OpforgeError(f"--op does not go with {_ATEN_PREFIX}{name}, which names the operator itself")
     (kernel,) = AtenBackend(BackendOptions()).kernels([table().resolve(name).name])
     return kernel
 
 
-def _file(word: str) -> Path:
+def _file(location: str) -> Path:
     """Return the kernel's file; a folder must hold exactly one."""
-    path = Path(word)
+    path = Path(location)
     if path.is_file():
         if path.suffix != ".py" and not is_native(path):
             raise OpforgeError(
-                f"{word!r} is not a kernel: a kernel is a Python file, or C++ (.cpp) or CUDA (.cu) source"
+                f"{location!r} is not a kernel: a kernel is a Python file, or C++ (.cpp) or CUDA (.cu) source"
             )
         return path
     if not path.is_dir():
         raise OpforgeError(
-            f"there is no kernel {word!r}; give a file such as kernels/relu/relu_implementation_1.py, "
-            f"its folder, or {_ATEN}relu for ATen's own"
+            f"there is no kernel {location!r}; give a file such as kernels/relu/relu_implementation_1.py, "
+            f"its folder, or {_ATEN_PREFIX}relu for ATen's own"
         )
     files = implementations(path.resolve())
     if len(files) > 1:
-        raise OpforgeError(f"several kernels in {word!r}: {', '.join(f.name for f in files)}; name the file of one")
+        raise OpforgeError(f"several kernels in {location!r}: {', '.join(f.name for f in files)}; name the file of one")
     if not files:
         raise NothingToJudgeError(_no_kernel(path))
     return files[0]
 
 
 def _no_kernel(folder: Path) -> str:
-    inside = sorted(p.name for p in folder.resolve().iterdir() if p.is_dir() and implementations(p))
-    if inside:
-        return f"{str(folder)!r} is a folder of kernel folders: {', '.join(inside)}; name one of them"
+    kernel_folders = sorted(p.name for p in folder.resolve().iterdir() if p.is_dir() and implementations(p))
+    if kernel_folders:
+        return f"{str(folder)!r} is a folder of kernel folders: {', '.join(kernel_folders)}; name one of them"
     name = folder.resolve().name
-    return f"no kernel in {str(folder)!r}: expected {name}{_BETWEEN}1.py, or name the file"
+    return f"no kernel in {str(folder)!r}: expected {name}{_FILE_INFIX}1.py, or name the file"
 
 
 def _name(file: Path, op: str | None) -> str:
     """Return a kernel's operator, from its file name or else from ``--op``."""
-    name, between, _ = file.stem.partition(_BETWEEN)
-    if between:
+    name, infix, _ = file.stem.partition(_FILE_INFIX)
+    if infix:
         return operator_name(name)
     if op is None:
         raise OpforgeError(
-            f"{file.name!r} does not say its operator; name it OP{_BETWEEN}1.py, or give the operator with --op"
+            f"{file.name!r} does not say its operator; name it OP{_FILE_INFIX}1.py, or give the operator with --op"
         )
     return strip_namespace(op)

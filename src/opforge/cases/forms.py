@@ -33,11 +33,11 @@ SIZED_ALIKE = tuple(form for form in LARGE_FORMS if form != SIXTEENFOLD)
 Gradients may have sizes that do not grow alike, and ATen does not check.
 """
 ONE_TENSOR_TWICE = "one_tensor_twice"
-_MOST_COUNTED_BY_16_BITS = 1 << 16
-_LONG = 4099
+_MAX_16_BIT_COUNT = 1 << 16
+_LONG_ROW_ELEMENTS = 4099
 """Longer than a likely block of a kernel, and not a multiple of one."""
-_SIXTEEN = 16
-_MOST_SIXTEENFOLD = 1 << 17
+_GROWTH_FACTOR = 16
+_MAX_SIXTEENFOLD_ELEMENTS = 1 << 17
 _BLOCK = 256
 """``many_rows`` has a multiple of it: some kernels are wrong only without a partial block."""
 
@@ -62,31 +62,31 @@ def _with_sixteenfold(shapes: Sequence[Sequence[int]]) -> list[tuple[int, ...]] 
     All dimensions, the last two or the last one grow, depending on the number of elements.
     """
     for last in (max(map(len, shapes), default=0), 2, 1):
-        made = [
-            tuple(size if size == 1 or len(shape) - i > last else _SIXTEEN * size for i, size in enumerate(shape))
+        grown = [
+            tuple(size if size == 1 or len(shape) - i > last else _GROWTH_FACTOR * size for i, size in enumerate(shape))
             for shape in shapes
         ]
-        if sum(map(math.prod, made)) <= _MOST_SIXTEENFOLD:
-            return made
+        if sum(map(math.prod, grown)) <= _MAX_SIXTEENFOLD_ELEMENTS:
+            return grown
     return None
 
 
 def _enlarged(shape: Sequence[int], common: Sequence[int], large: Sequence[int]) -> tuple[int, ...]:
     skipped = len(common) - len(shape)
     rows = zip(shape, common[skipped:], large[skipped:], strict=True)
-    return tuple(1 if own == 1 and whole != 1 else wanted for own, whole, wanted in rows)
+    return tuple(1 if size == 1 and common_size != 1 else large_size for size, common_size, large_size in rows)
 
 
 def _with_long_rows(common: Sequence[int]) -> list[int]:
     if len(common) == 1:
-        return [_MOST_COUNTED_BY_16_BITS + _LONG]
+        return [_MAX_16_BIT_COUNT + _LONG_ROW_ELEMENTS]
     outer = [min(size, 2) for size in common[:-2]]
-    return [*outer, _MOST_COUNTED_BY_16_BITS // (_LONG * math.prod(outer)) + 2, _LONG]
+    return [*outer, _MAX_16_BIT_COUNT // (_LONG_ROW_ELEMENTS * math.prod(outer)) + 2, _LONG_ROW_ELEMENTS]
 
 
 def _with_many_rows(common: Sequence[int]) -> list[int]:
     inner = [min(size, 8) for size in common[1:]]
-    rows = max(_LONG, _MOST_COUNTED_BY_16_BITS // math.prod(inner) + 3)
+    rows = max(_LONG_ROW_ELEMENTS, _MAX_16_BIT_COUNT // math.prod(inner) + 3)
     return [rows + -rows % _BLOCK, *inner]
 
 

@@ -17,11 +17,11 @@ from opforge.cases.values import TensorSpec
 Bytes = npt.NDArray[np.uint8]
 _INT_HIGH = 10
 WORD_DTYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_STARTS = 1 << 16
+_NOISE_STARTS = 1 << 16
 """Start positions in the noise, besides the rotations of the elements."""
-_AT_ONCE = 1 << 20
+_MAX_CPU_BATCH_ELEMENTS = 1 << 20
 """Elements renewed at once."""
-_AT_ONCE_ON_A_GPU = 1 << 25
+_MAX_GPU_BATCH_ELEMENTS = 1 << 25
 
 
 def write_storage(spec: TensorSpec, target: Bytes, blob: Bytes | None, seed: str) -> None:
@@ -151,7 +151,7 @@ class Renewal:
         self._stays = not self._count or (positions and not floats and dtype != torch.bool)
         if self._stays:
             return
-        places = torch.arange(self._count + _STARTS, device=words.device)
+        places = torch.arange(self._count + _NOISE_STARTS, device=words.device)
         noise = _scrambled(words[places % self._count], places.to(words.dtype))
         changes = torch.zeros_like(words)
         if floats:
@@ -169,25 +169,25 @@ class Renewal:
         self._all = bool((changes == -1).all())
         # doubled, so that each rotation is a contiguous range
         self._noise = noise
-        self._twice, self._changes = (torch.cat((t, t)) for t in (words, changes))
+        self._doubled_words, self._changes = (torch.cat((t, t)) for t in (words, changes))
 
     def contents(self, seeds: list[int]) -> list[torch.Tensor]:
         """Return the contents for each seed."""
         if self._stays:
             return [self.words] * len(seeds)
-        at_once = max(1, (_AT_ONCE_ON_A_GPU if self.words.is_cuda else _AT_ONCE) // self._count)
-        made: list[torch.Tensor] = []
-        for some in (seeds[at : at + at_once] for at in range(0, len(seeds), at_once)):
-            starts = [self._count - seed % self._count for seed in some]
-            moved, taken = self._rows([starts, [seed // 7 % _STARTS for seed in some]])
-            first, noise = self._stretches(self._twice, moved), self._stretches(self._noise, taken)
-            changes = None if self._all else self._stretches(self._changes, moved)
+        batch_size = max(1, (_MAX_GPU_BATCH_ELEMENTS if self.words.is_cuda else _MAX_CPU_BATCH_ELEMENTS) // self._count)
+        results: list[torch.Tensor] = []
+        for batch in (seeds[at : at + batch_size] for at in range(0, len(seeds), batch_size)):
+            starts = [self._count - seed % self._count for seed in batch]
+            moved, taken = self._rows([starts, [seed // 7 % _NOISE_STARTS for seed in batch]])
+            first, noise = self._memory_ranges(self._doubled_words, moved), self._memory_ranges(self._noise, taken)
+            changes = None if self._all else self._memory_ranges(self._changes, moved)
             if self._exchanges:
                 noise = noise if changes is None else noise & changes
-                made += torch.where(noise != 0, noise, first).unbind()
+                results += torch.where(noise != 0, noise, first).unbind()
             else:
-                made += (first - (noise if changes is None else noise & changes)).unbind()
-        return made
+                results += (first - (noise if changes is None else noise & changes)).unbind()
+        return results
 
     def _rows(self, starts: list[list[int]]) -> list[Any]:
         """Return range starts as numbers; for many on a GPU, as tensors copied there at once."""
@@ -195,7 +195,7 @@ class Renewal:
             return starts
         return list(torch.tensor(starts).to(self.words.device, non_blocking=True).unbind())
 
-    def _stretches(self, memory: torch.Tensor, starts: Any) -> torch.Tensor:
+    def _memory_ranges(self, memory: torch.Tensor, starts: Any) -> torch.Tensor:
         """Return ranges of memory, each as long as the contents, as rows."""
         if isinstance(starts, torch.Tensor):
             return memory.unfold(0, self._count, 1).index_select(0, starts)

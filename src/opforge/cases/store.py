@@ -51,12 +51,12 @@ class BlobWriter:
     """Writes storages into a safetensors file as one byte tensor; equal contents only once."""
 
     ALIGN = 64
-    _HEADER = 4096
+    _HEADER_BYTES = 4096
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = path.open("wb")
-        self._file.write(b"\0" * self._HEADER)
+        self._file.write(b"\0" * self._HEADER_BYTES)
         self._size = 0
         self._seen: dict[bytes, int] = {}
 
@@ -64,18 +64,18 @@ class BlobWriter:
         """Store bytes and return their offset."""
         if digest in self._seen:
             return self._seen[digest]
-        at = self._size
+        offset = self._size
         padding = -len(contents) % self.ALIGN
         self._file.write(contents)
         self._file.write(b"\0" * padding)
         self._size += len(contents) + padding
-        self._seen[digest] = at
-        return at
+        self._seen[digest] = offset
+        return offset
 
     def close(self) -> None:
         """Finish the file by writing its header."""
         header = {"bytes": {"dtype": "U8", "shape": [self._size], "data_offsets": [0, self._size]}}
-        text = json.dumps(header).encode().ljust(self._HEADER - 8)
+        text = json.dumps(header).encode().ljust(self._HEADER_BYTES - 8)
         self._file.seek(0)
         self._file.write(struct.pack("<Q", len(text)) + text)
         self._file.close()

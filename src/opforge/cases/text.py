@@ -47,7 +47,7 @@ def parse_arguments(text: str) -> Arguments:
     if not (isinstance(node, ast.Tuple) and len(node.elts) == 2):
         raise CaseSyntaxError(f"not a case: {_shorten(text)!r} (expected '((positional, …), {{'name': value}})')")
     try:
-        args, kwargs = _parse(node.elts[0]), _parse_names(node.elts[1])
+        args, kwargs = _parse(node.elts[0]), _parse_named_arguments(node.elts[1])
     except (CaseSyntaxError, RecursionError) as error:
         raise CaseSyntaxError(f"{error} in {_shorten(text)!r}") from None
     if not isinstance(args, tuple):
@@ -149,13 +149,13 @@ def _parse(node: ast.expr) -> Value:
         case ast.BinOp(op=ast.Add() | ast.Sub(), left=left, right=right):
             return _parse_complex_sum(left, right, minus=isinstance(node.op, ast.Sub))
         case ast.Name(id=name):
-            return _parse_word(name)
+            return _parse_name(name)
         case ast.Attribute(value=ast.Name(id="torch"), attr=name):
-            return _parse_word(name)
+            return _parse_name(name)
     raise CaseSyntaxError(f"{_shorten(ast.unparse(node))!r} is not a value")
 
 
-def _parse_word(name: str) -> Value:
+def _parse_name(name: str) -> Value:
     if name in DTYPES:
         return Dtype(name)
     if name in TORCH_NAMES:
@@ -183,7 +183,7 @@ def _parse_complex_sum(left: ast.expr, right: ast.expr, *, minus: bool) -> compl
     return real - imaginary if minus else real + imaginary
 
 
-def _parse_names(node: ast.expr) -> dict[str, Value]:
+def _parse_named_arguments(node: ast.expr) -> dict[str, Value]:
     if not isinstance(node, ast.Dict):
         raise CaseSyntaxError("named arguments must be a dict")
     names: dict[str, Value] = {}
@@ -203,10 +203,10 @@ def _parse_complex_call(node: ast.Call) -> complex:
 
 def _parse_device(node: ast.Call) -> Device:
     named: dict[str | None, Any] = {k.arg: _parse(k.value) for k in node.keywords}
-    words = [_parse(a) for a in node.args] + [named[k] for k in ("type", "index") if k in named]
-    if not (1 <= len(words) <= 2 and isinstance(words[0], str) and all(isinstance(w, int) for w in words[1:])):
+    parts = [_parse(a) for a in node.args] + [named[k] for k in ("type", "index") if k in named]
+    if not (1 <= len(parts) <= 2 and isinstance(parts[0], str) and all(isinstance(w, int) for w in parts[1:])):
         raise CaseSyntaxError("device takes a name such as 'cuda:0', or a type and an index")
-    return Device(":".join(map(str, words)))
+    return Device(":".join(map(str, parts)))
 
 
 def _parse_tensor(node: ast.Call) -> TensorSpec:
@@ -224,9 +224,9 @@ def _parse_tensor(node: ast.Call) -> TensorSpec:
 
 
 def _checked_tensor(shape: Value, dtype: str, fields: dict[str, Any]) -> TensorSpec:
-    sizes = _sizes(shape, "shape")
+    sizes = _checked_sizes(shape, "shape")
     if "stride" in fields:
-        fields["stride"] = _sizes(fields["stride"], "stride")
+        fields["stride"] = _checked_sizes(fields["stride"], "stride")
         if len(fields["stride"]) != len(sizes):
             raise CaseSyntaxError(f"stride {fields['stride']} does not fit shape {list(sizes)}")
     for name in ("offset", "at", "nbytes"):
@@ -237,16 +237,16 @@ def _checked_tensor(shape: Value, dtype: str, fields: dict[str, Any]) -> TensorS
     if not isinstance(fields.get("device", ""), str):
         raise CaseSyntaxError(f"device={fields['device']!r} must be a string such as 'cuda:0'")
     spec = TensorSpec(sizes, dtype, **fields)
-    reach = TensorSpec(sizes, dtype, stride=spec.stride, offset=spec.offset).storage_nbytes
-    if spec.nbytes is not None and spec.nbytes < reach and spec.numel:
-        raise CaseSyntaxError(f"nbytes={spec.nbytes} is less than the {reach} that the geometry reaches")
+    needed_nbytes = TensorSpec(sizes, dtype, stride=spec.stride, offset=spec.offset).storage_nbytes
+    if spec.nbytes is not None and spec.nbytes < needed_nbytes and spec.numel:
+        raise CaseSyntaxError(f"nbytes={spec.nbytes} is less than the {needed_nbytes} that the geometry reaches")
     return spec
 
 
-def _sizes(value: Value, what: str) -> tuple[int, ...]:
+def _checked_sizes(value: Value, label: str) -> tuple[int, ...]:
     if isinstance(value, list | tuple) and all(_is_size(v) for v in value):
         return tuple(value)  # type: ignore[arg-type]
-    raise CaseSyntaxError(f"{what} {value!r} must be a list of whole numbers, not negative")
+    raise CaseSyntaxError(f"{label} {value!r} must be a list of whole numbers, not negative")
 
 
 def _is_size(value: Any) -> bool:

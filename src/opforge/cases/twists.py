@@ -60,24 +60,24 @@ _POISONS = (math.nan, None, math.inf)
 NO_ELEMENTS = (0,)
 """Shape of a tensor that the operator resizes."""
 _IMAGES = 4
-_NEW_ELEMENTS = 8191
+_MAX_DISTINCT_ELEMENTS = 8191
 """Number of distinct elements in a large form. It is prime, so no row or block repeats in step."""
-_MASKED = 300
+_MASKED_ELEMENTS = 300
 """Longer than the first block of a row, and a small part of the row."""
 
 
-def _layout(name: str, change: Relay) -> Twist:
+def _layout_twist(name: str, change: Relay) -> Twist:
     """Make a twist from a change of one tensor's geometry that keeps its elements.
 
     Tensors too small for the layout stay as they are.
     """
 
     def twist(inputs: Inputs) -> list[torch.Tensor] | None:
-        made = [change(t, _POISONS[inputs.seed % len(_POISONS)]) for t in inputs.tensors]
-        made = [m if m is not None and name in (OFFSET, *layouts(m.shape, m.stride())) else None for m in made]
-        if all(m is None for m in made):
+        twisted = [change(t, _POISONS[inputs.seed % len(_POISONS)]) for t in inputs.tensors]
+        twisted = [m if m is not None and name in (OFFSET, *layouts(m.shape, m.stride())) else None for m in twisted]
+        if all(m is None for m in twisted):
             return None
-        return [t if m is None else m for t, m in zip(inputs.tensors, made, strict=True)]
+        return [t if m is None else m for t, m in zip(inputs.tensors, twisted, strict=True)]
 
     return twist
 
@@ -87,8 +87,8 @@ def _filled(base: torch.Tensor, view: torch.Tensor, source: torch.Tensor, poison
     if poison is not None and (base.is_floating_point() or base.is_complex()):
         base.fill_(poison)
     else:
-        flat, own = base.view(-1), source.reshape(-1)
-        flat.copy_(own[torch.arange(len(flat), 0, -1) % len(own)])
+        flat, elements = base.view(-1), source.reshape(-1)
+        flat.copy_(elements[torch.arange(len(flat), 0, -1) % len(elements)])
         if base.dtype == torch.bool:
             flat.logical_not_()
     view.copy_(source)
@@ -135,23 +135,23 @@ def _channels_last(t: torch.Tensor, poison: float | None) -> torch.Tensor | None
     del poison  # there is no memory around the elements
     if t.dim() not in (4, 5) or t.numel() < 2:
         return None
-    made = t.contiguous(memory_format=torch.channels_last if t.dim() == 4 else torch.channels_last_3d)
-    return None if made.stride() == t.stride() else made.clone()
+    relaid = t.contiguous(memory_format=torch.channels_last if t.dim() == 4 else torch.channels_last_3d)
+    return None if relaid.stride() == t.stride() else relaid.clone()
 
 
-def _expanded(name: str, dimension: int) -> Twist:
+def _expansion_twist(name: str, dimension: int) -> Twist:
     """Make a twist that expands one dimension: the first or last one with more than one element."""
 
     def twist(inputs: Inputs) -> list[torch.Tensor] | None:
-        made, changed = list(inputs.tensors), False
+        twisted, changed = list(inputs.tensors), False
         for i, t in enumerate(inputs.tensors):
             wide = [d for d, size in enumerate(t.shape) if size > 1]
             if not wide or t.numel() < 2 or i in inputs.written or not (t.is_floating_point() or t.is_complex()):
                 continue
-            one = t.narrow(wide[dimension], 0, 1).contiguous().expand(t.shape)
-            if name in layouts(one.shape, one.stride()):
-                made[i], changed = one, True
-        return made if changed else None
+            expanded = t.narrow(wide[dimension], 0, 1).contiguous().expand(t.shape)
+            if name in layouts(expanded.shape, expanded.stride()):
+                twisted[i], changed = expanded, True
+        return twisted if changed else None
 
     return twist
 
@@ -172,12 +172,12 @@ def _zero_dim(inputs: Inputs) -> list[torch.Tensor] | None:
 
 def _one_transposed(inputs: Inputs) -> list[torch.Tensor] | None:
     """Transpose only the last tensor, so that the strides of the tensors differ."""
-    made = list(inputs.tensors)
-    for i in reversed(range(1, len(made))):
-        other = None if i in inputs.blank else _transposed(made[i], _POISONS[inputs.seed % len(_POISONS)])
+    twisted = list(inputs.tensors)
+    for i in reversed(range(1, len(twisted))):
+        other = None if i in inputs.blank else _transposed(twisted[i], _POISONS[inputs.seed % len(_POISONS)])
         if other is not None:
-            made[i] = other
-            return made
+            twisted[i] = other
+            return twisted
     return None
 
 
@@ -242,13 +242,13 @@ def _large(form: str) -> Twist:
         if any(math.prod(sizes[i]) != max(map(math.prod, wanted)) for i in inputs.written if i in full):
             return None
         generator = torch.Generator().manual_seed(inputs.seed % (1 << 62))
-        made = [_between(t, sizes[i], generator) for i, t in enumerate(given)]
+        twisted = [_between(t, sizes[i], generator) for i, t in enumerate(given)]
         if form == LONG_MASKED:
-            _put_masks(made[_floats(inputs)[0]], inputs.dim)
-            return made
+            _insert_nonfinite(twisted[_floats(inputs)[0]], inputs.dim)
+            return twisted
         if form != "long_pitched":
-            return made
-        return [t if (laid := _pitched(t, math.nan)) is None else laid for t in made]
+            return twisted
+        return [t if (laid := _pitched(t, math.nan)) is None else laid for t in twisted]
 
     return twist
 
@@ -261,13 +261,13 @@ def _swapped(shape: Sequence[int], dim: int) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _put_masks(t: torch.Tensor, dim: int) -> None:
+def _insert_nonfinite(t: torch.Tensor, dim: int) -> None:
     """Put -inf into the first hundreds of elements of a long row, NaN and inf far into others."""
     rows = t.movedim(dim, -1) if -t.dim() <= dim < t.dim() else t
     outer = [size - 1 for size in rows.shape[:-1]]
-    rows[tuple(0 for _ in outer)][:_MASKED] = -math.inf
-    rows[tuple(outer)][_MASKED * 6] = math.nan
-    rows[tuple(min(1, last) for last in outer)][_MASKED * 10] = math.inf
+    rows[tuple(0 for _ in outer)][:_MASKED_ELEMENTS] = -math.inf
+    rows[tuple(outer)][_MASKED_ELEMENTS * 6] = math.nan
+    rows[tuple(min(1, last) for last in outer)][_MASKED_ELEMENTS * 10] = math.inf
 
 
 def _sixteenfold(inputs: Inputs) -> list[torch.Tensor] | None:
@@ -300,41 +300,41 @@ def _between(t: torch.Tensor, shape: Sequence[int], generator: torch.Generator) 
     flat, count = t.reshape(-1), math.prod(shape)
     if not count:
         return t.new_empty(shape)
-    new = min(count, _NEW_ELEMENTS)
+    new = min(count, _MAX_DISTINCT_ELEMENTS)
     if t.is_floating_point() or t.is_complex():
         wide = flat.to(torch.complex128 if t.is_complex() else torch.float64)
-        one, other = (wide[torch.randint(len(flat), (new,), generator=generator)] for _ in range(2))
+        left, right = (wide[torch.randint(len(flat), (new,), generator=generator)] for _ in range(2))
         weights = torch.rand(new, generator=generator, dtype=torch.float64).to(wide.dtype)
-        made = torch.lerp(one, other, weights).to(t.dtype)
+        elements = torch.lerp(left, right, weights).to(t.dtype)
     else:
-        made = flat[torch.randint(len(flat), (new,), generator=generator)]
-    return made.repeat(-(-count // new))[:count].reshape(shape)
+        elements = flat[torch.randint(len(flat), (new,), generator=generator)]
+    return elements.repeat(-(-count // new))[:count].reshape(shape)
 
 
 def _values(choose: Callable[[torch.dtype], Sequence[complex]], every: int = 4) -> Twist:
     """Make a twist that inserts values into the memory of floating-point inputs."""
 
     def twist(inputs: Inputs) -> list[torch.Tensor] | None:
-        made, changed = list(inputs.tensors), False
+        twisted, changed = list(inputs.tensors), False
         if not all(map(tame, inputs.tensors)):
             return None  # with two kinds of hard values the result depends on the algorithm
         for i, t in enumerate(inputs.tensors):
             if i in inputs.blank or not t.numel() or not (t.is_floating_point() or t.is_complex()):
                 continue
-            made[i] = _with_values(t, choose(t.dtype), every, inputs.seed + i)
+            twisted[i] = _with_values(t, choose(t.dtype), every, inputs.seed + i)
             changed = True
-        return made if changed else None
+        return twisted if changed else None
 
     return twist
 
 
-_LARGE_INTEGER = 1 << 31
+_MAX_TAME_INTEGER = 1 << 31
 
 
 def tame(t: torch.Tensor) -> bool:
     """Whether a tensor's numbers are finite and far from the ends of their range."""
     if not t.numel() or not (t.is_floating_point() or t.is_complex()):
-        return not t.numel() or t.dtype != torch.int64 or bool((t.abs() <= _LARGE_INTEGER).all())
+        return not t.numel() or t.dtype != torch.int64 or bool((t.abs() <= _MAX_TAME_INTEGER).all())
     wide = t if t.dtype.itemsize > 1 else t.float()
     return bool(wide.abs().amax() <= math.sqrt(torch.finfo(t.dtype).max))
 
@@ -378,13 +378,13 @@ def _meeting(inputs: Inputs) -> list[torch.Tensor] | None:
     floats = _floats(inputs)
     if not inputs.pointwise or len(floats) < 2 or not all(map(tame, inputs.tensors)):
         return None
-    made = list(inputs.tensors)
+    twisted = list(inputs.tensors)
     for digit, i in enumerate(floats):
-        places = torch.arange(made[i].numel()) + inputs.seed % len(_SPECIAL) ** len(floats)
-        chosen = torch.tensor(_SPECIAL, dtype=made[i].dtype)[places // len(_SPECIAL) ** digit % len(_SPECIAL)]
-        made[i] = owned_copy(made[i])
-        made[i].copy_(chosen.reshape(made[i].shape))
-    return made
+        places = torch.arange(twisted[i].numel()) + inputs.seed % len(_SPECIAL) ** len(floats)
+        chosen = torch.tensor(_SPECIAL, dtype=twisted[i].dtype)[places // len(_SPECIAL) ** digit % len(_SPECIAL)]
+        twisted[i] = owned_copy(twisted[i])
+        twisted[i].copy_(chosen.reshape(twisted[i].shape))
+    return twisted
 
 
 def _edges(inputs: Inputs) -> list[torch.Tensor] | None:
@@ -418,11 +418,11 @@ def _shifted(inputs: Inputs) -> list[torch.Tensor] | None:
     floats = _floats(inputs)
     if inputs.pointwise or not floats or not all(map(tame, inputs.tensors)):
         return None
-    made, first = list(inputs.tensors), floats[0]
-    copy = owned_copy(made[first])
+    twisted, first = list(inputs.tensors), floats[0]
+    copy = owned_copy(twisted[first])
     copy += torch.finfo(copy.dtype).eps ** -0.5 * copy.abs().amax()
-    made[first] = copy
-    return made if tame(copy) else None
+    twisted[first] = copy
+    return twisted if tame(copy) else None
 
 
 def _masked(inputs: Inputs) -> list[torch.Tensor] | None:
@@ -430,8 +430,8 @@ def _masked(inputs: Inputs) -> list[torch.Tensor] | None:
     floats = _floats(inputs)
     if inputs.pointwise or not floats or not all(map(tame, inputs.tensors)):
         return None
-    made, first = list(inputs.tensors), floats[0]
-    copy = owned_copy(made[first])
+    twisted, first = list(inputs.tensors), floats[0]
+    copy = owned_copy(twisted[first])
     if copy.dim() == 0 or copy.shape[-1] < 2:
         return None
     if copy.dim() > 1:
@@ -439,8 +439,8 @@ def _masked(inputs: Inputs) -> list[torch.Tensor] | None:
         copy.select(-1, 0).fill_(-math.inf)
     row = copy if copy.dim() == 1 else copy.select(0, min(1, copy.shape[0] - 1))
     row[..., : copy.shape[-1] // 2] = -math.inf
-    made[first] = copy
-    return made
+    twisted[first] = copy
+    return twisted
 
 
 def _nan_in_first(inputs: Inputs) -> list[torch.Tensor] | None:
@@ -448,12 +448,12 @@ def _nan_in_first(inputs: Inputs) -> list[torch.Tensor] | None:
     floats = _floats(inputs)
     if inputs.pointwise or len(floats) < 2 or not all(map(tame, inputs.tensors)):
         return None
-    made = list(inputs.tensors)
-    made[floats[0]] = _with_values(made[floats[0]], (math.nan, math.inf), every=2, start=inputs.seed % 2)
-    return made
+    twisted = list(inputs.tensors)
+    twisted[floats[0]] = _with_values(twisted[floats[0]], (math.nan, math.inf), every=2, start=inputs.seed % 2)
+    return twisted
 
 
-_WIDE_INTEGERS = {torch.int32: 1 << 24, torch.int64: 1 << 53}
+_FIRST_INEXACT_INTEGERS = {torch.int32: 1 << 24, torch.int64: 1 << 53}
 """First integers whose neighbours are lost when converted to floating point."""
 
 
@@ -461,16 +461,16 @@ def _wide_integers(inputs: Inputs) -> list[torch.Tensor] | None:
     """Put neighbours too large for floats of their size into integers that are not positions."""
     if inputs.indexes or inputs.counts:
         return None
-    made, changed = list(inputs.tensors), False
+    twisted, changed = list(inputs.tensors), False
     for i, t in enumerate(inputs.tensors):
-        if i in inputs.blank or not t.numel() or t.dtype not in _WIDE_INTEGERS:
+        if i in inputs.blank or not t.numel() or t.dtype not in _FIRST_INEXACT_INTEGERS:
             continue
         copy = owned_copy(t)
         flat = copy.as_strided((copy.untyped_storage().nbytes() // copy.element_size(),), (1,), 0)
-        flat.copy_(_WIDE_INTEGERS[t.dtype] + (torch.arange(len(flat)) * 7 + inputs.seed % 5) % 11)
+        flat.copy_(_FIRST_INEXACT_INTEGERS[t.dtype] + (torch.arange(len(flat)) * 7 + inputs.seed % 5) % 11)
         flat[::5] *= -1
-        made[i], changed = copy, True
-    return made if changed else None
+        twisted[i], changed = copy, True
+    return twisted if changed else None
 
 
 def _positions(value: Callable[[int], int]) -> Twist:
@@ -480,12 +480,12 @@ def _positions(value: Callable[[int], int]) -> Twist:
     """
 
     def twist(inputs: Inputs) -> list[torch.Tensor] | None:
-        made = list(inputs.tensors)
-        held = [i for i in inputs.positions if made[i].numel() and _whole(made[i])]
-        for i in held:
-            made[i] = owned_copy(made[i])
-            made[i].view(-1)[-1:].fill_(value(sum(t.numel() for t in inputs.tensors)))
-        return made if held else None
+        twisted = list(inputs.tensors)
+        indices = [i for i in inputs.positions if twisted[i].numel() and _whole(twisted[i])]
+        for i in indices:
+            twisted[i] = owned_copy(twisted[i])
+            twisted[i].view(-1)[-1:].fill_(value(sum(t.numel() for t in inputs.tensors)))
+        return twisted if indices else None
 
     return twist
 
@@ -494,12 +494,12 @@ def _zeros(inputs: Inputs) -> list[torch.Tensor] | None:
     """Put zeros into integers that are not positions."""
     if inputs.indexes or inputs.counts or not all(map(_whole, inputs.tensors)):
         return None
-    made = list(inputs.tensors)
-    for i, t in enumerate(made):
+    twisted = list(inputs.tensors)
+    for i, t in enumerate(twisted):
         if t.numel() and i not in inputs.blank:
-            made[i] = owned_copy(t)
-            made[i].as_strided((1,), (1,), made[i].storage_offset()).zero_()
-    return made
+            twisted[i] = owned_copy(t)
+            twisted[i].as_strided((1,), (1,), twisted[i].storage_offset()).zero_()
+    return twisted
 
 
 def _denormals(dtype: torch.dtype) -> Sequence[float]:
@@ -523,7 +523,7 @@ def _extremes(inputs: Inputs) -> list[torch.Tensor] | None:
 
 def _duplicates(inputs: Inputs) -> list[torch.Tensor] | None:
     floats = any(t.is_floating_point() or t.is_complex() for t in inputs.tensors)
-    made, changed = list(inputs.tensors), False
+    twisted, changed = list(inputs.tensors), False
     for i, t in enumerate(inputs.tensors):
         movable = t.is_floating_point() or t.is_complex() or not (floats or inputs.indexes)
         if i in inputs.blank or t.numel() < 3 or not movable or t.dtype == torch.bool:
@@ -533,13 +533,13 @@ def _duplicates(inputs: Inputs) -> list[torch.Tensor] | None:
         few = flat[:: max(1, len(flat) // 3)][:3].clone()
         generator = torch.Generator().manual_seed(inputs.seed + i)
         flat.copy_(few[torch.randint(len(few), (len(flat),), generator=generator)])
-        made[i], changed = copy, True
-    return made if changed else None
+        twisted[i], changed = copy, True
+    return twisted if changed else None
 
 
 def _integers(inputs: Inputs) -> list[torch.Tensor] | None:
     """Put range ends into integers that are not positions; invert every other boolean."""
-    made, changed = list(inputs.tensors), False
+    twisted, changed = list(inputs.tensors), False
     for i, t in enumerate(inputs.tensors):
         if i in inputs.blank or not t.numel() or t.is_floating_point() or t.is_complex():
             continue
@@ -549,24 +549,24 @@ def _integers(inputs: Inputs) -> list[torch.Tensor] | None:
         flat = copy.as_strided((copy.untyped_storage().nbytes() // copy.element_size(),), (1,), 0)
         if t.dtype == torch.bool:
             flat[inputs.seed % 2 :: 2].logical_not_()
-            made[i], changed = copy, True
+            twisted[i], changed = copy, True
             continue
         info = torch.iinfo(t.dtype)
         for at, value in ((0, info.max), (len(flat) // 2, max(info.min, -info.max)), (len(flat) - 1, info.max - 1)):
             flat[at] = value
-        made[i], changed = copy, True
-    return made if changed else None
+        twisted[i], changed = copy, True
+    return twisted if changed else None
 
 
 LAYOUTS: dict[str, Twist] = {
-    "transposed": _layout("transposed", _transposed),
-    "pitched": _layout("pitched", _pitched),
-    "strided": _layout("strided", _strided),
-    "permuted": _layout("permuted", _permuted),
-    "offset": _layout("offset", _offset),
-    "expanded": _expanded("expanded", 0),
-    "expanded_last": _expanded("expanded_last", -1),
-    "channels_last": _layout("channels_last", _channels_last),
+    "transposed": _layout_twist("transposed", _transposed),
+    "pitched": _layout_twist("pitched", _pitched),
+    "strided": _layout_twist("strided", _strided),
+    "permuted": _layout_twist("permuted", _permuted),
+    "offset": _layout_twist("offset", _offset),
+    "expanded": _expansion_twist("expanded", 0),
+    "expanded_last": _expansion_twist("expanded_last", -1),
+    "channels_last": _layout_twist("channels_last", _channels_last),
     "empty": _empty,
     "zero_dim": _zero_dim,
     "one_transposed": _one_transposed,
@@ -611,8 +611,8 @@ def changed_contents(inputs: Inputs, *, reordered: bool) -> list[torch.Tensor] |
     def fixed(number: int, tensor: torch.Tensor) -> bool:
         return number in inputs.blank or (inputs.indexes and not (tensor.is_floating_point() or tensor.is_complex()))
 
-    made = [t if fixed(i, t) else _changed(t, 1.0 if reordered else 0.75) for i, t in enumerate(inputs.tensors)]
-    return made if any(a is not b for a, b in zip(made, inputs.tensors, strict=True)) else None
+    twisted = [t if fixed(i, t) else _changed(t, 1.0 if reordered else 0.75) for i, t in enumerate(inputs.tensors)]
+    return twisted if any(a is not b for a, b in zip(twisted, inputs.tensors, strict=True)) else None
 
 
 def _changed(t: torch.Tensor, factor: float) -> torch.Tensor:

@@ -33,7 +33,7 @@ DTYPES: dict[str, tuple[str, int]] = {
     "b8": ("bool", 1),
 }
 TORCH_NAMES = {torch_name: short for short, (torch_name, _) in DTYPES.items()}
-_ALIASES = {
+_DTYPE_ALIASES = {
     "float": "f32",
     "double": "f64",
     "half": "f16",
@@ -49,9 +49,9 @@ MEMORY_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "chan
 def dtype_from_user(name: str) -> str:
     """Return the short name of a dtype: ``bf16``, ``bfloat16``, ``torch.bfloat16`` or ``bool``."""
     plain = name.strip().removeprefix("torch.")
-    short = _ALIASES.get(plain) or TORCH_NAMES.get(plain) or plain
+    short = _DTYPE_ALIASES.get(plain) or TORCH_NAMES.get(plain) or plain
     if short not in DTYPES:
-        raise UnknownNameError("dtype", name, [*DTYPES, *TORCH_NAMES, *_ALIASES])
+        raise UnknownNameError("dtype", name, [*DTYPES, *TORCH_NAMES, *_DTYPE_ALIASES])
     return short
 
 

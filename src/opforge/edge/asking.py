@@ -30,14 +30,25 @@ class ChildError(OpforgeError):
 def ask(module: str, request: dict[str, Any], *, what: str, limit_s: float = LIMIT_S) -> dict[str, Any]:
     """Run a module of opforge.edge in a child process, and return its answer or raise its error."""
     with tempfile.TemporaryDirectory(prefix="opforge-edge-") as place:
-        asked, answer, said = (Path(place) / name for name in ("request.json", "answer.json", "said.txt"))
-        asked.write_text(json.dumps(request))
-        command = [sys.executable, "-P", "-W", "ignore", "-m", f"opforge.edge.{module}", str(asked), str(answer)]
-        with said.open("wb") as output:
+        request_file, answer_file, output_file = (
+            Path(place) / name for name in ("request.json", "answer.json", "said.txt")
+        )
+        request_file.write_text(json.dumps(request))
+        command = [
+            sys.executable,
+            "-P",
+            "-W",
+            "ignore",
+            "-m",
+            f"opforge.edge.{module}",
+            str(request_file),
+            str(answer_file),
+        ]
+        with output_file.open("wb") as output:
             code = _wait(command, output, what, limit_s)
-        if not answer.is_file():
-            raise ChildError(f"{what}: its process {processes.describe_returncode(code)}.{_last(said)}")
-        reply: dict[str, Any] = json.loads(answer.read_text())
+        if not answer_file.is_file():
+            raise ChildError(f"{what}: its process {processes.describe_returncode(code)}.{_last(output_file)}")
+        reply: dict[str, Any] = json.loads(answer_file.read_text())
     if "error" in reply:
         error = OpforgeError(reply["error"])
         error.exit_code = reply["code"]
@@ -45,7 +56,7 @@ def ask(module: str, request: dict[str, Any], *, what: str, limit_s: float = LIM
     return reply
 
 
-def _wait(command: list[str], output: Any, what: str, limit_s: float) -> int:
+def _wait(command: list[str], output: Any, label: str, limit_s: float) -> int:
     package = str(Path(__file__).resolve().parents[2])
     paths = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
     process = subprocess.Popen(
@@ -55,29 +66,29 @@ def _wait(command: list[str], output: Any, what: str, limit_s: float) -> int:
     try:
         return process.wait(limit_s)
     except subprocess.TimeoutExpired:
-        raise ChildError(f"{what}: its process was ended after {limit_s:g} s without an answer") from None
+        raise ChildError(f"{label}: its process was ended after {limit_s:g} s without an answer") from None
     finally:
         if process.poll() is None:
             os.killpg(process.pid, 9)
             process.wait()
 
 
-def _last(said: Path) -> str:
-    lines = said.read_text(errors="replace").strip().splitlines()[-_MOST_LINES:]
+def _last(output_file: Path) -> str:
+    lines = output_file.read_text(errors="replace").strip().splitlines()[-_MOST_LINES:]
     return "\n  it said last:\n" + "\n".join(f"  {line[:300]}" for line in lines) if lines else ""
 
 
 def answer(function: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     """Answer the request of this child process. The answer is written whole or not at all."""
     processes.die_with_parent()
-    asked, place = Path(sys.argv[1]), Path(sys.argv[2])
+    request_file, answer_file = Path(sys.argv[1]), Path(sys.argv[2])
     try:
-        reply = function(json.loads(asked.read_text()))
+        reply = function(json.loads(request_file.read_text()))
     except OpforgeError as error:
         reply = {"error": str(error), "code": error.exit_code}
-    fresh = place.with_suffix(".new")
+    fresh = answer_file.with_suffix(".new")
     fresh.write_text(json.dumps(reply))
-    fresh.replace(place)
+    fresh.replace(answer_file)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # the user's libraries must not spoil the answer at exit

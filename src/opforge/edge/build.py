@@ -37,7 +37,7 @@ BINDINGS, KERNELS, DEFINITIONS, MODEL = "ops.yaml", "kernels", "ops.py", "model.
 Bindings of operators to kernels, C++ sources, ahead-of-time registration, and a model that uses the
 operators.
 """
-_SOURCES = (".cpp", ".cc", ".cxx")
+_SOURCE_SUFFIXES = (".cpp", ".cc", ".cxx")
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 _UNDEFINED = re.compile(r"undefined (?:reference to|symbol:?) [`']?(?P<what>[\w:]+)\(")
 
@@ -81,10 +81,12 @@ def open_folder(path: Path) -> Folder:
         raise OpforgeError(f"there is no folder {str(path)!r}; `opforge edge init {path}` makes one")
     entries = read_operators(path / BINDINGS)
     kernels = path / KERNELS
-    sources = sorted(one for one in kernels.rglob("*") if one.suffix in _SOURCES) if kernels.is_dir() else []
+    sources = (
+        sorted(source for source in kernels.rglob("*") if source.suffix in _SOURCE_SUFFIXES) if kernels.is_dir() else []
+    )
     if not sources:
         raise OpforgeError(
-            f"{str(kernels)!r} holds no C++ source ({', '.join(_SOURCES)}); kernels go there, one file or more"
+            f"{str(kernels)!r} holds no C++ source ({', '.join(_SOURCE_SUFFIXES)}); kernels go there, one file or more"
         )
     return Folder(path, entries, tuple(sources))
 
@@ -142,16 +144,16 @@ def compiled(folder: Folder, product: Product, library: Path, tool: str, limit_s
     if key is None:
         _compile(folder, product, library, tool, limit_s)
         return False
-    kept = cache.root() / "edge" / key / library.name
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(kept.parent.with_suffix(".lock")):
-        there = kept.is_file()
-        if not there:
-            _compile(folder, product, kept, tool, limit_s)
+    cached_library = cache.root() / "edge" / key / library.name
+    cached_library.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(cached_library.parent.with_suffix(".lock")):
+        was_cached = cached_library.is_file()
+        if not was_cached:
+            _compile(folder, product, cached_library, tool, limit_s)
         fresh = library.with_name(f".{library.name}.new")
-        shutil.copy2(kept, fresh)
+        shutil.copy2(cached_library, fresh)
         fresh.replace(library)
-    return there
+    return was_cached
 
 
 def _compile(folder: Folder, product: Product, library: Path, tool: str, limit_s: float) -> None:
@@ -164,15 +166,15 @@ def _compile(folder: Folder, product: Product, library: Path, tool: str, limit_s
 def _explained(error: BuildError, entries: Sequence[Entry]) -> BuildError:
     """Explain an undefined function: a kernel_name has no kernel."""
     text = f"{error.first}\n{error.output}"
-    undefined = {found["what"] for found in _UNDEFINED.finditer(text)}
+    undefined = {match["what"] for match in _UNDEFINED.finditer(text)}
     for entry in entries:
         if entry.function in undefined:
-            first = (
+            message = (
                 f"{BINDINGS} binds {entry.name} to kernel_name {entry.kernel_name}, and no source in {KERNELS}/ defines {entry.function} "
                 f"with the arguments of {entry.schema!r}, a KernelRuntimeContext& first. "
                 "Check its name, its namespace (native is added) and its arguments; generated/NativeFunctions.h declares it as it must be"
             )
-            return BuildError(error.name, first, error.output)
+            return BuildError(error.name, message, error.output)
     return error
 
 
@@ -184,32 +186,34 @@ def _key(folder: Folder, product: Product, tool: str) -> str | None:
     package, program = toolchain.executorch(), cxx()
     files = [*product.sources, *sorted(product.include[0].glob("*.h")), *_headers(folder.path)]
     texts = {path: path.read_bytes() for path in files}
-    known = {path.resolve() for path in files}
+    covered = {path.resolve() for path in files}
     for path in files:
         included = _INCLUDE.findall(without_comments(texts[path].decode(errors="replace")))
-        if not all(_is_known(name, path, product.include, known, package.include) for name in included):
+        if not all(_is_covered(name, path, product.include, covered, package.include) for name in included):
             return None
     settings = [os.environ.get(name, "") for name in compiler.SETTINGS]
-    about = [
+    key_parts = [
         package.version, str(package.path), program.path, program.version, platform.machine(), tool, settings, product.name,
         product.compile_options, product.defines, product.link_options, product.libraries, product.shared, product.rpath,
     ]  # fmt: skip
-    whole = hashlib.sha256(json.dumps(about).encode())
+    digest = hashlib.sha256(json.dumps(key_parts).encode())
     for path, text in texts.items():
-        whole.update(path.name.encode() + b"\0" + hashlib.sha256(text).digest())
-    return whole.hexdigest()[:32]
+        digest.update(path.name.encode() + b"\0" + hashlib.sha256(text).digest())
+    return digest.hexdigest()[:32]
 
 
 def _headers(folder: Path) -> list[Path]:
     """Return the headers in a folder, without generated ones."""
-    found = [path for path in folder.rglob("*") if path.suffix in HEADERS and path.is_file()]
-    return sorted(path for path in found if not set(path.relative_to(folder).parts) & set(SKIPPED))
+    headers = [path for path in folder.rglob("*") if path.suffix in HEADERS and path.is_file()]
+    return sorted(path for path in headers if not set(path.relative_to(folder).parts) & set(SKIPPED))
 
 
-def _is_known(name: str, source: Path, include: Iterable[Path], known: set[Path], installed: Iterable[Path]) -> bool:
+def _is_covered(
+    name: str, source: Path, include: Iterable[Path], covered: set[Path], installed: Iterable[Path]
+) -> bool:
     """Whether an included file is covered by the key."""
     places = (source.parent, *include)
-    first = next((place / name for place in places if (place / name).is_file()), None)
-    if first is not None:
-        return first.resolve() in known
+    included = next((place / name for place in places if (place / name).is_file()), None)
+    if included is not None:
+        return included.resolve() in covered
     return any((place / name).is_file() for place in installed)

@@ -35,12 +35,12 @@ def cases_of(subject: Subject) -> list[Inputs]:
     listed = getattr(subject.file, "cases", None)
     if listed is None:
         return [subject.inputs]
-    made = call(listed, "cases() of the model's file")
-    if not isinstance(made, list | tuple) or not made:
+    result = call(listed, "cases() of the model's file")
+    if not isinstance(result, list | tuple) or not result:
         raise SubjectError(
             "cases() of the model's file returned no list of inputs; return one, each a tuple as inputs() gives"
         )
-    return [ordered(subject.model, one) for one in made]
+    return [ordered(subject.model, case) for case in result]
 
 
 def ranges_of(subject: Subject) -> Dynamic:
@@ -51,14 +51,16 @@ def ranges_of(subject: Subject) -> Dynamic:
     listed = getattr(subject.file, "dynamic", None)
     if listed is None:
         return {}
-    made = call(listed, "dynamic() of the model's file")
+    result = call(listed, "dynamic() of the model's file")
     try:
         ranges = {
             str(name): {int(dim): (int(low), int(high)) for dim, (low, high) in dims.items()}
-            for name, dims in made.items()
+            for name, dims in result.items()
         }
     except (AttributeError, TypeError, ValueError):
-        raise SubjectError(f"dynamic() of the model's file returned {made!r}; return {{'x': {{0: (1, 64)}}}}") from None
+        raise SubjectError(
+            f"dynamic() of the model's file returned {result!r}; return {{'x': {{0: (1, 64)}}}}"
+        ) from None
     if wrong := [ends for dims in ranges.values() for ends in dims.values() if not 1 <= ends[0] < ends[1]]:
         raise SubjectError(f"dynamic() gives sizes {wrong[0]}; 1 or more, and the second larger than the first")
     if unknown := [name for name in ranges if name not in subject.parameters()]:
@@ -72,22 +74,22 @@ def groups(subject: Subject) -> list[Group]:
     There is a dynamic program for each rank and dtype that fits the ranges.
     """
     cases, ranges = cases_of(subject), ranges_of(subject)
-    found = [Group("static", {}, case, (case,)) for case in cases]
+    all_groups = [Group("static", {}, case, (case,)) for case in cases]
     if ranges:
-        found += _dynamic(subject.parameters(), cases, ranges)
-    return found
+        all_groups += _dynamic(subject.parameters(), cases, ranges)
+    return all_groups
 
 
 def _dynamic(names: list[str], cases: list[Inputs], ranges: Dynamic) -> Iterator[Group]:
-    alike: dict[Any, list[Inputs]] = {}
+    by_kind: dict[Any, list[Inputs]] = {}
     for case in cases:
         if _fits(names, case, ranges):
-            alike.setdefault(_kind(case), []).append(case)
-    for those in alike.values():
-        example = next((case for case in those if _fits(names, case, ranges, at_least=2)), None)
+            by_kind.setdefault(_kind(case), []).append(case)
+    for similar in by_kind.values():
+        example = next((case for case in similar if _fits(names, case, ranges, at_least=2)), None)
         if example is not None:
-            ends = (_stretched(names, example, ranges, end) for end in (0, 1))
-            yield Group("dynamic", ranges, example, (*those, *ends))
+            ends = (_resized_case(names, example, ranges, end) for end in (0, 1))
+            yield Group("dynamic", ranges, example, (*similar, *ends))
 
 
 def _kind(case: Inputs) -> Any:
@@ -106,14 +108,14 @@ def _fits(names: list[str], case: Inputs, ranges: Dynamic, at_least: int = 1) ->
     return True
 
 
-def _stretched(names: list[str], case: Inputs, ranges: Dynamic, end: int) -> Inputs:
+def _resized_case(names: list[str], case: Inputs, ranges: Dynamic, end: int) -> Inputs:
     """Return a case with all dynamic dimensions at one end of their ranges; contents repeat."""
-    made = list(case)
+    values = list(case)
     for name, dims in ranges.items():
         for dim, ends in dims.items():
-            tensor = made[names.index(name)]
-            made[names.index(name)] = tensor.index_select(dim, torch.arange(ends[end]) % tensor.shape[dim])
-    return tuple(made)
+            tensor = values[names.index(name)]
+            values[names.index(name)] = tensor.index_select(dim, torch.arange(ends[end]) % tensor.shape[dim])
+    return tuple(values)
 
 
 def answers(model: torch.nn.Module, case: Inputs) -> tuple[list[Any], list[Any] | None]:
@@ -123,15 +125,17 @@ def answers(model: torch.nn.Module, case: Inputs) -> tuple[list[Any], list[Any] 
     """
     with torch.no_grad():
         try:
-            found = leaves(model(*copy.deepcopy(case)))
+            results = leaves(model(*copy.deepcopy(case)))
         except Exception as error:  # noqa: BLE001  # boundary: it is the user's code
             raise SubjectError(f"the model raised in eager PyTorch: {type(error).__name__}: {error}") from None
         try:
             wide = leaves(copy.deepcopy(model).double()(*torch.utils._pytree.tree_map(_widened, case)))  # noqa: SLF001
         except Exception:  # noqa: BLE001  # not every model can; eager alone is the reference then
             wide = None
-    fits = wide is not None and [getattr(v, "shape", None) for v in wide] == [getattr(v, "shape", None) for v in found]
-    return found, wide if fits else None
+    fits = wide is not None and [getattr(v, "shape", None) for v in wide] == [
+        getattr(v, "shape", None) for v in results
+    ]
+    return results, wide if fits else None
 
 
 def _widened(value: Any) -> Any:

@@ -84,10 +84,10 @@ def check(path: Path, *, tool: str = "direct", progress: Progress = _silent) -> 
     work = path / "build" / "check"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
-    clock = _Clock()
+    timer = _StepTimer()
     progress("exporting", 0, _STEPS)
     programs = _prepared(folder, model.wire(), work)
-    clock.lap("export")
+    timer.lap("export")
     used = sorted({name for one in programs for name in custom_operators(one.get("operators", []))})
     if not used and not any("error" in one for one in programs):
         raise NothingToJudgeError(f"{path / MODEL} uses no operator of {path / 'ops.yaml'}; there is nothing to check")
@@ -99,27 +99,27 @@ def check(path: Path, *, tool: str = "direct", progress: Progress = _silent) -> 
         _library(folder, [one for one in used if one not in half], work / f"without-{number}", tool)
         for number, half in enumerate(halves)
     ]
-    clock.lap("build")
+    timer.lap("build")
     progress("running", 2, _STEPS)
     planned = [(one, run) for one in programs for run in one["runs"]]
     negative = [
-        _Without(name, half, library, _using(programs, name))
+        _NegativeRun(name, half, library, _program_using(programs, name))
         for half, library in zip(halves, reduced, strict=True)
         for name in half
     ]
     ran = run_programs(_jobs(planned, built) + [one.job() for one in negative])
-    clock.lap("run")
+    timer.lap("run")
     progress("comparing", 3, _STEPS)
     rows = [Row(one["example"], one["kind"], "error", one["error"]) for one in programs if "error" in one]
     rows += _judged(planned, ran[: len(planned)])
     rows += [one.judged(result) for one, result in zip(negative, ran[len(planned) :], strict=True)]
-    clock.lap("compare")
+    timer.lap("compare")
     versions = {"executorch": package.version, "torch": cache.torch_version()}
     unused = tuple(entry.name for entry in folder.entries if entry.name not in used)
-    return Report(str(path), versions, tuple(used), unused, tool, built.bytes if built else 0, tuple(rows), clock.laps)
+    return Report(str(path), versions, tuple(used), unused, tool, built.bytes if built else 0, tuple(rows), timer.laps)
 
 
-class _Clock:
+class _StepTimer:
     def __init__(self) -> None:
         self.laps: dict[str, float] = {}
         self._last = time.perf_counter()
@@ -160,10 +160,10 @@ def _jobs(planned: Sequence[tuple[dict[str, Any], dict[str, Any]]], built: Built
     libraries = (built.library,) if built else ()
     return [
         Job(
-            Path(one["program"]), libraries, values=Path(run["place"]) / "inputs.safetensors",
+            Path(program["program"]), libraries, values=Path(run["place"]) / "inputs.safetensors",
             others=tuple(run["others"]), out=Path(run["place"]) / "results.safetensors",
         )
-        for one, run in planned
+        for program, run in planned
     ]  # fmt: skip
 
 
@@ -172,31 +172,31 @@ def _judged(planned: Sequence[tuple[dict[str, Any], dict[str, Any]]], ran: Seque
     request = {"step": "compare", "runs": answered}
     compared = iter(ask("check_child", request, what="comparing results")["compared"] if answered else ())
     rows = []
-    for (one, run), result in zip(planned, ran, strict=True):
+    for (program, run), result in zip(planned, ran, strict=True):
         if result.error:
             rows.append(
-                Row(run["case"], one["kind"], "crashed" if " died of " in result.error else "error", result.error)
+                Row(run["case"], program["kind"], "crashed" if " died of " in result.error else "error", result.error)
             )
             continue
-        found = next(compared)
-        rows.append(_row(one, run, result, found))
+        comparison = next(compared)
+        rows.append(_row(program, run, result, comparison))
     return rows
 
 
-def _row(one: dict[str, Any], run: dict[str, Any], result: Ran, found: dict[str, Any]) -> Row:
-    custom = custom_operators(one["operators"])
+def _row(program: dict[str, Any], run: dict[str, Any], result: Ran, comparison: dict[str, Any]) -> Row:
+    custom = custom_operators(program["operators"])
     kernels = {name: result.kernels.get(name, 0) for name in custom}
     idle = [name for name, count in kernels.items() if not count]
-    reason = found["reason"] or (f"the event trace has no call of {', '.join(idle)}" if idle else "")
-    return Row(run["case"], one["kind"], "wrong" if reason else "passed", reason, found["difference"], kernels)
+    reason = comparison["reason"] or (f"the event trace has no call of {', '.join(idle)}" if idle else "")
+    return Row(run["case"], program["kind"], "wrong" if reason else "passed", reason, comparison["difference"], kernels)
 
 
-def _using(programs: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
-    return next(one for one in programs if name in one.get("operators", []))
+def _program_using(programs: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
+    return next(program for program in programs if name in program.get("operators", []))
 
 
 @dataclass(frozen=True, slots=True)
-class _Without:
+class _NegativeRun:
     """A run without one operator, and perhaps without others too.
 
     It must fail because that operator is missing.
@@ -211,8 +211,8 @@ class _Without:
         return Job(Path(self.program["program"]), (self.library.library,) if self.library else ())
 
     def judged(self, result: Ran) -> Row:
-        what = f"without {self.name}"
+        kind = f"without {self.name}"
         if self.name in result.missing and set(result.missing) <= set(self.left_out):
-            return Row(self.program["example"], what, "passed")
-        said = result.error or "it ran, and must not: where does the kernel come from?"
-        return Row(self.program["example"], what, "wrong", f"the runtime should have missed {self.name}: {said}")
+            return Row(self.program["example"], kind, "passed")
+        reason = result.error or "it ran, and must not: where does the kernel come from?"
+        return Row(self.program["example"], kind, "wrong", f"the runtime should have missed {self.name}: {reason}")

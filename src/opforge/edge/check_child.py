@@ -87,9 +87,9 @@ def _compared(row: dict[str, Any]) -> dict[str, Any]:
     place = Path(row["place"])
     expected = inputs.with_others(place / "expected.safetensors", row["expected"])
     exact = inputs.with_others(place / "exact.safetensors", row["exact"]) if "exact" in row else [None] * len(expected)
-    found = inputs.with_others(place / "results.safetensors", [None] * len(expected))
+    results = inputs.with_others(place / "results.safetensors", [None] * len(expected))
     reasons, difference = [], 0.0
-    for number, (ours, eager, wide) in enumerate(zip(found, expected, exact, strict=True)):
+    for number, (ours, eager, wide) in enumerate(zip(results, expected, exact, strict=True)):
         if not isinstance(eager, torch.Tensor):
             continue  # a constant of the program
         if not isinstance(ours, torch.Tensor):
@@ -104,9 +104,9 @@ def _compared(row: dict[str, Any]) -> dict[str, Any]:
 def _difference(ours: torch.Tensor, eager: torch.Tensor) -> float:
     if ours.shape != eager.shape or not eager.numel():
         return 0.0
-    apart = (ours.double() - eager.double()).abs()
-    same = (ours == eager) | (ours.isnan() & eager.isnan())
-    return float(torch.where(same, 0.0, apart).max())
+    differences = (ours.double() - eager.double()).abs()
+    equal = (ours == eager) | (ours.isnan() & eager.isnan())
+    return float(torch.where(equal, 0.0, differences).max())
 
 
 if __name__ == "__main__":

@@ -29,33 +29,33 @@ def define(schema: str, function: Function, *, fake: Function | None = None) -> 
         library.define(form.functional)
         library.define(form.out)
     except RuntimeError as error:
-        said = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0]
         raise OpforgeError(
-            f"{form.namespace}::{form.name} cannot be registered: {said}; is it registered twice?"
+            f"{form.namespace}::{form.name} cannot be registered: {reason}; is it registered twice?"
         ) from None
     key = "CompositeExplicitAutograd" if fake is None else "CPU"
-    variant = _writing(function, form)
+    variant = _out_function(function, form)
     library.impl(form.name, function, key)
     library.impl(f"{form.name}.out", variant, key)
     if fake is not None:
         register_fake(f"{form.namespace}::{form.name}", fake, lib=library)
-        register_fake(f"{form.namespace}::{form.name}.out", _writing(fake, form), lib=library)
+        register_fake(f"{form.namespace}::{form.name}.out", _out_function(fake, form), lib=library)
 
 
-def _writing(function: Function, form: OutForm) -> Function:
+def _out_function(function: Function, form: OutForm) -> Function:
     """Return a function that writes the results into its out arguments."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         targets = [kwargs.pop(name) for name in form.outputs]
         results = function(*args, **kwargs)
         for target, result in zip(targets, [results] if len(targets) == 1 else results, strict=True):
-            _put(target, result)
+            _write_result(target, result)
         return targets[0] if len(targets) == 1 else tuple(targets)
 
     return call
 
 
-def _put(target: torch.Tensor, result: torch.Tensor) -> None:
+def _write_result(target: torch.Tensor, result: torch.Tensor) -> None:
     if target.shape != result.shape:
         target.resize_(result.shape)
     target.copy_(result)

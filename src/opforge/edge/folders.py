@@ -16,11 +16,11 @@ def write_folder(folder: Path, texts: Mapping[str, str]) -> tuple[Path, ...]:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as workshop:
-            made = Path(workshop) / "made"
+            draft = Path(workshop) / "made"
             for name, text in texts.items():
-                (made / name).parent.mkdir(parents=True, exist_ok=True)
-                (made / name).write_text(text)
-            made.rename(folder)  # replaces at most an empty folder
+                (draft / name).parent.mkdir(parents=True, exist_ok=True)
+                (draft / name).write_text(text)
+            draft.rename(folder)  # replaces at most an empty folder
     except OSError as error:
         raise OpforgeError(f"folder {str(folder)!r} cannot be made: {error.strerror}") from None
     return tuple(sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file()))

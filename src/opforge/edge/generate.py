@@ -19,7 +19,7 @@ TEMPLATES = Path(__file__).parent / "templates" / "codegen"
 """Templates for the generator. The wheel has the generator but not its templates."""
 SOURCE = "RegisterCodegenUnboxedKernels_0.cpp"
 _LIMIT_S = 120.0
-_REGISTERED = re.compile(r'^\s*Kernel\(\s*"([^"]+)"', re.MULTILINE)
+_REGISTRATION_PATTERN = re.compile(r'^\s*Kernel\(\s*"([^"]+)"', re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,32 +55,32 @@ def generate(bindings: Path, selection: Selection, folder: Path) -> Generated:
     )  # fmt: skip
     (folder / "RegisterCodegenUnboxedKernelsEverything.cpp").unlink(missing_ok=True)  # a copy of the same
     source = folder / SOURCE
-    return Generated(source, folder, _verified(source, selection.names))
+    return Generated(source, folder, _registered_operators(source, selection.names))
 
 
-def _verified(source: Path, wanted: Sequence[str]) -> tuple[str, ...]:
+def _registered_operators(source: Path, selected: Sequence[str]) -> tuple[str, ...]:
     """Return the operators that a source registers; raise if they are not the selected ones.
 
     The generator silently leaves out operators that it does not know.
     """
-    found = tuple(_REGISTERED.findall(source.read_text()))
-    if lost := sorted(set(wanted) - set(found)):
+    registered = tuple(_REGISTRATION_PATTERN.findall(source.read_text()))
+    if missing := sorted(set(selected) - set(registered)):
         raise BindingError(
-            f"code generation left out {', '.join(lost)}, though selected; look at the entry in the YAML file"
+            f"code generation left out {', '.join(missing)}, though selected; look at the entry in the YAML file"
         )
-    if more := sorted(set(found) - set(wanted)):
-        raise BindingError(f"code generation registers {', '.join(more)}, though not selected")
-    if len(found) != len(set(found)):
-        raise BindingError(f"code generation registers an operator twice: {', '.join(found)}")
-    return found
+    if unexpected := sorted(set(registered) - set(selected)):
+        raise BindingError(f"code generation registers {', '.join(unexpected)}, though not selected")
+    if len(registered) != len(set(registered)):
+        raise BindingError(f"code generation registers an operator twice: {', '.join(registered)}")
+    return registered
 
 
-def _run(module: str, *words: str) -> None:
-    command = [sys.executable, "-P", "-m", module, *words]
+def _run(module: str, *arguments: str) -> None:
+    command = [sys.executable, "-P", "-m", module, *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
         raise OpforgeError(f"{module} was ended after {_LIMIT_S:g} s without having finished") from None
     if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
-        raise BindingError(f"ExecuTorch's code generation ({module}) failed; it said: {said}")
+        last_line = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+        raise BindingError(f"ExecuTorch's code generation ({module}) failed; it said: {last_line}")

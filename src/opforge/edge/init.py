@@ -57,7 +57,7 @@ def _texts(name: str, namespace: str, ops: Sequence[str]) -> dict[str, str]:
     return texts | {f"kernels/{row['name']}.cpp": kernel.render(namespace=namespace, op=row) for row in rows}
 
 
-def _factor(op: str, otherwise: int) -> int:
+def _factor(op: str, default: int) -> int:
     """Return the factor of an operator's placeholder kernel: 7 for mul7."""
-    found = re.fullmatch(r"mul(\d{1,2})", op)
-    return int(found[1]) if found else otherwise
+    match = re.fullmatch(r"mul(\d{1,2})", op)
+    return int(match[1]) if match else default

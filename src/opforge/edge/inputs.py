@@ -43,8 +43,8 @@ def from_text(text: str, seed: int) -> list[Any]:
 
     Their contents are seeded.
     """
-    whole = text if text.lstrip().startswith("((") else f"(({text},), {{}})"
-    args, kwargs = parse_arguments(whole)
+    full_text = text if text.lstrip().startswith("((") else f"(({text},), {{}})"
+    args, kwargs = parse_arguments(full_text)
     if kwargs:
         raise OpforgeError(
             f"inputs of a program have no names, and {text!r} gives {', '.join(kwargs)}; give them in order"
@@ -56,7 +56,7 @@ def _made(value: Any, seed: str) -> Any:
     if isinstance(value, TensorSpec):
         return tensor_of(value, seed)
     if isinstance(value, list | tuple):
-        return [_made(one, f"{seed}/{index}") for index, one in enumerate(value)]
+        return [_made(item, f"{seed}/{index}") for index, item in enumerate(value)]
     if value is None or isinstance(value, bool | int | float):
         return value
     raise OpforgeError(f"a program takes tensors and numbers as inputs, not {value!r}")
@@ -75,15 +75,15 @@ def tensor_of(spec: TensorSpec, seed: str) -> torch.Tensor:
 def from_file(path: Path) -> list[Any]:
     """Return the tensors of a safetensors file, named 0, 1, … in the order of the inputs."""
     try:
-        held = load_file(path)
+        tensors = load_file(path)
     except (OSError, SafetensorError) as error:
         raise OpforgeError(f"{str(path)!r} cannot be read as safetensors: {error}") from None
-    names = [str(number) for number in range(len(held))]
-    if sorted(held, key=str) != sorted(names):
+    names = [str(number) for number in range(len(tensors))]
+    if sorted(tensors, key=str) != sorted(names):
         raise OpforgeError(
-            f"{str(path)!r} holds {', '.join(sorted(held))}; inputs are named {', '.join(names)}, in their order"
+            f"{str(path)!r} holds {', '.join(sorted(tensors))}; inputs are named {', '.join(names)}, in their order"
         )
-    return [held[name] for name in names]
+    return [tensors[name] for name in names]
 
 
 def to_file(path: Path, values: list[Any]) -> list[Any]:
@@ -100,5 +100,5 @@ def to_file(path: Path, values: list[Any]) -> list[Any]:
 
 def with_others(path: Path, others: list[Any]) -> list[Any]:
     """Return the values that ``to_file`` was given."""
-    held = load_file(path)
-    return [held.get(str(number), other) for number, other in enumerate(others)]
+    tensors = load_file(path)
+    return [tensors.get(str(number), other) for number, other in enumerate(others)]

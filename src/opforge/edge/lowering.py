@@ -15,7 +15,7 @@ from opforge.edge.subject import Subject
 from opforge.edge.target import Dynamic
 from opforge.errors import OpforgeError
 
-_FIXED = re.compile(
+_CONSTANT_DIM_PATTERN = re.compile(
     r"L\['(?P<input>\w+)'\]\.size\(\)\[(?P<dim>\d+)\] as dynamic but your code specialized it to be a constant \((?P<size>\d+)\)"
 )
 
@@ -60,10 +60,10 @@ def lower(subject: Subject, inputs: tuple[Any, ...], ranges: Dynamic, *, xnnpack
         except Exception as error:  # noqa: BLE001  # boundary: export runs the user's code, and raises anything
             raise ExportError(f"the program cannot be made: {_first(error)}") from None
     operators = tuple(_operators(program.buffer))
-    kept = {name.partition(".")[0] for name in operators}
-    lost = sorted({name.partition(".")[0] for name in overloads} - kept)
+    remaining = {name.partition(".")[0] for name in operators}
+    decomposed = sorted({name.partition(".")[0] for name in overloads} - remaining)
     plan = program.executorch_program.execution_plan[0]
-    return Lowered(program.buffer, operators, len(plan.delegates), tuple(lost))
+    return Lowered(program.buffer, operators, len(plan.delegates), tuple(decomposed))
 
 
 def _to_edge(exported: Any, *, xnnpack: bool) -> Any:
@@ -107,18 +107,20 @@ def _check_out_variant(op: Any) -> None:
     The runtime calls the out variant.
     """
     name, arguments = op.name().partition(".")[0], [one.name for one in op._schema.arguments]  # noqa: SLF001
-    written = [one for one in _schemas(name) if any(_is_written(argument) for argument in one.arguments)]
-    wanted = _wanted(op)
-    if not written:
-        raise ExportError(f"{name} has no out variant, which the runtime calls; register {wanted}")
-    given = [[one.name for one in schema.arguments if not _is_written(one)] for schema in written]
-    if arguments not in given:
+    out_variants = [
+        one for one in _registered_schemas(name) if any(_is_written(argument) for argument in one.arguments)
+    ]
+    hint = _wanted(op)
+    if not out_variants:
+        raise ExportError(f"{name} has no out variant, which the runtime calls; register {hint}")
+    inputs = [[one.name for one in schema.arguments if not _is_written(one)] for schema in out_variants]
+    if arguments not in inputs:
         raise ExportError(
-            f"{name} takes ({', '.join(arguments)}), and its out variant ({', '.join(given[0])}): both must have the same argument names; register {wanted}"
+            f"{name} takes ({', '.join(arguments)}), and its out variant ({', '.join(inputs[0])}): both must have the same argument names; register {hint}"
         )
 
 
-def _schemas(name: str) -> list[Any]:
+def _registered_schemas(name: str) -> list[Any]:
     return list(torch._C._jit_get_schemas_for_operator(name))  # noqa: SLF001  # torch has no public list
 
 
@@ -138,14 +140,14 @@ def _wanted(op: Any) -> str:
 def _export_error(error: Exception) -> ExportError:
     """Explain an error of torch.export."""
     text = str(error)
-    if (fixed := _FIXED.search(text)) is not None:
+    if (fixed := _CONSTANT_DIM_PATTERN.search(text)) is not None:
         return ExportError(
             f"dimension {fixed['dim']} of {fixed['input']} cannot vary: the model's code fixes it to {fixed['size']}; "
             "leave it out of what is dynamic, or change the model"
         )
     if type(error).__name__ == "UnsupportedOperatorException":
-        found = re.match(r"(\w+)\.(\w+)\.\w+", text)
-        name = f"{found[1]}::{found[2]}" if found else "an operator of the model"
+        match = re.match(r"(\w+)\.(\w+)\.\w+", text)
+        name = f"{match[1]}::{match[2]}" if match else "an operator of the model"
         return ExportError(
             f"{name} has no fake, with which export finds out shapes and dtypes; give it one: define(…, fake=…), or torch.library.register_fake"
         )
@@ -154,6 +156,6 @@ def _export_error(error: Exception) -> ExportError:
 
 def _first(error: Exception) -> str:
     """Return an error's type and the first lines of its message."""
-    said = str(error).partition("The error above occurred when calling")[0]
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    message = str(error).partition("The error above occurred when calling")[0]
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
     return f"{type(error).__name__}: {' '.join(lines[:4])[:600]}"

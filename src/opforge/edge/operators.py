@@ -64,7 +64,7 @@ def read_operators(path: Path) -> tuple[Entry, ...]:
     if not isinstance(rows, list) or not rows:
         raise BindingError(f"{path} holds no operators; it must be a list of entries with func and kernels")
     entries = tuple(_entry(row, f"{path}, entry {number}") for number, row in enumerate(rows, 1))
-    _refuse_doubles(path, entries)
+    _refuse_duplicates(path, entries)
     return entries
 
 
@@ -84,12 +84,12 @@ _EXAMPLE = "my_ops::mul3.out(Tensor x, *, Tensor(a!) out) -> Tensor(a!)"
 
 def _name(schema: str, where: str) -> str:
     head = schema.partition("(")[0]
-    found = _NAME.fullmatch(head)
-    if found is None:
+    match = _NAME.fullmatch(head)
+    if match is None:
         raise BindingError(f"{where}: {head!r} is no operator with its namespace; write it as {_EXAMPLE!r}")
-    if found["namespace"] in RUNTIME_NAMESPACES:
+    if match["namespace"] in RUNTIME_NAMESPACES:
         raise BindingError(
-            f"{where}: {head} is in {found['namespace']}::, whose operators ExecuTorch registers itself; a second registration ends the process. "
+            f"{where}: {head} is in {match['namespace']}::, whose operators ExecuTorch registers itself; a second registration ends the process. "
             "Choose a namespace of your own"
         )
     try:
@@ -125,18 +125,18 @@ def _kernel_name(kernels: Any, where: str) -> str:
     return name
 
 
-def _refuse_doubles(path: Path, entries: Sequence[Entry]) -> None:
-    seen: dict[str, Entry] = {}
+def _refuse_duplicates(path: Path, entries: Sequence[Entry]) -> None:
+    by_bare_name: dict[str, Entry] = {}
     for entry in entries:
         bare = entry.name.partition("::")[2]
-        other = seen.setdefault(bare, entry)
-        if other is entry:
+        earlier = by_bare_name.setdefault(bare, entry)
+        if earlier is entry:
             continue
-        if other.name == entry.name:
+        if earlier.name == entry.name:
             raise BindingError(
-                f"{path} binds {entry.name} twice, to {other.kernel_name} and to {entry.kernel_name}; a second registration ends the process. Remove one"
+                f"{path} binds {entry.name} twice, to {earlier.kernel_name} and to {entry.kernel_name}; a second registration ends the process. Remove one"
             )
         raise BindingError(
-            f"{path} binds {other.name} and {entry.name}; code generation tells operators apart by name and overload only. "
+            f"{path} binds {earlier.name} and {entry.name}; code generation tells operators apart by name and overload only. "
             "Put them into folders of their own, or rename one"
         )

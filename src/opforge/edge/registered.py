@@ -26,7 +26,7 @@ def import_definitions(path: Path) -> None:
 
 def check_schemas(entries: Sequence[Entry], definitions: str) -> None:
     """Raise if an entry's operator is not registered, or is registered with another schema."""
-    problems = [said for entry in entries if (said := _problem(entry, definitions))]
+    problems = [problem for entry in entries if (problem := _problem(entry, definitions))]
     if problems:
         raise BindingError("\n".join(problems))
 
@@ -45,9 +45,9 @@ def _problem(entry: Entry, definitions: str) -> str:
     registered = {name.name: name for name in _overloads(entry)}
     bare = entry.name.partition("::")[2]
     if entry.name not in registered:
-        have = ", ".join(sorted(registered)) or f"nothing of the name {bare.partition('.')[0]}"
+        registered_names = ", ".join(sorted(registered)) or f"nothing of the name {bare.partition('.')[0]}"
         return (
-            f"ops.yaml binds {entry.name}, and {definitions} does not register it (it registers {have}); "
+            f"ops.yaml binds {entry.name}, and {definitions} does not register it (it registers {registered_names}); "
             "register the functional form and the out variant there"
         )
     ours, theirs = str(torch._C.parse_schema(entry.schema)), str(registered[entry.name].schema)  # noqa: SLF001
@@ -66,5 +66,5 @@ class _Overload:
 def _overloads(entry: Entry) -> list[_Overload]:
     """Return all overloads of an entry's operator."""
     packet = entry.name.partition(".")[0]
-    found = torch._C._jit_get_schemas_for_operator(packet)  # noqa: SLF001  # torch has no public list
-    return [_Overload(entry.namespace, schema) for schema in found]
+    schemas = torch._C._jit_get_schemas_for_operator(packet)  # noqa: SLF001  # torch has no public list
+    return [_Overload(entry.namespace, schema) for schema in schemas]

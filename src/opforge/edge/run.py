@@ -18,8 +18,8 @@ from opforge.errors import OpforgeError
 
 _MISSING = re.compile(r"Missing operator: \[\d+\] (\S+)")
 _TWICE = re.compile(r"Re-registering (\S+?),")
-_BACKEND = re.compile(r"Backend (\S+) is not registered")
-_CHECK = re.compile(
+_MISSING_BACKEND = re.compile(r"Backend (\S+) is not registered")
+_FAILED_CHECK = re.compile(
     r"^\[(?P<where>[\w.]+:\d+)\] (?P<what>.*(?:Check failed|assert failed|Attempted to resize|unexpected scalar type).*)$",
     re.MULTILINE,
 )
@@ -84,9 +84,9 @@ def run_programs(jobs: Sequence[Job]) -> list[Ran]:
     with tempfile.TemporaryDirectory(prefix="opforge-edge-") as folder:
         places = [Path(folder) / str(number) for number in range(len(jobs))]
         rows = [_row(job, place) for job, place in zip(jobs, places, strict=True)]
-        patience = LIMIT_S + sum(job.limit_s for job in jobs)
-        reply = ask("run_child", {"jobs": rows}, what="running a program", limit_s=patience)
-        return [_ran(job, place, row) for job, place, row in zip(jobs, places, reply["jobs"], strict=True)]
+        total_limit_s = LIMIT_S + sum(job.limit_s for job in jobs)
+        reply = ask("run_child", {"jobs": rows}, what="running a program", limit_s=total_limit_s)
+        return [_run_result(job, place, row) for job, place, row in zip(jobs, places, reply["jobs"], strict=True)]
 
 
 def run_program(job: Job) -> Ran:
@@ -121,7 +121,7 @@ def _row(job: Job, place: Path) -> dict[str, Any]:
     }
 
 
-def _ran(job: Job, place: Path, row: dict[str, Any]) -> Ran:
+def _run_result(job: Job, place: Path, row: dict[str, Any]) -> Ran:
     missing = tuple(dict.fromkeys(_MISSING.findall(row["said"])))
     if error := _explained(job, row, missing):
         return Ran(job, error=error, missing=missing)
@@ -133,20 +133,20 @@ def _ran(job: Job, place: Path, row: dict[str, Any]) -> Ran:
 
 def _explained(job: Job, row: dict[str, Any], missing: Sequence[str]) -> str:
     """Return why a run failed: a known cause first, else the runtime's last output."""
-    said, stage = row["said"], row["stage"]
+    output, stage = row["said"], row["stage"]
     if row["hung"]:
         return f"{job.program} was ended after {job.limit_s:g} s without a result (at: {stage})"
     if missing:
-        return _without_kernel(job, missing)
-    if (twice := _TWICE.search(said)) is not None:
+        return _missing_kernel_message(job, missing)
+    if (duplicate := _TWICE.search(output)) is not None:
         return (
-            f"{stage.removeprefix('library ')} registers {twice[1]}, which is registered already, by another library or by ExecuTorch itself; "
+            f"{stage.removeprefix('library ')} registers {duplicate[1]}, which is registered already, by another library or by ExecuTorch itself; "
             "the runtime ends the process then. Give one library only, or rename the operator"
         )
-    if (backend := _BACKEND.search(said)) is not None:
+    if (backend := _MISSING_BACKEND.search(output)) is not None:
         return f"{job.program} is delegated to {backend[1]}, which this runtime does not have; export it without, or install a runtime with it"
     if row["status"] < 0:
-        return f"{job.program}: the process {processes.describe_returncode(row['status'])} {_during(stage)}.{_checks(said)}"
+        return f"{job.program}: the process {processes.describe_returncode(row['status'])} {_stage_text(stage)}.{_failed_checks(output)}"
     if not row.get("error"):
         return (
             "" if row["status"] == 0 else f"{job.program}: the process {processes.describe_returncode(row['status'])}"
@@ -156,26 +156,28 @@ def _explained(job: Job, row: dict[str, Any], missing: Sequence[str]) -> str:
     if stage.startswith("library "):
         return f"library {stage.removeprefix('library ')} cannot be loaded: {row['error'].partition(': ')[2]}"
     if "set_inputs" in row["error"]:
-        return f"the inputs do not fit {job.program}.{_checks(said)}. Give inputs as it was exported for, or export it with --dynamic"
-    return f"{job.program} failed {_during(stage)}: {row['error'].partition(': ')[2]}.{_checks(said)}"
+        return f"the inputs do not fit {job.program}.{_failed_checks(output)}. Give inputs as it was exported for, or export it with --dynamic"
+    return f"{job.program} failed {_stage_text(stage)}: {row['error'].partition(': ')[2]}.{_failed_checks(output)}"
 
 
-def _without_kernel(job: Job, missing: Sequence[str]) -> str:
-    where = ", ".join(str(library) for library in job.libraries) or "no library was given"
-    said = f"{job.program} needs {', '.join(missing)}, and no kernel is registered for it ({where}); "
+def _missing_kernel_message(job: Job, missing: Sequence[str]) -> str:
+    libraries = ", ".join(str(library) for library in job.libraries) or "no library was given"
+    message = f"{job.program} needs {', '.join(missing)}, and no kernel is registered for it ({libraries}); "
     if custom_operators(missing):
-        return f"{said}build a library that has it, `opforge edge build DIR --model {job.program}`, and give it with --library"
-    return f"{said}ExecuTorch's own kernels lack it: write the model with other operators, or delegate it (--xnnpack)"
+        return f"{message}build a library that has it, `opforge edge build DIR --model {job.program}`, and give it with --library"
+    return (
+        f"{message}ExecuTorch's own kernels lack it: write the model with other operators, or delegate it (--xnnpack)"
+    )
 
 
-def _during(stage: str) -> str:
+def _stage_text(stage: str) -> str:
     if stage.startswith("library "):
         return f"while {stage.removeprefix('library ')} was loaded"
     return {"program": "while the program was loaded", "run": "while it ran"}.get(stage, "")
 
 
-def _checks(said: str) -> str:
+def _failed_checks(output: str) -> str:
     """Return the failed checks that the runtime or a kernel logged, else the last output."""
-    found = [f"{one['what'].strip()} ({one['where']})" for one in _CHECK.finditer(said)]
-    lines = found or said.strip().splitlines()[-2:]
+    checks = [f"{match['what'].strip()} ({match['where']})" for match in _FAILED_CHECK.finditer(output)]
+    lines = checks or output.strip().splitlines()[-2:]
     return f" It said: {'; '.join(lines)[:800]}" if lines else ""

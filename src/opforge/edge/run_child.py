@@ -26,28 +26,28 @@ from opforge.errors import OpforgeError
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
     torch.set_num_threads(1)
-    return {"jobs": [_in_fork(job) for job in request["jobs"]]}
+    return {"jobs": [_run_in_fork(job) for job in request["jobs"]]}
 
 
-def _in_fork(job: dict[str, Any]) -> dict[str, Any]:
+def _run_in_fork(job: dict[str, Any]) -> dict[str, Any]:
     """Run a job in a fork; return its answer, its exit status and its output."""
     place = Path(job["place"])
-    answered, said = place / "answer.json", place / "said.txt"
+    answer_file, output_file = place / "answer.json", place / "said.txt"
     pid = os.fork()
     if pid == 0:
-        _work(job, answered, said)
+        _work(job, answer_file, output_file)
     hung = not _ended_in_time(pid, job["limit_s"])
     if hung:
         os.kill(pid, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    reply = json.loads(answered.read_text()) if answered.is_file() else {}
+    reply = json.loads(answer_file.read_text()) if answer_file.is_file() else {}
     stage = place / "stage.txt"
     return {
         **reply,
         "status": status,
         "hung": hung,
         "stage": stage.read_text() if stage.is_file() else "",
-        "said": said.read_text(errors="replace") if said.is_file() else "",
+        "said": output_file.read_text(errors="replace") if output_file.is_file() else "",
     }
 
 
@@ -59,12 +59,12 @@ def _ended_in_time(pid: int, limit_s: float) -> bool:
         os.close(handle)
 
 
-def _work(job: dict[str, Any], answered: Path, said: Path) -> None:
+def _work(job: dict[str, Any], answer_file: Path, output_file: Path) -> None:
     """Run a job and end the process. This function never returns."""
     code = 1
     processes.die_with_parent()
     try:
-        output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        output = os.open(output_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(output, 1)
         os.dup2(output, 2)
         try:
@@ -73,9 +73,9 @@ def _work(job: dict[str, Any], answered: Path, said: Path) -> None:
             reply = {"error": str(error)}
         except Exception as error:  # noqa: BLE001  # boundary: the runtime or a kernel may raise anything
             reply = {"error": f"{type(error).__name__}: {error}", "raised": True}
-        fresh = answered.with_suffix(".new")
+        fresh = answer_file.with_suffix(".new")
         fresh.write_text(json.dumps(reply))
-        fresh.replace(answered)
+        fresh.replace(answer_file)
         code = 0
     finally:
         os._exit(code)
@@ -94,10 +94,10 @@ def _run(job: dict[str, Any]) -> dict[str, Any]:
     if method is None:
         raise OpforgeError(f"{job['program']} has no method forward; it has {', '.join(sorted(program.method_names))}")
     stage.write_text("inputs")
-    given = _inputs(job, method.metadata)
+    values = _inputs(job, method.metadata)
     stage.write_text("run")
     start = time.perf_counter()
-    results = list(method.execute(given))
+    results = list(method.execute(values))
     seconds = time.perf_counter() - start
     stage.write_text("results")
     others = inputs.to_file(place / "results.safetensors", results)
@@ -106,37 +106,39 @@ def _run(job: dict[str, Any]) -> dict[str, Any]:
         "others": others,
         "results": [_described(value) for value in results],
         "seconds": seconds,
-        "inputs": inputs.text_of(tuple(given)),
+        "inputs": inputs.text_of(tuple(values)),
     }
 
 
 def _inputs(job: dict[str, Any], metadata: Any) -> list[Any]:
     """Return the inputs that a job gives, else inputs as the program describes them."""
     if job.get("values"):
-        given = inputs.with_others(Path(job["values"]), job["others"])
+        values = inputs.with_others(Path(job["values"]), job["others"])
     elif job.get("file"):
-        given = inputs.from_file(Path(job["file"]))
+        values = inputs.from_file(Path(job["file"]))
     elif job.get("text"):
-        given = inputs.from_text(job["text"], job["seed"])
+        values = inputs.from_text(job["text"], job["seed"])
     else:
-        return [_as_described(metadata, number, job["seed"]) for number in range(metadata.num_inputs())]
-    if len(given) != metadata.num_inputs():
-        raise OpforgeError(f"{len(given)} inputs were given, and {job['program']} takes {metadata.num_inputs()}")
-    return given
+        return [_input_from_metadata(metadata, number, job["seed"]) for number in range(metadata.num_inputs())]
+    if len(values) != metadata.num_inputs():
+        raise OpforgeError(f"{len(values)} inputs were given, and {job['program']} takes {metadata.num_inputs()}")
+    return values
 
 
-def _as_described(metadata: Any, number: int, seed: int) -> Any:
+def _input_from_metadata(metadata: Any, number: int, seed: int) -> Any:
     try:
-        about = metadata.input_tensor_meta(number)
+        description = metadata.input_tensor_meta(number)
     except RuntimeError:
         raise OpforgeError(f"input {number} of the program is no tensor; give inputs with --inputs") from None
-    dtype = _SCALAR_TYPES.get(about.dtype())
+    dtype = _DTYPES_BY_NUMBER.get(description.dtype())
     if dtype is None:
-        raise OpforgeError(f"input {number} of the program has dtype number {about.dtype()}; give inputs with --inputs")
-    return inputs.tensor_of(TensorSpec(tuple(about.sizes()), dtype), f"{seed}/{number}")
+        raise OpforgeError(
+            f"input {number} of the program has dtype number {description.dtype()}; give inputs with --inputs"
+        )
+    return inputs.tensor_of(TensorSpec(tuple(description.sizes()), dtype), f"{seed}/{number}")
 
 
-_SCALAR_TYPES = dict(enumerate(("u8", "i8", "i16", "i32", "i64", "f16", "f32", "f64"))) | {11: "b8", 15: "bf16"}
+_DTYPES_BY_NUMBER = dict(enumerate(("u8", "i8", "i16", "i32", "i64", "f16", "f32", "f64"))) | {11: "b8", 15: "bf16"}
 """Dtypes by their numbers in the runtime."""
 
 

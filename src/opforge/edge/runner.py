@@ -25,9 +25,9 @@ ATEN = "executorch_kernels_optimized"
 QUANTIZED = "executorch_kernels_quantized"
 XNNPACK = "executorch_backend_xnnpack"
 THREADS = "executorch_threadpool"
-_KERNELS_OF = {"aten": ATEN, "dim_order_ops": ATEN, "quantized_decomposed": QUANTIZED}
+_KERNEL_LIBRARIES = {"aten": ATEN, "dim_order_ops": ATEN, "quantized_decomposed": QUANTIZED}
 """Library of the package with the kernels of a namespace."""
-_BACKENDS = {b"XnnpackBackend": XNNPACK}
+_BACKEND_LIBRARIES = {b"XnnpackBackend": XNNPACK}
 """Library of the package for a backend. A program that uses it contains these bytes."""
 
 
@@ -68,10 +68,10 @@ class Runner:
 def libraries_for(model: Path) -> tuple[str, ...]:
     """Return the package's libraries that a ``.pte`` needs besides the runtime."""
     namespaces = {name.partition("::")[0] for name in selection.program_operators(model)}
-    found = {_KERNELS_OF[name] for name in namespaces if name in _KERNELS_OF}
+    libraries = {_KERNEL_LIBRARIES[name] for name in namespaces if name in _KERNEL_LIBRARIES}
     data = model.read_bytes()
-    found |= {library for mark, library in _BACKENDS.items() if mark in data}
-    return tuple(sorted(found))
+    libraries |= {library for mark, library in _BACKEND_LIBRARIES.items() if mark in data}
+    return tuple(sorted(libraries))
 
 
 def build_runner(folder: Folder, chosen: selection.Selection, out: Path, wishes: Wishes = Wishes()) -> Runner:  # frozen

@@ -29,28 +29,32 @@ class OutForm:
 
 def out_form(schema: str) -> OutForm:
     """Return the out variant of a functional schema: the same arguments, plus one per result."""
-    namespace, sign, rest = " ".join(schema.split()).partition("::")
-    if not sign or not namespace.isidentifier():
+    namespace, separator, functional = " ".join(schema.split()).partition("::")
+    if not separator or not namespace.isidentifier():
         raise OpforgeError(f"{schema!r} has no namespace; write it as {_EXAMPLE!r}")
-    parsed = parse(rest)
-    name = rest.partition("(")[0]
+    parsed = parse(functional)
+    name = functional.partition("(")[0]
     if not name.isidentifier():
         raise OpforgeError(f"{schema!r}: {name!r} is no plain name; the overload .out is added for the out variant")
     if parsed.arguments.out or any(argument.is_write for argument in parsed.arguments.flat_all):
         raise OpforgeError(f"{schema!r} writes to an argument; give the functional form, the out variant is derived")
-    results = [str(one.type) for one in parsed.returns]
+    results = [str(result.type) for result in parsed.returns]
     if not results or any(kind != "Tensor" for kind in results):
         raise OpforgeError(
             f"{schema!r} returns {', '.join(results) or 'nothing'}; the runtime writes tensors: one or more"
         )
     outputs = ("out",) if len(results) == 1 else tuple(f"out{number}" for number in range(len(results)))
     marks = [f"Tensor({chr(ord('a') + number)}!)" for number in range(len(results))]
-    given = str(parsed.arguments)
+    arguments = str(parsed.arguments)
     keyword = "" if parsed.arguments.pre_tensor_options_kwarg_only else "*, "
     added = ", ".join(f"{mark} {output}" for mark, output in zip(marks, outputs, strict=True))
     returned = marks[0] if len(marks) == 1 else f"({', '.join(marks)})"
     return OutForm(
-        namespace, name, rest, f"{name}.out({given}{', ' if given else ''}{keyword}{added}) -> {returned}", outputs
+        namespace,
+        name,
+        functional,
+        f"{name}.out({arguments}{', ' if arguments else ''}{keyword}{added}) -> {returned}",
+        outputs,
     )
 
 

@@ -49,16 +49,16 @@ def select_names(entries: Sequence[Entry], words: Sequence[str]) -> Selection:
     """Return the named operators: ``my_ops::mul3.out``, ``my_ops::mul3`` or ``mul3``."""
     chosen: list[str] = []
     for word in words:
-        found = [entry.name for entry in entries if word in _spellings(entry.name)]
-        if not found:
+        matches = [entry.name for entry in entries if word in _spellings(entry.name)]
+        if not matches:
             raise UnknownNameError("operator", word, [entry.name for entry in entries], "bound in the YAML file")
-        chosen += [name for name in found if name not in chosen]
+        chosen += [name for name in matches if name not in chosen]
     return Selection(tuple(chosen), "named")
 
 
 def _spellings(name: str) -> set[str]:
-    whole, bare = name.partition(".")[0], name.partition("::")[2]
-    return {name, whole, bare, bare.partition(".")[0]}
+    without_overload, without_namespace = name.partition(".")[0], name.partition("::")[2]
+    return {name, without_overload, without_namespace, without_namespace.partition(".")[0]}
 
 
 def select_for_model(entries: Sequence[Entry], model: Path) -> Selection:
@@ -89,10 +89,10 @@ def program_operators(model: Path) -> list[str]:
         [sys.executable, "-P", "-c", _READ, str(model)], capture_output=True, text=True, timeout=_LIMIT_S, check=False
     )
     if done.returncode:
-        how = processes.describe_returncode(done.returncode)
-        said = (done.stderr.strip().splitlines() or [""])[-1]
+        outcome = processes.describe_returncode(done.returncode)
+        last_line = (done.stderr.strip().splitlines() or [""])[-1]
         raise OpforgeError(
-            f"{str(model)!r} cannot be read as a program of ExecuTorch: its reader {how}. {said}".rstrip()
+            f"{str(model)!r} cannot be read as a program of ExecuTorch: its reader {outcome}. {last_line}".rstrip()
         )
     names: list[str] = json.loads(done.stdout.splitlines()[-1])
     return names

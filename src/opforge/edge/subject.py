@@ -68,14 +68,18 @@ def _size(name: str, tensor: torch.Tensor, dim: int, low: int, high: int) -> Any
 def load(target: Target) -> Subject:
     """Load the model and inputs of a target."""
     module = _module(target)
-    found = getattr(module, target.function, None)
-    if found is None:
+    definition = getattr(module, target.function, None)
+    if definition is None:
         raise SubjectError(f"{target.name} does not define {target.function}; it must define model() and inputs()")
-    made = found if isinstance(found, torch.nn.Module) else call(found, f"{target.function}() of {target.name}")
-    if isinstance(made, tuple | list) and len(made) == 2:
-        model, inputs = made
+    result = (
+        definition
+        if isinstance(definition, torch.nn.Module)
+        else call(definition, f"{target.function}() of {target.name}")
+    )
+    if isinstance(result, tuple | list) and len(result) == 2:
+        model, inputs = result
     elif callable(getattr(module, "inputs", None)):
-        model, inputs = made, call(module.inputs, f"inputs() of {target.name}")
+        model, inputs = result, call(module.inputs, f"inputs() of {target.name}")
     else:
         raise SubjectError(
             f"{target.name} gives a model without inputs; define inputs() beside it, or return (model, inputs)"

@@ -23,7 +23,7 @@ from opforge.errors import OpforgeError
 
 TEMPLATES = Path(__file__).parent / "templates" / "taken"
 _FILES = ("ops.py", "ops.yaml", "model.py")
-_VALUES = {
+_EXAMPLE_VALUES = {
     "Tensor": "", "int": "1", "float": "0.5", "bool": "False", "str": '""', "number": "2", "Optional[Tensor]": "None", "List[int]": "[1]",
     "List[float]": "[0.5]",
 }  # fmt: skip
@@ -79,17 +79,24 @@ def take(package: str, ops: Sequence[str], folder: Path) -> tuple[Path, ...]:
         raise OpforgeError(f"name the operators of {package} that are to run on the device, such as --op swiglu")
     request = {"package": package, "ops": list(ops), "folder": str(Path.cwd())}
     rows = ask("take_child", request, what=f"importing {package}")["ops"]
-    taken = [_taken(row) for row in rows]
+    taken = [_taken_operator(row) for row in rows]
     texts = _texts(package, taken)
     declarations = _declarations(texts["ops.yaml"], taken)
     kernel = _environment().get_template("kernels/op.cpp.j2")
-    for one in taken:
-        declared = Taken(one.name, one.out, one.outputs, one.call, one.parameters, declarations[one.name])
-        texts[f"kernels/{one.base}.cpp"] = kernel.render(op=declared)
+    for operator in taken:
+        declared = Taken(
+            operator.name,
+            operator.out,
+            operator.outputs,
+            operator.call,
+            operator.parameters,
+            declarations[operator.name],
+        )
+        texts[f"kernels/{operator.base}.cpp"] = kernel.render(op=declared)
     return write_folder(folder, texts)
 
 
-def _taken(row: dict[str, Any]) -> Taken:
+def _taken_operator(row: dict[str, Any]) -> Taken:
     if "!" in row["schema"]:
         raise OpforgeError(
             f"{row['name']} writes to an argument; take operators that return new tensors: export replaces the others"
@@ -99,7 +106,7 @@ def _taken(row: dict[str, Any]) -> Taken:
     for argument in row["arguments"]:
         if not argument["required"]:
             continue
-        value = _VALUES.get(argument["type"])
+        value = _EXAMPLE_VALUES.get(argument["type"])
         if value is None:
             raise OpforgeError(
                 f"{row['name']} has the argument {argument['name']} of type {argument['type']}, for which no value can be made up; "
@@ -124,7 +131,7 @@ def _environment() -> jinja2.Environment:
 
 def _texts(package: str, taken: Sequence[Taken]) -> dict[str, str]:
     environment = _environment()
-    parameters = [name for one in taken for name in one.parameters]
+    parameters = [name for operator in taken for name in operator.parameters]
     return {
         file: environment.get_template(f"{file}.j2").render(package=package, ops=taken, parameters=parameters)
         for file in _FILES
@@ -136,18 +143,18 @@ def _declarations(bindings: str, taken: Sequence[Taken]) -> dict[str, str]:
     with tempfile.TemporaryDirectory(prefix="opforge-edge-") as place:
         path = Path(place) / "ops.yaml"
         path.write_text(bindings)
-        names = tuple(f"{one.name}.out" for one in taken)
+        names = tuple(f"{operator.name}.out" for operator in taken)
         generated = generate(path, Selection(names, "taken"), Path(place) / "generated")
         text = (generated.folder / "NativeFunctions.h").read_text()
-    return {one.name: _declaration(text, one.base) for one in taken}
+    return {operator.name: _declaration(text, operator.base) for operator in taken}
 
 
 def _declaration(text: str, base: str) -> str:
     """Return the declaration that takes a context, with the short names of the kernel's file."""
-    found = re.search(rf"^(.*\b{base}_out\(torch::executor::KernelRuntimeContext & context.*\));$", text, re.MULTILINE)
-    if found is None:
+    match = re.search(rf"^(.*\b{base}_out\(torch::executor::KernelRuntimeContext & context.*\));$", text, re.MULTILINE)
+    if match is None:
         raise OpforgeError(f"code generation declares no kernel for {base}")
     plain = (
-        found[1].replace("torch::executor::", "").replace(" & ", "& ").replace(" &", "&").replace(",Tensor", ", Tensor")
+        match[1].replace("torch::executor::", "").replace(" & ", "& ").replace(" &", "&").replace(",Tensor", ", Tensor")
     )
     return plain.replace("::std::", "std::")

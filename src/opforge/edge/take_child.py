@@ -17,7 +17,7 @@ from opforge.sandbox.loader import describe_exception
 
 
 def describe(request: dict[str, Any]) -> dict[str, Any]:
-    package, wanted = request["package"], request["ops"]
+    package, requested = request["package"], request["ops"]
     sys.path.insert(0, request["folder"])
     before = set(_names())
     try:
@@ -28,7 +28,7 @@ def describe(request: dict[str, Any]) -> dict[str, Any]:
     schemas = {name: _schema(name) for name in added if "." not in name}
     if not schemas:
         raise OpforgeError(f"importing {package} registers no operator; is it the package that does?")
-    return {"ops": [_row(name, schemas[name]) for name in _chosen(schemas, wanted)]}
+    return {"ops": [_row(name, schemas[name]) for name in _chosen(schemas, requested)]}
 
 
 def _names() -> list[str]:
@@ -40,21 +40,26 @@ def _schema(name: str) -> Any:
     return torch._C._get_schema(name, "")  # noqa: SLF001  # torch has no public name for it
 
 
-def _chosen(schemas: dict[str, Any], wanted: list[str]) -> list[str]:
+def _chosen(schemas: dict[str, Any], requested: list[str]) -> list[str]:
     """Return the named operators. Names may omit the namespace."""
     chosen = []
-    for word in wanted:
-        found = [name for name in schemas if word in (name, name.partition("::")[2])]
-        if not found:
+    for word in requested:
+        matches = [name for name in schemas if word in (name, name.partition("::")[2])]
+        if not matches:
             raise UnknownNameError("operator", word, [name.partition("::")[2] for name in schemas])
-        chosen += found
+        chosen += matches
     return list(dict.fromkeys(chosen))
 
 
 def _row(name: str, schema: Any) -> dict[str, Any]:
     arguments = [
-        {"name": one.name, "type": str(one.type), "required": not one.has_default_value(), "keyword": one.kwarg_only}
-        for one in schema.arguments
+        {
+            "name": argument.name,
+            "type": str(argument.type),
+            "required": not argument.has_default_value(),
+            "keyword": argument.kwarg_only,
+        }
+        for argument in schema.arguments
     ]
     return {"name": name, "schema": str(schema), "arguments": arguments}
 

@@ -43,8 +43,8 @@ def find(word: str) -> Target:
     if word.endswith(".py"):
         file, name = word, "model"
     elif not (colon and file.endswith(".py")):
-        found = models.find(word)
-        return Target(word, function=found.function, module=found.module, folder=found.folder)
+        target = models.find(word)
+        return Target(word, function=target.function, module=target.module, folder=target.folder)
     if not Path(file).is_file():
         raise OpforgeError(f"there is no file {file!r}; {_EXPECTED}")
     if not name.isidentifier():
@@ -57,13 +57,13 @@ def parse_dynamic(words: list[str]) -> Dynamic:
     """Parse the values of ``--dynamic INPUT.DIM=LOW..HIGH``."""
     ranges: Dynamic = {}
     for word in words:
-        found = _DYNAMIC.fullmatch(word)
-        if found is None:
+        match = _DYNAMIC.fullmatch(word)
+        if match is None:
             raise OpforgeError(
                 f"--dynamic {word!r} is not INPUT.DIM=LOW..HIGH, for example x.0=1..64; INPUT is a name of forward's, or a number"
             )
-        low, high = int(found["low"]), int(found["high"])
+        low, high = int(match["low"]), int(match["high"])
         if not 1 <= low < high:
             raise OpforgeError(f"--dynamic {word!r}: sizes go from {low} to {high}; 1 or more, and the second larger")
-        ranges.setdefault(found["input"], {})[int(found["dim"])] = (low, high)
+        ranges.setdefault(match["input"], {})[int(match["dim"])] = (low, high)
     return ranges

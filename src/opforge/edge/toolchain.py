@@ -94,13 +94,13 @@ def executorch() -> ExecuTorch:
     places = list(spec.submodule_search_locations or ()) if spec is not None else []
     if not places or not number:
         raise OpforgeError(f"executorch is not installed in {sys.prefix}; install it with `{INSTALL}`")
-    found = ExecuTorch(number, Path(places[0]))
-    needed = (*found.include, found.library / "libexecutorch.so", found.path / "codegen" / "gen.py")
+    package = ExecuTorch(number, Path(places[0]))
+    needed = (*package.include, package.library / "libexecutorch.so", package.path / "codegen" / "gen.py")
     if missing := [str(path) for path in needed if not path.exists()]:
         raise OpforgeError(
-            f"executorch {number} at {found.path} has no {missing[0]}; opforge needs the wheel of 1.5 or newer: `{INSTALL} --upgrade`"
+            f"executorch {number} at {package.path} has no {missing[0]}; opforge needs the wheel of 1.5 or newer: `{INSTALL} --upgrade`"
         )
-    return found
+    return package
 
 
 def tags_file() -> Path:
@@ -142,18 +142,18 @@ def compile_library(product: Product, out: Path, *, tool: str = "direct", limit_
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as place:
         work = Path(place)
         make = _compile_with_cmake if tool == "cmake" else _compile_directly
-        made = make(package, product, work, out.name, limit_s)
-        made.replace(out)
+        draft = make(package, product, work, out.name, limit_s)
+        draft.replace(out)
 
 
 def _compile_directly(package: ExecuTorch, product: Product, work: Path, name: str, limit_s: float) -> Path:
-    program, words = cxx().path, compile_words(package, product)
+    program, arguments = cxx().path, compile_words(package, product)
     objects = []
     for number, source in enumerate(product.sources):
-        made = work / f"{number}.o"
-        command = (program, *words, "-c", str(source.resolve()), "-o", str(made))
+        object_file = work / f"{number}.o"
+        command = (program, *arguments, "-c", str(source.resolve()), "-o", str(object_file))
         compiler.run(product.name, command, work, limit_s)
-        objects.append(str(made))
+        objects.append(str(object_file))
     out = work / name
     compiler.run(product.name, (program, *objects, "-o", str(out), *link_words(package, product)), work, limit_s)
     return out
@@ -199,11 +199,11 @@ def cmake_text(product: Product, output: str) -> str:
 
 def cmake() -> str:
     """Return the CMake on the PATH, else the one of this Python's environment."""
-    if (found := _program("cmake")) is None:
+    if (program := _program("cmake")) is None:
         raise OpforgeError(
             "there is no cmake on the PATH or beside this Python; install it with `pip install cmake ninja`, or take `--with direct`"
         )
-    return found
+    return program
 
 
 def _program(name: str) -> str | None:

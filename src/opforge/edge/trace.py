@@ -25,14 +25,14 @@ def kernel_calls(program: Path, trace: Path) -> dict[str, int]:
     """
     package = toolchain.executorch()
     etdump = package.path / "devtools" / "etdump" / "etdump_schema_flatcc.fbs"
-    plan = _decoded(package.path / "schema" / "program.fbs", program, "--raw-binary")["execution_plan"][0]
-    events = _decoded(etdump, trace, "--size-prefixed")
+    plan = _decode_flatbuffer(package.path / "schema" / "program.fbs", program, "--raw-binary")["execution_plan"][0]
+    events = _decode_flatbuffer(etdump, trace, "--size-prefixed")
     called: Counter[str] = Counter()
     for run in events.get("run_data", []):
         for event in run.get("events", []):
-            found = event.get("profile_event") or {}
-            operator = _operator(plan, found)
-            if operator and found.get("name") == f"native_call_{operator.partition('::')[2]}":
+            profile = event.get("profile_event") or {}
+            operator = _operator(plan, profile)
+            if operator and profile.get("name") == f"native_call_{operator.partition('::')[2]}":
                 called[operator] += 1
     return dict(called)
 
@@ -49,7 +49,7 @@ def _operator(plan: dict[str, Any], event: dict[str, Any]) -> str:
     return f"{operator['name']}.{operator['overload']}" if operator.get("overload") else str(operator["name"])
 
 
-def _decoded(schema: Path, data: Path, kind: str) -> dict[str, Any]:
+def _decode_flatbuffer(schema: Path, data: Path, kind: str) -> dict[str, Any]:
     """Decode a file of ExecuTorch with the flatc of its package."""
     flatc = toolchain.executorch().path / "data" / "bin" / "flatc"
     for needed in (flatc, schema):
@@ -71,8 +71,8 @@ def _decoded(schema: Path, data: Path, kind: str) -> dict[str, Any]:
             str(data),
         ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
-        made = list(Path(place).glob("*.json"))
-        if done.returncode or not made:
+        outputs = list(Path(place).glob("*.json"))
+        if done.returncode or not outputs:
             raise OpforgeError(f"{str(data)!r} cannot be decoded: {done.stderr.strip() or done.stdout.strip()}")
-        decoded: dict[str, Any] = json.loads(made[0].read_text())
+        decoded: dict[str, Any] = json.loads(outputs[0].read_text())
     return decoded

@@ -19,7 +19,7 @@ def register_out(*names: str) -> list[str]:
     """
     import torch
 
-    made = []
+    registered = []
     for name in names:
         operator = _operator(name)
         form = out_form(str(operator._schema))  # noqa: SLF001  # torch has no public name for it
@@ -29,17 +29,17 @@ def register_out(*names: str) -> list[str]:
         library = torch.library.Library(form.namespace, "FRAGMENT")
         _LIBRARIES.append(library)
         library.define(form.out)
-        library.impl(f"{form.name}.out", _through(operator, form), "CompositeExplicitAutograd")
+        library.impl(f"{form.name}.out", _out_function(operator, form), "CompositeExplicitAutograd")
         torch.library.register_fake(full, _fake(form), lib=library)
-        made.append(full)
-    return made
+        registered.append(full)
+    return registered
 
 
 def _operator(name: str) -> Any:
     import torch
 
-    namespace, sign, base = name.partition("::")
-    if not sign or not base.isidentifier():
+    namespace, separator, base = name.partition("::")
+    if not separator or not base.isidentifier():
         raise OpforgeError(f"{name!r} is no full name of an operator; write namespace::name, such as my_ops::mul3")
     try:
         return getattr(getattr(torch.ops, namespace), base).default
@@ -47,7 +47,7 @@ def _operator(name: str) -> Any:
         raise OpforgeError(f"there is no operator {name}; import the package that registers it first") from None
 
 
-def _through(operator: Any, form: OutForm) -> Any:
+def _out_function(operator: Any, form: OutForm) -> Any:
     """Return an implementation of the out variant that calls the operator."""
 
     def run(*arguments: Any, **named: Any) -> Any:

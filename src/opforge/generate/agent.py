@@ -98,7 +98,7 @@ class Agent:
             for attempt in earlier(self._means.journal, options, task):
                 contest.add(attempt)
             contests.append(contest)
-            team = _Team(contest, options.workers, self._end)
+            team = _OperatorWorkers(contest, options.workers, self._end)
             units += [partial(team.run, Worker(self._means, contest, k)) for k in range(1, options.workers + 1)]
         self._board.attempts = lambda: sum(len(contest.attempts) for contest in contests)
         run_all(units, options.parallel)
@@ -110,15 +110,15 @@ class Agent:
         self._give_up(contest)
         if best is None or best.file is None:
             reasons = [*contest.failures, *(a.reason for a in contest.attempts.values())]
-            words = shorten(reasons[0], _MOST_WORDS) if reasons else "nothing was asked"
-            kept = Kept(name, None, False, len(contest.attempts), words)
+            explanation = shorten(reasons[0], _MOST_WORDS) if reasons else "nothing was asked"
+            kept = Kept(name, None, False, len(contest.attempts), explanation)
             self._board.keep(kept)
             return
         source = best.file.read_text(encoding="utf-8")
-        words = best.words if best.right else f"{best.words}; {shorten(best.reason, _MOST_WORDS)}"
+        explanation = best.words if best.right else f"{best.words}; {shorten(best.reason, _MOST_WORDS)}"
         with self._lock:
             file = contest.task.next_file(self._folders[best.right], best.file.suffix)
-            row = {**Kept(name, str(file), best.right, len(contest.attempts), words).as_json(), "source": source}
+            row = {**Kept(name, str(file), best.right, len(contest.attempts), explanation).as_json(), "source": source}
             if not contest.failures:
                 self._means.journal.write_winner(name, row)
             self._board.keep(self._placed(contest.task, row))
@@ -143,7 +143,7 @@ class Agent:
         return kept
 
 
-class _Team:
+class _OperatorWorkers:
     """The workers of one operator; the last one to finish ends the contest."""
 
     def __init__(self, contest: Contest, size: int, end: Callable[[Contest], None]) -> None:
@@ -165,30 +165,30 @@ def run_all(units: list[Callable[[], None]], threads: int) -> None:
 
     The threads are daemons: after an interrupt, one that waits for a server does not block exit.
     """
-    waiting: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-    ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+    pending: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    outcomes: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
     stop = threading.Event()
     for unit in units:
-        waiting.put(unit)
+        pending.put(unit)
 
     def serve() -> None:
         while not stop.is_set():
             try:
-                unit = waiting.get_nowait()
+                unit = pending.get_nowait()
             except queue.Empty:
                 return
             try:
                 unit()
             except BaseException as error:  # noqa: BLE001  # re-raised in the caller
-                ended.put(error)
+                outcomes.put(error)
                 return
-            ended.put(None)
+            outcomes.put(None)
 
     for number in range(min(threads, len(units))):
         threading.Thread(target=serve, name=f"worker {number + 1}", daemon=True).start()
     try:
         for _ in units:
-            if (error := ended.get()) is not None:
+            if (error := outcomes.get()) is not None:
                 raise error
     finally:
         stop.set()

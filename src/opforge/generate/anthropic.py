@@ -27,12 +27,12 @@ class AnthropicProvider(HostedProvider):
         return sdk.Anthropic(api_key=key, base_url=url or None, **self.transport(sdk))
 
     def start(self, request: Request) -> Any:
-        more: dict[str, Any] = {"system": request.system} if request.system else {}
+        options: dict[str, Any] = {"system": request.system} if request.system else {}
         if request.temperature is not None:
-            more["extra_body"] = {"temperature": request.temperature}  # only some SDKs accept it as a named argument
+            options["extra_body"] = {"temperature": request.temperature}  # only some SDKs accept it as a named argument
         messages = [{"role": m.role, "content": m.text or "(nothing)"} for m in request.messages]  # empty is refused
         return self._client.messages.create(
-            model=request.model, max_tokens=request.max_tokens, messages=messages, stream=True, **more
+            model=request.model, max_tokens=request.max_tokens, messages=messages, stream=True, **options
         )
 
     def take(self, arriving: Arriving, event: Any) -> None:

@@ -15,7 +15,7 @@ from opforge.ops import Operator, table
 from opforge.runs.plan import Job, Part
 from opforge.suites import LoadedSuite
 
-_STORED = re.compile(r", (?:at|nbytes)=\d+")
+_STORAGE_LOCATION = re.compile(r", (?:at|nbytes)=\d+")
 """Position and size of a tensor's stored contents; they say nothing about the call."""
 _LONGEST = 240
 
@@ -80,13 +80,13 @@ def assignments(suite: LoadedSuite) -> list[Assignment]:
             f"the operators of suite {suite.name!r} are neither ATen's nor those of --custom-ops-root; "
             "language models write kernels for these: see `opforge ls suites`"
         )
-    found, taken = [], set[str]()
+    kernels_to_write, served_ops = [], set[str]()
     for name in names:
-        parts = tuple(part for part in _parts(name, suite) if part.op not in taken)
-        taken |= {part.op for part in parts}
+        parts = tuple(part for part in _parts(name, suite) if part.op not in served_ops)
+        served_ops |= {part.op for part in parts}
         if parts:
-            found.append(Assignment(name, table().resolve(name), parts))
-    return found
+            kernels_to_write.append(Assignment(name, table().resolve(name), parts))
+    return kernels_to_write
 
 
 def _parts(name: str, suite: LoadedSuite) -> Iterable[Part]:
@@ -97,8 +97,8 @@ def _parts(name: str, suite: LoadedSuite) -> Iterable[Part]:
 
 def spread(cases: Sequence[Case], most: int) -> list[Case]:
     """Return up to ``most`` cases with distinct calls, spread from the shortest to the longest."""
-    different = {call_text(case): case for case in cases}
-    ordered = sorted(different.values(), key=lambda case: (len(case.args), case.args))
+    by_call = {call_text(case): case for case in cases}
+    ordered = sorted(by_call.values(), key=lambda case: (len(case.args), case.args))
     if len(ordered) <= most:
         return ordered
     step = (len(ordered) - 1) / (most - 1) if most > 1 else 0
@@ -112,5 +112,5 @@ def call_text(case: Case) -> str:
 
 def without_places(call: str) -> str:
     """Return the text of a call without storage positions, cut to a maximum length."""
-    text = _STORED.sub("", call)
+    text = _STORAGE_LOCATION.sub("", call)
     return text if len(text) <= _LONGEST else text[:_LONGEST] + " …"

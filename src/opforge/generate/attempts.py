@@ -23,7 +23,7 @@ from opforge.runs.plan import Job
 from opforge.runs.score import Summary
 from opforge.runs.service import JudgingService, Row, is_right, tallied
 
-_REMEMBERED = 3
+_MAX_REMEMBERED_ATTEMPTS = 3
 """Number of a worker's last attempts that it sends in full, besides the task."""
 
 
@@ -65,7 +65,7 @@ class Attempt:
             scores["performance"] if scores["performance"] is not None else scores.get("performance_launch_bound"),
             reason,
             authority,
-            bool(failures) and not scores["verdicts"].get("passed") and all(_of_the_reference(f) for f in failures),
+            bool(failures) and not scores["verdicts"].get("passed") and all(_is_reference_failure(f) for f in failures),
         )
 
     @property
@@ -103,10 +103,10 @@ class Contest:
     def best(self) -> Attempt | None:
         """Return the best attempt that has a kernel; the earliest of equals."""
         with self.lock:
-            found = [
+            with_kernel = [
                 a for _, a in sorted(self.attempts.items(), key=lambda i: (i[0][1], i[0][0])) if a.file is not None
             ]
-        return max(found, key=lambda a: a.rank, default=None)
+        return max(with_kernel, key=lambda a: a.rank, default=None)
 
     @property
     def settled(self) -> bool:
@@ -152,37 +152,39 @@ class Worker:
         for number in range(1, self._means.options.rounds + 1):
             if self._contest.settled:
                 return
-            at = self._means.journal.round(self._task.name, self._number, number)
-            reply = at.reply() or self._asked(at)
-            if reply is None or (at.verdict() is None and self._contest.settled):
+            this_round = self._means.journal.round(self._task.name, self._number, number)
+            reply = this_round.reply() or self._asked(this_round)
+            if reply is None or (this_round.verdict() is None and self._contest.settled):
                 return
-            verdict = at.verdict() or self._judged(at, reply)
-            attempt = Attempt.of(at, self._file(at), verdict, self._task.authority)
+            verdict = this_round.verdict() or self._judged(this_round, reply)
+            attempt = Attempt.of(this_round, self._file(this_round), verdict, self._task.authority)
             self._contest.add(attempt)
             self._remember(reply, attempt, verdict, self._means.options.rounds - number)
 
-    def _asked(self, at: Round) -> Reply | None:
+    def _asked(self, this_round: Round) -> Reply | None:
         """Ask for the next kernel; return None if no reply can be had, and record why."""
         request = self._request()
-        at.write_prompt(request)
+        this_round.write_prompt(request)
         self._means.tell("asking", self._task.name)
-        begun = time.monotonic()
+        started = time.monotonic()
         note: dict[str, Any] = {"digest": digest(request)}
         try:
             reply = self._means.budget.ask(
-                self._means.provider, request, lambda words: self._means.tell(words, self._task.name)
+                self._means.provider, request, lambda message: self._means.tell(message, self._task.name)
             )
         except BudgetSpentError as error:
             self._contest.fail(str(error))
             return None
         except ProviderError as error:
-            note |= {"failed": str(error), **_usage(error.usage), "seconds": round(time.monotonic() - begun, 3)}
-            self._means.journal.note(at, request, **note)
+            note |= {"failed": str(error), **_usage(error.usage), "seconds": round(time.monotonic() - started, 3)}
+            self._means.journal.note(this_round, request, **note)
             self._contest.fail(str(error))
             return None
-        seconds = time.monotonic() - begun
-        self._means.journal.note(at, request, **note, **_usage(reply.usage), stop=reply.stop, seconds=round(seconds, 3))
-        at.write_reply(reply, seconds)
+        seconds = time.monotonic() - started
+        self._means.journal.note(
+            this_round, request, **note, **_usage(reply.usage), stop=reply.stop, seconds=round(seconds, 3)
+        )
+        this_round.write_reply(reply, seconds)
         return reply
 
     def _request(self) -> Request:
@@ -199,32 +201,36 @@ class Worker:
             return None
         return round(0.4 + 0.6 * (self._number - 1) / max(1, self._means.options.workers - 1), 2)
 
-    def _judged(self, at: Round, reply: Reply) -> dict[str, Any]:
+    def _judged(self, this_round: Round, reply: Reply) -> dict[str, Any]:
         code = extract(reply.text, self._task.entry, DSLS[self._means.options.dsl])
         if isinstance(code, Code):
-            file = at.write_kernel(code.text, DSLS[self._means.options.dsl])
+            file = this_round.write_kernel(code.text, DSLS[self._means.options.dsl])
             self._means.tell("judging", self._task.name)
-            job = self._task.job(file.resolve(), at.label)
+            job = self._task.job(file.resolve(), this_round.label)
             verdict = verdict_on(job, self._means.judging.judge(job))
         else:
             verdict = _no_kernel(_problem(code.reason, reply, self._means.options.reply_tokens))
-        at.write_verdict(verdict)
+        this_round.write_verdict(verdict)
         return verdict
 
-    def _file(self, at: Round) -> Path | None:
-        file = at.path / f"kernel{DSLS[self._means.options.dsl]}"
+    def _file(self, this_round: Round) -> Path | None:
+        file = this_round.path / f"kernel{DSLS[self._means.options.dsl]}"
         return file if file.exists() else None
 
     def _remember(self, reply: Reply, attempt: Attempt, verdict: dict[str, Any], left: int) -> None:
         """Keep a reply and its feedback, with this worker's best attempt if that ranks higher."""
-        own = [a for a in self._contest.attempts.copy().values() if a.worker == self._number and a.file is not None]
-        best = max((a for a in own if a.round <= attempt.round), key=lambda a: (a.rank, -a.round), default=None)
-        shown = None
+        own_attempts = [
+            a for a in self._contest.attempts.copy().values() if a.worker == self._number and a.file is not None
+        ]
+        best = max(
+            (a for a in own_attempts if a.round <= attempt.round), key=lambda a: (a.rank, -a.round), default=None
+        )
+        better_attempt = None
         if best is not None and best.file is not None and best.rank > attempt.rank:
-            shown = {"words": best.words, "source": best.file.read_text(encoding="utf-8")}
-        said = self._means.prompts.feedback(self._task, verdict, left, shown)
-        turn = (Message("assistant", reply.text.strip() or "(nothing)"), Message("user", said))
-        self._turns = [*self._turns, turn][-_REMEMBERED:]
+            better_attempt = {"words": best.words, "source": best.file.read_text(encoding="utf-8")}
+        feedback_text = self._means.prompts.feedback(self._task, verdict, left, better_attempt)
+        turn = (Message("assistant", reply.text.strip() or "(nothing)"), Message("user", feedback_text))
+        self._turns = [*self._turns, turn][-_MAX_REMEMBERED_ATTEMPTS:]
 
 
 def verdict_on(job: Job, rows: list[Row]) -> dict[str, Any]:
@@ -240,7 +246,7 @@ def verdict_on(job: Job, rows: list[Row]) -> dict[str, Any]:
     return {"right": is_right(job, rows), "problem": "", **feedback(summary, rows)}
 
 
-def _of_the_reference(failure: dict[str, Any]) -> bool:
+def _is_reference_failure(failure: dict[str, Any]) -> bool:
     """Whether the user's reference failed, not the kernel."""
     return bool(failure["verdict"] == "error" and failure["reason"].startswith("the reference "))
 
@@ -264,7 +270,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
 
 def earlier(journal: Journal, options: GenerationOptions, task: Task) -> Iterator[Attempt]:
     """Yield the attempts at an operator that were judged before the run was interrupted."""
-    for at in journal.rounds(task.name, options.workers, options.rounds):
-        file = at.path / f"kernel{DSLS[options.dsl]}"
-        if (verdict := at.verdict()) is not None:
-            yield Attempt.of(at, file if file.exists() else None, verdict, task.authority)
+    for past_round in journal.rounds(task.name, options.workers, options.rounds):
+        file = past_round.path / f"kernel{DSLS[options.dsl]}"
+        if (verdict := past_round.verdict()) is not None:
+            yield Attempt.of(past_round, file if file.exists() else None, verdict, task.authority)

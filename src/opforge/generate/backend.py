@@ -56,9 +56,9 @@ class GeneratingBackend:
         """Messages about operators without a right kernel, and about users' references."""
 
     def kernels(self, ops: Iterable[str]) -> list[Kernel]:
-        made = [self._tasks[kept.name].kernel(Path(kept.file)) for kept in self._kept if kept.file]
-        found, _ = matched(made, ops)
-        return found
+        written = [self._tasks[kept.name].kernel(Path(kept.file)) for kept in self._kept if kept.file]
+        matching, _ = matched(written, ops)
+        return matching
 
     def make(self, workshop: Workshop) -> None:
         """Ask the model until every operator has a right kernel or its attempts are spent."""
@@ -79,9 +79,9 @@ class GeneratingBackend:
         """Return the kernels to write."""
         if workshop.suite.name != CustomOpsSuite.name:
             return [*assignments(workshop.suite)]
-        found = find(self._custom_root)
-        work = custom_work(found, workshop.suite, self.name.replace("-", "_"), self._directory)
-        self.strangers, self.remarks = list(found.strangers), work.remarks
+        custom_ops = find(self._custom_root)
+        work = custom_work(custom_ops, workshop.suite, self.name.replace("-", "_"), self._directory)
+        self.strangers, self.remarks = list(custom_ops.strangers), work.remarks
         return [*work.tasks]
 
     def _made(self, workshop: Workshop, journal: Journal, options: GenerationOptions) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class GeneratingBackend:
         budget = Budget(prices, options.max_cost, options.max_tokens, journal.spent())
         board = Board(len(self._tasks), workshop.progress)
         board.cost = lambda: budget.spent.cost
-        begun, judged_before = time.monotonic(), workshop.judging.busy_s
+        started, judged_before = time.monotonic(), workshop.judging.busy_s
         with provider_of(options, prices) as provider:
             prompts = Prompts(options.prompts, options.dsl, _machine(workshop))
             means = Means(provider, budget, workshop.judging, journal, prompts, options, board.tell)
@@ -102,7 +102,7 @@ class GeneratingBackend:
             **_spent_row(budget.spent),
             "stopped": budget.reason,
             "bounds": options.bounds,
-            "seconds": round(time.monotonic() - begun, 3),
+            "seconds": round(time.monotonic() - started, 3),
             "judging_seconds": round(workshop.judging.busy_s - judged_before, 3),
             "asking_seconds": round(sum(row.get("seconds", 0.0) for row in journal.requests()), 3),
         }

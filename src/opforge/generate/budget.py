@@ -93,57 +93,59 @@ class Budget:
 
     def ask(self, provider: Provider, request: Request, waiting: Callable[[str], None] = silent) -> Reply:
         """Ask within the budget; raise ``BudgetSpentError`` if the request does not fit."""
-        self._say_unpriced(request.model, waiting)
-        held = self._hold(request)
-        taken: Usage | None = None
+        self._warn_if_unpriced(request.model, waiting)
+        reserved = self._reserve(request)
+        usage: Usage | None = None
         try:
             reply = provider.ask(request, waiting)
-            taken = reply.usage
+            usage = reply.usage
         except ProviderError as error:
-            taken = error.usage
+            usage = error.usage
             raise
         finally:
             with self._changed:
-                self._held.remove(held)
-                if taken is not None:
-                    self._spent = self._spent.plus(taken)
+                self._held.remove(reserved)
+                if usage is not None:
+                    self._spent = self._spent.plus(usage)
                 self._changed.notify_all()
         return reply
 
-    def _hold(self, request: Request) -> Usage:
-        most = self._prices.usage(request.model, most_input_tokens(request), request.max_tokens)
-        if self._max_cost is not None and most.cost is None:
+    def _reserve(self, request: Request) -> Usage:
+        maximum = self._prices.usage(request.model, most_input_tokens(request), request.max_tokens)
+        if self._max_cost is not None and maximum.cost is None:
             raise OpforgeError(
                 f"--max-cost cannot hold for model {request.model!r}, whose price is not known; give it in a file (--prices), or bound tokens with --max-tokens"
             )
         with self._changed:
             while True:
-                if not self._reason and (lack := self._lack(most)) and not self._held:
-                    self._reason = lack
+                if not self._reason and (exceeded := self._exceeded_limit(maximum)) and not self._held:
+                    self._reason = exceeded
                     self._changed.notify_all()
                 if self._reason:
                     raise BudgetSpentError(self._reason)
-                if not lack:
-                    self._held.append(most)
-                    return most
+                if not exceeded:
+                    self._held.append(maximum)
+                    return maximum
                 self._changed.wait()
 
-    def _lack(self, most: Usage) -> str:
+    def _exceeded_limit(self, maximum: Usage) -> str:
         """Return which limit a request could exceed; empty if none."""
-        cost = self._spent.cost + sum(held.cost or 0.0 for held in self._held) + (most.cost or 0.0)
+        cost = self._spent.cost + sum(reserved.cost or 0.0 for reserved in self._held) + (maximum.cost or 0.0)
         if self._max_cost is not None and cost > self._max_cost:
-            return f"the budget is spent: {self._spent.cost:.4f} of {self._max_cost:g} USD, and the next request can take {most.cost:.4f}"
-        size = most.input_tokens + most.output_tokens
-        tokens = self._spent.tokens + sum(held.input_tokens + held.output_tokens for held in self._held) + size
+            return f"the budget is spent: {self._spent.cost:.4f} of {self._max_cost:g} USD, and the next request can take {maximum.cost:.4f}"
+        size = maximum.input_tokens + maximum.output_tokens
+        tokens = (
+            self._spent.tokens + sum(reserved.input_tokens + reserved.output_tokens for reserved in self._held) + size
+        )
         if self._max_tokens is not None and tokens > self._max_tokens:
             return f"the budget is spent: {self._spent.tokens} of {self._max_tokens} tokens, and the next request can take {size}"
         return ""
 
-    def _say_unpriced(self, model: str, waiting: Callable[[str], None]) -> None:
+    def _warn_if_unpriced(self, model: str, waiting: Callable[[str], None]) -> None:
         if self._prices.find(model) is not None:
             return
         with self._changed:
-            first = model not in self._unpriced
+            first_time = model not in self._unpriced
             self._unpriced.add(model)
-        if first:
+        if first_time:
             waiting(f"the price of model {model!r} is not known: tokens are counted, cost is not")

@@ -33,18 +33,18 @@ class Companions:
         """Return the files for an operator's kernels; other implementations only if imported."""
         reference = Path(folder.reference.file or "")
         text = _text(reference)
-        own = PurePath(f"{folder.op}_reference.py")
-        there = dict(_files(folder.path))
-        made: dict[PurePath, str] = {}
+        reference_path = PurePath(f"{folder.op}_reference.py")
+        present = dict(_files(folder.path))
+        generated: dict[PurePath, str] = {}
         if folder.entry in folder.reference.entries:
-            made[own] = f"{text.rstrip()}\n\n\n{folder.op}_reference = {folder.entry}\n"
-        rest = {place: file for place, file in there.items() if place != own}
+            generated[reference_path] = f"{text.rstrip()}\n\n\n{folder.op}_reference = {folder.entry}\n"
+        others = {relative: file for relative, file in present.items() if relative != reference_path}
         implementations = {PurePath(file.name) for file in folder.implementations}
-        kept = {place: file for place, file in there.items() if place not in {*implementations, *made}}
-        kept |= _imported([text, *map(_text, kept.values())], rest)
-        shown = {(own if not made else PurePath(reference.name)).name: text}
-        shown |= {str(place): _text(file) for place, file in _imported([text], rest).items()}
-        return cls(kept, made, shown)
+        kept = {relative: file for relative, file in present.items() if relative not in {*implementations, *generated}}
+        kept |= _imported_modules([text, *map(_text, kept.values())], others)
+        shown = {(reference_path if not generated else PurePath(reference.name)).name: text}
+        shown |= {str(relative): _text(file) for relative, file in _imported_modules([text], others).items()}
+        return cls(kept, generated, shown)
 
     def others_in(self, folder: Path) -> list[str]:
         """Return the files that exist in a folder with different contents."""
@@ -54,36 +54,36 @@ class Companions:
 
     def copy_to(self, folder: Path) -> None:
         """Write the files into a folder; existing files stay unchanged."""
-        for place, file in self.files.items():
-            if not (folder / place).exists():
-                _copy(file, folder / place)
-        for place, text in self.made.items():
-            if not (folder / place).exists():
-                write_atomically(folder / place, text)
+        for relative, file in self.files.items():
+            if not (folder / relative).exists():
+                _copy(file, folder / relative)
+        for relative, text in self.made.items():
+            if not (folder / relative).exists():
+                write_atomically(folder / relative, text)
 
 
 def _files(folder: Path) -> Iterable[tuple[PurePath, Path]]:
     """Yield the files of a folder, except hidden files and ``__pycache__``."""
     for file in sorted(folder.rglob("*")):
-        place = file.relative_to(folder)
-        hidden = any(part.startswith(".") or part == "__pycache__" for part in place.parts)
+        relative = file.relative_to(folder)
+        hidden = any(part.startswith(".") or part == "__pycache__" for part in relative.parts)
         if file.is_file() and not hidden:
-            yield place, file
+            yield relative, file
 
 
-def _imported(texts: list[str], files: dict[PurePath, Path]) -> dict[PurePath, Path]:
+def _imported_modules(texts: list[str], files: dict[PurePath, Path]) -> dict[PurePath, Path]:
     """Return the modules among the files that sources import, directly or indirectly."""
-    found: dict[PurePath, Path] = {}
+    modules: dict[PurePath, Path] = {}
     while texts:
         names = {name for text in texts for name in imports(text)}
         new = {
             p: f
             for p, f in files.items()
-            if p not in found and p.suffix == ".py" and p.with_suffix("").parts[0] in names
+            if p not in modules and p.suffix == ".py" and p.with_suffix("").parts[0] in names
         }
-        found |= new
+        modules |= new
         texts = [_text(file) for file in new.values()]
-    return found
+    return modules
 
 
 def _text(file: Path) -> str:

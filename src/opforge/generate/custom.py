@@ -47,9 +47,9 @@ class CustomAssignment:
     @property
     def signature(self) -> str:
         """Parameters of the reference as Python source; empty if the source does not show them."""
-        wanted = self.folder.reference.entries
+        entries = self.folder.reference.entries
         for node in ast.walk(ast.parse(next(iter(self.sources.values())))):
-            if isinstance(node, ast.FunctionDef) and node.name in wanted:
+            if isinstance(node, ast.FunctionDef) and node.name in entries:
                 return ast.unparse(node.args)
         return ""
 
@@ -105,24 +105,24 @@ def custom_work(found: CustomOps, suite: LoadedSuite, label: str, into: Path) ->
     for op, cases in suite.cases.items():
         folder = found.folders[op]
         part = Part(op, required=True, cases=[case for case in cases if not case.lost])
-        if reason := _hopeless(folder, part):
+        if reason := _why_unjudgeable(folder, part):
             work.remarks.append(f"{op} is passed over, and no model was asked: {reason}")
             continue
         companions = Companions.of(folder)
-        _check_place(folder, companions, into / op)
+        _check_target_folder(folder, companions, into / op)
         work.tasks.append(CustomAssignment(folder, (part,), label, companions))
         work.remarks += folder.warnings
     return work
 
 
-def _hopeless(folder: CustomFolder, part: Part) -> str:
+def _why_unjudgeable(folder: CustomFolder, part: Part) -> str:
     """Return why no kernel can be judged; empty if one can."""
-    own = f"{folder.op}_reference.py"
+    reference_name = f"{folder.op}_reference.py"
     file = folder.reference.file
     if file is None:
-        return f"it has neither a reference nor an implementation to hold a kernel against; write {own} with {folder.op}_reference"
+        return f"it has neither a reference nor an implementation to hold a kernel against; write {reference_name} with {folder.op}_reference"
     if is_native(file):
-        return f"its only implementation is {Path(file).name}; a model's kernels are held against Python: write {own} with {folder.op}_reference"
+        return f"its only implementation is {Path(file).name}; a model's kernels are held against Python: write {reference_name} with {folder.op}_reference"
     try:
         ast.parse(Path(file).read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError) as error:
@@ -132,7 +132,7 @@ def _hopeless(folder: CustomFolder, part: Part) -> str:
     return ""
 
 
-def _check_place(folder: CustomFolder, companions: Companions, into: Path) -> None:
+def _check_target_folder(folder: CustomFolder, companions: Companions, into: Path) -> None:
     """Raise if kernels would end up beside a reference or cases they were not judged with."""
     if into.resolve() == folder.path.resolve():
         if companions.made:

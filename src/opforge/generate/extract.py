@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 _FENCE = re.compile(r"^[ \t]{0,8}(`{3,}|~{3,})[ \t]*([^\s`]*)[^\n`]*$")
-_TAGS = {
+_FENCE_TAGS = {
     ".py": {"python", "py", "python3", "triton", "helion", "torch", "pytorch"},
     ".cpp": {"cpp", "c++", "cxx", "cc", "c"},
     ".cu": {"cuda", "cu", "cpp", "c++", "cxx"},
 }
-_BEGINS_PYTHON = re.compile(r"(?:import|from|def|class|@|#|\"\"\"|''')")
-_BEGINS_NATIVE = re.compile(r"(?:#include|//|/\*|#pragma|#define|using )")
-_REGISTERS = re.compile(r"\b(?:STABLE_)?TORCH_LIBRARY(?:_FRAGMENT)?\s*\(")
+_PYTHON_START = re.compile(r"(?:import|from|def|class|@|#|\"\"\"|''')")
+_NATIVE_START = re.compile(r"(?:#include|//|/\*|#pragma|#define|using )")
+_LIBRARY_REGISTRATION = re.compile(r"\b(?:STABLE_)?TORCH_LIBRARY(?:_FRAGMENT)?\s*\(")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,22 +45,22 @@ def extract(reply: str, entry: str, suffix: str) -> Code | NoCode:
     Of several, the last one that parses is taken, or else the last one.
     """
     exports = _python_exports if suffix == ".py" else _native_exports
-    blocks = [block for block in _blocks(reply) if block.text.strip()]
-    found = [block for block in blocks if exports(block.text, entry)]
-    if found:
-        whole = [block for block in found if _parses(block.text, suffix)]
-        best = (whole or found)[-1]
-        if not best.closed and not whole:
+    blocks = [block for block in _fenced_blocks(reply) if block.text.strip()]
+    candidates = [block for block in blocks if exports(block.text, entry)]
+    if candidates:
+        complete = [block for block in candidates if _parses(block.text, suffix)]
+        best = (complete or candidates)[-1]
+        if not best.closed and not complete:
             return NoCode("the reply breaks off inside the code")
-        return Code(_tidy(best.text))
+        return Code(_dedented(best.text))
     if blocks:
-        tagged = [block for block in blocks if block.tag in _TAGS[suffix]] or blocks
+        tagged = [block for block in blocks if block.tag in _FENCE_TAGS[suffix]] or blocks
         if suffix == ".py" and (joined := _joined(tagged, entry)):
             return Code(joined)
         return NoCode(f"none of the {len(blocks)} code blocks in the reply has {_what(entry, suffix)}")
-    bare = _bare(reply, suffix)
-    if bare and exports(bare, entry):
-        return Code(_tidy(bare))
+    unfenced = _unfenced_code(reply, suffix)
+    if unfenced and exports(unfenced, entry):
+        return Code(_dedented(unfenced))
     return NoCode(f"the reply has no code block, and no {_what(entry, suffix)}")
 
 
@@ -68,7 +68,7 @@ def _what(entry: str, suffix: str) -> str:
     return f"function {entry}" if suffix == ".py" else f"operator {entry} that is registered with TORCH_LIBRARY"
 
 
-def _blocks(reply: str) -> Iterator[_Block]:
+def _fenced_blocks(reply: str) -> Iterator[_Block]:
     """Yield the fenced code blocks; the last one may have no closing fence."""
     fence, tag, lines = "", "", list[str]()
     for line in reply.splitlines():
@@ -87,9 +87,9 @@ def _blocks(reply: str) -> Iterator[_Block]:
 def _python_exports(text: str, entry: str) -> bool:
     """Whether a source binds a name at top level; found by regex if it does not parse."""
     try:
-        tree = ast.parse(_tidy(text))
+        tree = ast.parse(_dedented(text))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return re.search(rf"^(?:def\s+{entry}\s*\(|{entry}\s*=)", _tidy(text), re.MULTILINE) is not None
+        return re.search(rf"^(?:def\s+{entry}\s*\(|{entry}\s*=)", _dedented(text), re.MULTILINE) is not None
     return any(entry in _bound(node) for node in tree.body)
 
 
@@ -105,14 +105,14 @@ def _bound(node: ast.stmt) -> set[str]:
 
 def _native_exports(text: str, entry: str) -> bool:
     """Whether a C++ or CUDA source registers an operator; the judge checks which one."""
-    return _REGISTERS.search(text) is not None and entry.removesuffix("_kernel_impl") in text
+    return _LIBRARY_REGISTRATION.search(text) is not None and entry.removesuffix("_kernel_impl") in text
 
 
 def _parses(text: str, suffix: str) -> bool:
     if suffix != ".py":
         return text.count("{") == text.count("}")
     try:
-        ast.parse(_tidy(text))
+        ast.parse(_dedented(text))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     return True
@@ -123,18 +123,18 @@ def _joined(blocks: Sequence[_Block], entry: str) -> str:
 
     This helps when a class or a decorator is shown in a block of its own.
     """
-    text = "\n\n".join(_tidy(block.text) for block in blocks)
+    text = "\n\n".join(_dedented(block.text) for block in blocks)
     return text if _parses(text, ".py") and _python_exports(text, entry) else ""
 
 
-def _bare(reply: str, suffix: str) -> str:
+def _unfenced_code(reply: str, suffix: str) -> str:
     """Return the code in a reply without fences.
 
     It starts at the first line that looks like code and ends at the last line that parses with it.
     """
-    begins = _BEGINS_PYTHON if suffix == ".py" else _BEGINS_NATIVE
+    start_pattern = _PYTHON_START if suffix == ".py" else _NATIVE_START
     lines = reply.splitlines()
-    starts = [number for number, line in enumerate(lines) if begins.match(line)]
+    starts = [number for number, line in enumerate(lines) if start_pattern.match(line)]
     for start in starts[:20]:
         for end in range(len(lines), start, -1):
             text = "\n".join(lines[start:end])
@@ -147,9 +147,9 @@ def _bare(reply: str, suffix: str) -> str:
     return ""
 
 
-def _tidy(text: str) -> str:
+def _dedented(text: str) -> str:
     """Remove the common indentation, and end with a newline."""
     lines = text.expandtabs(4).splitlines() if text.lstrip("\n").startswith("\t") else text.splitlines()
     indents = [len(line) - len(line.lstrip(" ")) for line in lines if line.strip()]
-    least = min(indents, default=0)
-    return "\n".join(line[least:].rstrip() for line in lines).strip("\n") + "\n"
+    common_indent = min(indents, default=0)
+    return "\n".join(line[common_indent:].rstrip() for line in lines).strip("\n") + "\n"

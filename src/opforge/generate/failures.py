@@ -12,10 +12,10 @@ from opforge.generate.retrying import TryFailedError
 
 _LONGEST = 600
 """Maximum length of a server's message, in characters."""
-_PASSING = frozenset({408, 409, 425, 429})
-_NO_CREDIT = frozenset({"insufficient_quota", "billing_error"})
+_RETRYABLE_STATUSES = frozenset({408, 409, 425, 429})
+_NO_CREDIT_KINDS = frozenset({"insufficient_quota", "billing_error"})
 """Error kinds that come with a rate-limit status but that no retry fixes."""
-_FINAL = _NO_CREDIT | {
+_FINAL_KINDS = _NO_CREDIT_KINDS | {
     "invalid_request_error",
     "authentication_error",
     "permission_error",
@@ -37,14 +37,14 @@ class Failures:
         """Return the failure that an error means; None if it is not from the server or network."""
         if isinstance(error, self._sdk.APIStatusError):
             return self._status(error, model)
-        if isinstance(error, self._sdk.APITimeoutError) or _is(error, "TimeoutException"):
+        if isinstance(error, self._sdk.APITimeoutError) or _is_http_error(error, "TimeoutException"):
             return TryFailedError("no answer in time", again=True)
         if isinstance(error, self._sdk.APIConnectionError):
-            return TryFailedError(self._clean(f"no connection ({_cause(error)})"), again=True)
+            return TryFailedError(self._clean(f"no connection ({_root_cause(error)})"), again=True)
         if isinstance(error, self._sdk.APIError):
-            again = not _kinds(error) & _FINAL
+            again = not _kinds(error) & _FINAL_KINDS
             return TryFailedError(self._clean(f"the server broke off: {_words(error)}"), again=again)
-        if _is(error, "TransportError"):
+        if _is_http_error(error, "TransportError"):
             return TryFailedError(self._clean(f"the reply broke off ({error})"), again=True)
         if isinstance(error, ValueError):
             return TryFailedError(self._clean(f"what came is not the protocol's ({error})"), again=True)
@@ -53,9 +53,9 @@ class Failures:
     def _status(self, error: Any, model: str) -> TryFailedError:
         status, kinds = int(error.status_code), _kinds(error)
         if status < 400:  # the error came as an event of the stream
-            return TryFailedError(self._clean(f"the server broke off: {_words(error)}"), again=not kinds & _FINAL)
-        again = (status in _PASSING or status >= 500) and not kinds & _NO_CREDIT
-        advice = "the account has no credit left" if kinds & _NO_CREDIT else self._advice(status, model)
+            return TryFailedError(self._clean(f"the server broke off: {_words(error)}"), again=not kinds & _FINAL_KINDS)
+        again = (status in _RETRYABLE_STATUSES or status >= 500) and not kinds & _NO_CREDIT_KINDS
+        advice = "the account has no credit left" if kinds & _NO_CREDIT_KINDS else self._advice(status, model)
         asked_s = retry_after_s(error.response.headers) if again else None
         return TryFailedError(
             self._clean(f"status {status}: {_words(error)}"), again=again, asked_s=asked_s, advice=advice
@@ -90,18 +90,18 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
         return None
 
 
-def _is(error: Exception, name: str) -> bool:
+def _is_http_error(error: Exception, name: str) -> bool:
     """Whether an error comes from the HTTP library below the SDK: httpx or its successor."""
     return any(cls.__name__ == name and cls.__module__.startswith("httpx") for cls in type(error).__mro__)
 
 
-def _cause(error: BaseException) -> str:
+def _root_cause(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return str(error) or type(error).__name__
 
 
-def _detail(error: Any) -> Mapping[str, Any]:
+def _error_details(error: Any) -> Mapping[str, Any]:
     """Return the server's error details; Anthropic wraps them, OpenAI's SDK has unwrapped them."""
     body = error.body
     inner = body.get("error", body) if isinstance(body, dict) else {}
@@ -109,10 +109,10 @@ def _detail(error: Any) -> Mapping[str, Any]:
 
 
 def _words(error: Any) -> str:
-    return str(_detail(error).get("message") or error)
+    return str(_error_details(error).get("message") or error)
 
 
 def _kinds(error: Any) -> set[str]:
     """Return the server's names for the kind of error."""
-    detail = _detail(error)
+    detail = _error_details(error)
     return {str(detail[name]) for name in ("code", "type") if detail.get(name)}

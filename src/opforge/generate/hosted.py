@@ -91,7 +91,7 @@ class HostedProvider(ABC):
     def ask(self, request: Request, waiting: Callable[[str], None] = silent) -> Reply:
         """Return the whole reply, or raise ``ProviderError``."""
         sleep = self._options.sleep or self._closing.wait
-        return ask_again(lambda: self._once(request, waiting), self.name, self._options.retries, waiting, sleep)
+        return ask_again(lambda: self._ask_once(request, waiting), self.name, self._options.retries, waiting, sleep)
 
     def close(self) -> None:
         """Abort requests in flight and close the connections; may be called from any thread."""
@@ -108,7 +108,7 @@ class HostedProvider(ABC):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._url or 'its own server'!r})"
 
-    def _once(self, request: Request, waiting: Callable[[str], None]) -> Reply:
+    def _ask_once(self, request: Request, waiting: Callable[[str], None]) -> Reply:
         """Try once; a model that takes no temperature is asked without it, now and later."""
         if request.temperature is not None and request.model in self._without_temperature:
             request = replace(request, temperature=None)
@@ -119,7 +119,7 @@ class HostedProvider(ABC):
             raise reply
         self._without_temperature.add(request.model)
         waiting(f"{self.name}: model {request.model!r} takes no temperature, and is asked without")
-        return self._once(request, waiting)
+        return self._ask_once(request, waiting)
 
     def _read(self, request: Request) -> Reply | TryFailedError:
         """Return the reply, or why it failed.
@@ -127,11 +127,11 @@ class HostedProvider(ABC):
         Errors of the SDK hold the key in their request, so they are not passed on.
         """
         if self._closing.is_set():
-            return _broken_off()
+            return _closed_failure()
         arriving = Arriving()
         late = False
         try:
-            with _Watched(self.start(request), self._options.limit_s) as stream:
+            with _TimeLimitedStream(self.start(request), self._options.limit_s) as stream:
                 try:
                     for event in stream.events:
                         self.take(arriving, event)
@@ -141,17 +141,17 @@ class HostedProvider(ABC):
             understood = self._failures.understand(error, request.model)
             if understood is None and not self._closing.is_set():
                 raise
-            failed = understood or _broken_off()
+            failure = understood or _closed_failure()
         else:
             if arriving.stop and not late:
                 return Reply(arriving.text, self._usage(request, arriving), arriving.stop)
-            failed = TryFailedError("the reply broke off", again=True)
+            failure = TryFailedError("the reply broke off", again=True)
         if late:
-            failed = TryFailedError(f"the reply was not complete after {self._options.limit_s:g} s", again=True)
+            failure = TryFailedError(f"the reply was not complete after {self._options.limit_s:g} s", again=True)
         if self._closing.is_set():
-            failed = _broken_off()
-        failed.usage = self._usage(request, arriving) if arriving.parts or arriving.input_tokens else NOTHING
-        return failed
+            failure = _closed_failure()
+        failure.usage = self._usage(request, arriving) if arriving.parts or arriving.input_tokens else NOTHING
+        return failure
 
     def _usage(self, request: Request, arriving: Arriving) -> Usage:
         """Return the server's token counts.
@@ -159,15 +159,15 @@ class HostedProvider(ABC):
         If it gave none, because it never does or broke off, they are estimated from the texts.
         """
         texts = (request.system, *(message.text for message in request.messages))
-        given, got = arriving.input_tokens, arriving.output_tokens
-        if given is None:
-            given = sum(map(about_tokens, texts))
-        if got is None or not arriving.stop:
-            got = max(got or 0, about_tokens(arriving.text))
-        return self._options.prices.usage(request.model, given, got)
+        input_tokens, output_tokens = arriving.input_tokens, arriving.output_tokens
+        if input_tokens is None:
+            input_tokens = sum(map(about_tokens, texts))
+        if output_tokens is None or not arriving.stop:
+            output_tokens = max(output_tokens or 0, about_tokens(arriving.text))
+        return self._options.prices.usage(request.model, input_tokens, output_tokens)
 
 
-class _Watched:
+class _TimeLimitedStream:
     """A stream that is closed when it takes too long.
 
     The time-out does not catch a server that sends only keep-alive signals.
@@ -193,7 +193,7 @@ class _Watched:
             hang_up(network)
 
 
-def _broken_off() -> TryFailedError:
+def _closed_failure() -> TryFailedError:
     return TryFailedError("broken off, as the provider was closed", again=False)
 
 

@@ -29,7 +29,7 @@ from opforge.generate.provider import Reply, Request, Usage
 
 FOLDER = "generation"
 _SUMMARY = "summary.json"
-_REQUESTS = "requests.jsonl"
+_REQUEST_LOG = "requests.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ class Round:
         return Reply(text, usage, row.get("stop", "end"))
 
     def verdict(self) -> dict[str, Any] | None:
-        found = read_json(self.path / "verdict.json")
-        return found if isinstance(found, dict) else None
+        row = read_json(self.path / "verdict.json")
+        return row if isinstance(row, dict) else None
 
     def write_prompt(self, request: Request) -> None:
         parts = [f"# system\n\n{request.system}", *(f"# {m.role}\n\n{m.text}" for m in request.messages)]
@@ -93,16 +93,16 @@ class Journal:
         """Yield the attempts at an operator that have a verdict."""
         for worker in range(1, workers + 1):
             for number in range(1, rounds + 1):
-                found = self.round(op, worker, number)
-                if (found.path / "verdict.json").exists():
-                    yield found
+                attempt_round = self.round(op, worker, number)
+                if (attempt_round.path / "verdict.json").exists():
+                    yield attempt_round
 
     def note(self, at: Round, request: Request, **fields: Any) -> None:
         """Add a line about a request; it is on disk when this returns."""
         head = {"op": at.op, "worker": at.worker, "round": at.number, "model": request.model}
         line = json.dumps({**head, **fields}) + "\n"
-        with self._lock, (self.path / _REQUESTS).open("ab") as handle:
-            if handle.tell() and not _ends_whole(self.path / _REQUESTS):
+        with self._lock, (self.path / _REQUEST_LOG).open("ab") as handle:
+            if handle.tell() and not _ends_with_newline(self.path / _REQUEST_LOG):
                 line = "\n" + line  # after a partial line of a killed process
             handle.write(line.encode())
             handle.flush()
@@ -111,7 +111,7 @@ class Journal:
     def requests(self) -> Iterator[dict[str, Any]]:
         """Yield the lines about requests; skip a partial line of a killed process."""
         try:
-            text = (self.path / _REQUESTS).read_text(encoding="utf-8", errors="replace")
+            text = (self.path / _REQUEST_LOG).read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
             return
         for line in text.splitlines():
@@ -140,15 +140,15 @@ class Journal:
             yield file.read_text(encoding="utf-8")
 
     def winner(self, op: str) -> dict[str, Any] | None:
-        found = read_json(self.path / op / "winner.json")
-        return found if isinstance(found, dict) else None
+        row = read_json(self.path / op / "winner.json")
+        return row if isinstance(row, dict) else None
 
     def write_winner(self, op: str, row: dict[str, Any]) -> None:
         write_atomically(self.path / op / "winner.json", json.dumps(row, indent=1) + "\n")
 
     def summary(self) -> dict[str, Any] | None:
-        found = read_json(self.path / _SUMMARY)
-        return found if isinstance(found, dict) else None
+        row = read_json(self.path / _SUMMARY)
+        return row if isinstance(row, dict) else None
 
     def drop_summary(self) -> None:
         (self.path / _SUMMARY).unlink(missing_ok=True)
@@ -157,7 +157,7 @@ class Journal:
         write_atomically(self.path / _SUMMARY, json.dumps(row, indent=1) + "\n")
 
 
-def _ends_whole(path: Path) -> bool:
+def _ends_with_newline(path: Path) -> bool:
     with path.open("rb") as handle:
         handle.seek(-1, os.SEEK_END)
         return handle.read(1) == b"\n"

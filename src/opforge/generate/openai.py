@@ -32,13 +32,13 @@ class OpenAIProvider(HostedProvider):
         return sdk.OpenAI(api_key=key, base_url=url or None, **self.transport(sdk))
 
     def start(self, request: Request) -> Any:
-        more: dict[str, Any] = {self.bound: request.max_tokens}
+        options: dict[str, Any] = {self.bound: request.max_tokens}
         if request.temperature is not None:
-            more["temperature"] = request.temperature
+            options["temperature"] = request.temperature
         system = [{"role": "system", "content": request.system}] if request.system else []
         messages = [*system, *({"role": m.role, "content": m.text or "(nothing)"} for m in request.messages)]
         return self._client.chat.completions.create(
-            model=request.model, messages=messages, stream=True, stream_options={"include_usage": True}, **more
+            model=request.model, messages=messages, stream=True, stream_options={"include_usage": True}, **options
         )
 
     def take(self, arriving: Arriving, event: Any) -> None:

@@ -54,16 +54,16 @@ class GenerationOptions:
             )
         if self.provider not in registry.names("providers"):
             raise UnknownNameError("provider", self.provider, registry.names("providers"))
-        for name, value, most in (
+        for name, value, highest in (
             ("workers", self.workers, 64),
             ("rounds", self.rounds, 1000),
             ("parallel", self.parallel, 256),
         ):
-            if not 1 <= value <= most:
-                raise OpforgeError(f"{_OPTIONS[name]} {value} is out of range; it must be 1 to {most}")
+            if not 1 <= value <= highest:
+                raise OpforgeError(f"{_OPTION_NAMES[name]} {value} is out of range; it must be 1 to {highest}")
         for name, number in (("target", self.target), ("max_cost", self.max_cost), ("max_tokens", self.max_tokens)):
             if number is not None and not number > 0:
-                raise OpforgeError(f"{_OPTIONS[name]} {number} is out of range; it must be more than 0")
+                raise OpforgeError(f"{_OPTION_NAMES[name]} {number} is out of range; it must be more than 0")
         if self.reply_tokens < 256:
             raise OpforgeError(f"--reply-tokens {self.reply_tokens} is too small; it must be at least 256")
         if self.prompts and not Path(self.prompts).is_dir():
@@ -83,7 +83,7 @@ class GenerationOptions:
         return cls(**row)
 
 
-_OPTIONS = {
+_OPTION_NAMES = {
     "workers": "--kernel-agent-workers",
     "rounds": "the number of attempts (--llm-attempts, --kernel-agent-max-rounds)",
     "parallel": "--parallel",

@@ -15,7 +15,7 @@ from typing import Any
 from opforge.errors import OpforgeError
 from opforge.generate.provider import Request, Usage
 
-_DATED = re.compile(r"-(\d{8}|\d{4}-\d{2}-\d{2}|latest)$")
+_DATE_SUFFIX = re.compile(r"-(\d{8}|\d{4}-\d{2}-\d{2}|latest)$")
 """Suffix of a model's name that does not change its price."""
 
 
@@ -55,7 +55,7 @@ class Prices:
         for pattern, price in self._users.items():
             if fnmatchcase(model, pattern):
                 return price
-        return self._ours.get(model) or self._ours.get(_DATED.sub("", model))
+        return self._ours.get(model) or self._ours.get(_DATE_SUFFIX.sub("", model))
 
     def usage(self, model: str, input_tokens: int, output_tokens: int) -> Usage:
         """Return the usage for these tokens, with their cost."""
@@ -96,10 +96,10 @@ def _parse(text: str, where: str) -> dict[str, Price]:
         rows = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise OpforgeError(f"{where} is not TOML: {error}") from None
-    return {model: _price(row, f"{where}, {model!r}") for model, row in rows.items()}
+    return {model: _parse_price(row, f"{where}, {model!r}") for model, row in rows.items()}
 
 
-def _price(row: Any, where: str) -> Price:
+def _parse_price(row: Any, where: str) -> Price:
     allowed = {field.name for field in fields(Price)}
     if not isinstance(row, dict) or not {"input", "output"} <= row.keys() <= allowed:
         raise OpforgeError(

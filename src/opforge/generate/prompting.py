@@ -18,7 +18,7 @@ from opforge.generate.options import DSLS
 from opforge.ops import table
 
 OURS = Path(__file__).parent / "prompts"
-_MOST_CASES, _MOST_RACES, _MOST_OTHERS = 16, 12, 3
+_MOST_CASES, _MAX_TIMED_CASES, _MAX_CASES_PER_OTHER = 16, 12, 3
 _MOST_CHARACTERS = 16_000
 """Maximum length of the feedback on one attempt."""
 
@@ -27,9 +27,9 @@ class Prompts:
     """Renders the prompts for a model."""
 
     def __init__(self, folder: str, dsl: str, machine: Mapping[str, Any]) -> None:
-        theirs = [jinja2.FileSystemLoader(folder)] if folder else []
+        user_loaders = [jinja2.FileSystemLoader(folder)] if folder else []
         self._templates = jinja2.Environment(
-            loader=jinja2.ChoiceLoader([*theirs, jinja2.FileSystemLoader(OURS)]),
+            loader=jinja2.ChoiceLoader([*user_loaders, jinja2.FileSystemLoader(OURS)]),
             undefined=jinja2.StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
@@ -58,10 +58,10 @@ class Prompts:
         return shorten(text, _MOST_CHARACTERS)
 
     def _render(self, name: str, task: Task, **values: Any) -> str:
-        whose = {"custom": isinstance(task, CustomAssignment), "authority": task.authority}
+        task_values = {"custom": isinstance(task, CustomAssignment), "authority": task.authority}
         try:
             template = self._templates.get_template(name)
-            return template.render(**self._common, **whose, task=task, entry=task.entry, **values).strip() + "\n"
+            return template.render(**self._common, **task_values, task=task, entry=task.entry, **values).strip() + "\n"
         except jinja2.TemplateError as error:
             where = f"{error.filename}:{error.lineno}: " if isinstance(error, jinja2.TemplateSyntaxError) else ""
             raise OpforgeError(
@@ -71,16 +71,16 @@ class Prompts:
 
 def _of_aten(task: Assignment) -> dict[str, Any]:
     """Return the template values for an ATen operator."""
-    own = {part.op: part.cases for part in task.parts if part.required}
+    required = {part.op: part.cases for part in task.parts if part.required}
     others = {part.op: part.cases for part in task.parts if not part.required}
-    cases = [case for group in own.values() for case in group]
+    cases = [case for group in required.values() for case in group]
     return {
         "op": task.primary,
         "signature": python_signature(task.primary),
-        "schemas": {op: _schema(op) for op in (task.primary.name, *own)},
+        "schemas": {op: _schema(op) for op in (task.primary.name, *required)},
         "others": {op: _schema(op) for op in others},
-        "cases": [*_some(cases, Phase.CORRECTNESS, _MOST_CASES), *_of_others(others)],
-        "races": _some(cases, Phase.PERFORMANCE, _MOST_RACES),
+        "cases": [*_case_lines(cases, Phase.CORRECTNESS, _MOST_CASES), *_other_case_lines(others)],
+        "races": _case_lines(cases, Phase.PERFORMANCE, _MAX_TIMED_CASES),
     }
 
 
@@ -91,8 +91,8 @@ def _of_custom(task: CustomAssignment) -> dict[str, Any]:
         "op": task.name,
         "signature": task.signature,
         "sources": task.sources,
-        "cases": _some(cases, Phase.CORRECTNESS, _MOST_CASES),
-        "races": _some(cases, Phase.PERFORMANCE, _MOST_RACES),
+        "cases": _case_lines(cases, Phase.CORRECTNESS, _MOST_CASES),
+        "races": _case_lines(cases, Phase.PERFORMANCE, _MAX_TIMED_CASES),
     }
 
 
@@ -105,16 +105,16 @@ def shorten(text: str, most: int) -> str:
 
 
 def _schema(op: str) -> str:
-    found = table().get(op)
-    return found.schema if found is not None else op
+    operator = table().get(op)
+    return operator.schema if operator is not None else op
 
 
-def _some(cases: list[Case], phase: Phase, most: int) -> list[str]:
+def _case_lines(cases: list[Case], phase: Phase, most: int) -> list[str]:
     return [_line(case) for case in spread([c for c in cases if c.phase is phase], most)]
 
 
-def _of_others(others: Mapping[str, list[Case]]) -> list[str]:
-    return [line for cases in others.values() for line in _some(cases, Phase.CORRECTNESS, _MOST_OTHERS)]
+def _other_case_lines(others: Mapping[str, list[Case]]) -> list[str]:
+    return [line for cases in others.values() for line in _case_lines(cases, Phase.CORRECTNESS, _MAX_CASES_PER_OTHER)]
 
 
 def _line(case: Case) -> str:

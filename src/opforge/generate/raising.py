@@ -27,10 +27,10 @@ def raised(folder: Path, generation: Mapping[str, Any], bounds: Mapping[str, flo
         )
     used = {"max_cost": (spent.cost, f"{spent.cost:.4f} USD"), "max_tokens": (spent.tokens, f"{spent.tokens} tokens")}
     for name, bound in bounds.items():
-        least, words = used[name]
-        if not (bound > least and math.isfinite(bound)):
+        amount, amount_text = used[name]
+        if not (bound > amount and math.isfinite(bound)):
             raise OpforgeError(
-                f"{option[name]} does not go with the run in {str(folder)!r}: it must be more than the {words} that were spent there"
+                f"{option[name]} does not go with the run in {str(folder)!r}: it must be more than the {amount_text} that were spent there"
             )
     return {**generation, **bounds}
 

@@ -42,9 +42,9 @@ def check_address(url: str) -> None:
     """Raise if this is not the address of a server."""
     try:
         parts = urlsplit(url)
-        whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        whole = False
-    if not whole:
-        said = re.sub(r"[^/]*@", "", url)  # without a password
-        raise OpforgeError(f"{said!r} is no address of a server; wanted is one like http://localhost:8000/v1")
+        valid = False
+    if not valid:
+        redacted = re.sub(r"[^/]*@", "", url)  # without a password
+        raise OpforgeError(f"{redacted!r} is no address of a server; wanted is one like http://localhost:8000/v1")

@@ -58,7 +58,7 @@ class Recorder:
 
 
 @dataclass(slots=True)
-class _Line:
+class _RecordedReply:
     number: int
     digest: str
     contains: tuple[str, ...]
@@ -66,7 +66,7 @@ class _Line:
     used: bool = False
 
     def fits(self, text: str) -> bool:
-        return not self.used and bool(self.contains) and all(words in text for words in self.contains)
+        return not self.used and bool(self.contains) and all(part in text for part in self.contains)
 
 
 class TranscriptProvider:
@@ -93,14 +93,14 @@ class TranscriptProvider:
             line = next((row for row in self._lines if row.digest == key and not row.used), None)
             line = line or next((row for row in self._lines if row.fits(text)), None)
             if line is None:
-                raise ProviderError(self._missing(key, request))
+                raise ProviderError(self._missing_reply_message(key, request))
             line.used = True
             return line.reply
 
     def close(self) -> None:
         """Do nothing; other providers need closing."""
 
-    def _missing(self, key: str, request: Request) -> str:
+    def _missing_reply_message(self, key: str, request: Request) -> str:
         known = Counter(line.digest for line in self._lines if line.digest)
         last = " ".join(request.messages[-1].text.split())[:80] if request.messages else ""
         asked = (
@@ -118,7 +118,7 @@ def _text(request: Request) -> str:
     return "\n".join((request.system, *(message.text for message in request.messages)))
 
 
-def _read(path: Path) -> Iterator[_Line]:
+def _read(path: Path) -> Iterator[_RecordedReply]:
     """Yield the lines of a transcript; skip a partial last line of a killed process."""
     try:
         data = path.read_bytes()
@@ -138,15 +138,18 @@ def _read(path: Path) -> Iterator[_Line]:
             ) from None
 
 
-def _line(number: int, row: dict[str, Any]) -> _Line:
-    said = row["reply"]
-    usage = said.get("usage") or {}
-    taken = Usage(usage.get("input_tokens", 0), usage.get("output_tokens", 0), usage.get("cost", 0.0))
+def _line(number: int, row: dict[str, Any]) -> _RecordedReply:
+    reply_row = row["reply"]
+    usage = reply_row.get("usage") or {}
+    reply_usage = Usage(usage.get("input_tokens", 0), usage.get("output_tokens", 0), usage.get("cost", 0.0))
     contains = row.get("contains", [])
     if isinstance(contains, str) or not (row.get("digest") or contains):
         raise ValueError("neither digest nor list of texts")
-    return _Line(
-        number, row.get("digest", ""), tuple(contains), Reply(str(said["text"]), taken, said.get("stop", "end"))
+    return _RecordedReply(
+        number,
+        row.get("digest", ""),
+        tuple(contains),
+        Reply(str(reply_row["text"]), reply_usage, reply_row.get("stop", "end")),
     )
 
 

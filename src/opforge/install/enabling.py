@@ -35,18 +35,18 @@ def enable(
         )
     names = ops.split(",") if isinstance(ops, str) else ops
     wanted = None if names is None else {op.name for op in table().select(names)}
-    made: Enabled = _runtime().enable(sources(_kernels(source)), device=device, policy=policy, ops=wanted)
-    return made
+    installed: Enabled = _runtime().enable(sources(_kernels(source)), device=device, policy=policy, ops=wanted)
+    return installed
 
 
 @contextmanager
 def enabled(source: str | Path, **options: Any) -> Iterator[Enabled]:
     """Enable kernels within a block, with the options of ``enable``."""
-    made = enable(source, **options)
+    installed = enable(source, **options)
     try:
-        yield made
+        yield installed
     finally:
-        made.disable()
+        installed.disable()
 
 
 def disable() -> None:
@@ -73,11 +73,11 @@ def _kernels(source: str | Path) -> list[Kernel]:
         backend = registry.load("backends", "directory")(BackendOptions(ops_directory=path))
     else:
         backend = registry.load("backends", source)(BackendOptions())
-    found: list[Kernel] = backend.kernels([op.name for op in table()])
-    served = [kernel for kernel in found if kernel.file is not None]
-    if not served:
+    kernels: list[Kernel] = backend.kernels([op.name for op in table()])
+    file_kernels = [kernel for kernel in kernels if kernel.file is not None]
+    if not file_kernels:
         raise OpforgeError(f"backend {str(source)!r} has no kernels of its own to enable")
-    return served
+    return file_kernels
 
 
 def _source(kernel: Kernel) -> Source:

@@ -28,7 +28,7 @@ from opforge.sandbox.client import Spawner
 
 LOAD_LIMIT_S = 120.0
 _MAX_DEATHS = 3
-_SLIGHTLY = 1e-9
+_RELATIVE_INPUT_CHANGE = 1e-9
 """Relative change of an input, to detect whether a function rounds internally."""
 
 Change = Callable[[torch.Tensor], torch.Tensor]
@@ -56,12 +56,14 @@ class Reference:
         inputs = replace(call, device=torch.device("cpu"), own=False).build(change)[2]
         try:
             reply = self._ask(self._ready(), call, inputs, wide=change is not None)
-            return self._answered(reply, inputs)
+            return self._answer_from_reply(reply, inputs)
         except (ReferenceRaisedError, ReferenceFaultError) as error:
             return Answer(inputs=inputs, raised=error)
         except DeathError as death:
-            self._died(death)
-            return Answer(inputs=inputs, raised=ReferenceFaultError(f"gave no answer to this case: {_its(death)}"))
+            self._count_death(death)
+            return Answer(
+                inputs=inputs, raised=ReferenceFaultError(f"gave no answer to this case: {_death_reason(death)}")
+            )
         except (KeyError, IndexError, TypeError, ValueError, OverflowError, RuntimeError) as error:
             return Answer(inputs=inputs, raised=ReferenceFaultError(f"gave no answer that can be read: {error}"))
 
@@ -91,26 +93,26 @@ class Reference:
             else self._rooms.reference(self.described["file"], self.described.get("library"))
         )
 
-    def _died(self, death: DeathError) -> None:
+    def _count_death(self, death: DeathError) -> None:
         self._worker = None
         self._deaths += 1
         if self._deaths >= _MAX_DEATHS:
             self._broken = ReferenceFaultError(
-                f"is not asked any more: its process was lost {self._deaths} times ({_its(death)})"
+                f"is not asked any more: its process was lost {self._deaths} times ({_death_reason(death)})"
             )
 
     def _ask(self, worker: KernelWorker, call: AskedCall, inputs: list[torch.Tensor], *, wide: bool) -> dict[str, Any]:
         """Write the inputs into the reference's arena, call it and return its reply."""
         rows: list[list[Any]] = []
-        at = INPUTS_AT
+        start = INPUTS_AT
         for tensor, row in zip(inputs, rows_of([call.args, call.kwargs]), strict=True):
             contents = storage_bytes(tensor.cpu())
-            if at + len(contents) > self._config.in_bytes:
+            if start + len(contents) > self._config.in_bytes:
                 raise ReferenceFaultError("was not asked: the inputs take more than its arena has")
-            worker.bytes[at : at + len(contents)] = contents
+            worker.bytes[start : start + len(contents)] = contents
             geometry = [list(tensor.shape), list(tensor.stride()), tensor.storage_offset()]
-            rows.append([at, len(contents), SHORT_DTYPES[tensor.dtype], *geometry, row[6]])
-            at += aligned(len(contents))
+            rows.append([start, len(contents), SHORT_DTYPES[tensor.dtype], *geometry, row[6]])
+            start += aligned(len(contents))
         args, kwargs = with_rows([call.args, call.kwargs], iter(rows))
         case: dict[str, Any] = {"args": args, "kwargs": kwargs, "own": True}
         if wide:
@@ -118,13 +120,13 @@ class Reference:
         if call.seed is not None:
             case |= {"seed": call.seed, "watch_draws": True}
         random = call.seed is not None or bool(self.draws)
-        asked = worker.ask({"do": "call", "op": call.op, "random": random, "cases": [case], "trusted": True})
-        replies = replies_of(asked, 1)
+        message = worker.ask({"do": "call", "op": call.op, "random": random, "cases": [case], "trusted": True})
+        replies = replies_of(message, 1)
         if replies is None:
             raise ReferenceFaultError(f"gave no answer that can be read: {FORGED}")
         return replies[0]
 
-    def _answered(self, reply: dict[str, Any], inputs: list[torch.Tensor]) -> Answer:
+    def _answer_from_reply(self, reply: dict[str, Any], inputs: list[torch.Tensor]) -> Answer:
         if tried := reply.get("tried"):
             raise ReferenceFaultError(str(tried))
         if "exited" in reply:
@@ -141,38 +143,38 @@ class Reference:
         result = self._value(reply["returned"], after, shared)
         return Answer(after, result, drew=bool(reply.get("drew")), shared=shared)
 
-    def _value(self, said: Any, after: list[torch.Tensor], shared: dict[int, list[int]]) -> Any:
-        match said:
+    def _value(self, reported: Any, after: list[torch.Tensor], shared: dict[int, list[int]]) -> Any:
+        match reported:
             case list():
-                return [self._value(v, after, shared) for v in said]
+                return [self._value(v, after, shared) for v in reported]
             case {"T": _}:
-                same = said.get("same")
-                tensor = after[same[0]] if same else self._tensor(said)
-                shared[id(tensor)] = [int(i) for i in said.get("alias", [])]
+                same = reported.get("same")
+                tensor = after[same[0]] if same else self._tensor(reported)
+                shared[id(tensor)] = [int(i) for i in reported.get("alias", [])]
                 return tensor
             case {"complex": [real, imaginary]}:
                 return complex(real, imaginary)
             case {"dtype": short}:
                 return TORCH_DTYPES[short]
             case None | bool() | int() | float():
-                return said
+                return reported
             case {"junk": kind}:
                 raise ReferenceFaultError(f"returned {kind}, which cannot be compared")
         raise ReferenceFaultError(f"gave no answer that can be read: {FORGED}")
 
-    def _tensor(self, said: dict[str, Any]) -> torch.Tensor:
+    def _tensor(self, reported: dict[str, Any]) -> torch.Tensor:
         """Return a tensor of the reference's reply with its elements, dtype, strides and device."""
-        if "class" in said:
-            raise ReferenceFaultError(f"returned a {said['class']}, a subclass of Tensor")
+        if "class" in reported:
+            raise ReferenceFaultError(f"returned a {reported['class']}, a subclass of Tensor")
         if self._worker is None:
             raise ReferenceFaultError("is gone")
-        at, nbytes, dtype, shape, strides, _offset, device = said["T"]
-        if not (self._config.in_bytes <= at <= at + nbytes <= self._config.arena_bytes):
+        start, nbytes, dtype, shape, strides, _offset, device = reported["T"]
+        if not (self._config.in_bytes <= start <= start + nbytes <= self._config.arena_bytes):
             raise ReferenceFaultError(f"gave no answer that can be read: {FORGED}")
-        contents = bytearray(self._worker.bytes[at : at + nbytes])
+        contents = bytearray(self._worker.bytes[start : start + nbytes])
         flat = tensor_over(contents, [0, nbytes, dtype, shape, contiguous_strides(tuple(shape)), 0, None])
-        laid = _laid_out(flat, strides)
-        return laid if torch.device(device) == laid.device else owned_copy(laid, torch.device(device))
+        strided = _with_strides(flat, strides)
+        return strided if torch.device(device) == strided.device else owned_copy(strided, torch.device(device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +220,7 @@ def load(worker: KernelWorker, described: dict[str, Any], timeout_s: float) -> K
     try:
         reply = worker.ask({"do": "load", "kernel": described}, timeout_s=max(LOAD_LIMIT_S, timeout_s))
     except DeathError as death:
-        raise ReferenceFaultError(f"cannot be loaded: {_its(death)}") from None
+        raise ReferenceFaultError(f"cannot be loaded: {_death_reason(death)}") from None
     fault = reply.get("tried") or reply.get("error") if isinstance(reply, dict) else FORGED
     if fault:
         worker.close()
@@ -228,7 +230,7 @@ def load(worker: KernelWorker, described: dict[str, Any], timeout_s: float) -> K
 
 def _moved(tensor: torch.Tensor) -> torch.Tensor:
     wide = widen(tensor)
-    return wide * (1 + _SLIGHTLY) if wide.dtype in (torch.float64, torch.complex128) else wide
+    return wide * (1 + _RELATIVE_INPUT_CHANGE) if wide.dtype in (torch.float64, torch.complex128) else wide
 
 
 def _holds(dtype: torch.dtype, tensor: torch.Tensor) -> bool:
@@ -239,11 +241,11 @@ def _holds(dtype: torch.dtype, tensor: torch.Tensor) -> bool:
     return bool((finite.to(narrow).to(finite.dtype) == finite).all())
 
 
-def _its(death: DeathError) -> str:
+def _death_reason(death: DeathError) -> str:
     return str(death).replace("the kernel's process", "its process")
 
 
-def _laid_out(flat: torch.Tensor, strides: list[int]) -> torch.Tensor:
+def _with_strides(flat: torch.Tensor, strides: list[int]) -> torch.Tensor:
     """Return the tensor with the given strides, which are 0 for expanded dimensions.
 
     It is returned unchanged if strides are negative, or span too little or too much memory.
@@ -254,10 +256,10 @@ def _laid_out(flat: torch.Tensor, strides: list[int]) -> torch.Tensor:
     for dim, step in enumerate(strides):
         if step == 0:
             narrow = narrow.narrow(dim, 0, 1)
-    reach = sum((size - 1) * step for size, step in zip(narrow.shape, strides, strict=True)) + 1
-    if any(step < 0 for step in strides) or not narrow.numel() <= reach <= 64 * narrow.numel() + 4096:
+    span = sum((size - 1) * step for size, step in zip(narrow.shape, strides, strict=True)) + 1
+    if any(step < 0 for step in strides) or not narrow.numel() <= span <= 64 * narrow.numel() + 4096:
         return flat
-    base = torch.zeros(reach, dtype=flat.dtype).as_strided(narrow.shape, strides)
+    base = torch.zeros(span, dtype=flat.dtype).as_strided(narrow.shape, strides)
     return base.copy_(narrow).expand(flat.shape)
 
 

@@ -39,7 +39,7 @@ from opforge.sandbox.situations import (
 
 MAX_CASES = 192
 MAX_BYTES = 16 << 20
-_MOST_GROWTH = 4
+_MAX_RESULT_GROWTH = 4
 """Results of a large form may have this many times the elements of its inputs."""
 _SMALL_EXTENTS = (16, 32)
 _LONG_EXTENT = 64
@@ -47,19 +47,19 @@ _LONG_EXTENT = 64
 ARGUMENT = "argument:"
 """Prefix of the names of forms in which one argument has another value."""
 
-_NO_PROMISE = frozenset({"one_transposed", ONE_TENSOR_TWICE})
+_NOT_FOR_USER_REFERENCE = frozenset({"one_transposed", ONE_TENSOR_TWICE})
 """Forms not used with a user's reference.
 
 It promises neither strides for inputs of mixed layouts nor support for one tensor given twice."""
-_POSITIONS = frozenset({
+_INDEX_ARGUMENTS = frozenset({
     "index", "indices", "max_indices", "maximum_indices", "offsets", "offset2bag", "bag_size", "target", "boundaries", "sorted_sequence",
     "sorter", "repeats", "batch_sizes", "lengths", "input_lengths", "target_lengths", "hash", "pivots", "LU_pivots", "crow_indices",
     "col_indices", "ccol_indices", "row_indices", "compressed_indices", "plain_indices", "cum_seq_q", "cum_seq_k", "offs", "dims",
 })  # fmt: skip
 """Arguments that hold indices or must be sorted; integer inputs then keep their contents."""
-_OUT_BEFORE = 7
+_OUT_FILL_VALUE = 7
 """Value of all elements of a large `out` before the call."""
-_STARTING_S = 0.1
+_RETIME_ABOVE_S = 0.1
 """A slower call on a GPU may have initialised the device or a library, and is timed again."""
 
 
@@ -158,13 +158,13 @@ class Batch:
         self.slow: dict[str, float] = {}
         """By case: seconds of one call of ATen, where it is too slow to run all variants."""
 
-    def _consistent(self, name: str, plain: Answer, twisted: Answer) -> bool:
+    def _agrees_with_plain(self, name: str, plain: Answer, twisted: Answer) -> bool:
         """Whether ATen's answer to a hostile form agrees with its answer to the unchanged case."""
         if name in SAME_ELEMENTS:
             return not self._same_in_any_layout(plain) or alike(plain, twisted)
         return name != "empty" or same_dtypes(plain, twisted)
 
-    def _sees_elements(self, first: Placed, tensors: list[torch.Tensor], name: str, answer: Answer) -> bool:
+    def _same_in_separate_memory(self, first: Placed, tensors: list[torch.Tensor], name: str, answer: Answer) -> bool:
         """Whether the answer equals that to the same elements in separate memory.
 
         Checked for expanded inputs of a user's reference, for rows with gaps, and for one tensor
@@ -212,7 +212,7 @@ class Batch:
         args, kwargs = json.loads(case.tree or tree_of(case.args))
         rows = list(rows_of([args, kwargs]))
         need = sum(aligned(row[1]) for row in rows)
-        before = self.used
+        used_before = self.used
         if self.used + need > self._capacity:
             raise MemoryError(f"its inputs take {need} bytes, more than the {self._capacity} that a worker's arena has")
         if self.used + need > len(self._buffer):
@@ -226,14 +226,14 @@ class Batch:
         began = time.perf_counter()
         answer = call.run()
         aten_s = time.perf_counter() - began
-        if aten_s > _STARTING_S and self._device.type == "cuda":
+        if aten_s > _RETIME_ABOVE_S and self._device.type == "cuda":
             began = time.perf_counter()
             call.run()
             aten_s = min(aten_s, time.perf_counter() - began)
         self.aten_s = max(self.aten_s, aten_s)
-        if not self._takes_results(call, answer):
+        if not self._reserve_results(call, answer):
             if self.placed:
-                self.used = before
+                self.used = used_before
                 return None
             raise MemoryError(
                 f"its results take more than the {self._capacity} bytes that a worker's arena has for them"
@@ -242,13 +242,13 @@ class Batch:
         self.placed.append(placed)
         return placed
 
-    def _takes_results(self, call: Call, answer: Answer) -> bool:
+    def _reserve_results(self, call: Call, answer: Answer) -> bool:
         """Reserve memory for the results of a call, and for inputs that are not read in place.
 
         Return False when too little is left.
         """
-        back = [*tensors_of(answer.result), *(answer.inputs if call.own else ())] if answer.raised is None else []
-        need = sum(aligned(t.numel() * t.element_size()) for t in back)
+        returned = [*tensors_of(answer.result), *(answer.inputs if call.own else ())] if answer.raised is None else []
+        need = sum(aligned(t.numel() * t.element_size()) for t in returned)
         if self._results + need > self._capacity:
             return False
         self._results += need
@@ -256,7 +256,7 @@ class Batch:
 
     def again(self, first: Placed) -> None:
         """Run a case that was just placed a second time, if memory is left."""
-        if self._takes_results(first.call, first.answer):
+        if self._reserve_results(first.call, first.answer):
             self.placed.append(replace(first, form="again"))
 
     def situate(self, first: Placed, situation: str) -> bool:
@@ -275,14 +275,14 @@ class Batch:
             if (other := self._answer(call)) is None:
                 return False
             answer = other
-        elif situation == DEFAULT_DTYPE or not self._takes_results(call, answer):
+        elif situation == DEFAULT_DTYPE or not self._reserve_results(call, answer):
             return False
         self.placed.append(replace(first, call=call, answer=answer, form=situation))
         return True
 
     def twist(self, first: Placed, inputs: Inputs, name: str) -> bool:
         """Place a hostile form; False if there is none, ATen rejects it, or memory is full."""
-        if name in _NO_PROMISE and self._reference is not None:
+        if name in _NOT_FOR_USER_REFERENCE and self._reference is not None:
             return False
         tensors = _made(TWISTS[name], inputs)
         self.tried.twists[name] += tensors is not None
@@ -293,7 +293,7 @@ class Batch:
         if name in LARGE_FORMS and inputs.blank and not inputs.pointwise:
             after = replace(call, device=torch.device("cpu")).run()  # ATen resizes `out`
             tensors = [
-                t.new_full(sized.shape, _OUT_BEFORE) if i in inputs.blank else t
+                t.new_full(sized.shape, _OUT_FILL_VALUE) if i in inputs.blank else t
                 for i, (t, sized) in enumerate(zip(tensors, after.inputs, strict=True))
             ]
             if after.raised is not None or (call := self._other(first, tensors)) is None:
@@ -302,7 +302,8 @@ class Batch:
         if (answer := self._answer(call, may_raise=may_raise)) is None:
             return False
         if answer.raised is None and not (
-            self._consistent(name, first.answer, answer) and self._sees_elements(first, tensors, name, answer)
+            self._agrees_with_plain(name, first.answer, answer)
+            and self._same_in_separate_memory(first, tensors, name, answer)
         ):
             self.defects.setdefault(first.case.id, []).append(name)
             return False
@@ -324,8 +325,8 @@ class Batch:
             return False
         longest = max((size for t in tensors for size in t.shape), default=1)
         power = math.log2(max(larger, 1) / max(small, 1))
-        most = _MOST_GROWTH * sum(t.numel() for t in tensors)
-        return bool(max(small, 1) * (longest / _SMALL_EXTENTS[0]) ** power <= most)
+        max_elements = _MAX_RESULT_GROWTH * sum(t.numel() for t in tensors)
+        return bool(max(small, 1) * (longest / _SMALL_EXTENTS[0]) ** power <= max_elements)
 
     def _result_elements(self, call: Call, tensors: list[torch.Tensor], extent: int) -> int:
         """Return the number of elements of ATen's results with long dimensions cut to an extent."""
@@ -371,7 +372,7 @@ class Batch:
         answer = call.run()
         if answer.raised is not None and not may_raise:
             return None
-        return answer if self._takes_results(call, answer) else None
+        return answer if self._reserve_results(call, answer) else None
 
     def inputs(self, first: Placed) -> Inputs:
         """Return the tensors of a placed case, to be twisted."""
@@ -407,25 +408,25 @@ class Batch:
         if self.used + need > min(len(self._buffer), self._capacity):
             return None
         rows: list[list[Any]] = []
-        placed: dict[tuple[int, str], list[Any]] = {}
+        rows_by_tensor: dict[tuple[int, str], list[Any]] = {}
         for row, tensor in zip(first.inputs, tensors, strict=True):
-            if (row_of_same := placed.get((id(tensor), row[6]))) is not None:
+            if (row_of_same := rows_by_tensor.get((id(tensor), row[6]))) is not None:
                 rows.append(row_of_same)
                 continue
             contents = storage_bytes(tensor)
-            at = self.used
-            self._buffer[at : at + len(contents)] = contents
+            start = self.used
+            self._buffer[start : start + len(contents)] = contents
             geometry = [list(tensor.shape), list(tensor.stride()), tensor.storage_offset()]
-            rows.append([at, len(contents), row[2], *geometry, row[6]])
-            placed[id(tensor), row[6]] = rows[-1]
-            self.used = at + aligned(len(contents))
+            rows.append([start, len(contents), row[2], *geometry, row[6]])
+            rows_by_tensor[id(tensor), row[6]] = rows[-1]
+            self.used = start + aligned(len(contents))
         args, kwargs = with_rows([first.call.args, first.call.kwargs], iter(rows))
         return self._call(args, kwargs, first.call.seed)
 
     def _call(self, args: Any, kwargs: dict[str, Any], seed: int | None) -> Call:
         rows = list(rows_of([args, kwargs]))
         read = {a.name for a in self._op.arguments if a.type.startswith("Tensor") and not a.writes}
-        values = all(row[2][0] in "iu" for row in rows) and not _POSITIONS & read
+        values = all(row[2][0] in "iu" for row in rows) and not _INDEX_ARGUMENTS & read
         positions = "pointwise" not in self._op.tags and len(rows) > 1 and not values
         if self._reference is not None:
             return AskedCall(
@@ -445,20 +446,20 @@ class Batch:
         return [
             [
                 i
-                for i, (at, n, *_) in enumerate(p.inputs)
-                if not np.array_equal(arena[at : at + n], self._buffer[at : at + n])
+                for i, (start, n, *_) in enumerate(p.inputs)
+                if not np.array_equal(arena[start : start + n], self._buffer[start : start + n])
             ]
             for p in self.placed
         ]
 
     def _place(self, row: list[Any], seed: str, blob: Bytes | None) -> None:
         stored, nbytes, dtype, shape, strides, offset, device, *bounds = row
-        at = self.used
+        start = self.used
         spec = TensorSpec(tuple(shape), dtype, tuple(strides), offset, device, stored, nbytes, *bounds)
-        write_storage(spec, self._buffer[at : at + nbytes], blob, seed)
-        row[0] = at
+        write_storage(spec, self._buffer[start : start + nbytes], blob, seed)
+        row[0] = start
         del row[7:]
-        self.used = at + aligned(nbytes)
+        self.used = start + aligned(nbytes)
 
 
 def dtypes_of(placed: Placed) -> tuple[str, ...]:
@@ -471,11 +472,11 @@ def _numbers(value: Any) -> Iterator[float]:
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         yield float(value)
     elif isinstance(value, list):
-        for one in value:
-            yield from _numbers(one)
+        for item in value:
+            yield from _numbers(item)
     elif isinstance(value, dict) and "T" not in value:
-        for one in value.values():
-            yield from _numbers(one)
+        for item in value.values():
+            yield from _numbers(item)
 
 
 def named_arguments(op: Operator, call: Call) -> dict[str, Any]:

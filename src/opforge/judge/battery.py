@@ -18,10 +18,10 @@ _QUANTILES = (0.0001, 0.001, 0.005, *(i / 40 for i in range(1, 40)), 0.995, 0.99
 _LAGS = (1, 2, 3, 4, 8, 16, 32)
 _FINE = 1e-5
 """Dtypes with a smaller rounding step have enough values for draws without repeats."""
-_MORE_REPEATS = 4.0
+_MAX_REPEAT_RATIO = 4.0
 """Allowed ratio of repeated values to ATen's: generators differ in how many bits they draw."""
 _HUGE = 1e300
-_FOR_QUANTILES = 50_000
+_QUANTILE_SAMPLE_SIZE = 50_000
 
 
 @dataclass
@@ -47,13 +47,13 @@ class Battery:
 
     def figures(self, weighed: Weighed) -> dict[str, Any]:
         """Return the sample size, and the Kolmogorov-Smirnov distance with its limit."""
-        seen = {"draws": self._draws, "elements": self.sample.kernel.numel()}
+        sizes = {"draws": self._draws, "elements": self.sample.kernel.numel()}
         if not self.sample.kernel.numel():
-            return seen
+            return sizes
         test = self.distances
         worst = int(test.excess.argmax())
         limit = weighed.figures["z_limit"] * float(test.spread[worst]) / self._draws
-        return {**seen, "ks": round(float(test.excess[worst]) / self._draws, 6), "ks_limit": round(limit, 6)}
+        return {**sizes, "ks": round(float(test.excess[worst]) / self._draws, 6), "ks_limit": round(limit, 6)}
 
     @cached_property
     def _draws(self) -> int:
@@ -80,13 +80,13 @@ class Battery:
     @cached_property
     def distances(self) -> Test:
         """A Kolmogorov-Smirnov test at quantiles of all draws that allows for rounding."""
-        at = self._quantiles(*_QUANTILES)
+        thresholds = self._quantiles(*_QUANTILES)
         # Above the value: elements that equal it count as at most the threshold, however rounded.
-        at = (at + 2 * self._near(at)).unique()
+        thresholds = (thresholds + 2 * self._near(thresholds)).unique()
         left, right = self._split(self._pool)
         lower, upper = left - self._split(self._tolerance)[0], left + self._split(self._tolerance)[0]
-        mid, low, high = (_below(values, at) for values in (left, lower, upper))
-        aten = _below(right, at)
+        mid, low, high = (_shares_below(values, thresholds) for values in (left, lower, upper))
+        aten = _shares_below(right, thresholds)
         excess = torch.maximum((high - aten).sum(0), (aten - low).sum(0)).clamp(min=0)
         spread = torch.stack([(f - aten).square().sum(0) for f in (mid, low, high)]).amax(0).sqrt()
 
@@ -95,13 +95,13 @@ class Battery:
             distance = float(excess[index]) / self._draws
             return (
                 f"{self.what}: Kolmogorov-Smirnov distance {distance:.3g} from ATen's draws:"
-                f" {share:.3%} of the elements are at most {float(at[index]):.4g}, ATen has {expected:.3%}"
+                f" {share:.3%} of the elements are at most {float(thresholds[index]):.4g}, ATen has {expected:.3%}"
             )
 
         return Test(excess, spread, say)
 
     @cached_property
-    def _grades(self) -> torch.Tensor:
+    def _ranks(self) -> torch.Tensor:
         """Rank of each value among all draws of its element, from -1 to 1; near values tie."""
         columns = self._pool.T.contiguous()
         tolerance = self._tolerance.T
@@ -111,7 +111,7 @@ class Battery:
         return ((below + upto).double() / len(self._pool) - 1).T.contiguous()
 
     def _positions(self) -> Iterator[Test]:
-        left, right = self._split(self._grades)
+        left, right = self._split(self._ranks)
         slack = 2 * _STEPS * self.sample.step
 
         def level(index: int) -> str:
@@ -151,40 +151,42 @@ class Battery:
 
         Each may be right, and all of them together too even or too uneven.
         """
-        grades = self._grades
-        ends = torch.stack([grades.amin(1), grades.amax(1)], 1)
+        ranks = self._ranks
+        ends = torch.stack([ranks.amin(1), ranks.amax(1)], 1)
         slack = 2 * _STEPS * self.sample.step
-        left, right = (float(part.mean()) for part in self._split(grades.mean(1).abs()))
-        even = f"{self.what}: the elements of a draw are not independent: its mean varies {left / max(right, 1e-9):.3g} times as much as ATen's"
-        yield paired(*self._split(grades.mean(1).abs()), lambda _: even, slack)
+        left, right = (float(part.mean()) for part in self._split(ranks.mean(1).abs()))
+        uneven_mean = f"{self.what}: the elements of a draw are not independent: its mean varies {left / max(right, 1e-9):.3g} times as much as ATen's"
+        yield paired(*self._split(ranks.mean(1).abs()), lambda _: uneven_mean, slack)
         end = f"{self.what}: the {{}} element of a draw is distributed otherwise than ATen's"
         yield paired(*self._split(ends), lambda index: end.format(("smallest", "largest")[index]), slack)
 
     def _neighbours(self) -> Iterator[Test]:
-        grades, at = self._grades, self.sample.at
+        ranks, positions = self._ranks, self.sample.at
         for lag in sorted({*_LAGS, self.sample.row}):
-            if lag >= len(at) or not (near := at[lag:] - at[:-lag] == lag).any():
+            if lag >= len(positions) or not (near := positions[lag:] - positions[:-lag] == lag).any():
                 continue
-            products = (grades[:, lag:] * grades[:, :-lag])[:, near].mean(1)
-            words = f"{self.what}: elements {lag} apart hang together otherwise than ATen's"
-            yield paired(*self._split(products), lambda _, words=words: words)  # type: ignore[misc]
+            products = (ranks[:, lag:] * ranks[:, :-lag])[:, near].mean(1)
+            message = f"{self.what}: elements {lag} apart hang together otherwise than ATen's"
+            yield paired(*self._split(products), lambda _, message=message: message)  # type: ignore[misc]
 
     def _totals(self) -> Iterator[Test]:
         """Test the means of whole draws, including elements that are not sampled."""
         totals = torch.nan_to_num(torch.cat([self.sample.kernel_totals, self.sample.aten_totals]).double())
-        off = (totals - totals.median()).abs()
-        mean = f"{self.what}: the mean of a whole draw is not ATen's"
-        left, right = (float(part.mean()) for part in self._split(off))
+        deviations = (totals - totals.median()).abs()
+        wrong_mean = f"{self.what}: the mean of a whole draw is not ATen's"
+        left, right = (float(part.mean()) for part in self._split(deviations))
         ratio = f"{left / right:.3g} times" if right else "more than"
-        words = f"{self.what}: the elements of a draw are not independent: its mean varies {ratio} as much as ATen's"
+        wrong_variation = (
+            f"{self.what}: the elements of a draw are not independent: its mean varies {ratio} as much as ATen's"
+        )
         slack = float(self._tolerance.mean())
-        yield paired(*self._split(totals), lambda _: mean, slack)
-        yield paired(*self._split(off), lambda _: words, slack)
+        yield paired(*self._split(totals), lambda _: wrong_mean, slack)
+        yield paired(*self._split(deviations), lambda _: wrong_variation, slack)
 
     def _between_draws(self) -> Iterator[Test]:
         """Test whether draws of one group depend on one another."""
-        for words, left, right in self._couples(self._grades):
-            related = f"{self.what}: {words} give draws that hang together otherwise than ATen's"
+        for pair_label, left, right in self._draw_pairs(self._ranks):
+            related = f"{self.what}: {pair_label} give draws that hang together otherwise than ATen's"
             shifts = [(left * right).mean((-1, -2))]
             if left.shape[-1] > 1:
                 shifts.append((left[..., 1:] * right[..., :-1]).mean((-1, -2)))
@@ -192,7 +194,7 @@ class Battery:
             links = torch.stack(shifts, -1)
             yield paired(links[0], links[1], lambda _, text=related: text)  # type: ignore[misc]
 
-    def _couples(self, values: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    def _draw_pairs(self, values: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         """Yield pairs of draws of each group that may be related: side, group, pair, element."""
         groups = values.reshape(2, -1, GROUP, values.shape[1])
         yield "two calls in a row under one seed", groups[:, :, (0, 2)], groups[:, :, (1, 3)]
@@ -200,54 +202,56 @@ class Battery:
 
     def _repeats(self) -> Iterator[Test]:
         """Test whether values or whole draws repeat too often."""
-        different = [len({row.tobytes() for row in side.view(torch.uint8).numpy()}) for side in self._raw]
+        different = [len({row.tobytes() for row in side.view(torch.uint8).numpy()}) for side in self._kernel_and_aten]
         # One draw more or less changes the count by one at most.
         # So McDiarmid's inequality bounds the difference.
         distance = torch.tensor([abs(float(different[0] - different[1]))])
-        whole = (
+        too_few = (
             f"{self.what}: {different[0]} different draws from {self._draws} seeds and calls, ATen has {different[1]}"
         )
         stuck = f"{self.what}: the same draw whatever the seed"
         count = Test(
-            distance, torch.tensor([math.sqrt(self._draws / 2)]), lambda _: stuck if different[0] == 1 else whole
+            distance, torch.tensor([math.sqrt(self._draws / 2)]), lambda _: stuck if different[0] == 1 else too_few
         )
         if different[0] == 1:
             yield count
-        for words, left, right in self._couples(torch.cat(self._raw)):
+        for pair_label, left, right in self._draw_pairs(torch.cat(self._kernel_and_aten)):
             same = (left == right).all(-1).double().mean(-1)
-            often = [f"{float(side.mean()):.0%}" for side in same]
-            text = f"{self.what}: {words} give the same draw {often[0]} of the time, ATen's {often[1]}"
+            shares = [f"{float(side.mean()):.0%}" for side in same]
+            text = f"{self.what}: {pair_label} give the same draw {shares[0]} of the time, ATen's {shares[1]}"
             yield paired(same[0], same[1], lambda _, text=text: text)  # type: ignore[misc]
         if different[0] > 1:
             yield count
         if self.sample.step > _FINE:
             return
-        kernel, aten = (_repeated(side) for side in self._raw)
-        excess = (kernel.sum() - _MORE_REPEATS * aten.sum()).clamp(min=0).reshape(1)
+        kernel, aten = (_count_repeats(side) for side in self._kernel_and_aten)
+        excess = (kernel.sum() - _MAX_REPEAT_RATIO * aten.sum()).clamp(min=0).reshape(1)
         within = f"{self.what}: a draw has {float(kernel.mean()):.3g} repeated values, ATen's {float(aten.mean()):.3g}"
         yield Test(excess, (kernel - aten).square().sum().sqrt().reshape(1), lambda _: within)
 
     def _residues(self) -> Iterator[Test]:
         """Test remainders (how often values are odd, and so on), if all are whole numbers."""
-        whole = all(bool((side == side.round()).all()) for side in self._raw) if self.sample.step else True
-        if not whole or self.sample.step > _FINE or self.sample.kernel.dtype == torch.bool:
+        all_integers = (
+            all(bool((side == side.round()).all()) for side in self._kernel_and_aten) if self.sample.step else True
+        )
+        if not all_integers or self.sample.step > _FINE or self.sample.kernel.dtype == torch.bool:
             return
         kernel, aten = (
             torch.stack([(side.remainder(m) == m - 1).double().mean(1) for m in (2, 3, 4, 5, 8)], 1)
-            for side in self._raw
+            for side in self._kernel_and_aten
         )
-        words = f"{self.what}: whole numbers with remainder {{0}} modulo {{1}} come up otherwise than ATen's"
-        yield paired(kernel, aten, lambda i: words.format((2, 3, 4, 5, 8)[i] - 1, (2, 3, 4, 5, 8)[i]))
+        message = f"{self.what}: whole numbers with remainder {{0}} modulo {{1}} come up otherwise than ATen's"
+        yield paired(kernel, aten, lambda i: message.format((2, 3, 4, 5, 8)[i] - 1, (2, 3, 4, 5, 8)[i]))
 
     @property
-    def _raw(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def _kernel_and_aten(self) -> tuple[torch.Tensor, torch.Tensor]:
         return self.sample.kernel.contiguous(), self.sample.aten.contiguous()
 
     @cached_property
     def _ordered(self) -> torch.Tensor:
         """Sorted values for quantiles, subsampled by element so that both sides weigh the same."""
-        every = max(1, self._pool.numel() // _FOR_QUANTILES)
-        return self._pool[:, ::every].reshape(-1).sort().values
+        step = max(1, self._pool.numel() // _QUANTILE_SAMPLE_SIZE)
+        return self._pool[:, ::step].reshape(-1).sort().values
 
     def _quantiles(self, *shares: float) -> torch.Tensor:
         last = len(self._ordered) - 1
@@ -268,10 +272,10 @@ class Battery:
         return int(self.sample.at[index])
 
 
-def _below(values: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+def _shares_below(values: torch.Tensor, thresholds: torch.Tensor) -> torch.Tensor:
     """Return, for each row, the share of values at or below each threshold."""
-    slots = torch.searchsorted(at, values.contiguous())
-    counts = torch.zeros(len(values), len(at) + 1, dtype=torch.float64)
+    slots = torch.searchsorted(thresholds, values.contiguous())
+    counts = torch.zeros(len(values), len(thresholds) + 1, dtype=torch.float64)
     counts.scatter_add_(1, slots, torch.ones_like(values))
     return counts.cumsum(1)[:, :-1] / max(1, values.shape[1])
 
@@ -281,7 +285,7 @@ def _weights(profile: torch.Tensor) -> torch.Tensor:
     return centred / centred.abs().sum().clamp(min=1e-300)
 
 
-def _repeated(rows: torch.Tensor) -> torch.Tensor:
+def _count_repeats(rows: torch.Tensor) -> torch.Tensor:
     """Return how many values of each row repeat another."""
     if rows.shape[1] < 2:
         return torch.zeros(len(rows), dtype=torch.float64)

@@ -73,7 +73,7 @@ _GENERAL: dict[str, tuple[str, ...]] = {
 
 They may be built from the operation. A kernel for it may not call them."""
 
-_PRODUCT = re.compile(r"(?:^|_)(?:mm|bmm|addmm|matmul)(?:_|$)")
+_MATRIX_PRODUCT_NAME = re.compile(r"(?:^|_)(?:mm|bmm|addmm|matmul)(?:_|$)")
 
 _HELPERS = frozenset({
     "_to_copy", "clone", "copy_", "copy", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided",
@@ -87,39 +87,39 @@ def forbidden(served: Iterable[Operator]) -> list[str]:
 
     Composite equivalents are left out: they call other operators, which are caught.
     """
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for op in served:
         if op.base not in UNDEFINED_CONTENTS:
-            found.update(dict.fromkeys(table().packet(op.packet)))
-            alike = (name for packet in siblings(op.packet) for name in table().packet(packet))
-            found.update(dict.fromkeys(name for name in alike if not _is_composite(name)))
-    return list(found)
+            names.update(dict.fromkeys(table().packet(op.packet)))
+            equivalents = (name for packet in siblings(op.packet) for name in table().packet(packet))
+            names.update(dict.fromkeys(name for name in equivalents if not _is_composite(name)))
+    return list(names)
 
 
 @functools.cache
 def siblings(packet: str) -> tuple[str, ...]:
     """Return the packets that are the same operation under another name, or generalise it."""
     stems = packets_by_stem()
-    named = {packet, *stems.get(stem(packet), ())}
-    groups = [what for what, group in GROUPS.items() if any(_is_in(group, one) for one in named)]
-    for what in groups:
-        named |= {*GROUPS[what], *_GENERAL.get(what, ())}
-        if what == "matrix product":
-            named |= {one for same in stems.values() for one in same if _PRODUCT.search(one)}
-    return tuple(sorted({one for name in named for one in (name, *stems.get(stem(name), ()))} - {packet}))
+    related = {packet, *stems.get(stem(packet), ())}
+    groups = [operation for operation, group in GROUPS.items() if any(_group_contains(group, p) for p in related)]
+    for operation in groups:
+        related |= {*GROUPS[operation], *_GENERAL.get(operation, ())}
+        if operation == "matrix product":
+            related |= {p for packets in stems.values() for p in packets if _MATRIX_PRODUCT_NAME.search(p)}
+    return tuple(sorted({p for name in related for p in (name, *stems.get(stem(name), ()))} - {packet}))
 
 
 @functools.cache
 def packets_by_stem() -> dict[str, tuple[str, ...]]:
     """Return the packets of the table, grouped by stem."""
-    found: dict[str, dict[str, None]] = {}
+    by_stem: dict[str, dict[str, None]] = {}
     for op in table():
-        found.setdefault(stem(op.packet), {})[op.packet] = None
-    return {name: tuple(packets) for name, packets in found.items()}
+        by_stem.setdefault(stem(op.packet), {})[op.packet] = None
+    return {name: tuple(packets) for name, packets in by_stem.items()}
 
 
-def _is_in(group: frozenset[str], packet: str) -> bool:
-    return packet in group or stem(packet) in {stem(one) for one in group}
+def _group_contains(group: frozenset[str], packet: str) -> bool:
+    return packet in group or stem(packet) in {stem(member) for member in group}
 
 
 def _is_composite(name: str) -> bool:
@@ -136,8 +136,8 @@ def only_part(op: Operator, call: Call) -> list[str]:
     with contextlib.suppress(Exception), torch.no_grad(), Listing() as listing:
         aten_function(op.name)(*args, **kwargs)
     parts = {name.partition(".")[0] for name in listing.calls}
-    named = [packet for packet in sorted(parts - _HELPERS) if not _is_view(packet)]
-    return list(table().packet(named[0])) if len(named) == 1 else []
+    packets = [packet for packet in sorted(parts - _HELPERS) if not _is_view(packet)]
+    return list(table().packet(packets[0])) if len(packets) == 1 else []
 
 
 def reason(op: Operator, called: list[str]) -> str:
@@ -146,9 +146,9 @@ def reason(op: Operator, called: list[str]) -> str:
     packet = first.partition(".")[0]
     if packet in (op.packet, op.base) or packet.rstrip("_") == op.packet:
         return f"calls aten::{first}, the operator that it replaces"
-    for what, group in GROUPS.items():
-        if _is_in(group, packet.rstrip("_")) and _is_in(group, op.packet):
-            return f"calls aten::{first}, ATen's own {what}, to replace {op.name}"
+    for operation, group in GROUPS.items():
+        if _group_contains(group, packet.rstrip("_")) and _group_contains(group, op.packet):
+            return f"calls aten::{first}, ATen's own {operation}, to replace {op.name}"
     if packet.rstrip("_") in siblings(op.packet):
         return f"calls aten::{first}, by which ATen computes the same, to replace {op.name}"
     if "::" in first:
@@ -158,5 +158,7 @@ def reason(op: Operator, called: list[str]) -> str:
 
 def _is_view(packet: str) -> bool:
     """Whether an operator only returns a view of its input."""
-    found = [table().get(name) for name in table().packet(packet)]
-    return any(op is not None and any(r.alias and not r.writes for r in op.returns) and not op.mutates for op in found)
+    operators = [table().get(name) for name in table().packet(packet)]
+    return any(
+        op is not None and any(r.alias and not r.writes for r in op.returns) and not op.mutates for op in operators
+    )

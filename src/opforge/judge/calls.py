@@ -14,7 +14,7 @@ from opforge.judge.kinds import Kind
 from opforge.judge.regions import distinct_bytes, storage, tensors_in
 from opforge.ops import Form, Operator
 
-_F8 = {d for d in vars(torch).values() if isinstance(d, torch.dtype) and d.is_floating_point and d.itemsize == 1}
+_F8_DTYPES = {d for d in vars(torch).values() if isinstance(d, torch.dtype) and d.is_floating_point and d.itemsize == 1}
 _PRODUCTS = {
     torch.float64: Kind.F64_PRODUCT,
     torch.complex128: Kind.F64_PRODUCT,
@@ -25,7 +25,7 @@ _PRODUCTS = {
     torch.bfloat16: Kind.BF16_PRODUCT,
     torch.int8: Kind.I8_PRODUCT,
     torch.uint8: Kind.I8_PRODUCT,
-    **dict.fromkeys(_F8, Kind.F8_PRODUCT),
+    **dict.fromkeys(_F8_DTYPES, Kind.F8_PRODUCT),
 }
 
 
@@ -54,11 +54,13 @@ class CostedCall:
     @cached_property
     def fresh(self) -> list[torch.Tensor]:
         """Results that are not views of inputs."""
-        known = {storage(t) for t in self.tensors(*self.values) if t.layout is torch.strided}
+        input_storages = {storage(t) for t in self.tensors(*self.values) if t.layout is torch.strided}
         results = self.result if isinstance(self.result, tuple) else (self.result,)
         returns = self.op.returns if len(self.op.returns) == len(results) else (None,) * len(results)
-        own = [value for value, said in zip(results, returns, strict=True) if said is None or not said.writes]
-        return [t for t in tensors_in(own) if t.layout is not torch.strided or storage(t) not in known]
+        new_values = [
+            value for value, declared in zip(results, returns, strict=True) if declared is None or not declared.writes
+        ]
+        return [t for t in tensors_in(new_values) if t.layout is not torch.strided or storage(t) not in input_storages]
 
     @cached_property
     def outputs(self) -> list[torch.Tensor]:
@@ -67,7 +69,7 @@ class CostedCall:
     @cached_property
     def inputs(self) -> dict[str, list[torch.Tensor]]:
         """Input tensors by argument, without those that are only written to (``out``)."""
-        return {name: found for name in self.op.parameters if (found := self.tensors(name))}
+        return {name: tensors for name in self.op.parameters if (tensors := self.tensors(name))}
 
     @property
     def in_place(self) -> bool:

@@ -14,13 +14,13 @@ from typing import Any, Protocol
 from opforge.judge import nvml
 from opforge.judge.nvml import Gpu, Identity
 
-_MOVED = 0.03
+_MAX_CLOCK_CHANGE = 0.03
 """Relative change of a clock during a race above which it is reported."""
-_STOLEN = 0.02
+_MAX_STOLEN_SHARE = 0.02
 """Share of time taken by other virtual machines above which it is reported."""
-_MOST_CORES = 16
+_MAX_SAMPLED_CORES = 16
 """Cores whose clock is read in each sample."""
-_STEAL = 7
+_STOLEN_TIME_INDEX = 7
 """Index of stolen time in the first line of /proc/stat; later numbers are counted elsewhere."""
 
 
@@ -42,10 +42,10 @@ class Watch:
         root: Path = Path("/"),
     ) -> None:
         """Watch ``cpu`` or ``cuda:N``; NVML and the root of /proc and /sys can be replaced."""
-        self._states: list[_State] = [_Machine(root)]
+        self._states: list[_State] = [_CpuState(root)]
         if device.partition(":")[0] != "cpu":
-            found = library or nvml.load()
-            gpu = Gpu.find(found, (identify or identity)(device)) if found is not None else None
+            nvml_library = library or nvml.load()
+            gpu = Gpu.find(nvml_library, (identify or identity)(device)) if nvml_library is not None else None
             self._states.insert(0, _GpuState(gpu))
 
     def sample(self) -> None:
@@ -66,9 +66,9 @@ def identity(device: str) -> Identity:
     """Return UUID and bus of a torch device: CUDA_VISIBLE_DEVICES may change its number."""
     import torch  # only needed for races on a GPU
 
-    found = torch.cuda.get_device_properties(torch.device(device))
-    uuid = str(getattr(found, "uuid", ""))
-    bus = f"{found.pci_domain_id:08x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
+    properties = torch.cuda.get_device_properties(torch.device(device))
+    uuid = str(getattr(properties, "uuid", ""))
+    bus = f"{properties.pci_domain_id:08x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
     return Identity(uuid if not uuid or uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}", bus)
 
 
@@ -95,11 +95,11 @@ class _GpuState:
     def figures(self) -> dict[str, Any]:
         if self.gpu is None:
             return {}
-        seen = self.clocks or self.idle
+        mhz = self.clocks or self.idle
         state = self.gpu.performance_state()
         return {
-            "sm_mhz_low": min(seen, default=None),
-            "sm_mhz_high": max(seen, default=None),
+            "sm_mhz_low": min(mhz, default=None),
+            "sm_mhz_high": max(mhz, default=None),
             "sm_mhz_most": self.gpu.sm_max_mhz(),
             "memory_mhz": self.gpu.memory_mhz(),
             "power_w": max(self.watts, default=None),
@@ -112,31 +112,31 @@ class _GpuState:
     def remarks(self) -> list[str]:
         if self.gpu is None:
             return ["clocks and power of the GPU are not known: NVML is not there, or does not know the device"]
-        found = []
-        if held := [word for bit, word in nvml.REASONS.items() if self.bits & nvml.THROTTLED & bit]:
-            found.append(f"the GPU was throttled during the race: {', '.join(held)}")
-        return [*found, *_moved("the GPU's clock", self.clocks)]
+        remarks = []
+        if reasons := [word for bit, word in nvml.REASONS.items() if self.bits & nvml.THROTTLED & bit]:
+            remarks.append(f"the GPU was throttled during the race: {', '.join(reasons)}")
+        return [*remarks, *_moved("the GPU's clock", self.clocks)]
 
 
-class _Machine:
+class _CpuState:
     """State of the CPU: its clock where available, its load, and stolen time."""
 
     def __init__(self, root: Path) -> None:
         self._proc = root / "proc"
         self._cores = root / "sys/devices/system/cpu"
-        self._frequencies = sorted(self._cores.glob("cpu[0-9]*/cpufreq/scaling_cur_freq"))[:_MOST_CORES]
+        self._frequencies = sorted(self._cores.glob("cpu[0-9]*/cpufreq/scaling_cur_freq"))[:_MAX_SAMPLED_CORES]
         self._mhz: list[float] = []
         self._loads: list[float] = []
         self._times: list[tuple[int, int]] = []
 
     def sample(self) -> None:
-        if (mhz := self._clock()) is not None:
+        if (mhz := self._fastest_core_mhz()) is not None:
             self._mhz.append(mhz)
-        if found := _numbers(_text(self._proc / "loadavg").split()[:1]):
-            self._loads.append(found[0])
+        if loads := _numbers(_text(self._proc / "loadavg").split()[:1]):
+            self._loads.append(loads[0])
         lines = _text(self._proc / "stat").splitlines()
-        if lines and len(ticks := _numbers(lines[0].split()[1:])) > _STEAL:
-            self._times.append((int(ticks[_STEAL]), int(sum(ticks[: _STEAL + 1]))))
+        if lines and len(ticks := _numbers(lines[0].split()[1:])) > _STOLEN_TIME_INDEX:
+            self._times.append((int(ticks[_STOLEN_TIME_INDEX]), int(sum(ticks[: _STOLEN_TIME_INDEX + 1]))))
 
     def figures(self) -> dict[str, Any]:
         mhz = self._mhz or _numbers(re.findall(r"^cpu MHz\s*:\s*(\S+)", _text(self._proc / "cpuinfo"), re.MULTILINE))
@@ -145,24 +145,24 @@ class _Machine:
             "mhz_high": max(mhz, default=None),
             "governor": _text(self._cores / "cpu0/cpufreq/scaling_governor").strip() or None,
             "load": max(self._loads, default=None),
-            "stolen": self._stolen(),
+            "stolen": self._stolen_share(),
         }
 
     def remarks(self) -> list[str]:
-        found = _moved("the CPU's clock", self._mhz)
+        remarks = _moved("the CPU's clock", self._mhz)
         cores = os.cpu_count() or 1
         if self._loads and max(self._loads) > cores:
-            found.append(f"the machine was busy with other work: a load of {max(self._loads):g} on {cores} core(s)")
-        if (stolen := self._stolen()) is not None and stolen > _STOLEN:
-            found.append(f"other virtual machines took {stolen:.0%} of the time during the race")
-        return found
+            remarks.append(f"the machine was busy with other work: a load of {max(self._loads):g} on {cores} core(s)")
+        if (stolen := self._stolen_share()) is not None and stolen > _MAX_STOLEN_SHARE:
+            remarks.append(f"other virtual machines took {stolen:.0%} of the time during the race")
+        return remarks
 
-    def _clock(self) -> float | None:
+    def _fastest_core_mhz(self) -> float | None:
         """Return the clock of the fastest core: the one that is busy, as the others are idle."""
         kilohertz = _numbers(_text(path) for path in self._frequencies)
         return max(kilohertz) / 1000 if kilohertz else None
 
-    def _stolen(self) -> float | None:
+    def _stolen_share(self) -> float | None:
         """Return the share of time stolen between the first sample and the last."""
         if len(self._times) < 2:
             return None
@@ -170,10 +170,10 @@ class _Machine:
         return (later_stolen - stolen) / (later_total - total) if later_total > total else None
 
 
-def _moved(what: str, mhz: list[int] | list[float]) -> list[str]:
-    if not mhz or max(mhz) - min(mhz) <= _MOVED * max(mhz):
+def _moved(label: str, mhz: list[int] | list[float]) -> list[str]:
+    if not mhz or max(mhz) - min(mhz) <= _MAX_CLOCK_CHANGE * max(mhz):
         return []
-    return [f"{what} moved during the race: between {min(mhz):g} and {max(mhz):g} MHz"]
+    return [f"{label} moved during the race: between {min(mhz):g} and {max(mhz):g} MHz"]
 
 
 def _text(path: Path) -> str:
@@ -183,9 +183,9 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _numbers(words: Iterable[str]) -> list[float]:
-    found = []
-    for word in words:
+def _numbers(texts: Iterable[str]) -> list[float]:
+    numbers = []
+    for text in texts:
         with contextlib.suppress(ValueError):
-            found.append(float(word))
-    return found
+            numbers.append(float(text))
+    return numbers

@@ -114,12 +114,12 @@ class Hearing:
         if called := self.reply.get("bypass"):
             raise NotRightError(Outcome.CHEATED, bypass.reason(self.op, [str(name) for name in called]))
         if self.aten.raised is not None:
-            return self._unanswered(self.aten.raised)
+            return self._judge_without_answer(self.aten.raised)
         if "raised" in self.reply:
             raise self._raised(*self.reply["raised"])
         if changes := self.reply.get("state"):
             raise NotRightError(Outcome.CONTRACT, f"changed global state: {'; '.join(map(str, changes))}")
-        self._inputs_left_alone()
+        self._check_inputs_unchanged()
         if through := self.reply.get("written_through"):
             raise NotRightError(
                 Outcome.CONTRACT, f"wrote to the memory of which {self._name(through[0])} is a lazy clone"
@@ -144,7 +144,7 @@ class Hearing:
         _merge(figures, self._results(self.reply["returned"], self.aten.result))
         return figures
 
-    def _unanswered(self, raised: Exception) -> dict[str, float]:
+    def _judge_without_answer(self, raised: Exception) -> dict[str, float]:
         """Judge a case that ATen or the reference does not answer.
 
         Raising is right where a user's reference raises. Otherwise there is nothing to compare.
@@ -176,7 +176,7 @@ class Hearing:
             return NotRightError(Outcome.UNSUPPORTED, f"the kernel declines: {text}")
         return NotRightError(Outcome.ERROR, f"raised {text}")
 
-    def _inputs_left_alone(self) -> None:
+    def _check_inputs_unchanged(self) -> None:
         if self.touched:
             raise NotRightError(
                 Outcome.CONTRACT, f"wrote to {self._name(self.touched[0])}, which {self.op.name} must not change"
@@ -185,28 +185,32 @@ class Hearing:
             raise NotRightError(Outcome.CONTRACT, f"changed the shape or strides of {self._name(changed[0])}")
 
     def _results(self, described: Any, result: Any) -> dict[str, float]:
-        pairs = _pair(described, result, "result")
-        found: list[str] = []
-        for what, said, aten in pairs:
+        pairs = _pair_results(described, result, "result")
+        labels: list[str] = []
+        for label, reported, aten in pairs:
             if not isinstance(aten, torch.Tensor):
-                _same_plain(what, said, aten, self._by)
+                _check_plain_value(label, reported, aten, self._by)
                 continue
-            kernel = self._tensor(what, said, aten)
-            self._aliasing(what, said, aten)
+            kernel = self._tensor(label, reported, aten)
+            self._check_aliasing(label, reported, aten)
             self.values.append((kernel, plain(aten).to(kernel.device)))
-            found.append(what)
-        if self.aten.drew and not self.measure and any(_drawn_from_few(kernel, aten) for kernel, aten in self.values):
+            labels.append(label)
+        if (
+            self.aten.drew
+            and not self.measure
+            and any(_draws_fewer_numbers(kernel, aten) for kernel, aten in self.values)
+        ):
             raise NotRightError(Outcome.WRONG, "draws the same few numbers again and again")
         if self.aten.drew or self.op.base in properties.UNDEFINED_CONTENTS:
             return {}
-        ruling = self._ruling(found)
+        ruling = self._judge_by_property(labels)
         figures = dict(ruling.figures)
-        for index, (what, (kernel, aten)) in enumerate(zip(found, self.values, strict=True)):
+        for index, (label, (kernel, aten)) in enumerate(zip(labels, self.values, strict=True)):
             if index not in ruling.covered:
-                _merge(figures, self._compare(what, kernel, aten, index))
+                _merge(figures, self._compare(label, kernel, aten, index))
         return figures
 
-    def _ruling(self, names: list[str]) -> properties.Ruling:
+    def _judge_by_property(self, names: list[str]) -> properties.Ruling:
         """Judge results that may differ from ATen's by the property that makes them right."""
         judge = properties.BY_PACKET.get(self.op.packet)
         if judge is None or isinstance(self.call, Gradients) or all(same_bytes(k, a) for k, a in self.values):
@@ -219,74 +223,76 @@ class Hearing:
         self.notes.extend([ruling.note] if ruling.note else [])
         return ruling
 
-    def _tensor(self, what: str, said: Any, aten: torch.Tensor) -> torch.Tensor:
-        if not isinstance(said, dict) or "T" not in said:
-            kind = said["junk"] if isinstance(said, dict) and "junk" in said else type(said).__name__
-            raise NotRightError(Outcome.CONTRACT, f"{what} is {kind}, expected a tensor")
-        if "class" in said:
+    def _tensor(self, label: str, reported: Any, aten: torch.Tensor) -> torch.Tensor:
+        if not isinstance(reported, dict) or "T" not in reported:
+            kind = reported["junk"] if isinstance(reported, dict) and "junk" in reported else type(reported).__name__
+            raise NotRightError(Outcome.CONTRACT, f"{label} is {kind}, expected a tensor")
+        if "class" in reported:
             raise NotRightError(
-                Outcome.CHEATED, f"{what} is a {said['class']}, a subclass of Tensor that may compute later"
+                Outcome.CHEATED, f"{label} is a {reported['class']}, a subclass of Tensor that may compute later"
             )
-        row = said["T"]
+        row = reported["T"]
         if row[2] != SHORT_DTYPES[aten.dtype]:
             raise NotRightError(
-                Outcome.CONTRACT, f"{what} has dtype {row[2]}, {self._by}'s has {SHORT_DTYPES[aten.dtype]}"
+                Outcome.CONTRACT, f"{label} has dtype {row[2]}, {self._by}'s has {SHORT_DTYPES[aten.dtype]}"
             )
         if row[3] != list(aten.shape):
-            raise NotRightError(Outcome.CONTRACT, f"{what} has shape {row[3]}, {self._by}'s has {list(aten.shape)}")
+            raise NotRightError(Outcome.CONTRACT, f"{label} has shape {row[3]}, {self._by}'s has {list(aten.shape)}")
         if torch.device(row[6]) != aten.device:
-            raise NotRightError(Outcome.CONTRACT, f"{what} is on {row[6]}, {self._by}'s is on {aten.device}")
-        self._strides(what, row[4], aten)
-        found = self._contents(row)
-        return found.to(aten.device) if found.numel() > _FEW else found
+            raise NotRightError(Outcome.CONTRACT, f"{label} is on {row[6]}, {self._by}'s is on {aten.device}")
+        self._strides(label, row[4], aten)
+        contents = self._contents(row)
+        return contents.to(aten.device) if contents.numel() > _FEW else contents
 
-    def _strides(self, what: str, strides: Sequence[int], aten: torch.Tensor) -> None:
+    def _strides(self, label: str, strides: Sequence[int], aten: torch.Tensor) -> None:
         if tuple(strides) == aten.stride() or aten.numel() <= 1:
             return
         if flat(aten.shape, aten.stride()) and not flat(aten.shape, strides):
             raise NotRightError(
                 Outcome.CONTRACT,
-                f"{what} has strides {tuple(strides)} and cannot be viewed flat; {self._by}'s {aten.stride()} can",
+                f"{label} has strides {tuple(strides)} and cannot be viewed flat; {self._by}'s {aten.stride()} can",
             )
-        self.notes.append(f"{what} has strides {tuple(strides)}, {self._by}'s has {aten.stride()}")
+        self.notes.append(f"{label} has strides {tuple(strides)}, {self._by}'s has {aten.stride()}")
 
     def _contents(self, row: list[Any]) -> torch.Tensor:
-        at, nbytes, dtype, shape, _strides, _offset, _device = row
-        if not (self.results_at <= at and at - self.results_at + nbytes <= len(self.results) and nbytes >= 0):
-            raise ForgedReplyError(f"a result lies at {at}, outside its place")
+        start, nbytes, dtype, shape, _strides, _offset, _device = row
+        if not (self.results_at <= start and start - self.results_at + nbytes <= len(self.results) and nbytes >= 0):
+            raise ForgedReplyError(f"a result lies at {start}, outside its place")
         tensor = tensor_over(
-            self.results, [at - self.results_at, nbytes, dtype, shape, contiguous_strides(tuple(shape)), 0, None]
+            self.results, [start - self.results_at, nbytes, dtype, shape, contiguous_strides(tuple(shape)), 0, None]
         )
         if tensor.numel() * tensor.element_size() != nbytes:
             raise ForgedReplyError(f"{nbytes} bytes for shape {shape} of {dtype}")
         return tensor
 
-    def _aliasing(self, what: str, said: dict[str, Any], aten: torch.Tensor) -> None:
+    def _check_aliasing(self, label: str, reported: dict[str, Any], aten: torch.Tensor) -> None:
         if not aten.numel() and not self.op.mutates:
             return  # ATen returns an input where there is nothing to compute; no caller can tell
         expected_same = self._origins.same(aten)
-        if said.get("same", []) != expected_same:
+        if reported.get("same", []) != expected_same:
             if expected_same:
                 raise NotRightError(
-                    Outcome.CONTRACT, f"{what} is not the very tensor that was given as {self._name(expected_same[0])}"
+                    Outcome.CONTRACT, f"{label} is not the very tensor that was given as {self._name(expected_same[0])}"
                 )
-            raise NotRightError(Outcome.CONTRACT, f"{what} is {self._name(said['same'][0])} itself, not a new tensor")
+            raise NotRightError(
+                Outcome.CONTRACT, f"{label} is {self._name(reported['same'][0])} itself, not a new tensor"
+            )
         shared = self.aten.shared
         expected = self._origins.sharing(aten) if shared is None else shared.get(id(aten), [])
-        got = said.get("alias", [])
-        if got and not expected:
+        aliases = reported.get("alias", [])
+        if aliases and not expected:
             raise NotRightError(
-                Outcome.CONTRACT, f"{what} shares memory with {self._name(got[0])}; {self._by}'s is new memory"
+                Outcome.CONTRACT, f"{label} shares memory with {self._name(aliases[0])}; {self._by}'s is new memory"
             )
-        if expected and not got and aten.numel():
+        if expected and not aliases and aten.numel():
             raise NotRightError(
-                Outcome.CONTRACT, f"{what} is new memory; {self._by}'s is a view of {self._name(expected[0])}"
+                Outcome.CONTRACT, f"{label} is new memory; {self._by}'s is a view of {self._name(expected[0])}"
             )
 
-    def _compare(self, what: str, kernel: torch.Tensor, aten: torch.Tensor, index: int) -> dict[str, float]:
+    def _compare(self, label: str, kernel: torch.Tensor, aten: torch.Tensor, index: int) -> dict[str, float]:
         """Compare numbers; elements that ATen leaves uninitialised are not judged."""
         try:
-            return self._comparison(what, kernel, aten, index).check(measure=self.measure)
+            return self._comparison(label, kernel, aten, index).check(measure=self.measure)
         except NotRightError:
             undefined = undefined_elements(
                 self.call, aten, index, may_be_nan=self.op.base in properties.PARTLY_UNDEFINED
@@ -297,17 +303,17 @@ class Hearing:
             judged.view(_SIGNED.get(aten.dtype, aten.dtype))[undefined] = aten.view(
                 _SIGNED.get(aten.dtype, aten.dtype)
             )[undefined]
-            figures = self._comparison(what, judged, aten, index).check(measure=self.measure)
+            figures = self._comparison(label, judged, aten, index).check(measure=self.measure)
             self.notes.append(
-                f"{what}: {int(undefined.sum())} of {aten.numel()} elements are uninitialised in {self._by}, and not judged"
+                f"{label}: {int(undefined.sum())} of {aten.numel()} elements are uninitialised in {self._by}, and not judged"
             )
             return figures
 
-    def _comparison(self, what: str, kernel: torch.Tensor, aten: torch.Tensor, index: int) -> Comparison:
+    def _comparison(self, label: str, kernel: torch.Tensor, aten: torch.Tensor, index: int) -> Comparison:
         slack = _GRADIENT_SLACK if isinstance(self.call, Gradients) else 0.0
         undecided = functools.partial(self._undecided, index)
         return Comparison(
-            kernel, aten, self.exact, index, what, self._reduction(aten), undecided, slack, self._by,
+            kernel, aten, self.exact, index, label, self._reduction(aten), undecided, slack, self._by,
             signed_zeros=not isinstance(self.call, Gradients)
             and properties.zeros_have_signs(self.op, is_complex=aten.is_complex()),
         )  # fmt: skip
@@ -325,21 +331,21 @@ class Hearing:
         count = len(tensors_of(self.aten.result))
         undefined = self.aten.drew or self.op.base in properties.UNDEFINED_CONTENTS
         for i, (row, aten) in enumerate(zip(self.reply["inputs"], self.aten.inputs, strict=True)):
-            what = f"{self._name(i)} after the call"
-            kernel = self._tensor(what, {"T": row}, aten)
-            now = plain(aten).to(kernel.device)
-            same = same_bytes(kernel, now)
+            label = f"{self._name(i)} after the call"
+            kernel = self._tensor(label, {"T": row}, aten)
+            after = plain(aten).to(kernel.device)
+            same = same_bytes(kernel, after)
             if same and not self.measure:
                 continue
-            before = plain(self._originals[i]).to(kernel.device) if self._writes else now
-            written = before.shape != now.shape or (before is not now and not same_bytes(before, now))
+            before = plain(self._originals[i]).to(kernel.device) if self._writes else after
+            written = before.shape != after.shape or (before is not after and not same_bytes(before, after))
             if not written and not same and not self._is_written(i):
                 raise NotRightError(Outcome.CONTRACT, f"wrote to {self._name(i)}, which {self._by} left alone")
             if (written or not same) and not undefined:
                 untouched = written and kernel.shape == before.shape and same_bytes(kernel, before) and kernel.numel()
                 try:
                     if not (self._is_written(i) and self.op.packet in properties.BY_PACKET):  # judged among the results
-                        _merge(figures, self._compare(what, kernel, now, count + i))
+                        _merge(figures, self._compare(label, kernel, after, count + i))
                 except NotRightError as error:
                     raise self._unwritten(i) if untouched else error from None
         return figures
@@ -370,14 +376,14 @@ class Hearing:
 
     def _is_written(self, index: int) -> bool:
         """Whether ATen returns this input as a result, as in-place and out variants do."""
-        return index in self._given_back
+        return index in self._returned_inputs
 
     @cached_property
     def _origins(self) -> Origins:
         return Origins(self.aten.inputs)
 
     @cached_property
-    def _given_back(self) -> frozenset[int]:
+    def _returned_inputs(self) -> frozenset[int]:
         return frozenset(number for t in tensors_of(self.aten.result) for number in self._origins.same(t))
 
     def _reduction(self, aten: torch.Tensor) -> float:
@@ -410,40 +416,42 @@ def _names_in(name: str, value: Any) -> Iterator[str]:
             yield from _names_in(f"{name}[{position}]", item)
 
 
-def _pair(described: Any, result: Any, what: str) -> list[tuple[str, Any, Any]]:
+def _pair_results(described: Any, result: Any, label: str) -> list[tuple[str, Any, Any]]:
     if not isinstance(result, list | tuple):
-        return [(what, described, result)]
+        return [(label, described, result)]
     if not isinstance(described, list) or len(described) != len(result):
         got = f"{len(described)} values" if isinstance(described, list) else "one value"
-        raise NotRightError(Outcome.CONTRACT, f"{what} is {got}, expected {len(result)}")
+        raise NotRightError(Outcome.CONTRACT, f"{label} is {got}, expected {len(result)}")
     return [
-        pair for i, (d, r) in enumerate(zip(described, result, strict=True)) for pair in _pair(d, r, f"{what}[{i}]")
+        pair
+        for i, (d, r) in enumerate(zip(described, result, strict=True))
+        for pair in _pair_results(d, r, f"{label}[{i}]")
     ]
 
 
-def _same_plain(what: str, said: Any, aten: Any, by: str) -> None:
-    value = complex(*said["complex"]) if isinstance(said, dict) and "complex" in said else said
+def _check_plain_value(label: str, reported: Any, aten: Any, authority: str) -> None:
+    value = complex(*reported["complex"]) if isinstance(reported, dict) and "complex" in reported else reported
     if isinstance(aten, torch.dtype):
-        value, aten = (said or {}).get("dtype") if isinstance(said, dict) else said, SHORT_DTYPES.get(aten)
+        value, aten = (reported or {}).get("dtype") if isinstance(reported, dict) else reported, SHORT_DTYPES.get(aten)
     if type(value) is not type(aten):
-        raise NotRightError(Outcome.CONTRACT, f"{what} is {_kind(said)}, expected {type(aten).__name__}")
+        raise NotRightError(Outcome.CONTRACT, f"{label} is {_kind(reported)}, expected {type(aten).__name__}")
     same = value == aten or (isinstance(aten, float | complex) and cmath.isnan(aten) and cmath.isnan(value))
     if isinstance(aten, float | complex) and not same:
         same = abs(value - aten) <= 1e-6 * abs(aten)
     if not same:
-        raise NotRightError(Outcome.WRONG, f"{what} is {value!r}, {by} has {aten!r}")
+        raise NotRightError(Outcome.WRONG, f"{label} is {value!r}, {authority} has {aten!r}")
 
 
-def _kind(said: Any) -> str:
-    if isinstance(said, dict):
-        return str(said.get("junk", "a tensor"))
-    return "nothing (None)" if said is None else type(said).__name__
+def _kind(reported: Any) -> str:
+    if isinstance(reported, dict):
+        return str(reported.get("junk", "a tensor"))
+    return "nothing (None)" if reported is None else type(reported).__name__
 
 
-def _merge(figures: dict[str, float], more: dict[str, float]) -> None:
+def _merge(figures: dict[str, float], others: dict[str, float]) -> None:
     """Keep the figures of the tensor with the largest kernel error."""
-    if more and more.get("kernel_error", 0.0) >= figures.get("kernel_error", -1.0):
-        figures.update(more)
+    if others and others.get("kernel_error", 0.0) >= figures.get("kernel_error", -1.0):
+        figures.update(others)
 
 
 def _one_line(error: Exception) -> str:
@@ -451,7 +459,7 @@ def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {text[0][:300] if text else ''}"
 
 
-def _drawn_from_few(kernel: torch.Tensor, aten: torch.Tensor) -> bool:
+def _draws_fewer_numbers(kernel: torch.Tensor, aten: torch.Tensor) -> bool:
     """Whether the kernel draws few distinct numbers where ATen draws many."""
     return is_varied(aten) and different_numbers(kernel) < different_numbers(aten) / 4
 

@@ -21,7 +21,7 @@ from opforge.judge.workers import WorkerConfig
 from opforge.ops import CustomOperator
 from opforge.sandbox.client import Spawner
 
-_LOOKED_FOR_DRAWS = 4
+_MAX_DRAW_CHECK_CASES = 4
 """Cases on which a reference is checked for drawing random numbers."""
 
 
@@ -41,7 +41,7 @@ class CustomOperators:
         reference = self._of(described)
         op = shown_by(name, cases)
         if reference.draws is None:
-            reference.draws = self._draws(op.drawing(), reference, cases[:_LOOKED_FOR_DRAWS])
+            reference.draws = self._draws(op.drawing(), reference, cases[:_MAX_DRAW_CHECK_CASES])
         return op.drawing() if reference.draws else op, reference
 
     def _of(self, described: dict[str, Any]) -> Reference:
@@ -68,9 +68,9 @@ class CustomOperators:
 def shown_by(name: str, cases: list[CaseRow]) -> CustomOperator:
     """Return an operator with the positional count and keyword names that its cases show."""
     positional = 0
-    named: dict[str, None] = {}
+    keywords: dict[str, None] = {}
     for case in cases:
         args, kwargs = json.loads(case.tree or tree_of(case.args))
         positional = max(positional, len(args))
-        named.update(dict.fromkeys(kwargs))
-    return CustomOperator.of(name, positional, named)
+        keywords.update(dict.fromkeys(kwargs))
+    return CustomOperator.of(name, positional, keywords)

@@ -40,15 +40,17 @@ _CRASHES = {
 One copies lazy clones in a parallel loop, which its own assertion forbids; others resize them."""
 
 
-_LIKE = {"strided": "pitched", "transposed": "permuted"}
+_EQUIVALENT_LAYOUTS = {"strided": "pitched", "transposed": "permuted"}
 """By layout: another layout on which ATen behaves the same."""
-_SCALES = frozenset(f"argument:{name}" for name in ("scales", "scales_d", "scales_h", "scales_w", "scale_factors"))
+_SCALE_ARGUMENTS = frozenset(
+    f"argument:{name}" for name in ("scales", "scales_d", "scales_h", "scales_w", "scale_factors")
+)
 
 
 def of(op: Operator) -> frozenset[str]:
     """Return the twists that crash ATen on an operator, or to which it has no defined answer."""
-    own = _CRASHES.get(op.name, _CRASHES.get(op.packet, frozenset()))
-    own |= {like for name, like in _LIKE.items() if name in own}
+    crashing = _CRASHES.get(op.name, _CRASHES.get(op.packet, frozenset()))
+    crashing |= {equivalent for name, equivalent in _EQUIVALENT_LAYOUTS.items() if name in crashing}
     if "upsample" in op.packet:
-        own |= _SCALES  # a scale that contradicts the result's size makes ATen read out of bounds
-    return ILL_CONDITIONED | own if solves(op.packet) else own
+        crashing |= _SCALE_ARGUMENTS  # a scale that contradicts the result's size makes ATen read out of bounds
+    return ILL_CONDITIONED | crashing if solves(op.packet) else crashing

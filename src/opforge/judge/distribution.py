@@ -42,10 +42,10 @@ def draws_wanted(elements: int) -> int:
 
 def positions(elements: int, draws: int) -> torch.Tensor:
     """Return the sampled positions of a draw: all, or spread-out runs that include both ends."""
-    room, run = max(64, ENOUGH // draws), 32
-    if elements <= room:
+    max_positions, run = max(64, ENOUGH // draws), 32
+    if elements <= max_positions:
         return torch.arange(elements)
-    starts = torch.linspace(0, elements - run, room // run).long()
+    starts = torch.linspace(0, elements - run, max_positions // run).long()
     return (starts[:, None] + torch.arange(run)).reshape(-1).unique()
 
 
@@ -120,5 +120,5 @@ def weigh(tests: Iterable[Test], false_alarm: float = FALSE_ALARM) -> Weighed:
     failed = next((test for test in tests if float(test.z.max()) > limit), None)
     if failed is None:
         return Weighed(None, figures)
-    words = failed.say(int(failed.z.argmax()))
-    return Weighed(f"{words} (z = {float(failed.z.max()):.1f}, allowed {limit:.1f})", figures)
+    message = failed.say(int(failed.z.argmax()))
+    return Weighed(f"{message} (z = {float(failed.z.max()):.1f}, allowed {limit:.1f})", figures)

@@ -28,8 +28,8 @@ from opforge.judge.verdict import Finding, NotRightError, Outcome
 from opforge.judge.workers import KernelWorker, WorkerConfig
 from opforge.ops import Operator
 
-_MESSAGE_CASES = 500
-_MESSAGE_BYTES = 64 << 20
+_MAX_MESSAGE_CASES = 500
+_MAX_MESSAGE_BYTES = 64 << 20
 _LOOKED_AT = 1_000_000
 """Elements of whole draws that are checked by the operator's own rules."""
 
@@ -47,14 +47,14 @@ def judge_draws(
 ) -> Finding:
     """Return the verdict on a random operator's case whose first draw keeps the contract."""
     try:
-        figures = _Drawing(worker, op, placed, hearing, reply, config).figures()
+        figures = _DrawJudge(worker, op, placed, hearing, reply, config).figures()
     except NotRightError as error:
         return error.finding
     return replace(finding, figures={**finding.figures, **figures})
 
 
 @dataclass
-class _Side:
+class _SideDraws:
     """Draws of one result by the kernel or by ATen, at the sampled positions."""
 
     rows: list[torch.Tensor] = field(default_factory=list)
@@ -70,11 +70,11 @@ class _Side:
 
 
 @dataclass
-class _Kept:
+class _ResultDraws:
     """Draws of one result by both sides."""
 
-    kernel: _Side = field(default_factory=_Side)
-    aten: _Side = field(default_factory=_Side)
+    kernel: _SideDraws = field(default_factory=_SideDraws)
+    aten: _SideDraws = field(default_factory=_SideDraws)
     whole: list[torch.Tensor] = field(default_factory=list)
     """Some draws of the kernel with all their elements."""
 
@@ -84,7 +84,7 @@ class _Kept:
 
 
 @dataclass
-class _Drawing:
+class _DrawJudge:
     worker: KernelWorker
     op: Operator
     placed: Placed
@@ -96,18 +96,18 @@ class _Drawing:
         """Return the figures of the draws; raise NotRightError when they are wrong."""
         if not self._elements:
             return {}
-        if self._opening():
+        if self._first_draws_equal_aten():
             return {"identical_draws": 1 + GROUP}
-        kept = [_Kept() for _ in self._first]
-        for start, asked in self._messages():
-            self._keep(kept, start, asked)
-        self._rules(kept)
-        weighed, figures = self._weigh(kept)
+        kept = [_ResultDraws() for _ in self._first]
+        for start, count in self._messages():
+            self._keep(kept, start, count)
+        self._check_rules(kept)
+        weighed, figures = self._run_battery(kept)
         if weighed.reason is not None:
             raise NotRightError(Outcome.WRONG, weighed.reason, **figures)
         return figures
 
-    def _opening(self) -> bool:
+    def _first_draws_equal_aten(self) -> bool:
         """Draw one group, and the first seed once more; return whether all draws equal ATen's."""
         requests = [*self._requests("opening", 0, GROUP), self._requests("opening", 0, 1)[0]]
         self.worker.begin({"do": "call", "op": self.op.name, "random": True, "cases": requests})
@@ -124,22 +124,22 @@ class _Drawing:
     def _messages(self) -> Iterator[tuple[int, int]]:
         """Yield the start and the number of draws of each message."""
         size = max(1, sum(t.numel() * t.element_size() + 64 for t in self._first) * (2 if self.placed.call.own else 1))
-        most = max(GROUP, min(_MESSAGE_CASES, _MESSAGE_BYTES // size) // GROUP * GROUP)
-        for start in range(0, self._draws, most):
-            yield start, min(most, self._draws - start)
+        max_draws = max(GROUP, min(_MAX_MESSAGE_CASES, _MAX_MESSAGE_BYTES // size) // GROUP * GROUP)
+        for start in range(0, self._draws, max_draws):
+            yield start, min(max_draws, self._draws - start)
 
-    def _keep(self, kept: list[_Kept], start: int, count: int) -> None:
+    def _keep(self, kept: list[_ResultDraws], start: int, count: int) -> None:
         """Draw ``count`` times from both and keep samples; ATen draws while the worker does."""
         requests = self._requests("kernel", start, count)
         self.worker.begin({"do": "call", "op": self.op.name, "random": True, "cases": requests})
         for answer in self._answers("aten", start, count):
-            for into, value, at in zip(kept, self._values(answer), self._at, strict=True):
-                into.aten.keep(value, at)
+            for draws, value, at in zip(kept, self._values(answer), self._at, strict=True):
+                draws.aten.keep(value, at)
         for values in self._read(requests):
-            for into, value, at in zip(kept, values, self._at, strict=True):
-                into.kernel.keep(value, at)
-                if len(into.whole) * value.numel() < _LOOKED_AT:
-                    into.whole.append(value)
+            for draws, value, at in zip(kept, values, self._at, strict=True):
+                draws.kernel.keep(value, at)
+                if len(draws.whole) * value.numel() < _LOOKED_AT:
+                    draws.whole.append(value)
 
     def _read(self, requests: list[Request]) -> Iterator[list[torch.Tensor]]:
         """Yield the result tensors of each requested draw."""
@@ -147,7 +147,7 @@ class _Drawing:
         if replies is None:
             raise NotRightError(Outcome.CONTRACT, FORGED)
         results = bytearray(self.worker.bytes[self.config.in_bytes : results_end(replies, self.config)])
-        self._inputs_as_they_were()
+        self._check_inputs_unchanged()
         expected = without_places(self.reply)
         for reply in replies:
             if without_places(reply) != expected:
@@ -162,30 +162,32 @@ class _Drawing:
         if not finding.passed:
             raise NotRightError(finding.outcome, finding.reason, **finding.figures)
 
-    def _inputs_as_they_were(self) -> None:
+    def _check_inputs_unchanged(self) -> None:
         buffer = self.placed.call.buffer
-        for index, (at, nbytes, *_) in enumerate(self.placed.inputs):
-            if not np.array_equal(self.worker.bytes[at : at + nbytes], buffer[at : at + nbytes]):
+        for index, (start, nbytes, *_) in enumerate(self.placed.inputs):
+            if not np.array_equal(self.worker.bytes[start : start + nbytes], buffer[start : start + nbytes]):
                 name = list(tensor_names(self.op, self.placed.call))[index]
                 raise NotRightError(Outcome.CONTRACT, f"wrote to `{name}`, which {self.op.name} must not change")
 
     def _unwritten(self, reply: dict[str, Any], results: bytearray) -> None:
         """Check returned inputs that the operator must not write to."""
-        for index, before in self._left_alone.items():
+        for index, before in self._read_only_contents.items():
             after = self._tensor(reply["inputs"][index], results)
             if not torch.equal(flat_bytes(after), before):
                 name = list(tensor_names(self.op, self.placed.call))[index]
                 raise NotRightError(Outcome.CONTRACT, f"wrote to `{name}`, which {self.op.authority} left alone")
 
     def _tensor(self, row: list[Any], results: bytearray) -> torch.Tensor:
-        at, nbytes, dtype, shape = row[0] - self.config.in_bytes, row[1], TORCH_DTYPES[row[2]], row[3]
-        if not (isinstance(at, int) and 0 <= at <= at + nbytes <= len(results)):
+        start, nbytes, dtype, shape = row[0] - self.config.in_bytes, row[1], TORCH_DTYPES[row[2]], row[3]
+        if not (isinstance(start, int) and 0 <= start <= start + nbytes <= len(results)):
             raise NotRightError(Outcome.CONTRACT, FORGED)
         count = nbytes // dtype.itemsize
-        flat = torch.frombuffer(results, dtype=dtype, count=count, offset=at) if count else torch.empty(0, dtype=dtype)
+        flat = (
+            torch.frombuffer(results, dtype=dtype, count=count, offset=start) if count else torch.empty(0, dtype=dtype)
+        )
         return flat.reshape(shape)
 
-    def _rules(self, kept: list[_Kept]) -> None:
+    def _check_rules(self, kept: list[_ResultDraws]) -> None:
         for name, draws in zip(self._names, kept, strict=True):
             if draws.kernel.nan and not draws.aten.nan:
                 raise NotRightError(Outcome.WRONG, f"{name}: NaN among the draws, where {self.op.authority} has none")
@@ -194,7 +196,7 @@ class _Drawing:
         if reason := support.broken(self.op, look):
             raise NotRightError(Outcome.WRONG, reason)
 
-    def _weigh(self, kept: list[_Kept]) -> tuple[Weighed, dict[str, Any]]:
+    def _run_battery(self, kept: list[_ResultDraws]) -> tuple[Weighed, dict[str, Any]]:
         """Judge the draws of all results by one battery."""
         pilots = [self._values(answer) for answer in self._answers("pilot", 0, PILOTS)]
         batteries = []
@@ -227,12 +229,12 @@ class _Drawing:
         """Return ATen's draws: its results, and inputs that it writes but does not return."""
         if answer.raised is not None:
             raise NotRightError(Outcome.ERROR, f"{self.op.authority} itself raises on a second draw: {answer.raised}")
-        found = [*tensors_of(answer.result), *(answer.inputs[i] for i in self._besides)]
-        return [plain(t).cpu() for t in found]
+        tensors = [*tensors_of(answer.result), *(answer.inputs[i] for i in self._written_unreturned)]
+        return [plain(t).cpu() for t in tensors]
 
     def _rows(self, reply: dict[str, Any]) -> list[list[Any]]:
         """Return the wire rows of the kernel's draws, in the order of ``_values``."""
-        return [*_returned(reply["returned"]), *(reply["inputs"][i] for i in self._besides)]
+        return [*_returned(reply["returned"]), *(reply["inputs"][i] for i in self._written_unreturned)]
 
     @cached_property
     def _written(self) -> list[int]:
@@ -240,13 +242,13 @@ class _Drawing:
         return [i for i, n in enumerate(tensor_names(self.op, self.placed.call)) if n.partition("[")[0] in writes]
 
     @cached_property
-    def _besides(self) -> list[int]:
+    def _written_unreturned(self) -> list[int]:
         """Inputs that the operator writes and does not return, such as the noise of rrelu."""
         answer = self.hearing.aten
         return [i for i in self._written if not any(t is answer.inputs[i] for t in tensors_of(answer.result))]
 
     @cached_property
-    def _left_alone(self) -> dict[int, torch.Tensor]:
+    def _read_only_contents(self) -> dict[int, torch.Tensor]:
         if "inputs" not in self.reply:
             return {}
         inputs = self.placed.call.build()[2]
@@ -261,9 +263,9 @@ class _Drawing:
     @cached_property
     def _names(self) -> list[str]:
         names = list(tensor_names(self.op, self.placed.call))
-        count = len(self._first) - len(self._besides)
+        count = len(self._first) - len(self._written_unreturned)
         results = ["result"] if count == 1 else [f"result[{i}]" for i in range(count)]
-        return [*results, *(f"`{names[i]}`" for i in self._besides)]
+        return [*results, *(f"`{names[i]}`" for i in self._written_unreturned)]
 
     @cached_property
     def _elements(self) -> int:

@@ -15,19 +15,19 @@ from opforge.judge.verdict import NotRightError, Outcome
 from opforge.sandbox.track import short_calls
 
 _MIN_ROUNDS = 8
-_MIN_QUIET = 6
+_MIN_QUIET_LEGS = 6
 """Fewest values whose ranks give an interval that holds the median 95 times in a hundred."""
-_SECONDARY_ROUNDS = 5
-_DOUBTED_ROUNDS = 32
-"""Rounds needed to accuse a kernel; it then is, if fewer than `_MIN_QUIET` are honest."""
-_NARROW = {"device": 0.015, "call": 0.02, "sync": 0.02}
+_MIN_SECONDARY_ROUNDS = 5
+_MIN_DOUBTFUL_ROUNDS = 32
+"""Rounds needed to accuse a kernel; it then is, if fewer than `_MIN_QUIET_LEGS` are honest."""
+_MAX_INTERVAL_WIDTH = {"device": 0.015, "call": 0.02, "sync": 0.02}
 """Width of the interval, as a share of the ratio, at which a race may end."""
 _PLACES = 0.002
 """Relative error from memory placement, added to every interval."""
-_RESOLUTION_NS = 5.0
+_DEVICE_TIME_ERROR_NS = 5.0
 """Systematic error of a device time of a few µs in a race; also added to the interval."""
 _CLOCK_SLACK_NS = 60_000
-_CLOCK_SLACK = 0.1
+_CLOCK_SLACK_SHARE = 0.1
 FILL_SLACK_NS = 400_000
 """Extra time that filling inputs may take on a GPU that nothing else keeps busy."""
 _CLOCK_SURE_Z = 3.3
@@ -97,8 +97,8 @@ class Figure:
         These are rounds without waits if there are enough, else rounds whose times exclude waits if
         there are enough, else all.
         """
-        for most in (Wait.NONE, Wait.LEFT_OUT):
-            if self._are_enough(rounds := self._rounds_with(most)):
+        for max_wait in (Wait.NONE, Wait.LEFT_OUT):
+            if self._are_enough(rounds := self._rounds_with(max_wait)):
                 return rounds
         return list(range(self.rounds))
 
@@ -107,11 +107,11 @@ class Figure:
         """Whether too few rounds yet have times without waits."""
         return not self._are_enough(self._rounds_with(Wait.LEFT_OUT))
 
-    def _rounds_with(self, most: Wait) -> list[int]:
-        return [i for i, waited in enumerate(self.waited[: self.rounds]) if waited <= most]
+    def _rounds_with(self, max_wait: Wait) -> list[int]:
+        return [i for i, waited in enumerate(self.waited[: self.rounds]) if waited <= max_wait]
 
     def _are_enough(self, rounds: list[int]) -> bool:
-        return len({i // self.leg for i in rounds}) >= _MIN_QUIET
+        return len({i // self.leg for i in rounds}) >= _MIN_QUIET_LEGS
 
     @property
     def ratios(self) -> list[float]:
@@ -131,13 +131,13 @@ class Figure:
 
     def _bounded(self, *, is_kernel: bool) -> list[float]:
         """Return one side's times, plus unreported time that the judge's clock surely saw."""
-        said = self.kernel_ns if is_kernel else self.aten_ns
-        unsaid = self._unsaid
-        if not unsaid:
-            return said
-        low, high = median_interval(sorted(unsaid[i] for i in self.quiet))
-        more = max(0.0, (low if is_kernel else -high) - self._clock_slack(self.median_ns(said)))
-        return [ns + more / self.work for ns in said]
+        reported = self.kernel_ns if is_kernel else self.aten_ns
+        unreported = self._unreported_ns
+        if not unreported:
+            return reported
+        low, high = median_interval(sorted(unreported[i] for i in self.quiet))
+        extra = max(0.0, (low if is_kernel else -high) - self._clock_slack(self.median_ns(reported)))
+        return [ns + extra / self.work for ns in reported]
 
     @property
     def speedup(self) -> float:
@@ -147,26 +147,26 @@ class Figure:
 
     def _clock_slack(self, call_ns: float) -> float:
         """Return the allowed difference of the clocks on a block of calls of this duration."""
-        return max(_CLOCK_SLACK_NS, _CLOCK_SLACK * call_ns * self.work)
+        return max(_CLOCK_SLACK_NS, _CLOCK_SLACK_SHARE * call_ns * self.work)
 
     @property
     def interval(self) -> tuple[float, float]:
         low, high = median_interval(self.ratios)
         shortest = min(statistics.median(self.kernel_ns), statistics.median(self.aten_ns))
-        unsure = _PLACES + (_RESOLUTION_NS / shortest if self.name == "device" else 0.0)
-        return low / (1 + unsure), high * (1 + unsure)  # above zero even if no time passed
+        error = _PLACES + (_DEVICE_TIME_ERROR_NS / shortest if self.name == "device" else 0.0)
+        return low / (1 + error), high * (1 + error)  # above zero even if no time passed
 
     @property
     def narrow(self) -> bool:
         low, high = median_interval(self.ratios)
-        return high - low <= _NARROW[self.name] * statistics.median(self.ratios)
+        return high - low <= _MAX_INTERVAL_WIDTH[self.name] * statistics.median(self.ratios)
 
     def ends(self, *, out_of_time: bool) -> bool:
         """Whether the next round is the last."""
-        least = _SECONDARY_ROUNDS if self.secondary else max(_MIN_ROUNDS, _MIN_QUIET * self.leg)
-        if self.rounds + 1 < least:
+        min_rounds = _MIN_SECONDARY_ROUNDS if self.secondary else max(_MIN_ROUNDS, _MIN_QUIET_LEGS * self.leg)
+        if self.rounds + 1 < min_rounds:
             return False
-        if self._doubtful and self.rounds + 1 < _DOUBTED_ROUNDS:
+        if self._doubtful and self.rounds + 1 < _MIN_DOUBTFUL_ROUNDS:
             return False  # even when out of time: a few rounds are not enough to accuse
         return out_of_time or ((self.secondary or self.narrow) and not self._doubtful)
 
@@ -186,7 +186,7 @@ class Figure:
         }
 
     @property
-    def _unsaid(self) -> list[float]:
+    def _unreported_ns(self) -> list[float]:
         """Return how much longer the kernel's blocks were than reported.
 
         The overhead of a block is the same on both sides, so ATen's is subtracted.
@@ -194,7 +194,7 @@ class Figure:
         return [k - a for k, a in zip(self.kernel_beside, self.aten_beside, strict=True)]
 
     @property
-    def _fills(self) -> tuple[list[float], list[float]]:
+    def _extra_fill_ns(self) -> tuple[list[float], list[float]]:
         """Return the extra time to fill the kernel's inputs over ATen's, and the reverse."""
         longer = [k - a for k, a in zip(self.kernel_fill, self.aten_fill, strict=True)]
         return longer, [-ns for ns in longer]
@@ -206,8 +206,8 @@ class Figure:
     @property
     def _clocks_differ(self) -> bool:
         """Whether the judge's clock contradicts the kernel's times in most rounds that count."""
-        unsaid = self._unsaid
-        return bool(unsaid) and statistics.median(unsaid[i] for i in self.quiet) > self._clock_slack(self._said)
+        unreported = self._unreported_ns
+        return bool(unreported) and statistics.median(unreported[i] for i in self.quiet) > self._clock_slack(self._said)
 
     @property
     def _others_at_work(self) -> bool:
@@ -221,24 +221,24 @@ class Figure:
     @property
     def _doubtful(self) -> bool:
         """Whether more rounds must show that the clocks agree and nothing keeps the GPU busy."""
-        return self._clocks_differ or any(f and statistics.median(f) > FILL_SLACK_NS for f in self._fills)
+        return self._clocks_differ or any(f and statistics.median(f) > FILL_SLACK_NS for f in self._extra_fill_ns)
 
     def clocks_agree(self) -> None:
         """Reject times that the judge's clock contradicts, and GPU work of a stopped kernel."""
-        if any(longer and _surely(longer) > FILL_SLACK_NS for longer in self._fills):
+        if any(longer and _sure_lower_bound(longer) > FILL_SLACK_NS for longer in self._extra_fill_ns):
             raise NotRightError(
                 Outcome.CHEATED, "keeps the GPU busy while its process is stopped, before timed calls begin"
             )
-        surely = _surely(self._unsaid)
-        if surely > self._clock_slack(self._said) and not self._others_at_work:
-            said = self._said * self.work
+        unreported = _sure_lower_bound(self._unreported_ns)
+        if unreported > self._clock_slack(self._said) and not self._others_at_work:
+            reported = self._said * self.work
             raise NotRightError(
                 Outcome.CHEATED,
-                f"says that {self.work} calls took {said / 1e6:.3g} ms; by the judge's clock it was at least {(said + surely) / 1e6:.3g} ms",
+                f"says that {self.work} calls took {reported / 1e6:.3g} ms; by the judge's clock it was at least {(reported + unreported) / 1e6:.3g} ms",
             )
 
 
-def _surely(sample: list[float]) -> float:
+def _sure_lower_bound(sample: list[float]) -> float:
     """Return a sure lower bound for the median of a sample."""
     return median_interval(sorted(sample), _CLOCK_SURE_Z)[0]
 

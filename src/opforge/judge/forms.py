@@ -22,31 +22,31 @@ from opforge.sandbox.situations import ONE_CALL, SITUATIONS
 
 _TWICE = 2
 """Cases of an operator that are run twice, to check for the same answer."""
-_REPLAYED = 4
+_REPLAYED_CASES = 4
 """First cases of an operator that are replayed; of the others one in eight."""
-_ENLARGED = 3
+_ENLARGED_CASES = 3
 """Cases of different dtypes that are run in each large form; of the others one in 256."""
-_SITUATED = 4
+_CASES_PER_SITUATION = 4
 """One in this many further cases is called in another situation."""
-_NOT_FINITE = ("nan", "inf", "nan_in_first")
-_SPECIAL = (*_NOT_FINITE, "edges")
+_NONFINITE_FORMS = ("nan", "inf", "nan_in_first")
+_SPECIAL = (*_NONFINITE_FORMS, "edges")
 """Forms that are also run with other arguments."""
 _ARGUMENTS = 6
 """Times that each other value of an argument is tried in the first cases.
 
-Of the other cases, one in ``_SITUATED`` tries one."""
+Of the other cases, one in ``_CASES_PER_SITUATION`` tries one."""
 _MAX_TWISTED_BYTES = 4 << 20
 ATEN_BUDGET_S = 3.0
 """Seconds that ATen may take for all variants of a case.
 
 If one call takes as long, the case is judged in two variants."""
-_LEAST_VARIANTS = 2
+_MIN_VARIANTS = 2
 LARGE_BYTES = 64 << 20
 """Cases with larger inputs are judged unchanged, and once with other contents if they are timed.
 
 Each form of them takes seconds."""
 
-_COUNTED = frozenset({*TWISTS, *SITUATIONS})
+_LISTED_FORMS = frozenset({*TWISTS, *SITUATIONS})
 """Forms that a verdict lists by name."""
 REPLAYS = ("replayed", "reordered")
 _WORDS = {
@@ -132,12 +132,12 @@ def place(
     if first.answer.raised is not None:
         return True
     inputs = batch.inputs(first)
-    begun = len(batch.placed)
+    placed_before = len(batch.placed)
 
     def affordable() -> bool:
         """Whether ATen's time allows another variant; recorded where it does not."""
-        done = len(batch.placed) - begun
-        if done < _LEAST_VARIANTS or done * first.aten_s < budget_s:
+        done = len(batch.placed) - placed_before
+        if done < _MIN_VARIANTS or done * first.aten_s < budget_s:
             return True
         batch.slow[case.id] = first.aten_s
         return False
@@ -153,10 +153,10 @@ def place(
         if hostile and case.phase is Phase.CORRECTNESS and sum(row[1] for row in first.inputs) <= _MAX_TWISTED_BYTES:
             values = not op.random and op.base not in UNDEFINED_CONTENTS
             for count, names in turns(number, cases, batch.tried.twists, values=values):
-                left = count
+                remaining = count
                 for name in names:
-                    if left and name not in defects.of(op) and affordable():
-                        left -= batch.twist(first, inputs, name)
+                    if remaining and name not in defects.of(op) and affordable():
+                        remaining -= batch.twist(first, inputs, name)
             if large_too and values and not solves(op.packet):
                 for name in LARGE_FORMS if "backward" not in op.base else SIZED_ALIKE:
                     if _is_enlarged(batch, case, first, inputs, name) and name not in defects.of(op) and affordable():
@@ -172,8 +172,8 @@ def _is_enlarged(batch: Batch, case: CaseRow, first: Placed, inputs: Inputs, nam
     """Whether to run a case in a large form: the first of some dtypes and dims, some at random."""
     dtypes, dims = batch.tried.dtypes[name], batch.tried.dims[name]
     return (
-        (len(dtypes) < _ENLARGED and dtypes_of(first) not in dtypes)
-        or (name in ALONG_A_DIMENSION and len(dims) < _ENLARGED and inputs.has_floats and inputs.dim not in dims)
+        (len(dtypes) < _ENLARGED_CASES and dtypes_of(first) not in dtypes)
+        or (name in ALONG_A_DIMENSION and len(dims) < _ENLARGED_CASES and inputs.has_floats and inputs.dim not in dims)
         or int(case.id[-2:], 16) == 0
     )
 
@@ -188,7 +188,7 @@ def _situations(op: Operator, number: int) -> Sequence[str]:
         return ()
     if number < _TWICE:
         return SITUATIONS if number == 0 else ONE_CALL
-    return () if number % _SITUATED else (ONE_CALL[number // _SITUATED % len(ONE_CALL)],)
+    return () if number % _CASES_PER_SITUATION else (ONE_CALL[number // _CASES_PER_SITUATION % len(ONE_CALL)],)
 
 
 def _place_arguments(
@@ -203,34 +203,36 @@ def _place_arguments(
     """Place a case and its special forms with other values for some arguments."""
     if not all(map(tame, inputs.tensors)):
         return
-    whole = not any(t.is_floating_point() or t.is_complex() for t in inputs.tensors)
+    integral = not any(t.is_floating_point() or t.is_complex() for t in inputs.tensors)
     special = [p for p in batch.placed if p.case is first.case and p.form in _SPECIAL]
     for basis in (first, *special):
         for name, value in _arguments(op, first.call, number, cases, always=basis.form == "edges"):
             fraction = isinstance(value, float) and not value.is_integer()
-            if basis.form in _NOT_FINITE and value == 0 and name != "beta":
+            if basis.form in _NONFINITE_FORMS and value == 0 and name != "beta":
                 continue  # only for `beta` do the docs say that zero ignores NaN and infinities
-            if f"{ARGUMENT}{name}" not in defects.of(op) and not (whole and fraction) and affordable():
+            if f"{ARGUMENT}{name}" not in defects.of(op) and not (integral and fraction) and affordable():
                 batch.argument(basis, name, value)
 
 
 def _arguments(op: Operator, call: Call, number: int, cases: int, *, always: bool) -> Iterator[tuple[str, Any]]:
     """Yield arguments with other values: a few per case, all of them over an operator's cases."""
     given = named_arguments(op, call)
-    found = [
+    choices = [
         (a.name, value)
         for a in op.arguments
         for value in (other_values(a) if may_be_left_out(a) else other_required_values(a, given.get(a.name)))
     ]
-    count = min(len(found), -(-3 * len(found) // max(cases, 1)))
-    if number * count >= _ARGUMENTS * len(found) and number % _SITUATED and not always:
+    count = min(len(choices), -(-3 * len(choices) // max(cases, 1)))
+    if number * count >= _ARGUMENTS * len(choices) and number % _CASES_PER_SITUATION and not always:
         return
     for i in range(count):
-        yield found[(number * count + i) % len(found)]
+        yield choices[(number * count + i) % len(choices)]
 
 
 def _is_replayed(case: CaseRow, number: int, *, large: bool) -> bool:
-    return case.phase is Phase.PERFORMANCE or (not large and (number < _REPLAYED or int(case.id[-1], 16) % 8 == 0))
+    return case.phase is Phase.PERFORMANCE or (
+        not large and (number < _REPLAYED_CASES or int(case.id[-1], 16) % 8 == 0)
+    )
 
 
 def _replayable(op: Operator) -> bool:
@@ -244,21 +246,21 @@ def settle(group: Sequence[tuple[Placed, Finding]]) -> Finding:
         return finding
     tried: list[str] = []
     for placed, other in others:
-        where = words(placed.form)
+        label = words(placed.form)
         if other.outcome is Outcome.ERROR and placed.form in LARGE_FORMS:  # such sizes are unproven
-            finding = replace(finding, notes=(*finding.notes, f"no answer {where}: {other.reason}"))
+            finding = replace(finding, notes=(*finding.notes, f"no answer {label}: {other.reason}"))
         elif other.outcome is Outcome.UNSUPPORTED:
-            finding = replace(finding, notes=(*finding.notes, f"declines {where}"))
+            finding = replace(finding, notes=(*finding.notes, f"declines {label}"))
         elif not other.passed:
-            return _because(placed, other, where)
+            return _form_failure(placed, other, label)
         else:
             if placed.expect is Expect.RETURNS:
                 finding = replace(finding, figures={**other.figures, **finding.figures})
-            tried += [placed.form] if placed.form in _COUNTED or placed.form.startswith(ARGUMENT) else []
+            tried += [placed.form] if placed.form in _LISTED_FORMS or placed.form.startswith(ARGUMENT) else []
     return replace(finding, figures={**finding.figures, "forms": tried}) if tried else finding
 
 
-def _because(placed: Placed, other: Finding, where: str) -> Finding:
+def _form_failure(placed: Placed, other: Finding, label: str) -> Finding:
     if placed.form == "again":
         return Finding(Outcome.CONTRACT, f"another answer to the same inputs the second time: {other.reason}")
-    return replace(other, reason=f"{where}: {other.reason}")
+    return replace(other, reason=f"{label}: {other.reason}")

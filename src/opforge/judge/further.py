@@ -21,7 +21,7 @@ from opforge.judge.workers import DeathError, KernelWorker, WorkerConfig
 from opforge.ops import Operator
 
 _LINGER_S = 0.1
-_REFUSALS = ("tried", "error", "tampered", "state")
+_REFUSAL_KEYS = ("tried", "error", "tampered", "state")
 
 
 def gradients(
@@ -33,9 +33,9 @@ def gradients(
         (reply,), results = _answers(worker, config, request, 1)
     except NotRightError as error:
         return error.finding
-    own = replace(call, own=False)
+    gradient_call = replace(call, own=False)
     finding = Hearing(
-        op, True, placed.case.expect, own, aten, reply, results, config.in_bytes, measure=False
+        op, True, placed.case.expect, gradient_call, aten, reply, results, config.in_bytes, measure=False
     ).finding()  # fmt: skip
     return None if finding.passed else replace(finding, reason=f"gradients through the kernel: {finding.reason}")
 
@@ -45,17 +45,17 @@ def lingering(worker: KernelWorker, config: WorkerConfig, placed: Placed, hearin
 
     This shows results that are written late, or depend on other calls.
     """
-    plain = placed.request()
-    asked = [plain, plain, {**plain, "linger_s": _LINGER_S}]
+    request = placed.request()
+    cases = [request, request, {**request, "linger_s": _LINGER_S}]
     try:
-        replies, results = _answers(worker, config, _calls(hearing.op, asked), len(asked))
+        replies, results = _answers(worker, config, _calls(hearing.op, cases), len(cases))
     except NotRightError as error:
         return error.finding
-    right = [replace(hearing, reply=r, results=results, notes=[], values=[]).finding().passed for r in replies]
-    if right == [False, False, True]:
+    passed = [replace(hearing, reply=r, results=results, notes=[], values=[]).finding().passed for r in replies]
+    if passed == [False, False, True]:
         late = f"wrong at once, three times, and right when looked at {_LINGER_S:g} s later"
         return Finding(Outcome.CHEATED, f"{late}: the result is written after the call returned")
-    if all(right):
+    if all(passed):
         alone = "wrong after other calls, and right three times when called by itself"
         return Finding(Outcome.CONTRACT, f"{alone}: the answer depends on how calls follow each other")
     return None
@@ -78,11 +78,11 @@ def asked_apart(
     call = replace(placed.call, renewal=renewal)
     try:
         loaded = worker.ask({"do": "load", "kernel": kernel}, timeout_s=max(LOAD_LIMIT_S, config.timeout_s))
-        if not isinstance(loaded, dict) or any(word in loaded for word in _REFUSALS):
+        if not isinstance(loaded, dict) or any(key in loaded for key in _REFUSAL_KEYS):
             return None
         inputs = replace(call, device=torch.device("cpu"), own=True).build()[2]
-        for (at, *_), contents in zip(placed.inputs, map(storage_bytes, inputs), strict=True):
-            worker.bytes[at : at + len(contents)] = contents
+        for (start, *_), contents in zip(placed.inputs, map(storage_bytes, inputs), strict=True):
+            worker.bytes[start : start + len(contents)] = contents
         (reply,), results = _answers(worker, config, _calls(op, [placed.request()]), 1)
     except (DeathError, NotRightError):
         return None

@@ -47,11 +47,11 @@ _BUSY_BUDGET_S = 5.0
 BUSY = "other programs kept the cores busy: the kernel's times include waits for a core, so it may be faster than shown"
 _BLOCK_NS = 8_000_000
 _FIRST_CALLS = 8
-_MAX_GUESSES = 8
+_MAX_GUESS_BLOCKS = 8
 _MAX_CALLS = 512
-_MAX_TENSORS = 1024
+_MAX_BLOCK_TENSORS = 1024
 _MAX_BLOCK_BYTES = 64 << 20
-_LEG = 3
+_ROUNDS_PER_LEG = 3
 """Rounds before all calls are laid out again: memory placement changes times by some percent."""
 _JUDGED = 2
 """Calls of a block that are judged."""
@@ -61,15 +61,15 @@ _MANY_TENSORS = 64
 
 Judging it takes longer than timing it."""
 _SELDOM = 1 / 3
-_HALTED = 1 / 6
+_HALT_PROBABILITY = 1 / 6
 """Share of the kernel's turns before which a block is stopped half-way."""
 _TRIES = 24
 """Attempts to stop a block half-way at the end of a race in which none has succeeded."""
-_PATIENCE_NS = 100_000_000
+_EXTRA_WAIT_NS = 100_000_000
 """Extra wait of the later attempts, for a worker that other processes keep from running."""
-_BEHIND = 0.25
+_MIN_RETURNED_SHARE = 0.25
 """Share of the expected calls below which calls are taken to return all at once."""
-_SEALED = 0.2
+_TAMPER_CHECK_SHARE = 0.2
 """Share of blocks after which the worker is checked for tampering, besides the last."""
 _DRY_BLOCKS = 7
 _WAITED = 0.03
@@ -135,7 +135,7 @@ class HostRace:
             began = time.monotonic()
             order = list(self._sides)
             while not figure.done:
-                if figure.rounds and figure.rounds % _LEG == 0:
+                if figure.rounds and figure.rounds % _ROUNDS_PER_LEG == 0:
                     self._laid(figure.calls)
                 needs_more = figure.needs_quiet_rounds
                 out_of_time = time.monotonic() > began + (_BUSY_BUDGET_S if needs_more else _BUDGET_S)
@@ -171,19 +171,19 @@ class HostRace:
 
     def _lay(self) -> Figure:
         """Lay out enough calls on both sides for a sharp time by the judge's clock."""
-        most = max(1, min(_MAX_CALLS, _MAX_BLOCK_BYTES // self._nbytes, _MAX_TENSORS // self._tensors))
-        first = min(_FIRST_CALLS, most)
+        max_calls = max(1, min(_MAX_CALLS, _MAX_BLOCK_BYTES // self._nbytes, _MAX_BLOCK_TENSORS // self._tensors))
+        first = min(_FIRST_CALLS, max_calls)
         self._laid(first)
-        call_ns = [self._guessed_ns(side) / first for side in self._sides]
-        calls = int(max(1, min(most, _BLOCK_NS / max(1.0, *call_ns))))
+        call_ns = [self._estimate_block_ns(side) / first for side in self._sides]
+        calls = int(max(1, min(max_calls, _BLOCK_NS / max(1.0, *call_ns))))
         self._laid(calls)
-        return Figure("call", calls, leg=_LEG)
+        return Figure("call", calls, leg=_ROUNDS_PER_LEG)
 
-    def _guessed_ns(self, side: Side) -> float:
+    def _estimate_block_ns(self, side: Side) -> float:
         """Return the shortest time of two blocks, or of more while all contain waits for a core."""
         self._renew()
         blocks = [self._block(side), self._block(side)]
-        while len(blocks) < _MAX_GUESSES and all(wait is Wait.COUNTED for _, wait in blocks):
+        while len(blocks) < _MAX_GUESS_BLOCKS and all(wait is Wait.COUNTED for _, wait in blocks):
             blocks.append(self._block(side))
         return min(took for took, _ in blocks)
 
@@ -215,7 +215,7 @@ class HostRace:
         self._renew()
         for side in order:
             if side.is_kernel and self._has_many_calls(figure):
-                self._stop_now_and_then(figure)
+                self._maybe_stop_half_way(figure)
             took, waited = self._block(side, figure.rounds)
             figure.waited[-1] = max(figure.waited[-1], waited)
             (figure.kernel_ns if side.is_kernel else figure.aten_ns).append(took / figure.calls)
@@ -242,8 +242,8 @@ class HostRace:
 
     def _prepare(self, side: Side) -> None:
         """Stop both sides, and write the contents of the next block into one side's inputs."""
-        for one in self._sides:
-            one.halt()
+        for each_side in self._sides:
+            each_side.halt()
         try:
             for addresses, contents in zip(self._addresses[side.is_kernel], self._contents, strict=True):
                 for address, bytes_ in zip(addresses, contents, strict=True):
@@ -261,10 +261,10 @@ class HostRace:
         or thread was started meanwhile, or its worker has other processes: it might have waited for
         one of its own.
         """
-        worker, me = side.worker, os.getpid()
+        worker, judge_pid = side.worker, os.getpid()
         worker.begin({"do": "go", "dry": dry})
-        cpu, waited, own_wait = worker.cpu_ns(), worker.waited_ns(), processes.waited_ns(me)
-        started = processes.last_pid()
+        cpu, waited, judge_wait = worker.cpu_ns(), worker.waited_ns(), processes.waited_ns(judge_pid)
+        last_pid = processes.last_pid()
         began = time.perf_counter_ns()
         worker.resume()
         if watched and self._watch is not None:
@@ -272,10 +272,10 @@ class HostRace:
         side.answer(len(self._seeds))
         side.halt()
         took = time.perf_counter_ns() - began
-        waited = max(0, worker.waited_ns() - waited) + max(0, processes.waited_ns(me) - own_wait)
+        waited = max(0, worker.waited_ns() - waited) + max(0, processes.waited_ns(judge_pid) - judge_wait)
         cpu = worker.cpu_ns() - cpu
         wait = Wait.NONE if waited <= _WAITED * took else Wait.COUNTED
-        if not side.is_kernel or (processes.last_pid() == started and not worker.others):
+        if not side.is_kernel or (processes.last_pid() == last_pid and not worker.others):
             took = max(took - waited, cpu)
             wait = min(wait, Wait.LEFT_OUT)
         if side.is_kernel:
@@ -297,8 +297,8 @@ class HostRace:
     def _returned(self) -> list[int]:
         """Return which calls of the kernel's last block have returned."""
         table = self._kernel.worker.results[: 8 * WORDS * self._parts * len(self._seeds)].view(np.uint64)
-        found: list[int] = np.flatnonzero(table.reshape(len(self._seeds), -1)[:, 0]).tolist()
-        return found
+        calls: list[int] = np.flatnonzero(table.reshape(len(self._seeds), -1)[:, 0]).tolist()
+        return calls
 
     def _look(self, *, last: bool) -> None:
         """Judge results of the block just timed, and resume the stopped worker.
@@ -313,11 +313,11 @@ class HostRace:
             chosen = self._chance.sample(range(len(self._seeds)), min(_JUDGED, len(self._seeds)))
         elif self._chance.random() < _SELDOM or (last and not self._judged):
             chosen = [self._chance.randrange(len(self._seeds))]
-        seen = [(call, self._seen(call)) for call in chosen]
+        results = [(call, self._seen(call)) for call in chosen]
         self._kernel.worker.resume()
-        for number, (call, (answer, parts)) in enumerate(seen):
+        for number, (call, (answer, parts)) in enumerate(results):
             self._judged += 1
-            seals = number == len(seen) - 1 and (last or self._chance.random() < _SEALED)
+            seals = number == len(results) - 1 and (last or self._chance.random() < _TAMPER_CHECK_SHARE)
             self._hear(call, answer, parts, seals=seals, thorough=last)
 
     def _seen(self, call: int) -> tuple[Answer, Parts]:
@@ -334,19 +334,19 @@ class HostRace:
                         raise NotRightError(Outcome.CONTRACT, f"a timed call changed its input {number}")
             table = worker.results[: 8 * WORDS * self._parts * len(self._seeds)].view(np.uint64)
             entries = table.reshape(len(self._seeds), self._parts, WORDS)[call].tolist()
-            found: Parts = []
+            parts: Parts = []
             for part, (address, bits) in zip(parts_of(answer.result), entries, strict=False):
                 if not isinstance(part, torch.Tensor):
-                    found.append(bits)
+                    parts.append(bits)
                 elif part.is_conj() or part.is_neg() or part.layout is not torch.strided or part.is_cuda:
-                    found.append(None)
+                    parts.append(None)
                 else:
-                    found.append(worker.read(address, span(part.shape, part.stride()) * part.element_size()))
+                    parts.append(worker.read(address, span(part.shape, part.stride()) * part.element_size()))
         except OSError:
             raise NotRightError(
                 Outcome.CHEATED, "an output of a timed call is wrong: it lies where the process has no memory"
             ) from None
-        return answer, found
+        return answer, parts
 
     def _hear(self, call: int, answer: Answer, parts: Parts, *, seals: bool, thorough: bool) -> None:
         """Ask for the rest of a result that was read, and judge all of it."""
@@ -369,80 +369,82 @@ class HostRace:
         few = figure.calls < _FIRST_CALLS // 2 or len(self._all_cores) == 1 or self._judging is None
         return not (few or self._costly)
 
-    def _stop_now_and_then(self, figure: Figure) -> None:
+    def _maybe_stop_half_way(self, figure: Figure) -> None:
         """Stop a block half-way, at random, and at least once if a busy machine allows it."""
-        if self._chance.random() < _HALTED:
+        if self._chance.random() < _HALT_PROBABILITY:
             self._stop_half_way(figure)
         for number in range(_TRIES if figure.done else 0):
             if not self._seen_half_way:
-                self._stop_half_way(figure, _PATIENCE_NS if number >= _TRIES // 3 else 0)
+                self._stop_half_way(figure, _EXTRA_WAIT_NS if number >= _TRIES // 3 else 0)
 
-    def _stop_half_way(self, figure: Figure, patience_ns: int = 0) -> None:
+    def _stop_half_way(self, figure: Figure, extra_wait_ns: int = 0) -> None:
         """Stop the kernel in the middle of a block, and judge a result that was returned."""
         assert self._judging is not None  # noqa: S101
         side, worker = self._kernel, self._kernel.worker
         self._prepare(side)
-        cpu, usual = worker.cpu_ns(), statistics.median(self._block_cpu_ns)
+        cpu, usual_cpu_ns = worker.cpu_ns(), statistics.median(self._block_cpu_ns)
         share = self._chance.uniform(0.4, 0.9)
         # from another core, the worker can be stopped at any moment
         os.sched_setaffinity(0, self._all_cores - self._cores)
         worker.begin({"do": "go", "dry": False})
         worker.resume()
         # by the clock: the CPU time of a process is not known while it runs
-        until = time.perf_counter_ns() + share * usual + patience_ns
-        while time.perf_counter_ns() < until and len(self._returned()) < share * figure.calls:
+        deadline = time.perf_counter_ns() + share * usual_cpu_ns + extra_wait_ns
+        while time.perf_counter_ns() < deadline and len(self._returned()) < share * figure.calls:
             pass
         worker.halt()
         os.sched_setaffinity(0, self._cores)
         returned = self._returned()
-        ran = worker.cpu_ns() - cpu
+        ran_ns = worker.cpu_ns() - cpu
         half_way = len(returned) < figure.calls  # a finished block hides when its work was done
-        behind = half_way and len(returned) < _BEHIND * min(1.0, ran / usual) * figure.calls
-        if half_way and ran > 0.3 * usual:
+        behind = half_way and len(returned) < _MIN_RETURNED_SHARE * min(1.0, ran_ns / usual_cpu_ns) * figure.calls
+        if half_way and ran_ns > 0.3 * usual_cpu_ns:
             self._halts += 1
             self._behind += behind
         self._seen_half_way |= half_way and len(returned) > 0 and not behind
         call = self._chance.choice(returned) if returned else None
-        seen = None if call is None else self._seen(call)
+        result = None if call is None else self._seen(call)
         worker.resume()
         side.answer(figure.calls)
-        if call is None or seen is None:
+        if call is None or result is None:
             return
-        answer, parts = seen
+        answer, parts = result
         reply, bytes_ = _as_reply(answer, parts, worker.config.in_bytes)
         finding = self._judging.hear(reply, bytes_, self._seeds[call], answer)
         if not finding.passed:
             raise WrongOutputError(f"when its call had returned, {finding.reason}", self._seeds[call])
 
 
-def _addresses(said: Any, calls: int, inputs: int) -> list[list[int]]:
+def _addresses(reported: Any, calls: int, inputs: int) -> list[list[int]]:
     """Return the input addresses of each call that a worker reports; reject malformed ones."""
-    fits = isinstance(said, list) and len(said) == calls and all(isinstance(one, list) for one in said)
-    if not fits or any(len(one) != inputs or not all(type(n) is int and 0 <= n < 1 << 63 for n in one) for one in said):
+    fits = isinstance(reported, list) and len(reported) == calls and all(isinstance(row, list) for row in reported)
+    if not fits or any(
+        len(row) != inputs or not all(type(n) is int and 0 <= n < 1 << 63 for n in row) for row in reported
+    ):
         raise NotRightError(Outcome.CONTRACT, FORGED)
-    found: list[list[int]] = said
-    return found
+    addresses: list[list[int]] = reported
+    return addresses
 
 
 def _as_reply(answer: Answer, parts: Parts, base: int) -> tuple[dict[str, Any], Bytes]:
     """Return results read from a stopped worker as a reply, with ATen's layout and aliasing."""
-    taken = iter(parts)
+    remaining = iter(parts)
     bytes_ = bytearray()
     origins, shared = Origins(answer.inputs), answer.shared
 
     def described(value: Any) -> Any:
         if isinstance(value, list | tuple):
-            return [described(one) for one in value]
+            return [described(item) for item in value]
         if not isinstance(value, torch.Tensor):
-            next(taken, None) if isinstance(value, bool | int | float) else None
+            next(remaining, None) if isinstance(value, bool | int | float) else None
             return value
-        part, at = next(taken, None), len(bytes_)
+        part, start = next(remaining, None), len(bytes_)
         read = isinstance(part, bytearray) and part
-        found = torch.frombuffer(read, dtype=value.dtype).as_strided(value.shape, value.stride()) if read else value
-        bytes_.extend(flat_bytes(found).numpy())
+        tensor = torch.frombuffer(read, dtype=value.dtype).as_strided(value.shape, value.stride()) if read else value
+        bytes_.extend(flat_bytes(tensor).numpy())
         row = [
-            base + at,
-            len(bytes_) - at,
+            base + start,
+            len(bytes_) - start,
             SHORT_DTYPES[value.dtype],
             list(value.shape),
             list(value.stride()),

@@ -30,17 +30,17 @@ def serve(config: dict[str, Any], fds: list[int]) -> None:
     rooms = Rooms(spawner, **config["confine"]) if config.get("confine") else None
     blob = BlobWriter(Path(config["blob"]))
     while "file" in (request := channel.receive()):
-        made = _Making(spawner, workers, rooms, blob, config["blob_name"], request["op"], request["file"]).cases()
-        channel.send([_row(case) for case in made])
+        cases = _CaseMaker(spawner, workers, rooms, blob, config["blob_name"], request["op"], request["file"]).cases()
+        channel.send([_row(case) for case in cases])
     blob.close()
     channel.send({"done": True})
 
 
-class _UnmadeError(Exception):
+class _NoCaseError(Exception):
     """Reason why a test, or a whole file, gives no case."""
 
 
-class _Making:
+class _CaseMaker:
     """Makes the cases of one operator."""
 
     def __init__(
@@ -66,14 +66,14 @@ class _Making:
     def cases(self) -> list[Case]:
         """Return a case for each test; failed tests and files without tests give a reason."""
         try:
-            return list(self._of_tests(self._ask_file()))
-        except _UnmadeError as error:
+            return list(self._cases_of_tests(self._load_file()))
+        except _NoCaseError as error:
             return [self._lost(Phase.CORRECTNESS, _FILE, str(error))]
         finally:
             if self._worker is not None:
                 self._worker.close()
 
-    def _ask_file(self) -> dict[str, Any]:
+    def _load_file(self) -> dict[str, Any]:
         """Load the file in a new worker, and return its description of the tests."""
         room = None if self._rooms is None else self._rooms.reference(self._file)
         self._worker = KernelWorker(self._spawner, self._config, room)
@@ -81,18 +81,18 @@ class _Making:
             reply = self._worker.ask({"do": "tests", "file": self._file})
         except DeathError as death:
             self._worker = None
-            raise _UnmadeError(f"{_FILE}: {_said(death)}") from None
+            raise _NoCaseError(f"{_FILE}: {_said(death)}") from None
         fault = reply.get("tried") or reply.get("error") if isinstance(reply, dict) else FORGED
         if fault or not isinstance(reply, dict):
-            raise _UnmadeError(str(fault))
+            raise _NoCaseError(str(fault))
         return reply
 
-    def _of_tests(self, reply: dict[str, Any]) -> Iterator[Case]:
+    def _cases_of_tests(self, reply: dict[str, Any]) -> Iterator[Case]:
         counts, errors = reply.get("counts"), reply.get("errors")
         if not isinstance(counts, dict) or not isinstance(errors, dict):
-            raise _UnmadeError(FORGED)
+            raise _NoCaseError(FORGED)
         if not errors and not any(counts.values()):
-            raise _UnmadeError(f"{_FILE} gives no tests: both of its lists are empty")
+            raise _NoCaseError(f"{_FILE} gives no tests: both of its lists are empty")
         for phase in Phase:
             if phase in errors:
                 yield self._lost(phase, _FILE, str(errors[phase]))
@@ -100,40 +100,40 @@ class _Making:
                 source = f"{phase} test {test}"
                 try:
                     yield self._made(phase, test, source)
-                except (_UnmadeError, CaseSyntaxError) as error:
+                except (_NoCaseError, CaseSyntaxError) as error:
                     yield self._lost(phase, source, f"{source} of {_FILE}: {error}")
 
     def _made(self, phase: Phase, test: int, source: str) -> Case:
         if self._worker is None:
             if self._deaths >= _MAX_DEATHS:
-                raise _UnmadeError(f"not made: its process was lost {self._deaths} times")
-            self._ask_file()
+                raise _NoCaseError(f"not made: its process was lost {self._deaths} times")
+            self._load_file()
         worker = self._worker
         if worker is None:
-            raise _UnmadeError("its process is gone")
+            raise _NoCaseError("its process is gone")
         try:
             reply = worker.ask({"do": "make", "phase": phase, "test": test})
         except DeathError as death:
             self._worker = None
             self._deaths += 1
-            raise _UnmadeError(_said(death)) from None
+            raise _NoCaseError(_said(death)) from None
         if not isinstance(reply, dict) or (fault := reply.get("tried") or reply.get("error")):
-            raise _UnmadeError(FORGED if not isinstance(reply, dict) else str(fault))
-        keeping = _Keeping(worker, self._config, self._blob)
+            raise _NoCaseError(FORGED if not isinstance(reply, dict) else str(fault))
+        decoder = _InputDecoder(worker, self._config, self._blob)
         try:
-            args = tuple(keeping.value(v) for v in reply["args"])
-            kwargs = {str(name): keeping.value(v) for name, v in reply["kwargs"].items()}
+            args = tuple(decoder.value(v) for v in reply["args"])
+            kwargs = {str(name): decoder.value(v) for name, v in reply["kwargs"].items()}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise _UnmadeError(f"{FORGED}: {error}") from None
+            raise _NoCaseError(f"{FORGED}: {error}") from None
         text = format_arguments(args, kwargs)
         fields = {"phase": phase, "source": source, "blob": self._blob_name, "tree": tree_of(text)}
-        return Case.make(self._op, text, contents=f"{keeping.digest.hexdigest()} {source}", **fields)
+        return Case.make(self._op, text, contents=f"{decoder.digest.hexdigest()} {source}", **fields)
 
     def _lost(self, phase: Phase, source: str, reason: str) -> Case:
         return Case.make(self._op, f"({source})", contents=reason, phase=phase, source=source, lost=reason)
 
 
-class _Keeping:
+class _InputDecoder:
     """Decodes a worker's description of its inputs, and stores the bytes of tensors."""
 
     def __init__(self, worker: KernelWorker, config: WorkerConfig, blob: BlobWriter) -> None:
@@ -162,24 +162,24 @@ class _Keeping:
         raise ValueError(f"{str(tree)[:80]} is no argument")
 
     def _tensor(
-        self, at: int, nbytes: int, dtype: str, shape: list[int], strides: list[int], offset: int, device: str
+        self, start: int, nbytes: int, dtype: str, shape: list[int], strides: list[int], offset: int, device: str
     ) -> TensorSpec:
-        sizes = [at, nbytes, offset, *shape, *strides]
+        sizes = [start, nbytes, offset, *shape, *strides]
         if not all(type(n) is int and n >= 0 for n in sizes) or dtype not in DTYPES or len(shape) != len(strides):
             raise ValueError("a tensor's row is not one")
-        if not self._config.in_bytes <= at <= at + nbytes <= self._config.arena_bytes:
+        if not self._config.in_bytes <= start <= start + nbytes <= self._config.arena_bytes:
             raise ValueError("a tensor lies outside its place")
         geometry = tuple(strides) if tuple(strides) != contiguous_strides(tuple(shape)) else None
-        home = None if device.partition(":")[0] == self._config.device.partition(":")[0] else device
-        plain = TensorSpec(tuple(shape), dtype, geometry, offset, home)
-        if plain.storage_nbytes > nbytes:
+        other_device = None if device.partition(":")[0] == self._config.device.partition(":")[0] else device
+        spec = TensorSpec(tuple(shape), dtype, geometry, offset, other_device)
+        if spec.storage_nbytes > nbytes:
             raise ValueError("a tensor reaches beyond its storage")
-        contents = self._worker.bytes[at : at + nbytes].tobytes()
+        contents = self._worker.bytes[start : start + nbytes].tobytes()
         digest = hashlib.blake2b(contents, digest_size=16).digest()
         self.digest.update(digest)
-        place = self._blob.add(contents, digest) if nbytes else None
-        extra = nbytes if place is not None and nbytes != plain.storage_nbytes else None
-        return TensorSpec(plain.shape, plain.dtype, plain.stride, plain.offset, home, place, extra)
+        blob_offset = self._blob.add(contents, digest) if nbytes else None
+        extra = nbytes if blob_offset is not None and nbytes != spec.storage_nbytes else None
+        return TensorSpec(spec.shape, spec.dtype, spec.stride, spec.offset, other_device, blob_offset, extra)
 
 
 def _said(death: DeathError) -> str:

@@ -6,8 +6,8 @@ import torch
 
 from opforge.judge.reference import Answer, Call, plain
 
-_STIRRED_BYTES = 64 << 20
-_STIRRED_BLOCKS = 64
+_MAX_ZEROED_BYTES = 64 << 20
+_MAX_ZEROED_BLOCKS = 64
 _TRIES = 4
 
 
@@ -22,18 +22,18 @@ def undefined_elements(call: Call, aten: torch.Tensor, index: int, *, may_be_nan
     poisoned = _same_result(call.run_poisoned(), aten, index)
     if poisoned is None or aten.dtype == torch.bool:
         return None
-    left = _poison(poisoned)
+    undefined = _is_poison(poisoned)
     if may_be_nan:
-        return left
-    unclear = left & _poison(aten)
-    held: list[torch.Tensor] = []  # kept alive, so that each further call gets other memory
-    while unclear.any() and len(held) < _TRIES:
+        return undefined
+    unclear = undefined & _is_poison(aten)
+    results: list[torch.Tensor] = []  # kept alive, so that each further call gets other memory
+    while unclear.any() and len(results) < _TRIES:
         again = _same_result(_run_over_zeros(call, aten), aten, index)
         if again is None:
             break
-        unclear &= _poison(again)
-        held.append(again)
-    return left & ~unclear
+        unclear &= _is_poison(again)
+        results.append(again)
+    return undefined & ~unclear
 
 
 def _same_result(answer: Answer, aten: torch.Tensor, index: int) -> torch.Tensor | None:
@@ -42,7 +42,7 @@ def _same_result(answer: Answer, aten: torch.Tensor, index: int) -> torch.Tensor
     return plain(answer.tensors[index]).to(aten.device)
 
 
-def _poison(tensor: torch.Tensor) -> torch.Tensor:
+def _is_poison(tensor: torch.Tensor) -> torch.Tensor:
     """Return where a tensor holds the value that memory is poisoned with."""
     if tensor.is_floating_point() or tensor.is_complex():
         return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64).isnan()
@@ -52,7 +52,7 @@ def _poison(tensor: torch.Tensor) -> torch.Tensor:
 def _run_over_zeros(call: Call, aten: torch.Tensor) -> Answer:
     """Call ATen while free memory of its result's size holds zeros."""
     nbytes = max(1, aten.untyped_storage().nbytes())
-    count = max(2, min(_STIRRED_BLOCKS, _STIRRED_BYTES // nbytes))
+    count = max(2, min(_MAX_ZEROED_BLOCKS, _MAX_ZEROED_BYTES // nbytes))
     zeros = [torch.zeros(nbytes, dtype=torch.uint8, device=call.device) for _ in range(count)]
     del zeros
     return call.run()

@@ -18,8 +18,8 @@ _SYSTEM = tuple(
         "/usr", "/lib", "/lib64", "/opt", "/nix/store", sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(),
     }
 )  # fmt: skip
-_ARENA = "/memfd:opforge-arena"
-_DELETED = " (deleted)"
+_ARENA_PATH_PREFIX = "/memfd:opforge-arena"
+_DELETED_SUFFIX = " (deleted)"
 _MOST_BYTES = 256 << 20
 
 
@@ -46,13 +46,13 @@ class Libraries:
         stems = stems_of(forbidden)
         for path in {path for path, _ in mapped} - self._seen:
             self._seen.add(path)
-            if self._is_foreign(path) and (found := self._look_at(path, stems)) is not None:
-                return found
+            if self._is_foreign(path) and (problem := self._inspect(path, stems)) is not None:
+                return problem
         return None
 
     def torch_apart(self, process: int) -> bool:
         """Whether a child process runs another program that has loaded torch: it has no traps."""
-        parent, child = self._mapped_by(self._pid), self._mapped_by(process)
+        parent, child = self._mapped_files(self._pid), self._mapped_files(process)
         if parent is None or child is None or _arenas(parent) & _arenas(child):
             return False  # a forked process has the traps of this one
         return any(_TORCH.match(Path(path).name) or self._has_aten(path) for path, *_ in child)
@@ -61,44 +61,44 @@ class Libraries:
         if not self._is_foreign(path) or path in self._without_aten:
             return False
         try:
-            found = any(s.defined for s in symbols(Path(path), DEFINES_ATEN))
+            defines_aten = any(s.defined for s in symbols(Path(path), DEFINES_ATEN))
         except (NotALibraryError, ValueError, OSError):
-            found = False
-        if not found:
+            defines_aten = False
+        if not defines_aten:
             self._without_aten.add(path)
-        return found
+        return defines_aten
 
-    def _look_at(self, path: str, stems: frozenset[str]) -> str | None:
+    def _inspect(self, path: str, stems: frozenset[str]) -> str | None:
         """Inspect a library, or its mapped memory if its file is gone."""
-        if not path.endswith(_DELETED):
+        if not path.endswith(_DELETED_SUFFIX):
             return objection(Path(path), stems)
-        name = Path(path.removesuffix(_DELETED)).name
+        name = Path(path.removesuffix(_DELETED_SUFFIX)).name
         try:
-            texts = [found[0] for found in FUNCTION.finditer(self._memory_of(path))]
+            texts = [match[0] for match in FUNCTION.finditer(self._memory_of(path))]
         except OSError:
             return None if path.startswith("/memfd:") else f"has loaded {name}, a library that is no longer there"
         return calls_past(name, texts, stems)
 
     def _memory_of(self, path: str) -> bytes:
         maps = Path(f"/proc/{self._pid}/maps").read_text(errors="replace").splitlines()
-        places = [line.split(maxsplit=1)[0].split("-") for line in maps if line.endswith(path)]
+        ranges = [line.split(maxsplit=1)[0].split("-") for line in maps if line.endswith(path)]
         with Path(f"/proc/{self._pid}/mem").open("rb", buffering=0) as memory:
             parts = []
-            for begin, end in places:
+            for begin, end in ranges:
                 memory.seek(int(begin, 16))
                 parts.append(memory.read(min(int(end, 16) - int(begin, 16), _MOST_BYTES)))
         return b"\0".join(parts)
 
     def _mapped(self) -> list[tuple[str, bool]] | None:
         """Return files with mapped code, and whether the first byte is mapped; None if unknown."""
-        files = self._mapped_by(self._pid)
+        files = self._mapped_files(self._pid)
         if files is None:
             return None
         code = {path for path, rights, *_ in files if "x" in rights}
         return [(path, offset == 0) for path, _, offset, _ in files if path in code]
 
     @staticmethod
-    def _mapped_by(process: int) -> list[tuple[str, str, int, str]] | None:
+    def _mapped_files(process: int) -> list[tuple[str, str, int, str]] | None:
         """Return path, permissions, offset and identity of the files mapped by a process."""
         try:
             lines = Path(f"/proc/{process}/maps").read_text(errors="replace").splitlines()
@@ -108,9 +108,9 @@ class Libraries:
         return [(p[5], p[1], int(p[2], 16), f"{p[3]} {p[4]}") for p in parts if len(p) > 5 and p[5].startswith("/")]
 
     def _is_foreign(self, path: str) -> bool:
-        plain = path.removesuffix(_DELETED)
+        plain = path.removesuffix(_DELETED_SUFFIX)
         return any(plain == own or plain.startswith(f"{own}/") for own in self._own) or not plain.startswith(_SYSTEM)
 
 
 def _arenas(mapped: list[tuple[str, str, int, str]]) -> set[str]:
-    return {identity for path, _, _, identity in mapped if path.startswith(_ARENA)}
+    return {identity for path, _, _, identity in mapped if path.startswith(_ARENA_PATH_PREFIX)}

@@ -73,16 +73,16 @@ def cost(op: Operator, args: Iterable[Any], kwargs: dict[str, Any], result: Any)
     call = CostedCall(op, tuple(args), kwargs, result)
     need = _need(call)
     written = distinct_bytes(call.outputs) if need.write is None else need.write
-    certain = [*need.sure, *(call.outputs if need.sure_write else [])]
-    coming_in = [*need.sure, *(call.written if need.sure_write and call.in_place else [])]
+    sure_tensors = [*need.sure, *(call.outputs if need.sure_write else [])]
+    sure_input_tensors = [*need.sure, *(call.written if need.sure_write and call.in_place else [])]
     return Cost(
         bytes=need.read + written,
         in_place=call.in_place and any(a.writes and a.name in read_names(call) for a in op.arguments),
         flops=need.flops,
         kind=need.kind,
         counted="formula" if need.formula else "estimate",
-        sure_bytes=distinct_bytes(certain),
-        sure_inputs=distinct_bytes(coming_in),
+        sure_bytes=distinct_bytes(sure_tensors),
+        sure_inputs=distinct_bytes(sure_input_tensors),
         sure_flops=need.sure_flops,
     )
 
@@ -94,7 +94,7 @@ def _need(call: CostedCall) -> Need:
         return nothing(call)
     if any(t.layout is not torch.strided for t in [*call.outputs, *call.tensors(*call.values)]):
         return estimate(call)
-    formula = _FORMULAS.get(packet) or _by_tag(call.op)
+    formula = _FORMULAS.get(packet) or _formula_by_tag(call.op)
     return formula(call) if formula is not None else of_matrices(call) or estimate(call)
 
 
@@ -105,17 +105,17 @@ def _tags(family: str) -> frozenset[str]:
     return frozenset(tag for member in members for tag in member.tags)
 
 
-def _by_tag(op: Operator) -> Formula | None:
+def _formula_by_tag(op: Operator) -> Formula | None:
     """Return the formula implied by torch's tags on any variant of the operator."""
     tags = _tags(op.family) | op.tags
     if "reduction" in tags:
         return reduction
-    if "pointwise" in tags or (op.base.startswith("_foreach_") and not op.base.startswith(_FOREACH_OTHER)):
+    if "pointwise" in tags or (op.base.startswith("_foreach_") and not op.base.startswith(_FOREACH_NOT_POINTWISE)):
         return pointwise
     return moved if "view_copy" in tags else None
 
 
-_FOREACH_OTHER = ("_foreach_mm", "_foreach_norm", "_foreach_max", "_foreach_powsum")
+_FOREACH_NOT_POINTWISE = ("_foreach_mm", "_foreach_norm", "_foreach_max", "_foreach_powsum")
 
 
 def _each(formula: Formula, *packets: str) -> dict[str, Formula]:
@@ -188,11 +188,11 @@ def light_us(cost: Cost, peaks: Peaks, footprint_bytes: int, *, tf32: bool = Fal
     ``footprint_bytes`` is the memory touched before the same memory is used again. It sets the
     bandwidth.
     """
-    moving = _us(cost.bytes, peaks.bandwidth(footprint_bytes, in_place=cost.in_place))
+    memory_us = _us(cost.bytes, peaks.bandwidth(footprint_bytes, in_place=cost.in_place))
     kind = Kind.TF32_PRODUCT if tf32 and cost.kind is Kind.F32_PRODUCT else cost.kind
     rate = peaks.rate(kind)
-    computing = _us(cost.flops, rate) if rate else 0.0
-    return (computing, "compute") if computing > moving else (moving, "memory")
+    compute_us = _us(cost.flops, rate) if rate else 0.0
+    return (compute_us, "compute") if compute_us > memory_us else (memory_us, "memory")
 
 
 def sure_us(cost: Cost, peaks: Peaks, footprint_bytes: int) -> float:

@@ -33,13 +33,13 @@ def is_as_said(part: bytearray | int | None, said: Any, results: Bytes, base: in
     if isinstance(part, int):
         return isinstance(said, bool | int | float) and part == number_bits(said)
     try:
-        at, nbytes, short, shape, strides, *_ = said["T"]
+        start, nbytes, short, shape, strides, *_ = said["T"]
         dtype = TORCH_DTYPES[short]
         if span(shape, strides) * dtype.itemsize > len(part) or any(step < 0 for step in strides):
             return False
         if not part:
             return not nbytes
-        then = torch.frombuffer(part, dtype=dtype).as_strided(shape, strides)
-        return bool(np.array_equal(flat_bytes(then).numpy(), results[at - base :][:nbytes]))
+        tensor = torch.frombuffer(part, dtype=dtype).as_strided(shape, strides)
+        return bool(np.array_equal(flat_bytes(tensor).numpy(), results[start - base :][:nbytes]))
     except (KeyError, TypeError, ValueError, RuntimeError):
         raise NotRightError(Outcome.CONTRACT, FORGED) from None

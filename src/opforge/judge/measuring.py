@@ -27,8 +27,8 @@ _SIZES = {
     "cuda": tuple(n * _MIB for n in (1, 4, 8, 16, 32, 64, 128, 256, 1024)),
 }
 _PRODUCT_SIZES = {"cpu": (256, 512, 1024), "cuda": (2048, 4096, 8192)}
-_PASSES = 2
-_SLICE_S = 0.008
+_MEASUREMENT_PASSES = 2
+_METHOD_BUDGET_S = 0.008
 """Time spent on one method at one size in each pass; it runs at least once."""
 _NOTHING = 16
 """Bytes of a working set so small that a call takes its overhead only."""
@@ -36,9 +36,9 @@ _IN_PLACE = "in place"
 _BLOCK_NS = 100_000
 _LONG_S = 0.1
 """A product that would take longer is not tried: it would be no peak."""
-_NOT_OF_A_CPU = frozenset({Kind.TF32_PRODUCT, Kind.F8_PRODUCT})
+_KINDS_NOT_ON_CPU = frozenset({Kind.TF32_PRODUCT, Kind.F8_PRODUCT})
 """Kinds that a CPU does not have, or whose product ATen computes there one number at a time."""
-_CLEARLY_MORE = 1.15
+_MIN_RATIO_TO_SMALLEST_CALL = 1.15
 """Factor by which a call must exceed the smallest one for the difference to mean something."""
 
 Action = Callable[[], object]
@@ -55,18 +55,18 @@ def measure(device: str) -> Peaks:
             torch.cuda.set_device(torch.device(device).index or 0)
             torch.set_float32_matmul_precision("highest")
             rates = _rates(device, kind, _graph_clock(1))  # before bandwidths: raises the clocks
-            launch = 1e6 * _smallest_launch(device)
+            launch_us = 1e6 * _smallest_launch(device)
             clock: Clock = _graph_clock(None)
         else:
-            rates, launch, clock = _rates(device, kind, _host_clock), None, _host_clock
-        once, twice = _curves(device, kind, clock)
+            rates, launch_us, clock = _rates(device, kind, _host_clock), None, _host_clock
+        curve, in_place_curve = _bandwidth_curves(device, kind, clock)
         return Peaks(
             device=device_name(device),
             kind=kind,
-            curve=once,
-            in_place_curve=twice,
+            curve=curve,
+            in_place_curve=in_place_curve,
             rates=rates,
-            launch_us=launch,
+            launch_us=launch_us,
             call_us=1e6 * _smallest_call(device),
             busy=kind == "cpu" and load > (os.cpu_count() or 1),
         )
@@ -79,7 +79,7 @@ def _host_clock(action: Action) -> float:
     action()
     calls = max(1, min(1000, _BLOCK_NS // max(1, time.thread_time_ns() - began)))
     best = float("inf")
-    until = time.thread_time() + _SLICE_S
+    until = time.thread_time() + _METHOD_BUDGET_S
     while best == float("inf") or time.thread_time() < until:
         began = time.thread_time_ns()
         for _ in range(calls):
@@ -101,8 +101,8 @@ def _graph_clock(calls: int | None) -> Clock:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             action()  # an operator's setup at its first call cannot be captured
-            one = _elapsed(action)
-            count = calls or max(1, min(200, int(5e-4 / one)))
+            call_s = _elapsed(action)
+            count = calls or max(1, min(200, int(5e-4 / call_s)))
             graph = torch.cuda.CUDAGraph()
             graph.capture_begin()
             for _ in range(count):
@@ -124,28 +124,28 @@ def _elapsed(action: Action) -> float:
 
 
 def _smallest_launch(device: str) -> float:
-    one = torch.ones(1, device=device)
-    out = torch.empty_like(one)
+    element = torch.ones(1, device=device)
+    out = torch.empty_like(element)
     clock = _graph_clock(96)  # as in a race; beyond about 150 each launch takes longer
-    return min(clock(lambda: torch.neg(one, out=out)), clock(one.neg_))
+    return min(clock(lambda: torch.neg(element, out=out)), clock(element.neg_))
 
 
 def _smallest_call(device: str) -> float:
     """Return the time of a minimal call, made as in a race: the overload, with a new result."""
-    one = torch.ones(1, device=device)
+    element = torch.ones(1, device=device)
     neg = torch.ops.aten.neg.default
-    return _host_clock(lambda: neg(one))
+    return _host_clock(lambda: neg(element))
 
 
-def _ways(kind: str, memory: torch.Tensor, nbytes: int) -> Iterator[tuple[str, Action, int]]:
+def _bandwidth_methods(kind: str, memory: torch.Tensor, nbytes: int) -> Iterator[tuple[str, Action, int]]:
     """Yield methods to touch ``nbytes`` bytes: a name, an action, and how many bytes it moves."""
     count = nbytes // 4
-    whole = memory[:count]
+    elements = memory[:count]
     half, other = memory[: count // 2], memory[count // 2 : count // 2 * 2]
     third = count // 3
     a, b, c = memory[:third], memory[third : 2 * third], memory[2 * third : 3 * third]
-    one = torch.empty((), device=memory.device)
-    yield "sum", lambda: torch.sum(whole, dim=0, out=one), 4 * count
+    scalar = torch.empty((), device=memory.device)
+    yield "sum", lambda: torch.sum(elements, dim=0, out=scalar), 4 * count
     if kind == "cpu":
         yield "dot", lambda: torch.dot(half, other), 8 * (count // 2)
     else:
@@ -154,29 +154,29 @@ def _ways(kind: str, memory: torch.Tensor, nbytes: int) -> Iterator[tuple[str, A
         vector, result = torch.ones(columns, device=memory.device), torch.empty(len(rows), device=memory.device)
         yield "mv", lambda: torch.mv(rows, vector, out=result), 4 * rows.numel()
     yield "copy", lambda: half.copy_(other), 8 * (count // 2)
-    yield "zero", whole.zero_, 4 * count
+    yield "zero", elements.zero_, 4 * count
     yield "triad", lambda: torch.add(a, b, alpha=2.0, out=c), 12 * third
-    yield _IN_PLACE, whole.neg_, 8 * count
+    yield _IN_PLACE, elements.neg_, 8 * count
 
 
-def _curves(device: str, kind: str, clock: Clock) -> tuple[Curve, Curve]:
+def _bandwidth_curves(device: str, kind: str, clock: Clock) -> tuple[Curve, Curve]:
     """Return bytes per second by size, for memory touched once and memory read and written back."""
     sizes = [size for size in _SIZES[kind] if size <= _room(device)]
     memory = torch.ones(sizes[-1] // 4, device=device)
     seconds: dict[tuple[str, int], float] = {}
     moves: dict[tuple[str, int], int] = {}
-    for _ in range(_PASSES):
+    for _ in range(_MEASUREMENT_PASSES):
         for size in (_NOTHING, *sizes):
-            for name, action, moved in _ways(kind, memory, size):
+            for name, action, moved in _bandwidth_methods(kind, memory, size):
                 moves[name, size] = moved
                 seconds[name, size] = min(clock(action), seconds.get((name, size), math.inf))
     once: dict[int, float] = {}
     twice: dict[int, float] = {}
-    for (name, size), took in seconds.items():
-        least = seconds[name, _NOTHING]
-        if took > _CLEARLY_MORE * least:
-            found = twice if name == _IN_PLACE else once
-            found[size] = max(found.get(size, 0.0), moves[name, size] / (took - least))
+    for (name, size), call_s in seconds.items():
+        overhead_s = seconds[name, _NOTHING]
+        if call_s > _MIN_RATIO_TO_SMALLEST_CALL * overhead_s:
+            curve = twice if name == _IN_PLACE else once
+            curve[size] = max(curve.get(size, 0.0), moves[name, size] / (call_s - overhead_s))
     return tuple(sorted(once.items())), tuple(sorted(twice.items()))
 
 
@@ -185,23 +185,23 @@ def _room(device: str) -> int:
     if torch.device(device).type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0]) // 4
     try:
-        found = re.search(r"^MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+        match = re.search(r"^MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
     except OSError:
-        found = None
-    return int(found[1]) * _KIB // 4 if found else 64 * _MIB
+        match = None
+    return int(match[1]) * _KIB // 4 if match else 64 * _MIB
 
 
 def _rates(device: str, kind: str, clock: Clock) -> dict[Kind, float]:
     """Return operations per second by kind of product, without kinds that device or torch lack."""
-    found: dict[Kind, float] = {}
-    for of, make in _PRODUCTS.items():
-        if kind == "cpu" and of in _NOT_OF_A_CPU:
+    rates: dict[Kind, float] = {}
+    for product_kind, make in _PRODUCTS.items():
+        if kind == "cpu" and product_kind in _KINDS_NOT_ON_CPU:
             continue
         try:
-            found[of] = max(_rate(make, device, _PRODUCT_SIZES[kind], clock))
+            rates[product_kind] = max(_rate(make, device, _PRODUCT_SIZES[kind], clock))
         except (RuntimeError, NotImplementedError, ValueError):
             continue
-    return found
+    return rates
 
 
 def _rate(make: Callable[[int, str], Action], device: str, sizes: tuple[int, ...], clock: Clock) -> Iterator[float]:
@@ -223,7 +223,7 @@ def _plain(dtype: torch.dtype) -> Callable[[int, str], Action]:
     return make
 
 
-def _tf32(n: int, device: str) -> Action:
+def _tf32_product(n: int, device: str) -> Action:
     product = _plain(torch.float32)(n, device)
 
     def call() -> None:
@@ -236,14 +236,14 @@ def _tf32(n: int, device: str) -> Action:
     return call
 
 
-def _f8(n: int, device: str) -> Action:
+def _f8_product(n: int, device: str) -> Action:
     left, right = (torch.randn(n, n, device=device).to(torch.float8_e4m3fn) for _ in range(2))
-    one = torch.ones((), device=device)
+    unit = torch.ones((), device=device)
     columns: Any = right.t()
-    return lambda: torch._scaled_mm(left, columns, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)  # noqa: SLF001
+    return lambda: torch._scaled_mm(left, columns, scale_a=unit, scale_b=unit, out_dtype=torch.bfloat16)  # noqa: SLF001
 
 
-def _i8(n: int, device: str) -> Action:
+def _i8_product(n: int, device: str) -> Action:
     left, right = (torch.randint(-8, 8, (n, n), dtype=torch.int8, device=device) for _ in range(2))
     columns = right.t() if device != "cpu" else right
     return lambda: torch._int_mm(left, columns)  # noqa: SLF001
@@ -253,8 +253,8 @@ _PRODUCTS: dict[Kind, Callable[[int, str], Action]] = {
     Kind.BF16_PRODUCT: _plain(torch.bfloat16),
     Kind.F16_PRODUCT: _plain(torch.float16),
     Kind.F32_PRODUCT: _plain(torch.float32),
-    Kind.TF32_PRODUCT: _tf32,
+    Kind.TF32_PRODUCT: _tf32_product,
     Kind.F64_PRODUCT: _plain(torch.float64),
-    Kind.F8_PRODUCT: _f8,
-    Kind.I8_PRODUCT: _i8,
+    Kind.F8_PRODUCT: _f8_product,
+    Kind.I8_PRODUCT: _i8_product,
 }

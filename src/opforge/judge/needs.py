@@ -42,7 +42,7 @@ _UNREAD_SELF = frozenset({
 })  # fmt: skip
 """Packets that ignore the contents of ``self`` and use only its shape or its memory."""
 
-_CHOOSES: dict[str, tuple[str, ...]] = {
+_CONDITIONALLY_READ: dict[str, tuple[str, ...]] = {
     "where": ("self", "other"),
     "masked_fill": ("self",),
     "heaviside": ("values",),
@@ -67,7 +67,7 @@ _CHOOSES: dict[str, tuple[str, ...]] = {
 }
 """Arguments of elementwise operators that are not needed where another argument decides."""
 
-_SAID_BY_DTYPE = frozenset({"isnan", "isinf", "isfinite", "isposinf", "isneginf", "isreal", "signbit"})
+_DETERMINED_BY_DTYPE = frozenset({"isnan", "isinf", "isfinite", "isposinf", "isneginf", "isreal", "signbit"})
 """Packets whose answer for integers and booleans follows from the dtype."""
 
 _MOSTLY_ZERO = frozenset({
@@ -122,18 +122,18 @@ def estimate(call: CostedCall) -> Need:
 
 def pointwise(call: CostedCall) -> Need:
     """Elementwise operators, with broadcasting; expanded inputs are read once."""
-    names = _factors_that_count(call, read_names(call))
-    maybe = _CHOOSES.get(call.op.packet, ())
+    names = _needed_arguments(call, read_names(call))
+    conditional = _CONDITIONALLY_READ.get(call.op.packet, ())
     read = whole(call, names)
     if call.op.packet == "where":  # for each element, one of the two is read
-        read = whole(call, ["condition"]) + max((whole(call, [n]) for n in maybe), default=0)
-    sure = [] if _known_without_looking(call) else call.tensors(*(n for n in names if n not in maybe))
+        read = whole(call, ["condition"]) + max((whole(call, [n]) for n in conditional), default=0)
+    sure = [] if _independent_of_contents(call) else call.tensors(*(n for n in names if n not in conditional))
     flops = max((t.numel() for t in call.outputs), default=call.largest)
-    overwritten = call.op.packet not in _CHOOSES or not call.in_place
+    overwritten = call.op.packet not in _CONDITIONALLY_READ or not call.in_place
     return Need(read, flops, call.kind(), sure=tuple(sure), sure_write=writes_all(call) and overwritten)
 
 
-def _factors_that_count(call: CostedCall, names: list[str]) -> list[str]:
+def _needed_arguments(call: CostedCall, names: list[str]) -> list[str]:
     """Return the arguments that are read: ``x ** 0`` and ``1 ** x`` need no tensor."""
     if call.op.packet not in ("pow", "float_power"):
         return names
@@ -142,19 +142,19 @@ def _factors_that_count(call: CostedCall, names: list[str]) -> list[str]:
     return [] if known else names
 
 
-def _known_without_looking(call: CostedCall) -> bool:
+def _independent_of_contents(call: CostedCall) -> bool:
     """Whether dtypes or numbers among the arguments may determine the answer."""
-    exact = not any(t.is_floating_point() or t.is_complex() for t in call.tensors(*call.inputs))
+    integral = not any(t.is_floating_point() or t.is_complex() for t in call.tensors(*call.inputs))
     zero = call.values.get("alpha", 1) == 0 or (call.op.packet.startswith("addc") and call.values.get("value") == 0)
-    return zero or has_nan(call.values.values()) or (exact and call.op.packet in _SAID_BY_DTYPE)
+    return zero or has_nan(call.values.values()) or (integral and call.op.packet in _DETERMINED_BY_DTYPE)
 
 
 def moved(call: CostedCall) -> Need:
     """Moves of elements, perhaps to another dtype; some may be dropped, some repeated."""
     names = read_names(call)
     sources = call.tensors(*names)
-    room = max((t.numel() for t in call.outputs), default=0)
-    read = some_bytes(sources[0], room) if len(sources) == 1 else distinct_bytes(sources)
+    output_elements = max((t.numel() for t in call.outputs), default=0)
+    read = some_bytes(sources[0], output_elements) if len(sources) == 1 else distinct_bytes(sources)
     return Need(read, 0, call.kind(), sure_write=writes_all(call))
 
 
@@ -168,16 +168,16 @@ def moved_whole(call: CostedCall) -> Need:
 def reduction(call: CostedCall) -> Need:
     """Reductions, scans and sorting: every element is read once."""
     names = read_names(call)
-    found = call.tensors(*names)
-    sure = () if _stops_early(call) else tuple(found)
-    return Need(distinct_bytes(found), call.largest, call.kind(), sure=sure, sure_write=writes_all(call))
+    tensors = call.tensors(*names)
+    sure = () if _stops_early(call) else tuple(tensors)
+    return Need(distinct_bytes(tensors), call.largest, call.kind(), sure=sure, sure_write=writes_all(call))
 
 
 def _stops_early(call: CostedCall) -> bool:
     """Whether the first elements may settle the answer."""
     packet = call.op.packet
-    exact = not any(t.is_floating_point() for t in call.tensors(*call.inputs))
-    return packet in _STOPS_EARLY or (exact and packet in _STOPS_EARLY_ON_INTEGERS)
+    integral = not any(t.is_floating_point() for t in call.tensors(*call.inputs))
+    return packet in _STOPS_EARLY or (integral and packet in _STOPS_EARLY_ON_INTEGERS)
 
 
 def normalised(flops_per_element: int) -> Formula:
@@ -223,31 +223,31 @@ def scattered(source: str) -> Formula:
         (target,) = call.tensors("self")
         sources = call.tensors(source)
         index = [n for n in read_names(call) if n not in ("self", source)]
-        touched = _touched(call, target, sources)
-        adds = _adds(call)
-        all_of_it = distinct_bytes([target])
-        part = min(touched * target.element_size(), all_of_it)
+        touched = _written_elements(call, target, sources)
+        adds = _accumulates(call)
+        target_bytes = distinct_bytes([target])
+        touched_bytes = min(touched * target.element_size(), target_bytes)
         if call.in_place:
-            kept, write = (part if adds else 0), part
+            target_read, write = (touched_bytes if adds else 0), touched_bytes
         else:
-            kept, write = all_of_it if adds else all_of_it - part, None
-        used = sum(some_bytes(s, touched) for s in sources)
+            target_read, write = target_bytes if adds else target_bytes - touched_bytes, None
+        source_read = sum(some_bytes(s, touched) for s in sources)
         sure = [*call.tensors(*index), *(s for s in sources if adds and distinct_elements(s) <= touched)]
         return Need(
-            kept + used + whole(call, index), touched if adds else 0, call.kind(), write, tuple(sure),
+            target_read + source_read + whole(call, index), touched if adds else 0, call.kind(), write, tuple(sure),
             sure_write=writes_all(call) and not call.in_place,
         )  # fmt: skip
 
     return formula
 
 
-def _adds(call: CostedCall) -> bool:
+def _accumulates(call: CostedCall) -> bool:
     packet = call.op.packet
     by_name = packet in ("scatter_add", "scatter_reduce", "index_add", "index_reduce")
     return by_name or bool(call.values.get("accumulate")) or "reduce" in call.values
 
 
-def _touched(call: CostedCall, target: torch.Tensor, sources: list[torch.Tensor]) -> int:
+def _written_elements(call: CostedCall, target: torch.Tensor, sources: list[torch.Tensor]) -> int:
     """Return how many elements are written; unknown for a boolean mask, so sources are counted."""
     packet = call.op.packet
     if packet.startswith("scatter") or packet == "put":
@@ -256,14 +256,14 @@ def _touched(call: CostedCall, target: torch.Tensor, sources: list[torch.Tensor]
         rows = call.tensors("index")[0].numel()
         length = target.shape[call.values["dim"]] if target.dim() else 1
         return int(rows * (target.numel() // max(1, length)))
-    most = max((s.numel() for s in sources), default=0)
+    count = max((s.numel() for s in sources), default=0)
     indices = call.tensors("indices")
     if indices and not any(i.dtype in (torch.bool, torch.uint8) for i in indices):
         shape = torch.broadcast_shapes(*(i.shape for i in indices))
-        listed = call.values["indices"]
-        taken = [n for n, i in zip(target.shape, listed, strict=False) if i is not None]
-        most = max(most, math.prod(shape) * (target.numel() // max(1, math.prod(taken))))
-    return int(most)
+        index_of_dim = call.values["indices"]
+        indexed_sizes = [n for n, i in zip(target.shape, index_of_dim, strict=False) if i is not None]
+        count = max(count, math.prod(shape) * (target.numel() // max(1, math.prod(indexed_sizes))))
+    return int(count)
 
 
 def placed_over(call: CostedCall) -> Need:

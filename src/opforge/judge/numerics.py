@@ -25,12 +25,12 @@ FACTOR = 4.0
 """Multiple of ATen's error that a kernel may have."""
 STEPS = 2.0
 """Rounding steps of the dtype that are always allowed."""
-_RELATIVE_CAP = 8.0
+_MAX_RELATIVE_ERROR_STEPS = 8.0
 """Cap, in rounding steps, on ATen's relative error where it is applied to other elements."""
-_WAVERING_CAP = 16.0
+_MAX_NONDETERMINISM_STEPS = 16.0
 """The same where ATen has no float64 form and answers differently each time."""
-_RERUNS = 8
-_MAGNIFIED = 2.0**20
+_MAX_ATEN_RERUNS = 8
+_FLOAT64_PERTURBATION_FACTOR = 2.0**20
 """Factor on the rounding step by which float64 inputs are moved; the effect is scaled back.
 
 Otherwise they would move by less than one step.
@@ -87,18 +87,18 @@ class Comparison:
         same = same_bytes(self.kernel, self.aten)
         if not (self.aten.is_floating_point() or self.aten.is_complex()):
             if not same:
-                self._exactly_equal()
+                self._check_equal()
             return {"kernel_error": 0.0, "aten_error": 0.0, "bound": 0.0} if measure else {}
         if same:
-            return self._own_error() if measure else {}
+            return self._aten_error_figures() if measure else {}
         if self.aten.device.type != "cpu" and self.aten.numel() > _MANY:
             return replace(self, kernel=self.kernel.cpu(), aten=self.aten.cpu()).check(measure=measure)
-        figures = self._bounded(self._special_values())
+        figures = self._bounded(self._check_special_values())
         if self.signed_zeros:
-            self._signs_of_zeros()
+            self._check_zero_signs()
         return figures
 
-    def _signs_of_zeros(self) -> None:
+    def _check_zero_signs(self) -> None:
         """Reject zeros of the other sign where ATen's sign does not depend on order or rounding.
 
         There ATen has the same sign in float64 and in another layout.
@@ -106,20 +106,20 @@ class Comparison:
         bad = _negative_zeros(self.kernel) ^ _negative_zeros(self.aten)
         bad &= (_wide(self.kernel) == 0) & (_wide(self.aten) == 0)
         for tensors in (self.exact.tensors, self.exact.spread()) if bad.any() else ():
-            if (other := self._exact(tensors)) is None:
+            if (other := self._exact_tensor(tensors)) is None:
                 return
             bad &= (other == 0) & (_negative_zeros(other) == _negative_zeros(self.aten))
         if bad.any():
             raise self._wrong(bad, f"the sign of zero is not {self.by}'s")
 
-    def _exactly_equal(self) -> None:
+    def _check_equal(self) -> None:
         differ = self.kernel.cpu() != self.aten.cpu()  # a GPU cannot compare all integer dtypes
         if differ.any():
             raise self._wrong(differ, "must be equal")
 
-    def _own_error(self) -> dict[str, float]:
+    def _aten_error_figures(self) -> dict[str, float]:
         """Return the figures where the kernel has ATen's bits: its error is ATen's own."""
-        exact = self._exact(self.exact.tensors)
+        exact = self._exact_tensor(self.exact.tensors)
         if exact is None or not exact.numel():
             rtol, atol = _tolerance(self.aten.dtype)
             return {"kernel_error": 0.0, "bound": atol, "rtol": rtol, "atol": atol} if exact is None else {}
@@ -129,13 +129,13 @@ class Comparison:
         bound = FACTOR * largest + STEPS * eps * float(exact.abs().nan_to_num(0.0, 0.0).reshape(-1)[worst])
         return {"kernel_error": largest, "aten_error": largest, "bound": bound}
 
-    def _special_values(self) -> torch.Tensor:
+    def _check_special_values(self) -> torch.Tensor:
         """Check NaN and inf; return the mask of elements to compare with the bound."""
         k, a = _wide(self.kernel), _wide(self.aten)
-        both = torch.isfinite(a) & torch.isfinite(k)
-        if both.all():
-            return both
-        bad = ~both & ~_same_special(k, a)
+        both_finite = torch.isfinite(a) & torch.isfinite(k)
+        if both_finite.all():
+            return both_finite
+        bad = ~both_finite & ~_same_special(k, a)
         if bad.any() and not a.is_complex() and (undecided := self.undecided()) is not None:
             bad &= ~(undecided.to(a.device) & torch.isnan(a) & torch.isinf(k))
         if bad.any():
@@ -144,11 +144,11 @@ class Comparison:
             bad &= torch.isfinite(k) | ~self._unstable()
         if bad.any():
             raise self._wrong(bad, f"NaN or inf not where {self.by} has it")
-        return both
+        return both_finite
 
     def _nearer_than_aten(self, kernel: torch.Tensor) -> torch.Tensor:
         """Return where the kernel has the float64 answer, up to rounding, and ATen overflowed."""
-        exact = self._exact(self.exact.tensors)
+        exact = self._exact_tensor(self.exact.tensors)
         if exact is None:
             return torch.zeros_like(kernel, dtype=torch.bool)
         rounded = _wide(exact.to(self.aten.dtype))
@@ -161,26 +161,26 @@ class Comparison:
         An example is infinity times nearly zero.
         """
         unstable = torch.zeros(self.aten.shape, dtype=torch.bool, device=self.aten.device)
-        first = self._exact(self.exact.tensors)
+        first = self._exact_tensor(self.exact.tensors)
         for sign in SIGNS if first is not None and not first.is_complex() else ():
-            moved = self._exact(self.exact.perturbed(torch.finfo(torch.float32).eps, sign))
+            moved = self._exact_tensor(self.exact.perturbed(torch.finfo(torch.float32).eps, sign))
             if moved is not None:
                 unstable |= ~torch.isfinite(first) & ~torch.isfinite(moved) & ~_same_special(first, moved)
         return unstable
 
     def _bounded(self, finite: torch.Tensor) -> dict[str, float]:
-        exact = self._exact(self.exact.tensors)
-        whole = bool(finite.all())  # masking costs more than all the rest
+        exact = self._exact_tensor(self.exact.tensors)
+        all_finite = bool(finite.all())  # masking costs more than all the rest
 
         def chosen(t: torch.Tensor) -> torch.Tensor:
-            return t.reshape(-1) if whole else t[finite]
+            return t.reshape(-1) if all_finite else t[finite]
 
         if exact is None or not torch.isfinite(r := chosen(exact)).all():
-            return self._tolerated(finite)
+            return self._check_tolerance(finite)
         k, a = chosen(_wide(self.kernel)), chosen(_wide(self.aten))
         eps, tiny = _step(self.aten.dtype)
         error, aten_error, size = (k - r).abs(), (a - r).abs(), r.abs()
-        cap = _RELATIVE_CAP * eps
+        cap = _MAX_RELATIVE_ERROR_STEPS * eps
         if self.aten.dtype in (torch.float64, torch.complex128):
             relative = torch.tensor(cap, device=r.device)  # no wider dtype to show ATen's own error
         else:
@@ -194,10 +194,10 @@ class Comparison:
             allowed = allowed + self.slack * eps * max(1.0, _largest(size))
         if (error > allowed).any():
             aten_error = torch.maximum(aten_error, chosen(self._spread(exact)))
-            own = torch.maximum(allowed, FACTOR * aten_error)
-            allowed = own + chosen(self._conditioning(exact, eps, SIGNS))
+            aten_bound = torch.maximum(allowed, FACTOR * aten_error)
+            allowed = aten_bound + chosen(self._conditioning(exact, eps, SIGNS))
             if (error > allowed).any():
-                allowed = torch.maximum(allowed, own + chosen(self._conditioning(exact, eps, MORE_SIGNS)))
+                allowed = torch.maximum(allowed, aten_bound + chosen(self._conditioning(exact, eps, MORE_SIGNS)))
         figures = {
             "kernel_error": _largest(error),
             "aten_error": _largest(aten_error),
@@ -222,30 +222,31 @@ class Comparison:
         No element counts as more stable than the others in its row: some are lucky in all runs.
         """
         first = _wide(self.aten)
-        largest, apart = torch.zeros_like(exact.abs()), torch.zeros_like(exact.abs())
-        for again in self._reruns(exact.shape):
-            largest = torch.maximum(largest, torch.nan_to_num((again - exact).abs()))
-            apart = torch.maximum(apart, torch.nan_to_num((again - first).abs(), posinf=0.0))
-        return torch.maximum(largest, _of_its_row(apart))
+        largest_error, largest_change = torch.zeros_like(exact.abs()), torch.zeros_like(exact.abs())
+        for rerun in self._reruns(exact.shape):
+            largest_error = torch.maximum(largest_error, torch.nan_to_num((rerun - exact).abs()))
+            largest_change = torch.maximum(largest_change, torch.nan_to_num((rerun - first).abs(), posinf=0.0))
+        return torch.maximum(largest_error, _row_maxima(largest_change))
 
     def _reruns(self, shape: torch.Size) -> Iterator[torch.Tensor]:
         """Yield ATen's answers to further runs of the same call, converted to float64."""
-        for _ in range(_RERUNS):
-            again = self.exact.call.run().tensors
-            if again is None or again[self.index].shape != shape:
+        for _ in range(_MAX_ATEN_RERUNS):
+            tensors = self.exact.call.run().tensors
+            if tensors is None or tensors[self.index].shape != shape:
                 return
-            yield self._near(again[self.index])
+            yield self._near(tensors[self.index])
 
     def _conditioning(self, exact: torch.Tensor, eps: float, signs: Sequence[int]) -> torch.Tensor:
         """Return the error that rounding of the inputs in ATen's internal precision may cause."""
         inner = min(eps, torch.finfo(torch.float32).eps)
-        unseen = inner < torch.finfo(torch.float32).eps  # float64: this replaces ATen's own error
-        magnified, factor = (_MAGNIFIED, FACTOR * FACTOR) if unseen else (1.0, FACTOR)
+        is_float64 = inner < torch.finfo(torch.float32).eps  # float64: this replaces ATen's own error
+        magnified, factor = (_FLOAT64_PERTURBATION_FACTOR, FACTOR * FACTOR) if is_float64 else (1.0, FACTOR)
         squares = torch.zeros_like(exact.abs())
         nearest = torch.zeros_like(squares)
         for sign in signs:
             far, near = (
-                self._exact(self.exact.perturbed(step, sign)) for step in (magnified * inner, magnified * inner / 16)
+                self._exact_tensor(self.exact.perturbed(step, sign))
+                for step in (magnified * inner, magnified * inner / 16)
             )
             if far is None or near is None:
                 return torch.zeros_like(squares)
@@ -255,12 +256,12 @@ class Comparison:
         smooth = nearest <= typical / 4  # smooth: a smaller step of the inputs has a smaller effect
         return torch.where(~smooth, 0, factor * math.sqrt(self.reduction) * typical / magnified)
 
-    def _tolerated(self, finite: torch.Tensor) -> dict[str, float]:
+    def _check_tolerance(self, finite: torch.Tensor) -> dict[str, float]:
         k, a = _wide(self.kernel)[finite], _wide(self.aten)[finite]
         rtol, atol = _tolerance(self.aten.dtype)
         error, allowed = (k - a).abs(), atol + rtol * a.abs()
         if (error > allowed).any():
-            allowed = allowed + self._wavering(a, finite)
+            allowed = allowed + self._nondeterminism_allowance(a, finite)
         figures = {"kernel_error": _largest(error), "bound": _largest(allowed), "rtol": rtol, "atol": atol}
         if (bad := error > allowed).any():
             where = torch.zeros_like(finite)
@@ -268,7 +269,7 @@ class Comparison:
             raise self._wrong(where, f"off by more than rtol {rtol:g}, atol {atol:g} (no float64 form)", **figures)
         return figures
 
-    def _wavering(self, aten: torch.Tensor, finite: torch.Tensor) -> torch.Tensor:
+    def _nondeterminism_allowance(self, aten: torch.Tensor, finite: torch.Tensor) -> torch.Tensor:
         """Return how far apart ATen's own answers may be where it is not deterministic.
 
         The spread that was seen is applied to other elements too: of millions of elements, some
@@ -277,22 +278,26 @@ class Comparison:
         """
         first = _wide(self.aten)
         spread = torch.zeros_like(first.abs())
-        for again in self._reruns(finite.shape):
-            spread = torch.maximum(spread, torch.nan_to_num((again - first).abs(), posinf=0.0))
-        spread, size = _of_its_row(spread)[finite], aten.abs()
-        relative = torch.where(size > 0, spread / size, 0).amax().clamp(max=_WAVERING_CAP * _step(self.aten.dtype)[0])
-        usual = spread.square().mean().sqrt() if len(spread) else spread
-        return FACTOR * torch.maximum(torch.maximum(spread, usual), relative * size)
+        for rerun in self._reruns(finite.shape):
+            spread = torch.maximum(spread, torch.nan_to_num((rerun - first).abs(), posinf=0.0))
+        spread, size = _row_maxima(spread)[finite], aten.abs()
+        relative = (
+            torch.where(size > 0, spread / size, 0)
+            .amax()
+            .clamp(max=_MAX_NONDETERMINISM_STEPS * _step(self.aten.dtype)[0])
+        )
+        root_mean_square = spread.square().mean().sqrt() if len(spread) else spread
+        return FACTOR * torch.maximum(torch.maximum(spread, root_mean_square), relative * size)
 
     def _near(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return another answer of ATen's in float64, on this answer's device."""
         return _wide(tensor.detach().to(self.aten.device))
 
-    def _exact(self, tensors: list[torch.Tensor] | None) -> torch.Tensor | None:
+    def _exact_tensor(self, tensors: list[torch.Tensor] | None) -> torch.Tensor | None:
         if tensors is None or self.index >= len(tensors):
             return None
-        found = tensors[self.index].to(self.aten.device)
-        return found if found.shape == self.aten.shape and (found.is_floating_point() or found.is_complex()) else None
+        exact = tensors[self.index].to(self.aten.device)
+        return exact if exact.shape == self.aten.shape and (exact.is_floating_point() or exact.is_complex()) else None
 
     def _wrong(self, where: torch.Tensor, reason: str, **figures: Any) -> NotRightError:
         count, total = int(where.sum()), where.numel()
@@ -302,7 +307,7 @@ class Comparison:
         return NotRightError(Outcome.WRONG, text, **figures)
 
 
-def _of_its_row(spread: torch.Tensor) -> torch.Tensor:
+def _row_maxima(spread: torch.Tensor) -> torch.Tensor:
     """Return for each element the largest value of its row."""
     return spread.amax(-1, keepdim=True).expand_as(spread) if spread.dim() and spread.numel() else spread
 
@@ -311,13 +316,13 @@ def same_bytes(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Whether two tensors of one shape and dtype hold the same bits."""
     if left is right:
         return True
-    words = WORD_DTYPES.get(left.element_size())
-    if words is None or not (_as_stored(left) and _as_stored(right)):
+    word_dtype = WORD_DTYPES.get(left.element_size())
+    if word_dtype is None or not (_is_stored_plainly(left) and _is_stored_plainly(right)):
         return bool(torch.equal(flat_bytes(left), flat_bytes(right)))
-    return bool(torch.equal(left.detach().view(words), right.detach().view(words)))
+    return bool(torch.equal(left.detach().view(word_dtype), right.detach().view(word_dtype)))
 
 
-def _as_stored(tensor: torch.Tensor) -> bool:
+def _is_stored_plainly(tensor: torch.Tensor) -> bool:
     """Whether a tensor is contiguous, with no conjugation or negation pending."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 

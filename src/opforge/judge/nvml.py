@@ -48,11 +48,11 @@ class Gpu:
         if _call(library, "nvmlInit_v2") != 0:
             return None
         handle = ctypes.c_void_p()
-        for question, name in (
+        for function_name, name in (
             ("nvmlDeviceGetHandleByUUID", identity.uuid),
             ("nvmlDeviceGetHandleByPciBusId_v2", identity.bus),
         ):
-            if name and _call(library, question, ctypes.c_char_p(name.encode()), ctypes.byref(handle)) == 0:
+            if name and _call(library, function_name, ctypes.c_char_p(name.encode()), ctypes.byref(handle)) == 0:
                 return cls(library, handle)
         return None
 
@@ -82,15 +82,15 @@ class Gpu:
     def reasons(self) -> int | None:
         """Return why clocks are low, as bits."""
         names = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")  # new, old
-        found = (self._number(name, answer=ctypes.c_ulonglong()) for name in names)
-        return next((bits for bits in found if bits is not None), None)
+        answers = (self._number(name, answer=ctypes.c_ulonglong()) for name in names)
+        return next((bits for bits in answers if bits is not None), None)
 
     def _number(
-        self, question: str, *which: int, answer: ctypes.c_uint | ctypes.c_ulonglong | None = None
+        self, function_name: str, *which: int, answer: ctypes.c_uint | ctypes.c_ulonglong | None = None
     ) -> int | None:
-        room = ctypes.c_uint() if answer is None else answer
-        status = _call(self._library, question, self._handle, *map(ctypes.c_uint, which), ctypes.byref(room))
-        return int(room.value) if status == 0 else None
+        output = ctypes.c_uint() if answer is None else answer
+        status = _call(self._library, function_name, self._handle, *map(ctypes.c_uint, which), ctypes.byref(output))
+        return int(output.value) if status == 0 else None
 
 
 def load(name: str = LIBRARY) -> ctypes.CDLL | None:
@@ -101,10 +101,10 @@ def load(name: str = LIBRARY) -> ctypes.CDLL | None:
         return None
 
 
-def _call(library: ctypes.CDLL, question: str, *args: object) -> int | None:
+def _call(library: ctypes.CDLL, function_name: str, *args: object) -> int | None:
     """Return the library's status, 0 for success; None if it has no such function."""
     try:
-        function = getattr(library, question)
+        function = getattr(library, function_name)
     except AttributeError:
         return None
     return int(function(*args))

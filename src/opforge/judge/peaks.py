@@ -25,11 +25,11 @@ from opforge.sandbox.client import Spawner
 from opforge.sandbox.wire import Channel, ChannelClosedError
 
 _FORMAT = 2
-_BUSY_FOR_S = 3600.0
+_BUSY_PEAKS_LIFETIME_S = 3600.0
 """Peaks measured on a busy machine are measured again after this time."""
 _LIMIT_S = 120.0
 
-_NEIGHBOURS: dict[Kind, tuple[Kind, ...]] = {
+_SUBSTITUTE_KINDS: dict[Kind, tuple[Kind, ...]] = {
     Kind.F64: (Kind.F64_PRODUCT,),
     Kind.F32: (Kind.F32_PRODUCT,),
     Kind.INTEGER: (Kind.F32, Kind.F32_PRODUCT),
@@ -83,7 +83,7 @@ class Peaks:
 
     def rate(self, kind: Kind) -> float | None:
         """Return operations per second of a kind of arithmetic; None if unknown."""
-        return next((self.rates[k] for k in (kind, *_NEIGHBOURS.get(kind, ())) if k in self.rates), None)
+        return next((self.rates[k] for k in (kind, *_SUBSTITUTE_KINDS.get(kind, ())) if k in self.rates), None)
 
     @property
     def fastest(self) -> float | None:
@@ -125,24 +125,24 @@ class Peaks:
             rates = {Kind(kind): float(rate) for kind, rate in row["rates"].items()}
             launch = None if row["launch_us"] is None else float(row["launch_us"])
             call, busy = float(row["call_us"]), bool(row["busy"])
-            made = cls(str(row["device"]), str(row["kind"]), curve, in_place, rates, launch, call, busy)
+            peaks = cls(str(row["device"]), str(row["kind"]), curve, in_place, rates, launch, call, busy)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"these are no peaks of a device: {error!r}") from error
-        numbers = [*(rate for _, rate in (*curve, *in_place)), *rates.values(), made.call_us]
+        numbers = [*(rate for _, rate in (*curve, *in_place)), *rates.values(), peaks.call_us]
         ordered = all(sorted(points) == list(points) and points for points in (curve, in_place))
-        if not ordered or not all(0 < n < math.inf for n in numbers) or made.kind not in ("cpu", "cuda"):
+        if not ordered or not all(0 < n < math.inf for n in numbers) or peaks.kind not in ("cpu", "cuda"):
             raise ValueError(f"these are no peaks of a device: {json.dumps(row)[:200]}")
-        return made
+        return peaks
 
 
-def _better(one: Curve, other: Curve) -> Curve:
-    rates = dict(one)
+def _better(curve: Curve, other: Curve) -> Curve:
+    rates = dict(curve)
     return tuple(sorted({**rates, **{size: max(rate, rates.get(size, 0.0)) for size, rate in other}}.items()))
 
 
 def _at(curve: Curve, footprint_bytes: int) -> float:
     """Return the fastest rate at or above the largest size within a footprint: caches only help."""
-    below = [at for at, (size, _) in enumerate(curve) if size <= footprint_bytes]
+    below = [index for index, (size, _) in enumerate(curve) if size <= footprint_bytes]
     return max(rate for _, rate in curve[below[-1] if below else 0 :])
 
 
@@ -168,12 +168,12 @@ def known_peaks(spawner: Spawner, device: str, *, anew: bool = False) -> Peaks:
         path = path_of(str(ours.receive(_LIMIT_S)["name"]))
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_suffix(".lock")):
-            kept = None if anew else _kept(path)
-            if kept is not None and (not kept.busy or time.time() - path.stat().st_mtime < _BUSY_FOR_S):
-                return kept
+            cached = None if anew else _kept(path)
+            if cached is not None and (not cached.busy or time.time() - path.stat().st_mtime < _BUSY_PEAKS_LIFETIME_S):
+                return cached
             ours.send({"measure": True})
             peaks = Peaks.from_json(ours.receive(_LIMIT_S))
-            peaks = peaks if kept is None else peaks.with_better(kept)
+            peaks = peaks if cached is None else peaks.with_better(cached)
             cache.write_atomically(path, json.dumps(peaks.as_json(), indent=1))
             return peaks
     except (ChannelClosedError, TimeoutError) as error:
@@ -185,8 +185,8 @@ def known_peaks(spawner: Spawner, device: str, *, anew: bool = False) -> Peaks:
 
 def path_of(name: str) -> Path:
     """Return the file that keeps the peaks of a device of this machine."""
-    words = re.sub(r"[^A-Za-z0-9]+", "-", f"{name} {platform.node()}").strip("-")
-    return cache.root() / "peaks" / f"{cache.torch_version()}-{_FORMAT}" / f"{words}.json"
+    stem = re.sub(r"[^A-Za-z0-9]+", "-", f"{name} {platform.node()}").strip("-")
+    return cache.root() / "peaks" / f"{cache.torch_version()}-{_FORMAT}" / f"{stem}.json"
 
 
 def _kept(path: Path) -> Peaks | None:

@@ -11,7 +11,7 @@ from opforge.judge.calls import CostedCall, product_flops, product_kind
 from opforge.judge.needs import Need, estimate, read_names, whole, writes_all
 from opforge.judge.regions import distinct_elements
 
-_FACTORS: dict[str, tuple[str, str]] = {
+_FACTOR_NAMES: dict[str, tuple[str, str]] = {
     "mm": ("self", "mat2"), "bmm": ("self", "mat2"), "addmm": ("mat1", "mat2"), "baddbmm": ("batch1", "batch2"),
     "addbmm": ("batch1", "batch2"), "addmv": ("mat", "vec"), "mv": ("self", "vec"), "dot": ("self", "tensor"),
     "vdot": ("self", "other"), "matmul": ("self", "other"), "linalg_matmul": ("self", "other"), "inner": ("self", "other"),
@@ -28,7 +28,7 @@ _CONVOLUTIONS = frozenset({
     "slow_conv_dilated2d", "slow_conv_dilated3d", "conv_depthwise3d", "_conv_depthwise2d",
 })  # fmt: skip
 
-_ATTENTION_LIKE: dict[str, str] = {
+_COUNTED_AS: dict[str, str] = {
     "scaled_dot_product_attention": "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_attention_math": "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_flash_attention_for_cpu": "_scaled_dot_product_flash_attention",
@@ -37,7 +37,7 @@ _ATTENTION_LIKE: dict[str, str] = {
 }
 """Attention that torch's counter lacks, and one it has that takes the same tensors first."""
 
-_FASTER_BY = 2
+_MAX_FLOPS_REDUCTION = 2
 """Factor by which a clever product may take fewer operations than are counted.
 
 Strassen's algorithm reaches it after five levels.
@@ -47,8 +47,8 @@ Strassen's algorithm reaches it after five levels.
 def of_matrices(call: CostedCall) -> Need | None:
     """Return the need of a matrix product, a convolution or attention; None for any other call."""
     packet = call.op.packet
-    if packet in _FACTORS:
-        return _product(call, *_FACTORS[packet])
+    if packet in _FACTOR_NAMES:
+        return _product(call, *_FACTOR_NAMES[packet])
     if packet in _CONVOLUTIONS:
         return _convolution(call)
     if packet == "convolution_backward":
@@ -66,15 +66,19 @@ def _product(call: CostedCall, left_name: str, right_name: str) -> Need:
     if call.number("alpha", 1) == 0:
         names = [n for n in names if n not in (left_name, right_name)]
         return Need(whole(call, names), call.largest, product_kind(left), sure=tuple(call.tensors(*names)))
-    flops = product_flops(left, _counted(call) or _summed(call, left))
-    plain = all(distinct_elements(t) == t.numel() for t in (left, right))
+    flops = product_flops(left, _counted(call) or _product_operations(call, left))
+    without_overlap = all(distinct_elements(t) == t.numel() for t in (left, right))
     sure = tuple(call.tensors(*names)) if left.numel() and right.numel() else ()
     return Need(
-        whole(call, names), flops, product_kind(left), sure=sure, sure_flops=flops // _FASTER_BY if plain else 0
+        whole(call, names),
+        flops,
+        product_kind(left),
+        sure=sure,
+        sure_flops=flops // _MAX_FLOPS_REDUCTION if without_overlap else 0,
     )
 
 
-def _summed(call: CostedCall, left: torch.Tensor) -> int:
+def _product_operations(call: CostedCall, left: torch.Tensor) -> int:
     """Return the operations of a product that sums over the left factor's last dimension.
 
     ``addbmm`` sums over batches too.
@@ -91,13 +95,13 @@ def _counted(call: CostedCall, packet: str = "") -> int:
     formula = flop_registry.get(getattr(torch.ops.aten, packet or call.op.packet, None))
     if formula is None:
         return 0
-    places: list[Any] = []
+    positional: list[Any] = []
     for argument in call.op.arguments:
         if argument.kwarg_only or argument.name not in call.values:
             break
-        places.append(call.values[argument.name])
+        positional.append(call.values[argument.name])
     try:
-        return int(formula(*places, out_val=call.result))
+        return int(formula(*positional, out_val=call.result))
     except (AssertionError, TypeError, ValueError, IndexError):  # unforeseen shapes, such as batches of 0
         return 0
 
@@ -106,13 +110,13 @@ def _convolution(call: CostedCall) -> Need:
     names = read_names(call)
     source, weight = call.tensors("input", "self")[0], call.tensors("weight")[0]
     transposed = call.op.packet.startswith("conv_transpose") or "transpose" in call.op.packet
-    over = source if call.values.get("transposed", transposed) else call.outputs[0]
+    weight_positions = source if call.values.get("transposed", transposed) else call.outputs[0]
     counted = (
         _counted(call) if call.op.packet in ("convolution", "_convolution") else 0
     )  # it misreads the arguments of others
-    flops = counted or 2 * over.numel() * math.prod(weight.shape[1:])
+    flops = counted or 2 * weight_positions.numel() * math.prod(weight.shape[1:])
     steps = [*_numbers(call.values.get("stride")), *_numbers(call.values.get("dilation"))]
-    sure = (source,) if over is not source and all(step == 1 for step in steps) else ()
+    sure = (source,) if weight_positions is not source and all(step == 1 for step in steps) else ()
     return Need(whole(call, names), product_flops(source, flops), product_kind(source), sure=sure)
 
 
@@ -128,8 +132,8 @@ def _convolution_backward(call: CostedCall) -> Need:
     grad, source, weight = (call.tensors(n)[0] for n in ("grad_output", "input", "weight"))
     mask = call.values["output_mask"]
     names = ["grad_output", *(["weight"] if mask[0] else []), *(["input"] if mask[1] else [])]
-    over = source if call.values["transposed"] else grad
-    flops = 2 * over.numel() * math.prod(weight.shape[1:]) * sum(mask[:2]) + grad.numel() * bool(mask[2])
+    weight_positions = source if call.values["transposed"] else grad
+    flops = 2 * weight_positions.numel() * math.prod(weight.shape[1:]) * sum(mask[:2]) + grad.numel() * bool(mask[2])
     sure = (grad,) if mask[2] else ()
     return Need(whole(call, names), product_flops(source, flops), product_kind(source), sure=sure)
 
@@ -151,7 +155,7 @@ def _attention(call: CostedCall) -> Need:
     """
     query = call.tensors("query")[0]
     packet = call.op.packet
-    flops = _counted(call, _ATTENTION_LIKE.get(packet, packet)) or _attended(call)
+    flops = _counted(call, _COUNTED_AS.get(packet, packet)) or _attention_operations(call)
     if not flops:
         return estimate(call)
     names = read_names(call)
@@ -159,14 +163,14 @@ def _attention(call: CostedCall) -> Need:
     if causal and "scaled_dot_product" in packet:
         flops = int(flops * _causal_share(query.shape[-2], call.tensors("key")[0].shape[-2]))
     masked = call.tensors("attn_mask", "attn_bias", "bias") or call.number("dropout_p", 0.0)
-    plain = not causal and not masked and "backward" not in packet
-    sure = tuple(call.tensors("query", "key", "value")) if plain else ()
+    reads_all = not causal and not masked and "backward" not in packet
+    sure = tuple(call.tensors("query", "key", "value")) if reads_all else ()
     return Need(whole(call, names), flops, product_kind(query), sure=sure, sure_write=writes_all(call))
 
 
-def _attended(call: CostedCall) -> int:
+def _attention_operations(call: CostedCall) -> int:
     """Return the operations of attention with any batch dimensions; 0 for its gradients."""
-    if call.op.packet not in _ATTENTION_LIKE or "backward" in call.op.packet:
+    if call.op.packet not in _COUNTED_AS or "backward" in call.op.packet:
         return 0
     query, key, value = (call.tensors(n)[0] for n in ("query", "key", "value"))
     rows = math.prod(query.shape[:-1])
@@ -175,5 +179,5 @@ def _attended(call: CostedCall) -> int:
 
 def _causal_share(queries: int, keys: int) -> float:
     """Return the share of pairs needed where a query sees the keys up to its own position."""
-    seen = sum(min(row + 1, keys) for row in range(queries))
-    return seen / (queries * keys) if queries and keys else 0.0
+    needed_pairs = sum(min(row + 1, keys) for row in range(queries))
+    return needed_pairs / (queries * keys) if queries and keys else 0.0

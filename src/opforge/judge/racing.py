@@ -29,10 +29,10 @@ from opforge.ops import Operator
 from opforge.sandbox.client import Spawner
 from opforge.sandbox.host_track import parts_of
 
-_LAUNCHES = 2.0
+_LAUNCH_BOUND_FACTOR = 2.0
 """Cases where ATen is within this factor of the smallest launch or call are launch-bound."""
-_QUICK_S = 0.05
-_FORESEEABLE = (
+_MAX_FORESEEABLE_ATEN_S = 0.05
+_FORESEEABLE_NOTE = (
     "its answer is the same for all contents that timed calls have: a kernel may know it without reading them"
 )
 
@@ -80,14 +80,14 @@ class Racing:
             self._end_baseline()
             return replace(finding, notes=(*finding.notes, f"not timed: {op.authority}'s own process: {error}"))
         except timing.WrongOutputError as error:
-            plainly = apart(error.seed) if apart is not None else None
-            return plainly if plainly is not None and plainly.outcome is Outcome.WRONG else error.finding
+            untimed = apart(error.seed) if apart is not None else None
+            return untimed if untimed is not None and untimed.outcome is Outcome.WRONG else error.finding
         except NotRightError as error:
             return error.finding
-        seen_light = self._light(op, placed, race.footprint, times) if device.type == self._device.type else {}
-        figures = {**finding.figures, **times, **seen_light}
-        figures |= {"clocks": seen} if (seen := watch.figures()) else {}
-        notes = (*race.notes, *watch.remarks(), *((_FORESEEABLE,) if _foreseeable(placed) else ()))
+        light_figures = self._light(op, placed, race.footprint, times) if device.type == self._device.type else {}
+        figures = {**finding.figures, **times, **light_figures}
+        figures |= {"clocks": clock_figures} if (clock_figures := watch.figures()) else {}
+        notes = (*race.notes, *watch.remarks(), *((_FORESEEABLE_NOTE,) if _is_foreseeable(placed) else ()))
         return replace(finding, notes=(*finding.notes, *notes), figures=figures)
 
     def _race(
@@ -103,8 +103,8 @@ class Racing:
     ) -> timing.Race | HostRace:
         """Return the race over a case."""
         writes = op.mutates or op.base in WRITES_UNSAID or _writes(placed)
-        heard = functools.partial(_heard, op, placed, self.config, set(), required=required)
-        judging = Judging(functools.partial(_expected, placed), heard, functools.partial(_inside, placed))
+        judge_result = functools.partial(_judge_timed_result, op, placed, self.config, set(), required=required)
+        judging = Judging(functools.partial(_aten_answer, placed), judge_result, functools.partial(_inside, placed))
         if device.type == "cpu":
             return HostRace(worker, baseline, op.name, placed, judging, writes=writes, watch=watch)
         return timing.Race(worker, baseline, op.name, placed, judging, device, writes=writes, watch=watch)
@@ -152,21 +152,25 @@ class Racing:
         cost = light.cost(op, args, dict(zip(placed.call.kwargs, kwargs, strict=True)), result)
         kernel_us, aten_us = times["kernel_us"], times["aten_us"]
         slow_us = kernel_us * times["speedup"] / times["speedup_low"]
-        found = light.shares(cost, self.peaks, footprint, kernel_us, aten_us, slow_us=slow_us)
-        least = self.peaks.call_us if times["timed"] == "call" else self.peaks.launch_us
-        return {**found, "launch_bound": True} if least is not None and aten_us <= _LAUNCHES * least else found
+        shares = light.shares(cost, self.peaks, footprint, kernel_us, aten_us, slow_us=slow_us)
+        smallest_us = self.peaks.call_us if times["timed"] == "call" else self.peaks.launch_us
+        return (
+            {**shares, "launch_bound": True}
+            if smallest_us is not None and aten_us <= _LAUNCH_BOUND_FACTOR * smallest_us
+            else shares
+        )
 
 
-def _foreseeable(placed: Placed) -> bool:
+def _is_foreseeable(placed: Placed) -> bool:
     """Whether ATen gives one answer to different contents, in a few tries."""
-    if isinstance(placed.call, AskedCall) or placed.answer.drew or placed.aten_s > _QUICK_S:
+    if isinstance(placed.call, AskedCall) or placed.answer.drew or placed.aten_s > _MAX_FORESEEABLE_ATEN_S:
         return False
     answers = [replace(placed.call, renewal=seed).run() for seed in drawn_seeds(3)]
     return all(a.raised is None for a in answers) and all(map(_identical, answers, answers[1:]))
 
 
-def _identical(one: Answer, other: Answer) -> bool:
-    pairs = list(zip(parts_of(one.result), parts_of(other.result), strict=False))
+def _identical(left: Answer, right: Answer) -> bool:
+    pairs = list(zip(parts_of(left.result), parts_of(right.result), strict=False))
     return bool(pairs) and all(
         a.shape == b.shape and same_bytes(a, b)
         if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
@@ -175,7 +179,7 @@ def _identical(one: Answer, other: Answer) -> bool:
     )
 
 
-def _expected(placed: Placed, seed: int) -> Answer:
+def _aten_answer(placed: Placed, seed: int) -> Answer:
     """Return ATen's answer to a case on contents with a seed; raises BaselineError if it raises."""
     aten = replace(placed.call, renewal=seed).run()
     if aten.raised is not None:
@@ -183,7 +187,7 @@ def _expected(placed: Placed, seed: int) -> Answer:
     return aten
 
 
-def _heard(
+def _judge_timed_result(
     op: Operator,
     placed: Placed,
     config: WorkerConfig,
@@ -200,7 +204,7 @@ def _heard(
     ``drawn`` has digests of earlier random results: none may come twice.
     """
     call = replace(placed.call, renewal=seed)
-    found = Hearing(
+    finding = Hearing(
         op,
         required,
         placed.case.expect,
@@ -212,15 +216,15 @@ def _heard(
         measure=False,
         inputs_too="inputs" in reply,
     ).finding()
-    if not found.passed:
+    if not finding.passed:
         _inside(placed, seed)
-        return found
+        return finding
     if aten.drew and any(map(is_varied, tensors_of(aten.result))):
         digest = hashlib.blake2b(results.data).digest()
         if digest in drawn:
             return Finding(Outcome.WRONG, "draws the very numbers of an earlier call")
         drawn.add(digest)
-    return found
+    return finding
 
 
 def _inside(placed: Placed, seed: int) -> None:

@@ -18,7 +18,7 @@ from opforge.cases.materialise import one_per_place, owned_copy, renewed, tensor
 from opforge.sandbox.loader import aten_function, gradients
 from opforge.sandbox.state import generator_state, seed_generator
 
-_WIDE = {
+_WIDE_DTYPES = {
     torch.float32: torch.float64,
     torch.float16: torch.float64,
     torch.bfloat16: torch.float64,
@@ -80,11 +80,11 @@ class Call:
 
         @one_per_place
         def made_of(row: list[Any]) -> torch.Tensor:
-            made = tensor_over(self.buffer, row)
+            input_tensor = tensor_over(self.buffer, row)
             if self.own or change is not None or self.renewal:
-                made = owned_copy(made, torch.device(row[6]) if row[6] else self.device)
-                renewed(made, self.renewal, positions=self.positions)
-            return made if change is None else change(made)
+                input_tensor = owned_copy(input_tensor, torch.device(row[6]) if row[6] else self.device)
+                renewed(input_tensor, self.renewal, positions=self.positions)
+            return input_tensor if change is None else change(input_tensor)
 
         def tensor(row: list[Any]) -> torch.Tensor:
             inputs.append(made_of(row))
@@ -290,12 +290,12 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype | None:
     """Return the wider dtype for exact results; None if there is none."""
-    return _WIDE.get(dtype)
+    return _WIDE_DTYPES.get(dtype)
 
 
 def widen(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor in float64 or complex128 with the same geometry; other dtypes unchanged."""
-    dtype = _WIDE.get(tensor.dtype)
+    dtype = _WIDE_DTYPES.get(tensor.dtype)
     if dtype is None:
         return tensor
     count = tensor.untyped_storage().nbytes() // tensor.element_size()
@@ -314,7 +314,7 @@ def without_nan(tensor: torch.Tensor) -> torch.Tensor:
 def widen_dtypes(tree: Any) -> Any:
     """Replace dtypes among arguments by their wider ones."""
     if isinstance(tree, torch.dtype):
-        return _WIDE.get(tree, tree)
+        return _WIDE_DTYPES.get(tree, tree)
     if isinstance(tree, list):
         return [widen_dtypes(v) for v in tree]
     if isinstance(tree, dict):

@@ -65,9 +65,9 @@ def distinct_elements(tensor: torch.Tensor) -> int:
 
 def distinct_bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Return how many bytes tensors have together; where they overlap, those of the largest."""
-    found = sorted((r for t in tensors if (r := region(t)) is not None), key=lambda r: (r.space, r.start))
+    regions = sorted((r for t in tensors if (r := region(t)) is not None), key=lambda r: (r.space, r.start))
     total, largest, space, end = 0, 0, -1, -1
-    for r in found:
+    for r in regions:
         if r.space != space or r.start >= end:
             total += largest
             largest, space, end = r.nbytes, r.space, r.end

@@ -20,7 +20,7 @@ MAX_PROCESSES = 128
 MAX_BYTES = 4 << 30
 _MAX_ENTRIES = 200_000
 _PAUSE_S = 0.2
-_MOST_LOOKED_AT = 16
+_MAX_INSPECTED_PROCESSES = 16
 """Maximum processes of a worker that are inspected at a time."""
 
 
@@ -38,7 +38,7 @@ class Rooms:
         """Return the confinement of the current job's kernel."""
         if self._job is None:
             self._job = tempfile.mkdtemp(dir=self._root)
-        return self._of_kernel(self._job, file, library)
+        return self._kernel_room(self._job, file, library)
 
     def baseline(self) -> Room:
         """Return the confinement of ATen's process, which lives as long as the judge."""
@@ -48,9 +48,9 @@ class Rooms:
 
     def reference(self, file: str | None, library: str | None = None) -> Room:
         """Return a new confinement for a user's reference, or a user's file that makes inputs."""
-        return self._of_kernel(tempfile.mkdtemp(dir=self._root), file, library)
+        return self._kernel_room(tempfile.mkdtemp(dir=self._root), file, library)
 
-    def _of_kernel(self, folder: str, file: str | None, library: str | None) -> Room:
+    def _kernel_room(self, folder: str, file: str | None, library: str | None) -> Room:
         reads, lists = reach.kernel_reads(file, library), reach.kernel_lists(file)
         return Room(folder, tuple(reads), self._run, self._held, tuple(lists))
 
@@ -92,18 +92,18 @@ class Guard:
 
     def children(self) -> list[int]:
         """Return some of the processes that the worker has started, as of the last check."""
-        found = [pid for pid in self._processes if pid != self._pid]
-        return random.sample(found, min(len(found), _MOST_LOOKED_AT))
+        children = [pid for pid in self._processes if pid != self._pid]
+        return random.sample(children, min(len(children), _MAX_INSPECTED_PROCESSES))
 
     def excess(self) -> str | None:
         """Describe the quota that the worker exceeds; None if it exceeds none."""
-        self._processes = self._family()
+        self._processes = self._worker_processes()
         count = len(self._processes)
         if count > MAX_PROCESSES:
             return f"it had started {count} processes; {MAX_PROCESSES} are allowed"
         return self._stored_too_much()
 
-    def _family(self) -> list[int]:
+    def _worker_processes(self) -> list[int]:
         """Return the worker's process and all its descendants, detached or not."""
         mark = processes.mark_of(self._pid)
         just_forked = mark == processes.mark_of(os.getpid()) or mark == processes.mark_of(os.getppid())
@@ -114,30 +114,30 @@ class Guard:
         if used - self._used <= MAX_BYTES and files - self._files <= _MAX_ENTRIES:
             return None
         self._used, self._files = used, files  # if others stored it, do not count it again
-        held, entries = folders.size(self._folder, _MAX_ENTRIES)
-        held += sum(self._deleted().values())
-        if held > MAX_BYTES:
-            return f"it had stored {held / 2**30:.1f} GiB in its folder; {MAX_BYTES / 2**30:.0f} GiB are allowed"
+        stored, entries = folders.size(self._folder, _MAX_ENTRIES)
+        stored += sum(self._deleted_file_sizes().values())
+        if stored > MAX_BYTES:
+            return f"it had stored {stored / 2**30:.1f} GiB in its folder; {MAX_BYTES / 2**30:.0f} GiB are allowed"
         if entries > _MAX_ENTRIES:
             return f"it had made more than {_MAX_ENTRIES} files"
         return None
 
     def _storage(self) -> tuple[int, int]:
         """Return the bytes and files in use on the folder's file system, by any process."""
-        there = os.statvfs(self._folder)
-        return (there.f_blocks - there.f_bfree) * there.f_frsize, there.f_files - there.f_ffree
+        filesystem = os.statvfs(self._folder)
+        return (filesystem.f_blocks - filesystem.f_bfree) * filesystem.f_frsize, filesystem.f_files - filesystem.f_ffree
 
-    def _deleted(self) -> dict[tuple[int, int], int]:
+    def _deleted_file_sizes(self) -> dict[tuple[int, int], int]:
         """Return the sizes of deleted files that are still open."""
         sizes: dict[tuple[int, int], int] = {}
         for path in self._open_files():
             with contextlib.suppress(OSError):
-                facts = path.stat()
-                if stat.S_ISREG(facts.st_mode) and facts.st_nlink == 0:
-                    sizes[facts.st_dev, facts.st_ino] = facts.st_blocks * 512
+                status = path.stat()
+                if stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
+                    sizes[status.st_dev, status.st_ino] = status.st_blocks * 512
         return sizes
 
     def _open_files(self) -> Iterator[Path]:
-        for pid in self._family():
+        for pid in self._worker_processes():
             with contextlib.suppress(OSError):
                 yield from Path(f"/proc/{pid}/fd").iterdir()

@@ -39,23 +39,23 @@ from opforge.sandbox.wire import Channel
 
 _MAX_DEATHS = 3
 """After this many dead processes on one operator, the rest of its cases are not run."""
-_FIRST_CASES = 2
+_FIRST_BATCH_CASES = 2
 """Cases in a batch for a kernel of unknown speed.
 
 The time of a request is limited, and each case is many calls.
 """
-_BATCH_S = 20.0
+_TARGET_BATCH_S = 20.0
 _PATIENCE_S = 10.0
 """Time limit of a kernel that has hit the ordinary limit before."""
-_SLOWER = 20.0
+_MIN_ALLOWED_SLOWDOWN = 20.0
 """A call may take at least this many times as long as ATen."""
-_TRIED_FOR_PARTS = 4
+_MAX_CASES_FOR_PARTS = 4
 _DERIVED = 3
 """Number of cases per operator that are run for their gradients."""
 _KEPT_BYTES = 1 << 30
 """GPU memory above this is released after each batch, for other judges and workers."""
 _FORGED = Finding(Outcome.CONTRACT, FORGED)
-_FIRST_BATCHES = (4, 24)
+_EARLY_BATCH_SIZES = (4, 24)
 """Sizes of the first batches of a job that ends with its first rejection.
 
 Most mutants fail in the first batch.
@@ -88,7 +88,7 @@ def serve(config: dict[str, Any], fds: list[int]) -> None:
 
 
 @dataclass
-class _Op:
+class _JudgedOperator:
     facts: Operator
     required: bool
     kernel: dict[str, Any]
@@ -135,11 +135,11 @@ class Judge:
         self._worker: KernelWorker | None = None
         self._custom = CustomOperators(spawner, workers, rooms, blobs, self._buffer)
         self._loaded: dict[str, Any] = {}
-        self._registrations_seen = False
+        self._registrations_checked = False
         self._broken: Finding | None = None
-        self._cases_at_once = _FIRST_CASES
+        self._max_batch_cases = _FIRST_BATCH_CASES
         """Maximum cases in a batch, from the time that the last batch took."""
-        self._large_too = True
+        self._allow_large_variants = True
         """Whether the current job's kernel gets large variants; it has answered them so far."""
         self._timeouts = 0
         """Number of time limits that the current job's kernel has used up."""
@@ -149,18 +149,20 @@ class Judge:
         broken = job["kernel"].get("broken")
         self._broken = Finding(Outcome.ERROR, broken) if broken else None
         self._plain = frozenset(job.get("plain", ()))
-        self._timeouts, self._cases_at_once, self._large_too = 0, _FIRST_CASES, True
+        self._timeouts, self._max_batch_cases, self._allow_large_variants = 0, _FIRST_BATCH_CASES, True
         cases_of = [[CaseRow.from_wire(row) for row in part["cases"]] for part in job["ops"]]
         if job.get("aten_alone"):
             self._run_aten_alone(job, cases_of[0][0])
             return
         untimed = all(case.phase is not Phase.PERFORMANCE for cases in cases_of for case in cases)
-        kernel = {**job["kernel"], "forbidden": self._forbidden(job, cases_of), "untimed": untimed}
+        kernel = {**job["kernel"], "forbidden": self._forbidden_operators(job, cases_of), "untimed": untimed}
         try:
             for part, cases in zip(job["ops"], cases_of, strict=True):
                 facts, reference = self._facts(job, part["op"], cases)
-                until = job.get("until") == "rejected"
-                op = _Op(facts, part["required"], kernel, len(cases), reference=reference, until_rejected=until)
+                until_rejected = job.get("until") == "rejected"
+                op = _JudgedOperator(
+                    facts, part["required"], kernel, len(cases), reference=reference, until_rejected=until_rejected
+                )
                 self._judge(op, cases, job["batch"])
         finally:
             if "mutant" not in job["kernel"]:  # mutants are our own code and may share a process
@@ -175,8 +177,8 @@ class Judge:
         """
         number, count = job["aten_alone"]
         facts, reference = self._facts(job, job["ops"][0]["op"], [case])
-        op = _Op(facts, True, job["kernel"], count, number, reference)
-        batch, _refused = self._fill(op, deque([case]), 1, _PATIENCE * forms.ATEN_BUDGET_S)
+        op = _JudgedOperator(facts, True, job["kernel"], count, number, reference)
+        batch, _refused = self._fill_batch(op, deque([case]), 1, _PATIENCE * forms.ATEN_BUDGET_S)
         for placed in batch.placed:
             with contextlib.suppress(Exception):  # ATen may raise
                 exact = Exact(placed.call)
@@ -192,20 +194,20 @@ class Judge:
             raise ValueError(f"the job names an unknown operator {name!r}")
         return facts, None
 
-    def _forbidden(self, job: dict[str, Any], cases_of: list[list[CaseRow]]) -> list[str]:
+    def _forbidden_operators(self, job: dict[str, Any], cases_of: list[list[CaseRow]]) -> list[str]:
         """Return the operators the job's kernel may not call; they are trapped before it loads."""
         if job["kernel"]["file"] is None or job.get("allow_fallback"):
             return []
         served = map(table().get, job.get("serves") or [part["op"] for part in job["ops"]])
-        found = bypass.forbidden(op for op in served if op is not None)
+        names = bypass.forbidden(op for op in served if op is not None)
         for part, cases in zip(job["ops"], cases_of, strict=True):
             if cases and (op := table().get(part["op"])) is not None and op.composite:
-                found += self._parts(op, cases)
-        return list(dict.fromkeys(found))
+                names += self._parts(op, cases)
+        return list(dict.fromkeys(names))
 
     def _parts(self, op: Operator, cases: list[CaseRow]) -> list[str]:
         """Return the operators a composite one only wraps, by its first case that can be built."""
-        for case in cases[:_TRIED_FOR_PARTS]:
+        for case in cases[:_MAX_CASES_FOR_PARTS]:
             batch = Batch(op, self._device, self._config.in_bytes, self._blobs, self._buffer)
             try:
                 placed = batch.add(case)
@@ -215,9 +217,9 @@ class Judge:
             return [] if placed is None else bypass.only_part(op, placed.call)
         return []
 
-    def _judge(self, op: _Op, cases: list[CaseRow], batch_size: int) -> None:
+    def _judge(self, op: _JudgedOperator, cases: list[CaseRow], batch_size: int) -> None:
         waiting = deque(cases)
-        sizes = iter(_FIRST_BATCHES if op.until_rejected else ())
+        sizes = iter(_EARLY_BATCH_SIZES if op.until_rejected else ())
         while waiting and not op.settled:
             if (op.deaths >= _MAX_DEATHS or self._timeouts >= MOST_LIMITS) and self._broken is None:
                 self._emit(op, [(case, self._not_run(op)) for case in waiting])
@@ -226,14 +228,14 @@ class Judge:
             if worker is None or self._broken is not None:
                 self._emit(op, [(case, self._broken or self._not_run(op)) for case in waiting])
                 return
-            size = min(batch_size, next(sizes, batch_size), self._cases_at_once)
-            batch, refused = self._fill(op, waiting, size)
+            size = min(batch_size, next(sizes, batch_size), self._max_batch_cases)
+            batch, refused = self._fill_batch(op, waiting, size)
             self._emit(op, refused)
             if batch.placed:
                 self._run(op, worker, batch, waiting)
 
-    def _fill(
-        self, op: _Op, waiting: deque[CaseRow], batch_size: int, budget_s: float = forms.ATEN_BUDGET_S
+    def _fill_batch(
+        self, op: _JudgedOperator, waiting: deque[CaseRow], batch_size: int, budget_s: float = forms.ATEN_BUDGET_S
     ) -> tuple[Batch, list[tuple[CaseRow, Finding]]]:
         batch = Batch(op.facts, self._device, self._config.in_bytes, self._blobs, self._buffer, op.reference, op.tried)
         refused: list[tuple[CaseRow, Finding]] = []
@@ -249,7 +251,7 @@ class Judge:
                     op.seen,
                     op.cases,
                     hostile=hostile,
-                    large_too=self._large_too,
+                    large_too=self._allow_large_variants,
                     budget_s=budget_s,
                 ):
                     break
@@ -261,7 +263,7 @@ class Judge:
             op.seen += 1
         return batch, refused
 
-    def _run(self, op: _Op, worker: KernelWorker, batch: Batch, waiting: deque[CaseRow]) -> None:
+    def _run(self, op: _JudgedOperator, worker: KernelWorker, batch: Batch, waiting: deque[CaseRow]) -> None:
         batch.copy_to(worker.bytes)
         try:
             worker.begin(self._request(op, batch))
@@ -271,13 +273,13 @@ class Judge:
             self._death(op, batch, death, waiting)
             return
         case_s = (time.monotonic() - began) / len({id(p.case) for p in batch.placed})
-        self._cases_at_once = max(1, int(_BATCH_S / max(case_s, 1e-3)))
+        self._max_batch_cases = max(1, int(_TARGET_BATCH_S / max(case_s, 1e-3)))
         replies = replies_of(reply, len(batch.placed))
         if replies is None:
             self._end_worker()
             self._emit(op, [(p.case, _FORGED) for p in batch.placed if not p.form])
             return
-        raised = next((index for index, one in enumerate(replies) if "raised" in one), None)
+        raised = next((index for index, case_reply in enumerate(replies) if "raised" in case_reply), None)
         try:  # first: a kernel beyond its process limit may raise for that reason
             worker.look_after(raised or 0, at_once=True)
         except DeathError as death:
@@ -295,16 +297,16 @@ class Judge:
     def _limit_s(self, batch: Batch) -> float:
         """Return the time limit of a call: less after a kernel hung, more where ATen is slow."""
         patience_s = min(self._config.timeout_s, _PATIENCE_S) if self._timeouts else self._config.timeout_s
-        return max(patience_s, _SLOWER * batch.aten_s)
+        return max(patience_s, _MIN_ALLOWED_SLOWDOWN * batch.aten_s)
 
-    def _not_run(self, op: _Op) -> Finding:
+    def _not_run(self, op: _JudgedOperator) -> Finding:
         if self._timeouts >= MOST_LIMITS:
             return Finding(
                 Outcome.TIMED_OUT, f"not run: the kernel ran into its time limit {self._timeouts} times before"
             )
         return Finding(Outcome.CRASHED, f"not run: the kernel's process was lost {op.deaths} times on {op.facts.name}")
 
-    def _request(self, op: _Op, batch: Batch) -> dict[str, Any]:
+    def _request(self, op: _JudgedOperator, batch: Batch) -> dict[str, Any]:
         cases = [p.request() for p in batch.placed]
         request: dict[str, Any] = {"do": "call", "op": op.facts.name, "random": op.facts.random, "cases": cases}
         listed = next((i for i, p in enumerate(batch.placed) if p.form == "again"), None)
@@ -320,16 +322,16 @@ class Judge:
             return None
         if self._loaded.get("mutant") is None and (strays := worker.orphans()):
             return Finding(Outcome.CHEATED, f"left {strays} process(es) running that it had started and cut loose")
-        return _foreign_code(worker, self._loaded) or self._registered_anew(worker)
+        return _foreign_code(worker, self._loaded) or self._check_registrations(worker)
 
-    def _registered_anew(self, worker: KernelWorker) -> Finding | None:
+    def _check_registrations(self, worker: KernelWorker) -> Finding | None:
         """Check once everything that is registered under ``aten``.
 
         This is slow, so it is done only for kernels that would pass.
         """
-        if self._registrations_seen:
+        if self._registrations_checked:
             return None
-        self._registrations_seen = True
+        self._registrations_checked = True
         try:
             reply = worker.ask({"do": "registrations"})
         except DeathError as death:
@@ -339,24 +341,24 @@ class Judge:
             return _FORGED
         return _tampering(reply["tampered"]) if reply.get("tampered") else None
 
-    def _death(self, op: _Op, batch: Batch, death: DeathError, waiting: deque[CaseRow]) -> None:
+    def _death(self, op: _JudgedOperator, batch: Batch, death: DeathError, waiting: deque[CaseRow]) -> None:
         """Give the case that was running its verdict, and put the others of its batch back."""
         self._worker = None
         op.deaths += 1
         self._timeouts += death.time_limits
         placed = batch.placed[min(death.index, len(batch.placed) - 1)]
-        if placed.form in LARGE_FORMS and death.outcome is Outcome.TIMED_OUT and self._large_too:
-            self._large_too, op.deaths = False, op.deaths - 1
+        if placed.form in LARGE_FORMS and death.outcome is Outcome.TIMED_OUT and self._allow_large_variants:
+            self._allow_large_variants, op.deaths = False, op.deaths - 1
             waiting.extendleft(reversed([p.case for p in batch.placed if not p.form]))  # without large ones
             return
         victim = placed.case
-        back = [p.case for p in batch.placed if not p.form and p.case is not victim]
-        waiting.extendleft(reversed(back))
-        where = f"{forms.words(placed.form)}: " if placed.form else ""
-        self._emit(op, [(victim, Finding(death.outcome, f"{where}{death}"))])
+        unfinished = [p.case for p in batch.placed if not p.form and p.case is not victim]
+        waiting.extendleft(reversed(unfinished))
+        variant = f"{forms.words(placed.form)}: " if placed.form else ""
+        self._emit(op, [(victim, Finding(death.outcome, f"{variant}{death}"))])
 
     def _hear(
-        self, op: _Op, worker: KernelWorker, batch: Batch, replies: list[dict[str, Any]]
+        self, op: _JudgedOperator, worker: KernelWorker, batch: Batch, replies: list[dict[str, Any]]
     ) -> list[tuple[CaseRow, Finding]]:
         touched = batch.touched(worker.bytes)
         results = bytearray(worker.bytes[self._config.in_bytes : results_end(replies, self._config)])
@@ -371,7 +373,7 @@ class Judge:
             finding = hearing.finding()
             if not placed.form:
                 first = hearing
-                finding = self._further(op, worker, batch, placed, hearing, finding)
+                finding = self._extra_checks(op, worker, batch, placed, hearing, finding)
             elif finding.outcome is Outcome.WRONG and first is not None and batch.at_fault(first.aten, placed):
                 continue
             elif placed.form in forms.REPLAYS and finding.outcome is Outcome.WRONG and first is not None:
@@ -400,25 +402,31 @@ class Judge:
             notes.append(f"judged as it stands only: ATen's own process dies on a hostile form of this case, {FAULT}")
         return replace(finding, notes=(*finding.notes, *notes)) if notes else finding
 
-    def _further(
-        self, op: _Op, worker: KernelWorker, batch: Batch, placed: Placed, hearing: Hearing, finding: Finding
+    def _extra_checks(
+        self,
+        op: _JudgedOperator,
+        worker: KernelWorker,
+        batch: Batch,
+        placed: Placed,
+        hearing: Hearing,
+        finding: Finding,
     ) -> Finding:
         """Check what needs more than one call: late results, gradients, random draws, times."""
         foreign = "mutant" not in op.kernel
         timed = foreign and placed.case.phase is Phase.PERFORMANCE
         if foreign and finding.outcome is Outcome.WRONG and not op.lingered and self._worker is not None:
             op.lingered = True
-            return self._surviving(further.lingering, worker, self._config, placed, hearing) or finding
+            return self._or_death(further.lingering, worker, self._config, placed, hearing) or finding
         if foreign and finding.passed and self._worker is not None and _differentiable(op, placed):
-            finding = self._surviving(self._derive, op, worker, placed) or finding
+            finding = self._or_death(self._judge_gradients, op, worker, placed) or finding
         drew = hearing.aten.drew
         if not finding.passed or not (drew or timed):
             return finding
         if self._worker is None:
             return Finding(Outcome.CRASHED, "not looked at further: the kernel's process was lost on a case before it")
         if drew:
-            asked = (worker, op.facts, placed, hearing, hearing.reply, self._config, finding)
-            finding = self._surviving(judge_draws, *asked) or finding
+            draw_arguments = (worker, op.facts, placed, hearing, hearing.reply, self._config, finding)
+            finding = self._or_death(judge_draws, *draw_arguments) or finding
         if finding.passed and timed:
             race = functools.partial(
                 self._racing.race,
@@ -427,10 +435,10 @@ class Judge:
                 apart=functools.partial(self._apart, op, placed),
             )
             with self._alone(worker):
-                finding = self._surviving(race, op.facts, worker, batch, placed, finding) or finding
+                finding = self._or_death(race, op.facts, worker, batch, placed, finding) or finding
         return finding
 
-    def _apart(self, op: _Op, placed: Placed, renewal: int) -> Finding | None:
+    def _apart(self, op: _JudgedOperator, placed: Placed, renewal: int) -> Finding | None:
         """Judge the kernel on the contents of a timed call, in a new process and untimed."""
         kernel = op.kernel
         room = self._rooms.reference(kernel["file"], kernel.get("library")) if self._rooms is not None else None
@@ -440,17 +448,17 @@ class Judge:
     @contextlib.contextmanager
     def _alone(self, worker: KernelWorker) -> Iterator[None]:
         """Wait for exclusive use of the device, then for the other judges."""
-        self._wait_as("ready", worker)
+        self._announce_and_wait("ready", worker)
         yield
-        self._wait_as("raced", worker)
+        self._announce_and_wait("raced", worker)
 
-    def _wait_as(self, what: str, worker: KernelWorker) -> None:
+    def _announce_and_wait(self, state: str, worker: KernelWorker) -> None:
         worker.pause()
-        self._channel.send({what: True})
+        self._channel.send({state: True})
         self._channel.receive()
         worker.resume()
 
-    def _derive(self, op: _Op, worker: KernelWorker, placed: Placed) -> Finding | None:
+    def _judge_gradients(self, op: _JudgedOperator, worker: KernelWorker, placed: Placed) -> Finding | None:
         """Judge gradients through the operator while the kernel is installed in ATen's place."""
         call = placed.call.gradients()
         aten = call.run()
@@ -459,10 +467,10 @@ class Judge:
         op.derived += 1
         return further.gradients(worker, self._config, op.facts, placed, call, aten)
 
-    def _surviving(self, ask: Callable[..., Finding | None], *args: Any) -> Finding | None:
+    def _or_death(self, check: Callable[..., Finding | None], *args: Any) -> Finding | None:
         """Run a further check on a worker; if the worker dies, that is the verdict."""
         try:
-            return ask(*args)
+            return check(*args)
         except DeathError as death:
             self._end_worker()
             self._timeouts += death.time_limits
@@ -492,7 +500,7 @@ class Judge:
             worker.close()
             self._broken = refusal
             return None
-        self._worker, self._loaded, self._registrations_seen = worker, kernel, False
+        self._worker, self._loaded, self._registrations_checked = worker, kernel, False
         return worker
 
     def _end_worker(self) -> None:
@@ -500,14 +508,14 @@ class Judge:
             self._worker.close()
             self._worker = None
 
-    def _emit(self, op: _Op, findings: list[tuple[CaseRow, Finding]]) -> None:
+    def _emit(self, op: _JudgedOperator, findings: list[tuple[CaseRow, Finding]]) -> None:
         op.rejected |= any(finding.outcome in REJECTED for _, finding in findings)
         if findings:
             rows = [{"id": case.id, "phase": case.phase.value, **finding.row()} for case, finding in findings]
             self._channel.send({"op": op.facts.name, "verdicts": rows})
 
 
-def _differentiable(judged: _Op, placed: Placed) -> bool:
+def _differentiable(judged: _JudgedOperator, placed: Placed) -> bool:
     """Whether the gradients of a case can be judged; ATen decides whether there are any."""
     op = judged.facts
     if judged.derived >= _DERIVED:
@@ -524,8 +532,8 @@ def _differentiable(judged: _Op, placed: Placed) -> bool:
 
 def _stale(first: Hearing, replayed: Hearing) -> Finding | None:
     """Return the verdict on a kernel that answers for the earlier contents of its memory."""
-    asked = isinstance(first.call, AskedCall)  # it returns all inputs, and they rightly hold the new contents
-    call = replace(first.call, own=False) if asked else first.call
+    is_user_call = isinstance(first.call, AskedCall)  # it returns all inputs, and they rightly hold the new contents
+    call = replace(first.call, own=False) if is_user_call else first.call
     earlier = replace(replayed, call=call, aten=first.aten, notes=[], values=[], measure=False)
     if not earlier.finding().passed:
         return None
@@ -541,13 +549,13 @@ def _counted(calls: Any) -> dict[str, int]:
 
 def _foreign_code(worker: KernelWorker, kernel: dict[str, Any]) -> Finding | None:
     """Return the verdict on a kernel whose libraries call ATen's code past the dispatcher."""
-    found = worker.objection(kernel["forbidden"]) if kernel["forbidden"] else None
-    return None if found is None else Finding(Outcome.CHEATED, found)
+    objection = worker.objection(kernel["forbidden"]) if kernel["forbidden"] else None
+    return None if objection is None else Finding(Outcome.CHEATED, objection)
 
 
-def _tampering(done: Any, when: str = "") -> Finding:
+def _tampering(changes: Any, when: str = "") -> Finding:
     """Return the verdict on a kernel that has changed the process it runs in."""
-    listed = done if isinstance(done, list) else [done]
+    listed = changes if isinstance(changes, list) else [changes]
     return Finding(Outcome.CHEATED, f"{when}tampered with its process: {'; '.join(map(str, listed))}")
 
 

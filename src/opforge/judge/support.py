@@ -37,34 +37,34 @@ def broken(op: Operator, look: Look) -> str | None:
     return check(look) if check is not None and look.drawn and look.drawn[0].numel() else None
 
 
-def _whole_between(what: torch.Tensor, low: float, high: float) -> str | None:
+def _why_not_integers(values: torch.Tensor, low: float, high: float) -> str | None:
     """Return why values are not whole numbers from ``low`` to ``high``, or None."""
-    wide = what.double() if what.is_floating_point() else what
-    if what.is_floating_point() and bool((wide != wide.round()).any()):
+    wide = values.double() if values.is_floating_point() else values
+    if values.is_floating_point() and bool((wide != wide.round()).any()):
         return f"draws hold {float(wide[wide != wide.round()][0]):.6g}, expected whole numbers"
     return _between(wide, low, high)
 
 
-def _between(what: torch.Tensor, low: float, high: float) -> str | None:
-    outside = (what < low) | (what > high)
+def _between(values: torch.Tensor, low: float, high: float) -> str | None:
+    outside = (values < low) | (values > high)
     if bool(outside.any()):
-        return f"draws hold {what[outside][0].item():.6g}, outside of {low:.6g} to {high:.6g}"
+        return f"draws hold {values[outside][0].item():.6g}, outside of {low:.6g} to {high:.6g}"
     return None
 
 
 def _bernoulli(look: Look) -> str | None:
-    return _whole_between(look.drawn[0], 0, 1)
+    return _why_not_integers(look.drawn[0], 0, 1)
 
 
 def _randint(look: Look) -> str | None:
-    given = look.given
-    high = given.get("high", given.get("to"))
+    arguments = look.given
+    high = arguments.get("high", arguments.get("to"))
     if isinstance(high, torch.Tensor) or high is None:
         return None
-    low = int(given.get("low", given.get("from", 0)))
+    low = int(arguments.get("low", arguments.get("from", 0)))
     # A float result may not hold the largest whole number exactly, and rounds it up.
     top = high - 1 if not look.drawn[0].is_floating_point() else float(torch.tensor(high - 1).to(look.drawn[0].dtype))
-    return _whole_between(look.drawn[0], low, top)
+    return _why_not_integers(look.drawn[0], low, top)
 
 
 def _uniform(look: Look) -> str | None:
@@ -78,11 +78,11 @@ def _positive(look: Look) -> str | None:
 
 
 def _counts(look: Look) -> str | None:
-    return _whole_between(look.drawn[0], 0, float("inf"))
+    return _why_not_integers(look.drawn[0], 0, float("inf"))
 
 
 def _geometric(look: Look) -> str | None:
-    return _whole_between(look.drawn[0], 1, float("inf"))
+    return _why_not_integers(look.drawn[0], 1, float("inf"))
 
 
 def _randperm(look: Look) -> str | None:
@@ -103,40 +103,40 @@ def _multinomial(look: Look) -> str | None:
 
 
 def _native_dropout(look: Look) -> str | None:
-    given = look.given["input" if "input" in look.given else "self"].detach().cpu()
+    source = look.given["input" if "input" in look.given else "self"].detach().cpu()
     result, mask = look.drawn[0], look.drawn[1].bool()
     # _fused_dropout's p is the probability to keep
-    kept = 1 - look.number("p", 0.5) if "input" in look.given else look.number("p", 0.5)
+    keep_probability = 1 - look.number("p", 0.5) if "input" in look.given else look.number("p", 0.5)
     if bool((result[~mask.expand(result.shape)] != 0).any()):
         return "result[0] is not zero where the mask in result[1] drops"
-    expected = torch.where(mask, given * (1 / kept if kept else 0.0), 0)
-    return "result[0] is not the input times the mask in result[1], scaled" if _off(result, expected) else None
+    expected = torch.where(mask, source * (1 / keep_probability if keep_probability else 0.0), 0)
+    return "result[0] is not the input times the mask in result[1], scaled" if _differs(result, expected) else None
 
 
 def _dropout(look: Look) -> str | None:
-    given, result = look.given["input"].detach().cpu(), look.drawn[0]
-    kept = 1 - look.number("p", 0.5)
-    expected = torch.where(result == 0, 0, given * (1 / kept if kept else 0.0))
-    return "elements are neither zero nor the input, scaled" if _off(result, expected) else None
+    source, result = look.given["input"].detach().cpu(), look.drawn[0]
+    keep_probability = 1 - look.number("p", 0.5)
+    expected = torch.where(result == 0, 0, source * (1 / keep_probability if keep_probability else 0.0))
+    return "elements are neither zero nor the input, scaled" if _differs(result, expected) else None
 
 
 def _rrelu(look: Look) -> str | None:
-    given, (result, noise) = look.given["self"].detach().cpu(), look.drawn[:2]
+    source, (result, noise) = look.given["self"].detach().cpu(), look.drawn[:2]
     low, high = look.number("lower", 0.125), look.number("upper", 1 / 3)
-    negative = (given <= 0).expand(noise.shape)
+    negative = (source <= 0).expand(noise.shape)
     if bool((noise[~negative] != 1).any()):
         return "`noise` is not 1 where the input is positive"
     bounds = [float(torch.tensor(bound).to(noise.dtype)) for bound in (low, high)]
     if reason := _between(noise[negative], bounds[0], bounds[1]):
         return f"`noise`: {reason}"
-    return "the result is not the input times `noise`" if _off(result, given * noise) else None
+    return "the result is not the input times `noise`" if _differs(result, source * noise) else None
 
 
 def _binomial(look: Look) -> str | None:
     count, drawn = look.given["count"].detach().cpu(), look.drawn[0]
     if bool((drawn > count).any()):
         return "draws exceed the number of trials"
-    return _whole_between(drawn, 0, float("inf"))
+    return _why_not_integers(drawn, 0, float("inf"))
 
 
 def _dirichlet(look: Look) -> str | None:
@@ -145,7 +145,7 @@ def _dirichlet(look: Look) -> str | None:
     return "a draw does not sum to 1" if bool(((sums - 1).abs() > allowed).any()) else _positive(look)
 
 
-def _off(result: torch.Tensor, expected: torch.Tensor) -> bool:
+def _differs(result: torch.Tensor, expected: torch.Tensor) -> bool:
     """Whether a product is off by more than a few rounding steps."""
     if not (result.is_floating_point() or result.is_complex()):
         return not torch.equal(result, expected.to(result.dtype).expand(result.shape))

@@ -45,20 +45,20 @@ _LARGE = 16 << 20
 _MANY_TENSORS = 64
 """Calls above either limit are judged less often: copying a result takes longer than timing it."""
 _SELDOM = 0.15
-_MOST_TENSORS = 1024
-_FEW_SETS = 4
-"""Sets of inputs that are always allowed. More sets have at most `_MOST_TENSORS` tensors together.
+_MAX_TENSORS_OF_SETS = 1024
+_ALWAYS_ALLOWED_SETS = 4
+"""Sets of inputs that are always allowed.
 
-Each tensor is filled separately.
+More sets have at most `_MAX_TENSORS_OF_SETS` tensors together. Each tensor is filled separately.
 """
 _FIRST_CALLS = 8
 _MAX_DEVICE_BYTES = 1 << 30
 _BLOCK_NS = 2_000_000
 _MAX_CALLS = 64
 _SYNC_CALLS = 8
-_SPARE = 8
+_UNTIMED_SETS = 8
 """Sets of inputs for calls that are not timed."""
-_PASS_NS = 500_000
+_MIN_PASS_NS = 500_000
 """Minimum GPU time of a pass of calls.
 
 Two processes, and the judge's clock, cannot time shorter passes precisely.
@@ -158,10 +158,10 @@ class Side:
         if not isinstance(reply, dict):
             raise NotRightError(Outcome.CONTRACT, FORGED)
         if "raised" in reply:
-            *_, said = reply["raised"] if isinstance(reply["raised"], list) and reply["raised"] else [reply["raised"]]
+            *_, text = reply["raised"] if isinstance(reply["raised"], list) and reply["raised"] else [reply["raised"]]
             if self.is_kernel:
-                raise KernelRaisedError(Outcome.WRONG, f"raised in a timed call: {said}")
-            raise BaselineError(f"it raised {said}")
+                raise KernelRaisedError(Outcome.WRONG, f"raised in a timed call: {text}")
+            raise BaselineError(f"it raised {text}")
         return reply
 
 
@@ -214,14 +214,14 @@ class Race:
         self.notes: list[str] = []
         self._method = "graph"
         if any(t.numel() and not t.is_cuda for t in inputs):
-            self._by_calls("a CUDA graph keeps what inputs on the host held when it was captured")
+            self._use_call_times("a CUDA graph keeps what inputs on the host held when it was captured")
 
     def run(self) -> dict[str, Any]:
         """Return the times of both sides, with their ratio and its 95 % interval."""
         cores = os.sched_getaffinity(0)
-        self._cores = self._core(cores)
+        self._cores = self._choose_core(cores)
         try:
-            figures = self._raced()
+            figures = self._time_blocks()
         finally:
             for side in self._sides:
                 side.worker.resume()
@@ -232,7 +232,7 @@ class Race:
         self._both({"do": "clear"})
         return self._row(figures)
 
-    def _raced(self) -> list[Figure]:
+    def _time_blocks(self) -> list[Figure]:
         """Time blocks of both sides; resize blocks that prove too short for their calls."""
         times = self._first_times()
         while True:
@@ -252,22 +252,22 @@ class Race:
                     break
             if not self._too_short(figures, times):
                 return figures
-            times = _shortest(times, figures)  # ends: blocks at least double, up to a limit
+            times = _shorter_times(times, figures)  # ends: blocks at least double, up to a limit
 
     def _too_short(self, figures: list[Figure], times: list[CallTimes]) -> bool:
         """Whether blocks are too short to time: calls were slow during sizing, and then fast."""
         device, call, _ = figures
-        seen = _shortest(times, figures)
-        short = self._pass_calls(seen) > 2 * device.calls
-        return short or (self._method == "events" and self._calls_in_a_row(seen) > 2 * call.calls)
+        shortest = _shorter_times(times, figures)
+        short = self._pass_calls(shortest) > 2 * device.calls
+        return short or (self._method == "events" and self._calls_in_a_row(shortest) > 2 * call.calls)
 
-    def _core(self, cores: set[int]) -> set[int]:
+    def _choose_core(self, cores: set[int]) -> set[int]:
         """Return one core other than the judge's; both sides use it in turn, since cores differ."""
         return {self._chance.choice(sorted(cores - {processes.present_core()}) or sorted(cores))}
 
     def _row(self, figures: list[Figure]) -> dict[str, Any]:
         rows = {figure.name: figure.row() for figure in figures}
-        cache = "cold" if self.footprint >= _cold(self._device) else "warm"
+        cache = "cold" if self.footprint >= _cold_cache_bytes(self._device) else "warm"
         rows["device"] |= {"method": self._method, "cache": cache}
         # with events, calls wait in a queue, and work on other streams goes unseen
         timed = "device" if self._method == "graph" else "call"
@@ -282,27 +282,27 @@ class Race:
         return int(self._nbytes * self._sets)
 
     @property
-    def _most_sets(self) -> int:
+    def _max_sets(self) -> int:
         """Return the maximum number of sets of inputs."""
-        most = max(1, _MAX_DEVICE_BYTES // self._nbytes)
-        return int(min(most, max(_FEW_SETS, _MOST_TENSORS // self._tensors)))
+        fitting = max(1, _MAX_DEVICE_BYTES // self._nbytes)
+        return int(min(fitting, max(_ALWAYS_ALLOWED_SETS, _MAX_TENSORS_OF_SETS // self._tensors)))
 
     @property
-    def _most_calls(self) -> int:
+    def _max_pass_calls(self) -> int:
         """Return the maximum number of calls in a pass.
 
         An operator that writes to inputs gets no set twice: a call would find what another wrote.
         """
-        return min(self._most_sets, _MAX_PASS_CALLS) if self._writes else _MAX_PASS_CALLS
+        return min(self._max_sets, _MAX_PASS_CALLS) if self._writes else _MAX_PASS_CALLS
 
     def _first_times(self) -> list[CallTimes]:
         """Return first estimates of the call times of both sides."""
         for side in self._sides:  # before the first call: later ones start in timed calls
             side.worker.look_for_others()
-        self._laid(min(_FIRST_CALLS, self._most_calls))
+        self._laid(min(_FIRST_CALLS, self._max_pass_calls))
         for side in self._sides:  # not earlier: both sides set up their calls at the same time
             side.worker.stay_on(self._cores)
-        return [self._guessed(side) for side in self._sides]
+        return [self._estimated_times(side) for side in self._sides]
 
     def _lay(self, times: list[CallTimes]) -> list[Figure]:
         """Set up the calls on both sides, as many as precise timing needs."""
@@ -320,16 +320,16 @@ class Race:
 
     def _pass_calls(self, times: list[CallTimes]) -> int:
         quickest, slowest = (f(t.in_a_pass_ns for t in times) for f in (min, max))
-        return _between(min(_PASS_NS / quickest, _MAX_PASS_NS / slowest) + 1, 1, self._most_calls)
+        return _between(min(_MIN_PASS_NS / quickest, _MAX_PASS_NS / slowest) + 1, 1, self._max_pass_calls)
 
     def _calls_in_a_row(self, times: list[CallTimes]) -> int:
         slowest = max(t.call_ns for t in times)
-        return _between(_BLOCK_NS / 4 / slowest, 1, max(1, min(_MAX_CALLS, self._sets - _SPARE)))
+        return _between(_BLOCK_NS / 4 / slowest, 1, max(1, min(_MAX_CALLS, self._sets - _UNTIMED_SETS)))
 
     def _laid(self, calls: int) -> list[dict[str, Any]]:
         """Set up ``calls`` calls on both sides, timed by the same method; return the replies."""
-        self._sets = min(calls, self._most_sets)
-        cold = _cold(self._device) if self._nbytes * self._sets >= _cold(self._device) else 0
+        self._sets = min(calls, self._max_sets)
+        cold = _cold_cache_bytes(self._device) if self._nbytes * self._sets >= _cold_cache_bytes(self._device) else 0
         request = {"do": "lay", "calls": calls, "sets": self._sets, "cold": cold}
         while True:
             graph = self._method == "graph"
@@ -338,7 +338,7 @@ class Race:
             failure = next((r.get("failure") for r in replies if r.get("method") == "events"), None)
             if failure is None or self._method == "events":
                 return replies
-            self._by_calls(f"it cannot be captured as a CUDA graph: {failure}")
+            self._use_call_times(f"it cannot be captured as a CUDA graph: {failure}")
 
     def _both(self, request: dict[str, Any], calls: int = 1) -> list[dict[str, Any]]:
         """Send both sides an untimed request at the same time and return the replies."""
@@ -357,15 +357,15 @@ class Race:
             raise failures[0]
         return replies
 
-    def _guessed(self, side: Side) -> CallTimes:
+    def _estimated_times(self, side: Side) -> CallTimes:
         """Return a side's estimate of its call times, capped by the judge's wait for it."""
         self._take_turn(side)
         began = time.perf_counter_ns()
         reply = side.ask({"do": "guess"}, _FIRST_CALLS)
-        outside = float(time.perf_counter_ns() - began)
-        return CallTimes(*(min(outside, _positive(reply.get(name))) for name in ("device_ns", "call_ns")))
+        waited_ns = float(time.perf_counter_ns() - began)
+        return CallTimes(*(min(waited_ns, _positive(reply.get(name))) for name in ("device_ns", "call_ns")))
 
-    def _by_calls(self, why: str) -> None:
+    def _use_call_times(self, why: str) -> None:
         """Use the time of calls in a row for the headline instead of the device time."""
         self._method = "events"
         self.notes.append(f"calls in a row count, not the device's time, since {why}"[:400])
@@ -374,10 +374,10 @@ class Race:
         """Map the inputs of both sides, and keep the reported locations of their results."""
         for side, reply in zip(self._sides, replies, strict=True):
             self._mapped[side.is_kernel] = MappedMemory(self._device)
-            said = reply.get("inputs")
-            if not isinstance(said, list) or len(said) != self._sets:
+            locations = reply.get("inputs")
+            if not isinstance(locations, list) or len(locations) != self._sets:
                 raise NotRightError(Outcome.CONTRACT, FORGED)
-            sets = [self._inputs_at(side, places) for places in said]
+            sets = [self._inputs_at(side, places) for places in locations]
             self._targets[side.is_kernel] = [list(places) for places in zip(*sets, strict=True)]
             self._captured[side.is_kernel] = _listed(reply.get("results"))
 
@@ -388,33 +388,33 @@ class Race:
         self._mapped = {}
 
     def _inputs_at(self, side: Side, places: Any) -> list[torch.Tensor | int]:
-        found: list[torch.Tensor | int] = []
+        inputs: list[torch.Tensor | int] = []
         for place, nbytes, renewal in zip(_listed(places), self._input_bytes, self._renewals, strict=False):
             handle, offset = self._place(side, place, "inputs")
             if nbytes and bool(handle) != renewal.words.is_cuda:
                 raise NotRightError(Outcome.CONTRACT, FORGED)
             if not renewal.words.is_cuda:
-                found.append(offset)
+                inputs.append(offset)
             elif not nbytes:
-                found.append(renewal.words)
+                inputs.append(renewal.words)
             else:
-                found.append(self._stretch(side, handle, offset, nbytes, renewal.words.dtype))
-        if len(found) != len(self._renewals):
+                inputs.append(self._stretch(side, handle, offset, nbytes, renewal.words.dtype))
+        if len(inputs) != len(self._renewals):
             raise NotRightError(Outcome.CONTRACT, FORGED)
-        return found
+        return inputs
 
-    def _place(self, side: Side, said: Any, what: str) -> tuple[str, int]:
+    def _place(self, side: Side, location: Any, kind: str) -> tuple[str, int]:
         """Return a handle and an offset, or an address on the host, from a worker's report."""
-        if said is None:
-            reason = f"its {what} lie in memory of the GPU that another process cannot map"
+        if location is None:
+            reason = f"its {kind} lie in memory of the GPU that another process cannot map"
             if not side.is_kernel:
                 raise BaselineError(f"{reason} (CUDA IPC is needed to time kernels)")
             raise NotRightError(
                 Outcome.CONTRACT, f"{reason} (cudaMallocAsync, virtual memory): return tensors of torch's own allocator"
             )
-        if not isinstance(said, list) or [type(one) for one in said] != [str, int]:
+        if not isinstance(location, list) or [type(item) for item in location] != [str, int]:
             raise NotRightError(Outcome.CONTRACT, FORGED)
-        handle, offset = said
+        handle, offset = location
         return handle, offset
 
     def _stretch(
@@ -445,7 +445,7 @@ class Race:
         self._note_fill(side, figure, self._prepare(side, figure))
         call = self._chance.randrange(figure.calls)
         worker = side.worker
-        waited = worker.waited_ns()
+        waited_ns = worker.waited_ns()
         worker.begin(figure.block)
         began = time.perf_counter_ns()
         worker.resume()
@@ -457,20 +457,20 @@ class Race:
             self._ask_aten(figure)
             raise
         side.halt()
-        seen = self._copied(side, figure, call, reply)
-        outside = time.perf_counter_ns() - began
-        waited = max(0, worker.waited_ns() - waited)
-        said = reply.get("ns")
-        if not isinstance(said, int | float) or not math.isfinite(said) or said <= 0:
-            raise NotRightError(Outcome.CHEATED, f"says that a timed call took {said!r} ns")
-        if waited > _WAITED * said * figure.work:
+        copies = self._copied(side, figure, call, reply)
+        elapsed_ns = time.perf_counter_ns() - began
+        waited_ns = max(0, worker.waited_ns() - waited_ns)
+        reported_ns = reply.get("ns")
+        if not isinstance(reported_ns, int | float) or not math.isfinite(reported_ns) or reported_ns <= 0:
+            raise NotRightError(Outcome.CHEATED, f"says that a timed call took {reported_ns!r} ns")
+        if waited_ns > _WAITED * reported_ns * figure.work:
             figure.waited[-1] = Wait.COUNTED
-        (figure.kernel_ns if side.is_kernel else figure.aten_ns).append(float(said))
-        beside = outside - said * figure.work
-        (figure.kernel_beside if side.is_kernel else figure.aten_beside).append(beside)
+        (figure.kernel_ns if side.is_kernel else figure.aten_ns).append(float(reported_ns))
+        overhead_ns = elapsed_ns - reported_ns * figure.work
+        (figure.kernel_beside if side.is_kernel else figure.aten_beside).append(overhead_ns)
         if side.is_kernel and self._judging is not None and self._is_judged(figure):
             keeps_to_itself(worker, self._cores)
-            self._judge(side, figure, call, seen)
+            self._judge(side, figure, call, copies)
 
     def _note_fill(self, side: Side, figure: Figure, took_ns: float) -> None:
         """Record how long it took to fill the inputs of a block.
@@ -478,8 +478,8 @@ class Race:
         If it took long, something else kept the GPU busy.
         """
         (figure.kernel_fill if side.is_kernel else figure.aten_fill).append(took_ns)
-        usual = min(figure.kernel_fill + figure.aten_fill)
-        if took_ns > usual + FILL_SLACK_NS:
+        shortest_ns = min(figure.kernel_fill + figure.aten_fill)
+        if took_ns > shortest_ns + FILL_SLACK_NS:
             figure.waited[-1] = Wait.COUNTED
 
     def _is_judged(self, figure: Figure) -> bool:
@@ -505,8 +505,8 @@ class Race:
                 contents += rows
             elif len(renewal.words):
                 on_host += zip(targets, rows, strict=False)
-        for one in self._sides:
-            one.halt()
+        for either in self._sides:
+            either.halt()
         for address, row in on_host:
             self._write_to_host(side, address, row)
         began = time.perf_counter_ns()
@@ -538,26 +538,26 @@ class Race:
     ) -> list[tuple[torch.Tensor, torch.Tensor] | None]:
         """Copy the GPU parts of a call's result, wait for it, and return (memory, copy) pairs."""
         is_captured = figure.name == "device" and self._method == "graph"
-        said = self._captured[side.is_kernel] if is_captured else _listed(reply.get("results"))
-        places = _listed(said[call]) if call < len(said) else []
+        results = self._captured[side.is_kernel] if is_captured else _listed(reply.get("results"))
+        places = _listed(results[call]) if call < len(results) else []
         if len(places) != len(self._parts):
             raise NotRightError(Outcome.CONTRACT, FORGED)
-        seen: list[tuple[torch.Tensor, torch.Tensor] | None] = []
+        copies: list[tuple[torch.Tensor, torch.Tensor] | None] = []
         for part, place in zip(self._parts, places, strict=True):
             if not isinstance(part, torch.Tensor) or not part.is_cuda or part.layout is not torch.strided:
-                seen.append(None)
+                copies.append(None)
                 continue
             handle, offset = self._place(side, place, "results")
             nbytes = span(part.shape, part.stride()) * part.element_size()
             if nbytes and not handle:
                 raise NotRightError(Outcome.CONTRACT, FORGED)
-            there = self._stretch(side, handle, offset, nbytes) if nbytes else torch.empty(0, dtype=torch.uint8)
-            seen.append((there, there.clone()))
+            memory = self._stretch(side, handle, offset, nbytes) if nbytes else torch.empty(0, dtype=torch.uint8)
+            copies.append((memory, memory.clone()))
         torch.cuda.synchronize(self._device)
-        return seen
+        return copies
 
     def _judge(
-        self, side: Side, figure: Figure, call: int, seen: list[tuple[torch.Tensor, torch.Tensor] | None]
+        self, side: Side, figure: Figure, call: int, copies: list[tuple[torch.Tensor, torch.Tensor] | None]
     ) -> None:
         """Judge the copied result of a timed call, and its inputs, while the worker is stopped.
 
@@ -571,9 +571,9 @@ class Race:
             for position, (targets, rows) in enumerate(zip(self._targets[side.is_kernel], self._contents, strict=True)):
                 if isinstance(targets[number], torch.Tensor) and not torch.equal(targets[number], rows[number]):
                     raise NotRightError(Outcome.CONTRACT, f"a timed call changed its input {position}")
-        if any(pair is not None and not torch.equal(*pair) for pair in seen):
+        if any(pair is not None and not torch.equal(*pair) for pair in copies):
             raise WrongOutputError("it changed after the calls were said to be done", seed)
-        parts: Parts = [None if pair is None else bytearray(pair[1].cpu().numpy()) for pair in seen]
+        parts: Parts = [None if pair is None else bytearray(pair[1].cpu().numpy()) for pair in copies]
         parts = [
             None if isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg()) else part
             for value, part in zip(self._parts, parts, strict=True)
@@ -590,10 +590,10 @@ class Race:
             own=own,
             seals=True,
             thorough=figure.done,
-            on_host=self._captured_elsewhere() if figure.name == "device" else (),
+            on_host=self._parts_captured_on_gpu() if figure.name == "device" else (),
         )
 
-    def _captured_elsewhere(self) -> list[int]:
+    def _parts_captured_on_gpu(self) -> list[int]:
         """Return which parts of a result lie on the host, but on the GPU when ATen is captured.
 
         The state of a generator is one.
@@ -630,14 +630,14 @@ def judge_shown(
     if not isinstance(result, dict):
         raise NotRightError(Outcome.CONTRACT, FORGED)
     config = side.worker.config
-    said = side.worker.bytes[config.in_bytes : results_end([result], config)].copy()
+    contents = side.worker.bytes[config.in_bytes : results_end([result], config)].copy()
     for part, row in zip(parts, leaves(result.get("returned")), strict=False):
-        if not is_as_said(part, row, said, config.in_bytes):
+        if not is_as_said(part, row, contents, config.in_bytes):
             raise WrongOutputError("it was not there when the call had returned", seed)
     for number, row in enumerate(leaves(result.get("returned"))):
         if number in on_host and isinstance(row, dict) and isinstance(row["T"], list):
             row["T"][6:] = ["cpu"]
-    finding = judging.hear(result, said, seed, answer)
+    finding = judging.hear(result, contents, seed, answer)
     if not finding.passed:
         raise WrongOutputError(finding.reason, seed)
 
@@ -651,7 +651,7 @@ def keeps_to_itself(worker: KernelWorker, cores: set[int]) -> None:
         raise NotRightError(Outcome.CHEATED, "runs on other cores than the one on which it is timed")
 
 
-def _shortest(times: list[CallTimes], figures: list[Figure]) -> list[CallTimes]:
+def _shorter_times(times: list[CallTimes], figures: list[Figure]) -> list[CallTimes]:
     """Return the call times of ATen and of the kernel: the shorter of ``times`` and the figures."""
     device, call, _ = figures
     medians = [(device.aten_ns, call.aten_ns), (device.kernel_ns, call.kernel_ns)]
@@ -661,9 +661,9 @@ def _shortest(times: list[CallTimes], figures: list[Figure]) -> list[CallTimes]:
     ]
 
 
-def _listed(said: Any) -> list[Any]:
+def _listed(value: Any) -> list[Any]:
     """Return a worker's list, or an empty one if it sent something else."""
-    return said if isinstance(said, list) else []
+    return value if isinstance(value, list) else []
 
 
 def drawn_seeds(count: int) -> list[int]:
@@ -671,7 +671,7 @@ def drawn_seeds(count: int) -> list[int]:
     return [1 + (number >> 2) for number in struct.unpack(f"{count}I", os.urandom(4 * count))]
 
 
-def _cold(device: torch.device) -> int:
+def _cold_cache_bytes(device: torch.device) -> int:
     """Return how many bytes calls must touch before a reused input has left the cache."""
     return 2 * int(torch.cuda.get_device_properties(device).L2_cache_size)
 
@@ -680,7 +680,7 @@ def _between(value: float, low: int, high: int) -> int:
     return max(low, min(high, int(value)))
 
 
-def _positive(said: Any) -> float:
+def _positive(value: Any) -> float:
     """Return a worker's estimate of a time; it is untrusted and only sizes blocks."""
-    usable = isinstance(said, int | float) and math.isfinite(said) and said > 0
-    return float(said) if usable else 1e6
+    usable = isinstance(value, int | float) and math.isfinite(value) and value > 0
+    return float(value) if usable else 1e6

@@ -28,7 +28,7 @@ from opforge.sandbox.confinement import Room
 from opforge.sandbox.wire import Channel, ChannelClosedError
 from opforge.sandbox.worker import COUNTER
 
-_FIXED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_FIXED_SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 MOST_LIMITS = 3
 """Number of times that a kernel may hit its time limit.
 
@@ -36,13 +36,13 @@ A request may take this many limits too, or `_MOST_S` if that is longer.
 """
 _MOST_S = 180.0
 _HALT_LIMIT_S = 5.0
-_KEPT_OUTPUT = 4096
-_TICK_S = 0.1
-_MOST_ADDRESS = 1 << 62
-_PAST_THE_DISPATCHER = (
+_MAX_KEPT_OUTPUT_BYTES = 4096
+_POLL_INTERVAL_S = 0.1
+_MAX_ADDRESS = 1 << 62
+_DISPATCHER_BYPASSED = (
     "calls ATen's own code for what it replaces, past the dispatcher (at::cpu::…, a shim, or the static runtime)"
 )
-_ADVICE = (
+_TORCH_ADVICE_PREFIXES = (
     "CUDA kernel errors might be",
     "For debugging consider passing",
     "Compile with `TORCH_USE_CUDA_DSA`",
@@ -85,7 +85,7 @@ class KernelWorker:
         arena_fd = os.memfd_create("opforge-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(arena_fd, config.arena_bytes)
         fcntl.fcntl(
-            arena_fd, fcntl.F_ADD_SEALS, _FIXED_SIZE
+            arena_fd, fcntl.F_ADD_SEALS, _FIXED_SIZE_SEALS
         )  # else a kernel could truncate it, and the judge would die reading it
         self.arena = mmap.mmap(arena_fd, config.arena_bytes)
         self.bytes: Bytes = np.frombuffer(self.arena, np.uint8)
@@ -136,7 +136,7 @@ class KernelWorker:
     def answer(self, *, timeout_s: float | None = None, cases: int = 1) -> Any:
         """Wait for the answer to the last request; each finished case restarts the time limit."""
         limit_s = timeout_s or self._config.timeout_s
-        index, since = self._index(), time.monotonic()
+        index, since = self._case_index(), time.monotonic()
         began = since
         # Independent of the counter, which a kernel can write to:
         deadline = began + min(limit_s * (cases + 1), max(limit_s * MOST_LIMITS, _MOST_S))
@@ -144,7 +144,7 @@ class KernelWorker:
         for fd in (self._channel.fileno(), self._output, self._pidfd):
             poll.register(fd, select.POLLIN)
         while True:
-            ready = {fd for fd, _ in poll.poll(_TICK_S * 1000)}
+            ready = {fd for fd, _ in poll.poll(_POLL_INTERVAL_S * 1000)}
             if self._output in ready and not self._drain():
                 poll.unregister(self._output)
             self.look_after(index)
@@ -152,15 +152,15 @@ class KernelWorker:
                 try:
                     if self._greeted:
                         return self._channel.receive(limit_s)
-                    self._greet(limit_s)
+                    self._receive_greeting(limit_s)
                     continue
                 except (ChannelClosedError, ValueError, TimeoutError, RecursionError):
                     raise self._death() from None
             if self._pidfd in ready:
                 raise self._death()
             now = time.monotonic()
-            if self._index() != index:
-                index, since = self._index(), now
+            if self._case_index() != index:
+                index, since = self._case_index(), now
             if now - since > limit_s or now > deadline:
                 reason = f"no answer within {limit_s:g} s"
                 self.close()
@@ -185,23 +185,23 @@ class KernelWorker:
         """End and count the processes that the kernel has detached."""
         return self._spawner.orphans(self._pid)
 
-    def _greet(self, limit_s: float) -> None:
+    def _receive_greeting(self, limit_s: float) -> None:
         self._greeted = True
         _message, fds = self._channel.receive_with_fds(limit_s)
         self._memory = fds[0] if fds else None
 
     def read(self, address: int, nbytes: int) -> bytearray:
         """Return bytes of the worker's memory; raises OSError where it has none."""
-        if not 0 <= address < _MOST_ADDRESS:
+        if not 0 <= address < _MAX_ADDRESS:
             raise OSError(errno.EFAULT, "no address")
-        found = bytearray(nbytes)
-        view = memoryview(found)
+        contents = bytearray(nbytes)
+        view = memoryview(contents)
         while view and self._memory is not None:
             count = os.preadv(self._memory, [view], address + nbytes - len(view))
             if not count:
                 raise OSError(errno.EFAULT, "no memory there")
             view = view[count:]
-        return found
+        return contents
 
     def write(self, address: int, contents: Bytes) -> None:
         """Write to the worker's memory; raises OSError where it has none."""
@@ -267,17 +267,17 @@ class KernelWorker:
 
     def stay_on(self, cores: Iterable[int]) -> None:
         """Let all threads of the worker run on these cores only."""
-        wanted = set(cores)
+        allowed = set(cores)
         for thread in self._threads():
             with contextlib.suppress(OSError):
-                os.sched_setaffinity(thread, wanted)
+                os.sched_setaffinity(thread, allowed)
 
     def strays_from(self, cores: Iterable[int]) -> bool:
         """Whether a thread of the worker may run on other cores than these."""
-        wanted = set(cores)
+        allowed = set(cores)
         for thread in self._threads():
             with contextlib.suppress(OSError):
-                if not os.sched_getaffinity(thread) <= wanted:
+                if not os.sched_getaffinity(thread) <= allowed:
                     return True
         return False
 
@@ -314,23 +314,23 @@ class KernelWorker:
         return describe_status(ended.status)
 
     def _death(self) -> DeathError:
-        index = self._index()
+        index = self._case_index()
         reason = f"the kernel's process {self.close()}"
         if os.WIFEXITED(self._status) and os.WEXITSTATUS(self._status) == bars.STATUS:
-            return DeathError(Outcome.CHEATED, index, _PAST_THE_DISPATCHER)
-        said = self._tail.decode(errors="replace").strip().splitlines()
-        if last := [line for line in said if line and not line.startswith(_ADVICE)][-3:]:
-            reason += f"; its last words: {' / '.join(last)[:500]}"
+            return DeathError(Outcome.CHEATED, index, _DISPATCHER_BYPASSED)
+        lines = self._tail.decode(errors="replace").strip().splitlines()
+        if last_lines := [line for line in lines if line and not line.startswith(_TORCH_ADVICE_PREFIXES)][-3:]:
+            reason += f"; its last words: {' / '.join(last_lines)[:500]}"
         return DeathError(Outcome.CRASHED, index, reason)
 
-    def _index(self) -> int:
+    def _case_index(self) -> int:
         return int(COUNTER.unpack_from(self.arena, 0)[0])
 
     def _drain(self) -> bool:
         """Read the kernel's output, keeping only the end; False if the output is closed."""
         try:
             while data := os.read(self._output, 1 << 16):
-                self._tail = (self._tail + data)[-_KEPT_OUTPUT:]
+                self._tail = (self._tail + data)[-_MAX_KEPT_OUTPUT_BYTES:]
                 if len(data) < 1 << 16:
                     return True
         except BlockingIOError:

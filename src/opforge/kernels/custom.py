@@ -18,7 +18,7 @@ from opforge.kernels.source import digest, located, shown, unfit
 from opforge.runtime import files
 
 GEN_INPUT = "gen_input.py"
-_SUFFIXES = (".py", *native.SUFFIXES)
+_KERNEL_SUFFIXES = (".py", *native.SUFFIXES)
 
 
 @dataclass
@@ -40,8 +40,8 @@ class CustomFolder:
     @cached_property
     def implementations(self) -> list[Path]:
         """Files of its implementations, sorted by name."""
-        found = (p for p in self.path.iterdir() if p.suffix in _SUFFIXES and not p.is_dir())
-        return sorted(p for p in found if _name_of(p, self.op) not in ("", "reference"))
+        candidates = (p for p in self.path.iterdir() if p.suffix in _KERNEL_SUFFIXES and not p.is_dir())
+        return sorted(p for p in candidates if _implementation_name(p, self.op) not in ("", "reference"))
 
     @property
     def entry(self) -> str:
@@ -50,12 +50,14 @@ class CustomFolder:
     @cached_property
     def reference(self) -> Reference:
         """Baseline of its kernels: ``{op}_reference``, an implementation, or else the identity."""
-        own = self.path / f"{self.op}_reference.py"
-        if files.is_regular(own):
-            if _defines(own, f"{self.op}_reference", broken=True):
-                return _reference(own.stem, own, f"{self.op}_reference")
-            self.warnings.append(f"{self.op}: {own.name} does not define {self.op}_reference, and is passed over")
-        for file, name in sorted(self._named(), key=lambda found: native.is_native(found[0])):
+        reference_file = self.path / f"{self.op}_reference.py"
+        if files.is_regular(reference_file):
+            if _defines(reference_file, f"{self.op}_reference", broken=True):
+                return _reference(reference_file.stem, reference_file, f"{self.op}_reference")
+            self.warnings.append(
+                f"{self.op}: {reference_file.name} does not define {self.op}_reference, and is passed over"
+            )
+        for file, name in sorted(self._named(), key=lambda implementation: native.is_native(implementation[0])):
             if _defines(file, self.entry, broken=False):
                 self.warnings.append(
                     f"{self.op} has no reference: {name} is taken for it, and is itself compared with nothing else"
@@ -84,7 +86,7 @@ class CustomFolder:
         """
         stems = [p.stem for p in self.implementations]
         for file in self.implementations:
-            name = f"{self.op}__{_name_of(file, self.op)}"
+            name = f"{self.op}__{_implementation_name(file, self.op)}"
             yield file, name if stems.count(file.stem) == 1 else f"{name}{file.suffix}"
 
 
@@ -131,7 +133,7 @@ def find(root: Path) -> CustomOps:
     return CustomOps(root, folders, tuple(strangers))
 
 
-def _name_of(file: Path, op: str) -> str:
+def _implementation_name(file: Path, op: str) -> str:
     """Return NAME of ``{op}_NAME.py``; empty for any other file name."""
     return file.stem.removeprefix(f"{op}_") if file.stem.startswith(f"{op}_") else ""
 
@@ -147,12 +149,12 @@ def _defines(file: Path, name: str, *, broken: bool) -> bool:
     """
     try:
         source = files.read_text(file)
-        return native.is_native(file) or name in _top_level(ast.parse(source)) or "import *" in source
+        return native.is_native(file) or name in _bound_names(ast.parse(source)) or "import *" in source
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return broken
 
 
-def _top_level(tree: ast.AST) -> set[str]:
+def _bound_names(tree: ast.AST) -> set[str]:
     """Return the names that a module's statements bind, except inside functions and classes."""
     names: set[str] = set()
     for node in ast.iter_child_nodes(tree):
@@ -163,5 +165,5 @@ def _top_level(tree: ast.AST) -> set[str]:
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.add(node.id)
         else:
-            names |= _top_level(node)
+            names |= _bound_names(node)
     return names

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from opforge.kernels.native.sources import without_comments
 
-_IMPORTS = {
+_IMPORT_HINTS = {
     "ctypes": "calls native code through ctypes",
     "cffi": "calls native code through cffi",
     "inspect": "looks at frames or source with inspect",
@@ -26,7 +26,7 @@ _IMPORTS = {
     "pickle": "reads or writes pickles",
     "time": "reads clocks",
 }
-_ATTRIBUTES = {
+_ATTRIBUTE_HINTS = {
     "torch.cuda.Stream": "makes streams of its own",
     "torch.cuda.stream": "switches streams",
     "torch.cuda.CUDAGraph": "captures graphs",
@@ -43,9 +43,9 @@ _ATTRIBUTES = {
     "os._exit": "ends its process",
     "sys.exit": "ends its process",
 }
-_NAMES = {"exec": "runs text as code", "eval": "runs text as code", "__import__": "imports by name at run time"}
+_CALL_HINTS = {"exec": "runs text as code", "eval": "runs text as code", "__import__": "imports by name at run time"}
 
-_IN_NATIVE = {
+_NATIVE_HINTS = {
     r"TORCH_LIBRARY_IMPL\s*\(\s*aten\b": "registers implementations of ATen's own operators",
     r"\b(?:cblas_|[sdcz]gemm_|mkl_|cublas[A-Z]|cublasLt|cudnn[A-Z]|dnnl[_:])": "calls a vendor's library",
     r"\b(?:dlopen|dlsym|dlmopen)\s*\(": "loads other libraries",
@@ -64,49 +64,51 @@ _IN_NATIVE = {
 def native_hints(source: str) -> list[str]:
     """Return hints on a kernel's C++ or CUDA source, each with its first line number."""
     text = without_comments(source)
-    first = {what: found.start() for pattern, what in _IN_NATIVE.items() if (found := re.search(pattern, text))}
+    first_offsets = {
+        hint: match.start() for pattern, hint in _NATIVE_HINTS.items() if (match := re.search(pattern, text))
+    }
     return [
-        f"{what} (line {text.count(chr(10), 0, at) + 1})"
-        for what, at in sorted(first.items(), key=lambda item: item[1])
+        f"{hint} (line {text.count(chr(10), 0, offset) + 1})"
+        for hint, offset in sorted(first_offsets.items(), key=lambda item: item[1])
     ]
 
 
 def hints(source: str) -> list[str]:
     """Return hints on a kernel's Python source, each with its first line number."""
-    first: dict[str, int] = {}
+    first_lines: dict[str, int] = {}
     try:
-        for what, line in _found(ast.parse(source)):
-            first[what] = min(line, first.get(what, line))
+        for hint, line in _found(ast.parse(source)):
+            first_lines[hint] = min(line, first_lines.get(hint, line))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
-    return [f"{what} (line {line})" for what, line in sorted(first.items(), key=lambda item: item[1])]
+    return [f"{hint} (line {line})" for hint, line in sorted(first_lines.items(), key=lambda item: item[1])]
 
 
 def _found(tree: ast.AST) -> Iterator[tuple[str, int]]:
     for node in ast.walk(tree):
         match node:
             case ast.Import(names=names):
-                yield from ((what, node.lineno) for n in names for what in _of_module(n.name))
+                yield from ((hint, node.lineno) for n in names for hint in _module_hints(n.name))
             case ast.ImportFrom(module=str(module)):
-                yield from ((what, node.lineno) for what in _of_module(module))
+                yield from ((hint, node.lineno) for hint in _module_hints(module))
             case ast.Attribute():
-                if (what := _ATTRIBUTES.get(ast.unparse(node))) is not None:
-                    yield what, node.lineno
-            case ast.Call(func=ast.Name(id=name)) if name in _NAMES:
-                yield _NAMES[name], node.lineno
+                if (hint := _ATTRIBUTE_HINTS.get(ast.unparse(node))) is not None:
+                    yield hint, node.lineno
+            case ast.Call(func=ast.Name(id=name)) if name in _CALL_HINTS:
+                yield _CALL_HINTS[name], node.lineno
             case ast.Assign(targets=targets) | ast.Delete(targets=targets):
-                yield from ((f"assigns to {ast.unparse(t)}", node.lineno) for t in targets if _foreign(t))
+                yield from ((f"assigns to {ast.unparse(t)}", node.lineno) for t in targets if _is_patch(t))
             case ast.ExceptHandler(type=None | ast.Name(id="Exception" | "BaseException")):
                 yield "catches every exception", node.lineno
 
 
-def _of_module(name: str) -> Iterator[str]:
-    for known, what in _IMPORTS.items():
-        if name == known or name.startswith(known + "."):
-            yield what
+def _module_hints(name: str) -> Iterator[str]:
+    for module, hint in _IMPORT_HINTS.items():
+        if name == module or name.startswith(module + "."):
+            yield hint
 
 
-def _foreign(target: ast.expr) -> bool:
+def _is_patch(target: ast.expr) -> bool:
     """Whether an assignment target is an attribute of torch, time or the like: a patch."""
     return isinstance(target, ast.Attribute) and ast.unparse(target).split(".")[0] in {
         "torch", "time", "numpy", "np", "triton", "builtins", "sys", "os", "opforge",

@@ -32,8 +32,13 @@ class Reference:
     def wire(self) -> dict[str, Any]:
         """Return the data that a worker needs to load it."""
         wire = {"name": self.name, "primary": "", "file": self.file, "entries": list(self.entries)}
-        more = {"identity": self.file is None, "library": self.library, "broken": self.broken, "digest": self.digest}
-        return {**wire, **{name: value for name, value in more.items() if value}}
+        optional = {
+            "identity": self.file is None,
+            "library": self.library,
+            "broken": self.broken,
+            "digest": self.digest,
+        }
+        return {**wire, **{name: value for name, value in optional.items() if value}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,7 @@ class Kernel:
         }
         if self.reference is not None:
             wire["reference"] = self.reference.wire()
-        more = {"mutant": self.mutant, "library": self.library, "broken": self.broken}
+        optional = {"mutant": self.mutant, "library": self.library, "broken": self.broken}
         if self.of_file:
-            more["digest"] = self.digest
-        return {**wire, **{name: value for name, value in more.items() if value}}
+            optional["digest"] = self.digest
+        return {**wire, **{name: value for name, value in optional.items() if value}}

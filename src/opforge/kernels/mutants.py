@@ -33,11 +33,11 @@ MUTANTS: dict[str, str] = {
 }
 """Description of each mutant."""
 
-_OF_VIEWS = frozenset({"identity", "edge", "strides_ignored", "offset_ignored"})
+_VIEW_MUTANTS = frozenset({"identity", "edge", "strides_ignored", "offset_ignored"})
 """Possible errors in a view of an input; others would allocate memory and not test the numbers."""
-_OF_DRAWS = frozenset({"zeros", "constant", "identity", "tail", "nothing_written"})
+_RANDOM_MUTANTS = frozenset({"zeros", "constant", "identity", "tail", "nothing_written"})
 """Errors visible in a distribution; a change of one element or a few bits of a draw is not."""
-_OF_FACTORIES = frozenset({"zeros", "constant", "first_row", "edge", "tail", "low_precision", "nothing_written"})
+_FACTORY_MUTANTS = frozenset({"zeros", "constant", "first_row", "edge", "tail", "low_precision", "nothing_written"})
 """Possible errors without an input tensor."""
 EQUIVALENT: dict[tuple[str, str], str] = {
     (
@@ -74,9 +74,9 @@ def _candidates(op: Operator) -> Iterator[str]:
 
 def _fits(name: str, op: Operator) -> bool:
     inputs = [a for a in op.arguments if a.type.startswith("Tensor") and not (op.form is Form.OUT and a.writes)]
-    if (_only_views(op) and name not in _OF_VIEWS) or (op.random and name not in _OF_DRAWS):
+    if (_returns_only_views(op) and name not in _VIEW_MUTANTS) or (op.random and name not in _RANDOM_MUTANTS):
         return False
-    if not inputs and name not in _OF_FACTORIES:
+    if not inputs and name not in _FACTORY_MUTANTS:
         return False
     match name:
         case "nan_swallowed" | "inf_swallowed":
@@ -90,5 +90,5 @@ def _fits(name: str, op: Operator) -> bool:
     return True
 
 
-def _only_views(op: Operator) -> bool:
+def _returns_only_views(op: Operator) -> bool:
     return bool(op.returns) and not op.mutates and all(r.alias and not r.writes for r in op.returns)

@@ -37,16 +37,23 @@ class Proven:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Proven:
-        (least, most), (low, high) = row["rank"], row["numel"]
-        timed = tuple((first, last, good) for first, last, good in row.get("timed", ()))
+        (min_rank, max_rank), (min_numel, max_numel) = row["rank"], row["numel"]
+        timed = tuple((first, last, not_slower) for first, last, not_slower in row.get("timed", ()))
         extents = tuple(tuple((first, last) for first, last in ranges) for ranges in row["extents"])
-        return cls((least, most), (low, high), extents, tuple(row["layouts"]), timed, row.get("arguments", {}))
+        return cls(
+            (min_rank, max_rank),
+            (min_numel, max_numel),
+            extents,
+            tuple(row["layouts"]),
+            timed,
+            row.get("arguments", {}),
+        )
 
     def sizes(self, *, not_slower: bool) -> list[tuple[int, int]]:
         """Return the ranges of proven sizes at which the kernel is not slower, or slower."""
         low, high = self.numel
-        found = [(max(low, first), min(high, last)) for first, last, good in self.timed if good == not_slower]
-        return [(first, last) for first, last in found if first <= last]
+        clipped = [(max(low, first), min(high, last)) for first, last, good in self.timed if good == not_slower]
+        return [(first, last) for first, last in clipped if first <= last]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +75,9 @@ class Proof:
     @property
     def dtypes(self) -> list[str]:
         """Return the proven dtypes; combinations count as one: ``float32 with int64``."""
-        return sorted({words for found in self.operators.values() for key in found if (words := _dtypes(key))})
+        return sorted(
+            {text for signatures in self.operators.values() for key in signatures if (text := _dtypes_text(key))}
+        )
 
 
 def read_proof(file: Path, digest: str) -> Proof | str:
@@ -83,10 +92,10 @@ def read_proof(file: Path, digest: str) -> Proof | str:
         return proof
     if proof["digest"] != digest:
         return f"{path} is the proof of another version of the source."
-    operators = {op: {key: Proven.of(row) for key, row in found.items()} for op, found in proof["operators"].items()}
+    operators = {op: {key: Proven.of(row) for key, row in rows.items()} for op, rows in proof["operators"].items()}
     return Proof(proof["torch"], proof["device"], tuple(proof["suites"]), operators, proof["failed"])
 
 
-def _dtypes(signature: str) -> str:
-    words = re.findall(r"\w+", re.sub(r"number\(\w+\)|(?<=\])\*\w+", "", signature))
-    return " with ".join(dict.fromkeys(words))
+def _dtypes_text(signature: str) -> str:
+    dtypes = re.findall(r"\w+", re.sub(r"number\(\w+\)|(?<=\])\*\w+", "", signature))
+    return " with ".join(dict.fromkeys(dtypes))

@@ -32,11 +32,11 @@ def digest(file: Path) -> str:
 
 
 def _digest(file: Path) -> str:
-    whole = hashlib.sha256(files.read(file))
+    hasher = hashlib.sha256(files.read(file))
     for other in sorted(beside(file)):
         name = os.fsencode(other.relative_to(file.parent))
-        whole.update(name + b"\0" + hashlib.sha256(files.read(other)).digest())
-    return whole.hexdigest()[:16]
+        hasher.update(name + b"\0" + hashlib.sha256(files.read(other)).digest())
+    return hasher.hexdigest()[:16]
 
 
 def unfit(file: Path) -> str:
@@ -85,17 +85,17 @@ def beside(file: Path) -> set[Path]:
     """
     if native.is_native(file):
         return set(native.headers_in(file.parent))
-    found: set[Path] = set()
+    reached: set[Path] = set()
     new = {file}
     while new:
         texts = [files.read_text(source) for source in new if source.suffix == ".py"]
-        there = {path for text in texts for name in imports(text) for path in _module(file.parent, name)}
-        there |= {path for text in texts for name in _constants(text) for path in _named(file.parent, name)}
-        new = there - found - {file}
-        found |= new
-        if len(found) > files.MOST_FILES:
+        referenced = {path for text in texts for name in imports(text) for path in _module(file.parent, name)}
+        referenced |= {path for text in texts for name in _possible_names(text) for path in _named(file.parent, name)}
+        new = referenced - reached - {file}
+        reached |= new
+        if len(reached) > files.MOST_FILES:
             raise OSError(errno.EFBIG, f"it names more than {files.MOST_FILES} files", str(file))
-    return found
+    return reached
 
 
 def _module(folder: Path, name: str) -> Iterator[Path]:
@@ -107,7 +107,7 @@ def _module(folder: Path, name: str) -> Iterator[Path]:
         yield from (path for path in files.below(package) if path.suffix == ".py")
 
 
-def _constants(text: str) -> Iterator[str]:
+def _possible_names(text: str) -> Iterator[str]:
     """Yield the strings in a source that may name a file or, for ``import_module``, a module."""
     for node in _nodes(text):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and _NAME.fullmatch(node.value):
@@ -119,10 +119,10 @@ def _named(folder: Path, name: str) -> Iterator[Path]:
 
     The folder itself, which holds proofs, and anything outside it are left out.
     """
-    place = folder / name
-    if files.is_regular(place):
-        yield place
-    elif files.is_folder(place) and place != folder:
-        yield from files.below(place)
+    path = folder / name
+    if files.is_regular(path):
+        yield path
+    elif files.is_folder(path) and path != folder:
+        yield from files.below(path)
     elif name.replace(".", "").isidentifier():
         yield from _module(folder, name.partition(".")[0])

@@ -38,28 +38,28 @@ def find(suspects: Sequence[str], fails: Fails, named: str = "") -> Blame:
         return fails(names)
 
     rest = list(suspects)
-    known = True  # the caller has seen all of them fail
+    known_to_fail = True  # the caller has seen all of them fail
     if named in rest and failing([named]):
         blame.guilty.append(named)
         rest.remove(named)
-        known = False
-    while known or failing(rest):
-        _look_into(rest, failing, blame)
+        known_to_fail = False
+    while known_to_fail or failing(rest):
+        _search_failing_set(rest, failing, blame)
         rest = [name for name in rest if name not in blame.named]
-        known = False
+        known_to_fail = False
     return blame
 
 
-def _look_into(failing_set: Sequence[str], failing: Fails, blame: Blame) -> None:
+def _search_failing_set(failing_set: Sequence[str], failing: Fails, blame: Blame) -> None:
     """Search a set that is known to fail."""
     if len(failing_set) == 1:
         blame.guilty.append(failing_set[0])
         return
     middle = len(failing_set) // 2
-    bad = [half for half in (failing_set[:middle], failing_set[middle:]) if failing(half)]
-    for half in bad:
-        _look_into(half, failing, blame)
-    if not bad:
+    failing_halves = [half for half in (failing_set[:middle], failing_set[middle:]) if failing(half)]
+    for half in failing_halves:
+        _search_failing_set(half, failing, blame)
+    if not failing_halves:
         _narrow(list(failing_set), failing, blame)
 
 

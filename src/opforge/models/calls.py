@@ -28,7 +28,7 @@ class CallRecorder:
         self, arena: mmap.mmap, at: int, start: int, device: torch.device, learning: Callable[[], bool]
     ) -> None:
         self._arena = arena
-        self._learning = learning
+        self._in_optimizer_step = learning
         self._at = self._begin = at
         self._end = min(at + MOST_BYTES, len(arena))
         self._start = start
@@ -56,13 +56,13 @@ class CallRecorder:
 
     def _take(self, op: str, args: Any, kwargs: dict[str, Any]) -> None:
         head = {"number": self.seen, "op": op, "phase": self._phase()}
-        before = self._at
+        offset_before = self._at
         try:
             positional = tuple(from_torch(a, self._tensor) for a in args)
             named = {n: from_torch(v, self._tensor) for n, v in kwargs.items()}
         except (TypeError, MemoryError) as error:
-            self._full = isinstance(error, MemoryError) and before > self._begin
-            self._at = before
+            self._full = isinstance(error, MemoryError) and offset_before > self._begin
+            self._at = offset_before
             if not self._full:
                 self.calls.append({**head, "lost": str(error)})
             return
@@ -76,7 +76,7 @@ class CallRecorder:
     def _phase(self) -> str:
         if torch._C._current_graph_task_id() != -1:  # noqa: SLF001  # torch has no public way to ask
             return "backward"
-        return "optimizer" if self._learning() else "forward"
+        return "optimizer" if self._in_optimizer_step() else "forward"
 
     def _tensor(self, value: torch.Tensor) -> TensorSpec:
         """Return a tensor as data; its contents, from the first element on, go to the arena."""
@@ -84,21 +84,21 @@ class CallRecorder:
             raise TypeError(f"a case cannot hold a tensor of layout {value.layout}, dtype {value.dtype}")
         value = value.detach().resolve_conj().resolve_neg()
         shape, strides = tuple(value.shape), tuple(value.stride())
-        home = None if value.device.type == self._device.type else str(value.device)
-        plain = TensorSpec(
-            shape, SHORT_DTYPES[value.dtype], None if strides == contiguous_strides(shape) else strides, device=home
+        device = None if value.device.type == self._device.type else str(value.device)
+        spec = TensorSpec(
+            shape, SHORT_DTYPES[value.dtype], None if strides == contiguous_strides(shape) else strides, device=device
         )
-        nbytes = plain.storage_nbytes
+        nbytes = spec.storage_nbytes
         if self._at + nbytes > self._end:
             raise MemoryError(f"its inputs take more than {MOST_BYTES >> 20} MiB")
-        at = self._at
+        offset = self._at
         if nbytes:
             count = nbytes // value.element_size()
             flat = value.as_strided((count,), (1,), value.storage_offset()).cpu().view(torch.uint8)
-            torch.frombuffer(self._arena, dtype=torch.uint8, count=nbytes, offset=at).copy_(flat)
-        self._at = at + nbytes + (-nbytes % ALIGN)
+            torch.frombuffer(self._arena, dtype=torch.uint8, count=nbytes, offset=offset).copy_(flat)
+        self._at = offset + nbytes + (-nbytes % ALIGN)
         low, high = _range(value)
-        return replace(plain, at=at - self._begin if nbytes else None, low=low, high=high)
+        return replace(spec, at=offset - self._begin if nbytes else None, low=low, high=high)
 
 
 def _range(value: torch.Tensor) -> tuple[int | None, int | None]:
@@ -108,8 +108,8 @@ def _range(value: torch.Tensor) -> tuple[int | None, int | None]:
     """
     if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool or not value.numel():
         return None, None
-    wide = value.to(torch.int64)
-    return int(wide.min()), int(wide.max()) + 1
+    integers = value.to(torch.int64)
+    return int(integers.min()), int(integers.max()) + 1
 
 
 def _changed(value: Value, **fields: Any) -> Value:

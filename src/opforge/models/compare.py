@@ -19,7 +19,7 @@ from opforge.judge.numerics import FACTOR, STEPS
 
 USELESS = 0.25
 """Typical relative error of ATen beyond which the float64 run took another path of the model."""
-_STEPS_OF_FLOAT64 = 34.0
+_ALLOWED_FLOAT64_STEPS = 34.0
 """Allowed rounding steps in float64, which has no wider dtype to compare with."""
 
 
@@ -69,8 +69,8 @@ class Compared:
             return f"{self.name}: {self.fault}"
         by_largest = self.allowed.largest * self.error.typical <= self.allowed.typical * self.error.largest
         kind = "largest" if by_largest else "typical"
-        error, allowed, own = (getattr(size, kind) for size in (self.error, self.allowed, self.aten_error))
-        return f"{self.name}: {kind} error {error:.3g}, allowed {allowed:.3g} (ATen's own {own:.3g})"
+        error, allowed, aten_error = (getattr(size, kind) for size in (self.error, self.allowed, self.aten_error))
+        return f"{self.name}: {kind} error {error:.3g}, allowed {allowed:.3g} (ATen's own {aten_error:.3g})"
 
     def row(self) -> dict[str, Any]:
         return {
@@ -91,23 +91,23 @@ def compare(
 ) -> Compared:
     """Compare a tensor with ATen's; ``own`` is ATen's error if it was measured several times."""
     nothing = Size()
-    if (fault := _misfit(kernel, aten)) or (fault := _special(kernel, aten, exact)):
+    if (fault := _dtype_or_shape_fault(kernel, aten)) or (fault := _nonfinite_fault(kernel, aten, exact)):
         return Compared(name, nothing, nothing, nothing, fault)
     error = error_of(kernel, aten, exact)
     aten_error = error_of(aten, aten, exact)
     aten_error = aten_error if own is None else aten_error.most(own)
-    size, eps = Size.of(_finite(aten if exact is None else exact)), step(aten.dtype)
+    size, eps = Size.of(_finite_magnitudes(aten if exact is None else exact)), step(aten.dtype)
     allowed = Size(FACTOR * aten_error.largest + eps * size.largest, FACTOR * aten_error.typical + eps * size.typical)
     return Compared(name, error, aten_error, allowed)
 
 
 def error_of(found: torch.Tensor, aten: torch.Tensor, exact: torch.Tensor | None) -> Size:
     """Return the error against float64, or against ATen if there is none, where both are finite."""
-    by = aten if exact is None else exact
+    expected = aten if exact is None else exact
     if not is_inexact(aten):
-        return Size.of((found != by).double().mean().reshape(1)) if found.numel() else Size()
-    both = torch.isfinite(found) & torch.isfinite(by)
-    return Size.of((_wide(found) - _wide(by)).abs()[both])
+        return Size.of((found != expected).double().mean().reshape(1)) if found.numel() else Size()
+    finite = torch.isfinite(found) & torch.isfinite(expected)
+    return Size.of((_wide(found) - _wide(expected)).abs()[finite])
 
 
 def misleads(aten: torch.Tensor, exact: torch.Tensor) -> bool:
@@ -117,7 +117,7 @@ def misleads(aten: torch.Tensor, exact: torch.Tensor) -> bool:
     if not is_inexact(aten):
         return False
     return error_of(aten, aten, exact).typical > USELESS * max(
-        Size.of(_finite(exact)).typical, Size.of(_finite(aten)).typical
+        Size.of(_finite_magnitudes(exact)).typical, Size.of(_finite_magnitudes(aten)).typical
     )
 
 
@@ -129,26 +129,26 @@ def step(dtype: torch.dtype) -> float:
     """Return the rounding error of a dtype that is always allowed, relative to a number."""
     if not (dtype.is_floating_point or dtype.is_complex):
         return 0.0
-    steps = _STEPS_OF_FLOAT64 if dtype in (torch.float64, torch.complex128) else STEPS
+    steps = _ALLOWED_FLOAT64_STEPS if dtype in (torch.float64, torch.complex128) else STEPS
     return steps * float(torch.finfo(dtype).eps)
 
 
-def _misfit(kernel: torch.Tensor, aten: torch.Tensor) -> str:
+def _dtype_or_shape_fault(kernel: torch.Tensor, aten: torch.Tensor) -> str:
     if kernel.dtype != aten.dtype:
         return f"dtype {_word(kernel.dtype)}, ATen has {_word(aten.dtype)}"
     return f"shape {list(kernel.shape)}, ATen has {list(aten.shape)}" if kernel.shape != aten.shape else ""
 
 
-def _special(kernel: torch.Tensor, aten: torch.Tensor, exact: torch.Tensor | None) -> str:
+def _nonfinite_fault(kernel: torch.Tensor, aten: torch.Tensor, exact: torch.Tensor | None) -> str:
     """Report NaN or infinities at places where ATen, or float64, has none, and the reverse."""
     if not is_inexact(aten):
         return ""
-    odd = ~torch.isfinite(kernel) & ~_same_special(kernel, aten)
-    lost = torch.isfinite(kernel) & ~torch.isfinite(aten)
+    unexpected = ~torch.isfinite(kernel) & ~_same_special(kernel, aten)
+    missing = torch.isfinite(kernel) & ~torch.isfinite(aten)
     if exact is not None:
-        odd &= ~_same_special(kernel, exact)
-        lost &= ~torch.isfinite(exact)  # where only ATen overflowed on the way, a finite answer is correct
-    count = int((odd | lost).sum())
+        unexpected &= ~_same_special(kernel, exact)
+        missing &= ~torch.isfinite(exact)  # where only ATen overflowed on the way, a finite answer is correct
+    count = int((unexpected | missing).sum())
     return f"{count} of {kernel.numel()} elements: NaN or inf not where ATen has it" if count else ""
 
 
@@ -158,7 +158,7 @@ def _same_special(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return (torch.isnan(left) & torch.isnan(right)) | (torch.isinf(left) & (_wide(left) == _wide(right)))
 
 
-def _finite(tensor: torch.Tensor) -> torch.Tensor:
+def _finite_magnitudes(tensor: torch.Tensor) -> torch.Tensor:
     wide = _wide(tensor).abs()
     return wide[torch.isfinite(wide)]
 

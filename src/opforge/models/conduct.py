@@ -53,7 +53,7 @@ def judge_model(config: ModelConfig, say: Say = lambda _what: None) -> dict[str,
     try:
         if run.device != "cpu":
             probe.check_device(server.spawner, run.device)
-        wire = [_wire(kernel, run, say) for kernel in kernels]
+        kernel_requests = [_kernel_request(kernel, run, say) for kernel in kernels]
         confinement = probe.confinement(server.spawner) if run.confine else probe.off()
         settings = {
             "device": run.device,
@@ -64,7 +64,7 @@ def judge_model(config: ModelConfig, say: Say = lambda _what: None) -> dict[str,
             "dtype": config.dtype,
             "train": config.train,
             "seed": config.seed,
-            "kernels": wire,
+            "kernels": kernel_requests,
         }
         report = _asked(server, settings, say)
     finally:
@@ -87,17 +87,17 @@ def _wanted(run: RunConfig) -> list[str]:
 
 
 def _installable(kernels: list[Kernel], run: RunConfig) -> list[Kernel]:
-    found = [kernel for kernel in kernels if kernel.file is not None and kernel.reference is None]
-    if not found:
+    usable = [kernel for kernel in kernels if kernel.file is not None and kernel.reference is None]
+    if not usable:
         for_ops = f" for {', '.join(run.ops)}" if run.ops else ""
         raise NothingToJudgeError(
             f"backend {run.backend!r} has no kernels{for_ops} to put in ATen's place; use --backend directory with --ops-directory"
         )
-    names = [kernel.name for kernel in found]
-    return [k if names.count(k.name) == 1 else replace(k, name=f"{k.name} ({k.primary})") for k in found]
+    names = [kernel.name for kernel in usable]
+    return [k if names.count(k.name) == 1 else replace(k, name=f"{k.name} ({k.primary})") for k in usable]
 
 
-def _wire(kernel: Kernel, run: RunConfig, say: Say) -> dict[str, Any]:
+def _kernel_request(kernel: Kernel, run: RunConfig, say: Say) -> dict[str, Any]:
     """Return the data that a worker needs to install a kernel; C++ and CUDA are built first."""
     if native.is_native(str(kernel.file)):
         say(f"building {kernel.name}")

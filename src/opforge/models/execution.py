@@ -20,12 +20,12 @@ from opforge.models.wide import Wide
 from opforge.sandbox.state import seed_generator
 
 LOSS = "loss"
-_LEARNS = {"lr": 0.01, "momentum": 0.9, "weight_decay": 0.01}
+_SGD_OPTIONS = {"lr": 0.01, "momentum": 0.9, "weight_decay": 0.01}
 """Default optimizer settings (SGD).
 
 Its step is proportional to the gradient, so that small errors stay small. Adam's is not.
 """
-_STEPS_OF_WAVE = 64
+_WAVE_STEPS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Execution:
         self._how = how
         self.during: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
         """Context active while the model itself runs, not while weights or results are copied."""
-        self._loss = subject.loss
+        self._user_loss = subject.loss
         self._make_optimizer = subject.optimizer
         model = subject.model if how.dtype is None else subject.model.to(how.dtype)
         self._given = _each((subject.args, subject.kwargs), lambda t: _cast(t, how.dtype).detach().cpu().clone())
@@ -77,38 +77,40 @@ class Execution:
         """
         self.restore(move)
         output, loss = self.step()
-        found = list(_named(output, "output"))
+        results = list(_named(output, "output"))
         if loss is not None:
-            found += [(LOSS, loss)]
-            found += [(f"gradient of {n}", p.grad) for n, p in self._model.named_parameters() if p.grad is not None]
-            found += [(f"buffer {n}", b) for n, b in self._model.named_buffers()]
-            found += [(f"{n} after a step", p) for n, p in self._model.named_parameters() if p.grad is not None]
-        if not found:
+            results += [(LOSS, loss)]
+            results += [(f"gradient of {n}", p.grad) for n, p in self._model.named_parameters() if p.grad is not None]
+            results += [(f"buffer {n}", b) for n, b in self._model.named_buffers()]
+            results += [(f"{n} after a step", p) for n, p in self._model.named_parameters() if p.grad is not None]
+        if not results:
             raise SubjectError("the model's output holds no tensor")
-        return [(name, tensor.detach()) for name, tensor in found]
+        return [(name, tensor.detach()) for name, tensor in results]
 
     def restore(self, move: int = 0) -> None:
         """Reset weights, buffers and inputs to their initial values."""
-        changed = _Moved(move)
+        perturb = _Perturbation(move)
         with torch.no_grad():
             for name, tensor in _state(self._model):
-                tensor.copy_(changed(self._kept[name]))
-            self._inputs = _each(self._given, lambda t: self._ready(changed(t)))
-        self._optimizer = self._learner() if self._how.train else None
+                tensor.copy_(perturb(self._kept[name]))
+            self._inputs = _each(self._given, lambda t: self._ready(perturb(t)))
+        self._optimizer = self._new_optimizer() if self._how.train else None
 
-    def _learner(self) -> Any:
+    def _new_optimizer(self) -> Any:
         """Return an optimizer that has made no step yet."""
-        trained = [p for p in self._model.parameters() if p.requires_grad]
+        parameters = [p for p in self._model.parameters() if p.requires_grad]
         if self._make_optimizer is None:
-            return torch.optim.SGD(trained, **_LEARNS) if trained else None
-        made = self._make_optimizer(trained)
-        if not isinstance(made, torch.optim.Optimizer):
-            raise SubjectError(f"optimizer(parameters) returned {type(made).__name__}, not a torch.optim.Optimizer")
-        return made
+            return torch.optim.SGD(parameters, **_SGD_OPTIONS) if parameters else None
+        optimizer = self._make_optimizer(parameters)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise SubjectError(
+                f"optimizer(parameters) returned {type(optimizer).__name__}, not a torch.optim.Optimizer"
+            )
+        return optimizer
 
     def _ready(self, tensor: torch.Tensor) -> torch.Tensor:
-        wide = self._how.wide and tensor.is_floating_point()
-        return tensor.to(device=self._how.device, dtype=torch.float64 if wide else tensor.dtype, copy=True)
+        widen = self._how.wide and tensor.is_floating_point()
+        return tensor.to(device=self._how.device, dtype=torch.float64 if widen else tensor.dtype, copy=True)
 
     def step(self) -> tuple[Any, torch.Tensor | None]:
         """Run once on the current weights and inputs; return output, and loss in training."""
@@ -135,12 +137,12 @@ class Execution:
             self.learning = False
 
     def _loss_of(self, output: Any) -> torch.Tensor:
-        if self._loss is not None:
-            loss = self._loss(output)
-        elif isinstance(own := getattr(output, "loss", None), torch.Tensor):
-            loss = own
+        if self._user_loss is not None:
+            loss = self._user_loss(output)
+        elif isinstance(model_loss := getattr(output, "loss", None), torch.Tensor):
+            loss = model_loss
         else:
-            loss = _waved(output)
+            loss = _default_loss(output)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise SubjectError(f"the loss is {_kind(loss)}, not a tensor of one number")
         if not loss.requires_grad:
@@ -160,7 +162,7 @@ def _in_float64(narrow: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-class _Moved:
+class _Perturbation:
     """Perturbs the elements of floating-point tensors by about a rounding step of their dtype."""
 
     def __init__(self, move: int) -> None:
@@ -169,8 +171,8 @@ class _Moved:
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._generator is None or not tensor.is_floating_point():
             return tensor
-        drawn = torch.rand(tensor.shape, generator=self._generator, dtype=torch.float64).sub_(0.5).mul_(math.sqrt(12))
-        return (tensor.double() * (1 + torch.finfo(tensor.dtype).eps * drawn)).to(tensor.dtype)
+        noise = torch.rand(tensor.shape, generator=self._generator, dtype=torch.float64).sub_(0.5).mul_(math.sqrt(12))
+        return (tensor.double() * (1 + torch.finfo(tensor.dtype).eps * noise)).to(tensor.dtype)
 
 
 def _state(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -209,7 +211,7 @@ def _named(tree: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
             yield from _named(value, f"{name}[{number}]")
 
 
-def _waved(output: Any) -> torch.Tensor:
+def _default_loss(output: Any) -> torch.Tensor:
     """Return a loss that depends on every element differently.
 
     It is the mean of the output times a cosine, rounded to short numbers.
@@ -217,7 +219,7 @@ def _waved(output: Any) -> torch.Tensor:
     total = None
     for tensor in _tensors(output):
         if tensor.is_floating_point() and tensor.requires_grad:
-            wave = np.round(np.cos(np.arange(tensor.numel())) * _STEPS_OF_WAVE) / _STEPS_OF_WAVE
+            wave = np.round(np.cos(np.arange(tensor.numel())) * _WAVE_STEPS) / _WAVE_STEPS
             factors = torch.from_numpy(wave).to(device=tensor.device, dtype=tensor.dtype).reshape(tensor.shape)
             part = (tensor * factors).mean()
             total = part if total is None else total + part

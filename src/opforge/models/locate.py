@@ -25,8 +25,8 @@ from opforge.judge.workers import DeathError, KernelWorker, WorkerConfig
 from opforge.models.process import ModelError, ModelProcess
 from opforge.ops import Operator, table
 
-_BLOB = "calls"
-_ID = "{:016x}"
+_BLOB_NAME = "calls"
+_CASE_ID_FORMAT = "{:016x}"
 
 
 @dataclass
@@ -60,42 +60,42 @@ class Locator:
 
     def first_off(self, plain: ModelProcess, ops: Sequence[str]) -> Located:
         """Return the first call of a run at which the kernel's answer is wrong."""
-        found = Located()
-        for call, blob in _recorded(plain, ops, found):
+        located = Located()
+        for call, blob in _recorded(plain, ops, located):
             facts = table().get(call.get("op", ""))
             if facts is None or "tree" not in call:
                 continue
-            found.looked_at += 1
+            located.looked_at += 1
             case = CaseRow(
-                _ID.format(call["number"]),
+                _CASE_ID_FORMAT.format(call["number"]),
                 call["text"],
                 json.dumps(call["tree"]),
                 Expect.RETURNS,
                 Phase.CORRECTNESS,
-                _BLOB,
+                _BLOB_NAME,
             )
             finding = self._finding(facts, case, blob)
             if finding.passed or finding.outcome is Outcome.UNSUPPORTED:
-                found.nearest = max(found.nearest, _share(finding))
+                located.nearest = max(located.nearest, _share(finding))
                 continue
-            found.first = self._described(facts, call, finding)
-            return found
-        return found
+            located.first = self._described(facts, call, finding)
+            return located
+        return located
 
     def _described(self, facts: Operator, call: dict[str, Any], finding: Finding) -> dict[str, Any]:
         row = {name: call[name] for name in ("number", "op", "phase")} | {"case": call["text"]}
-        return {**row, **finding.row(), **self._seeded(facts, call["text"], finding)}
+        return {**row, **finding.row(), **self._check_seeded_contents(facts, call["text"], finding)}
 
-    def _seeded(self, facts: Operator, text: str, found: Finding) -> dict[str, Any]:
+    def _check_seeded_contents(self, facts: Operator, text: str, finding: Finding) -> dict[str, Any]:
         """Report whether the kernel also fails with seeded contents; not if its process is gone."""
-        if found.outcome in (Outcome.CRASHED, Outcome.TIMED_OUT):
+        if finding.outcome in (Outcome.CRASHED, Outcome.TIMED_OUT):
             return {}
-        case = CaseRow(_ID.format(0), text, "", Expect.RETURNS, Phase.CORRECTNESS, "")
+        case = CaseRow(_CASE_ID_FORMAT.format(0), text, "", Expect.RETURNS, Phase.CORRECTNESS, "")
         return {"also_with_seeded_contents": not self._finding(facts, case, None).passed}
 
     def _finding(self, facts: Operator, case: CaseRow, blob: Bytes | None) -> Finding:
         """Judge the kernel on one call."""
-        blobs = {} if blob is None else {_BLOB: blob}
+        blobs = {} if blob is None else {_BLOB_NAME: blob}
         batch = Batch(facts, self._device, self._config.in_bytes, blobs, self._buffer)
         try:
             placed = batch.add(case)
@@ -127,15 +127,15 @@ class Locator:
         ).finding()
 
 
-def _recorded(plain: ModelProcess, ops: Sequence[str], found: Located) -> Iterator[tuple[dict[str, Any], Bytes]]:
+def _recorded(plain: ModelProcess, ops: Sequence[str], located: Located) -> Iterator[tuple[dict[str, Any], Bytes]]:
     """Yield the calls of a run in order, with the bytes of their tensors."""
-    start, more = 0, True
-    while more:
+    start, has_more = 0, True
+    while has_more:
         reply = plain.ask({"do": "record", "ops": list(ops), "start": start})
         calls, seen = reply.get("calls"), reply.get("seen")
         if not isinstance(calls, list) or not isinstance(seen, int) or not all(isinstance(c, dict) for c in calls):
             raise ModelError(Outcome.CONTRACT, FORGED)
-        found.calls = seen
+        located.calls = seen
         blob = plain.contents(plain.config.in_bytes, reply.get("used"))
         if blob is None:
             raise ModelError(Outcome.CONTRACT, FORGED)
@@ -143,7 +143,7 @@ def _recorded(plain: ModelProcess, ops: Sequence[str], found: Located) -> Iterat
             yield call, blob
         plain.worker.release(len(blob))
         start += len(calls)
-        more = bool(calls) and start < seen
+        has_more = bool(calls) and start < seen
 
 
 def _share(finding: Finding) -> float:

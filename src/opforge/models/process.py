@@ -17,7 +17,7 @@ from opforge.models.target import Target
 from opforge.sandbox.client import Spawner
 from opforge.sandbox.confinement import Room
 
-_AT_A_TIME = 256 << 20
+_MAX_CHUNK_BYTES = 256 << 20
 _MOST_WORDS = 1000
 
 
@@ -104,8 +104,8 @@ class ModelProcess:
 
     def build(self, recipe: Recipe, *, wide: bool) -> str:
         """Build the model in the process; return its dtype."""
-        asked = {"target": recipe.target.wire(), "dtype": recipe.dtype, "train": recipe.train, "seed": recipe.seed}
-        reply = self.ask({"do": "build", **asked, "wide": wide})
+        settings = {"target": recipe.target.wire(), "dtype": recipe.dtype, "train": recipe.train, "seed": recipe.seed}
+        reply = self.ask({"do": "build", **settings, "wide": wide})
         if reply.get("dtype") not in TORCH_DTYPES:
             raise ModelError(Outcome.CONTRACT, FORGED)
         return str(reply["dtype"])
@@ -137,13 +137,13 @@ class ModelProcess:
                 raise ModelError(Outcome.CONTRACT, FORGED)
             for name, row in zip(chunk, rows, strict=True):
                 yield self._tensor(self.results[name], row)
-            self.worker.release(_AT_A_TIME)
+            self.worker.release(_MAX_CHUNK_BYTES)
 
     def _chunks(self, names: Sequence[str]) -> Iterator[list[str]]:
         chunk: list[str] = []
         used = 0
         for name in names:
-            if chunk and used + self.results[name].nbytes > _AT_A_TIME:
+            if chunk and used + self.results[name].nbytes > _MAX_CHUNK_BYTES:
                 yield chunk
                 chunk, used = [], 0
             chunk.append(name)
@@ -160,8 +160,8 @@ class ModelProcess:
 
     def contents(self, at: Any, nbytes: Any) -> Bytes | None:
         """Return a copy of bytes in the results' part of the arena; None if they lie outside it."""
-        sizes = type(at) is int and type(nbytes) is int and nbytes >= 0
-        if not sizes or not self.config.in_bytes <= at <= at + nbytes <= self.config.arena_bytes:
+        valid = type(at) is int and type(nbytes) is int and nbytes >= 0
+        if not valid or not self.config.in_bytes <= at <= at + nbytes <= self.config.arena_bytes:
             return None
         return self.worker.bytes[at : at + nbytes].copy()
 
@@ -176,5 +176,5 @@ def _tallies(rows: Any) -> Iterator[Tally]:
             yield Tally(str(row[0]), str(row[1]), row[2], fallbacks, str(row[4])[:_MOST_WORDS])
 
 
-def _words(found: Any) -> dict[str, str]:
-    return {str(k): str(v)[:_MOST_WORDS] for k, v in found.items()} if isinstance(found, dict) else {}
+def _words(reasons: Any) -> dict[str, str]:
+    return {str(k): str(v)[:_MOST_WORDS] for k, v in reasons.items()} if isinstance(reasons, dict) else {}

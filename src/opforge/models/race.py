@@ -18,7 +18,7 @@ from opforge.models.process import ModelError, ModelProcess
 _BUDGET_S = 4.0
 _BLOCK_NS = 20_000_000
 _MOST_CALLS = 100
-_PROFILED = 5
+_PROFILED_RUNS = 5
 _WAITED = 0.03
 """Share of a block that a side may wait for a core; beyond it, the round is set aside."""
 
@@ -32,8 +32,8 @@ def race(kernels: ModelProcess, plain: ModelProcess) -> dict[str, Any]:
     try:
         for side in sides:
             side.worker.stay_on(core)
-        slowest = max(_ns(side, 1) for side in sides)
-        figure = Figure("call", max(1, min(_MOST_CALLS, int(_BLOCK_NS / slowest))))
+        slowest_ns = max(_ns_per_run(side, 1) for side in sides)
+        figure = Figure("call", max(1, min(_MOST_CALLS, int(_BLOCK_NS / slowest_ns))))
         deadline = time.monotonic() + _BUDGET_S
         while not figure.done:
             figure.done = figure.ends(out_of_time=time.monotonic() > deadline)
@@ -56,22 +56,22 @@ def race(kernels: ModelProcess, plain: ModelProcess) -> dict[str, Any]:
 
 
 def _block(figure: Figure, side: ModelProcess, *, is_kernel: bool) -> None:
-    waited = side.worker.waited_ns()
+    waited_ns = side.worker.waited_ns()
     began = time.perf_counter_ns()
-    said = _ns(side, figure.calls)
-    outside = time.perf_counter_ns() - began
-    waited = side.worker.waited_ns() - waited
-    if waited > _WAITED * outside:
+    reported_ns = _ns_per_run(side, figure.calls)
+    elapsed_ns = time.perf_counter_ns() - began
+    waited_ns = side.worker.waited_ns() - waited_ns
+    if waited_ns > _WAITED * elapsed_ns:
         figure.waited[-1] = Wait.COUNTED
-    (figure.kernel_ns if is_kernel else figure.aten_ns).append(said)
-    (figure.kernel_beside if is_kernel else figure.aten_beside).append(outside - said * (figure.calls + 1))
+    (figure.kernel_ns if is_kernel else figure.aten_ns).append(reported_ns)
+    (figure.kernel_beside if is_kernel else figure.aten_beside).append(elapsed_ns - reported_ns * (figure.calls + 1))
 
 
-def _ns(side: ModelProcess, calls: int) -> float:
-    said = side.ask({"do": "time", "calls": calls}).get("ns")
-    if not isinstance(said, int | float) or not math.isfinite(said) or said <= 0:
-        raise ModelError(Outcome.CHEATED, f"says that a run of the model took {said!r} ns")
-    return float(said)
+def _ns_per_run(side: ModelProcess, calls: int) -> float:
+    reported_ns = side.ask({"do": "time", "calls": calls}).get("ns")
+    if not isinstance(reported_ns, int | float) or not math.isfinite(reported_ns) or reported_ns <= 0:
+        raise ModelError(Outcome.CHEATED, f"says that a run of the model took {reported_ns!r} ns")
+    return float(reported_ns)
 
 
 def profile(kernels: ModelProcess, plain: ModelProcess, served: Iterable[tuple[str, str]]) -> dict[str, dict[str, Any]]:
@@ -80,22 +80,22 @@ def profile(kernels: ModelProcess, plain: ModelProcess, served: Iterable[tuple[s
     Gives medians, minima and maxima.
     """
     rows: dict[str, dict[str, Any]] = {}
-    asked: dict[str, dict[str, Any]] = {
+    requests: dict[str, dict[str, Any]] = {
         "kernel": {},
         "aten": {"originals": [list(pair) for pair in served]},
     }
-    for who, side in (("kernel", kernels), ("aten", plain)):
-        found = side.ask({"do": "profile", "runs": _PROFILED, **asked[who]}).get("profile")
-        for name, times in _times(found).items():
-            rows.setdefault(name, {})[f"{who}_us"] = statistics.median(times) / 1000
-            rows[name][f"{who}_us_range"] = [min(times) / 1000, max(times) / 1000]
+    for label, side in (("kernel", kernels), ("aten", plain)):
+        reply = side.ask({"do": "profile", "runs": _PROFILED_RUNS, **requests[label]}).get("profile")
+        for name, times in _times(reply).items():
+            rows.setdefault(name, {})[f"{label}_us"] = statistics.median(times) / 1000
+            rows[name][f"{label}_us_range"] = [min(times) / 1000, max(times) / 1000]
     return rows
 
 
-def _times(found: Any) -> dict[str, list[float]]:
+def _times(reply: Any) -> dict[str, list[float]]:
     """Return the times of runs by kernel; invalid values are dropped: the process is untrusted."""
     times: dict[str, list[float]] = {}
-    for run in found if isinstance(found, list) else []:
+    for run in reply if isinstance(reply, list) else []:
         for name, ns in run.items() if isinstance(run, dict) else []:
             if isinstance(ns, int | float) and math.isfinite(ns) and ns >= 0:
                 times.setdefault(str(name), []).append(float(ns))

@@ -70,36 +70,36 @@ class Session:
         self._recipe = recipe
         self._kernels = {kernel["name"]: kernel for kernel in kernels}
         self._dtype = ""
-        self._trials = 0
+        self._trial_count = 0
 
     def judge(self) -> dict[str, Any]:
         """Return the report, or why there is none."""
         self._say("running the model without kernels")
         try:
-            by = self._standard()
+            baseline = self._start_baseline()
         except ModelError as error:
             return {"unusable": str(error)}
         try:
-            return self._judged(by)
+            return self._judged(baseline)
         finally:
-            by.close()
+            baseline.close()
 
-    def _judged(self, by: Standard) -> dict[str, Any]:
+    def _judged(self, baseline: Standard) -> dict[str, Any]:
         kernels, unusable = self._loadable()
-        trial, process = self._try(by, kernels)
+        trial, process = self._try(baseline, kernels)
         report: dict[str, Any] = {
             "verdict": trial.outcome.value,
             "reason": trial.reason,
             "dtype": self._dtype,
-            "notes": by.notes,
+            "notes": baseline.notes,
             "results": [c.row() for c in trial.compared],
         }
         times: dict[str, Any] = {}
         try:
             if trial.passed and process is not None and any(t.answered for t in trial.tallies):
-                report["time"], times = self._times(process, by.plain, trial.tallies)
+                report["time"], times = self._times(process, baseline.plain, trial.tallies)
             elif not trial.passed:
-                report["blame"] = self._blame(by, kernels, trial)
+                report["blame"] = self._blame(baseline, kernels, trial)
         except NotRightError as error:
             report |= {"verdict": error.finding.outcome.value, "reason": error.finding.reason}
         except ModelError as error:
@@ -110,12 +110,12 @@ class Session:
         report["kernels"] = _kernel_rows(self._kernels, trial, unusable, times)
         return report
 
-    def _standard(self) -> Standard:
+    def _start_baseline(self) -> Standard:
         """Return the runs of ATen and of float64."""
         plain = self._start([])
         self._dtype = plain.build(self._recipe, wide=False)
         exact: ModelProcess | None = None
-        failed = ""
+        float64_error = ""
         if self._dtype != "f64":
             self._say("running the model in float64")
             exact = self._start([])
@@ -123,11 +123,13 @@ class Session:
                 exact.build(self._recipe, wide=True)
             except ModelError as error:
                 exact.close()
-                exact, failed = None, str(error)
-        made = standard(plain, exact)
-        if failed:
-            made.notes.append(f"the model cannot be made in float64, so kernels are held against ATen alone: {failed}")
-        return made
+                exact, float64_error = None, str(error)
+        baseline = standard(plain, exact)
+        if float64_error:
+            baseline.notes.append(
+                f"the model cannot be made in float64, so kernels are held against ATen alone: {float64_error}"
+            )
+        return baseline
 
     def _start(self, kernels: Sequence[str]) -> ModelProcess:
         target = self._recipe.target
@@ -144,44 +146,46 @@ class Session:
             process = self._start(names)
             try:
                 process.install([self._kernels[name] for name in names])
-                gone = {name: (Outcome.ERROR, f"cannot be loaded: {why}") for name, why in process.broken.items()}
+                failed = {
+                    name: (Outcome.ERROR, f"cannot be loaded: {reason}") for name, reason in process.broken.items()
+                }
             except ModelError as error:
                 if error.kernel not in names:
                     raise
-                gone = {error.kernel: (error.outcome, f"while loading: {error}")}
+                failed = {error.kernel: (error.outcome, f"while loading: {error}")}
             finally:
                 process.close()
-            unusable |= gone
-            names = [name for name in names if name not in gone]
-            if not gone:
+            unusable |= failed
+            names = [name for name in names if name not in failed]
+            if not failed:
                 break
         return names, unusable
 
-    def _try(self, by: Standard, kernels: Sequence[str]) -> tuple[Trial, ModelProcess | None]:
+    def _try(self, baseline: Standard, kernels: Sequence[str]) -> tuple[Trial, ModelProcess | None]:
         """Run the model with kernels in a fresh process; return the process if the run passed."""
-        self._trials += 1
+        self._trial_count += 1
         self._say(f"running the model with {len(kernels)} kernel{'s' if len(kernels) != 1 else ''}")
         process = self._start(kernels)
         try:
             process.build(self._recipe, wide=False)
             process.install([self._kernels[name] for name in kernels])
             process.run()
-            compared = by.compare(process, self._say)
+            compared = baseline.compare(process, self._say)
         except ModelError as error:
             process.close()
-            return self._charged(_failed(error, process.tallies), process, by), None
+            return self._with_breaches(_failed(error, process.tallies), process, baseline), None
         trial = Trial(Outcome.PASSED, "", "", compared, process.tallies, process.refused)
         if wrong := sorted((c for c in compared if not c.right), key=lambda c: -c.excess):
-            more = f", and {len(wrong) - 1} more of {len(compared)} results" if len(wrong) > 1 else ""
-            trial.outcome, trial.reason = Outcome.WRONG, f"{wrong[0].reason}{more}"
-        if self._charged(trial, process, by).passed:
+            suffix = f", and {len(wrong) - 1} more of {len(compared)} results" if len(wrong) > 1 else ""
+            trial.outcome, trial.reason = Outcome.WRONG, f"{wrong[0].reason}{suffix}"
+        if self._with_breaches(trial, process, baseline).passed:
             return trial, process
         process.close()
         return trial, None
 
-    def _charged(self, trial: Trial, process: ModelProcess, by: Standard) -> Trial:
+    def _with_breaches(self, trial: Trial, process: ModelProcess, baseline: Standard) -> Trial:
         """Return a trial, marked as cheated if its process has breaches that ATen's has not."""
-        if breaches := [b for b in process.breaches if b not in by.plain.breaches]:
+        if breaches := [b for b in process.breaches if b not in baseline.plain.breaches]:
             trial.outcome, trial.reason = Outcome.CHEATED, "; ".join(breaches)
         return trial
 
@@ -193,54 +197,59 @@ class Session:
         served = [(t.kernel, t.op) for t in tallies if t.answered or t.fallbacks]
         return times, profile(process, plain, served)
 
-    def _blame(self, by: Standard, kernels: Sequence[str], trial: Trial) -> dict[str, Any]:
+    def _blame(self, baseline: Standard, kernels: Sequence[str], trial: Trial) -> dict[str, Any]:
         """Return the faulty kernels, each with the first call at which its answer is wrong."""
-        before = self._trials
-        asked = {t.kernel for t in trial.tallies} | {trial.kernel}
+        trials_before = self._trial_count
+        called = {t.kernel for t in trial.tallies} | {trial.kernel}
         died = trial.outcome in (Outcome.CRASHED, Outcome.TIMED_OUT)  # the counts are lost with the process
-        suspects = [name for name in kernels if died or name in asked]
+        suspects = [name for name in kernels if died or name in called]
         alone: dict[str, Trial] = {}
 
         def fails(names: Sequence[str]) -> bool:
-            found, process = self._try(by, names)
+            result, process = self._try(baseline, names)
             if process is not None:
                 process.close()
             if len(names) == 1:
-                alone[names[0]] = found
-            return not found.passed
+                alone[names[0]] = result
+            return not result.passed
 
         blame = bisect.find(suspects or list(kernels), fails, trial.kernel)
         guilty = []
         for name in blame.guilty:
-            found = alone.get(name, trial)
+            result = alone.get(name, trial)
             row = {
                 "kernel": name,
                 "file": self._kernels[name]["file"],
-                "verdict": found.outcome.value,
-                "reason": found.reason,
+                "verdict": result.outcome.value,
+                "reason": result.reason,
             }
-            guilty.append({**row, **self._located(by, name).row()})
+            guilty.append({**row, **self._located(baseline, name).row()})
         together = [
-            [{"kernel": name, "file": self._kernels[name]["file"], **self._located(by, name).row()} for name in group]
+            [
+                {"kernel": name, "file": self._kernels[name]["file"], **self._located(baseline, name).row()}
+                for name in group
+            ]
             for group in blame.together
         ]
-        return {"guilty": guilty, "together": together, "trials": self._trials - before}
+        return {"guilty": guilty, "together": together, "trials": self._trial_count - trials_before}
 
-    def _located(self, by: Standard, name: str) -> Located:
+    def _located(self, baseline: Standard, name: str) -> Located:
         """Find the first call at which a kernel's answer is wrong."""
         self._say(f"looking at the calls of {name}")
         kernel = self._kernels[name]
         room = None if self._rooms is None else self._rooms.shared([(kernel["file"], kernel.get("library"))])
         worker = KernelWorker(self._spawner, self._config, room)
         try:
-            return Locator(worker, self._config, kernel).first_off(by.plain, [op for op, _required in kernel["ops"]])
+            return Locator(worker, self._config, kernel).first_off(
+                baseline.plain, [op for op, _required in kernel["ops"]]
+            )
         except (DeathError, ModelError):
             return Located()
         finally:
             worker.close()
 
-    def _say(self, what: str) -> None:
-        self._channel.send({"doing": what})
+    def _say(self, message: str) -> None:
+        self._channel.send({"doing": message})
 
 
 def _failed(error: ModelError, tallies: list[Tally]) -> Trial:
@@ -249,8 +258,8 @@ def _failed(error: ModelError, tallies: list[Tally]) -> Trial:
     if raised is not None and error.outcome is Outcome.ERROR:
         reason = f"{raised.kernel}, for {raised.op}, raised {raised.raised}"
         return Trial(error.outcome, reason, raised.kernel, [], tallies)
-    where = f"in {error.kernel}: " if error.kernel else ""
-    return Trial(error.outcome, f"{where}{error}", error.kernel, [], tallies)
+    prefix = f"in {error.kernel}: " if error.kernel else ""
+    return Trial(error.outcome, f"{prefix}{error}", error.kernel, [], tallies)
 
 
 def _kernel_rows(
@@ -259,17 +268,17 @@ def _kernel_rows(
     """Return the statistics of each kernel, including those never called."""
     rows = []
     for name, kernel in kernels.items():
-        of_it = [t for t in trial.tallies if t.kernel == name]
+        tallies = [t for t in trial.tallies if t.kernel == name]
         reasons: dict[str, int] = {}
-        for tally in of_it:
+        for tally in tallies:
             for reason, count in tally.fallbacks.items():
                 reasons[reason] = reasons.get(reason, 0) + count
         served = dict(kernel["ops"])
         row: dict[str, Any] = {
             "kernel": name,
             "file": kernel["file"],
-            "calls": sum(t.answered for t in of_it),
-            "ops": {t.op: t.answered for t in of_it},
+            "calls": sum(t.answered for t in tallies),
+            "ops": {t.op: t.answered for t in tallies},
             "fallbacks": sum(reasons.values()),
             "fallback_reasons": reasons,
             "refused": {op: why for op, why in trial.refused.items() if served.get(op)},

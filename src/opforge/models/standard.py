@@ -44,15 +44,15 @@ class Standard:
 
     def compare(self, run: ModelProcess, say: Say) -> list[Compared]:
         """Compare all results of a run with kernels to this baseline, in order."""
-        found = [self._compared(name, kernel, aten, exact) for name, kernel, aten, exact in self._triples(run)]
-        if self._own is None and not all(c.right or c.fault for c in found):
+        compared = [self._compared(name, kernel, aten, exact) for name, kernel, aten, exact in self._triples(run)]
+        if self._own is None and not all(c.right or c.fault for c in compared):
             say("looking at ATen's own error several times")
-            self._own = self._own_errors()
-            found = [self._compared(name, kernel, aten, exact) for name, kernel, aten, exact in self._triples(run)]
+            self._own = self._measure_aten_errors()
+            compared = [self._compared(name, kernel, aten, exact) for name, kernel, aten, exact in self._triples(run)]
         missing = [name for name in self.plain.results if name not in run.results]
         added = [name for name in run.results if name not in self.plain.results]
         faults = [(name, "is missing") for name in missing] + [(name, "is there, and ATen has none") for name in added]
-        return found + [Compared(name, Size(), Size(), Size(), fault) for name, fault in faults]
+        return compared + [Compared(name, Size(), Size(), Size(), fault) for name, fault in faults]
 
     def _compared(self, name: str, kernel: torch.Tensor, aten: torch.Tensor, exact: torch.Tensor | None) -> Compared:
         return compare(name, kernel, aten, exact, (self._own or {}).get(name))
@@ -74,21 +74,21 @@ class Standard:
         for name in names:
             yield next(tensors) if name in usable else None
 
-    def _own_errors(self) -> dict[str, Size]:
+    def _measure_aten_errors(self) -> dict[str, Size]:
         """Return ATen's largest error by name, over runs from perturbed weights and inputs.
 
         Afterwards, all processes have run from the original ones again.
         """
-        own: dict[str, Size] = {}
-        still = {} if self.exact is not None else {name: aten.clone() for name, aten, _ in self._pairs()}
+        errors: dict[str, Size] = {}
+        unperturbed = {} if self.exact is not None else {name: aten.clone() for name, aten, _ in self._pairs()}
         for move in _MOVES:
             self._run(move)
             for name, aten, exact in self._pairs():
-                if exact is not None or name in still:
-                    error = error_of(aten, aten, exact if exact is not None else still[name])
-                    own[name] = own.get(name, Size()).most(error)
+                if exact is not None or name in unperturbed:
+                    error = error_of(aten, aten, exact if exact is not None else unperturbed[name])
+                    errors[name] = errors.get(name, Size()).most(error)
         self._run(0)
-        return own
+        return errors
 
     def _run(self, move: int) -> None:
         self.plain.run(move)
@@ -104,13 +104,13 @@ class Standard:
 def standard(plain: ModelProcess, exact: ModelProcess | None) -> Standard:
     """Run both and return the baseline; raises ModelError if ATen's run fails."""
     plain.run()
-    made = Standard(plain, exact)
+    baseline = Standard(plain, exact)
     if exact is not None:
         try:
             exact.run()
         except ModelError as error:
-            made.notes.append(f"the model does not run in float64, so kernels are held against ATen alone: {error}")
+            baseline.notes.append(f"the model does not run in float64, so kernels are held against ATen alone: {error}")
             exact.close()
-            made.exact = None
-    made.drop_if_misleading()
-    return made
+            baseline.exact = None
+    baseline.drop_if_misleading()
+    return baseline

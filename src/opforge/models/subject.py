@@ -63,38 +63,40 @@ def load(target: Target, *, train: bool = False) -> Subject:
     Another kind of model needs a branch here, and one in `target.find`, which locates its code.
     """
     if target.library:
-        return _of_architecture(target, train=train)
-    return _of_file(Path(target.file)) if target.file else _of_function(target)
+        return _load_architecture(target, train=train)
+    return _load_file(Path(target.file)) if target.file else _load_function(target)
 
 
-def _of_architecture(target: Target, *, train: bool) -> Subject:
+def _load_architecture(target: Target, *, train: bool) -> Subject:
     from opforge.traces.architectures import make
 
     settings = replace(Settings(**target.settings), train=train)
     try:
-        made = make(Traced(target.library, target.architecture), settings)
+        traced = make(Traced(target.library, target.architecture), settings)
     except OpforgeError as error:
         raise SubjectError(str(error)) from None
     except BaseException as error:  # noqa: BLE001  # boundary: third-party code
         raise SubjectError(f"{target.name} could not be made: {describe_exception(error)}") from None
-    return Subject(made.model, made.args, made.kwargs)
+    return Subject(traced.model, traced.args, traced.kwargs)
 
 
-def _of_file(path: Path) -> Subject:
+def _load_file(path: Path) -> Subject:
     try:
         module = import_file(path)
     except KernelLoadError as error:
         raise SubjectError(str(error)) from None
-    made = {}
+    results = {}
     for name in ("model", "inputs"):
         function = getattr(module, name, None)
         if not callable(function):
             raise SubjectError(f"{path.name} does not define {name}(); it must define model() and inputs()")
-        made[name] = _called(function, f"{name}() of {path.name}", path)
-    return Subject.of(made["model"], made["inputs"], getattr(module, "loss", None), getattr(module, "optimizer", None))
+        results[name] = _call_user_function(function, f"{name}() of {path.name}", path)
+    return Subject.of(
+        results["model"], results["inputs"], getattr(module, "loss", None), getattr(module, "optimizer", None)
+    )
 
 
-def _of_function(target: Target) -> Subject:
+def _load_function(target: Target) -> Subject:
     if target.folder not in sys.path:
         sys.path.insert(0, target.folder)
     try:
@@ -104,18 +106,18 @@ def _of_function(target: Target) -> Subject:
     function = getattr(module, target.function, None)
     if not callable(function):
         raise SubjectError(f"{target.module} has no function {target.function!r}")
-    made = _called(function, target.name, Path(module.__file__ or ""))
-    if isinstance(made, Subject):
-        return made
-    if not isinstance(made, tuple | list) or len(made) not in (2, 3, 4):
+    returned = _call_user_function(function, target.name, Path(module.__file__ or ""))
+    if isinstance(returned, Subject):
+        return returned
+    if not isinstance(returned, tuple | list) or len(returned) not in (2, 3, 4):
         raise SubjectError(
-            f"{target.name} returned {type(made).__name__}, not (model, inputs), with a loss and an optimizer after them if you like"
+            f"{target.name} returned {type(returned).__name__}, not (model, inputs), with a loss and an optimizer after them if you like"
         )
-    return Subject.of(*made)
+    return Subject.of(*returned)
 
 
-def _called(function: Callable[[], Any], what: str, path: Path) -> Any:
+def _call_user_function(function: Callable[[], Any], label: str, path: Path) -> Any:
     try:
         return function()
     except BaseException as error:  # noqa: BLE001  # boundary: user code
-        raise SubjectError(f"{what} raised {describe_exception(error, path)}") from None
+        raise SubjectError(f"{label} raised {describe_exception(error, path)}") from None

@@ -69,8 +69,8 @@ def find(word: str, settings: Settings | None = None) -> Target:
         raise OpforgeError(f"unknown model {word!r}; {_EXPECTED}")
     if not function.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
         raise OpforgeError(f"{word!r} is not module:function; {_EXPECTED}")
-    place = _place_of(module)
-    return Target(word, module=module, function=function, folder=str(place.parent), reads=str(place))
+    code_path = _top_level_path(module)
+    return Target(word, module=module, function=function, folder=str(code_path.parent), reads=str(code_path))
 
 
 def _architecture(word: str, library: str, name: str, settings: Settings) -> Target:
@@ -78,12 +78,14 @@ def _architecture(word: str, library: str, name: str, settings: Settings) -> Tar
     spec = PathFinder.find_spec(package, sys.path)
     if spec is None:
         raise OpforgeError(f"{word} needs the package {package}; install it with `pip install {package}`")
-    place = _location(spec, package)
+    code_path = _spec_path(spec, package)
     given = settings.checked().as_json()
-    return Target(word, folder=str(place.parent), reads=str(place), library=library, architecture=name, settings=given)
+    return Target(
+        word, folder=str(code_path.parent), reads=str(code_path), library=library, architecture=name, settings=given
+    )
 
 
-def _place_of(module: str) -> Path:
+def _top_level_path(module: str) -> Path:
     """Return the file or folder of a module's top-level package, searched here and on sys.path."""
     path: list[str] | None = [str(Path.cwd()), *sys.path]
     first: ModuleSpec | None = None
@@ -96,10 +98,10 @@ def _place_of(module: str) -> Path:
             )
         first = first or spec
         path = list(spec.submodule_search_locations) if spec.submodule_search_locations else None
-    return _location(first, module)
+    return _spec_path(first, module)
 
 
-def _location(spec: ModuleSpec | None, module: str) -> Path:
+def _spec_path(spec: ModuleSpec | None, module: str) -> Path:
     if spec is not None and spec.submodule_search_locations:
         return Path(next(iter(spec.submodule_search_locations))).resolve()
     if spec is None or not spec.origin or not Path(spec.origin).exists():

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from opforge.judge.reference import wide_dtype, widen, widen_dtypes
 
-_DEFAULT = torch.float32
-_OF_INTEGERS = ("randint", "randperm")
+_DEFAULT_DTYPE = torch.float32
+_INTEGER_DRAWS = ("randint", "randperm")
 
 
 class Wide(TorchDispatchMode):
@@ -38,14 +38,14 @@ class Wide(TorchDispatchMode):
 
     def _drawn(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Draw the narrow run's numbers and widen them."""
-        if not _tensors([*args, *kwargs.values()]) and not func.__name__.startswith(_OF_INTEGERS):
-            kwargs = {**kwargs, "dtype": kwargs.get("dtype") or _DEFAULT}
+        if not _tensors([*args, *kwargs.values()]) and not func.__name__.startswith(_INTEGER_DRAWS):
+            kwargs = {**kwargs, "dtype": kwargs.get("dtype") or _DEFAULT_DTYPE}
         if func is torch.ops.aten.native_dropout.default:
             _result, mask = func(*_each(args, self._narrowed), **kwargs)
-            kept = args[1]
-            return args[0] * mask * (1 / (1 - kept) if kept < 1 else 0.0), mask
+            dropout = args[1]
+            return args[0] * mask * (1 / (1 - dropout) if dropout < 1 else 0.0), mask
         # torch has no public name for an operator's schema
-        names = {a.name for a in func._schema.arguments if a.alias_info and a.alias_info.is_write}  # noqa: SLF001
+        written = {a.name for a in func._schema.arguments if a.alias_info and a.alias_info.is_write}  # noqa: SLF001
         given = {a.name: v for a, v in zip(func._schema.arguments, args, strict=False)} | kwargs  # noqa: SLF001
         narrowed = {n: _each(v, self._narrowed) for n, v in given.items()}
         result = (
@@ -53,9 +53,9 @@ class Wide(TorchDispatchMode):
             if len(given) == len(kwargs)
             else func(*list(narrowed.values())[: len(args)], **{n: narrowed[n] for n in kwargs})
         )
-        for name in names:
+        for name in written:
             given[name].copy_(narrowed[name])
-        return given[names.pop()] if len(names) == 1 else _each(result, widen)
+        return given[written.pop()] if len(written) == 1 else _each(result, widen)
 
     def _narrowed(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self._narrow) if tensor.dtype == torch.float64 else tensor.clone()

@@ -41,7 +41,7 @@ def serve(config: dict[str, Any], fds: list[int]) -> None:
     ModelWorker(Channel.from_fd(channel_fd), arena, config["device"], config["out_at"], watch).serve()
 
 
-class _Marking:
+class _RunningKernelMarker:
     """Writes the number of the running kernel where the judge can read it if this process dies."""
 
     def __init__(self, arena: mmap.mmap, names: list[str]) -> None:
@@ -57,7 +57,7 @@ class _Marking:
         COUNTER.pack_into(self._arena, 0, 0)
 
 
-class _Timing:
+class _KernelTimer:
     """Adds up the time of calls by kernel; on a GPU it synchronizes around each call."""
 
     def __init__(self, device: torch.device) -> None:
@@ -134,10 +134,10 @@ class ModelWorker:
 
     def _breaches(self) -> dict[str, Any]:
         """Return the forbidden things that were done or tried in this process."""
-        found = [f"replaced {name}" for name in seals().broken()]
-        if self._watch is not None and (tried := self._watch.take()) is not None:
-            found.append(tried)
-        return {"breaches": found} if found else {}
+        breaches = [f"replaced {name}" for name in seals().broken()]
+        if self._watch is not None and (attempt := self._watch.take()) is not None:
+            breaches.append(attempt)
+        return {"breaches": breaches} if breaches else {}
 
     def _build(self, request: dict[str, Any]) -> dict[str, Any]:
         target = Target.from_wire(request["target"])
@@ -155,7 +155,7 @@ class ModelWorker:
             yield
 
     @property
-    def _built(self) -> Execution:
+    def _built_execution(self) -> Execution:
         if self._execution is None:
             raise RuntimeError("no model is built")
         return self._execution
@@ -171,16 +171,16 @@ class ModelWorker:
                 refused |= install_kernel(self._installation, kernel, kernel["ops"])
             except KernelLoadError as error:
                 broken[kernel["name"]] = str(error)
-        self._installation.observer = _Marking(self._arena, self._names)
+        self._installation.observer = _RunningKernelMarker(self._arena, self._names)
         COUNTER.pack_into(self._arena, 0, 0)
         return {"broken": broken, "refused": refused}
 
     def _run(self, move: int) -> dict[str, Any]:
         self._results = []
         self._installation.clear_counts()
-        self._results = self._built.run(move)
-        names = [[name, SHORT_DTYPES.get(t.dtype, str(t.dtype)), list(t.shape), t.nbytes] for name, t in self._results]
-        return {"results": names, **self._counted()}
+        self._results = self._built_execution.run(move)
+        rows = [[name, SHORT_DTYPES.get(t.dtype, str(t.dtype)), list(t.shape), t.nbytes] for name, t in self._results]
+        return {"results": rows, **self._counted()}
 
     def _counted(self) -> dict[str, Any]:
         rows = [
@@ -191,24 +191,24 @@ class ModelWorker:
         return {"counts": rows}
 
     def _show(self, numbers: list[int]) -> list[list[Any]]:
-        at = self._out_at
+        offset = self._out_at
         rows: list[list[Any]] = []
         for number in numbers:
             flat = flat_bytes(self._results[number][1])
-            if at + len(flat) > len(self._arena):
+            if offset + len(flat) > len(self._arena):
                 raise SubjectError(
-                    f"{self._results[number][0]} takes {len(flat)} bytes, more than the {len(self._arena) - at} that can be compared"
+                    f"{self._results[number][0]} takes {len(flat)} bytes, more than the {len(self._arena) - offset} that can be compared"
                 )
             if len(flat):
-                torch.frombuffer(self._arena, dtype=torch.uint8, count=len(flat), offset=at).copy_(flat)
-            rows.append([at, len(flat)])
-            at += len(flat) + (-len(flat) % ALIGN)
+                torch.frombuffer(self._arena, dtype=torch.uint8, count=len(flat), offset=offset).copy_(flat)
+            rows.append([offset, len(flat)])
+            offset += len(flat) + (-len(flat) % ALIGN)
         return rows
 
     def _time(self, calls: int) -> float:
         """Return the mean time of some consecutive runs."""
         self._installation.observer = None
-        execution = self._built
+        execution = self._built_execution
         execution.restore()
         execution.step()
         began = perf_counter_ns()
@@ -221,37 +221,37 @@ class ModelWorker:
 
         ATen's times are listed under the names of the kernels for the same operators.
         """
-        execution, installation = self._built, self._installation
+        execution, installation = self._built_execution, self._installation
         for kernel, op in originals or ():
             installation.put_original(op, kernel=kernel)
-        found: list[dict[str, int]] = []
+        profiles: list[dict[str, int]] = []
         try:
             execution.restore()
             execution.step()
             for _ in range(runs):
-                installation.observer = timing = _Timing(self._device)
+                installation.observer = timing = _KernelTimer(self._device)
                 execution.step()
-                found.append(timing.ns)
+                profiles.append(timing.ns)
         finally:
             installation.observer = None
             if originals is not None:
                 installation.remove()
-        return {"profile": found}
+        return {"profile": profiles}
 
     def _record(self, ops: list[str], start: int) -> dict[str, Any]:
         """Run with ATen's kernels and record calls of some operators, from ``start`` on.
 
         Records as many calls as fit.
         """
-        recorder = CallRecorder(self._arena, self._out_at, start, self._device, lambda: self._built.learning)
+        recorder = CallRecorder(self._arena, self._out_at, start, self._device, lambda: self._built_execution.learning)
         with Installation(self._device.type) as recording:
             for op in ops:
                 with suppress(RefusedError):  # then no kernel is installed there either
                     recording.put(op, recorder.function(op, recording.original(op)), kernel="recorded")
             with recording.awake(awake=False):
-                self._built.during = recording.awake
+                self._built_execution.during = recording.awake
                 try:
-                    self._built.run()
+                    self._built_execution.run()
                 finally:
-                    self._built.during = self._awake
+                    self._built_execution.during = self._awake
         return {"calls": recorder.calls, "seen": recorder.seen, "used": recorder.used}

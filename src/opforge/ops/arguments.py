@@ -6,44 +6,44 @@ from typing import Any
 
 from opforge.ops.operator import Argument
 
-_NOT_NUMBERS = frozenset({"layout", "device", "pin_memory", "generator", "memory_format", "non_blocking"})
+_STORAGE_ARGUMENTS = frozenset({"layout", "device", "pin_memory", "generator", "memory_format", "non_blocking"})
 """Arguments that affect how or where a result is stored, but not its values."""
-_OF_TYPE: dict[str, list[Any]] = {
+_VALUES_BY_TYPE: dict[str, list[Any]] = {
     "int": [0, 1, 2],
     "SymInt": [0, 1, 2],
     "float": [0.5, 2.0, 0.0],
     "Scalar": [2, 0.5, 0],
 }
-_NO_BINARY_FRACTION = 0.1
+_INEXACT_FRACTION = 0.1
 """A value that differs between float32 and float64."""
-_WINDOW = frozenset({"stride", "padding", "dilation"})
-_BEYOND_ANY_COUNT = 10_000
+_WINDOW_ARGUMENTS = frozenset({"stride", "padding", "dilation"})
+_CORRECTION_ABOVE_ANY_COUNT = 10_000
 
 
 def may_be_left_out(argument: Argument) -> bool:
     """Whether an argument has a default and affects the result's values."""
-    return argument.default is not None and argument.name not in _NOT_NUMBERS and not argument.writes
+    return argument.default is not None and argument.name not in _STORAGE_ARGUMENTS and not argument.writes
 
 
 def other_values(argument: Argument) -> list[Any]:
     """Return alternatives to an argument's default, as values of a JSON tree."""
-    plain = argument.type.removesuffix("?")
+    base_type = argument.type.removesuffix("?")
     if argument.name == "correction":
-        return [0, 2, _BEYOND_ANY_COUNT]
-    if plain == "bool":
+        return [0, 2, _CORRECTION_ABOVE_ANY_COUNT]
+    if base_type == "bool":
         return [argument.default != "True", argument.default == "True"]
-    if plain.startswith("ScalarType"):
+    if base_type.startswith("ScalarType"):
         return [{"dtype": "f64"}]
-    if "[" in plain:
-        count = int(plain.partition("[")[2].rstrip("]") or 1)
-        return [[n] * count for n in ((0.5, 2.0) if plain.startswith("float") else (0, 1, 2))]
-    return _OF_TYPE.get(plain, [])
+    if "[" in base_type:
+        count = int(base_type.partition("[")[2].rstrip("]") or 1)
+        return [[n] * count for n in ((0.5, 2.0) if base_type.startswith("float") else (0, 1, 2))]
+    return _VALUES_BY_TYPE.get(base_type, [])
 
 
 def other_required_values(argument: Argument, given: Any) -> list[Any]:
     """Return alternatives to the given value of an argument without a default."""
     if argument.type in ("Scalar", "float"):
-        return [_NO_BINARY_FRACTION] if isinstance(given, int | float) and not isinstance(given, bool) else []
-    if argument.name in _WINDOW and isinstance(given, list) and len(given) > 1:
+        return [_INEXACT_FRACTION] if isinstance(given, int | float) and not isinstance(given, bool) else []
+    if argument.name in _WINDOW_ARGUMENTS and isinstance(given, list) and len(given) > 1:
         return [[1 + i % 2 for i in range(len(given))]]
     return []

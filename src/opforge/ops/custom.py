@@ -26,10 +26,12 @@ class CustomOperator(Operator):
     @classmethod
     def of(cls, name: str, positional: int = 0, named: Iterable[str] = ()) -> CustomOperator:
         """Return an operator with at most ``positional`` positional arguments and these names."""
-        given = [_argument(f"args[{i}]") for i in range(positional)]
-        given += [replace(_argument(n), kwarg_only=True) for n in named]
+        arguments = [_argument(f"args[{i}]") for i in range(positional)]
+        arguments += [replace(_argument(n), kwarg_only=True) for n in named]
         base = f"{_NAMESPACE}{name}"
-        return cls(base, "", f"{name}(...)", Form.FUNCTIONAL, base, tuple(given), (), composite=False, tags=frozenset())
+        return cls(
+            base, "", f"{name}(...)", Form.FUNCTIONAL, base, tuple(arguments), (), composite=False, tags=frozenset()
+        )
 
     def drawing(self) -> CustomOperator:
         """Return the operator marked as random."""

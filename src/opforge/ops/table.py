@@ -40,10 +40,10 @@ class OpTable:
         return self._operator(name) if name in self._rows else None
 
     def _operator(self, name: str) -> Operator:
-        made = self._made.get(name)
-        if made is None:
-            made = self._made[name] = Operator.from_json(self._rows[name])
-        return made
+        op = self._made.get(name)
+        if op is None:
+            op = self._made[name] = Operator.from_json(self._rows[name])
+        return op
 
     def resolve(self, name: str) -> Operator:
         """Resolve a name to one overload.
@@ -54,9 +54,9 @@ class OpTable:
         if short in self._rows:
             return self._operator(short)
         if short not in self._by_base:
-            raise self._unknown(name)
-        for wanted in ("default", "Tensor"):
-            if (op := self.get(f"{short}.{wanted}")) is not None:
+            raise self._unknown_name_error(name)
+        for overload in ("default", "Tensor"):
+            if (op := self.get(f"{short}.{overload}")) is not None:
                 return op
         overloads = [self._operator(n) for n in self._by_base[short]]
         return next((op for op in overloads if op.form is Form.FUNCTIONAL), overloads[0])
@@ -70,7 +70,7 @@ class OpTable:
                 chosen[short] = self._operator(short)
                 continue
             if short not in self._by_base:
-                raise self._unknown(name)
+                raise self._unknown_name_error(name)
             names_of_packet = self._by_packet.get(short) or self._by_base[short]
             chosen.update({n: self._operator(n) for n in names_of_packet})
         return list(chosen.values())
@@ -94,17 +94,17 @@ class OpTable:
         those.
         """
         primary = self.resolve(folder)
-        own = self.family(primary)
+        family = self.family(primary)
         if strip_namespace(folder) in self._rows:
-            return own, []
-        taken = {op.name for op in own}
-        packet = (self._operator(name) for name in self._by_packet[primary.packet] if name not in taken)
-        return own, [op for op in packet if op.form is not Form.MUTABLE]
+            return family, []
+        family_names = {op.name for op in family}
+        others = (self._operator(name) for name in self._by_packet[primary.packet] if name not in family_names)
+        return family, [op for op in others if op.form is not Form.MUTABLE]
 
-    def _unknown(self, name: str) -> UnknownNameError:
+    def _unknown_name_error(self, name: str) -> UnknownNameError:
         short = strip_namespace(name)
-        known: Iterable[str] = self._rows if "." in short else self._by_base
-        return UnknownNameError("operator", name, known, "see `opforge ls ops`")
+        known_names: Iterable[str] = self._rows if "." in short else self._by_base
+        return UnknownNameError("operator", name, known_names, "see `opforge ls ops`")
 
 
 def strip_namespace(name: str) -> str:

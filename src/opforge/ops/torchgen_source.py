@@ -8,7 +8,7 @@ from typing import Any
 from opforge.ops.operator import DEVICES, Argument, Form, Operator
 
 _KINDS = {"functional": Form.FUNCTIONAL, "inplace": Form.INPLACE, "out": Form.OUT}
-_ANYWHERE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+_ALL_DEVICE_KEYS = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 _ORDER = (Form.FUNCTIONAL, Form.INPLACE, Form.OUT, Form.MUTABLE)
 
 
@@ -43,7 +43,7 @@ def _devices(by_name: dict[Any, Any], indices: dict[Any, Any], function: Any) ->
     if function.structured_delegate is not None:
         function = by_name[function.structured_delegate]
     keys = {key for key, index in indices.items() if index.get_kernel(function) is not None}
-    if keys & {getattr(DispatchKey, name) for name in _ANYWHERE}:
+    if keys & {getattr(DispatchKey, name) for name in _ALL_DEVICE_KEYS}:
         return DEVICES
     return frozenset(device for device in DEVICES if DispatchKey.parse(device.upper()) in keys)
 
@@ -55,9 +55,9 @@ def _is_composite(by_name: dict[Any, Any], indices: dict[Any, Any], function: An
     """
     from torchgen.model import DispatchKey
 
-    own = by_name[function.structured_delegate] if function.structured_delegate is not None else function
+    kernel_function = by_name[function.structured_delegate] if function.structured_delegate is not None else function
     return function.has_composite_implicit_autograd_kernel and not any(
-        indices[DispatchKey.parse(device.upper())].has_kernel(own) for device in DEVICES
+        indices[DispatchKey.parse(device.upper())].has_kernel(kernel_function) for device in DEVICES
     )
 
 

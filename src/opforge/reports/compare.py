@@ -26,14 +26,19 @@ _WORDS = {
     Became.APPEARED: "appeared",
 }
 _COLOURS = {Became.WRONG: "red", Became.DISAPPEARED: "red", Became.SLOWER: "red"}
-_SHOWN_CASES = 3
-_SCORES = {"correctness": "correctness", "coverage": "coverage", "performance": "performance", "perf_at_p": "perf@p"}
+_MAX_SHOWN_CASES = 3
+_SCORE_TITLES = {
+    "correctness": "correctness",
+    "coverage": "coverage",
+    "performance": "performance",
+    "perf_at_p": "perf@p",
+}
 
 
 def show(console: Console, comparison: Comparison, share: float | None) -> None:
     """Print a comparison."""
     before, after = comparison.paths
-    console.print(f"{escape(after)} against {escape(before)}: {escape(_where(comparison))}", soft_wrap=True)
+    console.print(f"{escape(after)} against {escape(before)}: {escape(_suite_and_device(comparison))}", soft_wrap=True)
     if comparison.differences:
         console.print(_table(comparison))
     for difference in comparison.differences:
@@ -78,23 +83,23 @@ def _cells(d: Difference) -> tuple[str, str, str, str]:
 
 def _details(d: Difference) -> Iterator[str]:
     """Yield the details of one operator beside its row."""
-    for verdict_, reason, case in d.reasons[:_SHOWN_CASES]:
+    for verdict_, reason, case in d.reasons[:_MAX_SHOWN_CASES]:
         yield f"{verdict_}: {one_line(reason)}  in  {one_line(case, 160)}"
-    if d.failing > _SHOWN_CASES and d.reasons:
-        yield f"and {d.failing - _SHOWN_CASES} more cases that failed in the second run only"
+    if d.failing > _MAX_SHOWN_CASES and d.reasons:
+        yield f"and {d.failing - _MAX_SHOWN_CASES} more cases that failed in the second run only"
     if d.speeds is not None and d.became in (Became.SLOWER, Became.FASTER):
-        found = d.speeds.slower + d.speeds.faster
-        for c in found[:_SHOWN_CASES]:
+        changed_cases = d.speeds.slower + d.speeds.faster
+        for c in changed_cases[:_MAX_SHOWN_CASES]:
             yield f"{_direction(c)} {ratio_text(c.change)}  in  {one_line(c.case, 160)}"
-        if len(found) > _SHOWN_CASES:
-            yield f"and {len(found) - _SHOWN_CASES} more cases that have surely changed"
+        if len(changed_cases) > _MAX_SHOWN_CASES:
+            yield f"and {len(changed_cases) - _MAX_SHOWN_CASES} more cases that have surely changed"
 
 
 def _direction(c: CaseChange) -> str:
     return "slower" if c.change.value < 1 else "faster"
 
 
-def _where(comparison: Comparison) -> str:
+def _suite_and_device(comparison: Comparison) -> str:
     manifest = comparison.manifests[0]
     return f"{suite_words(manifest)}; {device_name(manifest)}"
 
@@ -114,26 +119,26 @@ def _notes(comparison: Comparison) -> Iterator[str]:
 
 
 def _counts(comparison: Comparison) -> str:
-    said = [f"{len(comparison.of(b))} {_WORDS[b]}" for b in Became if comparison.of(b)]
-    return f"{comparison.units} {comparison.things} in either run: {', '.join(said) or 'none has changed as far as can be told'}"
+    counts = [f"{len(comparison.of(b))} {_WORDS[b]}" for b in Became if comparison.of(b)]
+    return f"{comparison.units} {comparison.things} in either run: {', '.join(counts) or 'none has changed as far as can be told'}"
 
 
 def _noise(comparison: Comparison) -> str:
     noise = comparison.noise["operators"]
-    learnt = (
+    basis = (
         f"learnt from {noise.controls} that have not changed" if noise.controls else "assumed, for few are unchanged"
     )
     return (
-        f"noise between the runs {noise.deviation * 100:.1f} % ({learnt}); intervals hold for all "
+        f"noise between the runs {noise.deviation * 100:.1f} % ({basis}); intervals hold for all "
         f"{comparison.tests} questions at once, {(1 - FALSE_ALARM) * 100:g} % of the time"
     )
 
 
 def _scores(comparison: Comparison) -> Iterator[tuple[str, str]]:
-    one, other = comparison.scores
-    for name, title in _SCORES.items():
-        if one.get(name) is not None and other.get(name) is not None:
-            yield title, f"{_score(one, name)} → {_score(other, name)}"
+    before, after = comparison.scores
+    for name, title in _SCORE_TITLES.items():
+        if before.get(name) is not None and after.get(name) is not None:
+            yield title, f"{_score(before, name)} → {_score(after, name)}"
 
 
 def _score(scores: dict[str, Any], name: str) -> str:
@@ -152,7 +157,7 @@ def markdown(comparison: Comparison, share: float | None) -> str:
     lines = [
         f"### opforge: {head}",
         "",
-        f"{code(comparison.paths[1])} against {code(comparison.paths[0])}: {code(_where(comparison))}",
+        f"{code(comparison.paths[1])} against {code(comparison.paths[0])}: {code(_suite_and_device(comparison))}",
     ]
     if comparison.differences:
         lines += [
@@ -171,14 +176,14 @@ def markdown(comparison: Comparison, share: float | None) -> str:
 
 def as_json(comparison: Comparison, share: float | None) -> dict[str, Any]:
     """Return a comparison as data."""
-    one, other = comparison.manifests
+    before, after = comparison.manifests
     return {
         "before": comparison.paths[0],
         "after": comparison.paths[1],
-        "suite": one["plan"].get("suite"),
-        "suite_digest": one["plan"].get("suite_digest"),
-        "device": device_name(one),
-        "torch": [one["versions"]["torch"], other["versions"]["torch"]],
+        "suite": before["plan"].get("suite"),
+        "suite_digest": before["plan"].get("suite_digest"),
+        "device": device_name(before),
+        "torch": [before["versions"]["torch"], after["versions"]["torch"]],
         "units": comparison.units,
         "raced": comparison.raced,
         "tests": comparison.tests,

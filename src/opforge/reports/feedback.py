@@ -14,12 +14,12 @@ from opforge.reports.speed import operator_fields
 from opforge.runs.score import Summary
 from opforge.runs.speed import Timed
 
-_MOST_GROUPS = 40
+_MAX_FAILURE_GROUPS = 40
 _MOST_CASES = 3
-_MOST_TIMES = 40
+_MAX_SHOWN_TIMES = 40
 _NUMBERS = re.compile(r"\[[\d, ]*\]|-?\d[\d.e+-]*")
 """Parts in which equal reasons may differ: numbers, and positions in tensors."""
-_FIGURES = ("phase", "kernel_error", "aten_error", "bound", "rtol", "atol")
+_CASE_FIELDS = ("phase", "kernel_error", "aten_error", "bound", "rtol", "atol")
 
 
 @dataclass
@@ -36,13 +36,13 @@ class _Group:
     def add(self, row: Mapping[str, Any]) -> None:
         self.count += 1
         case = {"case": row["case"], "id": row["id"], "reason": row["reason"]}
-        case |= {name: row[name] for name in _FIGURES if name in row}
-        self.cases = sorted([*self.cases, case], key=_badness)[:_MOST_CASES]
+        case |= {name: row[name] for name in _CASE_FIELDS if name in row}
+        self.cases = sorted([*self.cases, case], key=_worst_first_key)[:_MOST_CASES]
 
     def as_json(self) -> dict[str, Any]:
         head = {"op": self.op, "verdict": self.verdict, "reason": self.cases[0]["reason"], "count": self.count}
-        same = all(case["reason"] == head["reason"] for case in self.cases)
-        cases = [{k: v for k, v in case.items() if not (same and k == "reason")} for case in self.cases]
+        same_reason = all(case["reason"] == head["reason"] for case in self.cases)
+        cases = [{k: v for k, v in case.items() if not (same_reason and k == "reason")} for case in self.cases]
         return {**head, "cases": cases}
 
 
@@ -56,13 +56,13 @@ def feedback(summary: Summary, rows: Iterable[Mapping[str, Any]]) -> dict[str, A
             key = row["op"], row["verdict"], _NUMBERS.sub("#", row["reason"])
             groups.setdefault(key, _Group(*key)).add(row)
         elif (time := Timed.of(row)) is not None:
-            times = sorted([*times, _time(row, time)], key=lambda t: t["speedup"])[:_MOST_TIMES]
+            times = sorted([*times, _time(row, time)], key=lambda t: t["speedup"])[:_MAX_SHOWN_TIMES]
     order = sorted(groups.values(), key=lambda g: (g.reason.startswith("not run"), -g.count, g.op))
     return {
         "scores": summary.scores(),
         "operators": operator_rows(summary),
-        "failures": [group.as_json() for group in order[:_MOST_GROUPS]],
-        "more_failures": sum(group.count for group in order[_MOST_GROUPS:]),
+        "failures": [group.as_json() for group in order[:_MAX_FAILURE_GROUPS]],
+        "more_failures": sum(group.count for group in order[_MAX_FAILURE_GROUPS:]),
         "times": times,
     }
 
@@ -103,11 +103,11 @@ def operator_rows(summary: Summary) -> list[dict[str, Any]]:
     ]
 
 
-def _badness(case: Mapping[str, Any]) -> tuple[float, int]:
+def _worst_first_key(case: Mapping[str, Any]) -> tuple[float, int]:
     """Sort key of cases: the largest error relative to its bound first, then the shortest text."""
     error, bound = case.get("kernel_error"), case.get("bound")
-    over = error / max(bound, 1e-300) if isinstance(error, int | float) and isinstance(bound, int | float) else 0.0
-    return (-over if over == over else float("-inf"), len(case["case"]))  # noqa: PLR0124  # NaN is the worst
+    excess = error / max(bound, 1e-300) if isinstance(error, int | float) and isinstance(bound, int | float) else 0.0
+    return (-excess if excess == excess else float("-inf"), len(case["case"]))  # noqa: PLR0124  # NaN is the worst
 
 
 def _time(row: Mapping[str, Any], time: Timed) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from opforge.runs.score import CURVE, OperatorTally, Summary
 from opforge.runs.store import read_manifest, read_rows
 
 SUMMARY, TABLE, FAILED, FULL = "OVERALL_SUMMARY.md", "operator_summary.csv", "failed_tests.json", "full_results.json"
-_SHOWN_REASONS = 3
-_SPEEDUPS = "Speedups over {} with their 95 % intervals; only right kernels have one."
+_MAX_SHOWN_REASONS = 3
+_SPEEDUP_NOTE = "Speedups over {} with their 95 % intervals; only right kernels have one."
 
 
 def write_all(path: Path, summary: Summary) -> None:
@@ -28,8 +28,8 @@ def write_all(path: Path, summary: Summary) -> None:
     _write_table(path / TABLE, summary)
     _write_json_rows(path / FAILED, (row for row in read_rows(path) if row["verdict"] != Outcome.PASSED))
     weak = summary.weak
-    marked = (row | {"weak_to": weak[row["op"]]} if row["op"] in weak else row for row in read_rows(path))
-    _write_json_rows(path / FULL, marked)
+    marked_rows = (row | {"weak_to": weak[row["op"]]} if row["op"] in weak else row for row in read_rows(path))
+    _write_json_rows(path / FULL, marked_rows)
     write_page(path, manifest, summary)
 
 
@@ -48,11 +48,11 @@ def overall(manifest: dict[str, Any], summary: Summary) -> str:
         f"| correctness of what the backend implements | {scores['correctness_of_judged']:.4f} over {scores['judged']} {summary.things} |",
         f"| coverage | {scores['coverage']:.4f} |",
         *[f"| {title} | {text} |" for title, text in speed.score_lines(summary)],
-        *_curve(summary),
+        *_perf_at_p_row(summary),
         f"| cases | {scores['cases']}: {verdict_text(scores['verdicts'])} |",
         f"| torch | {manifest['versions']['torch']} on {manifest['machine']['device']}, {manifest['machine']['platform']} |",
         "",
-        *_alarms(summary),
+        *_alarm_section(summary),
     ]
     wrong = [t for t in summary.judged if not t.right]
     if wrong:
@@ -68,7 +68,7 @@ def overall(manifest: dict[str, Any], summary: Summary) -> str:
         ]
     lines += _comparison(manifest, summary)
     lines += _times(summary)
-    lines += _asides(manifest, summary)
+    lines += _extra_sections(manifest, summary)
     if weak := summary.weak_judged:
         lines += ["", "## Weak cases", "", weak_text(summary), ""]
         lines += [f"- `{op}`: {', '.join(mutants)}" for op, mutants in sorted(weak.items())]
@@ -89,20 +89,20 @@ def overall(manifest: dict[str, Any], summary: Summary) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _curve(summary: Summary) -> Iterator[str]:
+def _perf_at_p_row(summary: Summary) -> Iterator[str]:
     """Yield the row of perf@p at other speedups."""
     shares = [share for p in CURVE if (share := summary.share_at(p)) is not None]
     if shares:
         yield f"| perf@p | {', '.join(speed.share_text(share) for share in shares)} |"
 
 
-def _alarms(summary: Summary) -> Iterator[str]:
+def _alarm_section(summary: Summary) -> Iterator[str]:
     """Yield the section on cases faster than the speed of light; a fault, so it comes first."""
-    found = list(speed.alarm_lines(summary))
-    if found:
+    alarms = list(speed.alarm_lines(summary))
+    if alarms:
         yield from ("## ALARM: faster than light", "")
         yield "These cases are no records and count in no score of speed. A kernel, a formula or the timing is wrong."
-        yield from ("", *[f"- **{who}**: {alarm}: `{case}`" for who, alarm, case in found], "")
+        yield from ("", *[f"- **{who}**: {alarm}: `{case}`" for who, alarm, case in alarms], "")
 
 
 def _comparison(manifest: dict[str, Any], summary: Summary) -> Iterator[str]:
@@ -126,7 +126,7 @@ def _times(summary: Summary) -> Iterator[str]:
     timed = [t for _, t in sorted(summary.operators.items()) if t.times]
     if not timed:
         return
-    yield from ("", "## Times", "", _SPEEDUPS.format(summary.authority), "")
+    yield from ("", "## Times", "", _SPEEDUP_NOTE.format(summary.authority), "")
     yield f"| operator | kernel | timed | × {summary.against} | call × {summary.against} | % of light ({summary.against}) | |"
     yield "|---|---|---|---|---|---|---|"
     for t in timed:
@@ -143,13 +143,13 @@ def _times(summary: Summary) -> Iterator[str]:
         yield from ("", "## The machine while it was timed", "", *[f"- {remark}" for remark in remarks])
 
 
-def _asides(manifest: dict[str, Any], summary: Summary) -> Iterator[str]:
+def _extra_sections(manifest: dict[str, Any], summary: Summary) -> Iterator[str]:
     """Yield the sections with further facts beside the verdicts."""
     tallies = [t for _, t in sorted(summary.operators.items())]
     hints = [(k["name"], k["hints"]) for k in manifest["plan"]["kernels"] if k.get("hints")]
     sections = {
         "Hints from the kernels' sources (never a verdict)": [
-            f"{code(name)}: {one_line('; '.join(found))}" for name, found in hints
+            f"{code(name)}: {one_line('; '.join(kernel_hints))}" for name, kernel_hints in hints
         ],
         "ATen operators that kernels call": [
             f"`{t.op}`: {one_line(', '.join(f'{name} {count}×' for name, count in sorted(t.calls.items())), 1000)}"
@@ -183,10 +183,10 @@ def verdict_text(verdicts: dict[str, int]) -> str:
 
 def _reasons(tally: OperatorTally) -> Iterator[str]:
     yield f"- **{tally.op}** ({code(tally.kernel)}): {tally.passed} of {tally.total} passed"
-    for verdict, reason, count in tally.main_reasons(_SHOWN_REASONS):
+    for verdict, reason, count in tally.main_reasons(_MAX_SHOWN_REASONS):
         yield f"  - {count}× {verdict}: {code(reason, WHOLE)}"
-    if len(tally.reasons) > _SHOWN_REASONS:
-        yield f"  - and {len(tally.reasons) - _SHOWN_REASONS} other reasons, in {FAILED}"
+    if len(tally.reasons) > _MAX_SHOWN_REASONS:
+        yield f"  - and {len(tally.reasons) - _MAX_SHOWN_REASONS} other reasons, in {FAILED}"
 
 
 def _write_table(path: Path, summary: Summary) -> None:
@@ -211,8 +211,8 @@ def _write_table(path: Path, summary: Summary) -> None:
                 [tally.op, tally.kernel, tally.total, tally.passed, f"{tally.pass_rate:.4f}", speedup, *counts]
             )
         for op in summary.missing:
-            nothing = [_cell(value) for value in speed.operator_fields(None).values()]
-            writer.writerow([op, "", 0, 0, "0.0000", "", *[0] * (len(Outcome) - 1), *nothing])
+            empty_cells = [_cell(value) for value in speed.operator_fields(None).values()]
+            writer.writerow([op, "", 0, 0, "0.0000", "", *[0] * (len(Outcome) - 1), *empty_cells])
 
 
 def _cell(value: speed.Cell) -> str:

@@ -12,24 +12,24 @@ from opforge.reports.plain import code, visible
 from opforge.reports.speed import score_lines, speed_cell
 from opforge.runs.score import OperatorTally, Summary
 
-_MOST_ANNOTATIONS = 10
+_MAX_ANNOTATIONS = 10
 """GitHub shows no more annotations of a kind per step."""
-_MOST_ROWS = 200
+_MAX_SUMMARY_ROWS = 200
 _MOST_BYTES = 1_000_000
 """Below GitHub's limit of 1 MiB for a summary."""
 
 
 def command(name: str, message: str, **properties: str) -> str:
     """Return a workflow command; its parts are escaped so that none can end it or start another."""
-    given = ",".join(f"{key}={_property(value)}" for key, value in properties.items() if value)
-    return f"::{name}{' ' if given else ''}{given}::{_data(message)}\n"
+    property_text = ",".join(f"{key}={_escape_property(value)}" for key, value in properties.items() if value)
+    return f"::{name}{' ' if property_text else ''}{property_text}::{_data(message)}\n"
 
 
 def _data(text: str) -> str:
     return visible(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
-def _property(text: str) -> str:
+def _escape_property(text: str) -> str:
     return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
@@ -41,14 +41,14 @@ def commands(manifest: dict[str, Any], summary: Summary, root: Path) -> Iterator
     """
     files = _files(manifest, root)
     wrong = [t for t in sorted(summary.judged, key=lambda t: t.unit) if not t.right]
-    for tally in wrong[:_MOST_ANNOTATIONS]:
+    for tally in wrong[:_MAX_ANNOTATIONS]:
         file = files.get((tally.kernel, tally.op), "")
         yield command("error", _reasons(tally), file=file, title=f"{tally.op} ({tally.kernel}) is not right")
-    if len(wrong) > _MOST_ANNOTATIONS:
+    if len(wrong) > _MAX_ANNOTATIONS:
         yield command(
-            "notice", f"and {len(wrong) - _MOST_ANNOTATIONS} more operators are not right: see the step's summary"
+            "notice", f"and {len(wrong) - _MAX_ANNOTATIONS} more operators are not right: see the step's summary"
         )
-    for tally, timed in summary.alarms[:_MOST_ANNOTATIONS]:
+    for tally, timed in summary.alarms[:_MAX_ANNOTATIONS]:
         file = files.get((tally.kernel, tally.op), "")
         yield command("warning", f"{timed.alarm}\n{timed.case}", file=file, title=f"{tally.op}: faster than light")
     yield command(
@@ -58,12 +58,12 @@ def commands(manifest: dict[str, Any], summary: Summary, root: Path) -> Iterator
 
 def _files(manifest: dict[str, Any], root: Path) -> dict[tuple[str, str], str]:
     """Return the kernels' files relative to the repository; files outside of it are left out."""
-    found = {}
+    paths = {}
     for kernel in manifest["plan"]["kernels"]:
         file = Path(kernel["file"] or "/")
         if file.is_relative_to(root):
-            found.update({(kernel["name"], op): str(file.relative_to(root)) for op in kernel["ops"]})
-    return found
+            paths.update({(kernel["name"], op): str(file.relative_to(root)) for op in kernel["ops"]})
+    return paths
 
 
 def _reasons(tally: OperatorTally) -> str:
@@ -88,14 +88,14 @@ def step_summary(manifest: dict[str, Any], summary: Summary) -> str:
     lines += [f"- {text}" for text in scores_text(summary).splitlines()]
     lines += ["", f"| operator | kernel | passed | × {summary.against} | reason |", "|---|---|---|---|---|"]
     tallies = sorted(summary.judged, key=lambda t: (t.right, t.unit))
-    for t in tallies[:_MOST_ROWS]:
+    for t in tallies[:_MAX_SUMMARY_ROWS]:
         reason = "" if t.right else code("; ".join(f"{n}× {v}: {r}" for v, r, n in t.main_reasons(2)))
         passed = f"{'✅' if t.right else '❌'} {t.passed}/{t.total}"
         lines.append(f"| {code(t.op)} | {code(t.kernel)} | {passed} | {speed_cell(t)} | {reason} |")
-    if len(tallies) > _MOST_ROWS:
-        lines += ["", f"… and {len(tallies) - _MOST_ROWS} more"]
+    if len(tallies) > _MAX_SUMMARY_ROWS:
+        lines += ["", f"… and {len(tallies) - _MAX_SUMMARY_ROWS} more"]
     if summary.missing:
-        lines += ["", f"Without a kernel: {', '.join(map(code, summary.missing[:_MOST_ROWS]))}"]
+        lines += ["", f"Without a kernel: {', '.join(map(code, summary.missing[:_MAX_SUMMARY_ROWS]))}"]
     return "\n".join(lines).encode()[:_MOST_BYTES].decode(errors="ignore") + "\n"
 
 

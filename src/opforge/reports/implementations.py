@@ -41,22 +41,22 @@ def compared(manifest: dict[str, Any], summary: Summary) -> list[Implementation]
     for tally in summary.judged:
         if tally.apart:
             by_op.setdefault(tally.op, []).append(tally)
-    return [row for _, tallies in sorted(by_op.items()) for row in _of_one(tallies, references)]
+    return [row for _, tallies in sorted(by_op.items()) for row in _rows_of_operator(tallies, references)]
 
 
-def _of_one(tallies: list[OperatorTally], references: dict[str, str]) -> Iterator[Implementation]:
+def _rows_of_operator(tallies: list[OperatorTally], references: dict[str, str]) -> Iterator[Implementation]:
     ordered = sorted(tallies, key=lambda t: (not t.right, -_value(t), t.kernel))
     fastest = ordered[0] if len(ordered) > 1 and _speed(ordered[0]) is not None else None
     for tally in ordered:
-        yield Implementation(tally, references[tally.kernel], _beside(tally, fastest), tally is fastest)
+        yield Implementation(tally, references[tally.kernel], _speed_relative_to(tally, fastest), tally is fastest)
 
 
-def _beside(tally: OperatorTally, fastest: OperatorTally | None) -> Ratio | None:
+def _speed_relative_to(tally: OperatorTally, fastest: OperatorTally | None) -> Ratio | None:
     """Return the speed of one relative to the other, if both were timed on the same cases."""
     if fastest is None or tally is fastest or len(tally.times) != len(fastest.times):
         return None
-    own, best = _speed(tally), _speed(fastest)
-    return None if own is None or best is None else over(own, best)
+    own_speed, fastest_speed = _speed(tally), _speed(fastest)
+    return None if own_speed is None or fastest_speed is None else over(own_speed, fastest_speed)
 
 
 def _speed(tally: OperatorTally) -> Ratio | None:
@@ -64,5 +64,5 @@ def _speed(tally: OperatorTally) -> Ratio | None:
 
 
 def _value(tally: OperatorTally) -> float:
-    found = _speed(tally)
-    return 0.0 if found is None else found.value
+    ratio = _speed(tally)
+    return 0.0 if ratio is None else ratio.value

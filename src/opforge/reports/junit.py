@@ -11,7 +11,7 @@ from opforge.judge.verdict import Outcome
 from opforge.reports.plain import visible
 from opforge.runs.score import Summary
 
-_NAME_LENGTH = 500
+_MAX_NAME_CHARACTERS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,13 @@ class TestCase:
 
 def document(name: str, cases: Iterable[TestCase], counts: dict[str, int]) -> Iterator[str]:
     """Yield a report; ``counts`` gives the number of tests, failures, errors and skipped ones."""
-    said = "".join(
-        f" {what}={_attribute(str(counts.get(what, 0)))}" for what in ("tests", "failures", "errors", "skipped")
+    attributes = "".join(
+        f" {count_name}={_attribute(str(counts.get(count_name, 0)))}"
+        for count_name in ("tests", "failures", "errors", "skipped")
     )
     yield '<?xml version="1.0" encoding="UTF-8"?>\n'
-    yield f"<testsuites name={_attribute(name)}{said}>\n"
-    yield f"  <testsuite name={_attribute(name)}{said}>\n"
+    yield f"<testsuites name={_attribute(name)}{attributes}>\n"
+    yield f"  <testsuite name={_attribute(name)}{attributes}>\n"
     for case in cases:
         yield from case.lines()
     yield "  </testsuite>\n</testsuites>\n"
@@ -69,15 +70,15 @@ def of_run(manifest: dict[str, Any], summary: Summary, rows: Iterable[dict[str, 
 
     def cases() -> Iterator[TestCase]:
         for row in rows:
-            yield _of_row(row, declined)
+            yield _test_case(row, declined)
         for op in summary.missing:
             yield TestCase(op, "kernel", "skipped", text="the backend has no kernel for it")
 
     return document(f"opforge {config['backend']} on {config['suite']}", cases(), _counts(summary))
 
 
-def _of_row(row: dict[str, Any], declined: frozenset[str]) -> TestCase:
-    name = f"{row['phase']} {row['id']} {row['case']}"[:_NAME_LENGTH]
+def _test_case(row: dict[str, Any], declined: frozenset[str]) -> TestCase:
+    name = f"{row['phase']} {row['id']} {row['case']}"[:_MAX_NAME_CHARACTERS]
     group = f"{row['op']}.{row['kernel']}"
     if row["verdict"] == Outcome.PASSED:
         return TestCase(group, name)

@@ -15,7 +15,7 @@ from opforge.runs.leaderboard import Board, Entry, Leaderboard
 from opforge.runs.score import OperatorTally
 from opforge.runs.speed import Ratio
 
-_MOST_OPERATORS = 40
+_MAX_SHOWN_OPERATORS = 40
 _COLUMNS = ("rank", "run", "backend", "correctness", "coverage", "geomean", "common", "perf@p")
 APART = "Runs on other cases or another device stand on boards of their own: their scores cannot be compared."
 
@@ -27,10 +27,10 @@ def show(console: Console, found: Leaderboard) -> None:
         console.print(plain_table(_COLUMNS, _rows(board, one_line)))
         console.print(_common_text(board, found.order), soft_wrap=True)
         console.print(
-            plain_table(("operator", *_names(board, one_line)), _operator_rows(board, one_line)[:_MOST_OPERATORS])
+            plain_table(("operator", *_names(board, one_line)), _operator_rows(board, one_line)[:_MAX_SHOWN_OPERATORS])
         )
-        if len(board.operators) > _MOST_OPERATORS:
-            console.print(f"… and {len(board.operators) - _MOST_OPERATORS} more operators; --format json has all")
+        if len(board.operators) > _MAX_SHOWN_OPERATORS:
+            console.print(f"… and {len(board.operators) - _MAX_SHOWN_OPERATORS} more operators; --format json has all")
         console.print()
     if len(found.boards) > 1:
         console.print(APART, soft_wrap=True)
@@ -56,20 +56,20 @@ def _markdown_table(titles: tuple[str, ...], rows: list[list[str]]) -> list[str]
     return [f"| {' | '.join(cells)} |" for cells in (titles, ["---"] * len(titles), *rows)]
 
 
-def _names(board: Board, word: Callable[[str], str]) -> list[str]:
-    return [word(entry.name) for entry in board.entries]
+def _names(board: Board, format_text: Callable[[str], str]) -> list[str]:
+    return [format_text(entry.name) for entry in board.entries]
 
 
-def _rows(board: Board, word: Callable[[str], str]) -> list[list[str]]:
-    return [_row(rank, entry, word) for rank, entry in zip(board.ranks, board.entries, strict=True)]
+def _rows(board: Board, format_text: Callable[[str], str]) -> list[list[str]]:
+    return [_row(rank, entry, format_text) for rank, entry in zip(board.ranks, board.entries, strict=True)]
 
 
-def _row(rank: int, entry: Entry, word: Callable[[str], str]) -> list[str]:
+def _row(rank: int, entry: Entry, format_text: Callable[[str], str]) -> list[str]:
     scores = entry.summary.scores()
     return [
         str(rank),
-        word(entry.name),
-        word(entry.manifest["config"]["backend"]),
+        format_text(entry.name),
+        format_text(entry.manifest["config"]["backend"]),
         f"{scores['correctness']:.4f} ({scores['right']} of {scores['operators']} right)",
         f"{scores['coverage']:.4f}",
         _ratio(entry.score("performance")) + (f" (n={n})" if (n := scores["performance_operators"]) else ""),
@@ -80,13 +80,13 @@ def _row(rank: int, entry: Entry, word: Callable[[str], str]) -> list[str]:
 
 def _common_text(board: Board, order: str) -> str:
     ranked = f"ranked by {order}, a rank being shared where intervals overlap"
-    said = f"{ranked}; common: geomean over the {board.common} operators that every run has right and timed"
-    return f"{said}; {board.differing}" if board.differing else said
+    text = f"{ranked}; common: geomean over the {board.common} operators that every run has right and timed"
+    return f"{text}; {board.differing}" if board.differing else text
 
 
-def _operator_rows(board: Board, word: Callable[[str], str]) -> list[list[str]]:
+def _operator_rows(board: Board, format_text: Callable[[str], str]) -> list[list[str]]:
     served = [entry.served for entry in board.entries]
-    return [[word(op), *(_cell(tallies.get(op)) for tallies in served)] for op in board.operators]
+    return [[format_text(op), *(_cell(tallies.get(op)) for tallies in served)] for op in board.operators]
 
 
 def _cell(tally: OperatorTally | None) -> str:

@@ -14,7 +14,7 @@ from opforge.reports.speed import ratio_text
 from opforge.reports.terminal import words
 from opforge.runs.speed import Ratio
 
-_MOST_RESULTS = 8
+_MAX_WRONG_RESULTS = 8
 
 
 def show(console: Console, report: Mapping[str, Any]) -> None:
@@ -42,11 +42,11 @@ def _kernels(rows: list[Mapping[str, Any]]) -> Table:
     return table
 
 
-def _range(row: Mapping[str, Any], who: str) -> str:
-    if f"{who}_us" not in row:
+def _range(row: Mapping[str, Any], side: str) -> str:
+    if f"{side}_us" not in row:
         return ""
-    least, most = row[f"{who}_us_range"]
-    return words(f"{_us(row[f'{who}_us'])} [{_us(least)}, {_us(most)}]")
+    low, high = row[f"{side}_us_range"]
+    return words(f"{_us(row[f'{side}_us'])} [{_us(low)}, {_us(high)}]")
 
 
 def _lines(report: Mapping[str, Any]) -> Iterator[str]:
@@ -62,8 +62,8 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
     yield from _results(report)
     if times := report.get("time"):
         ratio = ratio_text(Ratio(times["speedup"], times["low"], times["high"]))
-        both = f"with kernels {_time(times['kernel_us'])}, without {_time(times['aten_us'])}, × ATen {ratio}"
-        yield words(f"time         {both}, {times['rounds']} rounds of {times['calls']}")
+        times_text = f"with kernels {_time(times['kernel_us'])}, without {_time(times['aten_us'])}, × ATen {ratio}"
+        yield words(f"time         {times_text}, {times['rounds']} rounds of {times['calls']}")
     if (blame := report.get("blame")) is not None:
         yield from _blame(blame)
 
@@ -74,14 +74,14 @@ def _results(report: Mapping[str, Any]) -> Iterator[str]:
     yield f"results      {len(results) - len(wrong)} of {len(results)} right" if results else "results      none"
     if report["reason"]:
         yield f"  [red]{report['verdict']}[/red]: {words(report['reason'])}"
-    for row in wrong[:_MOST_RESULTS]:
-        said = (
+    for row in wrong[:_MAX_WRONG_RESULTS]:
+        description = (
             row.get("fault")
             or f"error {row['error']:.3g}, allowed {row['bound']:.3g} (ATen's own {row['aten_error']:.3g})"
         )
-        yield words(f"  {row['name']}: {said}")
-    if len(wrong) > _MOST_RESULTS:
-        yield f"  … and {len(wrong) - _MOST_RESULTS} more (all are in --format json)"
+        yield words(f"  {row['name']}: {description}")
+    if len(wrong) > _MAX_WRONG_RESULTS:
+        yield f"  … and {len(wrong) - _MAX_WRONG_RESULTS} more (all are in --format json)"
 
 
 def _blame(blame: Mapping[str, Any]) -> Iterator[str]:

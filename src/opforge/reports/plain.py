@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+_CONTROL_CHARACTERS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
 """Characters that XML cannot hold, that terminals may obey, or that change the order of text."""
-_LINES = re.compile(r"\s*[\r\n\u2028\u2029\x85]+\s*")
-_COMMAND = re.compile(r"^(\s*)(?=::)|(?<=##)(?=\[)", re.MULTILINE)
+_LINE_BREAKS = re.compile(r"\s*[\r\n\u2028\u2029\x85]+\s*")
+_RUNNER_COMMAND = re.compile(r"^(\s*)(?=::)|(?<=##)(?=\[)", re.MULTILINE)
 """Positions at which GitHub's runner would read a command in a line of output."""
 
 
 def visible(text: str) -> str:
     """Return a text with control characters as numbers, and without commands to GitHub's runner."""
-    text = _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
-    return _COMMAND.sub(r"\1\\", text)
+    text = _CONTROL_CHARACTERS.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+    return _RUNNER_COMMAND.sub(r"\1\\", text)
 
 
 WHOLE = 4000
@@ -28,7 +30,7 @@ def line(text: str) -> str:
 
 def one_line(text: str, most: int = 300) -> str:
     """Return a text on one line, cut if it is long."""
-    text = visible(_LINES.sub(" ", text).strip())
+    text = visible(_LINE_BREAKS.sub(" ", text).strip())
     return text if len(text) <= most else text[: most - 1] + "…"
 
 

@@ -19,7 +19,9 @@ _WORDS = {
     "cold": "cold cache",
     "warm": "warm cache",
 }
-_LAUNCH_BOUND = "ATen's own time here is no more than the overhead of a launch, so the figures say little of the kernel"
+_LAUNCH_BOUND_NOTE = (
+    "ATen's own time here is no more than the overhead of a launch, so the figures say little of the kernel"
+)
 
 
 def show(console: Console, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -36,32 +38,32 @@ def _block(row: Mapping[str, Any]) -> Iterator[str]:
     elif row.get("speedup") is None:
         yield "[red]not timed[/red]"
     else:
-        yield from (words(line) for line in _figures(row))
+        yield from (words(line) for line in _timing_lines(row))
     if row.get("launch_bound"):
-        yield f"[yellow]launch-bound[/yellow] {_LAUNCH_BOUND}"
+        yield f"[yellow]launch-bound[/yellow] {_LAUNCH_BOUND_NOTE}"
     if row.get("alarm"):
         yield f"[bold red]ALARM[/bold red] {words(row['alarm'])}; this is no record"
     for note in row.get("notes", ()):
         yield f"[yellow]note[/yellow] {words(note)}"
 
 
-def _figures(row: Mapping[str, Any]) -> Iterator[str]:
-    figures = {kind: row[kind] for kind in _KINDS if row.get(kind)}
-    if not figures:  # from an older run
+def _timing_lines(row: Mapping[str, Any]) -> Iterator[str]:
+    timings = {kind: row[kind] for kind in _KINDS if row.get(kind)}
+    if not timings:  # from an older run
         old = {"low": row["speedup_low"], "high": row["speedup_high"], "calls": row.get("calls_per_round")}
-        figures = {row.get("timed", "call"): {**row, **old}}
-    for kind, figure in figures.items():
-        yield _line(kind, figure)
+        timings = {row.get("timed", "call"): {**row, **old}}
+    for kind, timing in timings.items():
+        yield _line(kind, timing)
     if light := row.get("light"):
         yield _light(light)
 
 
-def _line(title: str, figure: Mapping[str, Any]) -> str:
-    ratio = ratio_text(Ratio(figure["speedup"], figure["low"], figure["high"]))
-    times = f"kernel {_us(figure['kernel_us'])}   ATen {_us(figure['aten_us'])}   × ATen {ratio}"
-    said = [f"{figure['rounds']} rounds" + (f" of {figure['calls']} calls" if figure.get("calls") else "")]
-    said += [_WORDS[figure[name]] for name in ("method", "cache") if figure.get(name) in _WORDS]
-    return f"{title:7} {times}   {', '.join(said)}"
+def _line(title: str, timing: Mapping[str, Any]) -> str:
+    ratio = ratio_text(Ratio(timing["speedup"], timing["low"], timing["high"]))
+    times = f"kernel {_us(timing['kernel_us'])}   ATen {_us(timing['aten_us'])}   × ATen {ratio}"
+    remarks = [f"{timing['rounds']} rounds" + (f" of {timing['calls']} calls" if timing.get("calls") else "")]
+    remarks += [_WORDS[timing[name]] for name in ("method", "cache") if timing.get(name) in _WORDS]
+    return f"{title:7} {times}   {', '.join(remarks)}"
 
 
 def _light(light: Mapping[str, Any]) -> str:

@@ -41,11 +41,11 @@ def score_lines(summary: Summary) -> Iterator[tuple[str, str]]:
             "launch-bound",
             f"{_times(summary, summary.launch_speed)} over {cases} cases of {len(operators)} {summary.things}, scored apart",
         )
-    if remark := _counts_text(summary):
+    if remark := _timed_counts_text(summary):
         yield "timed", remark
 
 
-def _counts_text(summary: Summary) -> str:
+def _timed_counts_text(summary: Summary) -> str:
     """Return how many performance cases count, if not all do."""
     scores = summary.scores()
     lost = scores["performance_cases"] - scores["timed_cases"]
@@ -54,8 +54,10 @@ def _counts_text(summary: Summary) -> str:
         "alarmed (no record)": scores["alarmed_cases"],
         "not timed": lost,
     }
-    said = ", ".join(f"{count} {what}" for what, count in parts.items() if count)
-    return f"{scores['timed_cases']} of {scores['performance_cases']} performance cases: {said}" if said else ""
+    uncounted = ", ".join(f"{count} {label}" for label, count in parts.items() if count)
+    return (
+        f"{scores['timed_cases']} of {scores['performance_cases']} performance cases: {uncounted}" if uncounted else ""
+    )
 
 
 def alarm_lines(summary: Summary) -> Iterator[tuple[str, str, str]]:
@@ -99,16 +101,16 @@ def percent(value: float) -> str:
 
 def marks(tally: OperatorTally) -> str:
     """Return remarks on an operator's times: alarms, launch-bound cases, timing by events."""
-    apart, alarms = len(tally.launch_bound), len(tally.alarms)
+    launch_bound, alarms = len(tally.launch_bound), len(tally.alarms)
     events = sum(1 for t in tally.times if t.events) if tally.right else 0
-    said = []
+    remarks = []
     if alarms:
-        said.append(f"{alarms} ALARMED" if len(tally.times) > 1 else "ALARM")
-    if apart:
-        said.append("launch-bound" if tally.stands_apart else f"{apart} launch-bound")
+        remarks.append(f"{alarms} ALARMED" if len(tally.times) > 1 else "ALARM")
+    if launch_bound:
+        remarks.append("launch-bound" if tally.stands_apart else f"{launch_bound} launch-bound")
     if events:
-        said.append("events" if events == len(tally.times) else f"{events} by events")
-    return ", ".join(said)
+        remarks.append("events" if events == len(tally.times) else f"{events} by events")
+    return ", ".join(remarks)
 
 
 def operator_fields(tally: OperatorTally | None) -> dict[str, Cell]:

@@ -13,7 +13,7 @@ _MAX_OPERATORS = 40
 
 def show(console: Console, strength: Strength) -> None:
     """Print a suite's strength."""
-    console.print(_mutants(strength))
+    console.print(_mutant_table(strength))
     weak = strength.weak
     if weak:
         console.print(_operators(strength, list(weak)[:_MAX_OPERATORS]))
@@ -22,17 +22,17 @@ def show(console: Console, strength: Strength) -> None:
     _scores(console, strength)
 
 
-def _mutants(strength: Strength) -> Table:
+def _mutant_table(strength: Strength) -> Table:
     title = f"mutants of ATen on {strength.suite} ({strength.device}, {', '.join(strength.dtypes)})"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for name, justify in (("mutant", "left"), ("killed", "right"), ("rate", "right"), ("what it does", "left")):
         table.add_column(name, justify="right" if justify == "right" else "left")
     rates = strength.by_mutant()
-    for name, words in MUTANTS.items():
+    for name, description in MUTANTS.items():
         if name in rates:
             killed, count = rates[name]
-            shown = "ignored argument" if name == IGNORED else name
-            table.add_row(shown, f"{killed}/{count}", f"{killed / count:.3f}", words)
+            label = "ignored argument" if name == IGNORED else name
+            table.add_row(label, f"{killed}/{count}", f"{killed / count:.3f}", description)
     return table
 
 

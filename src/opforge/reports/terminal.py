@@ -15,10 +15,10 @@ from opforge.reports.files import verdict_text, weak_text
 from opforge.reports.plain import line, visible
 from opforge.runs.score import OperatorTally, Summary
 
-_PLAIN_WIDTH = 140
-_MAX_ROWS = 40
-_MAX_REASONS = 25
-_MAX_WEAK = 5
+_NON_TERMINAL_COLUMNS = 140
+_MAX_OPERATOR_ROWS = 40
+_MAX_FAILED_OPERATORS = 25
+_MAX_WEAK_OPERATORS = 5
 _MAX_ALARMS = 25
 _SPEED_COLUMNS: dict[str, Callable[[OperatorTally], str]] = {
     "× ATen": speed.speed_cell,
@@ -45,7 +45,7 @@ class PlainConsole(Console):
 def console_for_results() -> Console:
     """Return a console on stdout; a wide one if it is not a terminal."""
     console = PlainConsole()
-    return console if console.is_terminal else PlainConsole(width=_PLAIN_WIDTH)
+    return console if console.is_terminal else PlainConsole(width=_NON_TERMINAL_COLUMNS)
 
 
 def words(text: str) -> str:
@@ -69,9 +69,9 @@ def show(console: Console, manifest: dict[str, Any], summary: Summary) -> None:
     if summary.apart:
         console.print(_comparison(manifest, summary))
     else:
-        console.print(_table(manifest, tallies[:_MAX_ROWS]))
-    if len(tallies) > _MAX_ROWS and not summary.apart:
-        hidden = tallies[_MAX_ROWS:]
+        console.print(_table(manifest, tallies[:_MAX_OPERATOR_ROWS]))
+    if len(tallies) > _MAX_OPERATOR_ROWS and not summary.apart:
+        hidden = tallies[_MAX_OPERATOR_ROWS:]
         console.print(
             f"… and {len(hidden)} more operators, {sum(1 for t in hidden if t.right)} of them right; all are in operator_summary.csv"
         )
@@ -96,19 +96,21 @@ def _show_weak(console: Console, summary: Summary) -> None:
     weak = sorted(summary.weak_judged.items())
     if not weak:
         return
-    shown = "; ".join(f"{op} ({', '.join(mutants)})" for op, mutants in weak[:_MAX_WEAK])
-    more = f"; and {len(weak) - _MAX_WEAK} more in OVERALL_SUMMARY.md" if len(weak) > _MAX_WEAK else ""
-    console.print(f"[yellow]weak cases[/yellow]   {weak_text(summary)} {shown}{more}", soft_wrap=True)
+    shown = "; ".join(f"{op} ({', '.join(mutants)})" for op, mutants in weak[:_MAX_WEAK_OPERATORS])
+    remainder = (
+        f"; and {len(weak) - _MAX_WEAK_OPERATORS} more in OVERALL_SUMMARY.md" if len(weak) > _MAX_WEAK_OPERATORS else ""
+    )
+    console.print(f"[yellow]weak cases[/yellow]   {weak_text(summary)} {shown}{remainder}", soft_wrap=True)
 
 
 def _table(manifest: dict[str, Any], tallies: list[OperatorTally]) -> Table:
-    table = _titled(manifest, "kernel")
+    table = _titled_table(manifest, "kernel")
     speeds = {title: cell for title, cell in _SPEED_COLUMNS.items() if any(cell(t) for t in tallies)}
     for title in speeds:
         table.add_column(title, justify="right" if title else "left")
     for tally in tallies:
-        loud = "bold red" if tally.alarms else None
-        table.add_row(*_first_cells(tally), *[escape(cell(tally)) for cell in speeds.values()], style=loud)
+        style = "bold red" if tally.alarms else None
+        table.add_row(*_first_cells(tally), *[escape(cell(tally)) for cell in speeds.values()], style=style)
     return table
 
 
@@ -121,17 +123,17 @@ def _comparison(manifest: dict[str, Any], summary: Summary) -> Table:
         "": lambda row: speed.marks(row.tally),
         "reference": lambda row: row.reference,
     }
-    table = _titled(manifest, "implementation")
+    table = _titled_table(manifest, "implementation")
     shown = {title: cell for title, cell in cells.items() if any(cell(row) for row in rows)}
     for title in shown:
         table.add_column(title, justify="right" if title.startswith("×") else "left")
     for row in rows:
-        loud = "bold red" if row.tally.alarms else None
-        table.add_row(*_first_cells(row.tally), *[escape(cell(row)) for cell in shown.values()], style=loud)
+        style = "bold red" if row.tally.alarms else None
+        table.add_row(*_first_cells(row.tally), *[escape(cell(row)) for cell in shown.values()], style=style)
     return table
 
 
-def _titled(manifest: dict[str, Any], kernel: str) -> Table:
+def _titled_table(manifest: dict[str, Any], kernel: str) -> Table:
     """Return a table with its title and first columns."""
     config = manifest["config"]
     table = Table(
@@ -153,34 +155,36 @@ def _first_cells(tally: OperatorTally) -> list[str]:
         words(tally.op),
         words(tally.kernel).replace("::", ":\\:"),  # cells are folded, and no line may begin with a command
         f"{tally.passed}/{tally.total}",
-        f"[{colour}]{_verdicts(tally)}[/{colour}]",
+        f"[{colour}]{_verdict_counts(tally)}[/{colour}]",
     ]
 
 
-def _verdicts(tally: OperatorTally) -> str:
+def _verdict_counts(tally: OperatorTally) -> str:
     if tally.right:
         return "passed"
     return ", ".join(f"{tally.verdicts[o]} {o}" for o in Outcome if o is not Outcome.PASSED and tally.verdicts[o])
 
 
 def _show_alarms(console: Console, summary: Summary) -> None:
-    found = list(speed.alarm_lines(summary))
-    for who, alarm, case in found[:_MAX_ALARMS]:
+    alarms = list(speed.alarm_lines(summary))
+    for who, alarm, case in alarms[:_MAX_ALARMS]:
         console.print(f"[bold red]ALARM[/bold red] {words(who)}: {words(alarm)}", soft_wrap=True)
         console.print(f"  {words(case)}", soft_wrap=True)
-    if len(found) > _MAX_ALARMS:
-        console.print(f"[bold red]… and {len(found) - _MAX_ALARMS} more alarms[/bold red]; see OVERALL_SUMMARY.md")
+    if len(alarms) > _MAX_ALARMS:
+        console.print(f"[bold red]… and {len(alarms) - _MAX_ALARMS} more alarms[/bold red]; see OVERALL_SUMMARY.md")
 
 
 def _show_reasons(console: Console, wrong: list[OperatorTally]) -> None:
-    for tally in wrong[:_MAX_REASONS]:
+    for tally in wrong[:_MAX_FAILED_OPERATORS]:
         console.print(f"[bold]{words(tally.op)}[/bold] ({words(tally.kernel)})")
         for verdict, reason, count in tally.main_reasons(2):
             console.print(f"  {count}× [red]{words(verdict)}[/red]: {words(reason)}", soft_wrap=True)
         if len(tally.reasons) > 2:
             console.print(f"  and {len(tally.reasons) - 2} other reasons")
-    if len(wrong) > _MAX_REASONS:
-        console.print(f"… and {len(wrong) - _MAX_REASONS} more operators that are not right; see OVERALL_SUMMARY.md")
+    if len(wrong) > _MAX_FAILED_OPERATORS:
+        console.print(
+            f"… and {len(wrong) - _MAX_FAILED_OPERATORS} more operators that are not right; see OVERALL_SUMMARY.md"
+        )
 
 
 def _show_scores(console: Console, summary: Summary) -> None:

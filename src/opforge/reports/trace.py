@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from opforge.reports.terminal import console_for_results
 from opforge.traces.file import Trace
 
-_LOSSES = 10
+_MAX_SHOWN_LOSSES = 10
 
 
 def show(trace: Trace, written: Iterable[str]) -> None:
@@ -23,9 +23,9 @@ def show(trace: Trace, written: Iterable[str]) -> None:
     console.print(f"distinct     {len(trace.calls)} calls of {trace.operators} operators")
     if trace.losses:
         console.print(f"lost         {sum(trace.losses.values())} calls")
-    for what, count in list(trace.losses.items())[:_LOSSES]:
-        console.print(f"             {what} ({count}×)", soft_wrap=True, markup=False)
-    if len(trace.losses) > _LOSSES:
-        console.print(f"             and {len(trace.losses) - _LOSSES} other reasons")
+    for reason, count in list(trace.losses.items())[:_MAX_SHOWN_LOSSES]:
+        console.print(f"             {reason} ({count}×)", soft_wrap=True, markup=False)
+    if len(trace.losses) > _MAX_SHOWN_LOSSES:
+        console.print(f"             and {len(trace.losses) - _MAX_SHOWN_LOSSES} other reasons")
     for path in written:
         console.print(f"written      {path}", soft_wrap=True, markup=False)

@@ -9,13 +9,19 @@ from typing import Any
 
 from opforge.traces.file import Trace, TracedCall
 
-_NAMED = 3
+_MAX_NAMED_MODELS = 3
 """Number of models to name for each operator."""
 
 
 def page(trace: Trace, path: Path, title: str = "The suite `torchbench`") -> str:
     """Return the page on a trace that was read from a file."""
-    lines = [f"# {title}", *_head(trace, path), *_models(trace.calls), *_operators(trace.calls), *_gaps(trace)]
+    lines = [
+        f"# {title}",
+        *_head(trace, path),
+        *_architecture_table(trace.calls),
+        *_operators(trace.calls),
+        *_failures_and_losses(trace),
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -44,23 +50,29 @@ def _head(trace: Trace, path: Path) -> Iterator[str]:
     )
 
 
-def _models(calls: Iterable[TracedCall]) -> Iterator[str]:
+def _architecture_table(calls: Iterable[TracedCall]) -> Iterator[str]:
     operators: dict[str, set[str]] = defaultdict(set)
     cases: Counter[str] = Counter()
-    own: Counter[str] = Counter()
+    unique: Counter[str] = Counter()
     phases: dict[str, Counter[str]] = defaultdict(Counter)
     for call in calls:
         models = {seen.model for seen in call.seen}
         for model in models:
             operators[model].add(call.op)
             cases[model] += 1
-            own[model] += len(models) == 1
+            unique[model] += len(models) == 1
         for seen in call.seen:
             phases[seen.model][seen.phase] += seen.count
     yield "\n## Architectures"
     yield "*Its own* are cases that no other architecture has.\n"
     rows = [
-        (f"`{m}`", len(operators[m]), cases[m], own[m], *(phases[m][p] for p in ("forward", "backward", "optimizer")))
+        (
+            f"`{m}`",
+            len(operators[m]),
+            cases[m],
+            unique[m],
+            *(phases[m][p] for p in ("forward", "backward", "optimizer")),
+        )
         for m in sorted(cases)
     ]
     yield from _table(("architecture", "operators", "cases", "its own", "forward", "backward", "optimizer"), rows)
@@ -68,23 +80,25 @@ def _models(calls: Iterable[TracedCall]) -> Iterator[str]:
 
 def _operators(calls: Iterable[TracedCall]) -> Iterator[str]:
     cases: Counter[str] = Counter()
-    made: dict[str, Counter[str]] = defaultdict(Counter)
+    model_counts: dict[str, Counter[str]] = defaultdict(Counter)
     for call in calls:
         cases[call.op] += 1
         for seen in call.seen:
-            made[call.op][seen.model] += seen.count
+            model_counts[call.op][seen.model] += seen.count
     yield "\n## Operators"
-    yield f"With the {_NAMED} architectures that made most of the calls; the file has all of them, by case, in `seen`.\n"
-    rows = [(f"`{op}`", cases[op], made[op].total(), _named(made[op])) for op in sorted(cases)]
+    yield f"With the {_MAX_NAMED_MODELS} architectures that made most of the calls; the file has all of them, by case, in `seen`.\n"
+    rows = [(f"`{op}`", cases[op], model_counts[op].total(), _named(model_counts[op])) for op in sorted(cases)]
     yield from _table(("operator", "cases", "calls", "from"), rows)
 
 
-def _named(made: Counter[str]) -> str:
-    first = ", ".join(model for model, _ in made.most_common(_NAMED))
-    return f"{first} and {len(made) - _NAMED} more" if len(made) > _NAMED else first
+def _named(model_counts: Counter[str]) -> str:
+    first = ", ".join(model for model, _ in model_counts.most_common(_MAX_NAMED_MODELS))
+    return (
+        f"{first} and {len(model_counts) - _MAX_NAMED_MODELS} more" if len(model_counts) > _MAX_NAMED_MODELS else first
+    )
 
 
-def _gaps(trace: Trace) -> Iterator[str]:
+def _failures_and_losses(trace: Trace) -> Iterator[str]:
     failed: dict[str, str] = trace.about.get("failed", {})
     if failed:
         yield "\n## Runs that did not end well"

@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
 __all__ = ["RunConfig", "Summary", "run"]
 
-_HOMES = {"RunConfig": "config", "Summary": "score", "run": "conduct"}
+_MODULE_OF_NAME = {"RunConfig": "config", "Summary": "score", "run": "conduct"}
 
 
 def __getattr__(name: str) -> Any:
     """Import names on first use: every command needs the run's settings, but few start a run."""
-    if name not in _HOMES:
+    if name not in _MODULE_OF_NAME:
         raise AttributeError(f"module 'opforge.runs' has no attribute {name!r}")
-    return getattr(import_module(f"opforge.runs.{_HOMES[name]}"), name)
+    return getattr(import_module(f"opforge.runs.{_MODULE_OF_NAME[name]}"), name)

@@ -28,9 +28,9 @@ DRIFT = 0.2
 A busy core slows down two programs, but not equally.
 """
 _Z95 = NormalDist().inv_cdf(0.975)
-_QUARTILE = NormalDist().inv_cdf(0.75)
+_NORMAL_MEDIAN_DEVIATION = NormalDist().inv_cdf(0.75)
 """Median absolute deviation of a normal distribution, in standard deviations."""
-_PLENTY = 200
+_MAX_STUDENT_FREEDOM = 200
 """Above this many degrees of freedom, Student's distribution is treated as the normal one."""
 _MOST = 2.0
 """Upper limit of the noise search: a factor of seven."""
@@ -52,7 +52,7 @@ class Noise:
     def sure(self, tests: int, *, among: bool = False) -> float:
         """Return how many standard deviations a change needs to be no false alarm in all tests."""
         share = FALSE_ALARM / max(1, tests)
-        normal = student(1 - share / 2, min(max(self.controls, CONTROLS) - 1, _PLENTY))
+        normal = student(1 - share / 2, min(max(self.controls, CONTROLS) - 1, _MAX_STUDENT_FREEDOM))
         if not self.outliers:
             return normal
         rank = max(1, math.floor(share * (self.controls + 1)))
@@ -69,16 +69,18 @@ def noise_of(controls: Sequence[Ratio], floor: float) -> Noise:
     low, high = floor, _MOST
     while high - low > 1e-4:
         middle = (low + high) / 2
-        low, high = (middle, high) if statistics.median(_moved(controls, middle)) > _QUARTILE else (low, middle)
+        low, high = (
+            (middle, high) if statistics.median(_moved(controls, middle)) > _NORMAL_MEDIAN_DEVIATION else (low, middle)
+        )
     return Noise(high, tuple(sorted(_moved(controls, high), reverse=True)))
 
 
 def _moved(changes: Iterable[Ratio], noise: float) -> list[float]:
     """Return the distances of changes from none, in standard deviations."""
-    return [abs(math.log(c.value)) / math.hypot(_deviation(c), noise) for c in changes]
+    return [abs(math.log(c.value)) / math.hypot(_standard_error(c), noise) for c in changes]
 
 
-def _deviation(change: Ratio) -> float:
+def _standard_error(change: Ratio) -> float:
     """Return the standard deviation on the side towards no change."""
     end = change.high if change.value < 1 else change.low
     return abs(math.log(change.value / end)) / _Z95
@@ -102,9 +104,9 @@ def widened(change: Ratio, noise: Noise, tests: int, *, among: bool = False) -> 
 
     The interval includes the noise between runs.
     """
-    sure = noise.sure(tests, among=among)
-    below = math.hypot(math.log(change.value / change.low) / _Z95, noise.deviation) * sure
-    above = math.hypot(math.log(change.high / change.value) / _Z95, noise.deviation) * sure
+    deviations = noise.sure(tests, among=among)
+    below = math.hypot(math.log(change.value / change.low) / _Z95, noise.deviation) * deviations
+    above = math.hypot(math.log(change.high / change.value) / _Z95, noise.deviation) * deviations
     return Ratio(change.value, change.value * math.exp(-below), change.value * math.exp(above))
 
 
@@ -117,11 +119,11 @@ def student(share: float, freedom: int) -> float:
     low, high = 0.0, 1e6
     while high - low > 1e-9 * max(1.0, high):
         middle = (low + high) / 2
-        low, high = (middle, high) if _student_below(middle, freedom) < share else (low, middle)
+        low, high = (middle, high) if _student_cdf(middle, freedom) < share else (low, middle)
     return high
 
 
-def _student_below(value: float, freedom: int) -> float:
+def _student_cdf(value: float, freedom: int) -> float:
     """Return the cumulative share of Student's distribution below a value, by its finite series."""
     angle = math.atan2(value, math.sqrt(freedom))
     sine, square = math.sin(angle), math.cos(angle) ** 2

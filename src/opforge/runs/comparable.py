@@ -51,7 +51,7 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[st
         for name in ("ops", "dtypes", "topn", "sample", "profile", "max_mib"):
             mine, theirs = one["config"].get(name), other["config"].get(name)
             if mine != theirs:
-                yield f"--{name.replace('_', '-')} was {_setting(mine)}, and {_setting(theirs)}"
+                yield f"--{name.replace('_', '-')} was {_setting_text(mine)}, and {_setting_text(theirs)}"
     if key(one)[1] != key(other)[1]:
         yield f"the devices differ: {key(one)[1]}, and {key(other)[1]}"
 
@@ -68,10 +68,10 @@ def remarks(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
     for name in ("timeout_s", "memory_gib", "allow_fallback", "confine"):
         mine, theirs = one["config"].get(name), other["config"].get(name)
         if mine != theirs:
-            yield f"setting {name} was {_setting(mine)}, and {_setting(theirs)}"
+            yield f"setting {name} was {_setting_text(mine)}, and {_setting_text(theirs)}"
 
 
-def _setting(value: Any) -> str:
+def _setting_text(value: Any) -> str:
     if isinstance(value, list):
         return ",".join(map(str, value)) or "not given"
     return "not given" if value is None else str(value)

@@ -20,7 +20,7 @@ from opforge.runs.store import read_rows
 
 Key = tuple[str, str]
 """Id and phase of a case, within an operator or kernel."""
-_KEPT_REASONS = 5
+_MAX_REASONS = 5
 
 
 class Became(enum.StrEnum):
@@ -181,25 +181,25 @@ def compare(before: Path, after: Path, *, unchanged: bool = False) -> Comparison
     Kernels with the same source in both runs are used to estimate noise. They are not reported as
     slower or faster unless ``unchanged`` is set.
     """
-    one, other = Side.read(before), Side.read(after)
-    if found := list(differences(one.manifest, other.manifest)):
-        raise IncomparableError(f"{str(before)!r} and {str(after)!r} cannot be compared: {'; '.join(found)}")
-    same = same_source(one.manifest, other.manifest)
-    raced = held(one, other, same, unchanged=unchanged)
-    units = sorted({*one.served, *other.served})
-    made = (_difference(unit, one, other, unit in same, raced.speeds.get(unit)) for unit in units)
+    old, new = Side.read(before), Side.read(after)
+    if reasons := list(differences(old.manifest, new.manifest)):
+        raise IncomparableError(f"{str(before)!r} and {str(after)!r} cannot be compared: {'; '.join(reasons)}")
+    same = same_source(old.manifest, new.manifest)
+    raced = held(old, new, same, unchanged=unchanged)
+    units = sorted({*old.served, *new.served})
+    changes = (_difference(unit, old, new, unit in same, raced.speeds.get(unit)) for unit in units)
     return Comparison(
         (str(before), str(after)),
-        (one.manifest, other.manifest),
-        (one.summary.scores(), other.summary.scores()),
-        tuple(sorted((d for d in made if d is not None), key=lambda d: (list(Became).index(d.became), d.unit))),
-        tuple(remarks(one.manifest, other.manifest)),
+        (old.manifest, new.manifest),
+        (old.summary.scores(), new.summary.scores()),
+        tuple(sorted((d for d in changes if d is not None), key=lambda d: (list(Became).index(d.became), d.unit))),
+        tuple(remarks(old.manifest, new.manifest)),
         len(units),
         len(raced.speeds),
         raced.tests,
         raced.noise,
         raced.moved,
-        one.summary.things,
+        old.summary.things,
         statistics.median(1 - s.change.low / s.change.value for s in raced.speeds.values()) if raced.speeds else None,
     )
 
@@ -216,23 +216,23 @@ def same_source(one: Mapping[str, Any], other: Mapping[str, Any]) -> frozenset[s
 
 
 def _digests(manifest: Mapping[str, Any]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     for kernel in manifest["plan"]["kernels"]:
         units = [kernel["name"]] if "reference" in kernel else kernel["ops"]
-        found.update(dict.fromkeys(units, f"{kernel['name']} {kernel['digest']}"))
-    return found
+        digests.update(dict.fromkeys(units, f"{kernel['name']} {kernel['digest']}"))
+    return digests
 
 
-def _difference(unit: str, one: Side, other: Side, same: bool, speeds: Speeds | None) -> Difference | None:
+def _difference(unit: str, old: Side, new: Side, same: bool, speeds: Speeds | None) -> Difference | None:
     """Return the change of one operator; None if no change is significant."""
-    before, after = one.served.get(unit), other.served.get(unit)
-    was, now = one.wrong.get(unit, {}), other.wrong.get(unit, {})
-    failing = [finding for key, finding in now.items() if key not in was]
-    words = one.state(unit), other.state(unit)
+    before, after = old.served.get(unit), new.served.get(unit)
+    old_wrong, new_wrong = old.wrong.get(unit, {}), new.wrong.get(unit, {})
+    failing = [finding for key, finding in new_wrong.items() if key not in old_wrong]
+    states = old.state(unit), new.state(unit)
 
-    def became(what: Became) -> Difference:
-        told = tuple(failing[:_KEPT_REASONS]) if what in (Became.WRONG, Became.APPEARED) else ()
-        return Difference(unit, what, *words, same, told, len(failing), speeds)
+    def became(kind: Became) -> Difference:
+        reasons = tuple(failing[:_MAX_REASONS]) if kind in (Became.WRONG, Became.APPEARED) else ()
+        return Difference(unit, kind, *states, same, reasons, len(failing), speeds)
 
     if before is None or after is None:
         return became(Became.APPEARED if before is None else Became.DISAPPEARED)
@@ -252,10 +252,10 @@ def held(one: Side, other: Side, same: frozenset[str], *, unchanged: bool) -> Ra
 
     The operators are those that are correct and timed in both runs.
     """
-    pairs = {unit: found for unit in sorted(one.times) if (found := list(_pairs(unit, one, other)))}
+    pairs = {unit: unit_pairs for unit in sorted(one.times) if (unit_pairs := list(_pairs(unit, one, other)))}
     changes = {
-        unit: [change.drifted(over(b.speed, a.speed), a.aten_us, b.aten_us) for _, a, b in found]
-        for unit, found in pairs.items()
+        unit: [change.drifted(over(b.speed, a.speed), a.aten_us, b.aten_us) for _, a, b in unit_pairs]
+        for unit, unit_pairs in pairs.items()
     }
     means = {unit: mean for unit, parts in changes.items() if (mean := geomean(parts)) is not None}
     floor = change.FLOORS[_kind(pairs)]
@@ -263,29 +263,29 @@ def held(one: Side, other: Side, same: frozenset[str], *, unchanged: bool) -> Ra
         "operators": change.noise_of([m for unit, m in means.items() if unit in same], floor),
         "cases": change.noise_of([c for unit, parts in changes.items() if unit in same for c in parts], floor),
     }
-    asked = [unit for unit in means if unchanged or unit not in same]
-    tests = sum(1 if len(changes[unit]) == 1 else 1 + len(changes[unit]) for unit in asked)
-    speeds = {unit: _of(pairs[unit], changes[unit], means[unit], noise, tests, unit in same) for unit in asked}
+    tested = [unit for unit in means if unchanged or unit not in same]
+    tests = sum(1 if len(changes[unit]) == 1 else 1 + len(changes[unit]) for unit in tested)
+    speeds = {unit: _of(pairs[unit], changes[unit], means[unit], noise, tests, unit in same) for unit in tested}
     controls = [(unit, mean) for unit, mean in means.items() if unit in same]
     moved = max(controls, key=lambda item: abs(math.log(item[1].value)), default=None)
     return Raced(speeds, noise, tests, moved)
 
 
-def _pairs(unit: str, one: Side, other: Side) -> Iterator[tuple[str, Timed, Timed]]:
+def _pairs(unit: str, old: Side, new: Side) -> Iterator[tuple[str, Timed, Timed]]:
     """Yield the cases of an operator timed in both runs by the same method, with both times."""
-    right = [side.served.get(unit) for side in (one, other)]
-    if not all(tally is not None and tally.right for tally in right):
+    tallies = [side.served.get(unit) for side in (old, new)]
+    if not all(tally is not None and tally.right for tally in tallies):
         return
-    for key, (case, before) in one.times[unit].items():
-        _, after = other.times.get(unit, {}).get(key, ("", None))
+    for key, (case, before) in old.times[unit].items():
+        _, after = new.times.get(unit, {}).get(key, ("", None))
         if after is not None and after.of_device == before.of_device:
             yield case, before, after
 
 
 def _kind(pairs: Mapping[str, list[tuple[str, Timed, Timed]]]) -> str:
     """Return the kind of the times: ``device`` if all are device times, else ``call``."""
-    times = [before.of_device for found in pairs.values() for _, before, _ in found]
-    return "device" if times and all(times) else "call"
+    of_device = [before.of_device for unit_pairs in pairs.values() for _, before, _ in unit_pairs]
+    return "device" if of_device and all(of_device) else "call"
 
 
 def _of(
@@ -301,8 +301,8 @@ def _of(
         raise ValueError("there is no speed of no cases")
     cases: list[CaseChange] = []
     if len(pairs) > 1:
-        wide = (change.widened(c, noise["cases"], tests, among=among) for c in changes)
-        cases = [CaseChange(case, a.speed, b.speed, c) for (case, a, b), c in zip(pairs, wide, strict=True)]
+        widened_changes = (change.widened(c, noise["cases"], tests, among=among) for c in changes)
+        cases = [CaseChange(case, a.speed, b.speed, c) for (case, a, b), c in zip(pairs, widened_changes, strict=True)]
     return Speeds(
         before,
         after,

@@ -78,15 +78,15 @@ def run(
             f"backend {config.backend!r} has its kernels judged on this machine while it makes them, not with --executor {config.executor}; "
             f"judge what it has made with --backend {'custom_ops' if config.suite == 'custom_ops' else 'directory'} --executor {config.executor}"
         )
-    of_executor = registry.load("executors", config.executor)
+    executor_class = registry.load("executors", config.executor)
     server = start_server(config.device, confined=config.confine)
     executor: Executor | None = None
     try:
-        executor = of_executor(config, server)
+        executor = executor_class(config, server)
         device_name = executor.device_name()
         with tempfile.TemporaryDirectory(prefix="opforge-inputs-") as temporary:
             folder = out / INPUTS if resume and (out / INPUTS).is_dir() else Path(temporary)
-            loaded = load_suite(config, progress, suite, make=_maker(config, server, out), folder=folder)
+            loaded = load_suite(config, progress, suite, make=_input_maker(config, server, out), folder=folder)
             makes = isinstance(backend, MakesKernels)
             plan = Plan(loaded, (), tuple(loaded.cases)) if makes else make_plan(config, backend, loaded)
             manifest = _manifest(config, plan, command or sys.argv, device_name)
@@ -111,13 +111,13 @@ def load_cases(config: RunConfig, suite: Suite, progress: Progress = silent) -> 
     server = start_server(config.device, confined=config.confine)
     try:
         with tempfile.TemporaryDirectory(prefix="opforge-inputs-") as folder:
-            make = _maker(config, server, Path(folder))
+            make = _input_maker(config, server, Path(folder))
             return load_suite(config, progress, suite, make=make, folder=Path(folder))
     finally:
         server.close()
 
 
-def _maker(config: RunConfig, server: ForkServer, out: Path) -> Make:
+def _input_maker(config: RunConfig, server: ForkServer, out: Path) -> Make:
     """Return a function that makes inputs in the sandbox; it probes the confinement when called."""
 
     def make(files: Mapping[str, Path], blob: Path, name: str, progress: Progress) -> dict[str, list[Case]]:
@@ -129,12 +129,12 @@ def _maker(config: RunConfig, server: ForkServer, out: Path) -> Make:
     return make
 
 
-def _kept(loaded: LoadedSuite, made: Path, kept: Path) -> LoadedSuite:
+def _kept(loaded: LoadedSuite, source: Path, destination: Path) -> LoadedSuite:
     """Return the suite with the blobs made for this run copied into the run's folder."""
-    if made == kept or not any(made.iterdir()):
+    if source == destination or not any(source.iterdir()):
         return loaded
-    shutil.copytree(made, kept)
-    blobs = {name: kept / path.name if path.parent == made else path for name, path in loaded.blobs.items()}
+    shutil.copytree(source, destination)
+    blobs = {name: destination / path.name if path.parent == source else path for name, path in loaded.blobs.items()}
     return replace(loaded, blobs=blobs)
 
 
@@ -148,13 +148,13 @@ def _made(
 ) -> Plan:
     """Let a backend make its kernels, judged as often as it likes, and plan with the results."""
     manifest = store.manifest()
-    _same_sources(manifest, suite)  # before any kernel is made from changed files
+    _check_sources_unchanged(manifest, suite)  # before any kernel is made from changed files
     if manifest["config"].get("generation") != config.generation:
         store.update_manifest(config={**manifest["config"], "generation": config.generation})
-    nothing = _plan_row(config, Plan(suite, (), tuple(suite.cases)))
+    empty_plan = _plan_row(config, Plan(suite, (), tuple(suite.cases)))
     confine = confined(config, store.path, manifest)
     with JudgingService(config, server, suite, confine, manifest.get("peaks")) as judging:
-        backend.make(Workshop(config, suite, store.path, manifest, judging, progress, lambda: store.forget(nothing)))
+        backend.make(Workshop(config, suite, store.path, manifest, judging, progress, lambda: store.forget(empty_plan)))
     plan = make_plan(config, backend, suite)
     if not store.manifest()["plan"]["kernels"]:  # otherwise the run is resumed after the kernels were made
         store.update_manifest(plan=_plan_row(config, plan))
@@ -163,8 +163,8 @@ def _made(
 
 def _judge(plan: Plan, store: RunStore, executor: Executor, progress: Progress) -> Ended:
     manifest = store.manifest()
-    _same_kernels(manifest, plan)
-    _same_sources(manifest, plan.suite)
+    _check_kernels_unchanged(manifest, plan)
+    _check_sources_unchanged(manifest, plan.suite)
     summary = Summary.start(manifest)
     done: set[Key] = set()
     for row in store.rows():
@@ -192,7 +192,7 @@ def _judge(plan: Plan, store: RunStore, executor: Executor, progress: Progress) 
         with contextlib.suppress(OSError, OpforgeError):  # the error that ended the run takes precedence
             _proofs(plan, store, manifest, finished=False)
         raise
-    store.update_manifest(finished=_now(), scores=summary.scores(), proofs=_proofs(plan, store, manifest))
+    store.update_manifest(finished=_utc_now(), scores=summary.scores(), proofs=_proofs(plan, store, manifest))
     return Ended(store, store.manifest(), summary)
 
 
@@ -202,8 +202,8 @@ def _proofs(plan: Plan, store: RunStore, manifest: dict[str, Any], *, finished: 
         case.id for job in plan.jobs for part in job.parts for case in part.cases if case.expect is Expect.RAISES
     }
     kernels = [job.kernel for job in plan.jobs]
-    done = write_proofs(kernels, store.rows(), manifest, raising, finished=finished)
-    return {"written": [str(path) for path in done.paths], "remarks": done.remarks}
+    written = write_proofs(kernels, store.rows(), manifest, raising, finished=finished)
+    return {"written": [str(path) for path in written.paths], "remarks": written.remarks}
 
 
 def _peaks(config: RunConfig, plan: Plan, executor: Executor, progress: Progress) -> dict[str, Any] | None:
@@ -214,26 +214,26 @@ def _peaks(config: RunConfig, plan: Plan, executor: Executor, progress: Progress
     return executor.peaks()
 
 
-def _same_kernels(manifest: dict[str, Any], plan: Plan) -> None:
+def _check_kernels_unchanged(manifest: dict[str, Any], plan: Plan) -> None:
     """Refuse to mix verdicts on two versions of a kernel, or of torch, in one run."""
     if manifest["versions"]["torch"] != torch_version():
         raise RunDirectoryError(
             f"the run was begun with torch {manifest['versions']['torch']}, and this is {torch_version()}; start a new run with --out"
         )
-    before = {k["name"]: k["digest"] for k in manifest["plan"]["kernels"]}
-    if gone := set(before) - {job.kernel.name for job in plan.jobs}:
+    old_digests = {k["name"]: k["digest"] for k in manifest["plan"]["kernels"]}
+    if gone := set(old_digests) - {job.kernel.name for job in plan.jobs}:
         raise RunDirectoryError(
             f"kernel {min(gone)} was there when the run was begun and is gone; start a new run with --out"
         )
     for job in plan.jobs:
         kernel = job.kernel
-        if kernel.file is not None and before.get(kernel.name) != kernel.digest:
+        if kernel.file is not None and old_digests.get(kernel.name) != kernel.digest:
             raise RunDirectoryError(
                 f"kernel {kernel.name} ({kernel.file}) has changed since the run was begun; start a new run with --out"
             )
 
 
-def _same_sources(manifest: dict[str, Any], suite: LoadedSuite) -> None:
+def _check_sources_unchanged(manifest: dict[str, Any], suite: LoadedSuite) -> None:
     """Refuse to resume with changed cases or references."""
     for file, digest in manifest["plan"].get("sources", {}).items():
         if suite.sources.get(file) != digest:
@@ -253,7 +253,7 @@ def _manifest(config: RunConfig, plan: Plan, command: list[str], device_name: st
             "device": config.device,
             "name": device_name,
         },
-        "started": _now(),
+        "started": _utc_now(),
         "plan": _plan_row(config, plan),
     }
 
@@ -271,11 +271,11 @@ def _plan_row(config: RunConfig, plan: Plan) -> dict[str, Any]:
         "sources": dict(plan.suite.sources),
         "losses": list(plan.suite.losses),
         "remarks": list(plan.remarks),
-        "weak": _weak(config, plan),
+        "weak": _weak_operators(config, plan),
     }
 
 
-def _weak(config: RunConfig, plan: Plan) -> dict[str, Any]:
+def _weak_operators(config: RunConfig, plan: Plan) -> dict[str, Any]:
     """Return the judged operators whose cases let mutants pass, and the origin of that data."""
     measured = known(config.suite, config.device, config.dtypes)
     if measured is None:
@@ -291,17 +291,17 @@ def _kernel_row(job: Job) -> dict[str, Any]:
         "file": kernel.file,
         "digest": kernel.digest,
         "ops": [p.op for p in job.parts],
-        "hints": _hints(kernel),
+        "hints": _source_hints(kernel),
     } | ({} if kernel.reference is None else {"reference": kernel.reference.name})
 
 
-def _hints(kernel: Kernel) -> list[str]:
+def _source_hints(kernel: Kernel) -> list[str]:
     """Return hints on a kernel's source; none if it cannot be read, as its verdicts will say."""
     if kernel.file is None:
         return []
-    look = native_hints if is_native(kernel.file) else hints
+    find_hints = native_hints if is_native(kernel.file) else hints
     try:
-        return look(files.read_text(Path(kernel.file)))
+        return find_hints(files.read_text(Path(kernel.file)))
     except OSError:
         return []
 
@@ -314,5 +314,5 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _now() -> str:
+def _utc_now() -> str:
     return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")

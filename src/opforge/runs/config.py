@@ -50,16 +50,16 @@ class RunConfig:
 
     def checked(self) -> RunConfig:
         """Return the settings with absolute paths; raises if one is out of range."""
-        for name, value, least in (
+        for name, value, minimum in (
             ("--timeout", self.timeout_s, 0.1),
             ("--memory-gib", self.memory_gib, 0.25),
             ("--p", self.p, 0),
         ):
-            if not value >= least:
-                raise OpforgeError(f"{name} {value} is too small; it must be at least {least}")
-        most = registry.load("executors", self.executor).most_workers
-        if not 1 <= self.workers <= most:
-            raise OpforgeError(f"--workers {self.workers} is out of range; it must be 1 to {most}")
+            if not value >= minimum:
+                raise OpforgeError(f"{name} {value} is too small; it must be at least {minimum}")
+        max_workers = registry.load("executors", self.executor).most_workers
+        if not 1 <= self.workers <= max_workers:
+            raise OpforgeError(f"--workers {self.workers} is out of range; it must be 1 to {max_workers}")
         if self.ray_address and self.executor == "local":
             raise OpforgeError(f"--ray-address {self.ray_address} goes with --executor ray")
         if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):

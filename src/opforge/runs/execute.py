@@ -45,7 +45,7 @@ def nothing() -> None:
     """Do nothing."""
 
 
-def _not_told(_ops: str) -> None:
+def _ignore_names(_ops: str) -> None:
     """Ignore the names of the operators being judged."""
 
 
@@ -118,8 +118,8 @@ class _Task:
     @property
     def _first(self) -> tuple[Part, int]:
         key = next(iter(self.waiting))
-        found = ((p, i, self.key(p.op, c.id, c.phase)) for p in self.job.parts for i, c in enumerate(p.cases))
-        return next((part, number) for part, number, one in found if one == key)
+        positions = ((p, i, self.key(p.op, c.id, c.phase)) for p in self.job.parts for i, c in enumerate(p.cases))
+        return next((part, number) for part, number, candidate in positions if candidate == key)
 
     def aten_alone(self, lost: str) -> _Task:
         """Return a task that runs a lost judge's case with ATen alone, in the same variants."""
@@ -128,7 +128,7 @@ class _Task:
         return replace(self, job=job, suspect=self, lost=lost, ended=nothing, waiting={})
 
 
-class _Turn(Enum):
+class _TimingState(Enum):
     """Timing state of a judge.
 
     All judges prepare at once. Then they time one after the other, while all others wait.
@@ -141,20 +141,20 @@ class _Turn(Enum):
 
 
 @dataclass
-class _Lane:
+class _JudgeProcess:
     """A judge process and its current task."""
 
     pid: int
     channel: Channel
     racing: bool = False
-    turn: _Turn = _Turn.NONE
+    turn: _TimingState = _TimingState.NONE
     task: _Task | None = None
     heard: float = 0.0
     gpu: str = ""
     """The one GPU visible to it, if there are several."""
 
 
-_SAID = {"ready": _Turn.READY, "raced": _Turn.RACED}
+_STATE_OF_MESSAGE = {"ready": _TimingState.READY, "raced": _TimingState.RACED}
 """Messages after which a judge waits for permission to continue."""
 
 
@@ -163,7 +163,7 @@ def heading(job: Job, case: Case) -> dict[str, Any]:
     return {"op": case.op, "kernel": job.kernel.name, "case": case.args, "source": case.source}
 
 
-def _without_inputs(job: Job, case: Case) -> dict[str, Any]:
+def _missing_inputs_row(job: Job, case: Case) -> dict[str, Any]:
     """Return the line of a case whose inputs could not be made.
 
     It is not the kernel's fault, but the case is not correct either.
@@ -194,22 +194,22 @@ class LocalExecutor:
         self._config = config
         self._keep = keep
         self._gpus = gpus or ("",)
-        self._idle: list[_Lane] = []
+        self._idle_judges: list[_JudgeProcess] = []
         self._peaks = peaks
         self._confine = confine
         self._server = server
         self._emit = emit
         self._selector = selectors.DefaultSelector()
-        self._lanes: list[_Lane] = []
+        self._lanes: list[_JudgeProcess] = []
         self._tasks: deque[_Task] = deque()
-        self._races: deque[_Task] = deque()
+        self._timed_tasks: deque[_Task] = deque()
         self._blobs: dict[str, str] = {}
 
     @property
     def _spawner(self) -> Spawner:
         return self._server.spawner
 
-    def execute(self, plan: Plan, jobs: list[Job], judging: Callable[[str], None] = _not_told) -> None:
+    def execute(self, plan: Plan, jobs: list[Job], judging: Callable[[str], None] = _ignore_names) -> None:
         """Judge all jobs and emit a verdict for every case.
 
         Timed cases come last, one at a time per device. ``judging`` is called now and then with the
@@ -217,7 +217,7 @@ class LocalExecutor:
         """
         self.use(plan.suite)
         self._emit(
-            [_without_inputs(job, case) for job in jobs for part in job.parts for case in part.cases if case.lost]
+            [_missing_inputs_row(job, case) for job in jobs for part in job.parts for case in part.cases if case.lost]
         )
         for phase in (Phase.CORRECTNESS, Phase.PERFORMANCE):
             for job in jobs:
@@ -225,7 +225,7 @@ class LocalExecutor:
             while self.busy:
                 self.turn()
                 if names := sorted(
-                    {next(iter(lane.task.waiting))[1] for lane in self._lanes if lane.task and lane.task.waiting}
+                    {next(iter(judge.task.waiting))[1] for judge in self._lanes if judge.task and judge.task.waiting}
                 ):
                     judging(", ".join(names))
 
@@ -251,7 +251,7 @@ class LocalExecutor:
     @property
     def busy(self) -> bool:
         """Whether anything is running or queued."""
-        return bool(self._lanes or self._races or self._tasks)
+        return bool(self._lanes or self._timed_tasks or self._tasks)
 
     @property
     def at_work(self) -> int:
@@ -260,77 +260,77 @@ class LocalExecutor:
 
     def turn(self, timeout_s: float = 1.0) -> None:
         """Start judges for queued tasks and handle messages from running ones."""
-        self._staff()
-        self._call_up()
+        self._start_judges()
+        self._grant_timing()
         for key, _events in self._selector.select(timeout=timeout_s):
-            if isinstance(key.data, _Lane):
+            if isinstance(key.data, _JudgeProcess):
                 self._hear(key.data)
             else:
                 key.data()
-        self._end_hung()
+        self._stop_hung()
 
     def stop(self) -> None:
         """Stop all judges, whatever they are doing."""
-        for lane in list(self._lanes):
-            self._forget(lane)
-            self._spawner.stop(lane.pid)
+        for judge in list(self._lanes):
+            self._unregister(judge)
+            self._spawner.stop(judge.pid)
         self.close()
 
     def close(self) -> None:
         """Stop the judges kept for reuse."""
-        while self._idle:
-            lane = self._idle.pop()
-            lane.channel.close()
-            self._spawner.stop(lane.pid)
+        while self._idle_judges:
+            judge = self._idle_judges.pop()
+            judge.channel.close()
+            self._spawner.stop(judge.pid)
 
     def _queue(self, *, racing: bool) -> deque[_Task]:
-        return self._races if racing else self._tasks
+        return self._timed_tasks if racing else self._tasks
 
-    def _staff(self) -> None:
+    def _start_judges(self) -> None:
         """Start as many judges as allowed. Timed tasks wait for all others to end."""
-        racing = bool(self._races)
-        if any(lane.racing is not racing or lane.turn is _Turn.RACING for lane in self._lanes):
+        racing = bool(self._timed_tasks)
+        if any(judge.racing is not racing or judge.turn is _TimingState.RACING for judge in self._lanes):
             return
-        most = max(self._config.workers, len(self._gpus))
-        while self._queue(racing=racing) and len(self._lanes) < most:
-            self._next(self._lane(racing=racing))
+        max_judges = max(self._config.workers, len(self._gpus))
+        while self._queue(racing=racing) and len(self._lanes) < max_judges:
+            self._next(self._obtain_judge(racing=racing))
 
-    def _call_up(self) -> None:
+    def _grant_timing(self) -> None:
         """Let one judge per device time once all have prepared; go on once all have timed."""
-        if any(lane.turn is _Turn.NONE for lane in self._lanes):
+        if any(judge.turn is _TimingState.NONE for judge in self._lanes):
             return
-        busy = {lane.gpu for lane in self._lanes if lane.turn is _Turn.RACING}
-        for lane in [lane for lane in self._lanes if lane.turn is _Turn.READY]:
-            if lane.gpu not in busy:
-                busy.add(lane.gpu)
-                self._tell(lane, _Turn.RACING)
-        if not busy:
-            for lane in list(self._lanes):
-                self._tell(lane, _Turn.NONE)
+        busy_gpus = {judge.gpu for judge in self._lanes if judge.turn is _TimingState.RACING}
+        for judge in [judge for judge in self._lanes if judge.turn is _TimingState.READY]:
+            if judge.gpu not in busy_gpus:
+                busy_gpus.add(judge.gpu)
+                self._let_continue(judge, _TimingState.RACING)
+        if not busy_gpus:
+            for judge in list(self._lanes):
+                self._let_continue(judge, _TimingState.NONE)
 
-    def _tell(self, lane: _Lane, turn: _Turn) -> None:
+    def _let_continue(self, judge: _JudgeProcess, turn: _TimingState) -> None:
         """Let a waiting judge continue."""
-        lane.turn, lane.heard = turn, time.monotonic()
+        judge.turn, judge.heard = turn, time.monotonic()
         try:
-            lane.channel.send({"go": True})
+            judge.channel.send({"go": True})
         except ChannelClosedError:
-            self._lost(lane, "")
+            self._lost(judge, "")
 
-    def _lane(self, *, racing: bool) -> _Lane:
+    def _obtain_judge(self, *, racing: bool) -> _JudgeProcess:
         """Return a judge on the GPU with the fewest judges: a kept one or a new one."""
-        gpu = min(self._gpus, key=[lane.gpu for lane in self._lanes].count)
-        kept = next((lane for lane in self._idle if lane.gpu == gpu), None)
-        if kept is None:
-            lane = self._started(gpu)
+        gpu = min(self._gpus, key=[judge.gpu for judge in self._lanes].count)
+        idle = next((judge for judge in self._idle_judges if judge.gpu == gpu), None)
+        if idle is None:
+            judge = self._start_judge(gpu)
         else:
-            self._idle.remove(kept)
-            lane = kept
-        lane.racing = racing
-        self._lanes.append(lane)
-        self._selector.register(lane.channel, selectors.EVENT_READ, lane)
-        return lane
+            self._idle_judges.remove(idle)
+            judge = idle
+        judge.racing = racing
+        self._lanes.append(judge)
+        self._selector.register(judge.channel, selectors.EVENT_READ, judge)
+        return judge
 
-    def _started(self, gpu: str) -> _Lane:
+    def _start_judge(self, gpu: str) -> _JudgeProcess:
         ours, theirs = Channel.pair()
         line = self._spawner.connect(gpu)
         settings = {
@@ -345,48 +345,48 @@ class LocalExecutor:
         pid = self._spawner.spawn("judge", settings, [theirs.fileno(), line.fileno()], limits={}, output=False)
         theirs.close()
         line.close()
-        return _Lane(pid, ours, gpu=gpu)
+        return _JudgeProcess(pid, ours, gpu=gpu)
 
-    def _next(self, lane: _Lane) -> None:
+    def _next(self, judge: _JudgeProcess) -> None:
         """Give a judge the next task of its kind, if any; timed tasks wait for others to end."""
-        queue = self._queue(racing=lane.racing)
-        if not queue or (self._races and not lane.racing):
-            self._rest(lane)
+        queue = self._queue(racing=judge.racing)
+        if not queue or (self._timed_tasks and not judge.racing):
+            self._retire(judge)
             return
-        lane.task = queue.popleft()
-        lane.task.start()
-        lane.heard = time.monotonic()
-        parts = [part.wire() for part in lane.task.job.parts]
+        judge.task = queue.popleft()
+        judge.task.start()
+        judge.heard = time.monotonic()
+        parts = [part.wire() for part in judge.task.job.parts]
         try:
-            job = lane.task.job
-            lane.channel.send({
-                "kernel": job.kernel.wire(), "ops": parts, "batch": lane.task.batch, "until": job.until,
-                "plain": sorted(lane.task.plain), "allow_fallback": self._config.allow_fallback, "serves": list(job.serves),
-                "aten_alone": lane.task.suspect.place if lane.task.suspect is not None else None,
+            job = judge.task.job
+            judge.channel.send({
+                "kernel": job.kernel.wire(), "ops": parts, "batch": judge.task.batch, "until": job.until,
+                "plain": sorted(judge.task.plain), "allow_fallback": self._config.allow_fallback, "serves": list(job.serves),
+                "aten_alone": judge.task.suspect.place if judge.task.suspect is not None else None,
             })  # fmt: skip
         except ChannelClosedError:
-            self._lost(lane, "")
+            self._lost(judge, "")
 
-    def _hear(self, lane: _Lane) -> None:
+    def _hear(self, judge: _JudgeProcess) -> None:
         try:
-            message = lane.channel.receive(_SLACK_S)
+            message = judge.channel.receive(_SLACK_S)
         except (ChannelClosedError, TimeoutError):
-            self._lost(lane, "")
+            self._lost(judge, "")
             return
-        lane.heard = time.monotonic()
-        if turn := next((turn for word, turn in _SAID.items() if word in message), None):
-            lane.turn = turn
+        judge.heard = time.monotonic()
+        if turn := next((turn for word, turn in _STATE_OF_MESSAGE.items() if word in message), None):
+            judge.turn = turn
             return
         if "done" in message:
-            task = lane.task
+            task = judge.task
             if task is not None and task.suspect is not None:
-                self._convict(task.suspect, task.lost)
-            self._next(lane)
+                self._blame_kernel(task.suspect, task.lost)
+            self._next(judge)
             if task is not None:
                 task.ended()
             return
-        if lane.task is not None:
-            self._record(lane.task, message["op"], message["verdicts"])
+        if judge.task is not None:
+            self._record(judge.task, message["op"], message["verdicts"])
 
     def _record(self, task: _Task, op: str, verdicts: list[dict[str, Any]]) -> None:
         rows = []
@@ -396,69 +396,73 @@ class LocalExecutor:
                 rows.append({**heading(task.job, case), **verdict})
         task.emit(rows)
 
-    def _end_hung(self) -> None:
+    def _stop_hung(self) -> None:
         now = time.monotonic()
-        for lane in list(self._lanes):
-            waits = lane.turn in _SAID.values()
-            if lane.task and not waits and now - lane.heard > self._config.timeout_s * (lane.task.batch + 1) + _SLACK_S:
-                self._lost(lane, "hung")
+        for judge in list(self._lanes):
+            is_waiting = judge.turn in _STATE_OF_MESSAGE.values()
+            if (
+                judge.task
+                and not is_waiting
+                and now - judge.heard > self._config.timeout_s * (judge.task.batch + 1) + _SLACK_S
+            ):
+                self._lost(judge, "hung")
 
-    def _lost(self, lane: _Lane, how: str) -> None:
+    def _lost(self, judge: _JudgeProcess, how: str) -> None:
         """Handle a lost judge by continuing one case at a time.
 
         When a single case kills the judge, run it with ATen alone to find out whose fault it is.
         """
-        status = self._spawner.stop(lane.pid).status
-        self._forget(lane)
-        task = lane.task
+        status = self._spawner.stop(judge.pid).status
+        self._unregister(judge)
+        task = judge.task
         if task is None:
             return
-        ended = how or describe_status(status)
+        ending = how or describe_status(status)
         if task.suspect is not None:
-            self._acquit(task.suspect, ended)
+            self._blame_aten(task.suspect, ending)
         elif task.waiting and task.batch == 1:
-            self._queue(racing=task.racing).appendleft(task.aten_alone(ended))
+            self._queue(racing=task.racing).appendleft(task.aten_alone(ending))
         else:
-            self._go_on(task)
+            self._judge_rest(task)
 
-    def _acquit(self, task: _Task, ended: str) -> None:
+    def _blame_aten(self, task: _Task, ending: str) -> None:
         """Clear the kernel of a case that ATen alone does not survive.
 
         The case is judged without hostile variants. If ATen dies even then, it is not judged.
         """
         _kernel, op, case_id, phase = next(iter(task.waiting))
         if case_id not in task.plain:
-            self._go_on(task, frozenset({case_id}))
+            self._judge_rest(task, frozenset({case_id}))
             return
-        reason = f"ATen itself {ended} on this case (the judge's process was lost, not the kernel's)"
+        reason = f"ATen itself {ending} on this case (the judge's process was lost, not the kernel's)"
         self._record(task, op, [{"id": case_id, "phase": phase, **Finding(Outcome.ERROR, reason).row()}])
-        self._go_on(task)
+        self._judge_rest(task)
 
-    def _convict(self, task: _Task, ended: str) -> None:
+    def _blame_kernel(self, task: _Task, ending: str) -> None:
         """Blame the kernel for a lost judge: ATen alone survives the case. No more of it is run."""
-        reason = f"the judge's process {ended} while it judged this kernel; with ATen alone it does not"
+        reason = f"the judge's process {ending} while it judged this kernel; with ATen alone it does not"
         row = Finding(Outcome.CRASHED, reason).row()
         for _kernel, op, case_id, phase in list(task.waiting):
             self._record(task, op, [{"id": case_id, "phase": phase, **row}])
         task.ended()
 
-    def _go_on(self, task: _Task, plain: frozenset[str] = frozenset()) -> None:
+    def _judge_rest(self, task: _Task, plain: frozenset[str] = frozenset()) -> None:
         """Judge the rest of a task one case at a time."""
         if (rest := task.rest(1, plain)) is not None:
             self._queue(racing=task.racing).appendleft(rest)
         else:
             task.ended()
 
-    def _rest(self, lane: _Lane) -> None:
+    def _retire(self, judge: _JudgeProcess) -> None:
         """Retire a judge that has nothing left to do."""
-        lane.task = None
-        self._selector.unregister(lane.channel)
-        self._lanes.remove(lane)
-        self._idle.append(lane)
+        judge.task = None
+        self._selector.unregister(judge.channel)
+        self._lanes.remove(judge)
+        self._idle_judges.append(judge)
         if not self._keep:
             self.close()
 
-    def _forget(self, lane: _Lane) -> None:
-        self._lanes.remove(lane)
-        self._selector.unregister(lane.channel)
-        lane.channel.close()
+    def _unregister(self, judge: _JudgeProcess) -> None:
+        self._lanes.remove(judge)
+        self._selector.unregister(judge.channel)
+        judge.channel.close()

@@ -34,12 +34,12 @@ def maker(config: RunConfig, server: ForkServer, confine: Mapping[str, Any] | No
         pid = server.spawner.spawn("inputs", settings, [theirs.fileno(), line.fileno()], limits={}, output=False)
         theirs.close()
         line.close()
-        made = {}
+        cases = {}
         try:
             for number, (op, file) in enumerate(files.items()):
                 progress(f"inputs of {op}", number, len(files))
                 ours.send({"op": op, "file": str(file.resolve())})
-                made[op] = [_case(*row) for row in ours.receive()]
+                cases[op] = [_case(*row) for row in ours.receive()]
             ours.send({"done": True})
             ours.receive()
         except ChannelClosedError:
@@ -47,7 +47,7 @@ def maker(config: RunConfig, server: ForkServer, confine: Mapping[str, Any] | No
         finally:
             ours.close()
             server.spawner.stop(pid)
-        return made
+        return cases
 
     return make
 

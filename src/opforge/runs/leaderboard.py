@@ -100,27 +100,27 @@ def leaderboard(folders: Iterable[Path], order: str = ORDERS[0]) -> Leaderboard:
 
 def runs_in(folders: Iterable[Path]) -> list[Path]:
     """Return the runs in some folders, each once."""
-    found: dict[Path, Path] = {}
+    runs: dict[Path, Path] = {}
     for folder in folders:
         if not folder.is_dir():
             raise RunDirectoryError(f"{str(folder)!r} is no folder")
-        inside = [folder] if (folder / MANIFEST).is_file() else sorted(p.parent for p in folder.glob(f"*/{MANIFEST}"))
-        if not inside:
+        paths = [folder] if (folder / MANIFEST).is_file() else sorted(p.parent for p in folder.glob(f"*/{MANIFEST}"))
+        if not paths:
             raise RunDirectoryError(f"{str(folder)!r} holds no run: neither {MANIFEST} nor folders that have one")
-        for path in inside:
-            found.setdefault(path.resolve(), path)
-    return list(found.values())
+        for path in paths:
+            runs.setdefault(path.resolve(), path)
+    return list(runs.values())
 
 
 def _board(entries: list[Entry], order: str) -> Board:
     first = entries[0].manifest
     common = _common(entries)
-    made = [
+    scored = [
         Entry(e.name, e.path, e.manifest, e.summary, geomean(s for u in common if (s := e.served[u].speed) is not None))
         for e in entries
     ]
-    ranked = sorted(made, key=lambda e: (-_value(e, order), -e.summary.correctness, e.name))
-    operators = {u for e in made for u in (*e.served, *e.summary.missing, *e.summary.declined)}
+    ranked = sorted(scored, key=lambda e: (-_value(e, order), -e.summary.correctness, e.name))
+    operators = {u for e in scored for u in (*e.served, *e.summary.missing, *e.summary.declined)}
     return Board(
         suite_words(first),
         key(first)[0],
@@ -129,7 +129,7 @@ def _board(entries: list[Entry], order: str) -> Board:
         tuple(1 + sum(_surely_better(other, e, order) for other in ranked) for e in ranked),
         tuple(sorted(operators)),
         len(common),
-        "; ".join(_differing(made)),
+        "; ".join(_differing(scored)),
     )
 
 
@@ -151,9 +151,9 @@ def _surely_better(one: Entry, other: Entry, order: str) -> bool:
 
 
 def _differing(entries: list[Entry]) -> Iterable[str]:
-    for what, values in {
+    for setting, values in {
         "torch": {e.manifest["versions"]["torch"] for e in entries},
         "the p of perf@p": {f"{e.summary.p:g}" for e in entries},
     }.items():
         if len(values) > 1:
-            yield f"{what} differs: {', '.join(sorted(values))}"
+            yield f"{setting} differs: {', '.join(sorted(values))}"

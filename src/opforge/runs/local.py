@@ -18,9 +18,9 @@ from opforge.sandbox.confined import words_before
 
 def alike(names: list[str], visible: str | None) -> list[str]:
     """Return the GPUs of the same kind as the first, if there are several: a run uses one kind."""
-    own = [word.strip() for word in visible.split(",")] if visible else list(map(str, range(len(names))))
-    found = [own[number] for number, name in enumerate(names) if name == names[0]]
-    return found if len(found) > 1 else []
+    gpu_ids = [gpu_id.strip() for gpu_id in visible.split(",")] if visible else list(map(str, range(len(names))))
+    matching = [gpu_ids[number] for number, name in enumerate(names) if name == names[0]]
+    return matching if len(matching) > 1 else []
 
 
 class ThisMachine:

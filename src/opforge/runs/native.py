@@ -38,11 +38,11 @@ def _files(job: Job) -> list[str | None]:
 
 
 def _with(job: Job, built: Mapping[str, tuple[str, str]]) -> Job:
-    kernel, none = job.kernel, ("", "")
-    library, broken = built.get(kernel.file or "", none)
+    kernel, not_built = job.kernel, ("", "")
+    library, broken = built.get(kernel.file or "", not_built)
     kernel = replace(kernel, library=library, broken=broken)
     if kernel.reference is not None:
-        library, broken = built.get(kernel.reference.file or "", none)
+        library, broken = built.get(kernel.reference.file or "", not_built)
         kernel = replace(kernel, reference=replace(kernel.reference, library=library, broken=broken))
     return replace(job, kernel=kernel)
 

@@ -100,7 +100,7 @@ class Plan:
     def performance(self) -> tuple[str, ...]:
         """Return the operators, or kernels, to be timed, including operators without a kernel."""
         cases = self.suite.cases.items()
-        ops = [op for op, those in cases if any(c.phase is Phase.PERFORMANCE for c in those)]
+        ops = [op for op, op_cases in cases if any(c.phase is Phase.PERFORMANCE for c in op_cases)]
         if not self.judged_apart:
             return tuple(ops)
         timed = [job.kernel.name for job in self.jobs if any(p.op in ops for p in job.parts)]
@@ -136,12 +136,12 @@ def load_suite(
     options = SuiteOptions(config.device, config.dtypes, ops, Path(config.custom_ops_root), make, folder, config.choice)
     loaded: LoadedSuite = suite.load(options, progress)
     if not loaded.cases:
-        what = (
+        problem = (
             f"suite {config.suite!r} has no cases for {', '.join(config.ops)}"
             if config.ops
             else f"suite {config.suite!r} is empty"
         )
-        raise NothingToJudgeError(f"{what} with dtypes {', '.join(config.dtypes)} on {config.device}")
+        raise NothingToJudgeError(f"{problem} with dtypes {', '.join(config.dtypes)} on {config.device}")
     return loaded
 
 

@@ -41,11 +41,11 @@ from opforge.runtime.words import DEFAULT, Arguments, add_argument, argument_wor
 
 NEVER = frozenset({"cheated", "crashed", "timed_out"})
 """Verdicts that void the whole proof."""
-_MOST_FAILED = 64
+_MAX_FAILED_CASES = 64
 """Maximum number of failed cases kept by name, per operator and signature."""
 _PATIENCE_S = 60.0
 """Time to wait while another run holds the proof's lock."""
-_REACH = 2.0
+_TIMING_EXTRAPOLATION = 2.0
 """Timings extrapolate by this factor below the smallest and above the largest timed size."""
 
 
@@ -55,7 +55,7 @@ Extents = list[Ranges]
 """Ranges of each tensor argument, or of all tensors of a list argument."""
 _FILES = "files outside its folder"
 """The probe's name for the protection without which proofs are worthless."""
-_ABSENT = object()
+_OMITTED = object()
 """Placeholder for an omitted argument."""
 
 
@@ -91,14 +91,14 @@ class _Group:
         specs = call.specs
         numel = max((s.numel for s in specs), default=0)
         for name, value in call.others.items():
-            word, numbers = (DEFAULT, []) if value is _ABSENT else argument_word(value, _name)
+            word, numbers = (DEFAULT, []) if value is _OMITTED else argument_word(value, _name)
             if word:
                 add_argument(self.arguments, name, word, numbers)
         forms = set(row.get("forms", ()))
         self.ranks += [len(s.shape) for s in specs] + ([0] if "zero_dim" in forms else [])
         self.sizes += [numel] + ([0] if "empty" in forms else []) + ([1] if "zero_dim" in forms else [])
         self.sizes += [max(map(math.prod, shapes)) for shapes in _enlarged(call, forms)]
-        self.extents = functools.reduce(_wider_extents, _judged_extents(call, forms), self.extents)
+        self.extents = functools.reduce(_union_extents, _judged_extents(call, forms), self.extents)
         self.layouts |= {word for s in specs for word in layouts(s.shape, s.strides)} | (forms & LAYOUT_FORMS)
         self.layouts |= {"offset"} if any(s.offset for s in specs) else set()
         self.layouts |= {SHAPES_DIFFER} if len({tuple(s.shape) for s in specs}) > 1 else set()
@@ -119,14 +119,14 @@ class _Group:
 
 def _judged_extents(call: _Call, forms: Collection[str]) -> Iterator[Extents]:
     """Yield the extents of each tensor argument: of the case itself, then of its resized forms."""
-    own = [[s.shape for s in slot] for slot in call.slots]
-    yield _extents_of(own)
+    case_shapes = [[s.shape for s in slot] for slot in call.slots]
+    yield _extents_of(case_shapes)
     if "empty" in forms:
-        size = next(shape[0] for slot in own for shape in slot if shape and 0 not in shape)
-        yield _extents_of([[(0, *s[1:]) if s and s[0] == size else s for s in slot] for slot in own])
-    for large in _enlarged(call, forms):
-        shapes = iter(large)
-        yield _extents_of([[next(shapes) for _ in slot] for slot in own])
+        size = next(shape[0] for slot in case_shapes for shape in slot if shape and 0 not in shape)
+        yield _extents_of([[(0, *s[1:]) if s and s[0] == size else s for s in slot] for slot in case_shapes])
+    for large_shapes in _enlarged(call, forms):
+        shapes = iter(large_shapes)
+        yield _extents_of([[next(shapes) for _ in slot] for slot in case_shapes])
 
 
 def _enlarged(call: _Call, forms: Collection[str]) -> Iterator[list[tuple[int, ...]]]:
@@ -137,18 +137,18 @@ def _enlarged(call: _Call, forms: Collection[str]) -> Iterator[list[tuple[int, .
 
 
 def _extents_of(slots: Iterable[Iterable[Sequence[int]]]) -> Extents:
-    return [functools.reduce(_wider_ranges, ([[n, n] for n in reversed(s)] for s in slot), []) for slot in slots]
+    return [functools.reduce(_union_ranges, ([[n, n] for n in reversed(s)] for s in slot), []) for slot in slots]
 
 
-def _wider_extents(before: Extents, now: Extents) -> Extents:
+def _union_extents(before: Extents, now: Extents) -> Extents:
     """Return the union of two proven ranges."""
     none: Ranges = []
-    return [_wider_ranges(one, other) for one, other in zip_longest(before, now, fillvalue=none)]
+    return [_union_ranges(left, right) for left, right in zip_longest(before, now, fillvalue=none)]
 
 
-def _wider_ranges(one: Ranges, other: Ranges) -> Ranges:
+def _union_ranges(left: Ranges, right: Ranges) -> Ranges:
     none: list[int] = []
-    both = [[*a, *b] for a, b in zip_longest(one, other, fillvalue=none)]
+    both = [[*a, *b] for a, b in zip_longest(left, right, fillvalue=none)]
     return [[min(ends), max(ends)] for ends in both]
 
 
@@ -170,19 +170,23 @@ def ranges(timed: Iterable[tuple[int, bool]]) -> list[list[Any]]:
     for numel, good in timed:
         worst[numel] = worst.get(numel, True) and good
     sizes = sorted(worst)
-    found: list[list[Any]] = []
+    merged: list[list[Any]] = []
     for i, numel in enumerate(sizes):
-        low = math.floor(numel / _REACH) if i == 0 else found[-1][1] + 1
-        high = math.floor(numel * _REACH) if i == len(sizes) - 1 else math.floor(math.sqrt(numel * sizes[i + 1]))
-        if found and found[-1][2] == worst[numel]:
-            found[-1][1] = max(high, found[-1][1])
+        low = math.floor(numel / _TIMING_EXTRAPOLATION) if i == 0 else merged[-1][1] + 1
+        high = (
+            math.floor(numel * _TIMING_EXTRAPOLATION)
+            if i == len(sizes) - 1
+            else math.floor(math.sqrt(numel * sizes[i + 1]))
+        )
+        if merged and merged[-1][2] == worst[numel]:
+            merged[-1][1] = max(high, merged[-1][1])
         else:
-            found.append([low, max(high, low), worst[numel]])
-    return found
+            merged.append([low, max(high, low), worst[numel]])
+    return merged
 
 
 @dataclass
-class _Judged:
+class _KernelVerdicts:
     """The verdicts of a run on one kernel, by operator and signature."""
 
     kernel: Kernel
@@ -229,37 +233,37 @@ def write_proofs(
     widened. After an interrupted run (not ``finished``) only failures are kept, and nothing is
     widened.
     """
-    judged = {k.name: _Judged(k) for k in kernels if k.file is not None and k.reference is None}
+    judged = {k.name: _KernelVerdicts(k) for k in kernels if k.file is not None and k.reference is None}
     for row in rows:
         if row["kernel"] in judged and (finished or row["verdict"] != "passed"):
             judged[row["kernel"]].add(row, raises=row["id"] in raising)
     written = Written([], {})
     if _FILES in manifest["confinement"]["missing"]:
-        told = f"no proof is written: kernels could read the key with which proofs are signed ({_FILES} are not kept from them)"
-        for one in judged.values():
+        reason = f"no proof is written: kernels could read the key with which proofs are signed ({_FILES} are not kept from them)"
+        for verdicts in judged.values():
             with contextlib.suppress(OSError):
-                if one.failed:  # the existing proof no longer holds
-                    proof_of(Path(one.kernel.file or "")).unlink(missing_ok=True)
-        return Written([], {name: told for name, one in judged.items() if one.passed})
-    for name, one in sorted(judged.items(), key=lambda item: not item[1].failed):  # void proofs first
-        if not finished and not one.failed:
+                if verdicts.failed:  # the existing proof no longer holds
+                    proof_of(Path(verdicts.kernel.file or "")).unlink(missing_ok=True)
+        return Written([], {name: reason for name, verdicts in judged.items() if verdicts.passed})
+    for name, verdicts in sorted(judged.items(), key=lambda item: not item[1].failed):  # void proofs first
+        if not finished and not verdicts.failed:
             continue
-        file = Path(one.kernel.file or "")
-        if one.kernel.of_file and digest(file) != one.kernel.digest:
+        file = Path(verdicts.kernel.file or "")
+        if verdicts.kernel.of_file and digest(file) != verdicts.kernel.digest:
             written.remarks[name] = (
                 f"{file} was changed while it was judged, and nothing is written of it; judge it again with `opforge run`"
             )
             continue
         path = proof_of(file)
         try:
-            if _write(path, one, manifest, finished=finished):
+            if _write(path, verdicts, manifest, finished=finished):
                 written.paths.append(path)
         except OSError as error:
-            written.remarks[name] = f"{path} cannot be written: {error.strerror or error}" + _left(path, one)
+            written.remarks[name] = f"{path} cannot be written: {error.strerror or error}" + _left(path, verdicts)
     return written
 
 
-def _write(path: Path, judged: _Judged, manifest: Mapping[str, Any], *, finished: bool) -> bool:
+def _write(path: Path, judged: _KernelVerdicts, manifest: Mapping[str, Any], *, finished: bool) -> bool:
     """Write or remove a kernel's proof; return whether it was written.
 
     The file is locked, as another run may write it too.
@@ -275,7 +279,7 @@ def _write(path: Path, judged: _Judged, manifest: Mapping[str, Any], *, finished
         return False
 
 
-def _left(path: Path, judged: _Judged) -> str:
+def _left(path: Path, judged: _KernelVerdicts) -> str:
     """Remove a proof that cannot record its failures; if that fails too, say so."""
     if not judged.failed:
         return ""
@@ -284,7 +288,7 @@ def _left(path: Path, judged: _Judged) -> str:
     return "; what it says of before no longer holds: delete it" if path.is_file() else ""
 
 
-def _proof(judged: _Judged, manifest: Mapping[str, Any], before: Any, *, finished: bool) -> dict[str, Any]:
+def _proof(judged: _KernelVerdicts, manifest: Mapping[str, Any], before: Any, *, finished: bool) -> dict[str, Any]:
     head = {
         "opforge_proof": FORMAT,
         "kernel": judged.kernel.name,
@@ -295,35 +299,39 @@ def _proof(judged: _Judged, manifest: Mapping[str, Any], before: Any, *, finishe
     if not isinstance(before, dict) or any(before[key] != head[key] for key in ("digest", "device", "torch")):
         before = {"suites": [], "operators": {}, "failed": {}}
     suites = {*before["suites"], manifest["config"]["suite"]}
-    operators = {op: dict(found) for op, found in before["operators"].items()}
+    operators = {op: dict(by_signature) for op, by_signature in before["operators"].items()}
     for op, groups in judged.passed.items() if finished else ():
         for signature, group in groups.items():
-            kept = operators.setdefault(op, {})
-            kept[signature] = _wider(kept.get(signature), group.as_json())
+            op_rows = operators.setdefault(op, {})
+            op_rows[signature] = _union_rows(op_rows.get(signature), group.as_json())
     failed = _failed(before["failed"], judged, finished=finished)
-    never = any(NEVER & {*row["cases"].values(), *row["more"]} for found in failed.values() for row in found.values())
+    void = any(
+        NEVER & {*row["cases"].values(), *row["more"]}
+        for by_signature in failed.values()
+        for row in by_signature.values()
+    )
     proven = {
         op: rows
-        for op, found in operators.items()
-        if not never and (rows := {key: row for key, row in found.items() if key not in failed.get(op, {})})
+        for op, by_signature in operators.items()
+        if not void and (rows := {key: row for key, row in by_signature.items() if key not in failed.get(op, {})})
     }
     return {**head, "suites": sorted(suites), "operators": proven, **({"failed": failed} if failed else {})}
 
 
-def _failed(before: Mapping[str, Any], judged: _Judged, *, finished: bool) -> dict[str, dict[str, Any]]:
+def _failed(before: Mapping[str, Any], judged: _KernelVerdicts, *, finished: bool) -> dict[str, dict[str, Any]]:
     """Return known failures: new ones, and earlier ones unless the same case has passed since."""
     failed: dict[str, dict[str, Any]] = {}
     for op in sorted({*before, *judged.failed}):
         old, new = before.get(op, {}), judged.failed.get(op, {})
         for signature in sorted({*old, *new}):
             row = old.get(signature, {"cases": {}, "more": {}})
-            kept = {
+            still_failed = {
                 case: verdict
                 for case, verdict in row["cases"].items()
                 if not finished or (op, case) not in judged.right or case in new.get(signature, {})
             }
-            if found := _bounded({**kept, **new.get(signature, {})}, row["more"]):
-                failed.setdefault(op, {})[signature] = found
+            if entry := _bounded({**still_failed, **new.get(signature, {})}, row["more"]):
+                failed.setdefault(op, {})[signature] = entry
     return failed
 
 
@@ -334,28 +342,28 @@ def _bounded(cases: Mapping[str, str], before: Mapping[str, int]) -> dict[str, A
     says nothing about its source, and no call is answered by an error.
     """
     order = sorted(cases, key=lambda case: (cases[case] not in NEVER, cases[case] == "error"))
-    beyond = Counter(cases[case] for case in order[_MOST_FAILED:] if cases[case] != "error")
-    more = {verdict: max(beyond[verdict], before.get(verdict, 0)) for verdict in sorted({*beyond, *before})}
-    return {"cases": {case: cases[case] for case in order[:_MOST_FAILED]}, "more": more} if cases or more else None
+    excess = Counter(cases[case] for case in order[_MAX_FAILED_CASES:] if cases[case] != "error")
+    more = {verdict: max(excess[verdict], before.get(verdict, 0)) for verdict in sorted({*excess, *before})}
+    return {"cases": {case: cases[case] for case in order[:_MAX_FAILED_CASES]}, "more": more} if cases or more else None
 
 
-def _wider(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
+def _union_rows(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
     """Return what two runs prove together; timings come from the later run that has any."""
     if before is None:
         return now
-    wider: dict[str, Any] = {
+    union: dict[str, Any] = {
         name: [min(before[name][0], now[name][0]), max(before[name][1], now[name][1])] for name in ("rank", "numel")
     }
-    wider["extents"] = _wider_extents(before["extents"], now["extents"])
-    wider["layouts"] = sorted({*before["layouts"], *now["layouts"]})
+    union["extents"] = _union_extents(before["extents"], now["extents"])
+    union["layouts"] = sorted({*before["layouts"], *now["layouts"]})
     arguments: Arguments = {}
     for one, other in ((before, now), (now, before)):
         for name, words in one.get("arguments", {}).items():
             for word, numbers in {**words, **({} if name in other.get("arguments", {}) else {DEFAULT: []})}.items():
                 add_argument(arguments, name, word, numbers)
-    wider |= {"arguments": arguments} if arguments else {}
+    union |= {"arguments": arguments} if arguments else {}
     timed = now.get("timed") or before.get("timed")
-    return {**wider, "timed": timed} if timed else wider
+    return {**union, "timed": timed} if timed else union
 
 
 def _call(row: Mapping[str, Any]) -> _Call | None:
@@ -367,27 +375,29 @@ def _call(row: Mapping[str, Any]) -> _Call | None:
         args, kwargs = parse_arguments(row["case"])
     except CaseSyntaxError:
         return None  # its verdict reports it
-    given = op.bind(args, kwargs)
-    values = [given.get(a.name) for a in op.arguments if "Tensor" in a.type]
-    others = {a.name: _delivered(given.get(a.name, _ABSENT), a.type) for a in op.arguments if "Tensor" not in a.type}
-    return _Call(",".join(map(_word, values)), [list(_specs([value])) for value in values], others)
+    bound = op.bind(args, kwargs)
+    values = [bound.get(a.name) for a in op.arguments if "Tensor" in a.type]
+    others = {
+        a.name: _as_delivered(bound.get(a.name, _OMITTED), a.type) for a in op.arguments if "Tensor" not in a.type
+    }
+    return _Call(",".join(map(_word, values)), [list(_tensor_specs([value])) for value in values], others)
 
 
 def _word(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, list | tuple):
-        return list_word([_word(one) for one in value])
+        return list_word([_word(element) for element in value])
     return DTYPES[value.dtype][0] if isinstance(value, TensorSpec) else number_word(value)
 
 
-def _delivered(value: Any, type_: str) -> Any:
+def _as_delivered(value: Any, type_: str) -> Any:
     """Return a case's value as the kernel receives it.
 
     Following the schema, torch expands a number to a list and converts 1 to 1.0.
     """
     if isinstance(value, list | tuple):
-        return [_delivered(one, type_.partition("[")[0]) for one in value]
+        return [_as_delivered(element, type_.partition("[")[0]) for element in value]
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     if type_.startswith("float"):
@@ -406,9 +416,9 @@ def _name(value: Any) -> str:
     return DTYPES[value.short][0] if isinstance(value, Dtype) else str(value.name)
 
 
-def _specs(values: Iterable[Any]) -> Iterator[TensorSpec]:
+def _tensor_specs(values: Iterable[Any]) -> Iterator[TensorSpec]:
     for value in values:
         if isinstance(value, TensorSpec):
             yield value
         elif isinstance(value, list | tuple):
-            yield from _specs(value)
+            yield from _tensor_specs(value)

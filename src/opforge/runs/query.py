@@ -18,8 +18,8 @@ def query(paths: Iterable[Path], sql: str) -> tuple[list[str], list[tuple[Any, .
         raise OpforgeError("queries need the package duckdb; install it with `pip install 'opforge[duckdb]'`") from None
     paths = list(paths)
     with duckdb.connect(":memory:") as connection:
-        given = {"results": table.results(paths), "runs": table.runs(paths)}
-        for name, data in given.items():
+        tables = {"results": table.results(paths), "runs": table.runs(paths)}
+        for name, data in tables.items():
             connection.register("given", data)
             connection.execute(f"CREATE TABLE {name} AS SELECT * FROM given")  # noqa: S608  # constant names
             connection.unregister("given")

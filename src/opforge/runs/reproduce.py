@@ -22,7 +22,7 @@ from opforge.suites.base import Progress, silent
 from opforge.suites.finding import find_suite
 from opforge.suites.given import GivenSuite, performance_case
 
-_SHOWN = 5
+_MAX_SHOWN_IDS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +56,13 @@ def reproduce(folder: Path, case: str, out: Path, *, kernel: str | None = None, 
     config = replace(
         RunConfig.from_json(manifest["config"]), ops=(before["op"],), workers=1, executor="local", ray_address=""
     )
-    suite = _OneCase(_suite(config, before), before["id"], folder / INPUTS)
-    backend = _OneKernel(_backend(config, judged, before["op"]), before["kernel"])
-    ended = run(config, out, progress=progress, suite=suite, backend=backend)
-    (now,) = ended.store.rows()
-    (served,) = ended.manifest["plan"]["kernels"]
+    suite = _SingleCaseSuite(_suite(config, before), before["id"], folder / INPUTS)
+    backend = _SingleKernelBackend(_backend(config, judged, before["op"]), before["kernel"])
+    result = run(config, out, progress=progress, suite=suite, backend=backend)
+    (now,) = result.store.rows()
+    (served,) = result.manifest["plan"]["kernels"]
     sources = manifest["plan"].get("sources", {})
-    changed = [f for f, digest in ended.manifest["plan"]["sources"].items() if digest != sources.get(f)]
+    changed = [f for f, digest in result.manifest["plan"]["sources"].items() if digest != sources.get(f)]
     if served["digest"] != judged["digest"]:
         changed.append(served["file"])
     return Again(before, now, tuple(sorted(changed)))
@@ -70,21 +70,21 @@ def reproduce(folder: Path, case: str, out: Path, *, kernel: str | None = None, 
 
 def find_row(folder: Path, case: str, kernel: str | None = None) -> dict[str, Any]:
     """Return the line of a case, named by its id or an unambiguous prefix of it."""
-    found = [row for row in read_rows(folder) if case and row["id"].startswith(case)]
-    if not found:
+    matches = [row for row in read_rows(folder) if case and row["id"].startswith(case)]
+    if not matches:
         raise OpforgeError(f"no case {case!r} in {str(folder)!r}; ids are in its results.jsonl and report.html")
     if kernel is not None:
-        names = sorted({row["kernel"] for row in found})
-        found = [row for row in found if row["kernel"] == kernel]
-        if not found:
+        names = sorted({row["kernel"] for row in matches})
+        matches = [row for row in matches if row["kernel"] == kernel]
+        if not matches:
             raise OpforgeError(f"case {case!r} was not judged for kernel {kernel!r}; it was for: {', '.join(names)}")
-    if len(found) > 1:
-        ids = sorted({row["id"] for row in found})
+    if len(matches) > 1:
+        ids = sorted({row["id"] for row in matches})
         if len(ids) > 1:
-            raise OpforgeError(f"{case!r} begins several ids: {', '.join(ids[:_SHOWN])}; give more of it")
-        names = sorted({row["kernel"] for row in found})
+            raise OpforgeError(f"{case!r} begins several ids: {', '.join(ids[:_MAX_SHOWN_IDS])}; give more of it")
+        names = sorted({row["kernel"] for row in matches})
         raise OpforgeError(f"case {case!r} was judged for several kernels: {', '.join(names)}; say which with --kernel")
-    return found[0]
+    return matches[0]
 
 
 def _suite(config: RunConfig, row: dict[str, Any]) -> Suite:
@@ -100,20 +100,20 @@ def _backend(config: RunConfig, kernel: dict[str, Any], op: str) -> Backend:
         return (
             SingleBackend.named(kernel["file"], op) if kernel["file"] is not None else SingleBackend.named(f"aten:{op}")
         )
-    found = registry.load("backends", config.backend)
-    makes = hasattr(found, "make")  # its kernels were made in the run and are stored in a directory
+    backend_class = registry.load("backends", config.backend)
+    makes = hasattr(backend_class, "make")  # its kernels were made in the run and are stored in a directory
     if makes and "reference" in kernel:
         return CustomOpsBackend(BackendOptions(custom_ops_root=Path(kernel["file"]).parent.parent))
     if config.backend == DirectoryBackend.name or makes:
         file = Path(kernel["file"])
         config = replace(config, implementations={**config.implementations, file.parent.name: file.name})
         if makes:
-            found, config = DirectoryBackend, replace(config, ops_directory=str(file.parent.parent))
-    backend: Backend = found(config.backend_options)
+            backend_class, config = DirectoryBackend, replace(config, ops_directory=str(file.parent.parent))
+    backend: Backend = backend_class(config.backend_options)
     return backend
 
 
-class _OneCase:
+class _SingleCaseSuite:
     """A suite reduced to one case."""
 
     def __init__(self, suite: Suite, case: str, inputs: Path) -> None:
@@ -139,7 +139,7 @@ class _OneCase:
         return replace(loaded, cases=chosen)
 
 
-class _OneKernel:
+class _SingleKernelBackend:
     """A backend reduced to one kernel."""
 
     def __init__(self, backend: Backend, kernel: str) -> None:
@@ -148,7 +148,7 @@ class _OneKernel:
         self._kernel = kernel
 
     def kernels(self, ops: Iterable[str]) -> list[Kernel]:
-        found = [k for k in self._backend.kernels(ops) if k.name == self._kernel]
-        if not found:
+        matches = [k for k in self._backend.kernels(ops) if k.name == self._kernel]
+        if not matches:
             raise RunDirectoryError(f"kernel {self._kernel} was there at the time of the run and is gone")
-        return found
+        return matches

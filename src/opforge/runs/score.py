@@ -15,7 +15,7 @@ from opforge.runs.speed import Ratio, Share, Timed, geomean
 
 CURVE = (0.8, 1.0, 1.2, 1.5, 2.0)
 """Speedups at which perf@p is always reported, besides the requested one."""
-_OF_THE_MACHINE = re.compile(r"\bclock|throttl|\bpower\b|temperature", re.IGNORECASE)
+_MACHINE_NOTE = re.compile(r"\bclock|throttl|\bpower\b|temperature", re.IGNORECASE)
 """Matches notes on clocks and power. They concern the machine and are reported once."""
 
 
@@ -184,7 +184,7 @@ class Summary:
 
     def _note_machine(self, notes: Iterable[str]) -> None:
         """Record notes about the machine once: notes that differ only in their numbers are one."""
-        for note in filter(_OF_THE_MACHINE.search, notes):
+        for note in filter(_MACHINE_NOTE.search, notes):
             kind = re.sub(r"[\d.,]+", "#", note)
             first, count = self.machine.get(kind, (note, 0))
             self.machine[kind] = first, count + 1
@@ -271,10 +271,10 @@ class Summary:
 
         Operators whose cases are all launch-bound are left out.
         """
-        races = self._with_races() if self.planned_races is None else self.planned_races
+        races = self._operators_with_races() if self.planned_races is None else self.planned_races
         return races - frozenset(t.unit for t in self.judged if t.stands_apart)
 
-    def _with_races(self) -> frozenset[str]:
+    def _operators_with_races(self) -> frozenset[str]:
         """Return the operators with performance cases according to the results.
 
         The results do not say whether a missing operator has any, so it counts.

@@ -27,9 +27,9 @@ from opforge.suites import LoadedSuite
 from opforge.suites.base import silent
 
 Row = dict[str, Any]
-_FIRST = 24
+_FIRST_CASES = 24
 """Approximate number of an operator's cases that are judged first."""
-_Waiting = tuple[Job, Phase, "Future[list[Row]]"]
+_Submission = tuple[Job, Phase, "Future[list[Row]]"]
 
 
 class JudgingService:
@@ -50,17 +50,17 @@ class JudgingService:
         self._within = words_before if confine is not None else unconfined
         self._executor = LocalExecutor(config, server, lambda _rows: None, confine, peaks)
         self._executor.use(suite)
-        self._new: queue.SimpleQueue[_Waiting] = queue.SimpleQueue()
+        self._submissions: queue.SimpleQueue[_Submission] = queue.SimpleQueue()
         self._open: set[Future[list[Row]]] = set()
         self._ours, self._theirs = socket.socketpair()
         self._theirs.setblocking(False)
         self._executor.listen(self._theirs, self._drain)
         self._closing = False
-        self._fault: BaseException | None = None
+        self._failure: BaseException | None = None
         self._lock = threading.Lock()
         self.busy_s = 0.0
         """Total busy time of all judges in seconds."""
-        self._thread = threading.Thread(target=self._serve, name="judging", daemon=True)
+        self._thread = threading.Thread(target=self._run_judges, name="judging", daemon=True)
         self._thread.start()
 
     def judge(self, job: Job) -> list[Row]:
@@ -71,10 +71,10 @@ class JudgingService:
         kernel that is correct on all cases is timed.
         """
         (job,) = with_libraries([job], 1, silent, self._within)
-        some, others = screened(job)
-        rows = self._ask(some, Phase.CORRECTNESS)
-        if others.parts and is_right(job, rows):
-            rows += self._ask(others, Phase.CORRECTNESS)
+        first_cases, later_cases = screened(job)
+        rows = self._ask(first_cases, Phase.CORRECTNESS)
+        if later_cases.parts and is_right(job, rows):
+            rows += self._ask(later_cases, Phase.CORRECTNESS)
         if is_right(job, rows):
             rows += self._ask(job, Phase.PERFORMANCE)
         return rows
@@ -96,14 +96,14 @@ class JudgingService:
         self.close()
 
     def _ask(self, job: Job, phase: Phase) -> list[Row]:
-        answer: Future[list[Row]] = Future()
+        future: Future[list[Row]] = Future()
         with self._lock:
-            if self._fault is not None or self._closing:
-                raise InternalError("nothing is judged any more") from self._fault
-            self._open.add(answer)
-        self._new.put((job, phase, answer))
+            if self._failure is not None or self._closing:
+                raise InternalError("nothing is judged any more") from self._failure
+            self._open.add(future)
+        self._submissions.put((job, phase, future))
         self._wake()
-        return answer.result()
+        return future.result()
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):  # closed meanwhile; waiting callers get an error
@@ -112,18 +112,18 @@ class JudgingService:
     def _drain(self) -> None:
         """Queue the submitted jobs."""
         self._theirs.recv(4096)
-        while not self._new.empty():
-            job, phase, answer = self._new.get()
+        while not self._submissions.empty():
+            job, phase, future = self._submissions.get()
             rows: list[Row] = []
-            self._executor.add(job, phase, rows.extend, lambda a=answer, r=rows: self._answer(a, r))  # type: ignore[misc]
+            self._executor.add(job, phase, rows.extend, lambda a=future, r=rows: self._answer(a, r))  # type: ignore[misc]
 
-    def _answer(self, answer: Future[list[Row]], rows: list[Row]) -> None:
+    def _answer(self, future: Future[list[Row]], rows: list[Row]) -> None:
         with self._lock:
-            self._open.discard(answer)
-        answer.set_result(rows)
+            self._open.discard(future)
+        future.set_result(rows)
 
-    def _serve(self) -> None:
-        fault: BaseException = InternalError("judging was ended before the kernel had its verdicts")
+    def _run_judges(self) -> None:
+        failure: BaseException = InternalError("judging was ended before the kernel had its verdicts")
         try:
             while not self._closing:
                 before, judges = time.monotonic(), self._executor.at_work
@@ -131,19 +131,19 @@ class JudgingService:
                 self.busy_s += (time.monotonic() - before) * max(judges, self._executor.at_work)
             self._executor.stop()
         except Exception as error:  # noqa: BLE001  # waiting callers must get any error
-            fault = error
+            failure = error
         with self._lock:
-            self._fault = fault
-            left, self._open = self._open, set()
-        for answer in left:
-            answer.set_exception(fault)
+            self._failure = failure
+            unanswered, self._open = self._open, set()
+        for future in unanswered:
+            future.set_exception(failure)
 
 
 def screened(job: Job) -> tuple[Job, Job]:
     """Return the cases judged first, spread over each operator's cases, and the rest."""
     first, later = [], []
     for part in job.of(Phase.CORRECTNESS).parts:
-        step = max(1, len(part.cases) // _FIRST)
+        step = max(1, len(part.cases) // _FIRST_CASES)
         first.append(replace(part, cases=part.cases[::step]))
         later.append(replace(part, cases=[case for number, case in enumerate(part.cases) if number % step]))
     return replace(job, parts=tuple(first)), replace(job, parts=tuple(part for part in later if part.cases))

@@ -16,8 +16,8 @@ from opforge.errors import RunDirectoryError
 
 MANIFEST = "manifest.json"
 RESULTS = "results.jsonl"
-_LOCK = ".lock"
-_CONCLUDED = ("finished", "scores", "proofs")
+_LOCK_NAME = ".lock"
+_FINISHED_FIELDS = ("finished", "scores", "proofs")
 """Manifest fields that only a finished run has."""
 
 
@@ -29,7 +29,7 @@ class RunStore:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock = FileLock(path / _LOCK)
+        self._lock = FileLock(path / _LOCK_NAME)
         self._results: TextIO | None = None
 
     @classmethod
@@ -39,7 +39,7 @@ class RunStore:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunDirectoryError(f"--out {str(path)!r} cannot be made: {error.strerror}") from None
-        if not (path / MANIFEST).exists() and any(p.name != _LOCK for p in path.iterdir()):
+        if not (path / MANIFEST).exists() and any(p.name != _LOCK_NAME for p in path.iterdir()):
             raise RunDirectoryError(f"{str(path)!r} is not empty; --out wants a new folder")
         store = cls(path)
         store._acquire()
@@ -71,7 +71,7 @@ class RunStore:
 
     def forget(self, plan: dict[str, Any]) -> None:
         """Drop all verdicts and conclusions: the run starts over with another plan."""
-        manifest = {name: value for name, value in self.manifest().items() if name not in _CONCLUDED}
+        manifest = {name: value for name, value in self.manifest().items() if name not in _FINISHED_FIELDS}
         write_atomically(self.path / MANIFEST, json.dumps({**manifest, "plan": plan}, indent=2))
         if self._results is not None:
             self._results.truncate(0)
@@ -110,7 +110,7 @@ def is_held(path: Path) -> bool:
     Looks the lock up instead of trying to acquire it.
     """
     try:
-        inode = (path / _LOCK).stat().st_ino
+        inode = (path / _LOCK_NAME).stat().st_ino
         locks = Path("/proc/locks").read_text()
     except OSError:
         return False
@@ -158,13 +158,13 @@ def _mend(results: Path) -> None:
         return
     with results.open("rb+") as handle:
         size = handle.seek(0, os.SEEK_END)
-        keep = size
-        while keep:
-            start = max(0, keep - (1 << 16))
+        length = size
+        while length:
+            start = max(0, length - (1 << 16))
             handle.seek(start)
-            cut = handle.read(keep - start).rfind(b"\n")
+            cut = handle.read(length - start).rfind(b"\n")
             if cut >= 0:
-                keep = start + cut + 1
+                length = start + cut + 1
                 break
-            keep = start
-        handle.truncate(keep)
+            length = start
+        handle.truncate(length)

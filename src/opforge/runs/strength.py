@@ -105,10 +105,10 @@ class Strength:
     @property
     def weak(self) -> dict[str, list[str]]:
         """Return the operators with survivors, and the surviving mutants."""
-        found: dict[str, list[str]] = {}
+        mutants_by_op: dict[str, list[str]] = {}
         for trace in self.survivors:
-            found.setdefault(trace.op, []).append(trace.mutant)
-        return found
+            mutants_by_op.setdefault(trace.op, []).append(trace.mutant)
+        return mutants_by_op
 
     def by_mutant(self) -> dict[str, tuple[int, int]]:
         """Return the killed and counted mutants by kind."""
@@ -194,8 +194,8 @@ def _judged(cases: list[Case]) -> list[Case]:
 
 
 def _rates(traces: Iterable[Trace], key: Any) -> dict[str, tuple[int, int]]:
-    found: dict[str, tuple[int, int]] = {}
+    rates: dict[str, tuple[int, int]] = {}
     for trace in traces:
-        killed, count = found.get(key(trace), (0, 0))
-        found[key(trace)] = killed + bool(trace.killed), count + 1
-    return found
+        killed, count = rates.get(key(trace), (0, 0))
+        rates[key(trace)] = killed + bool(trace.killed), count + 1
+    return rates

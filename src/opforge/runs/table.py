@@ -20,19 +20,19 @@ from opforge.runs.score import Summary
 from opforge.runs.store import read_manifest, read_rows
 
 _BATCH_ROWS = 8192
-_TEXT, _REAL, _WHOLE, _FLAG = pa.string(), pa.float64(), pa.int64(), pa.bool_()
+_TEXT, _FLOAT, _INTEGER, _BOOLEAN = pa.string(), pa.float64(), pa.int64(), pa.bool_()
 
-_FIGURE = pa.struct(
+_MEASUREMENT_TYPE = pa.struct(
     {
-        **dict.fromkeys(("kernel_us", "aten_us", "speedup", "low", "high"), _REAL),
-        **dict.fromkeys(("rounds", "set_aside", "calls"), _WHOLE),
+        **dict.fromkeys(("kernel_us", "aten_us", "speedup", "low", "high"), _FLOAT),
+        **dict.fromkeys(("rounds", "set_aside", "calls"), _INTEGER),
         **dict.fromkeys(("method", "cache"), _TEXT),
     }.items()
 )
-_LIGHT = pa.struct(
+_ROOFLINE_TYPE = pa.struct(
     {
-        **dict.fromkeys(("bytes", "flops"), _WHOLE),
-        **dict.fromkeys(("us", "kernel", "aten"), _REAL),
+        **dict.fromkeys(("bytes", "flops"), _INTEGER),
+        **dict.fromkeys(("us", "kernel", "aten"), _FLOAT),
         **dict.fromkeys(("bound", "counted"), _TEXT),
     }.items()
 )
@@ -42,18 +42,18 @@ RESULTS = pa.schema(
         **dict.fromkeys(("run", "backend", "suite", "op", "kernel", "digest", "case", "id", "source"), _TEXT),
         **dict.fromkeys(("phase", "verdict", "reason"), _TEXT),
         **dict.fromkeys(("notes", "forms"), pa.list_(_TEXT)),
-        "calls": pa.map_(_TEXT, _WHOLE),
-        "raised": _FLAG,
-        **dict.fromkeys(("kernel_error", "aten_error", "bound", "rtol", "atol"), _REAL),
-        **dict.fromkeys(("kernel_residual", "aten_residual", "residual_bound"), _REAL),
-        **dict.fromkeys(("draws", "elements", "tests", "identical_draws"), _WHOLE),
-        **dict.fromkeys(("ks", "ks_limit", "z", "z_limit", "false_alarm"), _REAL),
+        "calls": pa.map_(_TEXT, _INTEGER),
+        "raised": _BOOLEAN,
+        **dict.fromkeys(("kernel_error", "aten_error", "bound", "rtol", "atol"), _FLOAT),
+        **dict.fromkeys(("kernel_residual", "aten_residual", "residual_bound"), _FLOAT),
+        **dict.fromkeys(("draws", "elements", "tests", "identical_draws"), _INTEGER),
+        **dict.fromkeys(("ks", "ks_limit", "z", "z_limit", "false_alarm"), _FLOAT),
         "timed": _TEXT,
-        **dict.fromkeys(("kernel_us", "aten_us", "speedup", "speedup_low", "speedup_high"), _REAL),
-        "rounds": _WHOLE,
-        **dict.fromkeys(("device_time", "call_time", "sync_time"), _FIGURE),
-        "light": _LIGHT,
-        "launch_bound": _FLAG,
+        **dict.fromkeys(("kernel_us", "aten_us", "speedup", "speedup_low", "speedup_high"), _FLOAT),
+        "rounds": _INTEGER,
+        **dict.fromkeys(("device_time", "call_time", "sync_time"), _MEASUREMENT_TYPE),
+        "light": _ROOFLINE_TYPE,
+        "launch_bound": _BOOLEAN,
         **dict.fromkeys(("alarm", "clocks"), _TEXT),
     }.items()
 )
@@ -63,15 +63,15 @@ RUNS = pa.schema(
     {
         **dict.fromkeys(("run", "path", "backend", "suite", "suite_digest", "device", "torch", "opforge"), _TEXT),
         **dict.fromkeys(("started", "finished"), pa.timestamp("s", tz="UTC")),
-        **dict.fromkeys(("operators", "judged", "right", "missing", "declined", "cases"), _WHOLE),
-        **dict.fromkeys(("correctness", "correctness_of_judged", "coverage"), _REAL),
-        **dict.fromkeys(("performance", "performance_low", "performance_high"), _REAL),
-        **dict.fromkeys(("p", "perf_at_p", "perf_at_p_low", "perf_at_p_high"), _REAL),
+        **dict.fromkeys(("operators", "judged", "right", "missing", "declined", "cases"), _INTEGER),
+        **dict.fromkeys(("correctness", "correctness_of_judged", "coverage"), _FLOAT),
+        **dict.fromkeys(("performance", "performance_low", "performance_high"), _FLOAT),
+        **dict.fromkeys(("p", "perf_at_p", "perf_at_p_low", "perf_at_p_high"), _FLOAT),
     }.items()
 )
 """A row per run, finished or not."""
 
-_RENAMED = {"device_time": "device", "call_time": "call", "sync_time": "sync"}
+_SOURCE_FIELDS = {"device_time": "device", "call_time": "call", "sync_time": "sync"}
 
 
 def results(paths: Iterable[Path]) -> pa.RecordBatchReader:
@@ -102,28 +102,28 @@ def _batches(paths: Iterable[Path]) -> Iterator[pa.RecordBatch]:
         digests = {kernel["name"]: kernel["digest"] for kernel in manifest["plan"]["kernels"]}
         common = {"run": path.resolve().name, "backend": manifest["config"]["backend"]}
         rows = (_row(row, {**common, "digest": digests.get(row["kernel"])}) for row in read_rows(path))
-        while some := list(itertools.islice(rows, _BATCH_ROWS)):
-            yield pa.RecordBatch.from_pylist(some, schema=RESULTS)
+        while chunk := list(itertools.islice(rows, _BATCH_ROWS)):
+            yield pa.RecordBatch.from_pylist(chunk, schema=RESULTS)
 
 
 def _row(row: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Any]:
     """Return a result line with the table's types; missing flags are false."""
-    made = {**row, **common, **{name: row.get(old) for name, old in _RENAMED.items()}}
-    made["calls"] = list(row.get("calls", {}).items())
-    made["clocks"] = json.dumps(row["clocks"]) if "clocks" in row else None
-    made["notes"], made["forms"] = row.get("notes", []), row.get("forms", [])
-    made["raised"] = "raised" in row
-    made["launch_bound"] = bool(row.get("launch_bound"))
-    return {name: made.get(name) for name in RESULTS.names}
+    result = {**row, **common, **{name: row.get(old) for name, old in _SOURCE_FIELDS.items()}}
+    result["calls"] = list(row.get("calls", {}).items())
+    result["clocks"] = json.dumps(row["clocks"]) if "clocks" in row else None
+    result["notes"], result["forms"] = row.get("notes", []), row.get("forms", [])
+    result["raised"] = "raised" in row
+    result["launch_bound"] = bool(row.get("launch_bound"))
+    return {name: result.get(name) for name in RESULTS.names}
 
 
 def _run(path: Path) -> dict[str, Any]:
     manifest = read_manifest(path)
     scores = Summary.of(manifest, read_rows(path)).scores()
     low_high = {
-        f"{name}_{end}": None if scores[f"{name}_interval"] is None else scores[f"{name}_interval"][at]
+        f"{name}_{end}": None if scores[f"{name}_interval"] is None else scores[f"{name}_interval"][index]
         for name in ("performance", "perf_at_p")
-        for at, end in enumerate(("low", "high"))
+        for index, end in enumerate(("low", "high"))
     }
     facts = {
         "run": path.resolve().name,

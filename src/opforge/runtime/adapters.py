@@ -32,13 +32,15 @@ def adapt(function: Function, op: Signature, implements: Signature) -> Function:
 
 def _refusal(op: Signature, implements: Signature) -> str:
     """Say why a functional kernel cannot serve another form; empty if it can."""
-    known = {a.name: a for a in implements.arguments}
+    implemented = {a.name: a for a in implements.arguments}
     if "inplace_view" in op.tags:
         return "which changes where its tensor lies and not what is in it"
-    if also := [a.name for a in op.arguments[op.form == INPLACE :] if a.writes and a.name in known]:
-        return f"which writes to {' and '.join(also)} besides"
-    if left := [a.name for a in op.arguments if not a.required and a.name in known and known[a.name].required]:
-        return f"in which {left[0]} can be left out"
+    if also_written := [a.name for a in op.arguments[op.form == INPLACE :] if a.writes and a.name in implemented]:
+        return f"which writes to {' and '.join(also_written)} besides"
+    if optional := [
+        a.name for a in op.arguments if not a.required and a.name in implemented and implemented[a.name].required
+    ]:
+        return f"in which {optional[0]} can be left out"
     return ""
 
 
@@ -67,8 +69,8 @@ def _inplace(function: Function, op: Signature) -> Function:
 def _out(function: Function, op: Signature, implements: Signature) -> Function:
     into_itself = "pointwise" in op.tags
     names = [a.name for a in op.arguments if a.writes]
-    told = {a.name for a in implements.arguments} - {a.name for a in op.arguments}
-    by_out = [name for name in ("dtype", "device") if name in told]
+    functional_only = {a.name for a in implements.arguments} - {a.name for a in op.arguments}
+    by_out = [name for name in ("dtype", "device") if name in functional_only]
     """Arguments that only the functional form has. The out tensor decides their values."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -100,31 +102,31 @@ def _decline_overlap(targets: Sequence[Any]) -> None:
 
     ATen raises for most such calls.
     """
-    ends: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     for target in _tensors(targets):
         if target.numel() > 1 and 0 in target.stride() and not target.is_contiguous():
             raise NotImplementedError("several elements of what is written lie in one place")
-        begin, end = _extent(target)
-        if any(begin < other_end and other_begin < end for other_begin, other_end in ends):
+        begin, end = _address_range(target)
+        if any(begin < other_end and other_begin < end for other_begin, other_end in ranges):
             raise NotImplementedError("tensors that are written share memory")
-        ends.append((begin, end))
+        ranges.append((begin, end))
 
 
-def _decline_shared(targets: Sequence[Any], given: Sequence[Any], *, into_itself: bool) -> None:
+def _decline_shared(targets: Sequence[Any], arguments: Sequence[Any], *, into_itself: bool) -> None:
     """Decline a call that reads memory it writes; only ATen knows whether that works.
 
     With ``into_itself``, an argument may be exactly the tensor that is written.
     """
-    read = list(_tensors(given))
+    read = list(_tensors(arguments))
     for target in _tensors(targets):
-        begin, end = _extent(target)
+        begin, end = _address_range(target)
         for value in read:
-            first, last = _extent(value)
-            if first < end and begin < last and not (into_itself and _same_place(value, target)):
+            read_begin, read_end = _address_range(value)
+            if read_begin < end and begin < read_end and not (into_itself and _same_memory(value, target)):
                 raise NotImplementedError("what is read and what is written share memory")
 
 
-def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+def _address_range(tensor: torch.Tensor) -> tuple[int, int]:
     """Return the addresses where a tensor's memory begins and ends.
 
     It creates no storage object in Python: that would be one more user of the memory, and autograd
@@ -137,7 +139,7 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     return begin, begin + count * tensor.element_size()
 
 
-def _same_place(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     return (one.data_ptr(), one.dtype, one.shape, one.stride()) == (
         other.data_ptr(),
         other.dtype,

@@ -30,7 +30,7 @@ def watch_compilation(*, on: bool) -> None:
             _state["compile"] = torch.compile
             torch.compile = _state["ours"] = _wrapped(torch.compile)
         elif not on:
-            _restore()
+            _stop_watching()
 
 
 def _wrapped(compile_: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,7 +53,7 @@ def _listen() -> None:
         callback_handler.register_start_callback(_say)
 
 
-def _restore() -> None:
+def _stop_watching() -> None:
     if _state["compile"] is not None:
         if torch.compile is _state["ours"]:  # the program may have replaced it meanwhile
             torch.compile = _state["compile"]

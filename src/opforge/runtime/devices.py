@@ -29,8 +29,8 @@ def _named(cpuinfo: str) -> str:
 
     ARM CPUs list numbers of implementer and part instead. One machine may have several kinds.
     """
-    if found := re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE):
-        return found[1].strip()
+    if match := re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE):
+        return match[1].strip()
     numbers = r"^CPU implementer\s*:\s*(0x\w+)$(?:\n.+)*?\nCPU part\s*:\s*(0x\w+)$"
     kinds = sorted({f"{maker} {part}" for maker, part in re.findall(numbers, cpuinfo, re.MULTILINE)})
     return f"{platform.machine()} {', '.join(kinds)}" if kinds else ""

@@ -28,16 +28,16 @@ UNPROVEN_REACH = "steps too long for 32 bits not proven"
 UNPROVEN_ARGUMENT = "{} not proven for this value"
 NOT_TIMED = "not timed at this size"
 SLOWER = "slower than ATen at this size"
-_LEFT_OUT: Words = {DEFAULT: ()}
+_DEFAULT_ONLY: Words = {DEFAULT: ()}
 _UNSEEN: Words = {}
 Extents = tuple[tuple[int, int], ...]
 """Minimum and maximum extent of each dimension, last dimension first."""
-_MOST_REACH = (1 << 31) - 1
+_MAX_SPAN_ELEMENTS = (1 << 31) - 1
 """Largest distance in elements from a tensor's first to its last that fits in 32 bits.
 
 Gaps can take a tensor of few elements beyond it.
 """
-_ALIGNED = 16
+_ALIGNMENT_BYTES = 16
 """Bytes of one vector load on a GPU or CPU. Allocators align memory to at least this."""
 
 
@@ -59,9 +59,9 @@ class Proven:
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Proven:
         timed = tuple((int(low), int(high), bool(good)) for low, high, good in row.get("timed", ()))
-        (least, most), (low, high) = row["rank"], row["numel"]
+        (min_rank, max_rank), (low, high) = row["rank"], row["numel"]
         return cls(
-            (int(least), int(most)),
+            (int(min_rank), int(max_rank)),
             (int(low), int(high)),
             tuple(tuple((int(a), int(b)) for a, b in ranges) for ranges in row["extents"]),
             frozenset(row["layouts"]),
@@ -88,7 +88,7 @@ class Proven:
     def serves_any(self) -> bool:
         """Whether the kernel is not slower than ATen at any proven size."""
         low, high = self.numel
-        return any(good and max(low, at) <= min(high, to) for at, to, good in self.timed)
+        return any(good and max(low, timed_low) <= min(high, timed_high) for timed_low, timed_high, good in self.timed)
 
 
 class Domain:
@@ -131,7 +131,7 @@ class Domain:
             return UNPROVEN_SIZE
         if not proven.reaches(given):
             return UNPROVEN_EXTENT
-        if any(_reach(t) > max(_MOST_REACH, proven.numel[1]) for t in tensors):
+        if any(_span_elements(t) > max(_MAX_SPAN_ELEMENTS, proven.numel[1]) for t in tensors):
             return UNPROVEN_REACH
         if not all(layouts_of(t) <= proven.layouts and not t.is_conj() and not t.is_neg() for t in tensors):
             return UNPROVEN_LAYOUT
@@ -152,8 +152,8 @@ class Domain:
                 if any(t.device != value for t in _tensors(given)):
                     return UNPROVEN_DEVICES
                 continue
-            words = allowed.get(argument.name, _UNSEEN if argument.required else _LEFT_OUT)
-            if not _may_be(words, value, argument.default):
+            words = allowed.get(argument.name, _UNSEEN if argument.required else _DEFAULT_ONLY)
+            if not _is_allowed(words, value, argument.default):
                 return UNPROVEN_ARGUMENT.format(argument.name)
         return ""
 
@@ -169,7 +169,7 @@ def _within(shape: Sequence[int], ranges: Extents) -> bool:
     )
 
 
-def _may_be(words: Words, value: Any, default: Any) -> bool:
+def _is_allowed(words: Words, value: Any, default: Any) -> bool:
     """Whether an argument may have this value."""
     if DEFAULT in words and value == default and repr(value) == repr(default):  # 1.0 is not 1, and -0.0 is not 0.0
         return True
@@ -194,7 +194,7 @@ def _word(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, list | tuple):
-        return list_word([_word(one) for one in value])
+        return list_word([_word(item) for item in value])
     dtype = getattr(value, "dtype", None)
     return number_word(value) if dtype is None else str(dtype).removeprefix("torch.")
 
@@ -207,15 +207,15 @@ def _tensors(given: Iterable[Any]) -> Iterable[Any]:
             yield value
 
 
-def _reach(tensor: Any) -> int:
+def _span_elements(tensor: Any) -> int:
     """Return the distance in elements from a tensor's first to its last, gaps included."""
     return sum(int((size - 1) * step) for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def layouts_of(tensor: Any) -> frozenset[str]:
     """Return the memory layouts of a tensor."""
-    found = layouts(tuple(tensor.shape), tuple(tensor.stride()))
-    return found | {OFFSET} if displaced(tensor) else found
+    names = layouts(tuple(tensor.shape), tuple(tensor.stride()))
+    return names | {OFFSET} if displaced(tensor) else names
 
 
 def displaced(tensor: Any) -> bool:
@@ -223,4 +223,4 @@ def displaced(tensor: Any) -> bool:
 
     Its memory may come from elsewhere, such as NumPy.
     """
-    return bool(tensor.storage_offset() or tensor.data_ptr() % _ALIGNED)
+    return bool(tensor.storage_offset() or tensor.data_ptr() % _ALIGNMENT_BYTES)

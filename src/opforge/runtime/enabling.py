@@ -73,7 +73,7 @@ class Source:
 def packed_sources(folder: Path) -> list[Source]:
     """Return an installed package's kernels, each with any reason to distrust its signature."""
     rows = json.loads((folder / "kernels.json").read_text(encoding="utf-8"))
-    distrust = _distrust(folder, rows)
+    distrust = _distrust_reason(folder, rows)
     return [replace(Source.of(row, folder), distrust=distrust) for row in rows]
 
 
@@ -91,13 +91,13 @@ def _signer(folder: Path, rows: Any) -> str | None:
     return signing.signer_of(rows, signature) if isinstance(signature, dict) else None
 
 
-def _distrust(folder: Path, rows: Any) -> str:
+def _distrust_reason(folder: Path, rows: Any) -> str:
     signer = _signer(folder, rows)
     if signer is None:
         return f"the signature of {folder.name} does not hold; install the package again, or pack it again"
-    wanted = [name.strip() for name in os.environ.get(SIGNERS_VARIABLE, "").split(",") if name.strip()]
-    if wanted and signer not in wanted:
-        return f"{folder.name} is signed by {signer}, who is not among {SIGNERS_VARIABLE} ({', '.join(wanted)})"
+    trusted = [name.strip() for name in os.environ.get(SIGNERS_VARIABLE, "").split(",") if name.strip()]
+    if trusted and signer not in trusted:
+        return f"{folder.name} is signed by {signer}, who is not among {SIGNERS_VARIABLE} ({', '.join(trusted)})"
     return ""
 
 
@@ -155,7 +155,7 @@ class Enabled:
         return id(self)
 
 
-_LEFT_ALONE = frozenset({"alias.default", "detach.default"})
+_NEVER_REPLACED = frozenset({"alias.default", "detach.default"})
 """Operators that torch uses to make tensor subclasses.
 
 It demands results that have not passed through Python.
@@ -174,65 +174,65 @@ def enable(
     if policy not in POLICIES:
         raise ValueError(f"policy {policy!r} is unknown; there are {', '.join(map(repr, POLICIES))}")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    made = Enabled(device, policy)
+    enabled = Enabled(device, policy)
     with LOCK:
         for source in sources:
-            _add(made, source, ops)
-        if made.refused and not made._servers:  # noqa: SLF001  # its own
-            op, reason = next(iter(made.refused.items()))
+            _add(enabled, source, ops)
+        if enabled.refused and not enabled._servers:  # noqa: SLF001  # its own
+            op, reason = next(iter(enabled.refused.items()))
             warnings.warn(f"no kernel is put in place; {op}: {reason}", KernelWarning, stacklevel=3)
         key = device_key(device)
-        for op, server in made._servers.items():  # noqa: SLF001  # its own
+        for op, server in enabled._servers.items():  # noqa: SLF001  # its own
             place = _places.get((op, key))
             if place is None:
                 place = _places[op, key] = Place(_facts(op), key)
             place.servers = (server, *place.servers)
-        _enabled.append(made)
+        _enabled.append(enabled)
     watch_compilation(on=True)
-    return made
+    return enabled
 
 
 def disable() -> None:
     """Remove all enabled kernels. The dispatcher is then as it was before the first."""
-    for made in list(reversed(_enabled)):
-        made.disable()
+    for enabled in list(reversed(_enabled)):
+        enabled.disable()
 
 
-def _add(made: Enabled, source: Source, ops: Collection[str] | None) -> None:
+def _add(enabled: Enabled, source: Source, ops: Collection[str] | None) -> None:
     """Create servers for the operators of a source, and record the refused ones."""
-    wanted = [(op, required) for op, required in source.serves if ops is None or op in ops]
-    proof = void = None
-    if made.policy != "all" and wanted:
-        proof, void = _proof(source, made.device)
+    operators = [(op, required) for op, required in source.serves if ops is None or op in ops]
+    proof = no_proof_reason = None
+    if enabled.policy != "all" and operators:
+        proof, no_proof_reason = _proof(source, enabled.device)
     function: Function | None = None
-    broken: LoadError | None = None
-    for op, required in wanted:
-        if op in made._servers:  # noqa: SLF001
+    load_error: LoadError | None = None
+    for op, required in operators:
+        if op in enabled._servers:  # noqa: SLF001
             continue
         try:
-            found = _server(made, source, op, proof, void)
-            if found is None:
+            proven_domain = _server(enabled, source, op, proof, no_proof_reason)
+            if proven_domain is None:
                 continue
             if function is None:
-                function = _loaded(source, broken)
+                function = _loaded(source, load_error)
             implements = _facts(source.primary)
-            asked = function
-            if made.policy == "all" and implements.form == FUNCTIONAL:  # calls are not checked, so results are
-                asked = Likeness(implements).checked(function)
-            adapted = adapt(asked, _facts(op), implements)
+            kernel = function
+            if enabled.policy == "all" and implements.form == FUNCTIONAL:  # calls are not checked, so results are
+                kernel = Likeness(implements).checked(function)
+            adapted = adapt(kernel, _facts(op), implements)
         except (LoadError, NotImplementedError, _RefusedError) as error:
-            made.refused[op] = str(error)
-            broken = error if isinstance(error, LoadError) else broken
+            enabled.refused[op] = str(error)
+            load_error = error if isinstance(error, LoadError) else load_error
             continue
-        domain = None if made.policy == "all" else found
-        own_form = adapted is asked
-        made._servers[op] = Server(_facts(op), source.name, adapted, domain, required=required, own_form=own_form)  # noqa: SLF001
+        domain = None if enabled.policy == "all" else proven_domain
+        own_form = adapted is kernel
+        enabled._servers[op] = Server(_facts(op), source.name, adapted, domain, required=required, own_form=own_form)  # noqa: SLF001
 
 
-def _loaded(source: Source, broken: LoadError | None) -> Function:
+def _loaded(source: Source, load_error: LoadError | None) -> Function:
     """Load a source's function. A file that failed to load is not executed again."""
-    if broken is not None:
-        raise broken
+    if load_error is not None:
+        raise load_error
     return load(source.file, source.entries, source.library)
 
 
@@ -240,34 +240,42 @@ class _RefusedError(Exception):
     """A kernel cannot be installed at an operator; the message says why."""
 
 
-def _server(made: Enabled, source: Source, op: str, proof: Mapping[str, Any] | None, void: str | None) -> Domain | None:
+def _server(
+    enabled: Enabled, source: Source, op: str, proof: Mapping[str, Any] | None, no_proof_reason: str | None
+) -> Domain | None:
     """Return the domain of a kernel at an operator; raise if the kernel cannot serve it."""
-    known = _facts(op)
-    if known.composite:
+    op_facts = _facts(op)
+    if op_facts.composite:
         raise _RefusedError(
             f"{op} is made of other operators (CompositeImplicitAutograd): a kernel in its place would cut off gradients. "
             "Write one for an operator that it is made of"
         )
-    if op in _LEFT_ALONE:
+    if op in _NEVER_REPLACED:
         raise _RefusedError(
             f"what {op} returns becomes a parameter, or another subclass of a tensor, which nothing can that Python has seen"
         )
-    if known.form == OUT and "nondeterministic_seeded" in known.tags and _facts(source.primary).form == FUNCTIONAL:
+    if (
+        op_facts.form == OUT
+        and "nondeterministic_seeded" in op_facts.tags
+        and _facts(source.primary).form == FUNCTIONAL
+    ):
         raise _RefusedError(
             f"{op} draws random numbers, which a kernel for {source.primary} has drawn when it declines"
         )
     has = torch._C._dispatch_has_computed_kernel_for_dispatch_key  # noqa: SLF001
     name = f"aten::{op.removesuffix('.default')}"
-    if not has(name, device_key(made.device)):
-        raise _RefusedError(f"{op} has no kernel of ATen's for {device_key(made.device)} to be put in place of")
-    if made.policy == "all":
-        return Domain(known, {}, speed=False)
+    if not has(name, device_key(enabled.device)):
+        raise _RefusedError(f"{op} has no kernel of ATen's for {device_key(enabled.device)} to be put in place of")
+    if enabled.policy == "all":
+        return Domain(op_facts, {}, speed=False)
     if proof is None:
-        raise _RefusedError(void or f"{source.name} has no proof; judge it with `opforge run`, or take policy='all'")
+        raise _RefusedError(
+            no_proof_reason or f"{source.name} has no proof; judge it with `opforge run`, or take policy='all'"
+        )
     rows = proof["operators"].get(op)
     if not rows:
         raise _RefusedError(f"{source.name} is not proven for {op}")
-    domain = Domain(known, rows, speed=made.policy == "proven")
+    domain = Domain(op_facts, rows, speed=enabled.policy == "proven")
     if not domain.serves_any:
         raise _RefusedError(
             f"{source.name} is at no size both timed and not slower than ATen at {op}; policy='right' takes it all the same"
@@ -282,39 +290,39 @@ def _proof(source: Source, device: str) -> tuple[Mapping[str, Any] | None, str |
     proof = None if source.proof is None else proofs.read(source.proof, packed=bool(source.files))
     if proof is None or isinstance(proof, str):
         return None, proof
-    made_with, on = proof["torch"], proof["device"]
+    proven_torch, proven_device = proof["torch"], proof["device"]
     if proof["digest"] != source.digest:
         return None, f"{source.file.name} has changed since it was proven; judge it again with `opforge run`"
-    if edited := _edited(source):
+    if edited := _change_since_packing(source):
         return None, f"{edited} since it was packed; install the package again, or judge the kernel and pack it again"
-    here = {"torch": ".".join(torch.__version__.split(".")[:2]), "device": device_name(device)}
-    if ".".join(made_with.split(".")[:2]) != here["torch"]:
-        return None, f"{source.name} was proven with torch {made_with}, and this is {torch.__version__}"
-    if on != here["device"]:
-        return None, f"{source.name} was proven on {on}, and this is {here['device']}"
-    if not proof["operators"] and (words := proofs.failures(proof["failed"])):
-        return None, f"{source.name} is not proven: {words}; mend it, and judge it again with `opforge run`"
+    current = {"torch": ".".join(torch.__version__.split(".")[:2]), "device": device_name(device)}
+    if ".".join(proven_torch.split(".")[:2]) != current["torch"]:
+        return None, f"{source.name} was proven with torch {proven_torch}, and this is {torch.__version__}"
+    if proven_device != current["device"]:
+        return None, f"{source.name} was proven on {proven_device}, and this is {current['device']}"
+    if not proof["operators"] and (summary := proofs.failures(proof["failed"])):
+        return None, f"{source.name} is not proven: {summary}; mend it, and judge it again with `opforge run`"
     return proof, None
 
 
-def _edited(source: Source) -> str:
+def _change_since_packing(source: Source) -> str:
     """Say how a packed kernel differs from what was packed; empty if it does not."""
     for file, digest in source.files:
         try:
-            same = hashlib.sha256(file.read_bytes()).hexdigest() == digest
+            unchanged = hashlib.sha256(file.read_bytes()).hexdigest() == digest
         except OSError:
             return f"{file.name} has gone"
-        if not same:
+        if not unchanged:
             return f"{file.name} has changed"
-    known = {file for file, _ in source.files}
-    for file in source.file.parent.rglob("*") if known else ():
-        if file.suffix in (".py", ".so") and file not in known:  # it may shadow another module
+    packed_files = {file for file, _ in source.files}
+    for file in source.file.parent.rglob("*") if packed_files else ():
+        if file.suffix in (".py", ".so") and file not in packed_files:  # it may shadow another module
             return f"{file.name} has come"
     return ""
 
 
 def _facts(op: str) -> Facts:
-    found = facts(op)
-    if found is None:
+    op_facts = facts(op)
+    if op_facts is None:
         raise _RefusedError(f"this torch ({torch.__version__}) has no operator {op}")
-    return found
+    return op_facts

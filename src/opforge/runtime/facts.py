@@ -87,29 +87,33 @@ def facts(name: str) -> Facts | None:
     """Return the facts of an overload; None if this torch lacks it."""
     base, _, overload = name.partition(".")
     packet = getattr(torch.ops.aten, base, None)
-    found = getattr(packet, overload, None)
-    if found is None:
+    operator = getattr(packet, overload, None)
+    if operator is None:
         return None
-    schema = found._schema  # noqa: SLF001  # torch has no public name for it
+    schema = operator._schema  # noqa: SLF001  # torch has no public name for it
     arguments = tuple(_argument(a) for a in schema.arguments)
-    has = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001
-    full = f"aten::{qualified(name)}"
-    composite = has(full, "CompositeImplicitAutograd") and not (has(full, "CPU") or has(full, "CUDA"))
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001
+    full_name = f"aten::{qualified(name)}"
+    composite = has_kernel(full_name, "CompositeImplicitAutograd") and not (
+        has_kernel(full_name, "CPU") or has_kernel(full_name, "CUDA")
+    )
     returns = tuple(_argument(r) for r in schema.returns)
-    return Facts(name, _form(schema, arguments), arguments, returns, composite, frozenset(t.name for t in found.tags))
+    return Facts(
+        name, _form(schema, arguments), arguments, returns, composite, frozenset(t.name for t in operator.tags)
+    )
 
 
 def places_of_tensors(op: Facts) -> tuple[int, ...]:
     """Return the positions of an operator's tensors; empty if it takes lists of tensors."""
-    found = [(i, a.type) for i, a in enumerate(op.arguments) if "Tensor" in a.type]
-    return tuple(i for i, _ in found) if all(kind in ("Tensor", "Tensor?") for _, kind in found) else ()
+    tensors = [(i, a.type) for i, a in enumerate(op.arguments) if "Tensor" in a.type]
+    return tuple(i for i, _ in tensors) if all(kind in ("Tensor", "Tensor?") for _, kind in tensors) else ()
 
 
 def leads_with_tensors(op: Facts) -> bool:
     """Whether all tensors come first in every call, and the result is one tensor."""
     tensors = ["Tensor" in a.type and a.always for a in op.arguments]
-    first = tensors.index(False) if False in tensors else len(tensors)
-    return first == len(places_of_tensors(op)) and [r.type for r in op.returns] == ["Tensor"]
+    leading_count = tensors.index(False) if False in tensors else len(tensors)
+    return leading_count == len(places_of_tensors(op)) and [r.type for r in op.returns] == ["Tensor"]
 
 
 def takes_any_number(op: Facts) -> bool:
@@ -122,18 +126,18 @@ def qualified(name: str) -> str:
     return name.removesuffix(".default")
 
 
-def _argument(given: Any) -> Argument:
-    kind = str(given.type)
-    writes = given.alias_info is not None and given.alias_info.is_write
-    required = not given.has_default_value()
-    always = required and not given.kwarg_only
-    return Argument(given.name, _TYPES.get(kind, kind), writes, required, always, given.default_value)
+def _argument(argument: Any) -> Argument:
+    kind = str(argument.type)
+    writes = argument.alias_info is not None and argument.alias_info.is_write
+    required = not argument.has_default_value()
+    always = required and not argument.kwarg_only
+    return Argument(argument.name, _TYPES.get(kind, kind), writes, required, always, argument.default_value)
 
 
 def _form(schema: Any, arguments: Sequence[Argument]) -> str:
     if not any(a.writes for a in arguments):
         return FUNCTIONAL
-    if any(given.is_out for given in schema.arguments):
+    if any(argument.is_out for argument in schema.arguments):
         return OUT
     base = schema.name.partition("::")[2]
     return INPLACE if base.endswith("_") and not base.endswith("__") and arguments[0].writes else MUTABLE

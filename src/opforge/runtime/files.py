@@ -15,7 +15,7 @@ MOST_BYTES = 16 << 20
 """Limit for one file."""
 MOST_FILES = 1000
 """Limit for one folder and its subfolders, and for the files that one kernel names."""
-_MOST_DEPTH = 16
+_MAX_FOLDER_DEPTH = 16
 
 
 def read(path: Path, most: int = MOST_BYTES) -> bytes:
@@ -23,19 +23,19 @@ def read(path: Path, most: int = MOST_BYTES) -> bytes:
 
     Raises OSError for a link, for anything but a regular file, and for more than ``most`` bytes.
     """
-    facts = os.lstat(path)
-    if stat.S_ISLNK(facts.st_mode):
+    status = os.lstat(path)
+    if stat.S_ISLNK(status.st_mode):
         raise OSError(errno.ELOOP, "it is a link, and links are not followed: copy the file", str(path))
-    if not stat.S_ISREG(facts.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     # O_NONBLOCK: if a FIFO has replaced the file meanwhile, opening it does not wait for a writer.
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(handle, "rb") as opened:
-        facts = os.fstat(handle)
-        if not stat.S_ISREG(facts.st_mode):
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-        if facts.st_size > most:
-            raise OSError(errno.EFBIG, f"it holds {facts.st_size} bytes; {most} are allowed", str(path))
+        if status.st_size > most:
+            raise OSError(errno.EFBIG, f"it holds {status.st_size} bytes; {most} are allowed", str(path))
         data = opened.read(most + 1)
     if len(data) > most:  # it is growing
         raise OSError(errno.EFBIG, f"it holds more than {most} bytes", str(path))
@@ -69,19 +69,19 @@ def below(folder: Path, most: int = MOST_FILES) -> Iterator[Path]:
     Hidden files and compiled Python are left out.
     """
     count = 0
-    waiting = [(folder, 0)]
-    while waiting:
-        here, depth = waiting.pop()
-        with os.scandir(here) as entries:
+    pending = [(folder, 0)]
+    while pending:
+        current, depth = pending.pop()
+        with os.scandir(current) as entries:
             for entry in sorted(entries, key=lambda entry: entry.name):
                 count += 1
-                if count > most or depth > _MOST_DEPTH:
+                if count > most or depth > _MAX_FOLDER_DEPTH:
                     raise OSError(
                         errno.EFBIG, f"it holds more than {most} files, or deeper folders than are read", str(folder)
                     )
                 if entry.name.startswith((".", "__pycache__")) or entry.name.endswith(".pyc"):
                     continue
                 if entry.is_dir(follow_symlinks=False):
-                    waiting.append((Path(entry.path), depth + 1))
+                    pending.append((Path(entry.path), depth + 1))
                 elif entry.is_file(follow_symlinks=False):
                     yield Path(entry.path)

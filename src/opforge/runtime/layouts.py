@@ -28,24 +28,24 @@ def layouts(shape: Sequence[int], stride: Sequence[int]) -> frozenset[str]:
     if 0 in shape:
         return frozenset({EMPTY})
     sizes = [(step, size) for size, step in zip(shape, stride, strict=True) if size > 1]
-    own = [(step, size) for step, size in sizes if step]
-    rest = _of_distinct(own)
-    if len(own) < len(sizes):
+    nonzero = [(step, size) for step, size in sizes if step]
+    layout = _nonzero_stride_layout(nonzero)
+    if len(nonzero) < len(sizes):
         expanded = EXPANDED if sizes[-1][0] else EXPANDED_LAST
-        return frozenset({expanded} if rest == CONTIGUOUS else {expanded, rest})
-    if rest != CONTIGUOUS and len(shape) in (4, 5):
+        return frozenset({expanded} if layout == CONTIGUOUS else {expanded, layout})
+    if layout != CONTIGUOUS and len(shape) in (4, 5):
         order = (1, *range(len(shape) - 1, 1, -1), 0)
-        if _dense([(stride[i], shape[i]) for i in order if shape[i] > 1]):
+        if _is_dense([(stride[i], shape[i]) for i in order if shape[i] > 1]):
             return frozenset({CHANNELS_LAST})
-    return frozenset({rest})
+    return frozenset({layout})
 
 
-def _of_distinct(sizes: Sequence[tuple[int, int]]) -> str:
+def _nonzero_stride_layout(sizes: Sequence[tuple[int, int]]) -> str:
     """Return the layout of dimensions with nonzero strides, given as (stride, size)."""
-    if _dense(reversed(sizes)):
+    if _is_dense(reversed(sizes)):
         return CONTIGUOUS
     inner_first = sorted(sizes)
-    if _dense(inner_first):
+    if _is_dense(inner_first):
         return TRANSPOSED
     if _overlap(inner_first):
         return OVERLAPPING
@@ -64,7 +64,7 @@ def _overlap(sizes: Iterable[tuple[int, int]]) -> bool:
     return False
 
 
-def _dense(sizes: Iterable[tuple[int, int]]) -> bool:
+def _is_dense(sizes: Iterable[tuple[int, int]]) -> bool:
     """Whether each stride is the product of the sizes before it; innermost first."""
     expected = 1
     for step, size in sizes:

@@ -32,16 +32,16 @@ def _function(file: Path, entries: Sequence[str]) -> Function:
     except BaseException as error:  # a file may call sys.exit(), which must not end the program
         raise LoadError(f"{file.name} raised while loading: {type(error).__name__}: {error}") from error
     for entry in entries:
-        if callable(found := getattr(module, entry, None)):
-            function: Function = found
+        if callable(candidate := getattr(module, entry, None)):
+            function: Function = candidate
             return function
     raise LoadError(f"{file.name} does not define {' or '.join(entries)}")
 
 
 def _operator(library: Path, entries: Sequence[str]) -> Function:
     before = set(torch._C._dispatch_get_all_op_names())  # noqa: SLF001  # torch has no public list of operators
-    known = _LIBRARIES.get(library)
-    if known is None:
+    operators = _LIBRARIES.get(library)
+    if operators is None:
         if _is_claimed(library.stem):  # the value of OPFORGE_NAMESPACE in its sources
             raise LoadError(
                 f"{library.name} has operators in the namespace {library.stem}, which another library has in this process "
@@ -51,13 +51,13 @@ def _operator(library: Path, entries: Sequence[str]) -> Function:
             torch.ops.load_library(str(library))
         except (OSError, RuntimeError) as error:
             raise LoadError(f"{library.name} cannot be loaded: {error}") from error
-        known = sorted({n.partition(".")[0] for n in set(torch._C._dispatch_get_all_op_names()) - before})  # noqa: SLF001
-        _LIBRARIES[library] = known
-    wanted = [*entries, *(entry.removesuffix("_kernel_impl") for entry in entries)]
-    fitting = [packet for name in wanted for packet in known if packet.partition("::")[2] == name]
-    if not fitting and len(known) != 1:
-        raise LoadError(f"{library.name} registers no operator {' or '.join(wanted)}")
-    namespace, _, name = (fitting or known)[0].partition("::")
+        operators = sorted({n.partition(".")[0] for n in set(torch._C._dispatch_get_all_op_names()) - before})  # noqa: SLF001
+        _LIBRARIES[library] = operators
+    names = [*entries, *(entry.removesuffix("_kernel_impl") for entry in entries)]
+    matches = [packet for name in names for packet in operators if packet.partition("::")[2] == name]
+    if not matches and len(operators) != 1:
+        raise LoadError(f"{library.name} registers no operator {' or '.join(names)}")
+    namespace, _, name = (matches or operators)[0].partition("::")
     packet = getattr(getattr(torch.ops, namespace), name)
     function: Function = getattr(packet, packet.overloads()[0]) if len(packet.overloads()) == 1 else packet
     return function

@@ -26,10 +26,10 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-_PREFIX = "opforge_kernel_"
-_SHARED = sys.stdlib_module_names | {"__main__", "numpy", "opforge", "torch", "triton"}
+_PACKAGE_PREFIX = "opforge_kernel_"
+_GLOBAL_MODULES = sys.stdlib_module_names | {"__main__", "numpy", "opforge", "torch", "triton"}
 """Modules that are always imported globally, whatever lies beside a kernel."""
-_UNUSED = "_imported_from_beside"
+_UNUSED_BINDING = "_imported_from_beside"
 """Name for a submodule that is only to be loaded: ``import a.b`` binds only ``a``."""
 
 
@@ -39,16 +39,16 @@ def load_file(file: Path) -> ModuleType:
     All are read again from disk. Exceptions propagate.
     """
     stem = file.stem.replace(".", "_")  # a dot would make it a module of another package
-    package = f"{_PREFIX}{hashlib.sha256(os.fsencode(file.parent)).hexdigest()[:12]}_{stem}"
+    package = f"{_PACKAGE_PREFIX}{hashlib.sha256(os.fsencode(file.parent)).hexdigest()[:12]}_{stem}"
     name = f"{package}.{stem}"
     forget(package)
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
-    whole = ModuleType(package)
-    whole.__path__ = [str(file.parent)]
-    whole.__spec__ = ModuleSpec(package, None, is_package=True)
-    sys.modules[package] = whole
-    loader = _FromSource(name, str(file))  # not the finder: it lists the folder, which may be forbidden
+    if not any(isinstance(finder, _KernelModuleFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _KernelModuleFinder())
+    package_module = ModuleType(package)
+    package_module.__path__ = [str(file.parent)]
+    package_module.__spec__ = ModuleSpec(package, None, is_package=True)
+    sys.modules[package] = package_module
+    loader = _RecompilingLoader(name, str(file))  # not the finder: it lists the folder, which may be forbidden
     spec = ModuleSpec(name, loader, origin=str(file))
     spec.has_location = True
     module = sys.modules[name] = module_from_spec(spec)
@@ -57,7 +57,7 @@ def load_file(file: Path) -> ModuleType:
     except BaseException:
         forget(package)
         raise
-    setattr(whole, stem, module)
+    setattr(package_module, stem, module)
     return module
 
 
@@ -67,22 +67,22 @@ def forget(package: str) -> None:
         del sys.modules[name]
 
 
-class _Finder(MetaPathFinder):
+class _KernelModuleFinder(MetaPathFinder):
     """Finds the modules of kernels' packages, and nothing else."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if path is None or not fullname.startswith(_PREFIX):
+        if path is None or not fullname.startswith(_PACKAGE_PREFIX):
             return None
         for place in path:
-            finder = FileFinder(place, (ExtensionFileLoader, EXTENSION_SUFFIXES), (_FromSource, SOURCE_SUFFIXES))
-            if (found := finder.find_spec(fullname, target)) is not None:
-                return found
+            finder = FileFinder(place, (ExtensionFileLoader, EXTENSION_SUFFIXES), (_RecompilingLoader, SOURCE_SUFFIXES))
+            if (spec := finder.find_spec(fullname, target)) is not None:
+                return spec
         return None
 
 
-class _FromSource(SourceFileLoader):
+class _RecompilingLoader(SourceFileLoader):
     """Compiles a module anew.
 
     Cached bytecode is matched by whole seconds and length, so it may belong to another source.
@@ -91,14 +91,16 @@ class _FromSource(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
         package = fullname if self.is_package(fullname) else fullname.rpartition(".")[0]
-        whole, *inner = package.split(".")
-        folder = Path(sys.modules[whole].__path__[0])
-        tree = _Relative(_modules_in(folder) - _SHARED, 1 + len(inner)).visit(ast.parse(self.get_data(path), path))
+        root, *subpackages = package.split(".")
+        folder = Path(sys.modules[root].__path__[0])
+        tree = _RelativeImports(_modules_in(folder) - _GLOBAL_MODULES, 1 + len(subpackages)).visit(
+            ast.parse(self.get_data(path), path)
+        )
         code: CodeType = self.source_to_code(tree, path)
         return code
 
 
-class _Relative(ast.NodeTransformer):
+class _RelativeImports(ast.NodeTransformer):
     """Makes imports of the named modules relative, ``level`` levels up."""
 
     def __init__(self, names: set[str], level: int) -> None:
@@ -120,7 +122,7 @@ class _Relative(ast.NodeTransformer):
             yield ast.Import([alias])
             return
         if within:
-            yield ast.ImportFrom(within, [_alias(alias, last, alias.asname or _UNUSED)], self._level)
+            yield ast.ImportFrom(within, [_alias(alias, last, alias.asname or _UNUSED_BINDING)], self._level)
         if not within or not alias.asname:
             yield ast.ImportFrom(None, [_alias(alias, top, alias.asname)], self._level)
 
@@ -131,12 +133,12 @@ def _alias(like: ast.alias, name: str, asname: str | None) -> ast.alias:
 
 def _modules_in(folder: Path) -> set[str]:
     """Return the names of importable modules and packages in a folder."""
-    found: set[str] = set()
+    names: set[str] = set()
     try:
         entries = list(folder.iterdir())
     except OSError:  # its files may still be readable
-        return found
+        return names
     for entry in entries:
         if entry.suffix in (".py", ".so") or (entry.is_dir() and next(entry.rglob("*.py"), None) is not None):
-            found.add(entry.name.partition(".")[0])
-    return found
+            names.add(entry.name.partition(".")[0])
+    return names

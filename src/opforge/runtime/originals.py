@@ -14,7 +14,7 @@ from .facts import Signature, qualified
 
 NUMBERS = (bool, int, float, complex)
 """Plain numbers, from the lowest kind to the highest. A bool is also an int, so it is first."""
-_WIDEST = (torch.bool, torch.int64, torch.float64, torch.complex128)
+_WIDEST_DTYPES = (torch.bool, torch.int64, torch.float64, torch.complex128)
 
 
 def original_of(op: Signature, key: str) -> Callable[..., Any]:
@@ -29,7 +29,7 @@ def original_of(op: Signature, key: str) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         for i in tensors:
             if i < len(args) and isinstance(args[i], NUMBERS):
-                return boxed(*_with_tensors(args, tensors), **kwargs)
+                return boxed(*_numbers_to_tensors(args, tensors), **kwargs)
         return boxed(*args, **kwargs)
 
     return call
@@ -53,7 +53,7 @@ def registrations(op: Signature) -> str:
     return dump
 
 
-def _with_tensors(args: tuple[Any, ...], tensors: Sequence[int]) -> tuple[Any, ...]:
+def _numbers_to_tensors(args: tuple[Any, ...], tensors: Sequence[int]) -> tuple[Any, ...]:
     """Return arguments with numbers for tensors turned into tensors, as boxed calls require."""
     like = next((a for a in args if isinstance(a, torch.Tensor)), None)
     changed = list(args)
@@ -65,39 +65,41 @@ def _with_tensors(args: tuple[Any, ...], tensors: Sequence[int]) -> tuple[Any, .
 
 def _number(value: Any, like: torch.Tensor | None) -> torch.Tensor:
     """Return a number as a tensor with the same type promotion beside ``like``."""
-    beside = (None, False) if like is None else (like.dtype, like.dim() == 0)
+    other = (None, False) if like is None else (like.dtype, like.dim() == 0)
     if not value or (
         isinstance(value, complex) and not (value.real and value.imag)
     ):  # not cached: 0.0 and -0.0 are equal keys
-        return _made(value, *beside)
-    return _kept(value, value.__class__, *beside, torch.get_default_dtype())
+        return _made(value, *other)
+    return _kept(value, value.__class__, *other, torch.get_default_dtype())
 
 
-def _made(value: Any, beside: torch.dtype | None, whole: bool) -> torch.Tensor:
+def _made(value: Any, other_dtype: torch.dtype | None, zero_dim: bool) -> torch.Tensor:
     """Return a number as a tensor with the same type promotion. Callers only read it.
 
     A number affects the result's dtype only if it is of a higher kind. Beside tensors with
     dimensions, the same is true of 0-dim tensors, so the tensor has the widest dtype and keeps all
     digits. Without any other tensor, it has the default dtype.
     """
-    kind = next(i for i, one in enumerate(NUMBERS) if isinstance(value, one))
-    dtype = _widest(value) if kind == NUMBERS.index(int) else _WIDEST[kind]
+    kind = next(i for i, number_type in enumerate(NUMBERS) if isinstance(value, number_type))
+    dtype = _widest_int_dtype(value) if kind == NUMBERS.index(int) else _WIDEST_DTYPES[kind]
     with torch.inference_mode(mode=False):
-        if beside is None and kind > NUMBERS.index(int):
+        if other_dtype is None and kind > NUMBERS.index(int):
             return torch.tensor(value, device="cpu")
-        if beside is not None and (whole or kind > _kind(beside)):
-            dtype = torch.result_type(torch.empty(() if whole else 1, dtype=beside, device="cpu"), value)
+        if other_dtype is not None and (zero_dim or kind > _kind(other_dtype)):
+            dtype = torch.result_type(torch.empty(() if zero_dim else 1, dtype=other_dtype, device="cpu"), value)
             if kind == _kind(dtype) == NUMBERS.index(int):  # keep its lowest bits
-                value = int(torch.tensor(value, dtype=_widest(value), device="cpu").to(dtype).item())
+                value = int(torch.tensor(value, dtype=_widest_int_dtype(value), device="cpu").to(dtype).item())
         return torch.tensor(value, dtype=dtype, device="cpu")
 
 
 @functools.lru_cache(maxsize=256)
-def _kept(value: Any, _class: Any, beside: torch.dtype | None, whole: bool, _default: torch.dtype) -> torch.Tensor:
-    return _made(value, beside, whole)
+def _kept(
+    value: Any, _class: Any, other_dtype: torch.dtype | None, zero_dim: bool, _default: torch.dtype
+) -> torch.Tensor:
+    return _made(value, other_dtype, zero_dim)
 
 
-def _widest(value: int) -> torch.dtype:
+def _widest_int_dtype(value: int) -> torch.dtype:
     return torch.uint64 if value > torch.iinfo(torch.int64).max else torch.int64
 
 

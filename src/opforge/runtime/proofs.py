@@ -14,7 +14,7 @@ from . import files, signing
 
 FORMAT = 5
 """Version that is written now. Older files hold no extents."""
-_MOST_FORMAT = 1_000_000
+_MAX_FORMAT_VERSION = 1_000_000
 
 
 def read(path: Path, *, packed: bool = False) -> dict[str, Any] | str | None:
@@ -24,11 +24,11 @@ def read(path: Path, *, packed: bool = False) -> dict[str, Any] | str | None:
     """
     try:
         proof = json.loads(files.read(path))
-        made = _number(proof["opforge_proof"], _MOST_FORMAT)
-        if made != FORMAT:
-            return f"{path} is of another format ({made}); judge it again with `opforge run`."
-        checked = _checked(proof)
-        believed = packed or signing.holds(signing.load_key(), checked, proof.get("signature"))
+        version = _number(proof["opforge_proof"], _MAX_FORMAT_VERSION)
+        if version != FORMAT:
+            return f"{path} is of another format ({version}); judge it again with `opforge run`."
+        checked = _validated_fields(proof)
+        trusted = packed or signing.holds(signing.load_key(), checked, proof.get("signature"))
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -36,24 +36,24 @@ def read(path: Path, *, packed: bool = False) -> dict[str, Any] | str | None:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return f"{path} is broken; judge the kernel again with `opforge run`."
     unsigned = f"{path} was not signed by this installation of opforge; judge it again with `opforge run`."
-    return checked if believed else unsigned
+    return checked if trusted else unsigned
 
 
 def signed(key: bytes, proof: dict[str, Any]) -> dict[str, Any]:
     """Return a proof with this installation's signature of all fields that are read."""
-    return {**proof, "signature": signing.mac(key, _checked(proof))}
+    return {**proof, "signature": signing.mac(key, _validated_fields(proof))}
 
 
 def failures(failed: Mapping[str, Mapping[str, Any]]) -> str:
     """Say how many cases of some operators failed, with an example; empty if none did."""
-    rows = [row for found in failed.values() for row in found.values()]
+    rows = [row for by_signature in failed.values() for row in by_signature.values()]
     cases = [item for row in rows for item in row["cases"].items()]
     count = len(cases) + sum(sum(row["more"].values()) for row in rows)
     example = f", for example {cases[0][0]}: {cases[0][1]}" if cases else ""
     return f"{count} case{'' if count == 1 else 's'} failed{example}" if count else ""
 
 
-def _checked(proof: dict[str, Any]) -> dict[str, Any]:
+def _validated_fields(proof: dict[str, Any]) -> dict[str, Any]:
     """Return a proof reduced to the known fields.
 
     Raises if a field is missing or has a wrong type or value.
@@ -63,12 +63,12 @@ def _checked(proof: dict[str, Any]) -> dict[str, Any]:
         **{name: _text(proof[name]) for name in ("digest", "torch", "device")},
         "suites": [_text(suite) for suite in _list(proof["suites"])],
         "operators": {
-            _text(op): {_text(signature): _row(row) for signature, row in found.items()}
-            for op, found in proof["operators"].items()
+            _text(op): {_text(signature): _row(row) for signature, row in by_signature.items()}
+            for op, by_signature in proof["operators"].items()
         },
         "failed": {
-            _text(op): {_text(signature): _failed(row) for signature, row in found.items()}
-            for op, found in proof.get("failed", {}).items()
+            _text(op): {_text(signature): _failed(row) for signature, row in by_signature.items()}
+            for op, by_signature in proof.get("failed", {}).items()
         },
     }
 
@@ -77,7 +77,7 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
     checked: dict[str, Any] = {
         "rank": _range(row["rank"]),
         "numel": _range(row["numel"]),
-        "extents": [[_range(one) for one in _list(ranges)] for ranges in _list(row["extents"])],
+        "extents": [[_range(bounds) for bounds in _list(ranges)] for ranges in _list(row["extents"])],
         "layouts": [_text(word) for word in _list(row["layouts"])],
     }
     if "arguments" in row:
@@ -87,13 +87,13 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _words(words: dict[str, Any]) -> dict[str, list[float]]:
-    found = {_text(word): _list(bounds) for word, bounds in words.items()}
-    for bounds in found.values():
+    ranges = {_text(word): _list(bounds) for word, bounds in words.items()}
+    for bounds in ranges.values():
         if bounds and not (
             len(bounds) == 2 and all(type(n) in (int, float) for n in bounds) and bounds[0] <= bounds[1]
         ):
             raise ValueError(bounds)
-    return found
+    return ranges
 
 
 def _failed(row: dict[str, Any]) -> dict[str, Any]:
@@ -116,9 +116,9 @@ def _range(value: Any) -> list[int]:
     return [low, high]
 
 
-def _number(value: Any, most: int | None = None) -> int:
+def _number(value: Any, maximum: int | None = None) -> int:
     """Return a non-negative integer unchanged. True is not an integer here."""
-    if type(value) is not int or value < 0 or (most is not None and value > most):
+    if type(value) is not int or value < 0 or (maximum is not None and value > maximum):
         raise ValueError(value)
     return value
 

@@ -19,7 +19,7 @@ Like = list[tuple[torch.dtype, torch.Size, torch.device | None] | None]
 
 The device is None if it is not known.
 """
-_MAY_LACK = frozenset({"mkldnn_rnn_layer.default"})
+_MAY_RETURN_NONE = frozenset({"mkldnn_rnn_layer.default"})
 """Operators without an output mask that may return None for a result.
 
 This one has a workspace only for a backward pass.
@@ -34,19 +34,19 @@ def check_kind(op: Signature, result: Any) -> None:
     The dispatcher would accept them, or end the process.
     """
     expected = op.returns
-    found = (result,) if len(expected) == 1 else result
+    results = (result,) if len(expected) == 1 else result
     if not expected:
         if result is not None:
             raise TypeError(f"a kernel for {op.name} returned {type(result).__name__}; the operator returns nothing")
         return
-    if not isinstance(found, tuple | list) or len(found) != len(expected):
+    if not isinstance(results, tuple | list) or len(results) != len(expected):
         raise TypeError(f"a kernel for {op.name} returned {type(result).__name__}, not {len(expected)} results")
-    masked = op.name in _MAY_LACK or any(argument.name == "output_mask" for argument in op.arguments)
-    for value, wanted in zip(found, expected, strict=True):
-        is_list = wanted.type.startswith("Tensor[")
+    masked = op.name in _MAY_RETURN_NONE or any(argument.name == "output_mask" for argument in op.arguments)
+    for value, slot in zip(results, expected, strict=True):
+        is_list = slot.type.startswith("Tensor[")
         if value is None and masked:  # torch's own value for a result that was not requested
             continue
-        if wanted.type == "Tensor" and not isinstance(value, torch.Tensor):
+        if slot.type == "Tensor" and not isinstance(value, torch.Tensor):
             raise TypeError(f"a kernel for {op.name} returned {type(value).__name__}, not a tensor")
         if is_list and not (isinstance(value, list | tuple) and all(isinstance(v, torch.Tensor) for v in value)):
             raise TypeError(f"a kernel for {op.name} returned {type(value).__name__}, not a list of tensors")
@@ -81,20 +81,20 @@ class Likeness:
         if key not in self._known:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
-            self._known[key] = self._without_contents(args, kwargs)
+            self._known[key] = self._expected_from_meta(args, kwargs)
         expected = self._known[key]
-        if expected is None or not self._unlike(result, expected):
+        if expected is None or not self._mismatch(result, expected):
             return
         self._known[key] = expected = _like(self._function(*args, **kwargs))  # the meta device may differ
-        if wrong := self._unlike(result, expected):
+        if wrong := self._mismatch(result, expected):
             raise TypeError(f"a kernel for {self._op.name} returned {wrong}")
 
-    def _unlike(self, result: Any, expected: Like) -> str:
+    def _mismatch(self, result: Any, expected: Like) -> str:
         """Say how a result differs from what is expected; empty if it does not."""
-        found = _flat(result)
-        if len(found) != len(expected):
-            return f"{len(found)} tensors, not {len(expected)}"
-        for tensor, like in zip(found, expected, strict=True):
+        tensors = _flat(result)
+        if len(tensors) != len(expected):
+            return f"{len(tensors)} tensors, not {len(expected)}"
+        for tensor, like in zip(tensors, expected, strict=True):
             if tensor is None or like is None:
                 if tensor is not like:
                     return f"{'nothing' if tensor is None else 'a tensor'}, not {'nothing' if like is None else 'a tensor'}"
@@ -108,32 +108,32 @@ class Likeness:
                 return f"a tensor on {tensor.device}, not {device}"
         return ""
 
-    def _without_contents(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Like | None:
-        given = [t for t in _flat([*args, *kwargs.values()]) if t is not None]
-        if not given and kwargs.get("device") is None:  # the result would be on the default device
+    def _expected_from_meta(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Like | None:
+        tensors = [t for t in _flat([*args, *kwargs.values()]) if t is not None]
+        if not tensors and kwargs.get("device") is None:  # the result would be on the default device
             return None
         device = torch.device(kwargs["device"]) if kwargs.get("device") is not None else None
-        where = device or next((t.device for t in given if t.dim()), None)
+        result_device = device or next((t.device for t in tensors if t.dim()), None)
         try:
-            found = self._function(*_meta(args), **{name: _meta(value) for name, value in kwargs.items()})
-            return [None if t is None else (t.dtype, t.shape, where) for t in _flat(found)]
+            result = self._function(*_to_meta(args), **{name: _to_meta(value) for name, value in kwargs.items()})
+            return [None if t is None else (t.dtype, t.shape, result_device) for t in _flat(result)]
         except Exception:  # noqa: BLE001  # data-dependent results, device arguments: unknown
             return None
 
 
-def _elsewhere(found: torch.device, wanted: torch.device) -> bool:
-    return found.type != wanted.type or (wanted.index is not None and found.index != wanted.index)
+def _elsewhere(device: torch.device, expected: torch.device) -> bool:
+    return device.type != expected.type or (expected.index is not None and device.index != expected.index)
 
 
 def _like(result: Any) -> Like:
     return [None if t is None else (t.dtype, t.shape, t.device) for t in _flat(result)]
 
 
-def _meta(value: Any) -> Any:
+def _to_meta(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
     if isinstance(value, list | tuple):
-        return type(value)(map(_meta, value))
+        return type(value)(map(_to_meta, value))
     return torch.device("meta") if isinstance(value, torch.device) else value
 
 

@@ -46,8 +46,8 @@ class Count:
     """How often the kernel was skipped, by reason."""
 
     def passed_by(self, reason: str) -> None:
-        known = reason in self.aten or len(self.aten) < _MOST_REASONS
-        self.aten[reason if known else _OTHER_REASONS] += 1
+        has_own_count = reason in self.aten or len(self.aten) < _MOST_REASONS
+        self.aten[reason if has_own_count else _OTHER_REASONS] += 1
 
 
 class Server:
@@ -81,7 +81,7 @@ class Server:
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the kernel on a call, and check the types of its result."""
-        function = self._detached if _wants_gradients([*args, *kwargs.values()]) else self._function
+        function = self._detached if _requires_grad([*args, *kwargs.values()]) else self._function
         result = below_autocast(function)(*args, **kwargs)
         check_kind(self._op, result)
         return result
@@ -162,11 +162,11 @@ class Place:
         raised: Exception | None,
         counted: Count | None,
     ) -> Any:
-        failed = counted.server if counted is not None else None
-        if failed is not None and raised is not None:
-            failures += self._failed(failed, raised, args, kwargs)
+        tried = counted.server if counted is not None else None
+        if tried is not None and raised is not None:
+            failures += self._failed(tried, raised, args, kwargs)
         for server in self._servers if not INSIDE.now else ():
-            if server is failed:
+            if server is tried:
                 continue
             if reason := server.outside(args, kwargs):
                 server.count.passed_by(reason)
@@ -177,10 +177,10 @@ class Place:
                 failures += self._failed(server, error, args, kwargs)
                 continue
             server.count.served += 1
-            self._take_out(failures, f"{server.kernel} answers from now on")
+            self._remove_failed(failures, f"{server.kernel} answers from now on")
             return result
         result = self._original(*args, **kwargs)
-        self._take_out(failures, "ATen answers from now on")  # if ATen raises too, the kernel is not at fault
+        self._remove_failed(failures, "ATen answers from now on")  # if ATen raises too, the kernel is not at fault
         return result
 
     def _failed(
@@ -191,17 +191,17 @@ class Place:
         A kernel that declines has not written. If a failed kernel may have written, its exception
         is raised: the call is lost.
         """
-        failed = server.failed(error)
-        server.count.passed_by(f"{'raised' if failed else 'declined:'} {type(error).__name__}: {error}")
-        if not failed:
+        is_failure = server.failed(error)
+        server.count.passed_by(f"{'raised' if is_failure else 'declined:'} {type(error).__name__}: {error}")
+        if not is_failure:
             return []
         if server.redoable:
             return [(server, error)]
-        if not self._raises_too(args, kwargs):
-            self._take_out([(server, error)], "the call is lost, because it may have written already")
+        if not self._aten_raises(args, kwargs):
+            self._remove_failed([(server, error)], "the call is lost, because it may have written already")
         raise error
 
-    def _raises_too(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def _aten_raises(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether ATen raises on copies of the arguments."""
         try:
             self._original(*map(_copied, args), **{name: _copied(value) for name, value in kwargs.items()})
@@ -209,12 +209,12 @@ class Place:
             return True
         return False
 
-    def _take_out(self, failures: list[tuple[Server, Exception]], then: str) -> None:
+    def _remove_failed(self, failures: list[tuple[Server, Exception]], then: str) -> None:
         for server, error in failures:
             with LOCK:
                 self.servers = tuple(s for s in self.servers if s is not server)
-            what = f"{type(error).__name__}: {error}"
-            text = f"kernel {server.kernel} failed in a call of {self.op.name} and was taken out ({what}); {then}"
+            cause = f"{type(error).__name__}: {error}"
+            text = f"kernel {server.kernel} failed in a call of {self.op.name} and was taken out ({cause}); {then}"
             warnings.warn(text, KernelWarning, stacklevel=3)
 
 
@@ -233,9 +233,9 @@ def _copied(value: Any) -> Any:
     return [_copied(v) for v in value] if isinstance(value, list | tuple) else value
 
 
-def _wants_gradients(value: Any) -> bool:
+def _requires_grad(value: Any) -> bool:
     if isinstance(value, list | tuple):
-        return any(map(_wants_gradients, value))
+        return any(map(_requires_grad, value))
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 

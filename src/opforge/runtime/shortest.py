@@ -32,7 +32,7 @@ Whole = Callable[..., Any]
 
 Takes positional arguments, keywords and, if a kernel has been tried, its exception and its counts.
 """
-_Learnt = tuple[Check, Function, str, Allowed]
+_GeometryDecision = tuple[Check, Function, str, Allowed]
 """What is known of calls of one geometry.
 
 Fields: check of the geometry, function that answers, why none of the calls is proven (empty if some
@@ -40,8 +40,8 @@ may be), and the allowed values of the other arguments.
 """
 MOST_KNOWN = 256
 """Geometries remembered at one operator. When this is exceeded, all are forgotten."""
-_GUARDS: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)  # noqa: SLF001
-GUARDED = _GUARDS is not None
+_DYNAMO_GUARDS: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)  # noqa: SLF001
+GUARDED = _DYNAMO_GUARDS is not None
 """Whether torch has guards, which are private. Without them every call takes the slow path."""
 
 
@@ -81,7 +81,7 @@ class Memory:
         self.last: list[Known] = [_NOTHING]
         """Decision for the last call. It is alone in a list because threads share it."""
         self._domain, self._function, self._detached, self._any_number = domain, function, detached, any_number
-        self._learnt: dict[tuple[Any, Any], list[_Learnt]] = {}
+        self._learnt: dict[tuple[Any, Any], list[_GeometryDecision]] = {}
         self._room = MOST_KNOWN
 
     def find(
@@ -101,23 +101,23 @@ class Memory:
             if learnt[0](*given):
                 break
         else:
-            if (found := self._learn(key, given)) is None:
+            if (added := self._learn(key, given)) is None:
                 return None
-            learnt = found
+            learnt = added
         check, function, reason, arguments = learnt
         reason = reason or self._domain.unproven(arguments, given, args, kwargs)
         return check, self._same(rest), self._same(kwargs), function, reason
 
-    def _learn(self, key: tuple[Any, Any], given: Sequence[Any]) -> _Learnt | None:
-        tensors = any(isinstance(v, torch.Tensor) for v in given)  # guards need one to check modes too
-        if not tensors or not all(v is None or isinstance(v, (torch.Tensor, *NUMBERS)) for v in given):
+    def _learn(self, key: tuple[Any, Any], given: Sequence[Any]) -> _GeometryDecision | None:
+        has_tensor = any(isinstance(v, torch.Tensor) for v in given)  # guards need one to check modes too
+        if not has_tensor or not all(v is None or isinstance(v, (torch.Tensor, *NUMBERS)) for v in given):
             return None
-        reason, anywhere = self._domain.ask(given), self._domain.anywhere(given)
-        if not anywhere and not _begins(*given):  # without an offset, the same geometry may be inside
+        reason, any_offset = self._domain.ask(given), self._domain.anywhere(given)
+        if not any_offset and not _all_at_memory_start(*given):  # without an offset, the same geometry may be inside
             return None
-        wanting = any(getattr(v, "requires_grad", False) for v in given)
-        check = alike(*given) if anywhere or reason else _both(alike(*given), _begins)
-        function = below_autocast(self._detached if wanting else self._function)  # guards distinguish calls by it
+        needs_grad = any(getattr(v, "requires_grad", False) for v in given)
+        check = alike(*given) if any_offset or reason else _both(alike(*given), _all_at_memory_start)
+        function = below_autocast(self._detached if needs_grad else self._function)  # guards distinguish calls by it
         learnt = (check, function, reason, self._domain.arguments(given))
         if self._room <= 0:
             self._learnt, self._room = {}, MOST_KNOWN
@@ -127,10 +127,10 @@ class Memory:
 
     def _same(self, values: Any) -> Any:
         """Return an object equal to arguments like these."""
-        return _Alike(values) if values and (self._any_number or _has_ambiguous(values)) else _kept(values)
+        return _EqualWithTypes(values) if values and (self._any_number or _has_ambiguous(values)) else _kept(values)
 
 
-class _Alike:
+class _EqualWithTypes:
     """Equal only to the same values of the same types.
 
     Here 1 is neither 1.0 nor True, and 0.0 is not -0.0.
@@ -148,7 +148,7 @@ def _kept(value: Any) -> Any:
     """Return a copy that nobody else can change."""
     if isinstance(value, list | tuple):
         return type(value)(map(_kept, value))
-    return {name: _kept(one) for name, one in value.items()} if isinstance(value, dict) else value
+    return {name: _kept(item) for name, item in value.items()} if isinstance(value, dict) else value
 
 
 def _kinds(values: Any) -> list[Any]:
@@ -182,7 +182,7 @@ def alike(*given: Any) -> Check:
     tensors = [v for v in given if isinstance(v, torch.Tensor)]
     if len(tensors) == len(given) == len(set(map(id, tensors))):
         return _geometry(*tensors)
-    checks = [_geometry(v) if isinstance(v, torch.Tensor) else _is_a(v.__class__) for v in given]
+    checks = [_geometry(v) if isinstance(v, torch.Tensor) else _class_check(v.__class__) for v in given]
     if len(given) != 2:
         return lambda *values: all(check(value) for check, value in zip(checks, values, strict=True))
     one_is, other_is = checks
@@ -199,7 +199,7 @@ def _geometry(*tensors: Any) -> Check:
 
     A guard never matches a tensor that is passed twice.
     """
-    check: Check = _GUARDS.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    check: Check = _DYNAMO_GUARDS.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
     return check
 
 
@@ -207,20 +207,20 @@ def _both(first: Check, second: Check) -> Check:
     return lambda *given: first(*given) and second(*given)
 
 
-def _begins(*given: Any) -> bool:
+def _all_at_memory_start(*given: Any) -> bool:
     """Whether all tensors begin where their memory begins."""
     return not any(displaced(v) for v in given if isinstance(v, torch.Tensor))
 
 
-def _is_a(kind: type) -> Check:
+def _class_check(kind: type) -> Check:
     return lambda value: value.__class__ is kind
 
 
-def _no(*_given: Any) -> Any:
+def _return_none(*_given: Any) -> Any:
     return None
 
 
-_NOTHING: Known = (_no, (), {}, _no, "")
+_NOTHING: Known = (_return_none, (), {}, _return_none, "")
 
 
 class Counted(Protocol):
@@ -244,106 +244,111 @@ def shortest(  # noqa: PLR0915  # one function in three versions, for speed
     one and two tensors have a function each: passing all in a tuple takes a tenth of the time of a
     call.
     """
-    now: tuple[list[Known], Callable[..., Known | None], Any, Function | None] = ([_NOTHING], _no, None, None)
-    nobody = now
+    settings: tuple[list[Known], Callable[..., Known | None], Any, Function | None] = (
+        [_NOTHING],
+        _return_none,
+        None,
+        None,
+    )
+    no_kernel = settings
     inside, tensor = INSIDE, torch.Tensor
-    least = max(at, default=0) + 1
-    between = [i for i in range(least) if i not in at]
+    min_args = max(at, default=0) + 1
+    non_tensor_positions = [i for i in range(min_args) if i not in at]
 
     def take(memory: Memory | None, counted: Counted | None, original: Function | None) -> None:
-        nonlocal now
-        now = nobody if memory is None else (memory.last, memory.find, counted, original)
+        nonlocal settings
+        settings = no_kernel if memory is None else (memory.last, memory.find, counted, original)
 
     def other_than_tensor(result: Any) -> TypeError:
         return TypeError(f"it returned {type(result).__name__}, not a tensor")
 
     def call_of_one(one: Any, *rest: Any, **kwargs: Any) -> Any:
-        here = inside.__dict__
-        last, find, counted, original = now
-        if here["now"]:
+        thread_state = inside.__dict__
+        last_decision, find, counted, original = settings
+        if thread_state["now"]:
             return whole((one, *rest), kwargs)
-        known, same_rest, same_kwargs, function, reason = last[0]
-        if not known(one) or rest != same_rest or kwargs != same_kwargs:
-            if (found := find((one,), rest, kwargs, (one, *rest))) is None:
+        same_geometry, same_rest, same_kwargs, function, reason = last_decision[0]
+        if not same_geometry(one) or rest != same_rest or kwargs != same_kwargs:
+            if (decision := find((one,), rest, kwargs, (one, *rest))) is None:
                 return whole((one, *rest), kwargs)
-            last[0] = found
-            *_, function, reason = found
+            last_decision[0] = decision
+            *_, function, reason = decision
         if reason:
             if original is None:
                 return whole((one, *rest), kwargs)
             counted.aten[reason] += 1
             return original(one, *rest, **kwargs)
-        here["now"] = True
+        thread_state["now"] = True
         try:
             result = function(one, *rest, **kwargs) if rest or kwargs else function(one)
         except Exception as error:  # noqa: BLE001  # kernels raise anything
-            here["now"] = False
+            thread_state["now"] = False
             return whole((one, *rest), kwargs, error, counted)
         finally:
-            here["now"] = False
+            thread_state["now"] = False
         if result.__class__ is not tensor and not isinstance(result, tensor):
             return whole((one, *rest), kwargs, other_than_tensor(result), counted)
         counted.served += 1
         return result
 
     def call_of_two(one: Any, other: Any, *rest: Any, **kwargs: Any) -> Any:
-        here = inside.__dict__
-        last, find, counted, original = now
-        if here["now"]:
+        thread_state = inside.__dict__
+        last_decision, find, counted, original = settings
+        if thread_state["now"]:
             return whole((one, other, *rest), kwargs)
-        known, same_rest, same_kwargs, function, reason = last[0]
-        if not known(one, other) or rest != same_rest or kwargs != same_kwargs:
-            if (found := find((one, other), rest, kwargs, (one, other, *rest))) is None:
+        same_geometry, same_rest, same_kwargs, function, reason = last_decision[0]
+        if not same_geometry(one, other) or rest != same_rest or kwargs != same_kwargs:
+            if (decision := find((one, other), rest, kwargs, (one, other, *rest))) is None:
                 return whole((one, other, *rest), kwargs)
-            last[0] = found
-            *_, function, reason = found
+            last_decision[0] = decision
+            *_, function, reason = decision
         if reason:
             if original is None:
                 return whole((one, other, *rest), kwargs)
             counted.aten[reason] += 1
             return original(one, other, *rest, **kwargs)
-        here["now"] = True
+        thread_state["now"] = True
         try:
             result = function(one, other, *rest, **kwargs) if rest or kwargs else function(one, other)
         except Exception as error:  # noqa: BLE001  # kernels raise anything
-            here["now"] = False
+            thread_state["now"] = False
             return whole((one, other, *rest), kwargs, error, counted)
         finally:
-            here["now"] = False
+            thread_state["now"] = False
         if result.__class__ is not tensor and not isinstance(result, tensor):
             return whole((one, other, *rest), kwargs, other_than_tensor(result), counted)
         counted.served += 1
         return result
 
     def call_of_many(*args: Any, **kwargs: Any) -> Any:
-        here = inside.__dict__
-        last, find, counted, original = now
-        if here["now"] or len(args) < least:
+        thread_state = inside.__dict__
+        last_decision, find, counted, original = settings
+        if thread_state["now"] or len(args) < min_args:
             return whole(args, kwargs)
         given = [args[i] for i in at]
-        rest = args[least:]
-        for i in between:
+        rest = args[min_args:]
+        for i in non_tensor_positions:
             rest += (args[i],)
-        known, same_rest, same_kwargs, function, reason = last[0]
-        if not known(*given) or rest != same_rest or kwargs != same_kwargs:
-            if (found := find(given, rest, kwargs, args)) is None:
+        same_geometry, same_rest, same_kwargs, function, reason = last_decision[0]
+        if not same_geometry(*given) or rest != same_rest or kwargs != same_kwargs:
+            if (decision := find(given, rest, kwargs, args)) is None:
                 return whole(args, kwargs)
-            last[0] = found
-            *_, function, reason = found
+            last_decision[0] = decision
+            *_, function, reason = decision
         if reason:
             if original is None:
                 return whole(args, kwargs)
             counted.aten[reason] += 1
             return original(*args, **kwargs)
-        here["now"] = True
+        thread_state["now"] = True
         try:
             result = function(*args, **kwargs)
             check(result)
         except Exception as error:  # noqa: BLE001  # kernels raise anything
-            here["now"] = False
+            thread_state["now"] = False
             return whole(args, kwargs, error, counted)
         finally:
-            here["now"] = False
+            thread_state["now"] = False
         counted.served += 1
         return result
 

@@ -21,8 +21,8 @@ _KEY_BYTES = 32
 
 def key_file() -> Path:
     """Return the path of this installation's key: ``$OPFORGE_KEY``, else in the data folder."""
-    if own := os.environ.get(KEY_VARIABLE):
-        return Path(own)
+    if configured := os.environ.get(KEY_VARIABLE):
+        return Path(configured)
     base = os.environ.get("XDG_DATA_HOME")
     return (Path(base) if base else Path.home() / ".local" / "share") / "opforge" / "key"
 
@@ -67,7 +67,7 @@ def canonical(value: Any) -> bytes:
 
 def mac(key: bytes, value: Any) -> str:
     """Return this installation's own signature of a value. Only it can verify that."""
-    return hmac.new(_derived(key, b"proofs"), canonical(value), hashlib.sha256).hexdigest()
+    return hmac.new(_derive_key(key, b"proofs"), canonical(value), hashlib.sha256).hexdigest()
 
 
 def holds(key: bytes | None, value: Any, signature: Any) -> bool:
@@ -77,7 +77,7 @@ def holds(key: bytes | None, value: Any, signature: Any) -> bool:
 
 def signed(key: bytes, value: Any) -> dict[str, str]:
     """Return a signature that anyone can verify, with the public key and the signer's name."""
-    seed = _derived(key, b"packages")
+    seed = _derive_key(key, b"packages")
     public = _public(seed)
     return {"signer": name_of(public.hex()), "public": public.hex(), "signature": _sign(seed, canonical(value)).hex()}
 
@@ -96,7 +96,7 @@ def name_of(public: str) -> str:
     return hashlib.sha256(bytes.fromhex(public)).hexdigest()[:16]
 
 
-def _derived(key: bytes, purpose: bytes) -> bytes:
+def _derive_key(key: bytes, purpose: bytes) -> bytes:
     return hmac.new(key, purpose, hashlib.sha256).digest()
 
 
@@ -105,26 +105,26 @@ def _derived(key: bytes, purpose: bytes) -> bytes:
 _P = 2**255 - 19
 _ORDER = 2**252 + 27742317777372353535851937790883648493
 _D = -121665 * pow(121666, -1, _P) % _P
-_ROOT = pow(2, (_P - 1) // 4, _P)
+_SQRT_MINUS_ONE = pow(2, (_P - 1) // 4, _P)
 """A square root of -1."""
 
 _Point = tuple[int, int, int, int]
 """X, Y, Z, T with x = X/Z, y = Y/Z and x·y = T/Z."""
 
 
-def _x_of(y: int, odd: int) -> int | None:
+def _recover_x(y: int, odd: int) -> int | None:
     """Return the x of a curve point, odd or even as requested; None if there is none."""
     square = (y * y - 1) * pow(_D * y * y + 1, -1, _P) % _P
     x = pow(square, (_P + 3) // 8, _P)
     if x * x % _P != square:
-        x = x * _ROOT % _P
+        x = x * _SQRT_MINUS_ONE % _P
     if x * x % _P != square or (x == 0 and odd):
         return None
     return x if x % 2 == odd else _P - x
 
 
-def _point(y: int, odd: int) -> _Point | None:
-    x = _x_of(y, odd) if y < _P else None
+def _point_from_y(y: int, odd: int) -> _Point | None:
+    x = _recover_x(y, odd) if y < _P else None
     return None if x is None else (x, y, 1, x * y % _P)
 
 
@@ -147,14 +147,14 @@ def _times(number: int, point: _Point) -> _Point:
     return total
 
 
-def _base() -> _Point:
-    found = _point(4 * pow(5, -1, _P) % _P, 0)
-    if found is None:
+def _base_point() -> _Point:
+    point = _point_from_y(4 * pow(5, -1, _P) % _P, 0)
+    if point is None:
         raise AssertionError("the base point lies on the curve")
-    return found
+    return point
 
 
-_BASE = _base()
+_BASE_POINT = _base_point()
 
 
 def _packed(point: _Point) -> bytes:
@@ -165,29 +165,29 @@ def _packed(point: _Point) -> bytes:
 
 def _unpacked(data: bytes) -> _Point | None:
     number = int.from_bytes(data, "little")
-    return _point(number & (2**255 - 1), number >> 255) if len(data) == 32 else None
+    return _point_from_y(number & (2**255 - 1), number >> 255) if len(data) == 32 else None
 
 
-def _secret(seed: bytes) -> tuple[int, bytes]:
-    whole = hashlib.sha512(seed).digest()
-    number = int.from_bytes(whole[:32], "little") & ((1 << 254) - 8) | 1 << 254
-    return number, whole[32:]
+def _secret_scalar(seed: bytes) -> tuple[int, bytes]:
+    digest = hashlib.sha512(seed).digest()
+    scalar = int.from_bytes(digest[:32], "little") & ((1 << 254) - 8) | 1 << 254
+    return scalar, digest[32:]
 
 
-def _hashed(*parts: bytes) -> int:
+def _hash_to_scalar(*parts: bytes) -> int:
     return int.from_bytes(hashlib.sha512(b"".join(parts)).digest(), "little") % _ORDER
 
 
 def _public(seed: bytes) -> bytes:
-    return _packed(_times(_secret(seed)[0], _BASE))
+    return _packed(_times(_secret_scalar(seed)[0], _BASE_POINT))
 
 
 def _sign(seed: bytes, message: bytes) -> bytes:
-    number, prefix = _secret(seed)
-    public = _packed(_times(number, _BASE))
-    nonce = _hashed(prefix, message)
-    commitment = _packed(_times(nonce, _BASE))
-    answer = (nonce + _hashed(commitment, public, message) * number) % _ORDER
+    scalar, prefix = _secret_scalar(seed)
+    public = _packed(_times(scalar, _BASE_POINT))
+    nonce = _hash_to_scalar(prefix, message)
+    commitment = _packed(_times(nonce, _BASE_POINT))
+    answer = (nonce + _hash_to_scalar(commitment, public, message) * scalar) % _ORDER
     return commitment + answer.to_bytes(32, "little")
 
 
@@ -196,5 +196,5 @@ def _verifies(public: bytes, message: bytes, signature: bytes) -> bool:
     answer = int.from_bytes(signature[32:], "little")
     if len(signature) != 64 or key is None or commitment is None or answer >= _ORDER:
         return False
-    wanted = _add(commitment, _times(_hashed(signature[:32], public, message), key))
-    return _packed(_times(answer, _BASE)) == _packed(wanted)
+    expected = _add(commitment, _times(_hash_to_scalar(signature[:32], public, message), key))
+    return _packed(_times(answer, _BASE_POINT)) == _packed(expected)

@@ -24,7 +24,7 @@ The name is empty for values that are not part of a proof, such as a device.
 """
 _MANY = 3
 """Lists of at least this length count as one length."""
-_FLOAT = "float"
+_FLOAT_WORD = "float"
 
 
 def number_word(value: object) -> str:
@@ -51,11 +51,11 @@ def argument_word(value: Any, naming: Naming) -> tuple[str, list[float]]:
     if isinstance(value, int):
         return "int", [value]
     if isinstance(value, float):
-        usual = math.isfinite(value) and not (value == 0 and math.copysign(1, value) < 0)
-        return (_FLOAT, [value]) if usual else (str(value), [])
+        is_ordinary = math.isfinite(value) and not (value == 0 and math.copysign(1, value) < 0)
+        return (_FLOAT_WORD, [value]) if is_ordinary else (str(value), [])
     if isinstance(value, list | tuple):
-        found = [argument_word(one, naming) for one in value]
-        words, numbers = [word for word, _ in found], [n for _, those in found for n in those]
+        items = [argument_word(item, naming) for item in value]
+        words, numbers = [word for word, _ in items], [n for _, item_numbers in items for n in item_numbers]
         return list_word(words) if numbers else f"[{' '.join(words)}]", numbers
     return naming(value), []
 
@@ -63,8 +63,8 @@ def argument_word(value: Any, naming: Naming) -> tuple[str, list[float]]:
 def add_argument(known: Arguments, name: str, word: str, numbers: Iterable[float]) -> None:
     """Add a word for an argument's value, and extend the word's range by the numbers in it."""
     words = known.setdefault(name, {})
-    seen = [*words.get(word, ()), *numbers]
-    words[word] = [min(seen), max(seen)] if seen else []
+    values = [*words.get(word, ()), *numbers]
+    words[word] = [min(values), max(values)] if values else []
 
 
 def holds(words: Words, word: str, numbers: Sequence[float], default: Any) -> bool:
@@ -79,8 +79,8 @@ def holds(words: Words, word: str, numbers: Sequence[float], default: Any) -> bo
     if not bounds:
         return False
     low, high = bounds
-    if word == _FLOAT and DEFAULT in words and isinstance(default, int | float) and default != low:
+    if word == _FLOAT_WORD and DEFAULT in words and isinstance(default, int | float) and default != low:
         return True
-    if low < high and (word == _FLOAT or word.startswith(f"[{_FLOAT}]*")):
+    if low < high and (word == _FLOAT_WORD or word.startswith(f"[{_FLOAT_WORD}]*")):
         return True
     return all(low <= n <= high for n in numbers)

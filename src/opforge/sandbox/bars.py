@@ -36,16 +36,16 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 @functools.cache
 def entrances() -> dict[str, tuple[int, ...]]:
     """Return the functions' addresses by name, such as ``mm_out``. Call once before forking."""
-    found: dict[str, list[int]] = {}
+    addresses_by_name: dict[str, list[int]] = {}
     code = _EXIT.get(platform.machine(), b"")
     for file, pattern in _LIBRARIES.items():
         path = Path(torch.__file__).parent / "lib" / file
         with contextlib.suppress(OSError, NotALibraryError):
             defined = [s for s in symbols(path, pattern) if s.defined and s.size >= len(code)]
-            base = _loaded_at(path, defined[0].name, defined[0].offset) if defined else 0
+            base = _load_address(path, defined[0].name, defined[0].offset) if defined else 0
             for symbol in defined:
-                found.setdefault(_function(symbol.name), []).append(base + symbol.offset)
-    return {name: tuple(places) for name, places in found.items()}
+                addresses_by_name.setdefault(_function(symbol.name), []).append(base + symbol.offset)
+    return {name: tuple(addresses) for name, addresses in addresses_by_name.items()}
 
 
 def close(operators: Iterable[str]) -> None:
@@ -63,7 +63,7 @@ def close(operators: Iterable[str]) -> None:
         _overwrite(place, code)
 
 
-def _loaded_at(path: Path, name: str, offset: int) -> int:
+def _load_address(path: Path, name: str, offset: int) -> int:
     place = ctypes.cast(getattr(ctypes.CDLL(str(path)), name), ctypes.c_void_p).value
     return (place or 0) - offset
 

@@ -102,11 +102,11 @@ class ForkServerProcess:
     ) -> None:
         """Start the server; it accepts other commands as clients on ``listener``."""
         ours, theirs = Channel.pair()
-        words = [f"{name}={target}" for name, target in roles.items()]
+        role_arguments = [f"{name}={target}" for name, target in roles.items()]
         fds = [theirs.fileno(), *([] if listener is None else [listener.fileno()])]
         numbers = [str(fds[0]), str(fds[1] if len(fds) > 1 else -1)]
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "opforge.sandbox.server", *numbers, *words],
+            [sys.executable, "-P", "-m", "opforge.sandbox.server", *numbers, *role_arguments],
             pass_fds=fds,
             env=server_environment(environment),
             stdin=subprocess.DEVNULL,

@@ -25,12 +25,12 @@ def words_before(folder: Path, sources: Sequence[Path]) -> list[str]:
 
 
 def main() -> None:
-    folder, *words = sys.argv[1:]
-    end = words.index("--")
+    folder, *arguments = sys.argv[1:]
+    end = arguments.index("--")
     where = os.getcwd()
-    confinement.enter(confinement.Room(folder, tuple(words[:end])), None, None)
+    confinement.enter(confinement.Room(folder, tuple(arguments[:end])), None, None)
     os.chdir(where)
-    command = words[end + 1 :]
+    command = arguments[end + 1 :]
     os.execvp(command[0], command)  # noqa: S606  # confined, and no shell
 
 

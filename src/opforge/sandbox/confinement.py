@@ -33,7 +33,7 @@ _FIRST_USER, _USERS = 2_000_000_000, 100_000
 _FIRST_MAPPED_USER, _MAPPED_USERS = 61_184, 4_000
 """For containers that map 65,536 users: systemd's dynamic users, unused by distributions."""
 
-_ELSEWHERE = frozenset({
+_REDIRECTING_VARIABLES = frozenset({
     "XDG_CACHE_HOME", "TRITON_HOME", "TRITON_CACHE_DIR", "TRITON_DUMP_DIR", "TRITON_OVERRIDE_DIR", "TORCH_HOME",
     "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "CUDA_CACHE_PATH", "HELION_CACHE_DIR", "OPFORGE_CACHE",
 })  # fmt: skip
@@ -123,22 +123,22 @@ def enter(room: Room, user: int | None, tasks: int | None) -> None:
     ``tasks`` is the limit on the current user's processes and threads.
     """
     can = abilities()
-    own = {**dict.fromkeys(room.lists, landlock.LIST), **dict.fromkeys(room.reads, landlock.READ)}
-    own[room.folder] = landlock.OWN
+    rights = {**dict.fromkeys(room.lists, landlock.LIST), **dict.fromkeys(room.reads, landlock.READ)}
+    rights[room.folder] = landlock.OWN
     _limit(tasks if user is None else MAX_PROCESSES)
     processes.offer_to_end_first()
     if user is not None:
         # The capability to read in folders that only root may enter stays: Landlock decides which.
         processes.become(
-            user, can.gpu_groups, can.search if can.landlock or _shut_off([*reach.common(), *own]) else None
+            user, can.gpu_groups, can.search if can.landlock or _any_root_only([*reach.common(), *rights]) else None
         )
         processes.die_with_parent()  # a change of user undoes it
     processes.forbid_new_privileges()
-    _settle(room.folder)
+    _set_up_folder(room.folder)
     if can.landlock:
         if reach.gpu_devices():
-            own[_threads()] = landlock.THREADS
-        landlock.restrict(opened(), own, can.landlock)
+            rights[_threads()] = landlock.THREADS
+        landlock.restrict(opened(), rights, can.landlock)
     if can.seccomp:
         seccomp.install(own_user=user is not None, signals_scoped=can.signals_scoped)
 
@@ -162,7 +162,7 @@ def _limit(tasks: int | None) -> None:
         processes.limit_tasks(tasks)
 
 
-def _shut_off(paths: Iterable[str]) -> bool:
+def _any_root_only(paths: Iterable[str]) -> bool:
     """Whether only root can reach some of the paths that a worker needs."""
     for path in {str(parent) for p in paths for parent in (Path(p), *Path(p).parents)}:
         with contextlib.suppress(OSError):
@@ -172,11 +172,11 @@ def _shut_off(paths: Iterable[str]) -> bool:
     return False
 
 
-def _settle(folder: str) -> None:
+def _set_up_folder(folder: str) -> None:
     """Make the folder the working directory, and the place for temporary files and caches."""
     os.umask(0o077)
     os.chdir(folder)
-    for name in _ELSEWHERE.intersection(os.environ):
+    for name in _REDIRECTING_VARIABLES.intersection(os.environ):
         del os.environ[name]
     for name, variable in (("home", "HOME"), ("tmp", "TMPDIR")):
         os.environ[variable] = f"{folder}/{name}"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 _HANDLE_BYTES = 64
-_ON_FIRST_ACCESS = 1
+_LAZY_PEER_ACCESS = 1
 Place = tuple[str, int]
 """A hexadecimal handle and an offset; for host memory, no handle and an address."""
 
@@ -69,8 +69,8 @@ class MappedMemory:
     def stretch(self, handle: str, offset: int, nbytes: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
         """Return elements in a range of the other process's memory; raise OSError if none."""
         if (memory := self._views.get((handle, dtype))) is None:
-            whole = (self._mapped.get(handle) or self._map(handle))[1]
-            memory = self._views[handle, dtype] = whole[: len(whole) - len(whole) % dtype.itemsize].view(dtype)
+            mapped = (self._mapped.get(handle) or self._map(handle))[1]
+            memory = self._views[handle, dtype] = mapped[: len(mapped) - len(mapped) % dtype.itemsize].view(dtype)
         first, rest = divmod(offset, dtype.itemsize)
         count = nbytes // dtype.itemsize
         if rest or not 0 <= first <= first + count <= len(memory):
@@ -91,10 +91,10 @@ class MappedMemory:
         except ValueError:
             raise OSError(f"{handle[:20]!r} is no handle of memory") from None
         torch.cuda.current_stream(self._device)  # creates a context
-        _call("cuIpcOpenMemHandle_v2", ctypes.byref(start), given, ctypes.c_uint(_ON_FIRST_ACCESS))
+        _call("cuIpcOpenMemHandle_v2", ctypes.byref(start), given, ctypes.c_uint(_LAZY_PEER_ACCESS))
         memory = torch.as_tensor(_Stretch(start.value, _allocation(start.value)[1]), device=self._device)
-        self._mapped[handle] = found = (start.value, memory)
-        return found
+        self._mapped[handle] = mapping = (start.value, memory)
+        return mapping
 
 
 def _allocation(address: int) -> tuple[int, int]:

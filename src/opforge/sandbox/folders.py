@@ -51,8 +51,8 @@ def size(folder: str, most: int) -> tuple[int, int]:
     held = entries = 0
     waiting = [folder]
     while waiting and entries <= most:
-        with contextlib.suppress(OSError), os.scandir(waiting.pop()) as found:
-            for entry in found:
+        with contextlib.suppress(OSError), os.scandir(waiting.pop()) as listing:
+            for entry in listing:
                 entries += 1
                 with contextlib.suppress(OSError):
                     held += entry.stat(follow_symlinks=False).st_blocks * 512

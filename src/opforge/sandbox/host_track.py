@@ -46,7 +46,7 @@ class HostTrack:
         del old  # not earlier: the new ones need other addresses
         self._step = WORDS * parts
         self._table = memoryview(self._arena)[self._table_at :][: 8 * self._step * sets].cast("Q")
-        return {"inputs": [[t.untyped_storage().data_ptr() for t in made] for _, _, made in self._sets]}
+        return {"inputs": [[t.untyped_storage().data_ptr() for t in tensors] for _, _, tensors in self._sets]}
 
     def go(self, *, dry: bool) -> None:
         """Make the calls; ``dry`` does everything except the calls, with the existing results."""
@@ -56,7 +56,7 @@ class HostTrack:
                 if type(result) is Tensor:
                     table[at] = result.data_ptr() or 1
                 else:
-                    self._enter(at, result)
+                    self._write_entry(at, result)
             return
         self._kept = kept = []  # freeing results is part of the work: a kernel may do something then
         for at, (args, kwargs, _) in zip(range(0, len(table), self._step), self._sets, strict=True):
@@ -65,13 +65,13 @@ class HostTrack:
             if type(result) is Tensor:
                 table[at] = result.data_ptr() or 1
             else:
-                self._enter(at, result)
+                self._write_entry(at, result)
 
     def shown(self, call: int) -> tuple[Any, list[Tensor]]:
         """Return the result of one of the last calls, and its inputs as they are now."""
         return self._kept[call], self._sets[call][2]
 
-    def _enter(self, at: int, result: Any) -> None:
+    def _write_entry(self, at: int, result: Any) -> None:
         """Write the parts of a result into the table, the first last: it marks the return."""
         parts = parts_of(result)[: self._step // WORDS]
         for part, place in reversed(list(zip(parts, range(at, at + self._step, WORDS), strict=False))):
@@ -85,16 +85,18 @@ class HostTrack:
 
     def _set(self) -> tuple[list[Any], dict[str, Any], list[Tensor]]:
         """Return arguments in newly allocated memory."""
-        made: list[Tensor] = []
+        tensors: list[Tensor] = []
 
         def tensor(row: list[Any]) -> Tensor:
             like = tensor_over(self._arena, row)
             memory = torch.empty(row[1], dtype=torch.uint8).untyped_storage()
-            made.append(torch.empty(0, dtype=like.dtype).set_(memory, like.storage_offset(), like.shape, like.stride()))
-            return made[-1]
+            tensors.append(
+                torch.empty(0, dtype=like.dtype).set_(memory, like.storage_offset(), like.shape, like.stride())
+            )
+            return tensors[-1]
 
         args = decode(self._case["args"], tensor)
-        return args, {n: decode(v, tensor) for n, v in self._case["kwargs"].items()}, made
+        return args, {n: decode(v, tensor) for n, v in self._case["kwargs"].items()}, tensors
 
 
 def parts_of(result: Any) -> list[Any]:

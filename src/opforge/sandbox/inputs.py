@@ -56,7 +56,7 @@ class InputFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._tests: dict[str, list[Test]] = {}
-        _know_the_other_import()
+        _provide_backendbench_import()
         _seed(0)
         self._module = import_file(path)
 
@@ -95,14 +95,14 @@ class InputFile:
         """Return the arguments of a test as a JSON tree; copy its tensors into the arena."""
         _seed(index)
         test = self._tests[phase][index]
-        place = _Placing(arena, at)
+        place = _ArenaWriter(arena, at)
         return {
             "args": [_described(value, f"argument {i}", place.row) for i, value in enumerate(test.args)],
             "kwargs": {name: _described(v, f"argument {name!r}", place.row) for name, v in test.kwargs.items()},
         }
 
 
-class _Placing:
+class _ArenaWriter:
     """Copies the memory of tensors into the arena, one after another."""
 
     def __init__(self, arena: Any, at: int) -> None:
@@ -157,7 +157,7 @@ def _seed(number: int) -> None:
     np.random.seed(number)  # noqa: NPY002  # the generator that users' files draw from
 
 
-def _know_the_other_import() -> None:
+def _provide_backendbench_import() -> None:
     """Make ``from BackendBench.suite.base import Test`` work where only opforge can be imported."""
     try:
         importlib.import_module("BackendBench.suite.base")

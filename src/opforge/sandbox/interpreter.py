@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-_TURN = threading.RLock()
+_LAUNCH_LOCK = threading.RLock()
 
 
 def take_turns() -> None:
@@ -24,7 +24,7 @@ def take_turns() -> None:
 def _in_turn(launch: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(launch)
     def launched(*args: Any, **kwargs: Any) -> Any:
-        with _TURN:
+        with _LAUNCH_LOCK:
             return launch(*args, **kwargs)
 
     launched.takes_turns = True  # type: ignore[attr-defined]  # marks it as wrapped

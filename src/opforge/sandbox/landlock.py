@@ -25,17 +25,17 @@ OWN = (
     READ | WRITE_FILE | TRUNCATE | REFER | REMOVE_DIR | REMOVE_FILE
     | MAKE_DIR | MAKE_REG | MAKE_SOCK | MAKE_FIFO | MAKE_SYM
 )  # fmt: skip
-_OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
+_FILE_RIGHTS = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
 
-_LEAST = 2
+_MIN_VERSION = 2
 """Version 1 forbids moving files between folders, even one's own, and Triton's cache does that."""
 TCP_FROM, DEVICES_FROM, SCOPES_FROM, TRUNCATE_FROM = 4, 5, 6, 3
 
 
 def version() -> int:
     """Return the version of Landlock; 0 if there is none or it is too old."""
-    found = int(_LIBC.syscall(_CREATE, None, ctypes.c_size_t(0), _VERSION_FLAG))
-    return found if found >= _LEAST else 0
+    reported = int(_LIBC.syscall(_CREATE, None, ctypes.c_size_t(0), _VERSION_FLAG))
+    return reported if reported >= _MIN_VERSION else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +48,22 @@ class Opened:
 
 def open_all(allowed: Mapping[str, int], known: int) -> Opened:
     """Open the allowed paths. Missing paths are skipped."""
-    found = [opened for path, rights in allowed.items() if (opened := _open(path, rights & _handled(known)))]
-    return Opened(tuple(rule for _, rule in found), frozenset(handle for handle, _ in found))
+    handles_and_rules = [
+        opened for path, rights in allowed.items() if (opened := _open(path, rights & _handled(known)))
+    ]
+    return Opened(tuple(rule for _, rule in handles_and_rules), frozenset(handle for handle, _ in handles_and_rules))
 
 
 def restrict(shared: Opened, own: Mapping[str, int], known: int) -> None:
     """Forbid all that this version can forbid, except by the rules; then close their files."""
-    more = open_all(own, known)
+    opened_own = open_all(own, known)
     ruleset = _call(_CREATE, *_attributes(_handled(known), known), 0)
     try:
-        for rule in (*shared.rules, *more.rules):
+        for rule in (*shared.rules, *opened_own.rules):
             _call(_ADD, ruleset, _PATH_BENEATH, rule, 0)
         _call(_RESTRICT, ruleset, 0)
     finally:
-        for handle in (ruleset, *shared.handles, *more.handles):
+        for handle in (ruleset, *shared.handles, *opened_own.handles):
             os.close(handle)
 
 
@@ -86,7 +88,7 @@ def _open(path: str, rights: int) -> tuple[int, bytes] | None:
     except OSError:
         return None  # missing: nothing to allow
     if not stat.S_ISDIR(os.fstat(handle).st_mode):
-        rights &= _OF_FILES
+        rights &= _FILE_RIGHTS
     return handle, struct.pack("=Qi", rights, handle)
 
 

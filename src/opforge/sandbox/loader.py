@@ -50,7 +50,7 @@ def gradients(function: Function, args: Any, kwargs: dict[str, Any], inputs: lis
         outputs = [t for t in results if isinstance(t, torch.Tensor) and t.requires_grad]
         if not outputs:
             raise NotImplementedError("no result wants a gradient")
-        return [_with_memory(t) for t in backward(outputs, [_flowing(t) for t in outputs], wanted)]
+        return [_with_memory(t) for t in backward(outputs, [_output_gradient(t) for t in outputs], wanted)]
 
 
 def backward(outputs: list[Any], flowing: list[Any], wanted: list[Any]) -> tuple[torch.Tensor | None, ...]:
@@ -61,12 +61,12 @@ def backward(outputs: list[Any], flowing: list[Any], wanted: list[Any]) -> tuple
     worker in a race.
     """
     retain_graph, create_graph, allow_unused = False, False, True
-    asked = (tuple(outputs), tuple(flowing), retain_graph, create_graph, tuple(wanted), allow_unused)
+    engine_arguments = (tuple(outputs), tuple(flowing), retain_graph, create_graph, tuple(wanted), allow_unused)
     # On a GPU the backward pass runs in its own threads. ATen's calls there could not be told from
     # calls by a kernel's threads.
     with torch.autograd.set_multithreading_enabled(False):
-        found: tuple[torch.Tensor | None, ...] = _engine_run_backward(*asked, accumulate_grad=False)
-    return found
+        grads: tuple[torch.Tensor | None, ...] = _engine_run_backward(*engine_arguments, accumulate_grad=False)
+    return grads
 
 
 def _with_memory(gradient: torch.Tensor | None) -> torch.Tensor | None:
@@ -76,7 +76,7 @@ def _with_memory(gradient: torch.Tensor | None) -> torch.Tensor | None:
     return torch.zeros(gradient.shape, dtype=gradient.dtype, device=gradient.device)
 
 
-def _flowing(result: torch.Tensor) -> torch.Tensor:
+def _output_gradient(result: torch.Tensor) -> torch.Tensor:
     # by NumPy: torch's own cosine may be under test
     wave = np.cos(np.arange(result.numel(), dtype=np.float64)).reshape(result.shape)
     return torch.from_numpy(wave).to(device=result.device, dtype=result.dtype)
@@ -200,11 +200,11 @@ def _operator_in(library: str, source: Path, names: list[str]) -> Function:
 def _entry(path: Path, names: list[str]) -> Function:
     module = import_kernel(path)
     for name in names:
-        found = getattr(module, name, None)
-        if found is not None:
-            if not callable(found):
-                raise KernelLoadError(f"{name} in {path.name} is {type(found).__name__}, not a function")
-            function: Function = found
+        value = getattr(module, name, None)
+        if value is not None:
+            if not callable(value):
+                raise KernelLoadError(f"{name} in {path.name} is {type(value).__name__}, not a function")
+            function: Function = value
             return function
     have = sorted(n for n, v in vars(module).items() if callable(v) and not n.startswith("_"))[:8]
     raise KernelLoadError(
@@ -214,7 +214,7 @@ def _entry(path: Path, names: list[str]) -> Function:
 
 def import_file(path: Path) -> Any:
     """Import a user's file as a module; raise KernelLoadError with the reason if that fails."""
-    with _as_verdict(path):
+    with _raising_load_errors(path):
         spec = importlib.util.spec_from_file_location("opforge_kernel", path)
         if spec is None or spec.loader is None:
             raise KernelLoadError(f"{path} is not a Python file")
@@ -227,14 +227,14 @@ def import_file(path: Path) -> Any:
 
 def import_kernel(path: Path) -> Any:
     """Import a kernel's file as an enabling program does; raise KernelLoadError if that fails."""
-    with _as_verdict(path):
+    with _raising_load_errors(path):
         if path.suffix != ".py":
             raise KernelLoadError(f"{path} is not a Python file")
         return load_file(path)
 
 
 @contextmanager
-def _as_verdict(path: Path) -> Iterator[None]:
+def _raising_load_errors(path: Path) -> Iterator[None]:
     """Turn whatever a kernel's file raises into a KernelLoadError, the reason of its verdict."""
     try:
         path.read_bytes()

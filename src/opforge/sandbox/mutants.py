@@ -20,7 +20,7 @@ from opforge.sandbox.mutations import mutation, shares_storage
 from opforge.sandbox.trial import Answer, Function, Trial, answer_of, copy_arguments
 from opforge.sandbox.witnesses import witnesses
 
-_PROBES = 40
+_MAX_PROBED_CASES = 40
 """Cases on which witnesses are tried before a mutant counts as right there."""
 _STEPS = 4
 """Rounding steps within which two numbers are equal, for example after summing in another order."""
@@ -45,7 +45,7 @@ class Mutated:
         self._aten = aten
         self._name = name
         self._mutate = mutation(name)
-        self._probes = _PROBES
+        self._probes = _MAX_PROBED_CASES
         self.seen = Seen.VOID
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -32,7 +32,7 @@ def mutation(name: str) -> Mutation:
     return _MUTATIONS[name]
 
 
-def _of_results(change: Change) -> Mutation:
+def _result_mutation(change: Change) -> Mutation:
     """Make a mutation from a change to each tensor of the answer."""
     return lambda trial: trial.truth.map(lambda v: change(v) if isinstance(v, torch.Tensor) else v)
 
@@ -94,8 +94,8 @@ def _identity(trial: Trial) -> Answer:
         if not isinstance(value, torch.Tensor):
             return value
         fitting = (t for t in inputs if t.shape == value.shape and t.dtype == value.dtype)
-        found = next(fitting, None)
-        return value if found is None else torch.ops.aten.alias(found)
+        input_alike = next(fitting, None)
+        return value if input_alike is None else torch.ops.aten.alias(input_alike)
 
     return trial.truth.map(change)
 
@@ -104,7 +104,7 @@ def _nothing_written(trial: Trial) -> Answer:
     return Answer(trial.truth.fresh, trial.written_before())
 
 
-def _on_the_way(change: Change) -> Mutation:
+def _float_mutation(change: Change) -> Mutation:
     """Make a mutation from a change to the floats of inputs and results."""
 
     def floats(value: Any) -> Any:
@@ -140,8 +140,8 @@ def coarse(flat: torch.Tensor) -> torch.Tensor:
 
 
 def _without_nan(flat: torch.Tensor) -> torch.Tensor:
-    found = flat.isnan()
-    return flat.masked_fill(found, 0.0) if found.any() else flat
+    nans = flat.isnan()
+    return flat.masked_fill(nans, 0.0) if nans.any() else flat
 
 
 def _without_inf(flat: torch.Tensor) -> torch.Tensor:
@@ -207,14 +207,14 @@ def shares_storage(tensor: torch.Tensor, others: list[torch.Tensor]) -> bool:
 _MUTATIONS: dict[str, Mutation] = {
     "control": lambda trial: trial.again(),
     "zeros": _zeros,
-    "constant": _of_results(_constant),
+    "constant": _result_mutation(_constant),
     "identity": _identity,
-    "first_row": _of_results(_first_row),
+    "first_row": _result_mutation(_first_row),
     "edge": _edge,
-    "tail": _of_results(_tail),
-    "low_precision": _on_the_way(coarse),
-    "nan_swallowed": _on_the_way(_without_nan),
-    "inf_swallowed": _on_the_way(_without_inf),
+    "tail": _result_mutation(_tail),
+    "low_precision": _float_mutation(coarse),
+    "nan_swallowed": _float_mutation(_without_nan),
+    "inf_swallowed": _float_mutation(_without_inf),
     "strides_ignored": lambda trial: trial.again(as_contiguous),
     "offset_ignored": lambda trial: trial.again(without_offset),
     "swapped": _swapped,

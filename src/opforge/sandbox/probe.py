@@ -42,8 +42,10 @@ def check_device(spawner: Spawner, device: str) -> str:
     names = gpu_names(spawner)
     count = len(names)
     if count <= int(index or 0):
-        found = f"it has {count}" if count else "torch sees none on this machine"
-        raise OpforgeError(f"device {device!r} is not there: {found}; use --device cpu, or a torch built for your GPU")
+        available = f"it has {count}" if count else "torch sees none on this machine"
+        raise OpforgeError(
+            f"device {device!r} is not there: {available}; use --device cpu, or a torch built for your GPU"
+        )
     return names[int(index or 0)]
 
 
@@ -65,7 +67,7 @@ def confinement(spawner: Spawner) -> dict[str, Any]:
 
 def off() -> dict[str, Any]:
     """Return the manifest's entry for a run without confinement."""
-    return {"landlock": None, "seccomp": False, "own_user": False, "held": [], "missing": list(_TRIALS)}
+    return {"landlock": None, "seccomp": False, "own_user": False, "held": [], "missing": list(_PROTECTION_TESTS)}
 
 
 def _ask(spawner: Spawner, config: dict[str, Any]) -> Any:
@@ -80,13 +82,13 @@ def _ask(spawner: Spawner, config: dict[str, Any]) -> Any:
 
 def _held(folder: str) -> dict[str, Any]:
     can = abilities()
-    held = [what for what, trial in _TRIALS.items() if trial(folder)]
+    held = [protection for protection, trial in _PROTECTION_TESTS.items() if trial(folder)]
     return {
         "landlock": can.landlock or None,
         "seccomp": can.seccomp,
         "own_user": can.first_user is not None,
         "held": held,
-        "missing": [what for what in _TRIALS if what not in held],
+        "missing": [protection for protection in _PROTECTION_TESTS if protection not in held],
     }
 
 
@@ -133,7 +135,7 @@ def _system_calls(_folder: str) -> bool:
     return abilities().seccomp
 
 
-_TRIALS: dict[str, Callable[[str], bool]] = {
+_PROTECTION_TESTS: dict[str, Callable[[str], bool]] = {
     "files outside its folder": _files,
     "network": _network,
     "other processes": _other_processes,

@@ -38,9 +38,9 @@ def common() -> Mapping[str, int]:
     Call once before forking: it looks at every module loaded so far.
     """
     allowed: dict[str, int] = {}
-    shut = _kept_shut()
-    for found, rights in ((_readable(shut), landlock.READ), (_listed(shut), landlock.LIST)):
-        for path in sorted({os.path.realpath(path) for path in found if os.path.exists(path)}):
+    shut = _closed_folders()
+    for paths, rights in ((_readable(shut), landlock.READ), (_listed(shut), landlock.LIST)):
+        for path in sorted({os.path.realpath(path) for path in paths if os.path.exists(path)}):
             if path not in allowed and not any(str(parent) in allowed for parent in Path(path).parents):
                 allowed[path] = rights
     return allowed | dict.fromkeys((*_DEVICES, *gpu_devices()), landlock.DEVICE)
@@ -97,15 +97,15 @@ def source_reads(file: str) -> list[str]:
     If the folder holds closed folders, only the sources in it.
     """
     folder = os.path.dirname(os.path.realpath(file))
-    if not _holds(folder, _kept_shut()):
+    if not _holds(folder, _closed_folders()):
         return [folder]
     with os.scandir(folder) as entries:
         return [entry.path for entry in entries if entry.is_file() and entry.name.endswith((*SOURCES, *HEADERS))]
 
 
-def _kept_shut() -> tuple[str, ...]:
-    own = (*homes(), os.path.realpath(os.getcwd()), os.path.realpath(cache.root()))
-    return (*own, "/root", "/home", "/tmp", "/var", "/etc", "/run", "/dev", "/mnt", "/media", "/srv")  # noqa: S108
+def _closed_folders() -> tuple[str, ...]:
+    private = (*homes(), os.path.realpath(os.getcwd()), os.path.realpath(cache.root()))
+    return (*private, "/root", "/home", "/tmp", "/var", "/etc", "/run", "/dev", "/mnt", "/media", "/srv")  # noqa: S108
 
 
 def _holds(folder: str, shut: tuple[str, ...]) -> bool:
@@ -114,7 +114,7 @@ def _holds(folder: str, shut: tuple[str, ...]) -> bool:
     return any((path + "/").startswith(inside) for path in shut)
 
 
-def _around(path: str, shut: tuple[str, ...]) -> Iterator[str]:
+def _open_parts(path: str, shut: tuple[str, ...]) -> Iterator[str]:
     """Yield a folder; if it contains a closed folder, everything in it except the way there."""
     real = os.path.realpath(path)
     if not _holds(real, shut):
@@ -122,20 +122,20 @@ def _around(path: str, shut: tuple[str, ...]) -> Iterator[str]:
     elif real not in shut:
         with contextlib.suppress(OSError), os.scandir(real) as entries:
             for entry in entries:
-                yield from _around(entry.path, shut)
+                yield from _open_parts(entry.path, shut)
 
 
 def _readable(shut: tuple[str, ...]) -> Iterator[str]:
     for path in _SYSTEM:
-        yield from _around(path, shut)
+        yield from _open_parts(path, shut)
     for name in _ETC:
         yield from glob.glob(f"/etc/{name}")
     for prefix in {sys.prefix, sys.base_prefix, sys.exec_prefix}:
         yield from (f"{prefix}/{part}" for part in ("bin", "lib", "lib64", "include", "share", "pyvenv.cfg"))
-        yield from _around(prefix, shut)
+        yield from _open_parts(prefix, shut)
     for name in _SETTINGS:
         for folder in filter(os.path.isabs, os.environ.get(name, "").split(os.pathsep)):
-            yield from _around(folder, shut)
+            yield from _open_parts(folder, shut)
     for entry in sys.path:
         yield from _importable(entry, shut)
     yield from _loaded()
@@ -149,7 +149,7 @@ def _importable(entry: str, shut: tuple[str, ...]) -> Iterator[str]:
     if not os.path.isabs(entry):
         return
     if os.path.basename(entry) in ("site-packages", "dist-packages") or os.path.isfile(entry):
-        yield from _around(entry, shut)
+        yield from _open_parts(entry, shut)
     elif entry not in shut:
         yield from _modules(entry)
 
@@ -164,7 +164,7 @@ def _modules(folder: str) -> Iterator[str]:
 
 def listed(folder: str) -> list[str]:
     """Return a folder if it may be listed; nothing can be imported from it otherwise."""
-    return list(_open_names(folder, _kept_shut()))
+    return list(_open_names(folder, _closed_folders()))
 
 
 def _listed(shut: tuple[str, ...]) -> Iterator[str]:

@@ -22,7 +22,7 @@ class Registrations:
 
     def __init__(self) -> None:
         self._known = {name: _described(name) for name in _names()}
-        self._few = [name for name in self._known if name[len(_NAMESPACE) :].partition(".")[0] in HARNESS]
+        self._harness_operators = [name for name in self._known if name[len(_NAMESPACE) :].partition(".")[0] in HARNESS]
 
     def changed(self, ours: Iterable[str] = (), *, all_of_them: bool = True) -> list[str]:
         """Return the operators that are new, gone or registered again, except those with our traps.
@@ -32,10 +32,10 @@ class Registrations:
         """
         trapped = {f"{_NAMESPACE}{name.removesuffix('.default')}" for name in ours}
         names = set(_names())
-        found = [*(names - self._known.keys()), *(self._known.keys() - names)]
-        looked_at = self._known if all_of_them else self._few
-        found += [n for n in looked_at if n in names and n not in trapped and _described(n) != self._known[n]]
-        return sorted(found)
+        changes = [*(names - self._known.keys()), *(self._known.keys() - names)]
+        looked_at = self._known if all_of_them else self._harness_operators
+        changes += [n for n in looked_at if n in names and n not in trapped and _described(n) != self._known[n]]
+        return sorted(changes)
 
 
 registrations = functools.cache(Registrations)

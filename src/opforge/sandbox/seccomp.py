@@ -100,8 +100,8 @@ class Rule:
 def rules(*, own_user: bool) -> list[Rule]:
     """Return the refused calls; more if a worker runs as the user, and so owns the user's files."""
     quick = Rule("fallocate", (), errno.EOPNOTSUPP)  # fills a disk faster than its size is checked
-    found = [*_network(), *_processes(), quick, *(Rule(name) for name in list(_NUMBERS)[_SPECIAL:])]
-    return found if own_user else [*found, *_metadata()]
+    refused = [*_network(), *_processes(), quick, *(Rule(name) for name in list(_NUMBERS)[_SPECIAL:])]
+    return refused if own_user else [*refused, *_metadata()]
 
 
 def _network() -> Iterator[Rule]:
@@ -190,14 +190,14 @@ def _chunk(numbered: Sequence[tuple[int, Rule]]) -> list[bytes]:
 
 
 @functools.cache
-def _lasting(*, own_user: bool) -> bytes:
+def _shared_filter(*, own_user: bool) -> bytes:
     """Return the part of the filter that all processes share, assembled once before forking."""
     return assembled(rules(own_user=own_user), platform.machine())
 
 
 def prepare(*, own_user: bool) -> None:
     """Assemble the filter before the forks that will install it."""
-    _lasting(own_user=own_user)
+    _shared_filter(own_user=own_user)
 
 
 def install(*, own_user: bool, signals_scoped: bool) -> None:
@@ -206,7 +206,7 @@ def install(*, own_user: bool, signals_scoped: bool) -> None:
     A second filter stops signals to the user's processes, where neither a user of the worker's own
     nor Landlock does.
     """
-    _install(_lasting(own_user=own_user))
+    _install(_shared_filter(own_user=own_user))
     if not own_user and not signals_scoped:
         _install(assembled(list(signal_rules(os.getpid())), platform.machine()))
 

@@ -35,8 +35,8 @@ from opforge.sandbox.wire import Channel, ChannelClosedError
 Role = Callable[[dict[str, Any], list[int]], None]
 _USERS = 100_000
 _FORK_PATIENCE_S = 5.0
-_COUNT_AGAIN_S = 5.0
-_MANY_ROUNDS = 3
+_TASK_RECOUNT_INTERVAL_S = 5.0
+_SWEEP_ROUNDS_BEFORE_USER_KILL = 3
 _HELLO_LIMIT_S = 5.0
 
 
@@ -76,7 +76,7 @@ class ForkServer:
         if listener is not None:
             self._selector.register(listener, selectors.EVENT_READ)
         self._next_user = secrets.randbelow(_USERS)  # servers on one machine should use different users
-        self._tasks = _Tasks()
+        self._tasks = _TaskLimit()
         self._rooms = folders.make_root()
 
     def serve(self) -> None:
@@ -251,7 +251,7 @@ class ForkServer:
                     os.waitpid(pid, 0)
                 count += 1
             rounds += 1
-            if rounds >= _MANY_ROUNDS and worker.user is not None and not self._is_alive(worker):
+            if rounds >= _SWEEP_ROUNDS_BEFORE_USER_KILL and worker.user is not None and not self._is_alive(worker):
                 _end_user(worker.user)  # they fork faster than we kill them
         return count
 
@@ -262,20 +262,20 @@ class ForkServer:
         return [key.data for key in self._selector.get_map().values() if key.data is not None]
 
 
-class _Tasks:
+class _TaskLimit:
     """The limit on this user's processes and threads, recounted every few seconds.
 
     None where it does not limit workers: as root, or where forking fails under it.
     """
 
     def __init__(self) -> None:
-        self._counted_at = -_COUNT_AGAIN_S
+        self._counted_at = -_TASK_RECOUNT_INTERVAL_S
         self._count: int | None = None
         self._counts = True
 
     def count(self) -> int | None:
         now = time.monotonic()
-        if self._counts and os.getuid() != 0 and now - self._counted_at > _COUNT_AGAIN_S:
+        if self._counts and os.getuid() != 0 and now - self._counted_at > _TASK_RECOUNT_INTERVAL_S:
             self._counted_at = now
             self._count = processes.tasks_of(os.getuid()) + confinement.SHARED_PROCESSES
             if not _can_fork_with(self._count):
@@ -293,11 +293,11 @@ def _take_settings_of(visitor: Visitor) -> None:
     os.dup2(visitor.stderr, 2)
 
 
-def _can_fork_with(most: int) -> bool:
+def _can_fork_with(max_tasks: int) -> bool:
     pid = os.fork()
     if pid == 0:
         try:
-            processes.limit_tasks(most)
+            processes.limit_tasks(max_tasks)
             if os.fork() == 0:
                 os._exit(0)
             os.wait()
@@ -356,14 +356,14 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.set_num_interop_threads(1)
     roles: dict[str, Role] = {}
-    words = sys.argv[3:]
-    for word in words:
-        name, _, target = word.partition("=")
+    role_arguments = sys.argv[3:]
+    for argument in role_arguments:
+        name, _, target = argument.partition("=")
         module, _, function = target.partition(":")
         roles[name] = getattr(importlib.import_module(module), function)
     table()  # once here instead of once in every child
-    for word in words:
-        getattr(sys.modules[word.partition("=")[2].partition(":")[0]], "prepare", lambda: None)()
+    for argument in role_arguments:
+        getattr(sys.modules[argument.partition("=")[2].partition(":")[0]], "prepare", lambda: None)()
     confinement.opened()
     gc.freeze()
     with contextlib.suppress(ChannelClosedError):  # the parent gave up before we were ready

@@ -36,7 +36,7 @@ _ROUNDS, _CALLS = 6, 64
 """Rounds with two threads, and the most calls that the judged thread makes in each."""
 _ROUNDS_S = 0.2
 """Time limit for all rounds."""
-_SWITCH_S = 1e-6
+_THREAD_SWITCH_INTERVAL_S = 1e-6
 """Interval at which Python switches threads while two of them are in a kernel."""
 _TURN_CALLS, _TURN_S = 4, 0.05
 """Calls of the first round, with threads alternating at each step; poll interval while waiting."""
@@ -67,7 +67,7 @@ def call_in(situation: str, function: Function, args: list[Any], kwargs: dict[st
             with torch.inference_mode():
                 return function(*args, **kwargs)
         case "thread":
-            (answer,) = _at_once([lambda: function(*args, **kwargs)])
+            (answer,) = _run_in_threads([lambda: function(*args, **kwargs)])
             return answer()
         case "default_dtype":
             before = torch.get_default_dtype()
@@ -96,7 +96,7 @@ def call_in_two_threads(function: Function, fresh: Callable[[], Arguments]) -> t
     correct result may differ by rounding, which the judge decides.
     """
     interval, end = sys.getswitchinterval(), monotonic() + _ROUNDS_S
-    sys.setswitchinterval(_SWITCH_S)
+    sys.setswitchinterval(_THREAD_SWITCH_INTERVAL_S)
     try:
         args, kwargs, _ = fresh()
         alone = function(*args, **kwargs)
@@ -201,16 +201,16 @@ def _while_others_call(
         while not done:
             function(*others[0], **others[1])
 
-    answer, _ = _at_once([judged, beside])
+    answer, _ = _run_in_threads([judged, beside])
     if turns is not None:
         turns.close()
-    found: list[Any] = answer()
-    return found
+    results: list[Any] = answer()
+    return results
 
 
-def _at_once(calls: Sequence[Function]) -> list[Function]:
+def _run_in_threads(calls: Sequence[Function]) -> list[Function]:
     """Run each call in its own thread; return functions that return its result or raise."""
-    answers: list[Function] = [_nothing] * len(calls)
+    answers: list[Function] = [_return_none] * len(calls)
     start, ends = allocate_lock(), [allocate_lock() for _ in calls]
 
     def run(number: int) -> None:
@@ -234,7 +234,7 @@ def _at_once(calls: Sequence[Function]) -> list[Function]:
     return answers
 
 
-def _nothing() -> Any:
+def _return_none() -> Any:
     return None
 
 

@@ -44,15 +44,19 @@ class Seals:
 
     def __init__(self) -> None:
         self._callers = _callers()
-        readings = list(_readings())
-        self._held = [(*place, what) for owner, attribute, what in readings for place in _places(owner, attribute)]
-        self._lines = {owner: (owner.__mro__, what) for owner, _, what in readings if isinstance(owner, type)}
+        readings = list(_watched_attributes())
+        self._held = [
+            (*place, full_name) for owner, attribute, full_name in readings for place in _places(owner, attribute)
+        ]
+        self._lines = {owner: (owner.__mro__, full_name) for owner, _, full_name in readings if isinstance(owner, type)}
 
     def broken(self) -> list[str]:
         """Return the names of the functions that were replaced."""
         missing = _MISSING
-        changed = [what for space, attribute, was, what in self._held if space.get(attribute, missing) is not was]
-        changed += [what for owner, (line, what) in self._lines.items() if owner.__mro__ is not line]
+        changed = [
+            full_name for space, attribute, was, full_name in self._held if space.get(attribute, missing) is not was
+        ]
+        changed += [full_name for owner, (line, full_name) in self._lines.items() if owner.__mro__ is not line]
         if _callers() != self._callers:
             changed.append(
                 "what Python calls beside each function or collection (sys.setprofile, sys.settrace, gc.callbacks)"
@@ -64,7 +68,7 @@ def _callers() -> list[Any]:
     return [getprofile(), gettrace(), *gc.callbacks]
 
 
-def _readings() -> Iterator[tuple[Any, str, str]]:
+def _watched_attributes() -> Iterator[tuple[Any, str, str]]:
     """Yield owner, attribute and full name of everything watched."""
     for module_name, names in _WATCHED.items():
         if (module := sys.modules.get(module_name)) is not None:
@@ -76,10 +80,10 @@ def _readings() -> Iterator[tuple[Any, str, str]]:
             yield owner, name, f"{module_name}.{class_name}.{name}"
     for module_name, module in list(sys.modules.items()):
         if module_name.startswith(_OURS) and isinstance(module, ModuleType):
-            yield from _of_ours(module_name, module)
+            yield from _own_attributes(module_name, module)
 
 
-def _of_ours(module_name: str, module: ModuleType) -> Iterator[tuple[Any, str, str]]:
+def _own_attributes(module_name: str, module: ModuleType) -> Iterator[tuple[Any, str, str]]:
     for name, value in list(vars(module).items()):
         if name.startswith("__"):
             continue

@@ -22,10 +22,10 @@ from opforge.sandbox.host_track import parts_of
 
 _WARM_UP = 3
 _GUESSED_CALLS = 8
-_REHEARSED = 8
-_AHEAD_NS = 30_000
+_MAX_REHEARSAL_CALLS = 8
+_PAUSE_NS = 30_000
 """How long the device is kept busy while the host queues a graph."""
-_MANY_CALLS = 64
+_MIN_CALLS_FOR_SHORT_PASS = 64
 _CYCLES_PER_NS = 1.7
 
 Arguments = tuple[list[Any], dict[str, Any], list[torch.Tensor]]
@@ -37,12 +37,12 @@ class _CaptureError(Exception):
 
 def rehearsed_calls(sets: int, calls: int) -> int:
     """Return the number of calls on spare input sets before calls are timed one by one."""
-    return max(0, min(sets - calls, _REHEARSED))
+    return max(0, min(sets - calls, _MAX_REHEARSAL_CALLS))
 
 
 def short_calls(calls: int) -> int:
     """Return the number of calls in the short pass timed beside a full pass; 0 for none."""
-    return calls // 4 if calls >= _MANY_CALLS else 0
+    return calls // 4 if calls >= _MIN_CALLS_FOR_SHORT_PASS else 0
 
 
 class Track:
@@ -84,8 +84,8 @@ class Track:
         self._sets, self._others = ([self._set() for _ in range(n)] for n in (sets, max(1, short_calls(calls))))
         del old  # not earlier: the new sets need other addresses
         first = [flat_storage(tensor) for tensor in self._first]
-        storages = [[flat_storage(tensor) for tensor in made] for _, _, made in self._sets]
-        self._other_storages = [flat_storage(tensor) for _, _, made in self._others for tensor in made]
+        storages = [[flat_storage(tensor) for tensor in tensors] for _, _, tensors in self._sets]
+        self._other_storages = [flat_storage(tensor) for _, _, tensors in self._others for tensor in tensors]
         self._first_storages = first * len(self._others)
         if first:  # few launches for all; torch has no public name for it
             torch._foreach_copy_(
@@ -93,7 +93,7 @@ class Track:
             )
         self._count = calls
         finder = Finder()
-        where = {"inputs": [[finder.place_of(memory) for memory in some] for some in storages]}
+        where = {"inputs": [[finder.place_of(memory) for memory in set_storages] for set_storages in storages]}
         if self._stream is None:
             return where
         if self._flush is None or self._flush.numel() != cold // 4:
@@ -126,14 +126,14 @@ class Track:
         self._figure = block["figure"]
         match block["figure"]:
             case "device":
-                took = self._device_pass(block["ahead_ns"])
+                call_ns = self._device_pass(block["ahead_ns"])
             case "call":
-                took = self._pipelined(block["calls"])
+                call_ns = self._pipelined(block["calls"])
             case "sync":
-                took = self._synchronous(block["calls"])
+                call_ns = self._synchronous(block["calls"])
             case unknown:
                 raise ValueError(f"unknown figure {unknown!r}")
-        return {"ns": took, "results": _places(self._kept)}
+        return {"ns": call_ns, "results": _places(self._kept)}
 
     def shown(self, call: int) -> tuple[Any, list[torch.Tensor]]:
         """Return the result of one of the calls timed last, and its inputs as they are now."""
@@ -142,14 +142,14 @@ class Track:
 
     def _set(self) -> Arguments:
         """Return arguments in their own uninitialised memory."""
-        made = [_like(tensor) for tensor in self._first]
-        waiting = iter(made)
+        tensors = [_like(tensor) for tensor in self._first]
+        waiting = iter(tensors)
 
         def tensor(_row: list[Any]) -> torch.Tensor:
             return next(waiting)
 
         args = decode(self._case["args"], tensor)
-        return args, {n: decode(v, tensor) for n, v in self._case["kwargs"].items()}, made
+        return args, {n: decode(v, tensor) for n, v in self._case["kwargs"].items()}, tensors
 
     def _pass(self, sets: list[Arguments], calls: int) -> list[Any]:
         function = self._function
@@ -188,20 +188,20 @@ class Track:
         If a short pass is timed before it, the difference counts: the fixed cost of a pass cancels
         out.
         """
-        short = self._marked(self._short, ahead_ns) if self._short is not None and short_calls(self._count) else None
-        before, after = self._marked(self._graph, ahead_ns)
+        short = self._enqueue(self._short, ahead_ns) if self._short is not None and short_calls(self._count) else None
+        before, after = self._enqueue(self._graph, ahead_ns)
         synchronize()
         calls, spent_ms = self._count, float(before.elapsed_time(after))
         if short is not None and (short_ms := float(short[0].elapsed_time(short[1]))) < spent_ms:
             calls, spent_ms = calls - short_calls(calls), spent_ms - short_ms
         return spent_ms * 1e6 / calls
 
-    def _marked(self, graph: CUDAGraph | None, ahead_ns: float) -> tuple[Event, Event]:
+    def _enqueue(self, graph: CUDAGraph | None, ahead_ns: float) -> tuple[Event, Event]:
         """Queue a pass between two events."""
         if self._flush is not None:
             self._flush.sum()
         before, after = Event(enable_timing=True), Event(enable_timing=True)
-        _sleep(int((ahead_ns if graph is None else _AHEAD_NS) * _CYCLES_PER_NS))  # the host queues the pass meanwhile
+        _sleep(int((ahead_ns if graph is None else _PAUSE_NS) * _CYCLES_PER_NS))  # the host queues the pass meanwhile
         before.record()
         if graph is None:
             self._kept = []

@@ -36,9 +36,9 @@ from opforge.sandbox.registrations import HARNESS
 
 Function = Callable[..., Any]
 
-_LAYOUTS = ("", "Quantized", "Sparse", "SparseCsr", "NestedTensor")
+_KEY_PREFIXES = ("", "Quantized", "Sparse", "SparseCsr", "NestedTensor")
 """Prefixes of a device's dispatch keys. A kernel can convert a tensor to each and compute there."""
-_MADE_OF_OTHERS = (
+_COMPOSITE_KEYS = (
     "CompositeExplicitAutograd",
     "CompositeExplicitAutogradNonFunctional",
     "CompositeImplicitAutograd",
@@ -58,12 +58,12 @@ _OTHER_NAMESPACES = frozenset({
     "prepacked", "xnnpack", "_native", "_test",
 })  # fmt: skip
 """Namespaces besides ``aten`` with torch's own implementations of the same operators."""
-_ALWAYS_COMPARED = 64
+_MAX_ALWAYS_COMPARED_CALLS = 64
 """Calls with the same geometry whose integers are always compared; later calls are sampled."""
-_LATER_SHARE = 1 / 16
+_SAMPLED_SHARE = 1 / 16
 
 _WORD_BYTES = 8
-_FEW_WORDS = 4
+_MIN_DISTINCT_WORDS = 4
 """Compare only with this many distinct values: fewer may equal some integers by chance."""
 _NOWHERE = "\0"
 """A prefix of no path."""
@@ -83,7 +83,7 @@ class Traps:
 
     def __init__(self, device: str, asks: tuple[CodeType, ...] = ()) -> None:
         devices = ["CPU"] if device == "cpu" else ["CPU", "CUDA"]
-        self._keys = [f"{layout}{name}" for name in devices for layout in _LAYOUTS]
+        self._keys = [f"{layout}{name}" for name in devices for layout in _KEY_PREFIXES]
         self._library = torch.library.Library("aten", "IMPL")
         self._others: list[Any] = []
         """Libraries of the other namespaces."""
@@ -121,7 +121,7 @@ class Traps:
             if name not in self._set and (facts := table().get(name)) is not None:
                 for key in self._keys:
                     self._set_one(facts, key, key)
-                for key in _MADE_OF_OTHERS:
+                for key in _COMPOSITE_KEYS:
                     if _has_kernel(name, key):
                         self._set_one(facts, key, _ANY_BACKEND)
                 if _has_kernel(name, _MKLDNN):
@@ -194,7 +194,7 @@ class Traps:
         formula = False
         while frame is not None:
             code = frame.f_code
-            if code is _LOOKS:
+            if code is _CHECK_CODE:
                 return False
             formula |= code is _BACKWARD and _codes_above(frame, len(self._asks)) == self._asks
             if code is self._call_code or code.co_filename.startswith(self._folder):
@@ -252,14 +252,14 @@ class Traps:
             finally:
                 self._inside = False
             if self._integers:
-                self._look_at_integers(result)
+                self._check_integers(result)
             self._given = ()  # others may need the memory
             return result
 
         self._call_code = call.__code__
         return call
 
-    def _look_at_integers(self, result: Any) -> None:
+    def _check_integers(self, result: Any) -> None:
         """Find trapped integer calls that work on copied bytes of the floating-point arguments.
 
         A kernel's own counting does not use the memory of results, and does not depend on the
@@ -282,7 +282,7 @@ class Traps:
         geometry = repr((plain, [v for v in _leaves(self._given) if not isinstance(v, torch.Tensor)]))
         names = [name for name, _ in calls]
         before, count = self._computed.get(geometry, (None, 0))
-        if count > _ALWAYS_COMPARED and random.SystemRandom().random() > _LATER_SHARE:
+        if count > _MAX_ALWAYS_COMPARED_CALLS and random.SystemRandom().random() > _SAMPLED_SHARE:
             return
         digest = hash((*names, *(_digest(tensors[-1]) for _, tensors in calls)))
         if before is not None and before != digest:
@@ -299,10 +299,10 @@ class Traps:
         for entry in self._children[: self._children.find(b"\0")].decode().split():
             name, _, number = entry.rpartition("=")
             self._calls.add((name, number == "1"))
-        found = sorted({name for name, counts in self._calls if counts or not floats})
+        names = sorted({name for name, counts in self._calls if counts or not floats})
         self._calls.clear()
         self._children[:] = bytes(len(self._children))
-        return found
+        return names
 
     def removed(self) -> list[str]:
         """Return the trapped operators that something has registered again."""
@@ -314,17 +314,17 @@ class Traps:
 
 
 _BACKWARD = backward.__code__
-_LOOKS = Traps._look_at_integers.__code__  # noqa: SLF001  # the harness's own; it runs after a kernel has returned
+_CHECK_CODE = Traps._check_integers.__code__  # noqa: SLF001  # the harness's own; it runs after a kernel has returned
 
 
 def _codes_above(frame: FrameType, count: int) -> tuple[CodeType, ...]:
     """Return the code objects of the frames above this one, nearest first."""
-    found: list[CodeType] = []
+    codes: list[CodeType] = []
     above = frame.f_back
-    while above is not None and len(found) < count:
-        found.append(above.f_code)
+    while above is not None and len(codes) < count:
+        codes.append(above.f_code)
         above = above.f_back
-    return tuple(found)
+    return tuple(codes)
 
 
 def _has_kernel(name: str, key: str) -> bool:
@@ -383,8 +383,8 @@ def _are_copied(floats: list[torch.Tensor], integers: list[torch.Tensor]) -> boo
         size = min(tensor.element_size(), _WORD_BYTES)
         words = np.unique(flat_bytes(tensor).cpu().numpy().view(f"u{size}"))
         words = words[words != 0]
-        if len(words) >= _FEW_WORDS:
-            picked = random.SystemRandom().sample(words.tolist(), min(len(words), 4 * _FEW_WORDS))
+        if len(words) >= _MIN_DISTINCT_WORDS:
+            picked = random.SystemRandom().sample(words.tolist(), min(len(words), 4 * _MIN_DISTINCT_WORDS))
             for other in integers:
                 data = flat_bytes(other).cpu().numpy()
                 if np.isin(picked, data[: len(data) // size * size].view(f"u{size}")).all():

@@ -16,8 +16,8 @@ Triton's defaults are 25 and 100; with many kernels at once they take most of th
 
 def keep_short() -> None:
     """Shorten autotuning in this process. Does nothing without Triton, or a second time."""
-    found = getattr(sys.modules.get("triton.backends"), "backends", {})
-    for backend in found.values():
+    backends = getattr(sys.modules.get("triton.backends"), "backends", {})
+    for backend in backends.values():
         benchmarker = getattr(backend.driver, "get_benchmarker", None)
         if benchmarker is not None and benchmarker.__module__ != __name__:
             backend.driver.get_benchmarker = _short(benchmarker)

@@ -41,7 +41,7 @@ _SECRET_FILES = (
 _SECRET_AT_HOME = {".ssh", ".aws", ".gnupg", ".netrc", ".pypirc", ".git-credentials", ".docker", ".kube", ".azure",
                    ".bashrc", ".bash_profile", ".bash_history", ".profile", ".zshrc", ".env", ".anthropic",
                    ".openai", ".huggingface"}  # fmt: skip
-_OF_OTHERS = {"environ", "mem", "maps", "fd", "root", "cwd", "auxv", "stack"}
+_PRIVATE_PROC_FILES = {"environ", "mem", "maps", "fd", "root", "cwd", "auxv", "stack"}
 _OWN_DEVICES = (
     "/dev/null",
     "/dev/zero",
@@ -52,8 +52,8 @@ _OWN_DEVICES = (
     "/dev/nvidia",
     "/dev/dri",
 )
-_OF_TORCH = re.compile(r"_ZNK?(?:2at|5torch)|aoti_torch|torch_call")
-_LOOKS_UP = ("dlsym", "dlvsym", "dlopen", "dlmopen", "__libc_dlsym", "_dl_sym", "mprotect", "pkey_mprotect")
+_TORCH_SYMBOL = re.compile(r"_ZNK?(?:2at|5torch)|aoti_torch|torch_call")
+_LOOKUP_FUNCTIONS = ("dlsym", "dlvsym", "dlopen", "dlmopen", "__libc_dlsym", "_dl_sym", "mprotect", "pkey_mprotect")
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
 _PACKAGES = tuple(f"{_STANDARD}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 
@@ -91,8 +91,8 @@ class Watch:
         tried, self._tried = self._tried, []
         if not tried:
             return None
-        said = f"tried to {', to '.join(tried)}"
-        return f"{said}; nothing was let through" if self._room.held and not self._went_through else said
+        sentence = f"tried to {', to '.join(tried)}"
+        return f"{sentence}; nothing was let through" if self._room.held and not self._went_through else sentence
 
     def note(self, what: str) -> None:
         if what not in self._tried and len(self._tried) < _MOST:
@@ -162,9 +162,9 @@ class Watch:
     def signals(self, pid: Any, number: Any) -> None:
         """Record a signal to a foreign process."""
         if isinstance(pid, int) and pid != 0 and number and not _is_family(abs(pid)) and self._from_kernel():
-            what = "every process of the user" if pid == -1 else f"process {pid}"
+            target = "every process of the user" if pid == -1 else f"process {pid}"
             names = {s.value: s.name for s in signal.Signals}
-            self.note(f"send {names.get(number, f'signal {number}')} to {what}")
+            self.note(f"send {names.get(number, f'signal {number}')} to {target}")
 
     def socket(self, family: int) -> None:
         if family != socket.AF_UNIX and self._from_kernel():
@@ -175,8 +175,8 @@ class Watch:
         where = _real(name) if name and self._stems else None
         if where is None or _lies_in(where, *self._system) or not os.path.isfile(where):
             return
-        if (found := objection(Path(where), self._stems)) is not None:
-            self._note_done(found.replace("has loaded", "load", 1))
+        if (reason := objection(Path(where), self._stems)) is not None:
+            self._note_done(reason.replace("has loaded", "load", 1))
 
     def forbid(self, operators: Iterable[str]) -> None:
         """Add operators that the kernel may not call, not even past the dispatcher."""
@@ -184,10 +184,10 @@ class Watch:
 
     def symbol(self, name: Any) -> None:
         """Record a lookup of torch's functions, or of functions that look up others unseen."""
-        if isinstance(name, str) and _OF_TORCH.match(name):
+        if isinstance(name, str) and _TORCH_SYMBOL.match(name):
             if self._from_kernel(nearest=False):
                 self._note_done(f"call {name}, a function of torch's libraries, past the dispatcher")
-        elif name in _LOOKS_UP and self._from_kernel():
+        elif name in _LOOKUP_FUNCTIONS and self._from_kernel():
             self._note_done(f"reach functions or memory with {name}")
 
     def _note_done(self, what: str) -> None:
@@ -233,7 +233,7 @@ def _is_family(pid: int) -> bool:
 
 def _is_of_other_process(where: str) -> bool:
     parts = where.split("/")
-    is_secret = len(parts) > 3 and parts[1] == "proc" and parts[2].isdigit() and parts[3] in _OF_OTHERS
+    is_secret = len(parts) > 3 and parts[1] == "proc" and parts[2].isdigit() and parts[3] in _PRIVATE_PROC_FILES
     return is_secret and not _is_family(int(parts[2]))
 
 

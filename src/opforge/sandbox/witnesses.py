@@ -30,8 +30,8 @@ def witnesses(trial: Trial, mutant: str) -> Iterator[Trial]:
     if sum(t.numel() for t in trial.inputs) > _LARGE:
         return
     for args, kwargs in _given(trial, mutant):
-        if (made := trial.with_arguments(args, kwargs)) is not None:
-            yield made
+        if (witness := trial.with_arguments(args, kwargs)) is not None:
+            yield witness
 
 
 def _given(trial: Trial, mutant: str) -> Iterator[Given]:
@@ -99,7 +99,7 @@ def _spread(tensor: torch.Tensor) -> torch.Tensor:
     return pairs.as_strided(tensor.shape, [2 * step for step in contiguous_strides(tuple(tensor.shape))], 0)
 
 
-def _late(tensor: torch.Tensor) -> torch.Tensor:
+def _at_offset(tensor: torch.Tensor) -> torch.Tensor:
     """Lay out a tensor at an offset, after some of its own elements."""
     flat = tensor.reshape(-1)
     before = flat.flip(0)[:3]
@@ -110,5 +110,5 @@ _SPECIAL: dict[str, Change] = {
     "nan_swallowed": _filled([float("nan")]),
     "inf_swallowed": _filled([float("inf"), float("-inf")]),
     "strides_ignored": _spread,
-    "offset_ignored": _late,
+    "offset_ignored": _at_offset,
 }

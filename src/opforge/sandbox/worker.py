@@ -60,8 +60,8 @@ COUNTER = struct.Struct("<Q")
 """Index of the running case, at the start of the arena: tells which case a dead process was on."""
 ALIGN = 64
 _STREAM_PAUSE_CYCLES = 2_000_000
-_BUSY_NS = 5_000_000
-_LARGE_S = 1.0
+_MAX_OTHER_STREAMS_NS = 5_000_000
+_MAX_LARGE_CASE_S = 1.0
 """Time limit for a large form, estimated from the time per element of other cases.
 
 A kernel estimated to take longer is not called on it.
@@ -145,20 +145,20 @@ class Worker:
                 case "clear":
                     reply = self._clear()
                 case "tests":
-                    reply = self._with_tried(self._inputs.tests(request["file"]))
+                    reply = self._with_escape_attempts(self._inputs.tests(request["file"]))
                 case "make":
-                    reply = self._with_tried(self._inputs.make(request, self._arena, self._out_at))
+                    reply = self._with_escape_attempts(self._inputs.make(request, self._arena, self._out_at))
                 case unknown:
                     raise ValueError(f"unknown request {unknown!r}")
-            self._stay_one()
+            self._exit_if_forked()
             self._channel.send(reply)
 
-    def _stay_one(self) -> None:
+    def _exit_if_forked(self) -> None:
         """Exit if this is a process forked by the kernel: it must not answer for the worker."""
         if getpid() != self._pid:
             os._exit(0)
 
-    def _with_tried(self, reply: dict[str, Any]) -> dict[str, Any]:
+    def _with_escape_attempts(self, reply: dict[str, Any]) -> dict[str, Any]:
         """Add the kernel's attempts to break out of its confinement, if any."""
         tried = self._watch.take() if self._watch is not None else None
         return reply if tried is None else {**reply, "tried": tried}
@@ -172,11 +172,13 @@ class Worker:
         try:
             self._kernel = LoadedKernel(description, self._traps.watched)
         except KernelLoadError as error:
-            return self._with_tried({"error": str(error)})
+            return self._with_escape_attempts({"error": str(error)})
         if description.get("untimed"):
             keep_short()
         changes = GlobalState.now().changes_since(state, rng=False)
-        return self._with_tried({**self._tampering(thorough=False), **({"state": changes} if changes else {})})
+        return self._with_escape_attempts(
+            {**self._tampering(thorough=False), **({"state": changes} if changes else {})}
+        )
 
     def _forbid(self, operators: list[str]) -> None:
         new = [name for name in operators if name not in self._traps.trapped]
@@ -213,7 +215,7 @@ class Worker:
         for index, case in enumerate(cases):
             COUNTER.pack_into(self._arena, 0, index)
             began_ns = perf_counter_ns()
-            if (elements := case.get("large", 0)) * pace_s > _LARGE_S:
+            if (elements := case.get("large", 0)) * pace_s > _MAX_LARGE_CASE_S:
                 result: dict[str, Any] = {"raised": ["NotImplementedError", "it would take too long"]}
             else:
                 result = self._call(function, case, index)
@@ -227,7 +229,7 @@ class Worker:
                 state.restore()
             elif random:
                 state = after
-            results.append(self._with_tried(result))
+            results.append(self._with_escape_attempts(result))
         for index in self._kept.changed():
             results[index]["changed_later"] = True
         self._kept = KeptResults()
@@ -260,7 +262,7 @@ class Worker:
                 seed_generator(case["seed"], self._device)
             before = generator_state(self._device) if case.get("watch_draws") else None
             with listing or contextlib.nullcontext():
-                result, inputs, shared = self._situated(function, case, args, kwargs, inputs)
+                result, inputs, shared = self._call_in_situation(function, case, args, kwargs, inputs)
             early = self._early(result) if "begin_at" in case else []
             busy = self._busy_elsewhere() if "begin_at" in case else False
             if "linger_s" in case:
@@ -268,7 +270,7 @@ class Worker:
             self._wait()
             reply: dict[str, Any] = {"returned": self._describe(result, Origins(inputs))}
             reply["shares_result"] = self._kept.add(index, result, Origins(inputs)) or shared
-            if odd := _odd(result, inputs, situation):
+            if odd := _describe_unusable(result, inputs, situation):
                 reply["odd"] = odd
             through = [
                 i for i, pair in enumerate(cloned if situation == LAZY_CLONE else ()) if not _same_storage(*pair)
@@ -279,12 +281,12 @@ class Worker:
             if busy or any(not torch.equal(flat_bytes(then), flat_bytes(now)) for now, then in early):
                 reply["late"] = True
         except SystemExit as error:
-            self._stay_one()
+            self._exit_if_forked()
             return {"exited": repr(error.code)}
         except BaseException as error:  # noqa: BLE001  # a kernel may raise anything; it becomes the verdict
-            self._stay_one()
+            self._exit_if_forked()
             return {"raised": [type(error).__name__, describe_exception(error, self._path)], **self._bypass(inputs)}
-        self._stay_one()
+        self._exit_if_forked()
         if own:
             described = [self._tensor(t) for t in inputs]
             if junk := next((d["junk"] for d in described if "junk" in d), None):
@@ -296,7 +298,7 @@ class Worker:
             reply["calls"] = dict(listing.calls)
         return {**reply, **self._bypass(inputs)}
 
-    def _situated(
+    def _call_in_situation(
         self, function: Callable[..., Any], case: dict[str, Any], args: Any, kwargs: Any, inputs: list[torch.Tensor]
     ) -> tuple[Any, list[torch.Tensor], bool]:
         """Call the kernel in the case's situation.
@@ -317,15 +319,15 @@ class Worker:
 
     def _bypass(self, inputs: list[torch.Tensor]) -> dict[str, Any]:
         """Return the forbidden operators that the kernel called."""
-        found = self._traps.sprung(floats=any(t.is_floating_point() or t.is_complex() for t in inputs))
-        return {"bypass": found} if found else {}
+        operators = self._traps.sprung(floats=any(t.is_floating_point() or t.is_complex() for t in inputs))
+        return {"bypass": operators} if operators else {}
 
     def _begin(
         self, function: Callable[..., Any], args: Any, kwargs: Any, inputs: list[torch.Tensor], places: list[int]
     ) -> None:
         """Call the kernel on other contents first, then restore the case's in the same tensors."""
         flats = [flat_storage(t) for t in inputs]
-        own = [flat.clone() for flat in flats]
+        saved = [flat.clone() for flat in flats]
         geometry = [(t.storage_offset(), t.shape, t.stride()) for t in inputs]
         for flat, at in zip(flats, places, strict=True):
             if flat.numel():
@@ -333,7 +335,7 @@ class Worker:
         function(*args, **kwargs)
         if self._device.type == "cuda":
             _sleep(_STREAM_PAUSE_CYCLES)  # a stream that does not wait reads the old contents
-        for flat, contents, tensor, (offset, shape, strides) in zip(flats, own, inputs, geometry, strict=True):
+        for flat, contents, tensor, (offset, shape, strides) in zip(flats, saved, inputs, geometry, strict=True):
             if (tensor.storage_offset(), tensor.shape, tensor.stride()) != (offset, shape, strides):
                 tensor.set_(contents.untyped_storage(), offset, shape, strides)  # the kernel resizes what it writes to
             else:
@@ -344,8 +346,8 @@ class Worker:
 
         The copies miss whatever another stream has not finished.
         """
-        found = result if isinstance(result, list | tuple) else [result]
-        return [(t, t.clone()) for t in found if isinstance(t, torch.Tensor) and t.is_cuda]
+        results = result if isinstance(result, list | tuple) else [result]
+        return [(t, t.clone()) for t in results if isinstance(t, torch.Tensor) and t.is_cuda]
 
     def _busy_elsewhere(self) -> bool:
         """Whether other GPU streams are still busy when the current one is done."""
@@ -354,7 +356,7 @@ class Worker:
         torch.cuda.current_stream().synchronize()
         start = perf_counter_ns()
         synchronize()
-        return perf_counter_ns() - start > _BUSY_NS
+        return perf_counter_ns() - start > _MAX_OTHER_STREAMS_NS
 
     def _describe(self, value: Any, origins: Origins | None = None) -> Any:
         match value:
@@ -404,9 +406,9 @@ class Worker:
             function = self._function(request["op"])
             key = "CPU" if self._device.type == "cpu" else "CUDA"
             with installed(function, request["op"], key) if self._path else contextlib.nullcontext():
-                found = gradients(aten_function(request["op"]), args, kwargs, inputs)
+                grads = gradients(aten_function(request["op"]), args, kwargs, inputs)
             self._wait()
-            return {"results": [{"returned": self._describe(found)}]}
+            return {"results": [{"returned": self._describe(grads)}]}
         except BaseException as error:  # noqa: BLE001  # a kernel may raise anything; it becomes the verdict
             return {"results": [{"raised": [type(error).__name__, describe_exception(error, self._path)]}]}
 
@@ -460,7 +462,7 @@ class Worker:
             reply["state"] = changes
         bypass = self._bypass(inputs)
         return {
-            "result": self._with_tried({**reply, **bypass}),
+            "result": self._with_escape_attempts({**reply, **bypass}),
             **(self._tampering(thorough=request["thorough"]) if request["seals"] else {}),
         }
 
@@ -481,7 +483,7 @@ class Worker:
         try:
             return timed()
         except BaseException as error:  # noqa: BLE001  # a kernel may raise anything; it becomes the verdict
-            self._stay_one()
+            self._exit_if_forked()
             return {"raised": [type(error).__name__, describe_exception(error, self._path)]}
 
     def _fresh(self, case: dict[str, Any]) -> tuple[list[Any], dict[str, Any], list[torch.Tensor]]:
@@ -508,7 +510,7 @@ def _is_random(op: str) -> bool:
     return facts is not None and facts.random
 
 
-def _odd(result: Any, inputs: list[torch.Tensor], situation: str) -> str:
+def _describe_unusable(result: Any, inputs: list[torch.Tensor], situation: str) -> str:
     """Describe how results or inputs are less usable than after ATen; empty if they are not."""
     results = [t for t in parts_of(result) if isinstance(t, torch.Tensor) and t.layout == torch.strided]
     if situation != INFERENCE_MODE and any(t.is_inference() for t in results):

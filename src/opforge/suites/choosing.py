@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from opforge.errors import OpforgeError
 from opforge.traces.file import TracedCall
 
-_ROOM = 1 << 30
+_ARENA_BYTES = 1 << 30
 """Bytes in a worker's arena for the inputs of a case; the results have the same amount."""
 
 
@@ -56,7 +56,7 @@ class Choice:
         profile = PROFILES[name]
         if self.max_mib is None:
             return f"profile {name}", profile
-        return f"--max-mib {self.max_mib:g}", Profile(min(int(self.max_mib * (1 << 20)), _ROOM), profile.flops)
+        return f"--max-mib {self.max_mib:g}", Profile(min(int(self.max_mib * (1 << 20)), _ARENA_BYTES), profile.flops)
 
     def of(self, calls: Iterable[TracedCall], device: str) -> tuple[list[TracedCall], Counter[str]]:
         """Return the chosen calls, and the number of calls that are too large, by message."""
@@ -64,14 +64,17 @@ class Choice:
         by_op: dict[str, list[TracedCall]] = defaultdict(list)
         losses: Counter[str] = Counter()
         for call in calls:
-            if max(call.input_bytes, call.result_bytes) > profile.bytes or call.input_bytes + call.result_bytes > _ROOM:
+            if (
+                max(call.input_bytes, call.result_bytes) > profile.bytes
+                or call.input_bytes + call.result_bytes > _ARENA_BYTES
+            ):
                 losses[f"{call.op}: more than {profile.bytes >> 20} MiB ({name})"] += 1
             elif call.flops > profile.flops:
                 losses[f"{call.op}: more than {profile.flops:.0e} operations ({name})"] += 1
             else:
                 by_op[call.op].append(call)
         chosen = [call for op in sorted(by_op) for call in _heaviest(by_op[op], self.topn)]
-        return (chosen if self.sample is None else _sample(chosen, self.sample)), losses
+        return (chosen if self.sample is None else _weighted_sample(chosen, self.sample)), losses
 
 
 def _heaviest(calls: list[TracedCall], count: int | None) -> list[TracedCall]:
@@ -79,12 +82,12 @@ def _heaviest(calls: list[TracedCall], count: int | None) -> list[TracedCall]:
     return ordered if count is None else ordered[:count]
 
 
-def _sample(calls: list[TracedCall], count: int) -> list[TracedCall]:
+def _weighted_sample(calls: list[TracedCall], count: int) -> list[TracedCall]:
     """Draw by weight: keep the largest keys log(u) / weight, with u a digest of the call."""
 
     def key(call: TracedCall) -> float:
         digest = hashlib.blake2b(f"{call.op}|{call.args}".encode(), digest_size=8).digest()
         return math.log((int.from_bytes(digest, "little") + 1) / (1 << 64)) / call.weight
 
-    kept = {id(call) for call in sorted(calls, key=key, reverse=True)[:count]}
-    return [call for call in calls if id(call) in kept]
+    drawn = {id(call) for call in sorted(calls, key=key, reverse=True)[:count]}
+    return [call for call in calls if id(call) in drawn]

@@ -40,33 +40,35 @@ class CustomOpsSuite:
         )
 
     def _made(
-        self, chosen: dict[str, CustomFolder], options: SuiteOptions, into: Path, progress: Progress
+        self, chosen: dict[str, CustomFolder], options: SuiteOptions, target_folder: Path, progress: Progress
     ) -> dict[str, list[Case]]:
         """Generate the cases in the sandbox and store them."""
         files = {op: folder.gen_input for op, folder in chosen.items() if folder.gen_input.is_file()}
         make = options.make
-        cases = {} if make is None else make(files, into / BLOB, self.name, progress)
+        cases = {} if make is None else make(files, target_folder / BLOB, self.name, progress)
         for op in chosen:
             if op not in files:
                 reason = f"there is no {GEN_INPUT}; it is to define get_correctness_tests() and get_performance_tests()"
                 cases[op] = [Case.make(op, f"({GEN_INPUT})", source=GEN_INPUT, lost=reason)]
-        (into / CASES).write_text(json.dumps([asdict(case) for those in cases.values() for case in those]))
+        (target_folder / CASES).write_text(
+            json.dumps([asdict(case) for op_cases in cases.values() for case in op_cases])
+        )
         return cases
 
 
-def _chosen(found: CustomOps, ops: frozenset[str] | None) -> dict[str, CustomFolder]:
-    return {op: folder for op, folder in found.folders.items() if ops is None or op in ops}
+def _chosen(custom_ops: CustomOps, ops: frozenset[str] | None) -> dict[str, CustomFolder]:
+    return {op: folder for op, folder in custom_ops.folders.items() if ops is None or op in ops}
 
 
 def _kept(folder: Path) -> dict[str, list[Case]]:
     """Return the cases stored by an interrupted run; empty if there are none."""
     if not (folder / CASES).is_file():
         return {}
-    kept: dict[str, list[Case]] = {}
+    cases: dict[str, list[Case]] = {}
     for row in json.loads((folder / CASES).read_text()):
         case = _case(row)
-        kept.setdefault(case.op, []).append(case)
-    return kept
+        cases.setdefault(case.op, []).append(case)
+    return cases
 
 
 def _case(row: dict[str, Any]) -> Case:
@@ -74,7 +76,7 @@ def _case(row: dict[str, Any]) -> Case:
 
 
 def _losses(cases: dict[str, list[Case]]) -> Iterable[str]:
-    return (f"{case.op}: {case.lost}" for those in cases.values() for case in those if case.lost)
+    return (f"{case.op}: {case.lost}" for op_cases in cases.values() for case in op_cases if case.lost)
 
 
 def _sources(folder: CustomFolder) -> Iterable[Path]:

@@ -23,8 +23,8 @@ from opforge.traces.file import TracedCall
 from opforge.traces.measure import near
 from opforge.traces.reading import check, read_any
 
-_AT = re.compile(r", at=\d+")
-_PLACE = re.compile(r", (?:offset=\d+|device='[^']*')|device\('[^']*'\)")
+_BLOB_OFFSET = re.compile(r", at=\d+")
+_OFFSET_OR_DEVICE = re.compile(r", (?:offset=\d+|device='[^']*')|device\('[^']*'\)")
 
 
 class TraceSuite:
@@ -53,16 +53,16 @@ class TraceSuite:
             self.name,
             cases,
             self._blobs(chosen),
-            tuple(f"{what} ({count}×)" for what, count in losses.most_common()),
+            tuple(f"{message} ({count}×)" for message, count in losses.most_common()),
             {str(self._path.resolve()): _digest(self._path)},
         )
 
     def _cases(self, call: TracedCall, home: str, device: str) -> Iterator[Case]:
         args = _placed(call.args, home, device)
         blob = self.name if "at=" in args else ""
-        plain = _AT.sub("", args) if blob else args  # ids do not depend on blob offsets
+        text_for_id = _BLOB_OFFSET.sub("", args) if blob else args  # ids do not depend on blob offsets
         for phase in Phase:
-            id_ = id_of(call.op, plain, call.digest, Expect.RETURNS, phase)
+            id_ = id_of(call.op, text_for_id, call.digest, Expect.RETURNS, phase)
             yield Case(call.op, args, phase=phase, source=call.source, id=id_, blob=blob)
 
     def _blobs(self, chosen: Iterable[TracedCall]) -> dict[str, Path]:
@@ -97,17 +97,19 @@ def _distinct(calls: Iterable[TracedCall], home: str, device: str) -> list[Trace
     """Merge calls that differ on a device at most in storage offsets, and add up their counts."""
     groups: dict[tuple[str, str, str], list[TracedCall]] = {}
     for call in calls:
-        groups.setdefault((call.op, _PLACE.sub("", call.args), call.digest), []).append(call)
-    return [call for group in groups.values() for call in (_merged(group, home, device) if len(group) > 1 else group)]
+        groups.setdefault((call.op, _OFFSET_OR_DEVICE.sub("", call.args), call.digest), []).append(call)
+    return [
+        call for group in groups.values() for call in (_merge_equal(group, home, device) if len(group) > 1 else group)
+    ]
 
 
-def _merged(calls: Iterable[TracedCall], home: str, device: str) -> Iterable[TracedCall]:
-    found: dict[str, TracedCall] = {}
+def _merge_equal(calls: Iterable[TracedCall], home: str, device: str) -> Iterable[TracedCall]:
+    merged: dict[str, TracedCall] = {}
     for call in calls:
         args = _placed(call.args, home, device)
-        same = found.get(args)
-        found[args] = call if same is None else replace(same, count=same.count + call.count)
-    return found.values()
+        earlier = merged.get(args)
+        merged[args] = call if earlier is None else replace(earlier, count=earlier.count + call.count)
+    return merged.values()
 
 
 def _placed(args: str, home: str, device: str) -> str:

@@ -16,7 +16,7 @@ from opforge.traces import hf_inputs
 from opforge.traces.hf_inputs import Follow
 from opforge.traces.targets import LIBRARIES, Settings, Target
 
-_LAYERS = (
+_LAYER_COUNT_FIELDS = (
     "num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers", "num_decoder_layers",
     "encoder_num_hidden_layers", "decoder_num_hidden_layers", "depth",
 )  # fmt: skip
@@ -41,7 +41,7 @@ def make(target: Target, settings: Settings) -> Made:
     """Build the model of an architecture with random weights, and inputs of the given size."""
     library = _library(target)
     with _dtype(settings.dtype), torch.device(settings.device):
-        made = _MAKERS[target.kind](library, target.name, settings)
+        made = _MODEL_BUILDERS[target.kind](library, target.name, settings)
     made.model.train(settings.train)
     return made
 
@@ -50,10 +50,10 @@ def prepared(target: Target, settings: Settings) -> Callable[[], None]:
     """Build a model and its inputs; return a function that runs it, or trains it for one step."""
     made = make(target, settings)
     if not settings.train:
-        return lambda: _infer(made)
+        return lambda: _run_inference(made)
     fused = True if settings.fake else None  # unfused ones read the step number, which a fake tensor lacks
     optimizer = torch.optim.AdamW(made.model.parameters(), lr=1e-4, fused=fused)
-    return lambda: _train(made, optimizer)
+    return lambda: _run_training_step(made, optimizer)
 
 
 def _library(target: Target) -> Any:
@@ -66,14 +66,14 @@ def _library(target: Target) -> Any:
         ) from None
 
 
-def _infer(made: Made) -> None:
+def _run_inference(made: Made) -> None:
     with torch.no_grad():
         result = made.model(*made.args, **made.kwargs)
         if made.follow is not None:
             made.follow(made.model, result)
 
 
-def _train(made: Made, optimizer: Any) -> None:
+def _run_training_step(made: Made, optimizer: Any) -> None:
     loss_of(made.model(*made.args, **made.kwargs)).backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -81,9 +81,9 @@ def _train(made: Made, optimizer: Any) -> None:
 
 def loss_of(result: Any) -> torch.Tensor:
     """Return a model's own loss, or the sum of the means of its results if it has none."""
-    own = getattr(result, "loss", None)
-    if isinstance(own, torch.Tensor):
-        return own
+    loss = getattr(result, "loss", None)
+    if isinstance(loss, torch.Tensor):
+        return loss
     floats = [t for t in _tensors(result) if t.is_floating_point() and t.requires_grad]
     if not floats:
         raise OpforgeError("the model gave back nothing that a loss could be made of")
@@ -110,7 +110,7 @@ def _dtype(short: str) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _hf(library: Any, name: str, settings: Settings) -> Made:
+def _build_hf(library: Any, name: str, settings: Settings) -> Made:
     cls = getattr(library, name, None)
     if cls is None or not hasattr(cls, "config_class"):
         models = [n for n in dir(library) if n[0].isupper() and ("Model" in n or "For" in n)]
@@ -118,14 +118,14 @@ def _hf(library: Any, name: str, settings: Settings) -> Made:
             "model class of transformers", name, models, "a class such as BertModel, not a checkpoint"
         )
     config = configured(cls.config_class, settings)
-    with _weights_left() if settings.fake else nullcontext():
+    with _skip_weight_initialisation() if settings.fake else nullcontext():
         model = cls(config)
     inputs, follow = hf_inputs.inputs(model, config, settings)
     return Made(model, (), inputs, follow)
 
 
 @contextmanager
-def _weights_left() -> Iterator[None]:
+def _skip_weight_initialisation() -> Iterator[None]:
     """Skip weight initialisation: fake weights have no values, and initialisers read some."""
     try:
         functions = importlib.import_module("transformers.initialization").TORCH_INIT_FUNCTIONS
@@ -141,43 +141,43 @@ def _weights_left() -> Iterator[None]:
 
 def configured(config_class: Any, settings: Settings) -> Any:
     """Return a configuration with fewer layers and the requested changes."""
-    words = config_class().to_dict()
+    config = config_class().to_dict()
     if settings.layers is not None:
-        _fewer_layers(words, settings.layers)
+        _reduce_layers(config, settings.layers)
     for path, value in settings.changes.items():
         *parts, last = path.split(".")
-        place = words
+        section = config
         for part in parts:
-            place = place.get(part) if isinstance(place, dict) else None
-        if not isinstance(place, dict) or last not in place:
-            known = place if isinstance(place, dict) else words
+            section = section.get(part) if isinstance(section, dict) else None
+        if not isinstance(section, dict) or last not in section:
+            known = section if isinstance(section, dict) else config
             raise UnknownNameError(f"setting of {config_class.__name__}", path, known)
-        place[last] = value
-    return config_class.from_dict(words)
+        section[last] = value
+    return config_class.from_dict(config)
 
 
-def _fewer_layers(words: dict[str, Any], layers: int) -> None:
+def _reduce_layers(config: dict[str, Any], layers: int) -> None:
     """Reduce the number of layers, also in nested parts, and cut lists with one entry per layer."""
-    for name in _LAYERS:
-        before = words.get(name)
+    for name in _LAYER_COUNT_FIELDS:
+        before = config.get(name)
         if isinstance(before, int) and before > layers:
-            words[name] = layers
+            config[name] = layers
             for derived in _DERIVED:
-                words.pop(derived, None)
-            for other, value in list(words.items()):
+                config.pop(derived, None)
+            for other, value in list(config.items()):
                 if isinstance(value, list) and len(value) == before:
-                    words[other] = value[:layers]
-    for value in words.values():
+                    config[other] = value[:layers]
+    for value in config.values():
         if isinstance(value, dict):
-            _fewer_layers(value, layers)
+            _reduce_layers(value, layers)
 
 
-def _timm(library: Any, name: str, settings: Settings) -> Made:
+def _build_timm(library: Any, name: str, settings: Settings) -> Made:
     if name not in library.list_models():
         raise UnknownNameError("architecture of timm", name, library.list_models())
-    sized = {} if settings.image is None else {"img_size": settings.image}
+    size_option = {} if settings.image is None else {"img_size": settings.image}
     try:
-        model = library.create_model(name, pretrained=False, **sized, **settings.changes)
+        model = library.create_model(name, pretrained=False, **size_option, **settings.changes)
     except TypeError:  # a convolutional model, which takes images of any size
         model = library.create_model(name, pretrained=False, **settings.changes)
     channels, height, width = model.default_cfg["input_size"]
@@ -185,21 +185,21 @@ def _timm(library: Any, name: str, settings: Settings) -> Made:
     return Made(model, (torch.randn(settings.batch, channels, *size),))
 
 
-def _torchvision(library: Any, name: str, settings: Settings) -> Made:
+def _build_torchvision(library: Any, name: str, settings: Settings) -> Made:
     models = library.models.list_models()
     if name not in models:
         raise UnknownNameError("architecture of torchvision", name, models)
     kind = library.models.get_model_builder(name).__module__
-    more = {"weights_backbone": None} if ".detection." in kind or ".segmentation." in kind else {}
-    model = library.models.get_model(name, weights=None, **more, **settings.changes)
+    options = {"weights_backbone": None} if ".detection." in kind or ".segmentation." in kind else {}
+    model = library.models.get_model(name, weights=None, **options, **settings.changes)
     side = settings.image or 224
     shape = (3, 16, side, side) if ".video." in kind else (3, side, side)
     images = torch.randn(settings.batch, *shape)
     return Made(model, (list(images) if ".detection." in kind else images,))
 
 
-_MAKERS: dict[str, Callable[[Any, str, Settings], Made]] = {
-    "hf": _hf,
-    "timm": _timm,
-    "torchvision": _torchvision,
+_MODEL_BUILDERS: dict[str, Callable[[Any, str, Settings], Made]] = {
+    "hf": _build_hf,
+    "timm": _build_timm,
+    "torchvision": _build_torchvision,
 }

@@ -32,16 +32,16 @@ def run(target: Target, settings: Settings, fd: int) -> None:
         recorder, guesses = Recorder(pipe, settings.device), Guesses()
         try:
             with _fake(guesses) if settings.fake else contextlib.nullcontext():
-                action = _action(target, settings)
+                action = _function_to_record(target, settings)
                 with recorder.optimizer_steps(), recorder:
                     action()
-        except SystemExit as left:
-            if left.code not in (None, 0):
-                send(pipe, {"error": f"the program left with status {left.code}"})
+        except SystemExit as exit_error:
+            if exit_error.code not in (None, 0):
+                send(pipe, {"error": f"the program left with status {exit_error.code}"})
         except OpforgeError as error:
             send(pipe, {"error": str(error), "ours": True})
         except BaseException as error:  # noqa: BLE001  # user code: any error ends the trace and is reported
-            send(pipe, {"error": _words(error, settings), "traceback": _frames(error)})
+            send(pipe, {"error": _words(error, settings), "traceback": _user_traceback(error)})
         finally:
             recorder.lost(GUESSED, guesses.count)
             recorder.flush()
@@ -54,7 +54,7 @@ def _fake(guesses: Guesses) -> Iterator[None]:
         yield
 
 
-def _action(target: Target, settings: Settings) -> Callable[[], None]:
+def _function_to_record(target: Target, settings: Settings) -> Callable[[], None]:
     """Return the function to record; an architecture's model is built here, before recording."""
     if target.is_architecture:
         from opforge.traces.architectures import prepared
@@ -92,12 +92,12 @@ def _function(name: str) -> Callable[[], None]:
     return call
 
 
-def _frames(error: BaseException) -> str:
+def _user_traceback(error: BaseException) -> str:
     """Return the traceback of an error, without frames inside torch."""
-    told = traceback.TracebackException.from_exception(error)
-    frames = [frame for frame in told.stack if not is_from_torch(frame.filename)]
-    told.stack = traceback.StackSummary.from_list(frames[-8:])
-    return "".join(told.format(chain=False))
+    summary = traceback.TracebackException.from_exception(error)
+    frames = [frame for frame in summary.stack if not is_from_torch(frame.filename)]
+    summary.stack = traceback.StackSummary.from_list(frames[-8:])
+    return "".join(summary.format(chain=False))
 
 
 def _words(error: BaseException, settings: Settings) -> str:

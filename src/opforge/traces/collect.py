@@ -63,18 +63,18 @@ class Collector:
         """Return the index of a call; a call that another model made before keeps its contents."""
         if (known := self._known.get(row["signature"])) is not None:
             return known
-        args, at, added, begins = row["args"], 0, b"", -1
+        args, position, new_bytes, first_offset = row["args"], 0, b"", -1
         for index, size in enumerate(row["sizes"]):
-            part = contents[at : at + size]
-            at += size
-            place, padded = self._stored(part)
-            if padded and begins < 0:
-                begins = place
-            added += padded
-            args = args.replace(f"at={PLACE + index}", f"at={place}")
+            part = contents[position : position + size]
+            position += size
+            offset, padded = self._stored(part)
+            if padded and first_offset < 0:
+                first_offset = offset
+            new_bytes += padded
+            args = args.replace(f"at={PLACE + index}", f"at={offset}")
         digest = hashlib.blake2b(contents, digest_size=8).hexdigest() if contents else ""
         figures = {name: row[name] for name in ("input_bytes", "result_bytes", "flops")}
-        call = TracedCall(row["op"], args, digest=digest, stored_at=begins, stored=added, **figures)
+        call = TracedCall(row["op"], args, digest=digest, stored_at=first_offset, stored=new_bytes, **figures)
         self._known[row["signature"]] = len(self._calls)
         self._calls.append(call)
         self._counts.append(Counter())
@@ -85,7 +85,7 @@ class Collector:
         digest = hashlib.blake2b(part, digest_size=16).digest()
         if digest in self._places:
             return self._places[digest], b""
-        place = self._places[digest] = self._size
+        offset = self._places[digest] = self._size
         padded = part + b"\0" * (-len(part) % BlobWriter.ALIGN)
         self._size += len(padded)
-        return place, padded
+        return offset, padded

@@ -37,29 +37,29 @@ def trace(
 
     Its output goes to stderr. After a crash, the calls recorded before are kept.
     """
-    words = {**asdict(target), "settings": settings.checked().as_json()}
+    payload = {**asdict(target), "settings": settings.checked().as_json()}
     collector.begin(target.model)
-    child = Child([*CHILD, json.dumps(words)], limit_s, stdout=sys.stderr.fileno(), env=environment())
-    said: dict[str, Any] = {}
+    child = Child([*CHILD, json.dumps(payload)], limit_s, stdout=sys.stderr.fileno(), env=environment())
+    error_row: dict[str, Any] = {}
     calls = 0
     try:
         while (message := child.message()) is not None:
             row, contents = message
-            said = row if "error" in row else said
+            error_row = row if "error" in row else error_row
             calls += "new" in row
             collector.take(row, contents)
             progress(f"{target.model}: {calls} distinct calls", calls, calls)
     except BaseException:
         child.kill()
         raise
-    code, how = child.end()
-    if said.get("ours"):
-        raise OpforgeError(said["error"])
-    if said:
-        return Ended(said["error"], said.get("traceback", ""))
+    code, ending = child.end()
+    if error_row.get("ours"):
+        raise OpforgeError(error_row["error"])
+    if error_row:
+        return Ended(error_row["error"], error_row.get("traceback", ""))
     if code or child.hung:
         during = f" in its first call of {collector.at}" if collector.at else ""
-        return Ended(f"the program's process {how}{during}; what was recorded before is kept")
+        return Ended(f"the program's process {ending}{during}; what was recorded before is kept")
     return Ended()
 
 

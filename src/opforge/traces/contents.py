@@ -33,7 +33,7 @@ class Below:
 Needed: TypeAlias = "Need | Below"
 Given: TypeAlias = "dict[str, Any]"
 
-_FREE = frozenset({
+_ANY_INTEGER_OPERATORS = frozenset({
     "cat", "stack", "clone", "copy", "_to_copy", "sum", "cumsum", "cumprod", "prod", "sort", "argsort", "topk", "max", "min",
     "amax", "amin", "aminmax", "any", "all", "argmax", "argmin", "mean", "nonzero", "count_nonzero", "unique_dim", "_unique",
     "_unique2", "unique_consecutive", "fill", "zero", "tril", "triu", "flip", "roll", "repeat", "constant_pad_nd", "isin", "equal",
@@ -51,13 +51,13 @@ _FREE = frozenset({
 _FLOATS = {"bucketize": {"boundaries"}, "searchsorted": {"sorted_sequence"}}
 """Float arguments that must keep their values, because they are sorted."""
 
-_POSITIVE = frozenset({
+_NON_NEGATIVE_OPERATORS = frozenset({
     "sqrt", "rsqrt", "log", "log2", "log10", "_foreach_sqrt", "_foreach_log", "bernoulli", "multinomial", "poisson",
 })  # fmt: skip
 """Operators that should not get negative floats; ``bernoulli`` and ``multinomial`` reject them."""
 
 
-_OF_A_WORKSPACE = frozenset({"mkldnn_rnn_layer_backward", "_cudnn_rnn_backward", "miopen_rnn_backward"})
+_WORKSPACE_OPERATORS = frozenset({"mkldnn_rnn_layer_backward", "_cudnn_rnn_backward", "miopen_rnn_backward"})
 """Operators that read a workspace of their forward call.
 
 Its format is private, and ATen crashes on anything else.
@@ -70,21 +70,21 @@ def needs(op: str, data: Arguments) -> list[Needed]:
     Raises ValueError if no contents would work.
     """
     facts = table().get(op)
-    if facts is not None and facts.packet in _OF_A_WORKSPACE:
+    if facts is not None and facts.packet in _WORKSPACE_OPERATORS:
         raise ValueError("reads the workspace of the call before it, which cannot be replayed")
     if facts is None:
-        return [_of_unknown(spec) for value in _values(data) for spec in tensors(value)]
+        return [_default_need(spec) for value in _values(data) for spec in tensors(value)]
     given = facts.bind(*data)
     names = [*(a.name for a in facts.arguments)][: len(data[0])] + list(data[1])
-    found: list[Needed] = []
+    needed: list[Needed] = []
     for name, value in zip(names, _values(data), strict=True):
-        found += _of_argument(facts, name, value, given)
-    return found
+        needed += _needs_of_argument(facts, name, value, given)
+    return needed
 
 
-def _wants_positive(op: str) -> bool:
+def _needs_positive_floats(op: str) -> bool:
     facts = table().get(op)
-    return facts is not None and facts.packet in _POSITIVE
+    return facts is not None and facts.packet in _NON_NEGATIVE_OPERATORS
 
 
 def without_values(op: str, data: Arguments) -> Arguments:
@@ -107,7 +107,7 @@ def without_values(op: str, data: Arguments) -> Arguments:
 
 def unseen(op: str, spec: TensorSpec) -> TensorSpec:
     """Return a tensor with unknown or irrelevant values, in a positive range if needed."""
-    return replace(spec, low=0.01, high=1.0) if _wants_positive(op) and not is_whole(spec) else spec
+    return replace(spec, low=0.01, high=1.0) if _needs_positive_floats(op) and not is_whole(spec) else spec
 
 
 def mapped(data: Arguments, change: Callable[[TensorSpec], TensorSpec]) -> Arguments:
@@ -147,28 +147,28 @@ def _values(data: Arguments) -> Iterator[Value]:
     yield from data[1].values()
 
 
-def _of_unknown(spec: TensorSpec) -> Needed:
+def _default_need(spec: TensorSpec) -> Needed:
     return Need.KEPT if is_whole(spec) else Need.FREE
 
 
-def _of_argument(facts: Operator, name: str, value: Value, given: Given) -> list[Needed]:
+def _needs_of_argument(facts: Operator, name: str, value: Value, given: Given) -> list[Needed]:
     specs = list(tensors(value))
-    if name in _FLOATS.get(facts.packet, ()) or (solves(facts.packet) and facts.packet not in _FREE):
+    if name in _FLOATS.get(facts.packet, ()) or (solves(facts.packet) and facts.packet not in _ANY_INTEGER_OPERATORS):
         return [Need.KEPT for _ in specs]
     if not any(map(is_whole, specs)):
         return [Need.FREE for _ in specs]
     rule = _RULES.get(facts.packet)
     if rule is not None and name in rule:
         return rule[name](given) if callable(rule[name]) else [Need.KEPT for _ in specs]
-    if rule is not None or _is_free(facts):
+    if rule is not None or _accepts_any_integers(facts):
         return [Need.FREE for _ in specs]
-    return [_of_unknown(spec) for spec in specs]
+    return [_default_need(spec) for spec in specs]
 
 
-def _is_free(facts: Operator) -> bool:
+def _accepts_any_integers(facts: Operator) -> bool:
     views = bool(facts.returns) and all(r.alias is not None and not r.writes for r in facts.returns)
     tagged = facts.tags & {"pointwise", "reduction", "view_copy"}
-    return views or bool(tagged) or facts.packet in _FREE or facts.packet.endswith("_like")
+    return views or bool(tagged) or facts.packet in _ANY_INTEGER_OPERATORS or facts.packet.endswith("_like")
 
 
 def _rows(argument: str) -> Callable[[Given], list[Needed]]:
@@ -176,7 +176,7 @@ def _rows(argument: str) -> Callable[[Given], list[Needed]]:
     return lambda given: [Below(given[argument].shape[0])]
 
 
-def _along(given: Given) -> list[Needed]:
+def _indices_along_dim(given: Given) -> list[Needed]:
     """Indices into the dimension ``dim`` of ``self``."""
     shape = given["self"].shape
     return [Below(shape[given["dim"]] if shape else 1)]
@@ -187,7 +187,7 @@ def _number(argument: str) -> Callable[[Given], list[Needed]]:
     return lambda given: [Below(given[argument])]
 
 
-def _classes(given: Given) -> list[Needed]:
+def _class_indices(given: Given) -> list[Needed]:
     """Class indices of a loss; the classes are the second dimension, or the only one."""
     shape = given["self"].shape
     return [Below(shape[1] if len(shape) > 1 else shape[0])]
@@ -197,52 +197,52 @@ def _flat(given: Given) -> list[Needed]:
     return [Below(max(1, given["self"].numel))]
 
 
-def _advanced(given: Given) -> list[Needed]:
+def _advanced_indices(given: Given) -> list[Needed]:
     """Indices of advanced indexing: one per dimension, except that a mask spans its own number."""
     shape, dim = given["self"].shape, 0
-    found: list[Needed] = []
+    needed: list[Needed] = []
     writes = "values" in given
     for index in given["indices"]:
         if index is None:
             dim += 1
         elif index.dtype in ("b8", "u8"):
             dim += len(index.shape)
-            found.append(Need.KEPT if writes else Need.FREE)
+            needed.append(Need.KEPT if writes else Need.FREE)
         else:
-            sole = not writes or given.get("accumulate") is True or index.numel == 1
-            found.append(Below(max(1, shape[dim])) if sole else Need.KEPT)
+            may_repeat = not writes or given.get("accumulate") is True or index.numel == 1
+            needed.append(Below(max(1, shape[dim])) if may_repeat else Need.KEPT)
             dim += 1
-    return found
+    return needed
 
 
-def _scattered(given: Given) -> list[Needed]:
+def _scatter_indices(given: Given) -> list[Needed]:
     """Indices to write to; kept if each gets its own value, because none may occur twice."""
-    own = isinstance(given.get("src"), TensorSpec) and given["index"].numel > 1
-    return [Need.KEPT] if own else _along(given)
+    distinct_values = isinstance(given.get("src"), TensorSpec) and given["index"].numel > 1
+    return [Need.KEPT] if distinct_values else _indices_along_dim(given)
 
 
 _RULES: dict[str, dict[str, Any]] = {
     "embedding": {"indices": _rows("weight")},
     "embedding_dense_backward": {"indices": _number("num_weights")},
-    "index_select": {"index": _along},
-    "gather": {"index": _along},
-    "index_add": {"index": _along},
-    "index_fill": {"index": _along},
-    "scatter_add": {"index": _along},
-    "scatter_reduce": {"index": _along},
-    "scatter": {"index": _scattered},
+    "index_select": {"index": _indices_along_dim},
+    "gather": {"index": _indices_along_dim},
+    "index_add": {"index": _indices_along_dim},
+    "index_fill": {"index": _indices_along_dim},
+    "scatter_add": {"index": _indices_along_dim},
+    "scatter_reduce": {"index": _indices_along_dim},
+    "scatter": {"index": _scatter_indices},
     "index_copy": {"index": None},
     "take": {"index": _flat},
-    "index": {"indices": _advanced},
-    "_unsafe_index": {"indices": _advanced},
-    "index_put": {"indices": _advanced},
-    "_index_put_impl": {"indices": _advanced},
-    "_unsafe_index_put": {"indices": _advanced},
-    "nll_loss_forward": {"target": _classes},
-    "nll_loss_backward": {"target": _classes},
-    "nll_loss2d_forward": {"target": _classes},
-    "nll_loss2d_backward": {"target": _classes},
-    "cross_entropy_loss": {"target": _classes},
+    "index": {"indices": _advanced_indices},
+    "_unsafe_index": {"indices": _advanced_indices},
+    "index_put": {"indices": _advanced_indices},
+    "_index_put_impl": {"indices": _advanced_indices},
+    "_unsafe_index_put": {"indices": _advanced_indices},
+    "nll_loss_forward": {"target": _class_indices},
+    "nll_loss_backward": {"target": _class_indices},
+    "nll_loss2d_forward": {"target": _class_indices},
+    "nll_loss2d_backward": {"target": _class_indices},
+    "cross_entropy_loss": {"target": _class_indices},
     "masked_scatter": {"mask": None},
 }
 """Index arguments by packet, and what they need; None for kept ones. Other arguments are free."""

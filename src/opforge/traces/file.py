@@ -28,7 +28,7 @@ FORMAT = 1
 _KEY = b"opforge.trace"
 _MAGIC = b"PAR1"
 # in the order of TracedCall's fields
-_SCALARS = ("op", "args", "count", "input_bytes", "result_bytes", "flops", "source", "digest", "stored_at")
+_SCALAR_COLUMNS = ("op", "args", "count", "input_bytes", "result_bytes", "flops", "source", "digest", "stored_at")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def write(path: Path, trace: Trace) -> None:
 
     calls = sorted(trace.calls, key=lambda c: (c.op, -c.weight, c.args))
     seen = pa.list_(pa.struct([("model", pa.string()), ("phase", pa.string()), ("count", pa.int64())]))
-    columns: dict[str, Any] = {name: [getattr(c, name) for c in calls] for name in _SCALARS}
+    columns: dict[str, Any] = {name: [getattr(c, name) for c in calls] for name in _SCALAR_COLUMNS}
     columns["seen"] = pa.array([[asdict(s) for s in c.seen] for c in calls], seen)
     columns["stored"] = pa.array([c.stored or None for c in calls], pa.binary())
     about = {**trace.about, "format": FORMAT, "losses": trace.losses}
@@ -117,7 +117,7 @@ def read(path: Path, ops: Iterable[str] | None = None, *, whole: bool = True) ->
     ``whole`` includes every model that made a call, and the stored bytes.
     """
     about = read_about(path)
-    names = [*_SCALARS, "seen", "stored"] if whole else list(_SCALARS)
+    names = [*_SCALAR_COLUMNS, "seen", "stored"] if whole else list(_SCALAR_COLUMNS)
     columns = _columns(path, names)
     wanted = None if ops is None else set(ops)
     rows = zip(*columns, strict=True)
@@ -136,10 +136,10 @@ def _columns(path: Path, names: list[str]) -> list[list[Any]]:
 
 def _call(row: tuple[Any, ...]) -> TracedCall:
     """Return the call of a row; the row's fields are in the order of TracedCall."""
-    if len(row) == len(_SCALARS):
+    if len(row) == len(_SCALAR_COLUMNS):
         return TracedCall(*row)
     seen, stored = row[-2:]
-    fields = dict(zip(_SCALARS, row, strict=False))
+    fields = dict(zip(_SCALAR_COLUMNS, row, strict=False))
     return TracedCall(**fields, seen=tuple(Seen(**s) for s in seen), stored=stored or b"")
 
 
@@ -164,13 +164,13 @@ def read_about(path: Path) -> dict[str, Any]:
 
 def write_blob(path: Path, blob: Path) -> None:
     """Write the stored bytes of a trace as a blob, for the processes that build its cases."""
-    places, stored = _columns(path, ["stored_at", "stored"])
-    rows = sorted((at, contents) for at, contents in zip(places, stored, strict=True) if at >= 0)
+    offsets, stored = _columns(path, ["stored_at", "stored"])
+    rows = sorted((offset, contents) for offset, contents in zip(offsets, stored, strict=True) if offset >= 0)
     with drafted(blob) as draft:
         writer = BlobWriter(draft)
-        for at, contents in rows:
-            if (placed := writer.add(contents, str(at).encode())) != at:  # equal contents are kept apart
+        for offset, contents in rows:
+            if (actual_offset := writer.add(contents, str(offset).encode())) != offset:  # equal contents are kept apart
                 raise OpforgeError(
-                    f"{path} is damaged: stored bytes of place {at} come to lie at {placed}; make it again"
+                    f"{path} is damaged: stored bytes of place {offset} come to lie at {actual_offset}; make it again"
                 )
         writer.close()

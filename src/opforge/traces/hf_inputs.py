@@ -14,10 +14,10 @@ from opforge.traces.targets import Settings
 Follow = Callable[[Any, Any], Any]
 """Calls a model again, with the result of the previous call."""
 
-_SAMPLES = 16000
+_AUDIO_SAMPLES = 16000
 """Audio samples: one second."""
-_GENERATES = ("CausalLM", "MaskedLM", "LMHead", "ConditionalGeneration", "ForSpeechSeq2Seq")
-_CLASSIFIES = ("SequenceClassification", "ImageClassification", "AudioClassification", "VideoClassification")
+_GENERATING_CLASSES = ("CausalLM", "MaskedLM", "LMHead", "ConditionalGeneration", "ForSpeechSeq2Seq")
+_CLASSIFYING_CLASSES = ("SequenceClassification", "ImageClassification", "AudioClassification", "VideoClassification")
 
 
 def inputs(model: Any, config: Any, settings: Settings) -> tuple[dict[str, Any], Follow | None]:
@@ -25,17 +25,17 @@ def inputs(model: Any, config: Any, settings: Settings) -> tuple[dict[str, Any],
 
     The follow-up call passes a single token, if the model caches the first call.
     """
-    settings = replace(settings, seq=_length(config, settings.seq))
-    found = _inputs(model, config, settings)
+    settings = replace(settings, seq=_sequence_length(config, settings.seq))
+    arguments = _inputs(model, config, settings)
     generates = "CausalLM" in type(model).__name__ or "LMHead" in type(model).__name__
     if settings.train or not generates or "past_key_values" not in _names(model):
-        return found, None
-    token = torch.randint(0, _vocabulary(config), (settings.batch, 1))
+        return arguments, None
+    token = torch.randint(0, _vocabulary_size(config), (settings.batch, 1))
 
     def follow(model: Any, last: Any) -> Any:
         return model(input_ids=token, past_key_values=last.past_key_values, use_cache=True)
 
-    return {**found, "use_cache": True}, follow
+    return {**arguments, "use_cache": True}, follow
 
 
 def _names(model: Any) -> set[str]:
@@ -44,35 +44,35 @@ def _names(model: Any) -> set[str]:
 
 def _inputs(model: Any, config: Any, settings: Settings) -> dict[str, Any]:
     names = _names(model)
-    found: dict[str, Any] = {}
-    ids = torch.randint(0, _vocabulary(config), (settings.batch, settings.seq)) if "input_ids" in names else None
+    arguments: dict[str, Any] = {}
+    ids = torch.randint(0, _vocabulary_size(config), (settings.batch, settings.seq)) if "input_ids" in names else None
     if ids is not None:
-        found["input_ids"] = ids
+        arguments["input_ids"] = ids
     if "attention_mask" in names and ids is not None:
-        found["attention_mask"] = torch.ones_like(ids)
+        arguments["attention_mask"] = torch.ones_like(ids)
     if "pixel_values" in names:
-        found["pixel_values"] = torch.randn(settings.batch, *_picture(config, settings))
+        arguments["pixel_values"] = torch.randn(settings.batch, *_image_shape(config, settings))
     if "input_values" in names:
-        found["input_values"] = torch.randn(settings.batch, *_sound(config))
+        arguments["input_values"] = torch.randn(settings.batch, *_audio_shape(config))
     if "input_features" in names:
-        found["input_features"] = torch.randn(settings.batch, *_features(config, settings))
+        arguments["input_features"] = torch.randn(settings.batch, *_feature_shape(config, settings))
     if "decoder_input_ids" in names and getattr(config, "is_encoder_decoder", False):
-        found["decoder_input_ids"] = torch.randint(0, _vocabulary(config), (settings.batch, settings.seq))
+        arguments["decoder_input_ids"] = torch.randint(0, _vocabulary_size(config), (settings.batch, settings.seq))
     if "return_loss" in names:
-        found["return_loss"] = settings.train
-    if settings.train and "labels" in names and (labels := _labels(model, config, found, settings)) is not None:
-        found["labels"] = labels
-    return found
+        arguments["return_loss"] = settings.train
+    if settings.train and "labels" in names and (labels := _labels(model, config, arguments, settings)) is not None:
+        arguments["labels"] = labels
+    return arguments
 
 
-def _length(config: Any, wanted: int) -> int:
+def _sequence_length(config: Any, wanted: int) -> int:
     """Return the input length: at most the positions, less one for a token that follows."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     positions = getattr(text, "max_position_embeddings", None)
     return min(wanted, positions - 1) if isinstance(positions, int) and positions > 1 else wanted
 
 
-def _vocabulary(config: Any) -> int:
+def _vocabulary_size(config: Any) -> int:
     """Return the vocabulary size, of the text part if a configuration has parts."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     sizes = [getattr(part, "vocab_size", None) for part in (text, config)]
@@ -81,14 +81,14 @@ def _vocabulary(config: Any) -> int:
 
 def _part(config: Any, name: str, default: Any) -> Any:
     """Return a setting of a configuration, or of its image part."""
-    for place in (config, getattr(config, "vision_config", None), getattr(config, "backbone_config", None)):
-        value = getattr(place, name, None)
+    for part in (config, getattr(config, "vision_config", None), getattr(config, "backbone_config", None)):
+        value = getattr(part, name, None)
         if value is not None:
             return value
     return default
 
 
-def _picture(config: Any, settings: Settings) -> tuple[int, ...]:
+def _image_shape(config: Any, settings: Settings) -> tuple[int, ...]:
     side = settings.image or _part(config, "image_size", 224)
     height, width = side if isinstance(side, list | tuple) else (side, side)
     channels = _part(config, "num_channels", 3)
@@ -96,13 +96,13 @@ def _picture(config: Any, settings: Settings) -> tuple[int, ...]:
     return (channels, height, width) if frames is None else (frames, channels, height, width)
 
 
-def _sound(config: Any) -> tuple[int, ...]:
+def _audio_shape(config: Any) -> tuple[int, ...]:
     if hasattr(config, "num_mel_bins") and hasattr(config, "max_length"):  # a spectrogram, as an image
         return (config.max_length, config.num_mel_bins)
-    return (1, _SAMPLES) if hasattr(config, "audio_channels") else (_SAMPLES,)
+    return (1, _AUDIO_SAMPLES) if hasattr(config, "audio_channels") else (_AUDIO_SAMPLES,)
 
 
-def _features(config: Any, settings: Settings) -> tuple[int, ...]:
+def _feature_shape(config: Any, settings: Settings) -> tuple[int, ...]:
     if hasattr(config, "max_source_positions") and hasattr(config, "num_mel_bins"):
         return (config.num_mel_bins, 2 * config.max_source_positions)
     names = ("input_feat_per_channel", "feature_projection_input_dim", "num_mel_bins")
@@ -110,15 +110,15 @@ def _features(config: Any, settings: Settings) -> tuple[int, ...]:
     return (settings.seq, width)
 
 
-def _labels(model: Any, config: Any, found: dict[str, Any], settings: Settings) -> torch.Tensor | None:
+def _labels(model: Any, config: Any, arguments: dict[str, Any], settings: Settings) -> torch.Tensor | None:
     kind = type(model).__name__
-    if any(word in kind for word in _CLASSIFIES):
+    if any(word in kind for word in _CLASSIFYING_CLASSES):
         return torch.randint(0, config.num_labels, (settings.batch,))
     if "TokenClassification" in kind:
         return torch.randint(0, config.num_labels, (settings.batch, settings.seq))
-    if any(word in kind for word in _GENERATES):
-        written = found.get("decoder_input_ids", found.get("input_ids"))
-        return None if written is None else written.clone()
+    if any(word in kind for word in _GENERATING_CLASSES):
+        target_ids = arguments.get("decoder_input_ids", arguments.get("input_ids"))
+        return None if target_ids is None else target_ids.clone()
     if kind.endswith("CTC"):
-        return torch.randint(1, _vocabulary(config), (settings.batch, 8))
+        return torch.randint(1, _vocabulary_size(config), (settings.batch, 8))
     return None

@@ -24,7 +24,7 @@ from opforge.traces.file import Seen, Trace, TracedCall
 from opforge.traces.measure import flops, input_bytes, made_bytes
 
 PHASE = "log"
-_FALLBACKS = ("default", "dim_IntList", "int")
+_SYMINT_REPLACEMENTS = ("default", "dim_IntList", "int")
 """Overloads that replaced those named ``SymInt``."""
 _NUMBERS = (bool, int, float, complex)
 
@@ -43,7 +43,7 @@ def from_log(lines: Iterable[str], model: str) -> Trace:
     """Call of each distinct line, counted once, or why the line is unusable."""
     for entry in parse_log(lines):
         if isinstance(entry, CaseSyntaxError):
-            losses[_unread(str(entry))] += 1
+            losses[_unreadable_reason(str(entry))] += 1
             continue
         line = entry.op, entry.args
         if line not in known:
@@ -80,10 +80,10 @@ def _log_name(op: str) -> str:
 def _log_text(args: str) -> str:
     """Return arguments in log form: tensors without offset and contents, devices as strings."""
     positional, named = mapped(parse_arguments(args), lambda s: TensorSpec(s.shape, s.dtype, s.stride))
-    return format_arguments((_worded(v) for v in positional), {n: _worded(v) for n, v in named.items()})
+    return format_arguments((_device_as_text(v) for v in positional), {n: _device_as_text(v) for n, v in named.items()})
 
 
-def _worded(value: Value) -> Value:
+def _device_as_text(value: Value) -> Value:
     return value.name.partition(":")[0] if isinstance(value, Device) else value
 
 
@@ -119,22 +119,22 @@ def _operator(name: str, data: Arguments) -> Operator:
         raise ValueError("not an operator of ATen")
     short = name.removeprefix("aten.")
     base, _, overload = short.partition(".")
-    names = [short] if overload != "SymInt" else [short, *(f"{base}.{other}" for other in _FALLBACKS)]
-    found = [facts for facts in map(table().get, names) if facts is not None]
-    if not found:
+    names = [short] if overload != "SymInt" else [short, *(f"{base}.{other}" for other in _SYMINT_REPLACEMENTS)]
+    candidates = [facts for facts in map(table().get, names) if facts is not None]
+    if not candidates:
         raise ValueError(f"no such operator in torch {torch_version()}")
-    reasons = [misfit(facts, data) for facts in found]
+    reasons = [misfit(facts, data) for facts in candidates]
     if all(reasons):
         raise ValueError(f"its arguments are not those of torch {torch_version()}: {reasons[0]}")
-    return found[reasons.index("")]
+    return candidates[reasons.index("")]
 
 
 def misfit(facts: Operator, data: Arguments) -> str:
     """Return why a schema does not take some arguments; empty if it does."""
     args, kwargs = data
-    plain = [a for a in facts.arguments if not a.kwarg_only]
-    if len(args) > len(plain):
-        return f"{len(args)} arguments by position, and it takes {len(plain)}"
+    positional = [a for a in facts.arguments if not a.kwarg_only]
+    if len(args) > len(positional):
+        return f"{len(args)} arguments by position, and it takes {len(positional)}"
     names = {a.name for a in facts.arguments}
     if unknown := [name for name in kwargs if name not in names]:
         return f"no argument {unknown[0]!r}"
@@ -174,7 +174,7 @@ def _with_devices(facts: Operator, data: Arguments) -> Arguments:
     }
 
 
-def _unread(error: str) -> str:
+def _unreadable_reason(error: str) -> str:
     """Return why a line is unreadable, without number and text, to count equal reasons as one."""
     text = re.sub(r"^line \d+: ", "", error)
     if "'ST(" in text:

@@ -23,7 +23,7 @@ from opforge.traces.conduct import CHILD, environment
 from opforge.traces.parts import Ended, Parts, Run
 from opforge.traces.targets import LIBRARIES
 
-_NO_MEMORY = re.compile(r"out of memory|OutOfMemoryError|ALLOC_FAILED|MemoryError|SIGKILL", re.IGNORECASE)
+_OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|ALLOC_FAILED|MemoryError|SIGKILL", re.IGNORECASE)
 _LOOK_EVERY_S = 0.02
 
 Say = Callable[[Run, Ended], None]
@@ -41,7 +41,7 @@ class Limits:
 
 
 @dataclass
-class _Going:
+class _ActiveRun:
     run: Run
     begun: float
     crowded: bool
@@ -77,7 +77,7 @@ class Recording:
     say: Say = lambda _run, _ended: None
     fork: bool = True
     """Whether to fork processes; if False, fresh ones import everything themselves."""
-    _going: dict[int, _Going] = field(default_factory=dict)
+    _active: dict[int, _ActiveRun] = field(default_factory=dict)
     _alone: deque[Run] = field(default_factory=deque)
     """Runs that were out of memory while others were active."""
 
@@ -87,62 +87,62 @@ class Recording:
         waiting = deque(run for run, ended in known if ended is None)
         waiting.extend(run for run, ended in known if ended is not None and ended.error)
         try:
-            while (waiting or self._going or self._alone) and time.monotonic() < self.limits.until:
-                self._begin_some(waiting)
+            while (waiting or self._active or self._alone) and time.monotonic() < self.limits.until:
+                self._start_waiting_runs(waiting)
                 if not self._look():
                     time.sleep(_LOOK_EVERY_S)
         finally:
-            for pid, going in list(self._going.items()):
+            for pid, active in list(self._active.items()):
                 _kill(pid)
                 os.waitpid(pid, 0)
-                self.parts.forget(going.run)
-            self._going.clear()
+                self.parts.forget(active.run)
+            self._active.clear()
 
-    def _begin_some(self, waiting: deque[Run]) -> None:
-        while waiting and len(self._going) < self.limits.workers:
+    def _start_waiting_runs(self, waiting: deque[Run]) -> None:
+        while waiting and len(self._active) < self.limits.workers:
             self._begin(waiting.popleft())
-        if self._alone and not waiting and not self._going:
+        if self._alone and not waiting and not self._active:
             self._begin(self._alone.popleft())
 
     def _begin(self, run: Run) -> None:
         self.parts.forget(run)
         sys.stdout.flush()
         sys.stderr.flush()
-        pid = _forked(self.parts, run, self.limits.workers) if self.fork else _fresh(self.parts, run)
-        for other in self._going.values():
+        pid = _start_fork(self.parts, run, self.limits.workers) if self.fork else _fresh(self.parts, run)
+        for other in self._active.values():
             other.crowded = True
-        self._going[pid] = _Going(run, time.monotonic(), crowded=bool(self._going))
+        self._active[pid] = _ActiveRun(run, time.monotonic(), crowded=bool(self._active))
 
     def _look(self) -> bool:
         """Record which runs have ended, and end those over their limit; return whether any did."""
-        found = False
-        for pid, going in list(self._going.items()):
-            seconds = time.monotonic() - going.begun
+        any_ended = False
+        for pid, active in list(self._active.items()):
+            seconds = time.monotonic() - active.begun
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended == 0 and seconds <= self.limits.run_s:
                 continue
-            found = True
-            del self._going[pid]
+            any_ended = True
+            del self._active[pid]
             if ended == 0:
                 _kill(pid)
                 os.waitpid(pid, 0)
-                self._keep(going, f"took more than {self.limits.run_s:g} s")
+                self._keep(active, f"took more than {self.limits.run_s:g} s")
             else:
                 code = os.waitstatus_to_exitcode(status)
-                said = self.parts.error(going.run)
-                self._keep(going, said or (f"its process {describe_returncode(code)}" if code else ""))
-        return found
+                error = self.parts.error(active.run)
+                self._keep(active, error or (f"its process {describe_returncode(code)}" if code else ""))
+        return any_ended
 
-    def _keep(self, going: _Going, error: str) -> None:
-        if going.crowded and _NO_MEMORY.search(error):
-            self._alone.append(going.run)
+    def _keep(self, active: _ActiveRun, error: str) -> None:
+        if active.crowded and _OUT_OF_MEMORY.search(error):
+            self._alone.append(active.run)
             return
-        ended = Ended(round(time.monotonic() - going.begun, 1), error)
-        self.parts.keep(going.run, ended)
-        self.say(going.run, ended)
+        ended = Ended(round(time.monotonic() - active.begun, 1), error)
+        self.parts.keep(active.run, ended)
+        self.say(active.run, ended)
 
 
-def _forked(parts: Parts, run: Run, workers: int) -> int:
+def _start_fork(parts: Parts, run: Run, workers: int) -> int:
     """Run in a fork of this process, and return its PID."""
     pid = os.fork()
     if pid:
@@ -151,7 +151,7 @@ def _forked(parts: Parts, run: Run, workers: int) -> int:
     try:
         os.setsid()
         die_with_parent()
-        _redirect(parts, run)
+        _redirect_output(parts, run)
         import torch
 
         from opforge.traces.child import run as run_here
@@ -181,11 +181,11 @@ def _fresh(parts: Parts, run: Run) -> int:
         os.close(out)
 
 
-def _redirect(parts: Parts, run: Run) -> None:
+def _redirect_output(parts: Parts, run: Run) -> None:
     out = os.open(parts.output(run), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for fd, to in ((nothing, 0), (out, 1), (out, 2)):
-        os.dup2(fd, to)
+    null_fd = os.open(os.devnull, os.O_RDONLY)
+    for fd, target_fd in ((null_fd, 0), (out, 1), (out, 2)):
+        os.dup2(fd, target_fd)
 
 
 def _opened(parts: Parts, run: Run) -> int:

@@ -11,7 +11,7 @@ from opforge.cases.values import Arguments, TensorSpec
 from opforge.ops import table
 from opforge.traces.contents import tensors
 
-_FAR = 4096
+_OFFSET_LIMIT_ELEMENTS = 4096
 """Storage offsets of this many elements or more are reduced."""
 
 
@@ -22,19 +22,19 @@ def input_bytes(data: Arguments) -> int:
 
 def near(spec: TensorSpec) -> TensorSpec:
     """Return a tensor with its storage offset reduced to what a replay needs, alignment kept."""
-    if spec.offset < _FAR or spec.at is not None:
+    if spec.offset < _OFFSET_LIMIT_ELEMENTS or spec.at is not None:
         return spec
-    return replace(spec, offset=spec.offset % _FAR)
+    return replace(spec, offset=spec.offset % _OFFSET_LIMIT_ELEMENTS)
 
 
 def flops(op: str, data: Arguments) -> int:
     """Return the FLOPs of a matrix product, convolution or attention; 0 for other operators."""
     facts = table().get(op)
-    count = None if facts is None else _COUNTS.get(facts.packet)
-    if facts is None or count is None:
+    formula = None if facts is None else _FLOP_FORMULAS.get(facts.packet)
+    if facts is None or formula is None:
         return 0
     try:
-        return int(count(facts.bind(*data)))
+        return int(formula(facts.bind(*data)))
     except (KeyError, IndexError, AttributeError, TypeError, ZeroDivisionError):
         return 0  # the formula is not for these arguments
 
@@ -68,11 +68,11 @@ def _convolution(given: dict[str, Any]) -> Any:
     inner = math.prod(weight[1:])
     if given.get("transposed"):
         return 2 * math.prod(data) * inner
-    steps = math.prod(s for s, _ in zip(_cycle(given["stride"]), data[2:], strict=False))
+    steps = math.prod(s for s, _ in zip(_stride_per_dim(given["stride"]), data[2:], strict=False))
     return 2 * data[0] * weight[0] * math.prod(data[2:]) / steps * inner
 
 
-def _cycle(steps: list[int]) -> list[int]:
+def _stride_per_dim(steps: list[int]) -> list[int]:
     return steps * 3 if len(steps) == 1 else steps
 
 
@@ -88,7 +88,7 @@ _PRODUCTS = {
     "baddbmm": ("batch1", "batch2"),
     "_scaled_mm": ("self", "mat2"),
 }
-_COUNTS: dict[str, Callable[[dict[str, Any]], float]] = {
+_FLOP_FORMULAS: dict[str, Callable[[dict[str, Any]], float]] = {
     **{name: _product(*arguments) for name, arguments in _PRODUCTS.items()},
     "convolution": _convolution,
     "cudnn_convolution": _convolution,

@@ -32,8 +32,8 @@ class Run:
 
     def words(self) -> dict[str, Any]:
         """Return everything that its recording depends on."""
-        words: dict[str, Any] = json.loads(json.dumps({**asdict(self.target), "settings": self.settings.as_json()}))
-        return words
+        row: dict[str, Any] = json.loads(json.dumps({**asdict(self.target), "settings": self.settings.as_json()}))
+        return row
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +80,8 @@ class Parts:
 
     def error(self, run: Run) -> str:
         """Return the error that a run itself reported; empty if none."""
-        said = [row["error"] for row, _ in self._messages(run) if "error" in row]
-        return str(said[-1]) if said else ""
+        errors = [row["error"] for row, _ in self._messages(run) if "error" in row]
+        return str(errors[-1]) if errors else ""
 
     def gather(self, runs: Iterable[Run], about: dict[str, Any]) -> Trace:
         """Return one trace of all ended runs; failed runs add the calls they made."""
@@ -96,9 +96,9 @@ class Parts:
             collector.begin(run.target.model)
             for row, contents in self._messages(run):
                 collector.take(row, contents)
-        made = collector.trace({**about, "failed": failed})
-        made.about["models"] = sorted({seen.model for call in made.calls for seen in call.seen})
-        return made
+        merged = collector.trace({**about, "failed": failed})
+        merged.about["models"] = sorted({seen.model for call in merged.calls for seen in call.seen})
+        return merged
 
     def _messages(self, run: Run) -> Iterator[tuple[dict[str, Any], bytes]]:
         path = self.calls(run)

@@ -38,7 +38,7 @@ _LOOKED_AT = 1 << 28
 """Maximum elements of a tensor whose values are read."""
 _EVERY_S = 0.2
 """Seconds between sends of counts; short, so that a crash loses few of them."""
-_INNER = frozenset({"prim", "prims", "profiler"})
+_UNRECORDED = frozenset({"prim", "prims", "profiler"})
 """Namespaces of torch's own queries and markers, which are no work for a device."""
 _NUMBERS = re.compile(r", offset=\d+|(?<![\w.])-?\d+(\.\d+(e[-+]?\d+)?|e[-+]?\d+)")
 _ALIKE = 4
@@ -50,7 +50,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 
 
 @dataclass
-class _Known:
+class _KnownCall:
     """A known signature: its number, or why it is not kept."""
 
     number: int
@@ -70,18 +70,18 @@ class Recorder(TorchDispatchMode):
         self._pid = os.getpid()
         """Forks, such as data loader workers, inherit the recorder but must not write too."""
         self._home = torch.device(device).type
-        self._known: dict[bytes, _Known] = {}
-        self._alike: dict[bytes, list[_Known]] = {}
+        self._known: dict[bytes, _KnownCall] = {}
+        self._alike: dict[bytes, list[_KnownCall]] = {}
         self._counts: Counter[tuple[int, str]] = Counter()
         self._losses: Counter[str] = Counter()
         self._composite: dict[Any, bool] = {}
         self._stepping = 0
-        self._sent = time.monotonic()
+        self._last_flush_s = time.monotonic()
         self._lock = threading.RLock()  # on a GPU, backward runs in threads of its own
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not isinstance(func, torch._ops.OpOverload) or func.namespace in _INNER or os.getpid() != self._pid:  # noqa: SLF001  # torch has no public name
+        if not isinstance(func, torch._ops.OpOverload) or func.namespace in _UNRECORDED or os.getpid() != self._pid:  # noqa: SLF001  # torch has no public name
             return func(*args, **kwargs)
         if self._is_composite(func):
             with self:
@@ -90,10 +90,10 @@ class Recorder(TorchDispatchMode):
                 return result
         op, phase = name_of(func), self._phase()
         with self._lock:
-            known, new = self._look(op, args, kwargs)
+            known, message = self._look(op, args, kwargs)
         result = func(*args, **kwargs)
         with self._lock:
-            self._seen(known, phase, result, new)
+            self._seen(known, phase, result, message)
         return result
 
     @contextmanager
@@ -127,7 +127,7 @@ class Recorder(TorchDispatchMode):
             self._pipe.flush()
             self._counts.clear()
             self._losses.clear()
-            self._sent = time.monotonic()
+            self._last_flush_s = time.monotonic()
 
     def _phase(self) -> str:
         if torch._C._current_graph_task_id() != -1:  # noqa: SLF001  # the one way to know that this is a backward pass
@@ -147,12 +147,12 @@ class Recorder(TorchDispatchMode):
             self._composite[func] = known
         return known
 
-    def _look(self, op: str, args: Any, kwargs: dict[str, Any]) -> tuple[_Known, dict[str, Any] | None]:
+    def _look(self, op: str, args: Any, kwargs: dict[str, Any]) -> tuple[_KnownCall, dict[str, Any] | None]:
         """Inspect a call before it is made; return its record, and the message if it is new."""
         try:
             data = as_data(args, kwargs, self._geometry)
         except TypeError as error:
-            return _Known(-1, f"{op}: {error}"), None
+            return _KnownCall(-1, f"{op}: {error}"), None
         signature = f"{op}|{format_arguments(*data)}"
         key = _digest(signature)
         if (known := self._known.get(key)) is not None:
@@ -162,13 +162,13 @@ class Recorder(TorchDispatchMode):
             return alike[0], None
         send(self._pipe, {"at": op})
         self._pipe.flush()
-        known = self._known[key] = _Known(len(self._known))
+        known = self._known[key] = _KnownCall(len(self._known))
         alike.append(known)
         if writes_to_overlap(op, args, kwargs):
             known.lost = f"{op}: writes to a tensor that overlaps itself, so its result depends on the order of writing"
             return known, None
         try:
-            contents = _Contents(op, _tensors([args, list(kwargs.values())]), needs(op, data))
+            contents = _ReplayContents(op, _tensors([args, list(kwargs.values())]), needs(op, data))
             with unset_fake_temporarily():  # tensors that are real in a fake run can be read
                 with_contents = mapped(data, contents.next)
         except ValueError as error:
@@ -190,19 +190,19 @@ class Recorder(TorchDispatchMode):
             raise TypeError(f"a case cannot hold a {type(value).__name__}")
         return geometry(value, self._home)
 
-    def _seen(self, known: _Known, phase: str, result: Any, new: dict[str, Any] | None) -> None:
+    def _seen(self, known: _KnownCall, phase: str, result: Any, message: dict[str, Any] | None) -> None:
         """Count a call that was made, and send it if it is new."""
-        if new is not None:
-            if odd := strange(result):
-                known.lost = f"{new['op']}: its result is {odd}"
+        if message is not None:
+            if strange_part := strange(result):
+                known.lost = f"{message['op']}: its result is {strange_part}"
             else:
-                contents = new.pop("contents")
-                send(self._pipe, {**new, "result_bytes": _result_bytes(new["op"], result)}, contents)
+                contents = message.pop("contents")
+                send(self._pipe, {**message, "result_bytes": _result_bytes(message["op"], result)}, contents)
         if known.lost:
             self._losses[known.lost] += 1
         else:
             self._counts[known.number, phase] += 1
-        if new is not None or time.monotonic() - self._sent > _EVERY_S:
+        if message is not None or time.monotonic() - self._last_flush_s > _EVERY_S:
             self.flush()
 
 
@@ -210,7 +210,7 @@ def _digest(text: str) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
-class _Contents:
+class _ReplayContents:
     """Gives each tensor of a new call the contents that a replay needs."""
 
     def __init__(self, op: str, values: list[torch.Tensor], wanted: list[Needed]) -> None:
@@ -227,7 +227,7 @@ class _Contents:
             return self._kept(value, spec)
         if not spec.numel or spec.dtype == "b8" or not _readable(value):
             return unseen(self._op, spec)
-        return _ranged(value, spec) or unseen(self._op, spec)
+        return _with_value_range(value, spec) or unseen(self._op, spec)
 
     def _kept(self, value: torch.Tensor, spec: TensorSpec) -> TensorSpec:
         if not _readable(value):
@@ -246,7 +246,7 @@ def _readable(value: torch.Tensor) -> bool:
     return not (value.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
-def _ranged(value: torch.Tensor, spec: TensorSpec) -> TensorSpec | None:
+def _with_value_range(value: torch.Tensor, spec: TensorSpec) -> TensorSpec | None:
     """Return a tensor with the range of its values.
 
     Integers always have one, floats only if none is negative; otherwise returns None.
@@ -256,16 +256,16 @@ def _ranged(value: torch.Tensor, spec: TensorSpec) -> TensorSpec | None:
     plain = value.detach().resolve_neg()
     plain = plain.float() if plain.is_floating_point() and plain.element_size() == 1 else plain
     plain = plain.long() if is_whole(spec) else plain
-    low, high = (end.item() for end in torch.aminmax(plain))
+    low, high = (bound.item() for bound in torch.aminmax(plain))
     if is_whole(spec):
         return replace(spec, low=int(low), high=min(int(high) + 1, (1 << 63) - 1))
     varied = low < high or (spec.numel == 1 and low > 0)
     if not (math.isfinite(high) and low >= 0 and varied):
         return None
-    return replace(spec, low=_rounded(low, math.floor), high=_rounded(high, math.ceil))
+    return replace(spec, low=_rounded_outward(low, math.floor), high=_rounded_outward(high, math.ceil))
 
 
-def _rounded(number: float, towards: Callable[[float], int]) -> float:
+def _rounded_outward(number: float, towards: Callable[[float], int]) -> float:
     """Return a number rounded to two digits, away from the inside of the range."""
     if number == 0:
         return 0.0

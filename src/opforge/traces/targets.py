@@ -74,15 +74,15 @@ class Settings:
 
 def parse_target(text: str, args: tuple[str, ...] = ()) -> Target:
     """Parse ``{hf,timm,torchvision}:NAME``, ``script.py`` or ``module:function``."""
-    head, sign, name = text.partition(":")
+    head, separator, name = text.partition(":")
     target = None
-    if sign and head in LIBRARIES and name:
+    if separator and head in LIBRARIES and name:
         target = Target(head, name)
-    elif text.endswith(".py") and (args or not sign or Path(text).exists()):
+    elif text.endswith(".py") and (args or not separator or Path(text).exists()):
         if not Path(text).is_file():
             raise OpforgeError(f"there is no script {text}")
         return Target(SCRIPT, str(Path(text).resolve()), args)
-    elif sign and re.fullmatch(r"[\w.]+", head) and re.fullmatch(r"\w+", name):
+    elif separator and re.fullmatch(r"[\w.]+", head) and re.fullmatch(r"\w+", name):
         target = Target(FUNCTION, text)
     if target is None:
         raise OpforgeError(
@@ -98,8 +98,8 @@ def parse_changes(words: list[str]) -> dict[str, Any]:
     """Parse ``--set name=value``; a value is a Python literal, or else a string."""
     changes: dict[str, Any] = {}
     for word in words:
-        name, sign, text = word.partition("=")
-        if not (sign and re.fullmatch(r"\w+(\.\w+)*", name)):
+        name, separator, text = word.partition("=")
+        if not (separator and re.fullmatch(r"\w+(\.\w+)*", name)):
             raise OpforgeError(f"--set {word!r} is not NAME=VALUE, for example hidden_size=256")
         try:
             changes[name] = ast.literal_eval(text)

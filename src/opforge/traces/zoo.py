@@ -78,9 +78,9 @@ FAMILIES = {
     "multimodal": Family(How("f16", 8, 64), How("f32", 4, 64)),
 }
 
-_LLAMA = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8}
+_LLAMA_CONFIG = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8}
 
-_HF: dict[str, dict[str, dict[str, Any]]] = {
+_HF_ARCHITECTURES: dict[str, dict[str, dict[str, Any]]] = {
     "encoder": {
         "BertForMaskedLM": {},
         "RobertaForMaskedLM": {},
@@ -102,7 +102,7 @@ _HF: dict[str, dict[str, dict[str, Any]]] = {
     },
     "decoder": {
         "GPT2LMHeadModel": {},
-        "LlamaForCausalLM": {**_LLAMA, "vocab_size": 128256},
+        "LlamaForCausalLM": {**_LLAMA_CONFIG, "vocab_size": 128256},
         "MistralForCausalLM": {},
         "Qwen2ForCausalLM": {"hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28, "num_key_value_heads": 4},
         "Qwen3ForCausalLM": {"hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 32, "num_key_value_heads": 8},
@@ -174,14 +174,14 @@ _HF: dict[str, dict[str, dict[str, Any]]] = {
         "ChineseCLIPModel": {},
     },
 }  # fmt: skip
-_TIMM: dict[str, list[str]] = {
+_TIMM_ARCHITECTURES: dict[str, list[str]] = {
     "convolution": [
         "resnet50", "resnext50_32x4d", "efficientnet_b0", "mobilenetv3_large_100", "convnext_tiny", "densenet121", "regnety_032",
         "repvgg_a2", "mixer_b16_224", "swin_tiny_patch4_window7_224", "vit_base_patch16_224", "maxvit_tiny_tf_224",
         "coatnet_0_rw_224", "nfnet_l0", "ghostnet_100",
     ],
 }  # fmt: skip
-_TORCHVISION: dict[str, list[str]] = {
+_TORCHVISION_ARCHITECTURES: dict[str, list[str]] = {
     "convolution": [
         "resnet18",
         "vgg16",
@@ -199,20 +199,24 @@ _DTYPES = {"FNetForMaskedLM": "f32", "XLNetLMHeadModel": "f32"}
 
 def architectures() -> list[Architecture]:
     """Return all architectures of the suite."""
-    found = [
+    all_architectures = [
         Architecture(Target("hf", name), family, changes, dtype=_DTYPES.get(name))
-        for family, names in _HF.items()
+        for family, names in _HF_ARCHITECTURES.items()
         for name, changes in names.items()
     ]
-    for library, lists in (("timm", _TIMM), ("torchvision", _TORCHVISION)):
-        found += [
+    for library, lists in (("timm", _TIMM_ARCHITECTURES), ("torchvision", _TORCHVISION_ARCHITECTURES)):
+        all_architectures += [
             Architecture(Target(library, name), family, image=_IMAGES.get(name))
             for family, names in lists.items()
             for name in names
         ]
-    return found
+    return all_architectures
 
 
 def runs(device: str, *, fake: bool = False) -> list[Run]:
     """Return every run of every architecture."""
-    return [Run(one.target, way, settings) for one in architectures() for way, settings in one.runs(device, fake=fake)]
+    return [
+        Run(architecture.target, way, settings)
+        for architecture in architectures()
+        for way, settings in architecture.runs(device, fake=fake)
+    ]

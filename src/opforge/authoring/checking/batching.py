@@ -31,9 +31,9 @@ def check(subject: Subject) -> Findings:
         yield note("vmap", "there is no vmap rule: torch.vmap and torch.func over it raise, or loop", rule(subject))
     else:
         for call in (calls[0], max(calls, key=lambda c: len(c.tensors))):
-            found = list(_compared(subject, call))
-            yield from found
-            if found:
+            findings = list(_compared(subject, call))
+            yield from findings
+            if findings:
                 return
 
 
@@ -53,14 +53,14 @@ def rule(subject: Subject) -> str:
 
 def _compared(subject: Subject, call: Call) -> Findings:
     count = len(call.tensors)
-    ways: dict[str, tuple[int | None, ...]] = {"all batched": (0,) * count}
+    variants: dict[str, tuple[int | None, ...]] = {"all batched": (0,) * count}
     if count > 1:
-        ways["the first batched"] = (0, *(None,) * (count - 1))
-    ways["batched in the last dimension"] = (-1,) * count
-    for words, dims in ways.items():
-        if (what := _one(subject, call, dims)) is not None:
+        variants["the first batched"] = (0, *(None,) * (count - 1))
+    variants["batched in the last dimension"] = (-1,) * count
+    for label, dims in variants.items():
+        if (fault := _one(subject, call, dims)) is not None:
             yield failed(
-                "vmap", f"{words}: {what}, for {subject.base}{call} in a batch of {_BATCH}", rule(subject), CONTENTS
+                "vmap", f"{label}: {fault}, for {subject.base}{call} in a batch of {_BATCH}", rule(subject), CONTENTS
             )
             return
 
@@ -72,25 +72,25 @@ def _one(subject: Subject, call: Call, dims: tuple[int | None, ...]) -> str | No
         for _ in range(_BATCH)
     ]
     batched = [
-        t if d is None else torch.stack([one[i] for one in singles], d)
+        t if d is None else torch.stack([single[i] for single in singles], d)
         for i, (t, d) in enumerate(zip(call.tensors, dims, strict=True))
     ]
-    places = iter(dims)
-    in_dims = pytree.tree_map(lambda v: next(places) if isinstance(v, torch.Tensor) else None, call.args)
+    remaining_dims = iter(dims)
+    in_dims = pytree.tree_map(lambda v: next(remaining_dims) if isinstance(v, torch.Tensor) else None, call.args)
 
     def function(*args: Any) -> Any:
         value = subject.overload(*args, **call.kwargs)
         return tuple(flat(value))
 
-    whole = call.with_tensors(batched)
+    batched_call = call.with_tensors(batched)
     with torch.no_grad():
         try:
-            expected = [subject.results(one) for one in map(call.with_tensors, singles)]
+            expected = [subject.results(single) for single in map(call.with_tensors, singles)]
         except Exception:  # noqa: BLE001  # it refuses these contents
             return None
         try:
-            found = torch.vmap(function, in_dims=in_dims)(*whole.args)
+            actual = torch.vmap(function, in_dims=in_dims)(*batched_call.args)
         except Exception as error:  # noqa: BLE001  # the rule may raise anything
             return f"the rule raises {short(error)}"
     stacked = [torch.stack(column) for column in zip(*expected, strict=True)]
-    return differences(stacked, list(found)) or None
+    return differences(stacked, list(actual)) or None

@@ -22,19 +22,19 @@ def determinism(subject: Subject) -> Findings:
     for call in calls:
         expected = subject.answer(call)
         for _ in range(_TIMES):
-            found = subject.answer(call)
-            if not (words := differences(expected, found, exact=True)):
+            actual = subject.answer(call)
+            if not (message := differences(expected, actual, exact=True)):
                 continue
-            if not differences(expected, found):
+            if not differences(expected, actual):
                 yield note(
                     "determinism",
-                    f"the last bits change from call to call: {words}, for {subject.base}{call}",
+                    f"the last bits change from call to call: {message}, for {subject.base}{call}",
                     fixes.LAST_BITS,
                 )
             else:
                 yield failed(
                     "determinism",
-                    f"the same call with the same seed gives another answer: {words}, for {subject.base}{call}",
+                    f"the same call with the same seed gives another answer: {message}, for {subject.base}{call}",
                     fixes.CHANGES if subject.tagged_random else fixes.CHANGES_UNSEEDED,
                     CONTENTS,
                 )
@@ -70,21 +70,21 @@ def devices(subject: Subject) -> Findings:
 
 def _kernels(subject: Subject, missing: list[str]) -> str:
     name = subject.name.removesuffix(".default")
-    words = [f'@torch.library.register_kernel("{name}", "{key.lower()}")' for key in missing]
-    return f"if it is to run there: {' and '.join(words)}, or a block TORCH_LIBRARY_IMPL(…, {missing[0]}, m)"
+    decorators = [f'@torch.library.register_kernel("{name}", "{key.lower()}")' for key in missing]
+    return f"if it is to run there: {' and '.join(decorators)}, or a block TORCH_LIBRARY_IMPL(…, {missing[0]}, m)"
 
 
 def opcheck(subject: Subject) -> Findings:
     """Yield the failures of torch.library.opcheck, each of its tests once."""
     seen: set[str] = set()
     for call in subject.first(torch.float32, torch.float64)[:3]:
-        for test, words in _tests(subject, call):
+        for test, message in _tests(subject, call):
             if test not in seen:
                 seen.add(test)
                 yield Finding(
                     "opcheck",
                     Status.FAILED,
-                    f"{test}: {words}, for {subject.base}{call}",
+                    f"{test}: {message}, for {subject.base}{call}",
                     fixes.OPCHECK.get(test, ""),
                     test,
                 )
@@ -96,8 +96,8 @@ def _tests(subject: Subject, call: Call) -> list[tuple[str, str]]:
     def own(t: torch.Tensor) -> torch.Tensor:
         return t.detach().clone().requires_grad_(grads and t.is_floating_point())
 
-    mine = call.mapped(own)
-    answers: dict[str, Any] = torch.library.opcheck(
-        subject.overload, mine.args, dict(mine.kwargs), raise_exception=False
+    call_copy = call.mapped(own)
+    outcomes: dict[str, Any] = torch.library.opcheck(
+        subject.overload, call_copy.args, dict(call_copy.kwargs), raise_exception=False
     )
-    return [(test, short(error, 400)) for test, error in answers.items() if isinstance(error, BaseException)]
+    return [(test, short(error, 400)) for test, error in outcomes.items() if isinstance(error, BaseException)]

@@ -15,9 +15,9 @@ from opforge.authoring.checking import fixes
 from opforge.authoring.checking.calls import Call
 from opforge.authoring.checking.subject import Findings, Subject, note, skipped
 
-_ELEMENTS = 1 << 20
-_LEAST_WORK, _MANY_PROGRAMS = 128, 1024
-_LARGEST_BLOCK = 1 << 16
+_TARGET_ELEMENTS = 1 << 20
+_MIN_ELEMENTS_PER_PROGRAM, _MIN_JUDGED_PROGRAMS = 128, 1024
+_MAX_BLOCK_ELEMENTS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def check(subject: Subject) -> Findings:
     if call is None:
         yield skipped("blocks", "no call could be made larger")
         return
-    with _watching(run=not subject.interpreted) as launches, contextlib.suppress(Exception):
+    with _recording_launches(run=not subject.interpreted) as launches, contextlib.suppress(Exception):
         # in the interpreter kernels are not run here, so the result and any error are ignored
         subject.answer(call)
     if not launches:
@@ -46,20 +46,20 @@ def check(subject: Subject) -> Findings:
 
 
 def _judge(launch: Launch) -> Findings:
-    each = launch.elements / max(launch.programs, 1)
+    per_program = launch.elements / max(launch.programs, 1)
     names = ", ".join(f"{name}={value}" for name, value in launch.constants.items())
     largest = max((v for v in launch.constants.values() if isinstance(v, int) and v > 0 and not v & (v - 1)), default=0)
-    said = f"{launch.kernel} ({names}) is launched with {launch.programs} programs on {launch.elements} elements"
-    if each < _LEAST_WORK and launch.programs >= _MANY_PROGRAMS:
+    description = f"{launch.kernel} ({names}) is launched with {launch.programs} programs on {launch.elements} elements"
+    if per_program < _MIN_ELEMENTS_PER_PROGRAM and launch.programs >= _MIN_JUDGED_PROGRAMS:
         yield note(
             "blocks",
-            f"{said}: {each:.0f} elements each, which is very little",
+            f"{description}: {per_program:.0f} elements each, which is very little",
             fixes.SMALL_BLOCKS,
         )
-    elif largest > _LARGEST_BLOCK:
+    elif largest > _MAX_BLOCK_ELEMENTS:
         yield note(
             "blocks",
-            f"{said}: a block of {largest} does not fit into registers",
+            f"{description}: a block of {largest} does not fit into registers",
             fixes.LARGE_BLOCKS,
         )
 
@@ -71,7 +71,7 @@ def _large(subject: Subject) -> Call | None:
         dimensions = max((sum(n > 1 for n in t.shape) for t in call.tensors), default=0)
         if not largest or not dimensions:
             continue
-        factor = (_ELEMENTS / largest) ** (1 / dimensions)
+        factor = (_TARGET_ELEMENTS / largest) ** (1 / dimensions)
         return subject.resized(call, functools.partial(_times, factor))
     return None
 
@@ -81,7 +81,7 @@ def _times(factor: float, size: int) -> int:
 
 
 @contextlib.contextmanager
-def _watching(*, run: bool) -> Iterator[list[Launch]]:
+def _recording_launches(*, run: bool) -> Iterator[list[Launch]]:
     """List launches; ``run=False`` skips interpreted kernels (a millisecond per program)."""
     launches: list[Launch] = []
     try:
@@ -111,8 +111,10 @@ def _watching(*, run: bool) -> Iterator[list[Launch]]:
 def _launch(
     name: str, names: list[str], constants: list[str], grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Launch:
-    given = dict(zip(names, args, strict=False)) | kwargs
-    shape = grid(given) if callable(grid) else grid
+    arguments = dict(zip(names, args, strict=False)) | kwargs
+    shape = grid(arguments) if callable(grid) else grid
     shape = shape if isinstance(shape, (tuple, list)) else (shape,)
-    elements = max((t.numel() for t in given.values() if torch.is_tensor(t)), default=0)
-    return Launch(name, math.prod(int(n) for n in shape), {c: given[c] for c in constants if c in given}, elements)
+    elements = max((t.numel() for t in arguments.values() if torch.is_tensor(t)), default=0)
+    return Launch(
+        name, math.prod(int(n) for n in shape), {c: arguments[c] for c in constants if c in arguments}, elements
+    )

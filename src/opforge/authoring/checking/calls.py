@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from opforge.cases.twists import LAYOUTS, Inputs
 
-_SHORT = {
+_DTYPE_ABBREVIATIONS = {
     torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16", torch.int64: "i64", torch.int32: "i32",
     torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.bool: "b8", torch.complex64: "c64", torch.complex128: "c128",
 }  # fmt: skip
@@ -35,16 +35,16 @@ class Call:
         return Call(args, kwargs)
 
     def with_tensors(self, tensors: Iterable[Any]) -> Call:
-        those = iter(tensors)
-        return self.mapped(lambda _old: next(those))
+        remaining = iter(tensors)
+        return self.mapped(lambda _old: next(remaining))
 
     def copied(self) -> Call:
         """Return the same call with new memory in the same layout."""
         return self.mapped(copied)
 
     def __str__(self) -> str:
-        words = [_word(value) for value in self.args] + [f"{key}={_word(value)}" for key, value in self.kwargs.items()]
-        return f"({', '.join(words)})"
+        parts = [_word(value) for value in self.args] + [f"{key}={_word(value)}" for key, value in self.kwargs.items()]
+        return f"({', '.join(parts)})"
 
 
 def _word(value: Any) -> str:
@@ -57,11 +57,11 @@ def _word(value: Any) -> str:
 
 def tensor_in_words(t: torch.Tensor) -> str:
     """Describe a tensor's dtype, shape, and unusual layout."""
-    words = f"{_SHORT.get(t.dtype, str(t.dtype).removeprefix('torch.'))}{list(t.shape)}"
+    text = f"{_DTYPE_ABBREVIATIONS.get(t.dtype, str(t.dtype).removeprefix('torch.'))}{list(t.shape)}"
     if t.layout == torch.strided:
-        words += "" if t.is_contiguous() else f" strides {list(t.stride())}"
-        words += f" offset {t.storage_offset()}" if t.storage_offset() else ""
-    return words
+        text += "" if t.is_contiguous() else f" strides {list(t.stride())}"
+        text += f" offset {t.storage_offset()}" if t.storage_offset() else ""
+    return text
 
 
 def copied(t: torch.Tensor) -> torch.Tensor:
@@ -69,8 +69,8 @@ def copied(t: torch.Tensor) -> torch.Tensor:
     if t.layout != torch.strided:
         return t.detach().clone()
     count = t.untyped_storage().nbytes() // max(t.element_size(), 1)
-    whole = t.detach().as_strided((count,), (1,), 0).clone()
-    return whole.as_strided(t.shape, t.stride(), t.storage_offset()).requires_grad_(t.requires_grad)
+    storage = t.detach().as_strided((count,), (1,), 0).clone()
+    return storage.as_strided(t.shape, t.stride(), t.storage_offset()).requires_grad_(t.requires_grad)
 
 
 def moved(t: torch.Tensor, device: str) -> torch.Tensor:
@@ -78,8 +78,8 @@ def moved(t: torch.Tensor, device: str) -> torch.Tensor:
     if device == "cpu" or t.layout != torch.strided:
         return t.to(device)
     count = t.untyped_storage().nbytes() // max(t.element_size(), 1)
-    whole = t.detach().as_strided((count,), (1,), 0).to(device)
-    return whole.as_strided(t.shape, t.stride(), t.storage_offset())
+    storage = t.detach().as_strided((count,), (1,), 0).to(device)
+    return storage.as_strided(t.shape, t.stride(), t.storage_offset())
 
 
 def results(value: Any) -> list[Any]:
@@ -91,7 +91,7 @@ def results(value: Any) -> list[Any]:
 
 def flat(value: Any) -> list[Any]:
     """Return all leaves of an operator's results."""
-    return [leaf for one in results(value) for leaf in (one if isinstance(one, (tuple, list)) else [one])]
+    return [leaf for result in results(value) for leaf in (result if isinstance(result, (tuple, list)) else [result])]
 
 
 def in_layouts(call: Call, written: frozenset[int] = frozenset()) -> dict[str, Call]:
@@ -101,16 +101,16 @@ def in_layouts(call: Call, written: frozenset[int] = frozenset()) -> dict[str, C
         return {}
     device = tensors[0].device.type
     plain = tuple(t.detach().cpu() for t in tensors)
-    made: dict[str, Call] = {}
+    variants: dict[str, Call] = {}
     for name, twist in LAYOUTS.items():
         twisted = twist(Inputs(plain, written=written))
         if twisted is None:
             continue
         placed = [moved(t, device) for t in twisted]
-        made[name] = call.with_tensors(placed)
+        variants[name] = call.with_tensors(placed)
         if name == "transposed" and len(placed) > 1 and placed[0].dim() > 1:
-            made["transposed first"] = call.with_tensors([placed[0], *tensors[1:]])
-    return made
+            variants["transposed first"] = call.with_tensors([placed[0], *tensors[1:]])
+    return variants
 
 
 def resized(call: Call, change: Callable[[int], int], seed: int = 0) -> Call:
@@ -129,17 +129,17 @@ def contents_like(t: torch.Tensor, shape: Iterable[int], generator: torch.Genera
     size = list(shape)
     if t.is_floating_point() or t.is_complex():
         wide = torch.complex128 if t.is_complex() else torch.float64
-        made = torch.randn(size, dtype=wide, generator=generator)
+        values = torch.randn(size, dtype=wide, generator=generator)
         if t.numel() and not t.is_complex() and bool((t.double() >= 0).all()):
-            made = made.abs()
-        return made.to(t.dtype).to(t.device)
+            values = values.abs()
+        return values.to(t.dtype).to(t.device)
     if not t.numel():
         return torch.zeros(size, dtype=t.dtype, device=t.device)
-    own = t.detach().cpu().reshape(-1)
+    elements = t.detach().cpu().reshape(-1)
     count = 1
     for s in size:
         count *= s
-    return own[torch.randint(len(own), (count,), generator=generator)].reshape(size).to(t.device)
+    return elements[torch.randint(len(elements), (count,), generator=generator)].reshape(size).to(t.device)
 
 
 def as_dtype(call: Call, dtype: torch.dtype) -> Call:

@@ -20,7 +20,7 @@ from opforge.authoring.checking import fixes, forks, loading
 from opforge.authoring.checking.report import CONTENTS, ENDED, Finding, Status
 from opforge.errors import OpforgeError
 
-_MOST_CRASHES = 3
+_MAX_CRASHES_PER_OPERATOR = 3
 MODULES = {
     "devices": "behaviour:devices", "schema": "schema:check", "fake": "fake:check", "layouts": "layouts:check", "mask": "mask:check",
     "compile": "compiling:check", "autograd": "gradients:check", "vmap": "batching:check", "determinism": "behaviour:determinism",
@@ -65,20 +65,20 @@ class Examination:
         loading.warm(compiles=not {"compile", "opcheck"} <= skipped)
         import torch
 
-        found = {name: self._subject(name) for name in self.loaded.operators}
-        subjects = [subject for subject in found.values() if subject is not None]
+        by_name = {name: self._subject(name) for name in self.loaded.operators}
+        subjects = [subject for subject in by_name.values() if subject is not None]
 
         versions = {"torch": torch.__version__, "python": sys.version.split()[0]}
-        rows = [{"name": name, "schema": str(s.overload._schema) if s else ""} for name, s in found.items()]  # noqa: SLF001
+        rows = [{"name": name, "schema": str(s.overload._schema) if s else ""} for name, s in by_name.items()]  # noqa: SLF001
         self.send({"operators": rows, "notes": self.loaded.notes, "versions": versions})
-        for name in (name for name, subject in found.items() if subject is None):
+        for name in (name for name, subject in by_name.items() if subject is None):
             self.send(
                 {
                     "operator": name,
                     "unsupported": "kernels are registered for it, and nothing defines it: there is no schema",
                 }
             )
-        self._examine(subjects)
+        self._run_checks(subjects)
 
     def _subject(self, name: str) -> Any:
         import torch
@@ -88,12 +88,12 @@ class Examination:
         namespace, _, rest = name.partition("::")
         base, _, overload = rest.partition(".")
         try:
-            found = getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
+            operator = getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
         except AttributeError:  # a kernel for an undefined operator
             return None
         return Subject(
             name,
-            found,
+            operator,
             functions=public_functions(base, self.loaded.package),
             device=self.device.partition(":")[0],
             interpreted=self.loaded.interpreted,
@@ -101,10 +101,10 @@ class Examination:
 
     # ── inputs, then checks ────────────────────────────────────────────────────────────────────
 
-    def _examine(self, subjects: list[Any]) -> None:
-        wanted = [check for check in MODULES if check not in self.request["skip"]]
-        ready = self._with_inputs(subjects)
-        jobs = [self._job(subject, plans, check) for subject, plans in ready for check in wanted]
+    def _run_checks(self, subjects: list[Any]) -> None:
+        checks = [check for check in MODULES if check not in self.request["skip"]]
+        ready = self._find_inputs(subjects)
+        jobs = [self._job(subject, plans, check) for subject, plans in ready for check in checks]
         for done, outcome in enumerate(forks.run(jobs, self.request["workers"]), 1):
             name, check = outcome.key
             for finding in _findings(check, outcome, self.request["timeout"]):
@@ -113,7 +113,7 @@ class Examination:
 
     def _job(self, subject: Any, plans: list[Any], check: str) -> forks.Job:
         def action(tell: forks.Tell) -> None:
-            self._give_calls(subject, plans)
+            self._set_calls(subject, plans)
             subject.before_call = lambda call: tell({"at": f"{subject.base}{call}"})
             module, _, function = MODULES[check].partition(":")
             try:
@@ -128,7 +128,7 @@ class Examination:
 
         return forks.Job((subject.name, check), action, self.request["timeout"])
 
-    def _give_calls(self, subject: Any, plans: list[Any]) -> None:
+    def _set_calls(self, subject: Any, plans: list[Any]) -> None:
         from opforge.authoring.checking import inputs
 
         given, _place = inputs.declared(self._inputs_package(), self.request["inputs"], self.device)
@@ -138,7 +138,7 @@ class Examination:
     def _inputs_package(self) -> str:
         return str(self.target["module"]).partition(".")[0]
 
-    def _with_inputs(self, subjects: list[Any]) -> list[tuple[Any, list[Any]]]:
+    def _find_inputs(self, subjects: list[Any]) -> list[tuple[Any, list[Any]]]:
         """Find calls for every operator; return the operators that have some, with their plans."""
         waiting = {subject.name: subject for subject in subjects}
         starts = dict.fromkeys(waiting, 0)
@@ -147,7 +147,7 @@ class Examination:
         count = 0
         while starts:
             jobs = [
-                forks.Job(name, self._search(waiting[name], start), self.request["timeout"])
+                forks.Job(name, self._search_action(waiting[name], start), self.request["timeout"])
                 for name, start in starts.items()
             ]
             starts = {}
@@ -158,20 +158,20 @@ class Examination:
                 )
                 name, subject = outcome.key, waiting[outcome.key]
                 plans = [row["plan"] for row in outcome.rows if "plan" in row]
-                at = next((row for row in reversed(outcome.rows) if "at" in row), None)
-                if (outcome.died or outcome.late) and at is not None:
+                last_attempt = next((row for row in reversed(outcome.rows) if "at" in row), None)
+                if (outcome.died or outcome.late) and last_attempt is not None:
                     crashes[name] += 1
                     if crashes[name] == 1:
-                        self._crashed(subject, outcome, at)
-                    if not plans and crashes[name] < _MOST_CRASHES and outcome.died:
-                        starts[name] = at["at"]
+                        self._send_crash(subject, outcome, last_attempt)
+                    if not plans and crashes[name] < _MAX_CRASHES_PER_OPERATOR and outcome.died:
+                        starts[name] = last_attempt["at"]
                         continue
-                if self._say_inputs(subject, outcome, plans):
+                if self._send_inputs(subject, outcome, plans):
                     ready.append((subject, plans))
-        order = {subject.name: place for place, subject in enumerate(subjects)}
+        order = {subject.name: index for index, subject in enumerate(subjects)}
         return sorted(ready, key=lambda pair: order[pair[0].name])
 
-    def _search(self, subject: Any, start: int) -> Callable[[forks.Tell], None]:
+    def _search_action(self, subject: Any, start: int) -> Callable[[forks.Tell], None]:
         def action(tell: forks.Tell) -> None:
             from opforge.authoring.checking import inputs
 
@@ -187,17 +187,17 @@ class Examination:
 
         return action
 
-    def _crashed(self, subject: Any, outcome: forks.Outcome, at: dict[str, Any]) -> None:
-        how = (
+    def _send_crash(self, subject: Any, outcome: forks.Outcome, last_attempt: dict[str, Any]) -> None:
+        ending = (
             f"took more than {self.request['timeout']:g} s"
             if outcome.late
             else f"ended the process, which {outcome.died}"
         )
-        what = f"{subject.base}{at['call']} {how}{_last_words(outcome.said)}"
-        finding = Finding("inputs", Status.FAILED, what, fixes.HANG if outcome.late else fixes.CRASH, ENDED)
+        fault = f"{subject.base}{last_attempt['call']} {ending}{_last_words(outcome.said)}"
+        finding = Finding("inputs", Status.FAILED, fault, fixes.HANG if outcome.late else fixes.CRASH, ENDED)
         self.send({"operator": subject.name, "finding": asdict(finding)})
 
-    def _say_inputs(self, subject: Any, outcome: forks.Outcome, plans: list[Any]) -> bool:
+    def _send_inputs(self, subject: Any, outcome: forks.Outcome, plans: list[Any]) -> bool:
         """Send an operator's calls, or why there are none; return whether it can be checked."""
         row: dict[str, Any] = {
             "operator": subject.name,
@@ -205,13 +205,13 @@ class Examination:
             "calls": [],
             "origin": "made from the schema",
         }
-        rows = {key: value for one in outcome.rows for key, value in one.items()}
+        rows = {key: value for sent in outcome.rows for key, value in sent.items()}
         if "given" in rows:
             row |= {"calls": rows["given"], "origin": rows["place"]}
             if "fault" in rows:
-                at = rows.get("call", "")
+                call = rows.get("call", "")
                 row["unsupported"] = (
-                    f"the operator raises on a call of {rows['place']}: {subject.base}{at}: {rows['fault'][:300]}"
+                    f"the operator raises on a call of {rows['place']}: {subject.base}{call}: {rows['fault'][:300]}"
                 )
         elif "alias" in rows:
             from opforge.authoring.checking.schema import alias_by_torch
@@ -220,46 +220,46 @@ class Examination:
                 self.send({"operator": subject.name, "finding": asdict(finding)})
             row["unsupported"] = "torch refuses every call; mend the finding of `schema` first"
         elif "no_kernel" in rows:
-            have = ", ".join(subject.backends()) or "none"
+            keys = ", ".join(subject.backends()) or "none"
             row["unsupported"] = (
-                f"it has no kernel for {self.device} (it has: {have}); give --device, or inputs that lie on another one"
+                f"it has no kernel for {self.device} (it has: {keys}); give --device, or inputs that lie on another one"
             )
         elif plans:
-            row["calls"] = [one["call"] for one in outcome.rows if "plan" in one]
+            row["calls"] = [sent["call"] for sent in outcome.rows if "plan" in sent]
         elif outcome.died or outcome.late:
             row["unsupported"] = (
                 f"calls {'take too long' if outcome.late else 'end the process'}; see the finding of `inputs`"
             )
         else:
-            row["unsupported"] = self._none(subject, rows)
+            row["unsupported"] = self._why_no_calls(subject, rows)
         self.send(row)
         return bool(row["calls"]) and not row["unsupported"]
 
-    def _none(self, subject: Any, rows: dict[str, Any]) -> str:
+    def _why_no_calls(self, subject: Any, rows: dict[str, Any]) -> str:
         from opforge.authoring.checking import samples
 
-        how = f'give calls with --inputs FILE: def inputs(): return {{"{subject.name}": [((x, …), {{}})]}}'
+        advice = f'give calls with --inputs FILE: def inputs(): return {{"{subject.name}": [((x, …), {{}})]}}'
         if missing := samples.unmakeable(subject.arguments):
-            return f"the argument {missing} cannot be made up; {how}"
+            return f"the argument {missing} cannot be made up; {advice}"
         if "fault" in rows:
-            return f"making inputs failed: {rows['fault'][:300]}; {how}"
-        said = "; ".join(rows.get("errors", ())) or "nothing was said"
-        return f"it took none of {rows.get('tried', 0)} calls made from its schema ({said}); {how}"
+            return f"making inputs failed: {rows['fault'][:300]}; {advice}"
+        errors = "; ".join(rows.get("errors", ())) or "nothing was said"
+        return f"it took none of {rows.get('tried', 0)} calls made from its schema ({errors}); {advice}"
 
 
-def _last_words(said: str) -> str:
+def _last_words(output: str) -> str:
     lines = [
         line.strip()
-        for line in said.splitlines()
+        for line in output.splitlines()
         if line.strip() and not line.startswith(("frame #", "Exception raised"))
     ]
-    shown = "".join(c if c.isprintable() else "?" for c in lines[-1]) if lines else ""
-    return f" ({shown[:200]})" if shown else ""
+    last_line = "".join(c if c.isprintable() else "?" for c in lines[-1]) if lines else ""
+    return f" ({last_line[:200]})" if last_line else ""
 
 
 def _findings(check: str, outcome: forks.Outcome, limit_s: float) -> list[Finding]:
     """Return the findings of a check, how it died, or PASSED if it found no fault."""
-    found = [
+    findings = [
         Finding(**{**row["finding"], "status": Status(row["finding"]["status"])})
         for row in outcome.rows
         if "finding" in row
@@ -267,7 +267,7 @@ def _findings(check: str, outcome: forks.Outcome, limit_s: float) -> list[Findin
     fault = next((row for row in outcome.rows if "fault" in row), None)
     where = next((f", at {row['at']}" for row in reversed(outcome.rows) if "at" in row), "")
     if outcome.late:
-        found.append(
+        findings.append(
             Finding(
                 check,
                 Status.FAILED,
@@ -277,7 +277,7 @@ def _findings(check: str, outcome: forks.Outcome, limit_s: float) -> list[Findin
             )
         )
     elif outcome.died:
-        found.append(
+        findings.append(
             Finding(
                 check,
                 Status.FAILED,
@@ -286,10 +286,10 @@ def _findings(check: str, outcome: forks.Outcome, limit_s: float) -> list[Findin
                 ENDED,
             )
         )
-    elif (ours := next((row["ours"] for row in outcome.rows if "ours" in row), None)) is not None:
-        found.append(Finding(check, Status.SKIPPED, f"it could not be judged{where}: {ours}"))
+    elif (own_error := next((row["ours"] for row in outcome.rows if "ours" in row), None)) is not None:
+        findings.append(Finding(check, Status.SKIPPED, f"it could not be judged{where}: {own_error}"))
     elif fault is not None:
-        found.append(
+        findings.append(
             Finding(
                 check,
                 Status.FAILED,
@@ -298,9 +298,9 @@ def _findings(check: str, outcome: forks.Outcome, limit_s: float) -> list[Findin
                 CONTENTS,
             )
         )
-    if not any(f.status in (Status.FAILED, Status.SKIPPED) for f in found):
-        found.append(Finding(check, Status.PASSED))
-    return found
+    if not any(f.status in (Status.FAILED, Status.SKIPPED) for f in findings):
+        findings.append(Finding(check, Status.PASSED))
+    return findings
 
 
 if __name__ == "__main__":

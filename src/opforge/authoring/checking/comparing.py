@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-_RELATIVE = {
+_RELATIVE_TOLERANCES = {
     torch.float64: 1e-7, torch.float32: 2e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2, torch.complex64: 2e-4, torch.complex128: 1e-7,
 }  # fmt: skip
 
@@ -21,10 +21,10 @@ def difference(expected: Any, found: Any, *, exact: bool = False) -> str:
         return f"dtype {found.dtype} instead of {expected.dtype}"
     if expected.layout != torch.strided or not expected.numel():
         return ""
-    unlike = ~_alike(_wide(expected), _wide(found), 0.0 if exact else _RELATIVE.get(expected.dtype, 0.0))
-    if not bool(unlike.any()):
+    differs = ~_alike(_wide(expected), _wide(found), 0.0 if exact else _RELATIVE_TOLERANCES.get(expected.dtype, 0.0))
+    if not bool(differs.any()):
         return ""
-    return _first(expected, found, unlike)
+    return _first(expected, found, differs)
 
 
 def _plain(value: Any) -> Any:
@@ -38,21 +38,21 @@ def _wide(t: torch.Tensor) -> torch.Tensor:
     return t.double() if t.is_floating_point() else t
 
 
-def _alike(expected: torch.Tensor, found: torch.Tensor, relative: float) -> torch.Tensor:
+def _alike(expected: torch.Tensor, actual: torch.Tensor, relative: float) -> torch.Tensor:
     if not (expected.is_floating_point() or expected.is_complex()):
-        return expected == found
+        return expected == actual
     finite = expected.abs()[torch.isfinite(expected.abs())]
     scale = float(finite.max()) if finite.numel() else 0.0
-    return torch.isclose(expected, found, rtol=relative, atol=relative * min(scale, 1e6) * 0.1, equal_nan=True)
+    return torch.isclose(expected, actual, rtol=relative, atol=relative * min(scale, 1e6) * 0.1, equal_nan=True)
 
 
-def _first(expected: torch.Tensor, found: torch.Tensor, unlike: torch.Tensor) -> str:
-    count = int(unlike.sum())
-    index = [int(i) for i in unlike.nonzero()[0]]
-    at = f" at {index}" if index else ""
-    mine, other = found.detach().cpu()[tuple(index)].item(), expected.detach().cpu()[tuple(index)].item()
-    rest = f" ({count} of {unlike.numel()} elements differ)" if unlike.numel() > 1 else ""
-    return f"{number(mine)} instead of {number(other)}{at}{rest}"
+def _first(expected: torch.Tensor, actual: torch.Tensor, differs: torch.Tensor) -> str:
+    count = int(differs.sum())
+    index = [int(i) for i in differs.nonzero()[0]]
+    position = f" at {index}" if index else ""
+    wrong, right = actual.detach().cpu()[tuple(index)].item(), expected.detach().cpu()[tuple(index)].item()
+    share = f" ({count} of {differs.numel()} elements differ)" if differs.numel() > 1 else ""
+    return f"{number(wrong)} instead of {number(right)}{position}{share}"
 
 
 def number(value: Any) -> str:
@@ -64,6 +64,6 @@ def differences(expected: list[Any], found: list[Any], *, exact: bool = False) -
     if len(expected) != len(found):
         return f"{len(found)} results instead of {len(expected)}"
     for position, (a, b) in enumerate(zip(expected, found, strict=True)):
-        if words := difference(a, b, exact=exact):
-            return words if len(expected) == 1 else f"result {position}: {words}"
+        if message := difference(a, b, exact=exact):
+            return message if len(expected) == 1 else f"result {position}: {message}"
     return ""

@@ -26,28 +26,28 @@ def check(subject: Subject) -> Findings:
     function = _OP.format(subject.name.replace("::", "."))
     yield from _one(subject, function, subject.overload, random=random)
     for public in subject.functions:
-        if _serves(public, subject, random=random):
+        if _gives_same_results(public, subject, random=random):
             yield from _one(subject, f"{public.__module__}.{public.__name__}", public, random=random)
 
 
-def _serves(function: Callable[..., Any], subject: Subject, *, random: bool) -> bool:
+def _gives_same_results(function: Callable[..., Any], subject: Subject, *, random: bool) -> bool:
     """Whether a function with the operator's name gives the same results, or is unrelated."""
     call = subject.calls[0]
     try:
-        mine = call.copied()
+        call_copy = call.copied()
         with torch.no_grad():
-            found = flat(function(*mine.args, **mine.kwargs))
+            actual = flat(function(*call_copy.args, **call_copy.kwargs))
     except Exception:  # noqa: BLE001
         return False
-    return random or subject.mutates or not differences(subject.answer(call), found)
+    return random or subject.mutates or not differences(subject.answer(call), actual)
 
 
 def _one(subject: Subject, name: str, function: Callable[..., Any], *, random: bool) -> Findings:
     calls = subject.first(torch.float32)
     for call in (calls[0], *calls[1:][-1:]):  # the last differs most
-        words, fix, kind = _static(subject, function, call, random=random)
-        if words:
-            yield failed("compile", f"{name}: {words}, for {subject.base}{call}", fix, kind)
+        fault, fix, kind = _static_fault(subject, function, call, random=random)
+        if fault:
+            yield failed("compile", f"{name}: {fault}, for {subject.base}{call}", fix, kind)
             return
     yield from _dynamic(subject, name, function)
 
@@ -66,16 +66,16 @@ def _wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-def _static(subject: Subject, function: Callable[..., Any], call: Call, *, random: bool) -> tuple[str, str, str]:
+def _static_fault(subject: Subject, function: Callable[..., Any], call: Call, *, random: bool) -> tuple[str, str, str]:
     dynamo.reset()
     expected = _results(subject, function, call.copied())
     compiled = torch.compile(_wrapped(function), fullgraph=True, backend="aot_eager", dynamic=False)
     try:
-        found = _results(subject, compiled, call.copied())
+        actual = _results(subject, compiled, call.copied())
     except Exception as error:  # noqa: BLE001  # any error of the compiler is a fault
         return *_broken(error), ""
-    if not random and (words := differences(expected, found)):
-        return f"compiled, it gives another answer: {words}", fixes.COMPILED_OTHERWISE, CONTENTS
+    if not random and (message := differences(expected, actual)):
+        return f"compiled, it gives another answer: {message}", fixes.COMPILED_OTHERWISE, CONTENTS
     return "", "", ""
 
 
@@ -102,26 +102,26 @@ def _broken(error: Exception) -> tuple[str, str]:
 def _dynamic(subject: Subject, name: str, function: Callable[..., Any]) -> Findings:
     """Compile with dynamic sizes, and check that three sizes share one graph."""
     dynamo.reset()
-    counted = _Counted()
-    compiled = torch.compile(_wrapped(function), fullgraph=True, backend=counted, dynamic=True)
+    counter = _CountingBackend()
+    compiled = torch.compile(_wrapped(function), fullgraph=True, backend=counter, dynamic=True)
     for call in subject.first(torch.float32)[:4]:
-        sizes = [call, subject.resized(call, lambda n: 2 * n + 3), subject.resized(call, lambda n: 3 * n + 1)]
-        expected = [_answer(subject, function, one) for one in sizes]
+        resized_calls = [call, subject.resized(call, lambda n: 2 * n + 3), subject.resized(call, lambda n: 3 * n + 1)]
+        expected = [_answer(subject, function, resized_call) for resized_call in resized_calls]
         if any(answer is None for answer in expected) or not call.tensors:
             continue
         first = 0
-        for one in sizes:
+        for resized_call in resized_calls:
             try:
-                _results(subject, compiled, one.copied())
-                first = first or counted.graphs  # one call may invoke the backend twice
+                _results(subject, compiled, resized_call.copied())
+                first = first or counter.graphs  # one call may invoke the backend twice
             except Exception as error:  # noqa: BLE001
-                words, fix = _broken(error)
-                yield failed("compile", f"{name} with dynamic=True: {words}, for {subject.base}{one}", fix)
+                fault, fix = _broken(error)
+                yield failed("compile", f"{name} with dynamic=True: {fault}, for {subject.base}{resized_call}", fix)
                 return
-        if counted.graphs > first:
-            calls = ", ".join(f"{subject.base}{one}" for one in sizes)
+        if counter.graphs > first:
+            calls = ", ".join(f"{subject.base}{resized_call}" for resized_call in resized_calls)
             yield failed(
-                "compile", f"{name} with dynamic=True: {1 + counted.graphs - first} graphs for the sizes of {calls}",
+                "compile", f"{name} with dynamic=True: {1 + counter.graphs - first} graphs for the sizes of {calls}",
                 fixes.MANY_GRAPHS,
             )  # fmt: skip
         return
@@ -134,7 +134,7 @@ def _answer(subject: Subject, function: Callable[..., Any], call: Call) -> list[
         return None
 
 
-class _Counted:
+class _CountingBackend:
     """A backend that counts its graphs."""
 
     def __init__(self) -> None:

@@ -66,33 +66,33 @@ def check(target: Target, options: Options, progress: Progress = _silent) -> Rep
         "workers": options.workers,
     }
     progress(f"importing {target.text}", 0, 1)
-    collected = _Collected(target, options, progress)
-    with tempfile.TemporaryFile("w+") as said:
+    builder = _ReportBuilder(target, options, progress)
+    with tempfile.TemporaryFile("w+") as stderr:
         # torch raises on aliases only if CI is set; findings must be the same everywhere
         environment = {name: value for name, value in os.environ.items() if name != "CI"}
         with subprocess.Popen(
-            CHILD, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True, env=environment
+            CHILD, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment
         ) as child:
             try:
-                code = _listen(child, json.dumps(request), collected)
+                code = _listen(child, json.dumps(request), builder)
             finally:
                 child.kill()
-        said.seek(0)
-        collected.ended(code, said.read())
-    return collected.report()
+        stderr.seek(0)
+        builder.ended(code, stderr.read())
+    return builder.report()
 
 
-def _listen(child: subprocess.Popen[str], request: str, collected: _Collected) -> int:
+def _listen(child: subprocess.Popen[str], request: str, builder: _ReportBuilder) -> int:
     if child.stdin is None or child.stdout is None:
         raise AssertionError
     with child.stdin:
         child.stdin.write(request)
     for line in child.stdout:
-        collected.row(json.loads(line))
+        builder.row(json.loads(line))
     return child.wait()
 
 
-class _Collected:
+class _ReportBuilder:
     """The child's messages so far."""
 
     def __init__(self, target: Target, options: Options, progress: Progress) -> None:
@@ -107,10 +107,10 @@ class _Collected:
                 error = OpforgeError(text)
                 error.exit_code = code
                 raise error
-            case {"operators": list(those)}:
+            case {"operators": list(operators)}:
                 self.head = row
-                self.operators = {one["name"]: dict(one) for one in those}
-                self.findings = {one["name"]: [] for one in those}
+                self.operators = {operator["name"]: dict(operator) for operator in operators}
+                self.findings = {operator["name"]: [] for operator in operators}
             case {"operator": str(name), "finding": dict(finding)}:
                 self.findings[name].append(Finding(**{**finding, "status": Status(finding["status"])}))
             case {"operator": str(name)}:
@@ -121,12 +121,12 @@ class _Collected:
     def ended(self, code: int, said: str) -> None:
         if code == 0 and self.head:
             return
-        words = " / ".join(line.strip() for line in said.strip().splitlines()[-6:])[-800:]
-        if any(map(is_from_opforge, re.findall(r'File "([^"]+)", line', words))):
-            raise InternalError(f"checking {self.target.text} failed: {words}")
-        what = f"importing {self.target.text}" if not self.head else "checking"
+        tail = " / ".join(line.strip() for line in said.strip().splitlines()[-6:])[-800:]
+        if any(map(is_from_opforge, re.findall(r'File "([^"]+)", line', tail))):
+            raise InternalError(f"checking {self.target.text} failed: {tail}")
+        step = f"importing {self.target.text}" if not self.head else "checking"
         raise OpforgeError(
-            f"{what} ended its process, which {processes.describe_returncode(code)}{f': {words}' if words else ''}"
+            f"{step} ended its process, which {processes.describe_returncode(code)}{f': {tail}' if tail else ''}"
         )
 
     def report(self) -> Report:

@@ -20,7 +20,7 @@ from opforge.authoring.checking.subject import Findings, Subject, failed, short
 from opforge.frames import is_users
 
 _MISSING = ("no fake impl registered", "There was no fake impl", "no meta", "Meta tensors", "'Meta' backend")
-_NEEDS_DATA = (
+_DATA_DEPENDENT_ERRORS = (
     "data-dependent",
     "Cannot access data pointer",
     "aten._local_scalar_dense",
@@ -34,13 +34,13 @@ def check(subject: Subject) -> Findings:
     """Yield the faults of the fake, each kind once."""
     seen: set[str] = set()
     for layout, call in _calls(subject):
-        for kind, what, fix in _against_real(subject, call):
+        for kind, what, fix in _compare_with_real(subject, call):
             if kind not in seen:
                 seen.add(kind)
                 where = "" if layout == "as it stands" else f" ({layout})"
                 yield failed("fake", f"{what}, for {subject.base}{call}{where}", fix)
     if not seen:
-        yield from _symbolic(subject)
+        yield from _check_symbolic(subject)
 
 
 def _calls(subject: Subject) -> list[tuple[str, Call]]:
@@ -50,12 +50,12 @@ def _calls(subject: Subject) -> list[tuple[str, Call]]:
     return calls
 
 
-def _against_real(subject: Subject, call: Call) -> list[tuple[str, str, str]]:
+def _compare_with_real(subject: Subject, call: Call) -> list[tuple[str, str, str]]:
     """Return faults as (kind, what, fix); empty if the operator itself refuses the call."""
-    mine = call.copied()
+    call_copy = call.copied()
     try:
         with torch.no_grad():
-            real = subject.results(mine)
+            real = subject.results(call_copy)
     except Exception:  # noqa: BLE001  # it refuses this layout: nothing to compare
         return []
     try:
@@ -89,7 +89,7 @@ def _raised(subject: Subject, error: Exception) -> tuple[str, str, str]:
             "there is no fake: torch.compile and torch.export cannot trace the operator",
             skeleton(subject),
         )
-    if _needs_data(error):
+    if _is_data_dependent(error):
         return (
             "data",
             f"the fake looks at the contents of a tensor{_place(error)}: {short(error, 160)}",
@@ -102,12 +102,12 @@ def _raised(subject: Subject, error: Exception) -> tuple[str, str, str]:
     )
 
 
-def _needs_data(error: Exception) -> bool:
+def _is_data_dependent(error: Exception) -> bool:
     kinds = {kind.__name__ for kind in type(error).__mro__}
     return (
         isinstance(error, GuardOnDataDependentSymNode)
         or bool(kinds & {"DataDependentOutputException", "DynamicOutputShapeException"})
-        or any(words in str(error) for words in _NEEDS_DATA)
+        or any(words in str(error) for words in _DATA_DEPENDENT_ERRORS)
     )
 
 
@@ -136,23 +136,23 @@ def _compared(real: list[Any], faked: list[Any]) -> list[tuple[str, str, str]]:
                 "return as many results as the schema has",
             )
         ]
-    found = []
-    for place, (r, f) in enumerate(zip(real, faked, strict=True)):
-        which = "" if len(real) == 1 else f" for result {place}"
+    faults = []
+    for index, (r, f) in enumerate(zip(real, faked, strict=True)):
+        which = "" if len(real) == 1 else f" for result {index}"
         if isinstance(r, torch.Tensor) and isinstance(f, torch.Tensor):
-            found += _metadata(which, r, f)
+            faults += _metadata(which, r, f)
         elif isinstance(r, torch.Tensor) != isinstance(f, torch.Tensor):
-            found.append(
+            faults.append(
                 ("kind", f"the fake gives {f!r}{which}, the operator {r!r}", "return tensors where the operator does")
             )
-    return found
+    return faults
 
 
 def _metadata(which: str, real: torch.Tensor, fake: torch.Tensor) -> list[tuple[str, str, str]]:
     shape, dtype = list(real.shape), real.dtype
-    open_ = any(isinstance(size, torch.SymInt) for size in fake.shape)  # data-dependent
-    said = [n if isinstance(f, torch.SymInt) else int(f) for f, n in zip(fake.shape, shape, strict=False)]
-    if fake.dim() != real.dim() or said != shape:
+    has_symbols = any(isinstance(size, torch.SymInt) for size in fake.shape)  # data-dependent
+    fake_shape = [n if isinstance(f, torch.SymInt) else int(f) for f, n in zip(fake.shape, shape, strict=False)]
+    if fake.dim() != real.dim() or fake_shape != shape:
         return [
             (
                 "shape",
@@ -160,9 +160,9 @@ def _metadata(which: str, real: torch.Tensor, fake: torch.Tensor) -> list[tuple[
                 f"compute the shape of the result in the fake as the operator does; here it is {shape}",
             )
         ]
-    found = []
+    faults = []
     if fake.dtype != dtype:
-        found.append(
+        faults.append(
             (
                 "dtype",
                 f"the fake says {fake.dtype}{which}, the operator returns {dtype}",
@@ -170,25 +170,25 @@ def _metadata(which: str, real: torch.Tensor, fake: torch.Tensor) -> list[tuple[
             )
         )
     if fake.device != real.device:
-        found.append(
+        faults.append(
             (
                 "device",
                 f"the fake says device {fake.device}{which}, the operator returns {real.device}",
                 fixes.FAKE_DEVICE,
             )
         )
-    if real.layout == torch.strided and not open_ and _significant(real) != _significant(fake):
-        found.append(
+    if real.layout == torch.strided and not has_symbols and _significant_strides(real) != _significant_strides(fake):
+        faults.append(
             (
                 "stride",
                 f"the fake says strides {list(fake.stride())}{which}, the operator returns {list(real.stride())}",
                 _strides(real, fake),
             )
         )
-    return found
+    return faults
 
 
-def _significant(t: torch.Tensor) -> list[int]:
+def _significant_strides(t: torch.Tensor) -> list[int]:
     """Return the strides that affect element addresses: those of dimensions with size above 1."""
     return [] if 0 in t.shape else [int(stride) for size, stride in zip(t.shape, t.stride(), strict=True) if size != 1]
 
@@ -201,68 +201,70 @@ def _strides(real: torch.Tensor, fake: torch.Tensor) -> str:
     return f"allocate in the fake as the operator does: the real one is {tensor_in_words(real)}"
 
 
-def _symbolic(subject: Subject) -> Findings:
+def _check_symbolic(subject: Subject) -> Findings:
     """Run the fake with symbolic sizes, and compare it with the operator at another size."""
     for call in subject.first(torch.float32)[:4]:
         other = subject.resized(call, lambda size: 2 * size + 3)
         try:
-            mine = other.copied()
+            call_copy = other.copied()
             with torch.no_grad():
-                real = subject.results(mine)
+                real = subject.results(call_copy)
         except Exception:  # noqa: BLE001, S112  # an unsupported size: nothing to compare
             continue
-        yield from _one_symbolic(subject, call, other, real)
+        yield from _check_symbolic_call(subject, call, other, real)
         return
 
 
-def _one_symbolic(subject: Subject, call: Call, other: Call, real: list[Any]) -> Findings:
+def _check_symbolic_call(subject: Subject, call: Call, other: Call, real: list[Any]) -> Findings:
     env = ShapeEnv()
     values: dict[Any, int] = {}
     try:
         with FakeTensorMode(shape_env=env) as mode, torch.no_grad():
-            fake = call.mapped(lambda t: mode.from_tensor(t, symbolic_context=_context(t)))
-            for one, two in zip(fake.tensors, other.tensors, strict=True):
+            fake = call.mapped(lambda t: mode.from_tensor(t, symbolic_context=_symbolic_context(t)))
+            for fake_tensor, other_tensor in zip(fake.tensors, other.tensors, strict=True):
                 values |= {
-                    s.node.expr: n for s, n in zip(one.shape, two.shape, strict=True) if isinstance(s, torch.SymInt)
+                    s.node.expr: n
+                    for s, n in zip(fake_tensor.shape, other_tensor.shape, strict=True)
+                    if isinstance(s, torch.SymInt)
                 }
             results = flat(subject.overload(*fake.args, **fake.kwargs))
     except Exception as error:  # noqa: BLE001  # any error of the fake is a fault
-        kind, what, fix = _raised(subject, error)
-        if kind == "raises" and _traced(subject, call):
+        kind, fault, fix = _raised(subject, error)
+        if kind == "raises" and _is_traceable(subject, call):
             return  # a kernel without its own fake, which torch.compile traces differently
-        yield failed("fake", f"with symbols for sizes: {what}, for {subject.base}{call}", fix)
+        yield failed("fake", f"with symbols for sizes: {fault}, for {subject.base}{call}", fix)
         return
     fixed = {s: int(env.replacements[s]) for s in values if s in env.replacements and env.replacements[s].is_number}
     if fixed:
         sizes = ", ".join(str(n) for n in fixed.values())
-        what = f"the fake fixes sizes ({sizes}), and the operator takes others: torch.compile makes a new graph for every size"
-        yield failed("fake", f"{what}; seen with {subject.base}{call}", fixes.FAKE_SIZES)
+        fault = f"the fake fixes sizes ({sizes}), and the operator takes others: torch.compile makes a new graph for every size"
+        yield failed("fake", f"{fault}; seen with {subject.base}{call}", fixes.FAKE_SIZES)
         return
-    for place, (f, r) in enumerate(zip(results, real, strict=False)):
+    for index, (f, r) in enumerate(zip(results, real, strict=False)):
         if isinstance(f, torch.Tensor) and isinstance(r, torch.Tensor):
-            said = [_at(size, values) for size in f.shape]
-            if None not in said and said != list(r.shape):
-                what = f"the fake computes shape {said} for result {place} of {subject.base}{other}, and the operator returns {list(r.shape)}"
-                yield failed("fake", f"{what}; for {subject.base}{call} both agree", fixes.FAKE_SHAPE)
+            fake_shape = [_at(size, values) for size in f.shape]
+            if None not in fake_shape and fake_shape != list(r.shape):
+                fault = f"the fake computes shape {fake_shape} for result {index} of {subject.base}{other}, and the operator returns {list(r.shape)}"
+                yield failed("fake", f"{fault}; for {subject.base}{call} both agree", fixes.FAKE_SHAPE)
                 return
 
 
-def _traced(subject: Subject, call: Call) -> bool:
+def _is_traceable(subject: Subject, call: Call) -> bool:
     """Whether torch.compile can trace the operator with symbolic sizes."""
 
     def called(*args: Any, **kwargs: Any) -> Any:
         return subject.overload(*args, **kwargs)
 
-    mine = call.copied()
+    call_copy = call.copied()
     try:
         with torch.no_grad():
-            torch.compile(called, fullgraph=True, backend="eager", dynamic=True)(*mine.args, **mine.kwargs)
+            torch.compile(called, fullgraph=True, backend="eager", dynamic=True)(*call_copy.args, **call_copy.kwargs)
     except Exception:  # noqa: BLE001  # the compiler may raise anything
         return False
     return True
 
 
-def _context(t: torch.Tensor) -> Any:
+def _symbolic_context(t: torch.Tensor) -> Any:
     return StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC if s > 1 else DimDynamic.STATIC for s in t.shape])
 
 

@@ -17,7 +17,7 @@ from typing import IO, Any
 from opforge import processes
 
 _MOST_SAID = 4000
-_END = b'{"end": true}\n'
+_END_ROW = b'{"end": true}\n'
 
 Tell = Callable[[dict[str, Any]], None]
 """Sends a row from a forked process to its parent, unbuffered."""
@@ -46,7 +46,7 @@ class Outcome:
 
 
 @dataclass
-class _Running:
+class _RunningJob:
     job: Job
     pid: int
     handle: int
@@ -58,19 +58,19 @@ class _Running:
 def run(jobs: Iterable[Job], workers: int) -> Iterator[Outcome]:
     """Run jobs, up to ``workers`` at a time, and yield each outcome as it ends."""
     waiting = deque(jobs)
-    running: dict[int, _Running] = {}
+    running: dict[int, _RunningJob] = {}
     try:
         while waiting or running:
             while waiting and len(running) < workers:
-                started = _start(waiting.popleft(), [one.handle for one in running.values()])
+                started = _start(waiting.popleft(), [running_job.handle for running_job in running.values()])
                 running[started.handle] = started
             yield from _step(running)
     finally:
-        for one in running.values():
-            _end(one.pid)
+        for running_job in running.values():
+            _end(running_job.pid)
 
 
-def _start(job: Job, others: list[int]) -> _Running:
+def _start(job: Job, others: list[int]) -> _RunningJob:
     read, write = os.pipe()
     output = tempfile.TemporaryFile()  # noqa: SIM115  # closed when the process has ended
     pid = os.fork()
@@ -79,7 +79,7 @@ def _start(job: Job, others: list[int]) -> _Running:
             os.close(handle)
         _work(job, write, output)
     os.close(write)
-    return _Running(job, pid, read, output, time.monotonic() + job.limit_s)
+    return _RunningJob(job, pid, read, output, time.monotonic() + job.limit_s)
 
 
 def _work(job: Job, write: int, output: IO[bytes]) -> None:
@@ -109,36 +109,36 @@ def _work(job: Job, write: int, output: IO[bytes]) -> None:
         os._exit(status)
 
 
-def _step(running: dict[int, _Running]) -> Iterator[Outcome]:
+def _step(running: dict[int, _RunningJob]) -> Iterator[Outcome]:
     """Wait for output of a process or for the next timeout; yield the outcomes of ended jobs."""
     now = time.monotonic()
-    soonest = min(one.until for one in running.values())
-    ready, _, _ = select.select(list(running), [], [], max(0.0, soonest - now))
+    next_deadline = min(running_job.until for running_job in running.values())
+    ready, _, _ = select.select(list(running), [], [], max(0.0, next_deadline - now))
     for handle in ready:
         part = os.read(handle, 1 << 16)
         running[handle].parts.append(part)
-        if not part or part.endswith(_END):  # an orphaned child of the job may hold the pipe open
+        if not part or part.endswith(_END_ROW):  # an orphaned child of the job may hold the pipe open
             yield _ended(running.pop(handle), late=False)
-    for handle in [h for h, one in running.items() if one.until <= time.monotonic()]:
+    for handle in [h for h, running_job in running.items() if running_job.until <= time.monotonic()]:
         yield _ended(running.pop(handle), late=True)
 
 
-def _ended(one: _Running, *, late: bool) -> Outcome:
-    status = _end(one.pid) if late else os.waitpid(one.pid, 0)[1]
-    _end_group(one.pid)
-    os.close(one.handle)
-    whole = b"".join(one.parts).split(b"\n")[:-1]  # the last line may be incomplete
-    rows = [json.loads(line) for line in whole if line]
-    with one.output as output:
+def _ended(running_job: _RunningJob, *, late: bool) -> Outcome:
+    status = _end(running_job.pid) if late else os.waitpid(running_job.pid, 0)[1]
+    _kill_group(running_job.pid)
+    os.close(running_job.handle)
+    lines = b"".join(running_job.parts).split(b"\n")[:-1]  # the last line may be incomplete
+    rows = [json.loads(line) for line in lines if line]
+    with running_job.output as output:
         output.seek(0)
-        said = output.read().decode(errors="replace")[-_MOST_SAID:]
+        printed = output.read().decode(errors="replace")[-_MOST_SAID:]
     finished = bool(rows) and ("end" in rows[-1] or "fault" in rows[-1])
     died = "" if finished or late else processes.describe_status(status)
-    return Outcome(one.job.key, [row for row in rows if "end" not in row], died, late and not finished, said)
+    return Outcome(running_job.job.key, [row for row in rows if "end" not in row], died, late and not finished, printed)
 
 
 def _end(pid: int) -> int:
-    _end_group(pid)
+    _kill_group(pid)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):
@@ -146,7 +146,7 @@ def _end(pid: int) -> int:
     return 0
 
 
-def _end_group(pid: int) -> None:
+def _kill_group(pid: int) -> None:
     """Kill the processes that the job started and left running."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)

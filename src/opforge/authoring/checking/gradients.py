@@ -14,8 +14,8 @@ from opforge.authoring.checking.comparing import difference, number
 from opforge.authoring.checking.report import CONTENTS
 from opforge.authoring.checking.subject import Findings, Subject, failed, note, short, skipped
 
-_MOST_ELEMENTS = 24
-_PART_OF_BACKWARD = ("backward", "_bwd", "_grad")
+_MAX_COMPARED_ELEMENTS = 24
+_BACKWARD_NAME_PARTS = ("backward", "_bwd", "_grad")
 
 
 def check(subject: Subject) -> Findings:
@@ -29,7 +29,7 @@ def check(subject: Subject) -> Findings:
     elif not calls:
         yield skipped("autograd", "no call has floating-point tensors among both arguments and results")
     elif not has_formula(subject):
-        if any(part in subject.base for part in _PART_OF_BACKWARD):
+        if any(part in subject.base for part in _BACKWARD_NAME_PARTS):
             yield note("autograd", "there is no formula, so gradients of gradients do not flow")
         else:
             yield failed(
@@ -41,16 +41,16 @@ def check(subject: Subject) -> Findings:
         yield skipped("autograd", "the operator is random: its slope cannot be measured")
     else:
         for call in _chosen(calls):
-            found = list(_slopes(subject, call))
-            yield from found
-            if found:
+            findings = list(_check_slopes(subject, call))
+            yield from findings
+            if findings:
                 return
 
 
 def _chosen(calls: list[Call]) -> list[Call]:
     """Return the first call, and the call with most tensors if it has more (optional ones)."""
-    most = max(calls, key=lambda call: len(call.tensors))
-    return [calls[0]] if len(most.tensors) == len(calls[0].tensors) else [calls[0], most]
+    fullest = max(calls, key=lambda call: len(call.tensors))
+    return [calls[0]] if len(fullest.tensors) == len(calls[0].tensors) else [calls[0], fullest]
 
 
 def _differentiable(subject: Subject, call: Call) -> bool:
@@ -100,7 +100,7 @@ def _small(subject: Subject, call: Call) -> Call:
     return small
 
 
-def _slopes(subject: Subject, call: Call) -> Findings:
+def _check_slopes(subject: Subject, call: Call) -> Findings:
     call = _small(subject, call)
     try:
         double = as_dtype(call, torch.float64)
@@ -108,17 +108,17 @@ def _slopes(subject: Subject, call: Call) -> Findings:
         trials = [(double, _FINE), (double, _COARSE)]
     except Exception:  # noqa: BLE001  # it refuses float64
         trials = [(as_dtype(call, torch.float32), _SINGLE)]
-    words = ""
-    for one, precision in trials:
+    fault = ""
+    for trial, precision in trials:
         try:
-            words = _compared(subject, one, precision)
+            fault = _compared(subject, trial, precision)
         except Exception as error:  # noqa: BLE001  # backward may raise anything
-            yield _raised(subject, error, one)
+            yield _raised(subject, error, trial)
             return
-        if not words:
+        if not fault:
             break
-    if words:
-        yield failed("autograd", f"{words}, for {subject.base}{trials[0][0]}", fixes.GRADIENT, CONTENTS)
+    if fault:
+        yield failed("autograd", f"{fault}, for {subject.base}{trials[0][0]}", fixes.GRADIENT, CONTENTS)
         return
     if precision is _COARSE:
         yield note("autograd", "float64 is taken, and answered with less precision: gradients were compared coarsely")
@@ -134,11 +134,11 @@ def _raised(subject: Subject, error: Exception, call: Call) -> Any:
 
 
 def _named_floats(subject: Subject, call: Call) -> list[tuple[str, torch.Tensor]]:
-    found = []
+    pairs = []
     for name, value in subject.named(call).items():
-        those = value if isinstance(value, (list, tuple)) else [value]
-        found += [(name, t) for t in those if torch.is_tensor(t) and t.is_floating_point()]
-    return found
+        values = value if isinstance(value, (list, tuple)) else [value]
+        pairs += [(name, t) for t in values if torch.is_tensor(t) and t.is_floating_point()]
+    return pairs
 
 
 def _weights(results: list[Any]) -> list[Any]:
@@ -159,21 +159,21 @@ def _total(results: list[Any], weights: list[Any], chosen: list[bool]) -> torch.
 
 def _compared(subject: Subject, call: Call, precision: _Precision) -> str:
     """Describe the first gradient that differs from finite differences; empty if none does."""
-    mine = call.mapped(lambda t: t.detach().clone().requires_grad_(t.is_floating_point()))
-    results = subject.run(mine)
+    call_copy = call.mapped(lambda t: t.detach().clone().requires_grad_(t.is_floating_point()))
+    results = subject.run(call_copy)
     flowing = [_is_float(r) and r.requires_grad for r in results]
     if not any(flowing):
         return "no result carries a gradient, although an argument asks for one"
     weights = _weights(results)
-    named = _named_floats(subject, mine)
+    named = _named_floats(subject, call_copy)
     grads = torch.autograd.grad(_total(results, weights, flowing), [t for _n, t in named], allow_unused=True)
     for (name, tensor), grad in zip(named, grads, strict=True):
         if grad is not None and grad.shape != tensor.shape:
             return f"the gradient of {name} has shape {list(grad.shape)}, the argument {list(tensor.shape)}"
     scale = max([float(g.abs().max()) for g in grads if g is not None and g.numel()], default=0.0)
-    for place, ((name, tensor), grad) in enumerate(zip(named, grads, strict=True)):
-        if words := _one(subject, call, place, (weights, flowing), grad, precision, scale):
-            return f"the gradient of {name} {words} of {list(tensor.shape)}"
+    for index, ((name, tensor), grad) in enumerate(zip(named, grads, strict=True)):
+        if fault := _one(subject, call, index, (weights, flowing), grad, precision, scale):
+            return f"the gradient of {name} {fault} of {list(tensor.shape)}"
     return ""
 
 
@@ -185,34 +185,34 @@ def _one(
     view = tensor.reshape(-1) if tensor.is_contiguous() else tensor.contiguous().reshape(-1)
     weights, flowing = outcome
     for index in _elements(tensor.numel()):
-        where = tuple(int(i) for i in torch.unravel_index(torch.tensor(index), tensor.shape)) if tensor.dim() else ()
-        kept = view[index].item()
+        position = tuple(int(i) for i in torch.unravel_index(torch.tensor(index), tensor.shape)) if tensor.dim() else ()
+        original = view[index].item()
         totals = []
         for step in (precision.step, -precision.step):
-            tensor[where] = kept + step
+            tensor[position] = original + step
             with torch.no_grad():
                 totals.append(_total(subject.run(base.copied()), weights, flowing).double().item())
-        tensor[where] = kept
+        tensor[position] = original
         slope = (totals[0] - totals[1]) / (2 * precision.step)
-        mine = 0.0 if grad is None else grad[where].item()
-        if not abs(mine - slope) <= precision.tolerance * (1.0 + max(abs(slope), scale)):
-            said = "is None" if grad is None else f"is {number(mine)}"
-            return f"{said}, and the slope of the answers is {number(slope)}, at {list(where)}"
+        gradient = 0.0 if grad is None else grad[position].item()
+        if not abs(gradient - slope) <= precision.tolerance * (1.0 + max(abs(slope), scale)):
+            statement = "is None" if grad is None else f"is {number(gradient)}"
+            return f"{statement}, and the slope of the answers is {number(slope)}, at {list(position)}"
     return ""
 
 
 def _elements(count: int) -> list[int]:
-    step = max(1, -(-count // _MOST_ELEMENTS))
-    return list(itertools.islice(range(0, count, step), _MOST_ELEMENTS))
+    step = max(1, -(-count // _MAX_COMPARED_ELEMENTS))
+    return list(itertools.islice(range(0, count, step), _MAX_COMPARED_ELEMENTS))
 
 
 def _gradcheck(subject: Subject, call: Call) -> Findings:
     """Run torch's own gradcheck, which also tries undefined and repeated gradients."""
     floats = [t.detach().clone().requires_grad_() for t in call.tensors if t.is_floating_point()]
 
-    def function(*those: torch.Tensor) -> Any:
-        given = iter(those)
-        full = call.mapped(lambda t: next(given) if t.is_floating_point() else t)
+    def function(*inputs: torch.Tensor) -> Any:
+        remaining = iter(inputs)
+        full = call.mapped(lambda t: next(remaining) if t.is_floating_point() else t)
         results = subject.run(full)
         return tuple(r for r in results if _is_float(r) and r.requires_grad)
 
@@ -226,19 +226,19 @@ def _gradcheck(subject: Subject, call: Call) -> Findings:
 
 def _spread(subject: Subject, call: Call) -> Findings:
     """Check that an expanded incoming gradient, as from sum(), acts like a contiguous one."""
-    answers = []
+    gradients = []
     for laid_out in (True, False):
-        mine = call.mapped(lambda t: t.detach().clone().requires_grad_(t.is_floating_point()))
-        results = [r for r in subject.run(mine) if _is_float(r) and r.requires_grad]
+        call_copy = call.mapped(lambda t: t.detach().clone().requires_grad_(t.is_floating_point()))
+        results = [r for r in subject.run(call_copy) if _is_float(r) and r.requires_grad]
         ones = [
             torch.ones_like(r) if laid_out else torch.ones((), dtype=r.dtype, device=r.device).expand(r.shape)
             for r in results
         ]
-        answers.append(
-            torch.autograd.grad(results, [t for _n, t in _named_floats(subject, mine)], ones, allow_unused=True)
+        gradients.append(
+            torch.autograd.grad(results, [t for _n, t in _named_floats(subject, call_copy)], ones, allow_unused=True)
         )
-    for (name, _t), one, two in zip(_named_floats(subject, call), *answers, strict=True):
-        if one is not None and (words := difference(one, two)):
-            what = f"the gradient of {name} is another when the incoming gradient is expanded, as sum().backward() sends it"
-            yield failed("autograd", f"{what}: {words}, for {subject.base}{call}", fixes.GRADIENT_EXPANDED, CONTENTS)
+    for (name, _t), contiguous, expanded in zip(_named_floats(subject, call), *gradients, strict=True):
+        if contiguous is not None and (message := difference(contiguous, expanded)):
+            fault = f"the gradient of {name} is another when the incoming gradient is expanded, as sum().backward() sends it"
+            yield failed("autograd", f"{fault}: {message}, for {subject.base}{call}", fixes.GRADIENT_EXPANDED, CONTENTS)
             return

@@ -15,8 +15,8 @@ ROOM = 4096
 """Guard elements on each side, more than a kernel's block."""
 MARK = -12345.0
 """A rare value, used as fill."""
-_LARGEST_RESULT = 1 << 26
-_ALLOCATES = {
+_MAX_GUARDED_ELEMENTS = 1 << 26
+_ALLOCATING_OPERATORS = {
     "aten::empty",
     "aten::empty_like",
     "aten::empty_strided",
@@ -55,44 +55,44 @@ def _filled(t: torch.Tensor, fill: float) -> torch.Tensor:
         t = t.real
     if math.isnan(fill) and t.is_floating_point():
         return torch.isnan(t)
-    return t == _as(value, t.dtype).to(t.device)
+    return t == _fill_in_dtype(value, t.dtype).to(t.device)
 
 
-def _as(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _fill_in_dtype(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if dtype.is_floating_point or dtype.is_complex:
         return value.to(dtype)
     if dtype == torch.bool:
         return torch.full((), True)
-    odd = 85 if not bool(torch.isnan(value)) else 42  # integers have no NaN: use two rare values
-    return torch.full((), odd, dtype=dtype)
+    rare = 85 if not bool(torch.isnan(value)) else 42  # integers have no NaN: use two rare values
+    return torch.full((), rare, dtype=dtype)
 
 
 def guarded(size: Any, stride: Any, dtype: torch.dtype, device: Any, fill: float) -> Guarded:
     """Allocate a filled buffer with a tensor of this geometry inside."""
     count = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if 0 not in size else 0
-    whole = torch.empty(count + 2 * ROOM, dtype=dtype, device=device)
-    whole.copy_(_as(torch.full((), fill, dtype=torch.float64), dtype).expand_as(whole))
-    return Guarded(whole, whole.as_strided(size, stride, ROOM), count, fill)
+    buffer = torch.empty(count + 2 * ROOM, dtype=dtype, device=device)
+    buffer.copy_(_fill_in_dtype(torch.full((), fill, dtype=torch.float64), dtype).expand_as(buffer))
+    return Guarded(buffer, buffer.as_strided(size, stride, ROOM), count, fill)
 
 
 def laid_in(call: Call, fill: float) -> tuple[Call, list[Guarded]]:
     """Return a call with its tensors contiguous in the middle of filled buffers."""
-    rooms: list[Guarded] = []
+    buffers: list[Guarded] = []
 
     def place(t: torch.Tensor) -> torch.Tensor:
         if t.layout != torch.strided:
             return t
-        plain = t.detach().contiguous()
-        room = guarded(plain.shape, plain.stride(), plain.dtype, plain.device, fill)
-        room.inner.copy_(plain)
-        rooms.append(room)
-        return room.inner
+        contiguous = t.detach().contiguous()
+        buffer = guarded(contiguous.shape, contiguous.stride(), contiguous.dtype, contiguous.device, fill)
+        buffer.inner.copy_(contiguous)
+        buffers.append(buffer)
+        return buffer.inner
 
-    return call.mapped(place), rooms
+    return call.mapped(place), buffers
 
 
 @dataclass
-class _Serve(TorchDispatchMode):  # type: ignore[misc]
+class _GuardedAllocations(TorchDispatchMode):  # type: ignore[misc]
     """Replaces a kernel's uninitialised allocations by tensors in filled buffers."""
 
     fill: float
@@ -102,39 +102,43 @@ class _Serve(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if func._schema.name not in _ALLOCATES or not isinstance(made, torch.Tensor):  # noqa: SLF001
-            return made
-        if made.layout != torch.strided or not 0 < made.numel() < _LARGEST_RESULT or made.device.type == "meta":
-            return made
-        room = guarded(made.shape, made.stride(), made.dtype, made.device, self.fill)
-        self.rooms.append(room)
-        return room.inner
+        result = func(*args, **(kwargs or {}))
+        if func._schema.name not in _ALLOCATING_OPERATORS or not isinstance(result, torch.Tensor):  # noqa: SLF001
+            return result
+        if (
+            result.layout != torch.strided
+            or not 0 < result.numel() < _MAX_GUARDED_ELEMENTS
+            or result.device.type == "meta"
+        ):
+            return result
+        buffer = guarded(result.shape, result.stride(), result.dtype, result.device, self.fill)
+        self.rooms.append(buffer)
+        return buffer.inner
 
 
 def call_in_guards(overload: Any, call: Call, device: str, fill: float) -> tuple[Any, list[Guarded]]:
     """Call an operator's kernel directly, below autograd; its allocations get filled buffers."""
     kernel = torch.library.get_kernel(overload, device.upper())
     keys = torch._C._dispatch_keys(next(iter(call.tensors)))  # noqa: SLF001  # torch has no public name for it
-    positional = _positional(overload, call)
-    with torch.no_grad(), torch._C._AutoDispatchBelowAutograd(), _Serve(fill) as served:  # noqa: SLF001
+    positional = _positional_arguments(overload, call)
+    with torch.no_grad(), torch._C._AutoDispatchBelowAutograd(), _GuardedAllocations(fill) as mode:  # noqa: SLF001
         value = kernel.call_boxed(keys, *positional)
-    return value, served.rooms
+    return value, mode.rooms
 
 
 def spoils(overload: Any, call: Call, device: str) -> bool:
     """Whether a call writes outside its tensors; it runs in guarded memory, so no harm is done."""
     if not call.tensors or any(t.layout != torch.strided for t in call.tensors):
         return False
-    laid, around = laid_in(call, MARK)
+    guarded_call, argument_buffers = laid_in(call, MARK)
     try:
-        _value, own = call_in_guards(overload, laid, device, MARK)
+        _result, allocated_buffers = call_in_guards(overload, guarded_call, device, MARK)
     except Exception:  # noqa: BLE001  # refused arguments, or no way to call the kernel like this
         return False
-    return any(room.spoilt() for room in (*own, *around))
+    return any(buffer.spoilt() for buffer in (*allocated_buffers, *argument_buffers))
 
 
-def _positional(overload: Any, call: Call) -> list[Any]:
+def _positional_arguments(overload: Any, call: Call) -> list[Any]:
     """Return all arguments in the order of the schema; call_boxed takes no keywords."""
     arguments = overload._schema.arguments  # noqa: SLF001
     rest = arguments[len(call.args) :]

@@ -24,7 +24,7 @@ from opforge.errors import OpforgeError
 
 _LIMIT_S = 8.0
 """Time limit for each of two passes through the plans."""
-_MOST_ERRORS = 3
+_MAX_REPORTED_ERRORS = 3
 ALIAS_WORDS = "may not alias any inputs"
 """Part of torch's error when an operator of torch.library.custom_op returns an input."""
 
@@ -65,7 +65,9 @@ def _read(module: ModuleType, place: str, device: str) -> Given:
     references = module.references() if callable(getattr(module, "references", None)) else {}
     if not isinstance(rows, dict) or not isinstance(references, dict):
         raise OpforgeError(f'inputs() and references() of {place} return a dict each, by operator, such as "ns::op"')
-    return Given({name: [_call(one, place, name, device) for one in those] for name, those in rows.items()}, references)
+    return Given(
+        {name: [_call(row, place, name, device) for row in op_rows] for name, op_rows in rows.items()}, references
+    )
 
 
 def _call(row: Any, place: str, name: str, device: str) -> Call:
@@ -88,7 +90,7 @@ def find(subject: Subject, start: int, tell: Tell) -> None:
     search = _Search(subject, start, tell)
     search.seek()
     if not search.taken:
-        commonest = [f"{error} ({count} calls)" for error, count in search.errors.most_common(_MOST_ERRORS)]
+        commonest = [f"{error} ({count} calls)" for error, count in search.errors.most_common(_MAX_REPORTED_ERRORS)]
         tell({"none": True, "tried": search.tried, "errors": commonest})
 
 
@@ -132,8 +134,8 @@ class _Search:
         call = samples.make(self.subject.arguments, plan, self.subject.device)
         if call is None or self.number <= self.start or str(call) in self.seen | self.doubted:
             return False
-        if careful and (words := fake.refuses(self.subject, call)):
-            self.errors[f"the fake says {words}"] += 1
+        if careful and (refusal := fake.refuses(self.subject, call)):
+            self.errors[f"the fake says {refusal}"] += 1
             self.doubted.add(str(call))
             return False
         self.seen.add(str(call))

@@ -24,23 +24,23 @@ def check(subject: Subject) -> Findings:
     refused: set[str] = set()
     for call in subject.first(torch.float32)[:_MOST]:
         for layout, twisted in in_layouts(call, subject.written_places(call)).items():
-            plain = twisted.mapped(lambda t: t.detach().clone(memory_format=torch.contiguous_format))
-            expected, refusal = _tried(subject, plain)
+            contiguous = twisted.mapped(lambda t: t.detach().clone(memory_format=torch.contiguous_format))
+            expected, refusal = _tried(subject, contiguous)
             if expected is None:
-                if layout not in (*_OTHER_CALLS, *refused):
+                if layout not in (*_OPTIONAL_LAYOUTS, *refused):
                     refused.add(layout)
-                    yield note("layouts", f"{layout} tensors are refused: {refusal}, for {subject.base}{plain}")
+                    yield note("layouts", f"{layout} tensors are refused: {refusal}, for {subject.base}{contiguous}")
                 continue
-            found, refusal = _tried(subject, twisted)
-            if found is None and layout not in refused:
+            actual, refusal = _tried(subject, twisted)
+            if actual is None and layout not in refused:
                 refused.add(layout)
                 yield note(
                     "layouts",
                     f"{layout} tensors are refused: {refusal}, for {subject.base}{twisted}",
                     fixes.TAKE_LAYOUTS,
                 )
-            elif found is not None and (words := differences(expected, found)):
-                wrong.setdefault(layout, f"{words}, for {subject.base}{twisted}")
+            elif actual is not None and (message := differences(expected, actual)):
+                wrong.setdefault(layout, f"{message}, for {subject.base}{twisted}")
     if wrong:
         first = next(iter(wrong.values()))
         names = f"{', '.join(wrong)} tensors give another answer than the same elements laid out contiguously"
@@ -55,5 +55,5 @@ def _tried(subject: Subject, call: Call) -> tuple[list[Any] | None, str]:
         return None, short(error, 160)
 
 
-_OTHER_CALLS = ("zero_dim", "expanded")
+_OPTIONAL_LAYOUTS = ("zero_dim", "expanded")
 """Layouts with another rank or with equal rows; the operator need not accept them."""

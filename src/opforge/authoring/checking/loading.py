@@ -43,11 +43,11 @@ def load(target: dict[str, Any], device: str, wanted: Sequence[str]) -> Loaded:
     import torch
 
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    before, kernels = _names(), _interpreted_kernels()
+    before, kernels = _names(), _count_interpreted_kernels()
     sys.path[:0] = target["paths"]
     faulthandler.dump_traceback_later(_LIMIT_S, exit=True)
     with _watched() as starts:
-        package = _import(target)
+        package = _import_target(target)
     faulthandler.cancel_dump_traceback_later()
     after = _names()
     if device != "cpu" and torch.cuda.is_initialized():
@@ -56,17 +56,17 @@ def load(target: dict[str, Any], device: str, wanted: Sequence[str]) -> Loaded:
             "let the package touch the GPU when an operator is called, not when it is imported"
         )
     notes = []
-    if interpreted and _interpreted_kernels() > kernels:
+    if interpreted and _count_interpreted_kernels() > kernels:
         notes.append("Triton kernels run in its interpreter (TRITON_INTERPRET=1)")
     if target["operator"]:
-        return Loaded(_selected([target["operator"]], after), package, interpreted, notes)
-    mine = {name for name in after - before if not _of_torch(name)}
-    if not mine:
+        return Loaded(_select_operators([target["operator"]], after), package, interpreted, notes)
+    registered = {name for name in after - before if not _is_registered_by_torch(name)}
+    if not registered:
         raise NothingToJudgeError(
             f"importing {target['text']} registers no operator; give the module that does (it may be a submodule), "
             f"or an operator by name: ns::op --import {target['text']}"
         )
-    return Loaded(_selected(wanted, mine), package, interpreted, notes)
+    return Loaded(_select_operators(wanted, registered), package, interpreted, notes)
 
 
 @contextlib.contextmanager
@@ -79,7 +79,7 @@ def _watched() -> Iterator[list[str]]:
 
     def noting() -> None:
         if not torch.cuda.is_initialized():
-            frames = [f for f in traceback.extract_stack()[:-1] if not _is_import(f.filename)]
+            frames = [f for f in traceback.extract_stack()[:-1] if not _is_import_frame(f.filename)]
             outside = [f for f in frames if not is_from_torch(f.filename)] or frames
             starts.append(f" at {outside[-1].filename}:{outside[-1].lineno}")
         start()
@@ -121,7 +121,7 @@ def warm(*, compiles: bool) -> None:
     if not compiles:
         return
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no extra compile processes
-    for name in _modules_for_compiling():
+    for name in _compiler_modules():
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     import torch
@@ -130,14 +130,14 @@ def warm(*, compiles: bool) -> None:
         raise InternalError("importing torch's compiler started CUDA, and processes forked after that cannot use it")
 
 
-def _modules_for_compiling() -> list[str]:
+def _compiler_modules() -> list[str]:
     """Return the modules imported by opcheck and the compiler; a fork finds them once per torch."""
     import torch.testing._internal.optests
 
-    kept = cache.root() / "checking" / f"modules-{cache.torch_version()}.json"
-    found = cache.read_json(kept)
-    if isinstance(found, list):
-        return [str(name) for name in found]
+    cache_file = cache.root() / "checking" / f"modules-{cache.torch_version()}.json"
+    cached = cache.read_json(cache_file)
+    if isinstance(cached, list):
+        return [str(name) for name in cached]
 
     def look(tell: forks.Tell) -> None:
         before = set(sys.modules)
@@ -150,11 +150,11 @@ def _modules_for_compiling() -> list[str]:
     modules = [str(name) for row in outcome.rows for name in row.get("modules", ())]
     if modules:
         with contextlib.suppress(OSError):
-            cache.write_atomically(kept, json.dumps(modules))
+            cache.write_atomically(cache_file, json.dumps(modules))
     return modules
 
 
-def _import(target: dict[str, Any]) -> str:
+def _import_target(target: dict[str, Any]) -> str:
     """Import the target's module or run its file; return the module's name."""
     try:
         if target["file"]:
@@ -162,13 +162,13 @@ def _import(target: dict[str, Any]) -> str:
         if target["module"]:
             importlib.import_module(target["module"])
     except BaseException as error:
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_import(f.filename)]
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_import_frame(f.filename)]
         where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
         raise OpforgeError(f"importing {target['text']} raises {type(error).__name__}{where}: {error}") from error
     return str(target["module"])
 
 
-def _is_import(filename: str) -> bool:
+def _is_import_frame(filename: str) -> bool:
     return is_from_opforge(filename) or is_import_system(filename)
 
 
@@ -183,33 +183,33 @@ def _run_file(file: Path) -> str:
     return name
 
 
-def _interpreted_kernels() -> int:
+def _count_interpreted_kernels() -> int:
     """Count the Triton kernels that run in the interpreter."""
     interpreter = sys.modules.get("triton.runtime.interpreter")
     return 0 if interpreter is None else sum(type(o) is interpreter.InterpretedFunction for o in gc.get_objects())
 
 
-def _selected(wanted: Sequence[str], names: set[str]) -> list[str]:
+def _select_operators(wanted: Sequence[str], names: set[str]) -> list[str]:
     """Select operators by patterns, or by names with or without namespace and overload."""
     if not wanted:
         return sorted(names)
     chosen: set[str] = set()
-    for word in wanted:
-        found = {name for name in names if any(fnmatch.fnmatchcase(form, word) for form in _forms(name))}
-        if not found:
-            hint = "say what registers it with --import" if "::" in word else ""
-            raise UnknownNameError("operator", word, names, hint)
-        chosen |= found
+    for pattern in wanted:
+        matches = {name for name in names if any(fnmatch.fnmatchcase(form, pattern) for form in _spellings(name))}
+        if not matches:
+            hint = "say what registers it with --import" if "::" in pattern else ""
+            raise UnknownNameError("operator", pattern, names, hint)
+        chosen |= matches
     return sorted(chosen)
 
 
-def _forms(name: str) -> tuple[str, ...]:
+def _spellings(name: str) -> tuple[str, ...]:
     base = name.partition(".")[0]
     default = () if "." in name else (f"{name}.default",)
     return (name, base, name.partition("::")[2], base.partition("::")[2], *default)
 
 
-def _of_torch(name: str) -> bool:
+def _is_registered_by_torch(name: str) -> bool:
     """Whether torch itself registered an operator, in a module imported because of the target."""
     import torch
     from torch._library.custom_ops import OPDEFS
@@ -224,4 +224,6 @@ def _of_torch(name: str) -> bool:
         return False
     places = [match[1] for line in lines if (match := re.fullmatch(r"debug: registered at (.+):\d+", line))]
     by_users = (torch_folder() / "library.py", torch_folder() / "_library")
-    return any(is_from_torch(p) and not any(Path(p).resolve().is_relative_to(own) for own in by_users) for p in places)
+    return any(
+        is_from_torch(p) and not any(Path(p).resolve().is_relative_to(path) for path in by_users) for p in places
+    )

@@ -23,7 +23,7 @@ CHECKS = {
 }
 """The checks in display order, each with the property it confirms."""
 
-_COVERED_BY = {
+_CHECKS_BY_OPCHECK_TEST = {
     "test_schema": ("schema", "determinism", "mask"),
     "test_autograd_registration": ("autograd", "schema"),
     "test_faketensor": ("fake", "schema"),
@@ -39,7 +39,7 @@ MEMORY = "memory"
 """Kind of finding: out-of-bounds access, or reads of uninitialised memory."""
 CONTENTS = "contents"
 """Kind of finding: it depends on tensor values, which are arbitrary after a MEMORY fault."""
-_WHERE_IT_SHOWS = (
+_BEST_EXPLANATIONS = (
     "inputs",
     "mask",
     "layouts",
@@ -133,14 +133,14 @@ class Report:
 def settled(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return findings in the order of the checks; consequences of another failure become notes."""
     order = list(CHECKS)
-    known = sorted(findings, key=lambda finding: order.index(finding.check))
-    known = [_after_memory(finding, known) for finding in known]
-    known = [_after_end(finding, known) for finding in known]
-    failed = {finding.check for finding in known if finding.status is Status.FAILED}
-    return tuple(_after_checks(finding, failed) for finding in known)
+    ordered = sorted(findings, key=lambda finding: order.index(finding.check))
+    ordered = [_demote_after_memory_fault(finding, ordered) for finding in ordered]
+    ordered = [_demote_after_death(finding, ordered) for finding in ordered]
+    failed = {finding.check for finding in ordered if finding.status is Status.FAILED}
+    return tuple(_demote_after_failed_checks(finding, failed) for finding in ordered)
 
 
-def _after_memory(finding: Finding, known: list[Finding]) -> Finding:
+def _demote_after_memory_fault(finding: Finding, known: list[Finding]) -> Finding:
     """Turn a finding on contents into a note if the operator has a memory fault."""
     cause = next((f for f in known if f.kind == MEMORY and f.status is Status.FAILED), None)
     if cause is None or finding.kind != CONTENTS or finding.status is not Status.FAILED:
@@ -148,22 +148,26 @@ def _after_memory(finding: Finding, known: list[Finding]) -> Finding:
     return _noted(finding, f"{finding.what}; this may come of what is said under {cause.check}")
 
 
-def _after_end(finding: Finding, known: list[Finding]) -> Finding:
+def _demote_after_death(finding: Finding, known: list[Finding]) -> Finding:
     """Turn the finding of a dead check into a note if another check explains it better."""
     if finding.kind != ENDED:
         return finding
-    more = any(f.check == "mask" and f.status is Status.FAILED and f.kind != ENDED for f in known)
+    mask_explains = any(f.check == "mask" and f.status is Status.FAILED and f.kind != ENDED for f in known)
     ended = {f.check for f in known if f.kind == ENDED}
-    told = "mask" if more else next(check for check in _WHERE_IT_SHOWS if check in ended)
-    return _noted(finding, f"{finding.what}; see {told}") if more or finding.check != told else finding
+    explaining = "mask" if mask_explains else next(check for check in _BEST_EXPLANATIONS if check in ended)
+    return (
+        _noted(finding, f"{finding.what}; see {explaining}")
+        if mask_explains or finding.check != explaining
+        else finding
+    )
 
 
-def _after_checks(finding: Finding, failed: set[str]) -> Finding:
+def _demote_after_failed_checks(finding: Finding, failed: set[str]) -> Finding:
     """Turn a finding of opcheck into a note if a failed opforge check explains it better."""
-    above = [check for check in _COVERED_BY.get(finding.kind, ()) if check in failed]
-    if finding.check != "opcheck" or finding.status is not Status.FAILED or not above:
+    explaining = [check for check in _CHECKS_BY_OPCHECK_TEST.get(finding.kind, ()) if check in failed]
+    if finding.check != "opcheck" or finding.status is not Status.FAILED or not explaining:
         return finding
-    return _noted(finding, f"{finding.kind} fails too, as is to be expected after {' and '.join(above)}")
+    return _noted(finding, f"{finding.kind} fails too, as is to be expected after {' and '.join(explaining)}")
 
 
 def _noted(finding: Finding, what: str) -> Finding:

@@ -68,17 +68,17 @@ def plans() -> Iterator[Plan]:
 def variations(plan: Plan) -> list[Plan]:
     """Vary an accepted plan: in shapes of the same kind, dtypes, numbers, optional arguments."""
     # not all shapes: an operator without checks accepts meaningless ones
-    alike = next((kind for kind in _ALIKE if plan.shapes in kind), ())
-    others = [replace(plan, shapes=shapes) for shapes in alike if shapes != plan.shapes]
-    others += [replace(plan, given=not plan.given, shapes=s) for s in (plan.shapes, *range(len(_SHAPES))[:7])]
-    others += [replace(plan, dtypes=dtypes) for dtypes in (6, 4, 5) if _DTYPES[plan.dtypes][0].is_floating_point]
-    others += [replace(plan, numbers=numbers) for numbers in range(_KINDS) if numbers != plan.numbers]
-    return others
+    similar_shapes = next((kind for kind in _ALIKE if plan.shapes in kind), ())
+    varied = [replace(plan, shapes=shapes) for shapes in similar_shapes if shapes != plan.shapes]
+    varied += [replace(plan, given=not plan.given, shapes=s) for s in (plan.shapes, *range(len(_SHAPES))[:7])]
+    varied += [replace(plan, dtypes=dtypes) for dtypes in (6, 4, 5) if _DTYPES[plan.dtypes][0].is_floating_point]
+    varied += [replace(plan, numbers=numbers) for numbers in range(_KINDS) if numbers != plan.numbers]
+    return varied
 
 
 def make(arguments: list[Any], plan: Plan, device: str) -> Call | None:
     """Make a call from a plan; None if an argument's type is unsupported."""
-    maker = _Maker(plan, device)
+    maker = _ArgumentMaker(plan, device)
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for argument in arguments:
@@ -95,7 +95,7 @@ def make(arguments: list[Any], plan: Plan, device: str) -> Call | None:
 
 def unmakeable(arguments: list[Any]) -> str:
     """Return the first argument of an unsupported type; empty if there is none."""
-    maker = _Maker(Plan(given=False), "cpu")
+    maker = _ArgumentMaker(Plan(given=False), "cpu")
     for argument in arguments:
         try:
             maker.value(argument)
@@ -104,7 +104,7 @@ def unmakeable(arguments: list[Any]) -> str:
     return ""
 
 
-class _Maker:
+class _ArgumentMaker:
     """Makes the arguments of one call, in order."""
 
     def __init__(self, plan: Plan, device: str) -> None:

@@ -19,26 +19,26 @@ def check(subject: Subject) -> Findings:
     seen: set[str] = set()
     untouched = set(subject.written)
     for call in subject.calls[:MOST]:
-        mine = call.copied()
-        before = {name: _snapshot(value) for name, value in subject.named(mine).items()}
+        call_copy = call.copied()
+        before = {name: _snapshot(value) for name, value in subject.named(call_copy).items()}
         with torch.no_grad():
-            results = subject.results(mine)
-        after = subject.named(mine)
+            results = subject.results(call_copy)
+        after = subject.named(call_copy)
         for name, value in after.items():
-            words = _changed(before[name], flat(value))
-            untouched -= {name} if words else set()
-            if words and name not in subject.written and f"write {name}" not in seen:
+            change = _changed(before[name], flat(value))
+            untouched -= {name} if change else set()
+            if change and name not in subject.written and f"write {name}" not in seen:
                 seen.add(f"write {name}")
                 yield failed(
                     "schema",
-                    f"it writes to {name}, and the schema does not say so: {words}, after {subject.base}{call}",
-                    _declare(subject, name),
+                    f"it writes to {name}, and the schema does not say so: {change}, after {subject.base}{call}",
+                    _mutation_fix(subject, name),
                     CONTENTS,
                 )
-        for text, name in _aliases(subject, results, after):
+        for text, name in _undeclared_aliases(subject, results, after):
             if text not in seen:
                 seen.add(text)
-                yield failed("schema", f"{text}, after {subject.base}{call}", _own_memory(subject, name))
+                yield failed("schema", f"{text}, after {subject.base}{call}", _alias_fix(subject, name))
     for name in sorted(untouched):
         yield note("schema", f"the schema says that {name} is written to, and no call changed it")
 
@@ -52,8 +52,8 @@ def _changed(before: list[Any], after: list[Any]) -> str:
         if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
             if old.shape != new.shape or old.stride() != new.stride():
                 return f"its shape is {list(new.shape)} instead of {list(old.shape)}"
-            if words := difference(old, new, exact=True):
-                return words
+            if message := difference(old, new, exact=True):
+                return message
     return ""
 
 
@@ -63,20 +63,20 @@ def _storage(t: Any) -> int:
     return 0
 
 
-def _aliases(subject: Subject, results: list[Any], named: dict[str, Any]) -> list[tuple[str, str]]:
+def _undeclared_aliases(subject: Subject, results: list[Any], named: dict[str, Any]) -> list[tuple[str, str]]:
     """Return messages about undeclared aliases of results, each with the argument's name."""
     allowed = [r.alias_info is not None for r in subject.returns]
-    found: list[tuple[str, str]] = []
-    for place, result in enumerate(results):
-        if place < len(allowed) and allowed[place]:
+    messages: list[tuple[str, str]] = []
+    for index, result in enumerate(results):
+        if index < len(allowed) and allowed[index]:
             continue
-        which = "the result" if len(results) == 1 else f"result {place}"
-        mine = _storage(result)
-        shared = [name for name, value in named.items() if mine and mine in {_storage(t) for t in flat(value)}]
-        found += [(f"{which} shares memory with {name}, and the schema does not say so", name) for name in shared]
-        twins = [other for other in range(place) if mine and mine == _storage(results[other])]
-        found += [(f"{which} shares memory with result {other}", "") for other in twins]
-    return found
+        which = "the result" if len(results) == 1 else f"result {index}"
+        storage = _storage(result)
+        shared = [name for name, value in named.items() if storage and storage in {_storage(t) for t in flat(value)}]
+        messages += [(f"{which} shares memory with {name}, and the schema does not say so", name) for name in shared]
+        twins = [other for other in range(index) if storage and storage == _storage(results[other])]
+        messages += [(f"{which} shares memory with result {other}", "") for other in twins]
+    return messages
 
 
 def alias_by_torch(subject: Subject) -> Findings:
@@ -85,11 +85,11 @@ def alias_by_torch(subject: Subject) -> Findings:
     yield failed(
         "schema",
         "a result shares memory with an argument or with another result, and torch refuses every call",
-        _own_memory(subject, name),
+        _alias_fix(subject, name),
     )
 
 
-def _declare(subject: Subject, name: str) -> str:
+def _mutation_fix(subject: Subject, name: str) -> str:
     if subject.definition is not None:
         return (
             f'say so: mutates_args=("{name}",) in torch.library.custom_op; or work on a copy: {name} = {name}.clone()'
@@ -103,7 +103,7 @@ def marked(subject: Subject, name: str) -> str:
     return text.replace(f"Tensor {name}", f"Tensor(a!) {name}", 1)
 
 
-def _own_memory(subject: Subject, name: str) -> str:
+def _alias_fix(subject: Subject, name: str) -> str:
     which = name or "the argument"
     if subject.mutates:
         return f"return nothing of what was written: the schema ends in `-> ()`, and the Python function around the operator returns {which}"

@@ -17,7 +17,7 @@ from opforge.authoring.checking.report import Finding, Status
 from opforge.sandbox.state import seed_generator
 
 BACKENDS = ("CPU", "CUDA", "XPU", "MPS", "HPU", "PrivateUse1")
-_FOR_ALL = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+_ALL_DEVICE_KEYS = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 
 
 @dataclass
@@ -80,10 +80,10 @@ class Subject:
 
     def backends(self) -> list[str]:
         """Return the devices with their own kernels; ``all`` means one kernel for every device."""
-        own = [key for key in BACKENDS if self.has_kernel(key)]
+        keys = [key for key in BACKENDS if self.has_kernel(key)]
         if self.definition is not None and None not in self.definition._backend_fns:  # noqa: SLF001
-            return own or [str(device).upper() for device in self.definition._backend_fns]  # noqa: SLF001
-        return [*own, "all"] if any(self.has_kernel(key) for key in _FOR_ALL) else own
+            return keys or [str(device).upper() for device in self.definition._backend_fns]  # noqa: SLF001
+        return [*keys, "all"] if any(self.has_kernel(key) for key in _ALL_DEVICE_KEYS) else keys
 
     def named(self, call: Call) -> dict[str, Any]:
         """Return a call's arguments by name."""
@@ -97,8 +97,8 @@ class Subject:
 
     def written_places(self, call: Call) -> frozenset[int]:
         """Return the indices of the written tensors among a call's tensors."""
-        those = {id(t) for t in self.written_tensors(call)}
-        return frozenset(place for place, t in enumerate(call.tensors) if id(t) in those)
+        written_ids = {id(t) for t in self.written_tensors(call)}
+        return frozenset(place for place, t in enumerate(call.tensors) if id(t) in written_ids)
 
     def results(self, call: Call) -> list[Any]:
         """Call the operator and return its results."""
@@ -131,11 +131,11 @@ class Subject:
     def pinned(self) -> frozenset[int]:
         """Sizes to keep: those of tensors with a constant shape, such as tables, if others vary."""
         shapes = [[tuple(t.shape) for t in call.tensors] for call in self.calls]
-        if len({len(those) for those in shapes}) != 1:
+        if len({len(call_shapes) for call_shapes in shapes}) != 1:
             return frozenset()
         columns = list(zip(*shapes, strict=True))
-        same = [column[0] for column in columns if len(set(column)) == 1]
-        return frozenset(size for shape in same for size in shape) if len(same) < len(columns) else frozenset()
+        constant = [column[0] for column in columns if len(set(column)) == 1]
+        return frozenset(size for shape in constant for size in shape) if len(constant) < len(columns) else frozenset()
 
     def sizes(self, call: Call) -> list[int]:
         """Return the distinct changeable sizes of a call's tensors."""
@@ -169,14 +169,14 @@ def skipped(check: str, why: str) -> Finding:
 
 def public_functions(base: str, package: str) -> list[Callable[..., Any]]:
     """Return the functions with an operator's name in a package's modules; users call these."""
-    found: dict[int, Callable[..., Any]] = {}
+    functions: dict[int, Callable[..., Any]] = {}
     for name, module in list(sys.modules.items()):
         if not package or not (name == package or name.startswith(f"{package}.")):
             continue
         value = getattr(module, "__dict__", {}).get(base)
         if isinstance(value, FunctionType) and value.__module__.partition(".")[0] == package.partition(".")[0]:
-            found[id(value)] = value
-    return list(found.values())
+            functions[id(value)] = value
+    return list(functions.values())
 
 
 def printable(text: str) -> str:

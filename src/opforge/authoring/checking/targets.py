@@ -8,7 +8,7 @@ from pathlib import Path
 
 from opforge.errors import OpforgeError
 
-_OPERATOR = re.compile(r"(?P<ns>\w+)::(?P<name>\w+(?:\.\w+)?)")
+_OPERATOR_NAME = re.compile(r"(?P<ns>\w+)::(?P<name>\w+(?:\.\w+)?)")
 _MODULE = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
 
@@ -51,7 +51,7 @@ def parse(text: str, module: str = "") -> Target:
 
 
 def _operator(text: str, module: str) -> Target:
-    if _OPERATOR.fullmatch(text) is None:
+    if _OPERATOR_NAME.fullmatch(text) is None:
         raise OpforgeError(f"{text!r} is no name of an operator; names are ns::op or ns::op.overload")
     if not module:
         return Target(text, operator=text)
@@ -65,7 +65,7 @@ def _folder(text: str, folder: Path) -> Target:
         return Target(text, module=folder.name, paths=(str(folder.parent),))
     for root in (folder / "src", folder):
         packages = sorted(
-            path.parent.name for path in root.glob("*/__init__.py") if path.parent.name not in _NO_PACKAGE
+            path.parent.name for path in root.glob("*/__init__.py") if path.parent.name not in _NON_PACKAGE_FOLDERS
         )
         if len(packages) == 1:
             return Target(text, module=packages[0], paths=(str(root),))
@@ -78,4 +78,4 @@ def _folder(text: str, folder: Path) -> Target:
     )
 
 
-_NO_PACKAGE = {"tests", "test", "docs", "benchmarks", "examples", "build", "dist"}
+_NON_PACKAGE_FOLDERS = {"tests", "test", "docs", "benchmarks", "examples", "build", "dist"}

@@ -17,7 +17,7 @@ from opforge.judge.properties.sight import (
 )
 from opforge.judge.properties.spectral import orthonormal, residual
 
-_LU_AT = {"_linalg_det": 1, "_linalg_solve_ex": 1, "_linalg_slogdet": 2}
+_PACKED_FACTORS_INDEX = {"_linalg_det": 1, "_linalg_solve_ex": 1, "_linalg_slogdet": 2}
 """Index of the result with the packed factors, if not the first; the pivots follow it."""
 
 
@@ -26,15 +26,17 @@ def qr(sight: Sight) -> Ruling | None:
     matrix = wide(sight.tensor("A", "self"))
     if sight.same(0, 1) or not finite([*sight.aten, *sight.kernel]):
         return None
-    _triangular(sight.names[1], sight.kernel[1])
+    _check_upper_triangular(sight.names[1], sight.kernel[1])
     pairs = [(wide(q), wide(r)) for q, r in (sight.kernel, sight.aten)]
     if not sight.aten[0].numel():
-        off = [norm(r.mH @ r - matrix.mH @ matrix) for _, r in pairs]
+        residuals = [norm(r.mH @ r - matrix.mH @ matrix) for _, r in pairs]
         size = max(matrix.shape[-2:])
-        figures = bounded(f"{sight.names[1]}: Rᴴ R = Aᴴ A", off[0], off[1], norm(matrix).square(), sight.aten[1], size)
+        figures = bounded(
+            f"{sight.names[1]}: Rᴴ R = Aᴴ A", residuals[0], residuals[1], norm(matrix).square(), sight.aten[1], size
+        )
     else:
-        off = [norm(q @ r - matrix) for q, r in pairs]
-        figures = worst_of(residual(f"{sight.names[0]}: Q R = A", sight, off, matrix), orthonormal(sight, 0))
+        residuals = [norm(q @ r - matrix) for q, r in pairs]
+        figures = worst_of(residual(f"{sight.names[0]}: Q R = A", sight, residuals, matrix), orthonormal(sight, 0))
     return Ruling(frozenset({0, 1}), _note(sight, 1, "signs of Q and R differ from ATen's; Q R = A holds"), figures)
 
 
@@ -51,13 +53,18 @@ def geqrf(sight: Sight) -> Ruling | None:
 
     pairs = [unpacked(results) for results in (sight.kernel, sight.aten)]
     eye = torch.eye(k, dtype=matrix.dtype)
-    off = [norm(q @ r - matrix) for q, r in pairs]
-    turned = [norm(q.mH @ q - eye) for q, _ in pairs]
+    residuals = [norm(q @ r - matrix) for q, r in pairs]
+    orthonormality = [norm(q.mH @ q - eye) for q, _ in pairs]
     text = f"{sight.names[0]}, {sight.names[1]}: Q R = A"
     figures = worst_of(
-        residual(text, sight, off, matrix),
+        residual(text, sight, residuals, matrix),
         bounded(
-            f"{sight.names[1]}: orthonormality of Q", turned[0], turned[1], 1.0, sight.aten[0], max(matrix.shape[-2:])
+            f"{sight.names[1]}: orthonormality of Q",
+            orthonormality[0],
+            orthonormality[1],
+            1.0,
+            sight.aten[0],
+            max(matrix.shape[-2:]),
         ),
     )
     return Ruling(frozenset({0, 1}), _note(sight, 0, "reflections differ from ATen's; Q R = A holds"), figures)
@@ -77,63 +84,67 @@ def lu(sight: Sight) -> Ruling | None:
     ones = [(p == 1).sum(d) for d in (-1, -2)]
     if not bool(((p == 0) | (p == 1)).all()) or not all(bool((n == 1).all()) for n in ones):
         raise wrong(f"{sight.names[0]}: not a permutation")
-    _triangular(sight.names[2], upper)
+    _check_upper_triangular(sight.names[2], upper)
     k = min(matrix.shape[-2:])
     if bool((lower.triu()[..., :k, :k] != torch.eye(k, dtype=lower.dtype)).any()):
         raise wrong(f"{sight.names[1]}: not lower triangular with ones on the diagonal")
     _small(sight.names[1], lower, wide(sight.aten[1]))
-    off = [norm(p @ lower @ upper - matrix), _product_off([wide(t) for t in sight.aten], matrix)]
-    figures = residual(f"{sight.names[0]}: P L U = A", sight, off, matrix)
+    residuals = [norm(p @ lower @ upper - matrix), _product_residual([wide(t) for t in sight.aten], matrix)]
+    figures = residual(f"{sight.names[0]}: P L U = A", sight, residuals, matrix)
     return Ruling(frozenset({0, 1, 2}), _note(sight, 2, "pivots differ from ATen's; P L U = A holds"), figures)
 
 
 def lu_packed(sight: Sight) -> Ruling | None:
     """Check P L U = A for packed factors and pivots; some operators factor the transpose."""
-    at = _LU_AT.get(sight.packet, 0)
+    index = _PACKED_FACTORS_INDEX.get(sight.packet, 0)
     matrix = wide(sight.tensor("A", "self"))
-    if sight.same(at, at + 1) or not sight.given.get("pivot", True) or not matrix.numel():
+    if sight.same(index, index + 1) or not sight.given.get("pivot", True) or not matrix.numel():
         return None
-    if not finite([sight.aten[at], sight.kernel[at]]):
+    if not finite([sight.aten[index], sight.kernel[index]]):
         return None
-    what, pivots = sight.names[at], sight.kernel[at + 1]
-    first = torch.arange(1, pivots.shape[-1] + 1)
-    if bool(((pivots < first) | (pivots > matrix.shape[-2])).any()):
-        raise wrong(f"{sight.names[at + 1]}: a pivot is none of the rows that are left")
-    kernel, aten = (_unpacked(results[at], results[at + 1]) for results in (sight.kernel, sight.aten))
+    name, pivots = sight.names[index], sight.kernel[index + 1]
+    first_allowed = torch.arange(1, pivots.shape[-1] + 1)
+    if bool(((pivots < first_allowed) | (pivots > matrix.shape[-2])).any()):
+        raise wrong(f"{sight.names[index + 1]}: a pivot is none of the rows that are left")
+    kernel, aten = (_unpacked(results[index], results[index + 1]) for results in (sight.kernel, sight.aten))
     square = matrix.shape[-1] == matrix.shape[-2]
-    if square and bool((_product_off(aten, matrix) > _product_off(aten, matrix.mH)).all()):
+    if square and bool((_product_residual(aten, matrix) > _product_residual(aten, matrix.mH)).all()):
         matrix = matrix.mH
-    elif square and bool((_product_off(aten, matrix) > _product_off(aten, matrix.mT)).all()):
+    elif square and bool((_product_residual(aten, matrix) > _product_residual(aten, matrix.mT)).all()):
         matrix = matrix.mT
-    _small(what, kernel[1], aten[1])
-    off = [_product_off(kernel, matrix), _product_off(aten, matrix)]
-    figures = bounded(f"{what}: P L U = A", off[0], off[1], norm(matrix), sight.aten[at], max(matrix.shape[-2:]))
-    return Ruling(frozenset({at, at + 1}), _note(sight, at, "pivots differ from ATen's; P L U = A holds"), figures)
+    _small(name, kernel[1], aten[1])
+    residuals = [_product_residual(kernel, matrix), _product_residual(aten, matrix)]
+    figures = bounded(
+        f"{name}: P L U = A", residuals[0], residuals[1], norm(matrix), sight.aten[index], max(matrix.shape[-2:])
+    )
+    return Ruling(
+        frozenset({index, index + 1}), _note(sight, index, "pivots differ from ATen's; P L U = A holds"), figures
+    )
 
 
 def _unpacked(packed: torch.Tensor, pivots: torch.Tensor) -> list[torch.Tensor]:
     return [wide(t) for t in torch.lu_unpack(packed, pivots)]
 
 
-def _product_off(factors: list[torch.Tensor], matrix: torch.Tensor) -> torch.Tensor:
+def _product_residual(factors: list[torch.Tensor], matrix: torch.Tensor) -> torch.Tensor:
     p, lower, upper = factors
     return norm(p.to(lower.dtype) @ lower @ upper - matrix)
 
 
-def _small(what: str, lower: torch.Tensor, aten: torch.Tensor) -> None:
+def _small(name: str, lower: torch.Tensor, aten: torch.Tensor) -> None:
     """Check that pivoting kept the factors small.
 
     Complex pivots may be chosen by the sum of their parts.
     """
-    most = max(1.0, float(aten.abs().max()) if aten.numel() else 1.0) * (2**0.5 if lower.is_complex() else 1.0)
+    allowed = max(1.0, float(aten.abs().max()) if aten.numel() else 1.0) * (2**0.5 if lower.is_complex() else 1.0)
     largest = float(lower.abs().max()) if lower.numel() else 0.0
-    if largest > most * (1 + 1e-5):
-        raise wrong(f"{what}: L has an entry of size {largest:.3g}; pivoting keeps them up to 1")
+    if largest > allowed * (1 + 1e-5):
+        raise wrong(f"{name}: L has an entry of size {largest:.3g}; pivoting keeps them up to 1")
 
 
-def _triangular(what: str, upper: torch.Tensor) -> None:
+def _check_upper_triangular(name: str, upper: torch.Tensor) -> None:
     if bool((upper.tril(-1) != 0).any()):
-        raise wrong(f"{what}: not upper triangular")
+        raise wrong(f"{name}: not upper triangular")
 
 
 def _note(sight: Sight, index: int, text: str) -> str:

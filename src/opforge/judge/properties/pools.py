@@ -45,34 +45,36 @@ def fractional(sight: Sight) -> Ruling | None:
 def _judge(sight: Sight, spatial: int, window: Callable[[int, int, int], Window] | None) -> Ruling | None:
     if len(sight.aten) != 2 or sight.same(1) or not sight.kernel[1].numel():
         return None
-    source, (what, kernel) = sight.tensor("self"), (sight.names[1], sight.kernel[1])
+    source, (name, kernel) = sight.tensor("self"), (sight.names[1], sight.kernel[1])
     sizes = source.shape[-spatial:]
     plane = source.reshape(*source.shape[:-spatial], -1)
     flat = kernel.reshape(*kernel.shape[:-spatial], -1)
     outside = (flat < 0) | (flat >= plane.shape[-1])
     if bool(outside.any()):
-        raise wrong(f"{what}: position {int(flat[outside][0])} is outside of a plane of {plane.shape[-1]} elements")
-    off = ~equal(plane.gather(-1, flat), sight.aten[0].reshape(flat.shape))
-    if bool(off.any()):
-        raise wrong(f"{what}: {int(off.sum())} of {off.numel()} positions do not hold the maximum of their window")
+        raise wrong(f"{name}: position {int(flat[outside][0])} is outside of a plane of {plane.shape[-1]} elements")
+    mismatches = ~equal(plane.gather(-1, flat), sight.aten[0].reshape(flat.shape))
+    if bool(mismatches.any()):
+        raise wrong(
+            f"{name}: {int(mismatches.sum())} of {mismatches.numel()} positions do not hold the maximum of their window"
+        )
     if window is not None:
-        _in_window(what, kernel, sizes, spatial, window)
-    return Ruling(frozenset({1}), f"{what}: ties are broken in another way than ATen breaks them")
+        _check_in_window(name, kernel, sizes, spatial, window)
+    return Ruling(frozenset({1}), f"{name}: ties are broken in another way than ATen breaks them")
 
 
-def _in_window(
-    what: str, kernel: torch.Tensor, sizes: Sequence[int], spatial: int, window: Callable[[int, int, int], Window]
+def _check_in_window(
+    name: str, kernel: torch.Tensor, sizes: Sequence[int], spatial: int, window: Callable[[int, int, int], Window]
 ) -> None:
-    rest = kernel
+    remaining = kernel
     for axis in range(spatial - 1, -1, -1):
-        rest, coordinate = rest // sizes[axis], rest % sizes[axis]
+        remaining, coordinate = remaining // sizes[axis], remaining % sizes[axis]
         shape = [-1 if d == axis else 1 for d in range(spatial)]
         start, end, step = window(axis, kernel.shape[axis - spatial], sizes[axis])
         start, end = start.reshape(shape), end.reshape(shape)
         outside = (coordinate < start) | (coordinate >= end) | ((coordinate - start) % step != 0)
         if bool(outside.any()):
-            at = outside.nonzero()[0].tolist()
-            raise wrong(f"{what}: position {int(kernel[tuple(at)])} at {at} lies outside of its window")
+            index = outside.nonzero()[0].tolist()
+            raise wrong(f"{name}: position {int(kernel[tuple(index)])} at {index} lies outside of its window")
 
 
 def _each(value: Any, spatial: int) -> list[int]:

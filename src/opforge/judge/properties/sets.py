@@ -17,7 +17,7 @@ def unique(sight: Sight) -> Ruling | None:
     if sorted(_keys(kernel)) != sorted(_keys(aten)):
         raise wrong(f"{sight.names[0]}: the elements, in whatever order, are not those that ATen has")
     if (inverse := sight.kernel[1]).numel():
-        _points_back(sight.names[1], kernel, source, inverse.reshape(-1))
+        _check_inverse(sight.names[1], kernel, source, inverse.reshape(-1))
     if len(sight.kernel) > 2 and (counts := sight.kernel[2]).numel():
         pairs = [sorted(zip(_keys(e), c.tolist(), strict=True)) for e, c in ((kernel, counts), (aten, sight.aten[2]))]
         if pairs[0] != pairs[1]:
@@ -25,11 +25,11 @@ def unique(sight: Sight) -> Ruling | None:
     return Ruling(frozenset(results), "elements stand in another order than ATen's, which sorted=False leaves free")
 
 
-def _points_back(what: str, kernel: torch.Tensor, source: torch.Tensor, inverse: torch.Tensor) -> None:
+def _check_inverse(name: str, kernel: torch.Tensor, source: torch.Tensor, inverse: torch.Tensor) -> None:
     if bool(((inverse < 0) | (inverse >= len(kernel))).any()):
-        raise wrong(f"{what}: a position is outside of {len(kernel)} elements")
+        raise wrong(f"{name}: a position is outside of {len(kernel)} elements")
     if not bool(equal(kernel[inverse], source).all()):
-        raise wrong(f"{what}: positions do not lead back to the input's elements")
+        raise wrong(f"{name}: positions do not lead back to the input's elements")
 
 
 def _rows(tensor: torch.Tensor, dim: int | None) -> torch.Tensor:

@@ -31,8 +31,8 @@ class Sight:
 
     def tensor(self, *names: str) -> torch.Tensor:
         """Return the first of these arguments that was given."""
-        found: torch.Tensor = next(self.given[name] for name in names if name in self.given)
-        return found
+        argument: torch.Tensor = next(self.given[name] for name in names if name in self.given)
+        return argument
 
     def same(self, *results: int) -> bool:
         """Whether these results have the same bits as ATen's."""
@@ -82,15 +82,17 @@ def bounded(
     if not kernel.numel():
         return {"kernel_residual": 0.0, "aten_residual": 0.0, "residual_bound": 0.0}
     worst = int((kernel - allowed).argmax())
-    found, own, most = (float(t.expand(kernel.shape).reshape(-1)[worst]) for t in (kernel, aten, allowed))
-    if not found <= most:
+    kernel_residual, aten_residual, residual_bound = (
+        float(t.expand(kernel.shape).reshape(-1)[worst]) for t in (kernel, aten, allowed)
+    )
+    if not kernel_residual <= residual_bound:
         raise wrong(
-            f"{text} is off by {found:.3g}, allowed {most:.3g} (ATen's own {own:.3g})",
-            kernel_residual=found,
-            aten_residual=own,
-            residual_bound=most,
+            f"{text} is off by {kernel_residual:.3g}, allowed {residual_bound:.3g} (ATen's own {aten_residual:.3g})",
+            kernel_residual=kernel_residual,
+            aten_residual=aten_residual,
+            residual_bound=residual_bound,
         )
-    return {"kernel_residual": found, "aten_residual": own, "residual_bound": most}
+    return {"kernel_residual": kernel_residual, "aten_residual": aten_residual, "residual_bound": residual_bound}
 
 
 def worst_of(*figures: dict[str, float]) -> dict[str, float]:

@@ -16,7 +16,7 @@ from opforge.judge.properties.sight import (
     wrong,
 )
 
-_INDEPENDENT = 1e-2
+_MIN_INDEPENDENCE_RATIO = 1e-2
 """Eigenvectors may be this much closer to dependent than ATen's: bases of an eigenspace differ."""
 
 
@@ -41,15 +41,15 @@ def eig(sight: Sight) -> Ruling | None:
         return None
     matrix = sight.tensor("self").to(torch.complex128)
     pairs = [(wide(values), wide(vectors)) for values, vectors in (sight.kernel, sight.aten)]
-    of_values = _eigenvalues(sight)
+    of_values = _check_eigenvalues(sight)
     text = f"{sight.names[1]}: A V = V Λ"
     of_vectors = residual(text, sight, [norm(matrix @ v - v * w.unsqueeze(-2)) for w, v in pairs], matrix)
-    lengths = [(v.abs().square().sum(-2).sqrt() - 1).abs().amax(-1) for _, v in pairs]
-    what = f"{sight.names[1]}: the norm of an eigenvector"
-    of_lengths = bounded(what, lengths[0], lengths[1], 1.0, sight.aten[1], matrix.shape[-1])
-    least = [torch.linalg.svdvals(v).amin(-1) for _, v in pairs]
+    norm_errors = [(v.abs().square().sum(-2).sqrt() - 1).abs().amax(-1) for _, v in pairs]
+    norm_text = f"{sight.names[1]}: the norm of an eigenvector"
+    of_lengths = bounded(norm_text, norm_errors[0], norm_errors[1], 1.0, sight.aten[1], matrix.shape[-1])
+    smallest = [torch.linalg.svdvals(v).amin(-1) for _, v in pairs]
     steps = matrix.shape[-1] * torch.finfo(sight.aten[1].dtype).eps
-    if bool((least[0] < _INDEPENDENT * least[1] - steps).any()):
+    if bool((smallest[0] < _MIN_INDEPENDENCE_RATIO * smallest[1] - steps).any()):
         raise wrong(f"{sight.names[1]}: the eigenvectors are not independent, and ATen's are")
     note = _note(sight, 1, "eigenvalues or eigenvectors differ from ATen's in order or scale; A V = V Λ holds")
     return Ruling(frozenset({0, 1}), note, worst_of(of_values, of_vectors, of_lengths))
@@ -59,7 +59,7 @@ def eigvals(sight: Sight) -> Ruling | None:
     """Check for the same eigenvalues in any order."""
     if sight.same(0) or not sight.kernel[0].numel() or not finite([*sight.aten, *sight.kernel]):
         return None
-    figures = _eigenvalues(sight)
+    figures = _check_eigenvalues(sight)
     return Ruling(frozenset({0}), _note(sight, 0, "eigenvalues stand in another order than ATen's"), figures)
 
 
@@ -68,27 +68,29 @@ def svd(sight: Sight) -> Ruling | None:
     if not sight.given.get("compute_uv", True) or sight.same(0, 2) or not finite([*sight.aten, *sight.kernel]):
         return None
     matrix = wide(sight.tensor("A", "self"))
-    turned = sight.packet == "svd"  # its third result is V, not Vh
+    returns_v = sight.packet == "svd"  # its third result is V, not Vh
 
     def off(results: list[torch.Tensor]) -> torch.Tensor:
-        u, s, vh = wide(results[0]), wide(results[1]), wide(results[2].mH if turned else results[2])
+        u, s, vh = wide(results[0]), wide(results[1]), wide(results[2].mH if returns_v else results[2])
         k = s.shape[-1]
         return norm((u[..., :, :k] * s.unsqueeze(-2)) @ vh[..., :k, :] - matrix)
 
     text = f"{sight.names[0]}, {sight.names[2]}: U S Vh = A"
     product = residual(text, sight, [off(sight.kernel), off(sight.aten)], matrix)
-    figures = worst_of(product, orthonormal(sight, 0), orthonormal(sight, 2, rows=not turned))
+    figures = worst_of(product, orthonormal(sight, 0), orthonormal(sight, 2, rows=not returns_v))
     note = _note(sight, 0, "singular vectors differ from ATen's; U S Vh = A holds")
     return Ruling(frozenset({0, 2}), note, figures)
 
 
-def _eigenvalues(sight: Sight) -> dict[str, float]:
+def _check_eigenvalues(sight: Sight) -> dict[str, float]:
     """Compare the eigenvalues of the kernel and of ATen with the nearest ones in float64."""
     matrix = sight.tensor("self").to(torch.complex128)
     exact = torch.linalg.eigvals(matrix)
     size = exact.shape[-1]
     errors = [
-        torch.stack([_matched(*pair) for pair in zip(values.reshape(-1, size), exact.reshape(-1, size), strict=True)])
+        torch.stack(
+            [_matched_distance(*pair) for pair in zip(values.reshape(-1, size), exact.reshape(-1, size), strict=True)]
+        )
         for values in (wide(sight.kernel[0]), wide(sight.aten[0]))
     ]
     return bounded(
@@ -96,7 +98,7 @@ def _eigenvalues(sight: Sight) -> dict[str, float]:
     )
 
 
-def _matched(values: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+def _matched_distance(values: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
     """Return the largest distance if each value is paired with one exact value, nearest first."""
     distances = (values[:, None] - exact[None, :]).abs()
     largest = torch.zeros(())
@@ -121,8 +123,8 @@ def orthonormal(sight: Sight, index: int, *, rows: bool = False) -> dict[str, fl
         return norm(basis.mH @ basis - torch.eye(basis.shape[-1], dtype=basis.dtype))
 
     kernel, aten = sight.kernel[index], sight.aten[index]
-    what = f"{sight.names[index]}: orthonormality of its {'rows' if rows else 'columns'}"
-    return bounded(what, off(kernel), off(aten), 1.0, aten, max(kernel.shape[-2:]))
+    text = f"{sight.names[index]}: orthonormality of its {'rows' if rows else 'columns'}"
+    return bounded(text, off(kernel), off(aten), 1.0, aten, max(kernel.shape[-2:]))
 
 
 def _hermitian(matrix: torch.Tensor, *, upper: bool) -> torch.Tensor:

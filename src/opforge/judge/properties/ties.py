@@ -6,16 +6,16 @@ import torch
 
 from opforge.judge.properties.sight import Ruling, Sight, equal, wrong
 
-_ALONE = ("argmax", "argmin", "argsort")
+_ONLY_POSITIONS = ("argmax", "argmin", "argsort")
 """Packets whose only result is positions; elsewhere they are the second of a pair."""
-_ALL_DIFFER = ("sort", "argsort")
+_DISTINCT_POSITIONS = ("sort", "argsort")
 """Packets whose positions along ``dim`` must all differ."""
-_NOTE = "ties are broken in another way than ATen breaks them"
+_TIES_NOTE = "ties are broken in another way than ATen breaks them"
 
 
 def positions(sight: Sight) -> Ruling | None:
     """Check that positions point at elements equal to those at ATen's positions."""
-    index = 0 if sight.packet in _ALONE else 1
+    index = 0 if sight.packet in _ONLY_POSITIONS else 1
     if len(sight.aten) != index + 1 or sight.same(index) or sight.given.get("stable"):
         return None
     dim = sight.given.get("dim", None if sight.packet in ("argmax", "argmin") else -1)
@@ -29,12 +29,12 @@ def positions(sight: Sight) -> Ruling | None:
         return None
     if kernel.dim() < source.dim():
         kernel, aten = kernel.unsqueeze(dim), aten.unsqueeze(dim)
-    what = sight.names[index]
-    _inside(what, kernel, source.shape[dim])
-    if sight.packet in _ALL_DIFFER:
-        _all_differ(what, kernel, dim)
-    _same_elements(what, source, dim, kernel, aten)
-    return Ruling(frozenset({index}), f"{what}: {_NOTE}")
+    name = sight.names[index]
+    _inside(name, kernel, source.shape[dim])
+    if sight.packet in _DISTINCT_POSITIONS:
+        _check_distinct(name, kernel, dim)
+    _check_same_elements(name, source, dim, kernel, aten)
+    return Ruling(frozenset({index}), f"{name}: {_TIES_NOTE}")
 
 
 def topk(sight: Sight) -> Ruling | None:
@@ -46,10 +46,10 @@ def topk(sight: Sight) -> Ruling | None:
     if source.dim() == 0 or not kernel[1].numel():
         return None
     _inside(sight.names[1], kernel[1], source.shape[dim])
-    _all_differ(sight.names[1], kernel[1], dim)
+    _check_distinct(sight.names[1], kernel[1], dim)
     if sight.given.get("sorted", True):
-        _same_elements(sight.names[1], source, dim, kernel[1], aten[1])
-        return Ruling(frozenset({1}), "" if sight.same(1) else f"{sight.names[1]}: {_NOTE}")
+        _check_same_elements(sight.names[1], source, dim, kernel[1], aten[1])
+        return Ruling(frozenset({1}), "" if sight.same(1) else f"{sight.names[1]}: {_TIES_NOTE}")
     off = ~equal(source.gather(dim, kernel[1]), kernel[0])
     if bool(off.any()):
         raise wrong(
@@ -71,34 +71,34 @@ def running(sight: Sight) -> Ruling | None:
         return None
     size = source.shape[dim]
     _inside(sight.names[1], kernel, size)
-    own = torch.arange(size).reshape([-1 if d == dim % source.dim() else 1 for d in range(source.dim())])
-    if bool((late := kernel > own).any()):
-        at = late.nonzero()[0].tolist()
-        raise wrong(f"{sight.names[1]}: position {int(kernel[tuple(at)])} at {at} comes after the element itself")
-    _same_elements(sight.names[1], source, dim, kernel, sight.aten[1])
-    return Ruling(frozenset({1}), f"{sight.names[1]}: {_NOTE}")
+    own_position = torch.arange(size).reshape([-1 if d == dim % source.dim() else 1 for d in range(source.dim())])
+    if bool((late := kernel > own_position).any()):
+        index = late.nonzero()[0].tolist()
+        raise wrong(f"{sight.names[1]}: position {int(kernel[tuple(index)])} at {index} comes after the element itself")
+    _check_same_elements(sight.names[1], source, dim, kernel, sight.aten[1])
+    return Ruling(frozenset({1}), f"{sight.names[1]}: {_TIES_NOTE}")
 
 
-def _inside(what: str, kernel: torch.Tensor, size: int) -> None:
+def _inside(name: str, kernel: torch.Tensor, size: int) -> None:
     outside = (kernel < 0) | (kernel >= size)
     if bool(outside.any()):
-        raise wrong(f"{what}: position {int(kernel[outside][0])} is outside of a dimension of {size} elements")
+        raise wrong(f"{name}: position {int(kernel[outside][0])} is outside of a dimension of {size} elements")
 
 
-def _all_differ(what: str, kernel: torch.Tensor, dim: int) -> None:
+def _check_distinct(name: str, kernel: torch.Tensor, dim: int) -> None:
     ordered = kernel.sort(dim).values
-    twice = ordered.diff(dim=dim) == 0
-    if bool(twice.any()):
-        position = int(ordered.narrow(dim, 1, ordered.shape[dim] - 1)[twice][0])
-        raise wrong(f"{what}: position {position} comes twice along dimension {dim}")
+    repeated = ordered.diff(dim=dim) == 0
+    if bool(repeated.any()):
+        position = int(ordered.narrow(dim, 1, ordered.shape[dim] - 1)[repeated][0])
+        raise wrong(f"{name}: position {position} comes twice along dimension {dim}")
 
 
-def _same_elements(what: str, source: torch.Tensor, dim: int, kernel: torch.Tensor, aten: torch.Tensor) -> None:
+def _check_same_elements(name: str, source: torch.Tensor, dim: int, kernel: torch.Tensor, aten: torch.Tensor) -> None:
     left, right = source.gather(dim, kernel.long()), source.gather(dim, aten.long())
     off = ~equal(left, right)
     if bool(off.any()):
         at = tuple(off.nonzero()[0].tolist())
         raise wrong(
-            f"{what}: {int(off.sum())} of {off.numel()} positions point at other values than ATen's; first at {list(at)}:"
+            f"{name}: {int(off.sum())} of {off.numel()} positions point at other values than ATen's; first at {list(at)}:"
             f" {int(kernel[at])} holds {left[at].item()!r}, ATen's {int(aten[at])} holds {right[at].item()!r}"
         )

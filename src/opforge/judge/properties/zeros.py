@@ -13,7 +13,7 @@ _MOVES = frozenset({
     "tril", "triu", "unbind", "unfold", "unsqueeze", "view",
 })  # fmt: skip
 """Bases that move elements and compute nothing."""
-_COMPARE = frozenset({
+_COMPARISON_BASES = frozenset({
     "amax", "amin", "celu", "clamp", "clamp_max", "clamp_min", "clip", "elu", "fmax", "fmin", "hardshrink", "hardsigmoid",
     "hardswish", "hardtanh", "heaviside", "leaky_relu", "maximum", "minimum", "nan_to_num", "prelu", "_prelu_kernel", "relu",
     "relu6", "remainder", "rrelu", "selu", "sgn", "sign", "softshrink", "threshold",
@@ -30,6 +30,6 @@ def zeros_have_signs(op: Operator, *, is_complex: bool = False) -> bool:
     The signs in complex products differ by formula.
     """
     base = op.base.removesuffix("_").removesuffix("_copy")
-    if base in _COMPARE or "_backward" in base or op.random:
+    if base in _COMPARISON_BASES or "_backward" in base or op.random:
         return False
     return base in _MOVES or ("pointwise" in op.tags and not is_complex)

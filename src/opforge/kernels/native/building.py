@@ -31,7 +31,7 @@ __all__ = ["BuildError", "Built", "Unit", "build"]
 
 NAMESPACE_MACROS = ("OPFORGE_NAMESPACE", "TORCH_EXTENSION_NAME")
 """Macros for the library's namespace in its sources."""
-_VERSION = "1"
+_CACHE_LAYOUT_VERSION = "1"
 """Version of the cache layout; a new version ignores old entries."""
 
 Within = Callable[[Path, Sequence[Path]], Sequence[str]]
@@ -121,8 +121,8 @@ def build(unit: Unit, *, within: Within = unconfined, limit_s: float = LIMIT_S) 
 
 def _recipe(unit: Unit) -> _Recipe:
     try:
-        beside = sources.headers_in(unit.folder)
-        contents = {path: files.read(path) for path in (*unit.files, *beside)}
+        headers = sources.headers_in(unit.folder)
+        contents = {path: files.read(path) for path in (*unit.files, *headers)}
     except OSError as error:
         raise BuildError(unit.name, f"{error.filename} cannot be read: {error.strerror}") from None
     texts = [data.decode(errors="replace") for data in contents.values()]
@@ -132,12 +132,14 @@ def _recipe(unit: Unit) -> _Recipe:
     facts, cxx = toolchain.torch_facts(), toolchain.cxx()
     nvcc = toolchain.nvcc() if cuda else None
     common = _common(unit, full=full, python=python, own_target=any("TORCH_TARGET_VERSION" in text for text in texts))
-    host = (cxx.path, *common, "-fPIC", "-fvisibility=hidden")
-    device = _device_words(nvcc.path, cxx.path, facts, common) if nvcc is not None else ()
-    steps = tuple((*(device if path.suffix == ".cu" else host), *unit.flags) for path in unit.files)
-    link = _link(facts, device[:1] or (cxx.path,), python=python, cuda=cuda, full=full)
+    host_command = (cxx.path, *common, "-fPIC", "-fvisibility=hidden")
+    device_command = _nvcc_command(nvcc.path, cxx.path, facts, common) if nvcc is not None else ()
+    compile_commands = tuple(
+        (*(device_command if path.suffix == ".cu" else host_command), *unit.flags) for path in unit.files
+    )
+    link_command = _link_command(facts, device_command[:1] or (cxx.path,), python=python, cuda=cuda, full=full)
     versions = (
-        _VERSION,
+        _CACHE_LAYOUT_VERSION,
         platform.machine(),
         cxx.version,
         nvcc.version if nvcc else "",
@@ -145,33 +147,37 @@ def _recipe(unit: Unit) -> _Recipe:
     )
     torch = (facts.version, facts.cuda, facts.cxx11_abi) if full or cuda else (facts.version,)
     settings = [os.environ.get(name, "") for name in compiler.SETTINGS]
-    whole = hashlib.sha256(json.dumps([unit.name, versions, torch, settings, steps, link]).encode())
+    hasher = hashlib.sha256(json.dumps([unit.name, versions, torch, settings, compile_commands, link_command]).encode())
     for path, data in contents.items():
-        whole.update(os.path.relpath(path, unit.folder).encode() + b"\0" + hashlib.sha256(data).digest())
+        hasher.update(os.path.relpath(path, unit.folder).encode() + b"\0" + hashlib.sha256(data).digest())
     suffix = str(sysconfig.get_config_var("EXT_SUFFIX")) if python else ".so"
-    places = [facts.path, *([str(Path(nvcc.path).resolve().parents[1])] if nvcc else [])]
-    installed = tuple(os.path.realpath(place) + os.sep for place in places)
-    return _Recipe(unit, "full" if full else "stable", steps, link, suffix, installed, whole.hexdigest()[:32])
+    install_folders = [facts.path, *([str(Path(nvcc.path).resolve().parents[1])] if nvcc else [])]
+    installed = tuple(os.path.realpath(folder) + os.sep for folder in install_folders)
+    return _Recipe(
+        unit, "full" if full else "stable", compile_commands, link_command, suffix, installed, hasher.hexdigest()[:32]
+    )
 
 
 def _common(unit: Unit, *, full: bool, python: bool, own_target: bool) -> tuple[str, ...]:
     """Return the flags for both compilers: language, macros, header paths."""
-    words = ["-O3", "-std=c++20", *(f"-D{macro}={unit.own_namespace}" for macro in NAMESPACE_MACROS)]
+    flags = ["-O3", "-std=c++20", *(f"-D{macro}={unit.own_namespace}" for macro in NAMESPACE_MACROS)]
     facts = toolchain.torch_facts()
     if full:
-        words.append(f"-D_GLIBCXX_USE_CXX11_ABI={int(facts.cxx11_abi)}")
+        flags.append(f"-D_GLIBCXX_USE_CXX11_ABI={int(facts.cxx11_abi)}")
     elif not own_target:
-        words.append(f"-DTORCH_TARGET_VERSION={toolchain.target_version(unit.target)}")
+        flags.append(f"-DTORCH_TARGET_VERSION={toolchain.target_version(unit.target)}")
     folders = [*facts.include, *([toolchain.python_include()] if python else [])]
-    return (*words, *(word for folder in folders for word in ("-isystem", folder)))
+    return (*flags, *(word for folder in folders for word in ("-isystem", folder)))
 
 
-def _device_words(nvcc: str, cxx: str, facts: toolchain.Torch, common: tuple[str, ...]) -> tuple[str, ...]:
-    host = ("-Xcompiler", "-fPIC,-fvisibility=hidden", "-ccbin", cxx)
-    return (nvcc, *common, "-DUSE_CUDA", *facts.nvcc_flags, *toolchain.cuda_architecture_flags(), *host)
+def _nvcc_command(nvcc: str, cxx: str, facts: toolchain.Torch, common: tuple[str, ...]) -> tuple[str, ...]:
+    host_flags = ("-Xcompiler", "-fPIC,-fvisibility=hidden", "-ccbin", cxx)
+    return (nvcc, *common, "-DUSE_CUDA", *facts.nvcc_flags, *toolchain.cuda_architecture_flags(), *host_flags)
 
 
-def _link(facts: toolchain.Torch, linker: Sequence[str], *, python: bool, cuda: bool, full: bool) -> tuple[str, ...]:
+def _link_command(
+    facts: toolchain.Torch, linker: Sequence[str], *, python: bool, cuda: bool, full: bool
+) -> tuple[str, ...]:
     names = ["torch_cpu", "torch", "c10", *(["torch_python"] if python else [])]
     if cuda and facts.cuda is not None:
         names += ["torch_cuda", *(["c10_cuda"] if full else [])]
@@ -193,34 +199,34 @@ def _known(root: Path, recipe: _Recipe) -> Path | None:
 
 def _digests(folder: Path, names: Sequence[str] | dict[str, str]) -> dict[str, str]:
     """Return the digests of headers, named relative to the unit's folder."""
-    found = {}
+    digests = {}
     for name in names:
         try:
-            found[name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()[:32]
+            digests[name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()[:32]
         except OSError:
-            found[name] = "missing"
-    return found
+            digests[name] = "missing"
+    return digests
 
 
 def _make(root: Path, recipe: _Recipe, within: Within, limit_s: float) -> Path:
     unit = recipe.unit
-    for left in root.glob(f".{recipe.key}-*"):
-        shutil.rmtree(left, ignore_errors=True)  # left by a killed build
+    for leftover in root.glob(f".{recipe.key}-*"):
+        shutil.rmtree(leftover, ignore_errors=True)  # left by a killed build
     work = Path(tempfile.mkdtemp(dir=root, prefix=f".{recipe.key}-"))
     try:
-        made = work / "made"
-        made.mkdir()
-        library = made / f"{unit.name}{recipe.suffix}"
-        words = tuple(within(work, unit.files))
+        output_folder = work / "made"
+        output_folder.mkdir()
+        library = output_folder / f"{unit.name}{recipe.suffix}"
+        prefix = tuple(within(work, unit.files))
         objects = [work / f"{number}.o" for number in range(len(unit.files))]
-        for path, step, made_object in zip(unit.files, recipe.compile, objects, strict=True):
-            search = ("-I", str(unit.folder), "-MMD", "-MF", f"{made_object}.d")
+        for path, step, object_file in zip(unit.files, recipe.compile, objects, strict=True):
+            search = ("-I", str(unit.folder), "-MMD", "-MF", f"{object_file}.d")
             name = os.path.relpath(path, unit.folder)
-            _run(unit, (*words, *step, *search, "-c", name, "-o", str(made_object)), limit_s)
-        link, folders = recipe.link[0], recipe.link[1:]
-        _run(unit, (*words, link, *map(str, objects), "-o", str(library), *folders), limit_s)
+            _run(unit, (*prefix, *step, *search, "-c", name, "-o", str(object_file)), limit_s)
+        linker, link_flags = recipe.link[0], recipe.link[1:]
+        _run(unit, (*prefix, linker, *map(str, objects), "-o", str(library), *link_flags), limit_s)
         headers = _digests(unit.folder, _headers(unit, objects, recipe.installed))
-        return _keep(root, recipe, made, library.name, headers)
+        return _keep(root, recipe, output_folder, library.name, headers)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
@@ -234,31 +240,33 @@ def _headers(unit: Unit, objects: Sequence[Path], installed: tuple[str, ...]) ->
 
     Those of the system, Python and torch are left out.
     """
-    found: set[str] = set()
+    listed_headers: set[str] = set()
     for path in objects:
         try:
-            listed = Path(f"{path}.d").read_text(errors="replace").partition(":")[2]
+            dependencies = Path(f"{path}.d").read_text(errors="replace").partition(":")[2]
         except OSError:
             continue
-        found.update(word.replace("\\ ", " ") for word in re.split(r"(?<!\\)\s+", listed.replace("\\\n", " ")) if word)
-    own = {os.path.realpath(path) for path in unit.files}
-    paths = {os.path.realpath(unit.folder / word) for word in found} - own
+        listed_headers.update(
+            name.replace("\\ ", " ") for name in re.split(r"(?<!\\)\s+", dependencies.replace("\\\n", " ")) if name
+        )
+    unit_files = {os.path.realpath(path) for path in unit.files}
+    paths = {os.path.realpath(unit.folder / name) for name in listed_headers} - unit_files
     return sorted(
         os.path.relpath(path, os.path.realpath(unit.folder)) for path in paths if not path.startswith(installed)
     )
 
 
-def _keep(root: Path, recipe: _Recipe, made: Path, name: str, headers: dict[str, str]) -> Path:
+def _keep(root: Path, recipe: _Recipe, built_folder: Path, name: str, headers: dict[str, str]) -> Path:
     """Move a finished library into the cache in one step; its path depends on its content."""
     key = hashlib.sha256(f"{recipe.key}{json.dumps(headers, sort_keys=True)}".encode()).hexdigest()[:32]
-    (made / name).chmod(0o755)
-    made.chmod(0o755)  # a confined worker may run as another user
-    place = root / key
-    if not (place / name).is_file():
-        shutil.rmtree(place, ignore_errors=True)
-        made.rename(place)
+    (built_folder / name).chmod(0o755)
+    built_folder.chmod(0o755)  # a confined worker may run as another user
+    entry_folder = root / key
+    if not (entry_folder / name).is_file():
+        shutil.rmtree(entry_folder, ignore_errors=True)
+        built_folder.rename(entry_folder)
     cache.write_atomically(root / f"{recipe.key}.json", json.dumps({"library": f"{key}/{name}", "headers": headers}))
-    return place / name
+    return entry_folder / name
 
 
 def checked_namespace(name: str) -> str:

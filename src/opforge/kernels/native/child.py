@@ -32,7 +32,7 @@ def main() -> None:
     for group in json.load(sys.stdin):
         row = tried(_load, group)
         if len(group) == 1 and row.get("operators"):
-            row["whole"] = [name for name in _namespaces(row) if "died" in tried(_load_beside, [name, *group])]
+            row["whole"] = [name for name in _namespaces(row) if "died" in tried(_load_after_claim, [name, *group])]
         answers.write(json.dumps(row) + "\n")
         answers.flush()
 
@@ -43,34 +43,34 @@ def _namespaces(row: dict[str, Any]) -> list[str]:
 
 def tried(action: Callable[[list[str]], dict[str, Any]], words: list[str]) -> dict[str, Any]:
     """Run an action in a forked process; return its answer, or how it died."""
-    read, write = os.pipe()
+    read_fd, write_fd = os.pipe()
     with tempfile.TemporaryFile() as output:
         pid = os.fork()
         if pid == 0:
-            os.close(read)
+            os.close(read_fd)
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
-            _answer(action, words, write)
-        os.close(write)
-        said = _read(read, pid)
-        os.close(read)
+            _answer(action, words, write_fd)
+        os.close(write_fd)
+        reply = _read(read_fd, pid)
+        os.close(read_fd)
         _pid, status = os.waitpid(pid, 0)
-        if said is not None and said.endswith(b"\n"):
-            row: dict[str, Any] = json.loads(said)
+        if reply is not None and reply.endswith(b"\n"):
+            row: dict[str, Any] = json.loads(reply)
             return row
         output.seek(0)
         return {
-            "died": None if said is None else os.waitstatus_to_exitcode(status),
+            "died": None if reply is None else os.waitstatus_to_exitcode(status),
             "said": output.read().decode(errors="replace")[-_MOST_SAID:],
         }
 
 
-def _read(handle: int, pid: int) -> bytes | None:
+def _read(read_fd: int, pid: int) -> bytes | None:
     """Return all output of a process until it ends; if it is too slow, kill it and return None."""
     parts: list[bytes] = []
-    until = time.monotonic() + _LIMIT_S
-    while select.select([handle], [], [], max(0.0, until - time.monotonic()))[0]:
-        part = os.read(handle, 1 << 16)
+    deadline = time.monotonic() + _LIMIT_S
+    while select.select([read_fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        part = os.read(read_fd, 1 << 16)
         if not part:
             return b"".join(parts)
         parts.append(part)
@@ -78,7 +78,7 @@ def _read(handle: int, pid: int) -> bytes | None:
     return None
 
 
-def _answer(action: Callable[[list[str]], dict[str, Any]], words: list[str], write: int) -> None:
+def _answer(action: Callable[[list[str]], dict[str, Any]], words: list[str], write_fd: int) -> None:
     """In the forked process: run the action, write its answer, and exit."""
     try:
         row = action(words)
@@ -86,7 +86,7 @@ def _answer(action: Callable[[list[str]], dict[str, Any]], words: list[str], wri
         row = {"error": str(error.__cause__ or error)}  # torch's own message hides the loader's
     data = (json.dumps(row) + "\n").encode()
     while data:
-        data = data[os.write(write, data) :]
+        data = data[os.write(write_fd, data) :]
     os._exit(0)
 
 
@@ -101,7 +101,7 @@ def _load(paths: list[str]) -> dict[str, Any]:
     return {"operators": {name: _schema(name) for name in added}}
 
 
-def _load_beside(words: list[str]) -> dict[str, Any]:
+def _load_after_claim(words: list[str]) -> dict[str, Any]:
     """Claim a namespace, then load libraries.
 
     A library that claims the namespace too kills the process; one that only adds to it does not.

@@ -28,8 +28,10 @@ class Clash:
 
     def __str__(self) -> str:
         if self.operator:
-            what = f"operator {self.namespace}::{self.operator} is defined twice: in {self.first} and in {self.second}"
-            return f"{what}; give one of them another name, or another namespace"
+            problem = (
+                f"operator {self.namespace}::{self.operator} is defined twice: in {self.first} and in {self.second}"
+            )
+            return f"{problem}; give one of them another name, or another namespace"
         return (
             f"namespace {self.namespace!r} is claimed twice: by {self.first} and by {self.second}; loading both ends the process. "
             f"Give one of them another name, or register there with TORCH_LIBRARY_FRAGMENT({self.namespace}, m), "
@@ -53,13 +55,13 @@ class Loaded:
         import torch
 
         names = torch._C._dispatch_get_all_op_names()  # noqa: SLF001  # torch has no public list of operators
-        ours = [name for name in names if name.partition("::")[0] in namespaces]
-        dumps = {name: torch._C._dispatch_dump(name) for name in ours}  # noqa: SLF001
+        selected = [name for name in names if name.partition("::")[0] in namespaces]
+        dumps = {name: torch._C._dispatch_dump(name) for name in selected}  # noqa: SLF001
         operators = {name: _found(r"^debug: registered at (.+)$", dump) for name, dump in dumps.items()}
-        return cls({name: owner for name in sorted(namespaces) if (owner := _owner(name)) is not None}, operators)
+        return cls({name: owner for name in sorted(namespaces) if (owner := _claimant(name)) is not None}, operators)
 
 
-def _owner(namespace: str) -> str | None:
+def _claimant(namespace: str) -> str | None:
     """Return the claimant of a namespace in this process; None if unclaimed.
 
     Claims it for a moment: from Python, a second claim only raises an error.
@@ -76,8 +78,8 @@ def _owner(namespace: str) -> str | None:
 
 
 def _found(pattern: str, text: str) -> str:
-    found = re.search(pattern, text, re.MULTILINE)
-    return found[1] if found else "this process"
+    match = re.search(pattern, text, re.MULTILINE)
+    return match[1] if match else "this process"
 
 
 class ClashError(OpforgeError):
@@ -105,13 +107,13 @@ def _claimed_twice(units: Mapping[str, Sequence[Registration]]) -> list[Clash]:
 
 def _defined_twice(units: Mapping[str, Sequence[Registration]]) -> list[Clash]:
     seen: dict[tuple[str, str], Registration] = {}
-    found = []
+    clashes = []
     for block in itertools.chain.from_iterable(units.values()):
         for operator in block.operators:
             first = seen.setdefault((block.namespace, operator), block)
             if first is not block and not (first.whole and block.whole):
-                found.append(Clash(block.namespace, _place(first), _place(block), operator))
-    return found
+                clashes.append(Clash(block.namespace, _place(first), _place(block), operator))
+    return clashes
 
 
 def _place(block: Registration) -> str:
@@ -124,16 +126,16 @@ def clashes_of_libraries(looks: Sequence[Look], loaded: Loaded | None = None) ->
     """Return the clashes among libraries, and with those already loaded."""
     claimed = dict(loaded.claims) if loaded else {}
     defined = dict(loaded.operators) if loaded else {}
-    found = []
-    for one in looks:
-        file = str(one.paths[0])
-        taken = [name for name in one.whole if name in claimed]
-        found += [Clash(name, claimed[name], file) for name in taken]
-        twice = [name for name in one.operators if name in defined and name.partition("::")[0] not in taken]
-        found += [Clash(name.partition("::")[0], defined[name], file, name.partition("::")[2]) for name in twice]
-        claimed = dict.fromkeys(one.whole, file) | claimed
-        defined = dict.fromkeys(one.operators, file) | defined
-    return found
+    clashes = []
+    for library in looks:
+        file = str(library.paths[0])
+        taken = [name for name in library.whole if name in claimed]
+        clashes += [Clash(name, claimed[name], file) for name in taken]
+        redefined = [name for name in library.operators if name in defined and name.partition("::")[0] not in taken]
+        clashes += [Clash(name.partition("::")[0], defined[name], file, name.partition("::")[2]) for name in redefined]
+        claimed = dict.fromkeys(library.whole, file) | claimed
+        defined = dict.fromkeys(library.operators, file) | defined
+    return clashes
 
 
 def load(*libraries: Path) -> dict[str, str]:
@@ -144,11 +146,11 @@ def load(*libraries: Path) -> dict[str, str]:
     import torch  # the process that loads operators has it
 
     looks = look([[path] for path in libraries if str(path.resolve()) not in torch.ops.loaded_libraries])
-    for one in looks:
-        if one.error:
-            raise OpforgeError(f"{one.paths[0]} cannot be loaded: {one.error}")
-    if clashes := clashes_of_libraries(looks, Loaded.here({n for one in looks for n in one.namespaces})):
+    for library in looks:
+        if library.error:
+            raise OpforgeError(f"{library.paths[0]} cannot be loaded: {library.error}")
+    if clashes := clashes_of_libraries(looks, Loaded.here({n for library in looks for n in library.namespaces})):
         raise ClashError(clashes)
-    for one in looks:
-        torch.ops.load_library(str(one.paths[0].resolve()))
-    return {name: schema for one in looks for name, schema in one.operators.items()}
+    for library in looks:
+        torch.ops.load_library(str(library.paths[0].resolve()))
+    return {name: schema for library in looks for name, schema in library.operators.items()}

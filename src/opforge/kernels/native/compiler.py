@@ -22,11 +22,11 @@ _KEPT = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", 
 _MOST_BYTES = 1 << 20
 _MOST_LINES = 40
 _MOST_CHARACTERS = 4000
-_ERROR = re.compile(
+_COMPILER_ERROR = re.compile(
     r"^(?P<file>[^\s:(][^:(\n]*)(?::(?P<line>\d+)(?::(?P<column>\d+))?|\((?P<nvcc>\d+)\)): +(?:fatal +)?error *(?:#\S+)?: *(?P<what>.*)$",
     re.MULTILINE,
 )
-_LINKER = re.compile(r"^.*(?:undefined reference|multiple definition|cannot find|ld: ).*$", re.MULTILINE)
+_LINKER_ERROR = re.compile(r"^.*(?:undefined reference|multiple definition|cannot find|ld: ).*$", re.MULTILINE)
 
 
 class BuildError(OpforgeError):
@@ -47,9 +47,9 @@ class BuildError(OpforgeError):
     @property
     def reason(self) -> str:
         """Return the failure as a verdict's reason, in one line."""
-        said = self.first.rpartition("error: ")[2]
-        more = [line.strip() for line in self.output.splitlines() if line.strip() and said not in line][:6]
-        return f"cannot be built: {self.first}" + (f" ({' / '.join(more)[:500]})" if more else "")
+        message = self.first.rpartition("error: ")[2]
+        details = [line.strip() for line in self.output.splitlines() if line.strip() and message not in line][:6]
+        return f"cannot be built: {self.first}" + (f" ({' / '.join(details)[:500]})" if details else "")
 
 
 def run(name: str, command: Sequence[str], folder: Path, limit_s: float) -> None:
@@ -83,14 +83,14 @@ def run(name: str, command: Sequence[str], folder: Path, limit_s: float) -> None
 def failure(name: str, output: str, code: int, folder: Path) -> BuildError:
     """Return the error found in a compiler's output."""
     output = output.replace(f"{folder}{os.sep}", "")
-    if (found := _ERROR.search(output)) is not None:
-        where = ":".join(filter(None, (found["file"], found["line"] or found["nvcc"], found["column"])))
-        return BuildError(name, f"{where}: error: {found['what']}", output)
-    if (found := _LINKER.search(output)) is not None:
-        return BuildError(name, found[0].strip(), output)
+    if (match := _COMPILER_ERROR.search(output)) is not None:
+        location = ":".join(filter(None, (match["file"], match["line"] or match["nvcc"], match["column"])))
+        return BuildError(name, f"{location}: error: {match['what']}", output)
+    if (match := _LINKER_ERROR.search(output)) is not None:
+        return BuildError(name, match[0].strip(), output)
     killed = code < 0 or "Killed signal" in output
-    how = processes.describe_returncode(code)
-    return BuildError(name, f"the compiler {how}" + (", perhaps for want of memory" if killed else ""), output)
+    ending = processes.describe_returncode(code)
+    return BuildError(name, f"the compiler {ending}" + (", perhaps for want of memory" if killed else ""), output)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -104,5 +104,5 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _bounded(output: str) -> str:
     lines = output.strip().splitlines()
     kept = "\n".join(line[:400] for line in lines[:_MOST_LINES])[:_MOST_CHARACTERS]
-    left = len(lines) - len(kept.splitlines())
-    return f"{kept}\n… and {left} more lines" if left > 0 else kept
+    omitted = len(lines) - len(kept.splitlines())
+    return f"{kept}\n… and {omitted} more lines" if omitted > 0 else kept

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 _MAGIC = b"\x7fELF\x02\x01"
-_DYNSYM = 11
+_DYNSYM_SECTION_TYPE = 11
 _UNDEFINED = 0
-_SYMBOL = np.dtype(
+_SYMBOL_DTYPE = np.dtype(
     [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")]
 )
 
@@ -38,23 +38,25 @@ def symbols(path: Path, matching: str) -> Iterator[Symbol]:
     """Yield the symbols whose names start with a match of a pattern."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
-            names, table = _tables(data)
+            names, table = _dynamic_symbols(data)
         except (struct.error, ValueError, StopIteration, IndexError) as error:
             raise NotALibraryError(f"{path} is no shared library: {error}") from None
     pattern = re.compile(rb"(?<=\0)(?:" + matching.encode() + rb")[^\0]*")
-    named = {found.start(): found[0].decode(errors="replace") for found in pattern.finditer(names)}
+    named = {match.start(): match[0].decode(errors="replace") for match in pattern.finditer(names)}
     for name, _info, _other, section, value, size in table[np.isin(table["name"], list(named))].tolist():
         yield Symbol(named[name], value, size, section != _UNDEFINED)
 
 
-def _tables(data: mmap.mmap) -> tuple[bytes, np.ndarray]:
+def _dynamic_symbols(data: mmap.mmap) -> tuple[bytes, np.ndarray]:
     """Return the names of the dynamic symbols, concatenated, and the symbol table."""
     if data[:6] != _MAGIC:
         raise ValueError("it does not begin as one")
-    (at,) = struct.unpack_from("<Q", data, 0x28)
-    size, count = struct.unpack_from("<HH", data, 0x3A)
-    sections = [struct.unpack_from("<IIQQQQIIQQ", data, at + number * size) for number in range(count)]
-    dynamic = next(section for section in sections if section[1] == _DYNSYM)
-    names = sections[dynamic[6]]
-    table = np.frombuffer(data[dynamic[4] : dynamic[4] + dynamic[5]], _SYMBOL)
+    (sections_offset,) = struct.unpack_from("<Q", data, 0x28)
+    section_size, count = struct.unpack_from("<HH", data, 0x3A)
+    sections = [
+        struct.unpack_from("<IIQQQQIIQQ", data, sections_offset + number * section_size) for number in range(count)
+    ]
+    dynsym = next(section for section in sections if section[1] == _DYNSYM_SECTION_TYPE)
+    names = sections[dynsym[6]]
+    table = np.frombuffer(data[dynsym[4] : dynsym[4] + dynsym[5]], _SYMBOL_DTYPE)
     return data[names[4] : names[4] + names[5]], table

@@ -53,56 +53,56 @@ def look(groups: Sequence[Sequence[Path]]) -> list[Look]:
     missing = next((path for group in groups for path in group if not path.is_file()), None)
     if missing is not None:
         raise OpforgeError(f"there is no library {str(missing)!r}")
-    places = [_kept_at(group) for group in groups]
-    rows: list[Any] = [cache.read_json(place) for place in places]
+    cache_paths = [_cache_path(group) for group in groups]
+    rows: list[Any] = [cache.read_json(cache_path) for cache_path in cache_paths]
     unknown = [number for number, row in enumerate(rows) if row is None]
     for number, row in zip(unknown, _ask([groups[number] for number in unknown]), strict=True):
         rows[number] = row
         if "operators" in row:  # a failure may be caused by something else that is installed
-            cache.write_atomically(places[number], json.dumps(row))
+            cache.write_atomically(cache_paths[number], json.dumps(row))
     return [_look(tuple(group), row) for group, row in zip(groups, rows, strict=True)]
 
 
-def _kept_at(group: Sequence[Path]) -> Path:
-    whole = hashlib.sha256(f"{cache.torch_version()}\n{sys.version}".encode())
+def _cache_path(group: Sequence[Path]) -> Path:
+    hasher = hashlib.sha256(f"{cache.torch_version()}\n{sys.version}".encode())
     for path in group:
-        whole.update(hashlib.sha256(path.read_bytes()).digest())
-    return cache.root() / "native" / "looks" / f"{whole.hexdigest()[:32]}.json"
+        hasher.update(hashlib.sha256(path.read_bytes()).digest())
+    return cache.root() / "native" / "looks" / f"{hasher.hexdigest()[:32]}.json"
 
 
 def _ask(groups: Sequence[Sequence[Path]]) -> list[dict[str, Any]]:
     """Load groups of libraries in a child process."""
     if not groups:
         return []
-    words = [[str(path.resolve()) for path in group] for group in groups]
+    paths = [[str(path.resolve()) for path in group] for group in groups]
     try:
-        done = subprocess.run(
-            CHILD, input=json.dumps(words), capture_output=True, text=True, timeout=_LIMIT_S, check=False
+        completed = subprocess.run(
+            CHILD, input=json.dumps(paths), capture_output=True, text=True, timeout=_LIMIT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        raise OpforgeError(f"looking at {words[0][0]} took more than {_LIMIT_S:g} s") from None
-    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        raise OpforgeError(f"looking at {paths[0][0]} took more than {_LIMIT_S:g} s") from None
+    rows = [json.loads(line) for line in completed.stdout.splitlines() if line.startswith("{")]
     if len(rows) != len(groups):
         raise OpforgeError(
-            f"the process that looks at libraries {processes.describe_returncode(done.returncode)}: {done.stderr.strip()[-500:]}"
+            f"the process that looks at libraries {processes.describe_returncode(completed.returncode)}: {completed.stderr.strip()[-500:]}"
         )
     return rows
 
 
 def _look(paths: tuple[Path, ...], row: dict[str, Any]) -> Look:
     if "died" in row:
-        said = _last_words(row["said"])
-        how = f"loading it {'hangs' if row['died'] is None else processes.describe_returncode(row['died']).replace('died', 'dies')}"
-        return Look(paths, {}, error=f"{how}{f': {said}' if said else ''}", died=True, said=row["said"])
+        output = _last_words(row["said"])
+        ending = f"loading it {'hangs' if row['died'] is None else processes.describe_returncode(row['died']).replace('died', 'dies')}"
+        return Look(paths, {}, error=f"{ending}{f': {output}' if output else ''}", died=True, said=row["said"])
     if "error" in row:
         return Look(paths, {}, error=in_words(paths[-1], row["error"]))
     return Look(paths, row["operators"], tuple(row.get("whole", ())))
 
 
-def _last_words(said: str) -> str:
+def _last_words(output: str) -> str:
     lines = [
         line.strip()
-        for line in said.splitlines()
+        for line in output.splitlines()
         if line.strip() and not line.startswith(("frame #", "Exception raised from"))
     ]
     return " / ".join(lines)[-600:]
@@ -113,14 +113,14 @@ def in_words(path: Path, error: str) -> str:
 
     It was built for another Python, torch or machine; otherwise the loader's message is returned.
     """
-    mine = sysconfig.get_config_var("SOABI") or ""
+    own_tag = sysconfig.get_config_var("SOABI") or ""
     tag = path.name.split(".", 1)[1].removesuffix(".so") if "." in path.name else ""
-    if tag.startswith("cpython-") and tag != mine:
-        return f"it was built for another Python ({tag}, and this one is {mine}); build it again with this Python ({error[:200]})"
-    if (found := re.search(r"undefined symbol: (\S+)", error)) is not None:
-        return f"{_missing_symbol(found[1])}; build it again here ({error[:300]})"
-    if (found := re.search(r"(\S+\.so[\w.]*): cannot open shared object file", error)) is not None:
-        return f"it needs {found[1]}, which is not here; install it, or build the library again with this torch ({error[:300]})"
+    if tag.startswith("cpython-") and tag != own_tag:
+        return f"it was built for another Python ({tag}, and this one is {own_tag}); build it again with this Python ({error[:200]})"
+    if (match := re.search(r"undefined symbol: (\S+)", error)) is not None:
+        return f"{_missing_symbol(match[1])}; build it again here ({error[:300]})"
+    if (match := re.search(r"(\S+\.so[\w.]*): cannot open shared object file", error)) is not None:
+        return f"it needs {match[1]}, which is not here; install it, or build the library again with this torch ({error[:300]})"
     if re.search(r"invalid ELF header|file too short|wrong ELF class|not a dynamic executable", error):
         return f"it is no shared library of this machine ({error[:300]})"
     return error[:600]

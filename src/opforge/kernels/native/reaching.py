@@ -12,8 +12,8 @@ from opforge.ops.stems import stem_of_function
 FUNCTION = re.compile(rb"_ZN2at(?:3cpu|4cuda|6native)(\d+)(\w+)|aoti_torch_(?:cpu|cuda)_(\w+)")
 """Mangled name of an operator's function, or the name of its shim."""
 DEFINES_ATEN = r"_ZN2at4_ops\d"
-_OF_ATEN = r"_ZN2at(?:3cpu|4cuda|6native)\d|aoti_torch_(?:cpu|cuda)_"
-_FINDS = r"dlv?sym|dlmopen"
+_ATEN_FUNCTIONS = r"_ZN2at(?:3cpu|4cuda|6native)\d|aoti_torch_(?:cpu|cuda)_"
+_LOOKUP_FUNCTIONS = r"dlv?sym|dlmopen"
 _MOST_BYTES = 256 << 20
 
 
@@ -30,30 +30,30 @@ def objection(file: Path, stems: frozenset[str]) -> str | None:
     try:
         if any(s.defined for s in symbols(file, DEFINES_ATEN)):
             return f"has loaded {file.name}, which has an ATen of its own"
-        texts = [s.name.encode() for s in symbols(file, _OF_ATEN) if not s.defined]
-        finds = any(not s.defined for s in symbols(file, _FINDS))
+        texts = [s.name.encode() for s in symbols(file, _ATEN_FUNCTIONS) if not s.defined]
+        looks_up_names = any(not s.defined for s in symbols(file, _LOOKUP_FUNCTIONS))
     except (NotALibraryError, ValueError):
-        texts, finds = [], True
+        texts, looks_up_names = [], True
     except OSError:
         return None
-    return calls_past(file.name, [*texts, *(_strings(file) if finds else ())], stems)
+    return calls_past(file.name, [*texts, *(_mangled_names(file) if looks_up_names else ())], stems)
 
 
 def calls_past(name: str, texts: Iterable[bytes], stems: frozenset[str]) -> str | None:
     """Report the first function name that belongs to an operator with one of these stems."""
-    found = next((token for token in _tokens(texts) if stem_of_function(token) in stems), None)
-    return None if found is None else f"has loaded {name}, which calls ATen's own {found} past the dispatcher"
+    function = next((token for token in _demangled_names(texts) if stem_of_function(token) in stems), None)
+    return None if function is None else f"has loaded {name}, which calls ATen's own {function} past the dispatcher"
 
 
-def _strings(file: Path) -> list[bytes]:
+def _mangled_names(file: Path) -> list[bytes]:
     """Return the names of ATen functions anywhere in a file."""
-    with file.open("rb") as opened:
-        return [found[0] for found in FUNCTION.finditer(opened.read(_MOST_BYTES))]
+    with file.open("rb") as handle:
+        return [match[0] for match in FUNCTION.finditer(handle.read(_MOST_BYTES))]
 
 
-def _tokens(names: Iterable[bytes]) -> Iterator[str]:
+def _demangled_names(names: Iterable[bytes]) -> Iterator[str]:
     """Yield the functions in mangled names: ``_ZN2at6native4reluE…`` gives ``relu``."""
     for name in names:
-        if (found := FUNCTION.match(name)) is not None:
-            token = found[3] or found[2][: int(found[1])]
+        if (match := FUNCTION.match(name)) is not None:
+            token = match[3] or match[2][: int(match[1])]
             yield token.decode()

@@ -13,13 +13,13 @@ SUFFIXES = (".cpp", ".cu")
 """File suffixes of kernels."""
 SOURCES = (*SUFFIXES, ".cc", ".cxx")
 HEADERS = (".h", ".hh", ".hpp", ".hxx", ".cuh", ".inl", ".inc", ".ipp", ".tpp")
-_MOST_FILES = 20_000
+_MAX_FILES = 20_000
 SKIPPED = ("build", "dist", "__pycache__")
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]', re.MULTILINE)
-_STABLE = ("torch/csrc/stable/", "torch/headeronly/", "torch/csrc/inductor/aoti_torch/c/")
-_PYTHON = re.compile(r"Python\.h|pybind11/.*|torch/extension\.h|torch/python\.h|torch/csrc/.*python.*")
+_STABLE_ABI_PREFIXES = ("torch/csrc/stable/", "torch/headeronly/", "torch/csrc/inductor/aoti_torch/c/")
+_PYTHON_HEADER = re.compile(r"Python\.h|pybind11/.*|torch/extension\.h|torch/python\.h|torch/csrc/.*python.*")
 _BLOCK = re.compile(r"\b(?:STABLE_)?TORCH_LIBRARY(_FRAGMENT|_IMPL)?\s*\(\s*([A-Za-z_]\w*)\s*,")
-_DEFINITION = re.compile(
+_OPERATOR_DEFINITION = re.compile(
     r'\.\s*def\s*\(\s*(?:TORCH_SELECTIVE_\w+\s*\(\s*)?(?:R"(\w*)\(\s*(.*?)\)\1"|"((?:[^"\\]|\\.)*)")', re.DOTALL
 )
 _NAME = re.compile(r"\s*(?:([A-Za-z_]\w*)::)?([A-Za-z_]\w*(?:\.\w+)?)")
@@ -55,13 +55,13 @@ def headers_in(folder: Path) -> list[Path]:
 
 
 def _files(folder: Path) -> list[Path]:
-    found = files.below(folder, _MOST_FILES)
-    return sorted(path for path in found if not set(path.relative_to(folder).parts[:-1]) & set(SKIPPED))
+    paths = files.below(folder, _MAX_FILES)
+    return sorted(path for path in paths if not set(path.relative_to(folder).parts[:-1]) & set(SKIPPED))
 
 
 def without_comments(text: str) -> str:
     """Return a source with its comments blanked; line numbers stay the same."""
-    return _COMMENT.sub(lambda found: found[1] or re.sub(r"[^\n]", " ", found[0]), text)
+    return _COMMENT.sub(lambda match: match[1] or re.sub(r"[^\n]", " ", match[0]), text)
 
 
 def includes(texts: Iterable[str]) -> set[str]:
@@ -72,13 +72,14 @@ def includes(texts: Iterable[str]) -> set[str]:
 def needs_full_headers(included: Iterable[str]) -> bool:
     """Whether a header belongs to torch but not to its stable ABI."""
     return any(
-        name.startswith(("torch/", "ATen/", "c10/", "caffe2/")) and not name.startswith(_STABLE) for name in included
+        name.startswith(("torch/", "ATen/", "c10/", "caffe2/")) and not name.startswith(_STABLE_ABI_PREFIXES)
+        for name in included
     )
 
 
 def needs_python(included: Iterable[str]) -> bool:
     """Whether a header is Python's, or includes it."""
-    return any(_PYTHON.fullmatch(name) for name in included)
+    return any(_PYTHON_HEADER.fullmatch(name) for name in included)
 
 
 def registrations(file: Path, names: dict[str, str] | None = None) -> list[Registration]:
@@ -87,33 +88,33 @@ def registrations(file: Path, names: dict[str, str] | None = None) -> list[Regis
 
 
 def _registrations(file: Path, text: str, names: dict[str, str]) -> Iterator[Registration]:
-    blocks = [found for found in _BLOCK.finditer(text) if not _is_macro(text, found.start())]
-    for number, found in enumerate(blocks):
-        if found[1] == "_IMPL":
+    blocks = [match for match in _BLOCK.finditer(text) if not _in_macro_definition(text, match.start())]
+    for number, match in enumerate(blocks):
+        if match[1] == "_IMPL":
             continue
         end = blocks[number + 1].start() if number + 1 < len(blocks) else len(text)
-        body = _braced(text[found.end() : end])
-        namespace = names.get(found[2], found[2])
+        body = _braced_block(text[match.end() : end])
+        namespace = names.get(match[2], match[2])
         operators = tuple(dict.fromkeys(_operators(body)))
-        yield Registration(file, text.count("\n", 0, found.start()) + 1, namespace, found[1] is None, operators)
+        yield Registration(file, text.count("\n", 0, match.start()) + 1, namespace, match[1] is None, operators)
 
 
-def _is_macro(text: str, at: int) -> bool:
+def _in_macro_definition(text: str, offset: int) -> bool:
     """Whether an offset is on a line that defines a macro."""
-    return text[text.rfind("\n", 0, at) + 1 : at].lstrip().startswith("#")
+    return text[text.rfind("\n", 0, offset) + 1 : offset].lstrip().startswith("#")
 
 
-def _braced(text: str) -> str:
+def _braced_block(text: str) -> str:
     """Return the text from the first brace to its matching brace."""
     depth, start = 0, text.find("{")
-    for found in re.finditer(r'"(?:[^"\\\n]|\\.)*"|[{}]', text[start:]) if start >= 0 else ():
-        depth += {"{": 1, "}": -1}.get(found[0], 0)
+    for token in re.finditer(r'"(?:[^"\\\n]|\\.)*"|[{}]', text[start:]) if start >= 0 else ():
+        depth += {"{": 1, "}": -1}.get(token[0], 0)
         if depth == 0:
-            return text[start : start + found.end()]
+            return text[start : start + token.end()]
     return text[max(start, 0) :]
 
 
 def _operators(body: str) -> Iterator[str]:
-    for _mark, raw, plain in _DEFINITION.findall(body):
-        if (found := _NAME.match(raw or plain)) is not None:
-            yield found[2]
+    for _mark, raw, plain in _OPERATOR_DEFINITION.findall(body):
+        if (match := _NAME.match(raw or plain)) is not None:
+            yield match[2]

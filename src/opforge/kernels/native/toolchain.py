@@ -66,31 +66,31 @@ def torch_facts() -> Torch:
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         raise OpforgeError("there is no torch in this Python to build for; install it with `pip install torch`")
-    place = f"{cache.torch_version()}\n{spec.origin}\n{sys.version}\n{os.environ.get('CUDA_HOME')}\n{os.environ.get('CUDA_PATH')}"
-    path = cache.root() / "native" / f"torch-{hashlib.sha256(place.encode()).hexdigest()[:16]}.json"
-    known: dict[str, Any] | None = cache.read_json(path)
-    if known is None or not Path(known["include"][0]).is_dir():
-        known = _ask()
-        cache.write_atomically(path, json.dumps(known))
+    identity = f"{cache.torch_version()}\n{spec.origin}\n{sys.version}\n{os.environ.get('CUDA_HOME')}\n{os.environ.get('CUDA_PATH')}"
+    path = cache.root() / "native" / f"torch-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.json"
+    facts: dict[str, Any] | None = cache.read_json(path)
+    if facts is None or not Path(facts["include"][0]).is_dir():
+        facts = _ask()
+        cache.write_atomically(path, json.dumps(facts))
     return Torch(
-        known["version"], known["cuda"], known["path"], tuple(known["include"]), tuple(known["library"]),
-        known["cxx11_abi"], tuple(known["nvcc_flags"]),
+        facts["version"], facts["cuda"], facts["path"], tuple(facts["include"]), tuple(facts["library"]),
+        facts["cxx11_abi"], tuple(facts["nvcc_flags"]),
     )  # fmt: skip
 
 
 def _ask() -> dict[str, Any]:
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-P", "-W", "ignore", "-c", _ASK],
         capture_output=True,
         text=True,
         timeout=_LIMIT_S,
         check=False,
     )
-    if done.returncode:
+    if completed.returncode:
         raise OpforgeError(
-            f"torch cannot say where its headers are; importing it ended with: {done.stderr.strip()[-500:]}"
+            f"torch cannot say where its headers are; importing it ended with: {completed.stderr.strip()[-500:]}"
         )
-    facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    facts: dict[str, Any] = json.loads(completed.stdout.splitlines()[-1])
     return facts
 
 
@@ -100,12 +100,12 @@ def cxx() -> Compiler:
     for name in [named] if named else ["c++", "g++", "clang++"]:
         if (path := shutil.which(name)) is not None:
             return Compiler(path, _version(path))
-    what = (
+    problem = (
         f"CXX names {named!r}, which is not there"
         if named
         else "there is no C++ compiler on the PATH (c++, g++ or clang++)"
     )
-    raise OpforgeError(f"{what}; install one, for example with `apt install g++`, or set CXX to its path")
+    raise OpforgeError(f"{problem}; install one, for example with `apt install g++`, or set CXX to its path")
 
 
 def nvcc() -> Compiler:
@@ -114,7 +114,7 @@ def nvcc() -> Compiler:
     Looks in ``$CUDA_HOME`` and ``$CUDA_PATH``, then on the PATH, then in the usual places.
     """
     homes = [home for name in ("CUDA_HOME", "CUDA_PATH") if (home := os.environ.get(name))]
-    candidates = [*(f"{home}/bin/nvcc" for home in homes), "nvcc", *(f"{place}/bin/nvcc" for place in _PLACES)]
+    candidates = [*(f"{home}/bin/nvcc" for home in homes), "nvcc", *(f"{prefix}/bin/nvcc" for prefix in _PLACES)]
     for candidate in candidates:
         if (path := shutil.which(candidate)) is not None:
             return Compiler(path, _version(path))
@@ -127,12 +127,12 @@ def nvcc() -> Compiler:
 @functools.cache
 def _version(path: str) -> str:
     try:
-        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+        completed = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=_LIMIT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise OpforgeError(f"the compiler {path} does not run: {error}") from None
-    lines = [line for line in done.stdout.splitlines() if line.strip()]
-    if done.returncode or not lines:
-        raise OpforgeError(f"the compiler {path} does not run: {(done.stderr or done.stdout).strip()[-300:]}")
+    lines = [line for line in completed.stdout.splitlines() if line.strip()]
+    if completed.returncode or not lines:
+        raise OpforgeError(f"the compiler {path} does not run: {(completed.stderr or completed.stdout).strip()[-300:]}")
     return next((line for line in lines if line.startswith("Cuda compilation tools")), lines[0])
 
 
@@ -150,20 +150,20 @@ def cuda_architectures() -> tuple[str, ...]:
         return ()
     command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        completed = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ()
-    found = re.findall(r"^\d+\.\d+$", done.stdout, re.MULTILINE) if done.returncode == 0 else []
-    return tuple(sorted({f"{word.replace('.', '')}" for word in found}))
+    capabilities = re.findall(r"^\d+\.\d+$", completed.stdout, re.MULTILINE) if completed.returncode == 0 else []
+    return tuple(sorted({f"{word.replace('.', '')}" for word in capabilities}))
 
 
 def _architecture(word: str) -> str:
-    found = re.fullmatch(r"(\d+)\.(\d+)([af]?)(\+PTX)?", word)
-    if found is None:
+    match = re.fullmatch(r"(\d+)\.(\d+)([af]?)(\+PTX)?", word)
+    if match is None:
         raise OpforgeError(
             f"TORCH_CUDA_ARCH_LIST holds {word!r}; entries look like 9.0, 9.0a or 8.0+PTX, with ; between them"
         )
-    return f"{found[1]}{found[2]}{found[3]}{found[4] or ''}"
+    return f"{match[1]}{match[2]}{match[3]}{match[4] or ''}"
 
 
 def cuda_architecture_flags() -> list[str]:
@@ -190,9 +190,9 @@ def python_include() -> str:
 
 def target_version(word: str) -> str:
     """Return the value of TORCH_TARGET_VERSION for a version such as ``2.11``."""
-    found = re.fullmatch(r"(\d+)\.(\d+)", word)
-    if found is None:
+    match = re.fullmatch(r"(\d+)\.(\d+)", word)
+    if match is None:
         raise OpforgeError(
             f"{word!r} is no version of torch to build for; give major and minor, such as {OLDEST_TARGET}"
         )
-    return f"0x{int(found[1]):02x}{int(found[2]):02x}000000000000"
+    return f"0x{int(match[1]):02x}{int(match[2]):02x}000000000000"

@@ -26,7 +26,7 @@ _FIELDS = frozenset({
     "timed", "kernel_us", "aten_us", "speedup", "speedup_low", "speedup_high", "rounds", "launch_bound", "alarm",
     "light_bytes", "light_flops", "light_us", "light_bound", "light_kernel", "light_aten",
 })  # fmt: skip
-_OUTCOMES = {outcome.value: number for number, outcome in enumerate(Outcome)}
+_OUTCOME_NUMBERS = {outcome.value: number for number, outcome in enumerate(Outcome)}
 NOUGHT, ENDLESS = -32768, 32767
 """Stand for points without a logarithm: zero or less, and infinity."""
 
@@ -55,15 +55,15 @@ def as_json(value: Any) -> str:
 
 def packed(value: Any) -> str:
     """Return a value packed for the page: JSON, deflated, in base64."""
-    return _deflated(as_json(value))
+    return _deflate(as_json(value))
 
 
-def _deflated(text: str) -> str:
+def _deflate(text: str) -> str:
     return base64.b64encode(zlib.compress(text.encode(), 6)).decode()
 
 
 @dataclass
-class _Cases:
+class _PackedCases:
     """The cases of one operator, or of one kernel if kernels are scored separately."""
 
     chunks: list[str] = field(default_factory=list)
@@ -88,11 +88,11 @@ def _chosen(row: Mapping[str, Any]) -> str:
 
 
 def _joined(rows: list[str]) -> str:
-    return _deflated(f"[{','.join(rows)}]")
+    return _deflate(f"[{','.join(rows)}]")
 
 
 @dataclass
-class _Points:
+class _ScatterPlot:
     """A scatter plot over all cases: logarithms in hundredths, with the operator of each point."""
 
     unit: array[int] = field(default_factory=lambda: array("l"))
@@ -102,15 +102,15 @@ class _Points:
 
     def add(self, unit: int, x: float, y: float, verdict: str) -> None:
         self.unit.append(unit)
-        self.x.append(_logarithm(x))
-        self.y.append(_logarithm(y))
-        self.verdict.append(_OUTCOMES[verdict])
+        self.x.append(_log10_hundredths(x))
+        self.y.append(_log10_hundredths(y))
+        self.verdict.append(_OUTCOME_NUMBERS[verdict])
 
     def as_json(self) -> dict[str, list[int]]:
         return {name: list(getattr(self, name)) for name in ("unit", "x", "y", "verdict")}
 
 
-def _logarithm(value: float) -> int:
+def _log10_hundredths(value: float) -> int:
     if value <= 0:
         return NOUGHT
     return round(100 * math.log10(value)) if math.isfinite(value) else ENDLESS
@@ -122,16 +122,16 @@ class Columns:
 
     units: dict[str, int] = field(default_factory=dict)
     """Number of each operator (or kernel, if those are scored separately), by first row."""
-    cases: list[_Cases] = field(default_factory=list)
-    errors: _Points = field(default_factory=_Points)
-    roofline: _Points = field(default_factory=_Points)
+    cases: list[_PackedCases] = field(default_factory=list)
+    errors: _ScatterPlot = field(default_factory=_ScatterPlot)
+    roofline: _ScatterPlot = field(default_factory=_ScatterPlot)
 
     def add(self, row: Mapping[str, Any], summary: Summary) -> None:
         """Add one row."""
         name = row["kernel"] if row["kernel"] in summary.apart else row["op"]
         unit = self.units.setdefault(name, len(self.units))
         if unit == len(self.cases):
-            self.cases.append(_Cases())
+            self.cases.append(_PackedCases())
         self.cases[unit].add(row)
         self._add_points(unit, row)
 
@@ -147,7 +147,7 @@ class Columns:
     def blob(self, name: str) -> list[str] | None:
         """Return data that the page loads on demand: ``errors``, ``roofline`` or ``unit:N``."""
         if name in ("errors", "roofline"):
-            points: _Points = getattr(self, name)
+            points: _ScatterPlot = getattr(self, name)
             return [packed(points.as_json())]
         kind, _, number = name.partition(":")
         if kind != "unit" or not number.isdecimal() or int(number) >= len(self.cases):

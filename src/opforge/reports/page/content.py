@@ -26,7 +26,7 @@ _WORST_FIRST = (
 )  # fmt: skip
 _MOST_REASONS = 200
 _MOST_LINES = 500
-_NUMBER = re.compile(r"-?\d[\d.]*(?:e[-+]?\d+)?")
+_NUMBER_PATTERN = re.compile(r"-?\d[\d.]*(?:e[-+]?\d+)?")
 
 
 def content(path: Path, manifest: dict[str, Any], summary: Summary, columns: Columns, state: str) -> dict[str, Any]:
@@ -63,8 +63,10 @@ def state_of(manifest: dict[str, Any], summary: Summary, *, held: bool = False) 
     return RUNNING if held else INTERRUPTED
 
 
-def _command(*words: str | Path) -> str:
-    return shlex.join(["opforge", *(str(w.resolve()) if isinstance(w, Path) else w for w in words)])
+def _command(*arguments: str | Path) -> str:
+    return shlex.join(
+        ["opforge", *(str(argument.resolve()) if isinstance(argument, Path) else argument for argument in arguments)]
+    )
 
 
 def _unit_names(manifest: dict[str, Any], summary: Summary, columns: Columns) -> list[str]:
@@ -84,19 +86,19 @@ def _units(names: list[str], manifest: dict[str, Any], summary: Summary) -> dict
     for name in names:
         tally = summary.operators.get(name)
         if tally is None:
-            tally, word = planned.get(name, OperatorTally(name)), _MISSING if name in missing else _WAITING
+            tally, label = planned.get(name, OperatorTally(name)), _MISSING if name in missing else _WAITING
         else:
-            word = _DECLINED if tally.op in declined else _verdict(tally)
-        rows.append(_unit(tally, numbers.get((tally.kernel, tally.op), -1), word, summary))
+            label = _DECLINED if tally.op in declined else _verdict(tally)
+        rows.append(_unit(tally, numbers.get((tally.kernel, tally.op), -1), label, summary))
     return {key: [row[key] for row in rows] for key in (rows[0] if rows else ())}
 
 
-def _unit(tally: OperatorTally, kernel: int, word: str, summary: Summary) -> dict[str, Any]:
+def _unit(tally: OperatorTally, kernel: int, label: str, summary: Summary) -> dict[str, Any]:
     ratio = tally.speed or tally.launch_speed
     return {
         "op": tally.op,
         "kernel": kernel,
-        "verdict": word,
+        "verdict": label,
         "counts": {o.value: n for o in Outcome if (n := tally.verdicts[o.value])},
         "cases": tally.total,
         "passed": tally.passed,
@@ -123,16 +125,16 @@ def _reasons(names: list[str], summary: Summary) -> list[dict[str, Any]]:
 
     Reasons that differ only in numbers or in the operator's name count as one.
     """
-    number = {name: index for index, name in enumerate(names)}
+    index_of = {name: index for index, name in enumerate(names)}
     groups: dict[tuple[str, str], dict[str, Any]] = {}
     for unit, tally in summary.operators.items():
         for (verdict, reason), count in tally.reasons.items():
-            key = verdict, _NUMBER.sub("#", reason.replace(tally.op, "#"))
+            key = verdict, _NUMBER_PATTERN.sub("#", reason.replace(tally.op, "#"))
             group = groups.setdefault(key, {"verdict": verdict, "reason": reason, "count": 0, "units": {}})
             group["count"] += count
-            group["units"][number[unit]] = None
-    found = sorted(groups.values(), key=lambda g: -g["count"])[:_MOST_REASONS]
-    return [{**group, "units": list(group["units"])} for group in found]
+            group["units"][index_of[unit]] = None
+    most_frequent = sorted(groups.values(), key=lambda g: -g["count"])[:_MOST_REASONS]
+    return [{**group, "units": list(group["units"])} for group in most_frequent]
 
 
 def _scores(summary: Summary) -> Iterator[dict[str, str]]:
@@ -176,7 +178,7 @@ def _score(title: str, value: str, interval: str, remark: str) -> dict[str, str]
 def _sections(manifest: dict[str, Any], summary: Summary) -> Iterator[dict[str, Any]]:
     """Yield further facts beside the verdicts, as lists of lines under titles."""
     plan, tallies = manifest["plan"], [t for _, t in sorted(summary.operators.items())]
-    missing_walls = manifest.get("confinement", {}).get("missing", ())
+    missing_protections = manifest.get("confinement", {}).get("missing", ())
     sections = {
         "The machine while it was timed": list(speed.machine_lines(summary)),
         "Weak cases: mutants of ATen that pass": [
@@ -185,14 +187,14 @@ def _sections(manifest: dict[str, Any], summary: Summary) -> Iterator[dict[str, 
         "Not judged because of a defect of the standard": [
             f"{t.unit}: {note} ({count}×)" for t in tallies for note, count in sorted(t.defects.items())
         ],
-        "Kernels were not kept from": list(missing_walls),
+        "Kernels were not kept from": list(missing_protections),
         "Remarks": list(plan["remarks"]),
         "Samples that could not become cases": list(plan["losses"]),
     }
     for title, lines in sections.items():
         if lines:
-            more = [f"… and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
-            yield {"title": title, "lines": [*lines[:_MOST_LINES], *more]}
+            remainder = [f"… and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
+            yield {"title": title, "lines": [*lines[:_MOST_LINES], *remainder]}
 
 
 def _about(manifest: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -24,17 +24,17 @@ def page(data: dict[str, Any], blobs: Iterable[tuple[str, list[str]]] | None = N
     return string.Template(_asset("page.html")).substitute(
         policy=_policy(script, style, asks=not embedded),
         style=style,
-        data=_inert(as_json({**data, "embedded": embedded})),
+        data=_html_safe(as_json({**data, "embedded": embedded})),
         script=script,
-        blobs=_inert(_object(blobs or ())),
+        blobs=_html_safe(_json_object(blobs or ())),
     )
 
 
-def _object(blobs: Iterable[tuple[str, list[str]]]) -> str:
+def _json_object(blobs: Iterable[tuple[str, list[str]]]) -> str:
     return "{" + ",\n".join(f"{as_json(name)}:{as_json(chunks)}" for name, chunks in blobs) + "}"
 
 
-def _inert(json_text: str) -> str:
+def _html_safe(json_text: str) -> str:
     """Return equivalent JSON in which nothing can be read as HTML."""
     return json_text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 

@@ -20,18 +20,18 @@ class LiveRun:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._shown: dict[str, Any] | None = None
-        self._start_anew(read_manifest(path))
+        self._page_data: dict[str, Any] | None = None
+        self._reset(read_manifest(path))
 
     def data(self) -> dict[str, Any]:
         """Return the data that the page shows at once, with its version."""
         with self._lock:
             version = self._catch_up()
-            if self._shown is None or self._shown["version"] != version:
+            if self._page_data is None or self._page_data["version"] != version:
                 state = state_of(self._manifest, self._summary, held=version.endswith("held"))
-                shown = content(self._path, self._manifest, self._summary, self._columns, state)
-                self._shown = {**shown, "version": version}
-            return self._shown
+                page_data = content(self._path, self._manifest, self._summary, self._columns, state)
+                self._page_data = {**page_data, "version": version}
+            return self._page_data
 
     def blob(self, name: str) -> list[str] | None:
         """Return cases, points or a source, packed."""
@@ -40,12 +40,12 @@ class LiveRun:
             maker = Sources(self._manifest, self._summary) if name.startswith("kernel:") else self._columns
             return maker.blob(name)
 
-    def _start_anew(self, manifest: dict[str, Any]) -> None:
+    def _reset(self, manifest: dict[str, Any]) -> None:
         self._manifest = manifest
         self._summary = Summary.start(manifest)
         self._columns = Columns()
         self._place = 0
-        self._shown = None
+        self._page_data = None
 
     def _catch_up(self) -> str:
         """Read new rows, and return a text that identifies this state."""
@@ -54,7 +54,7 @@ class LiveRun:
         results = self._path / RESULTS
         size = results.stat().st_size if results.exists() else 0
         if manifest.get("started") != self._manifest.get("started") or size < self._place:
-            self._start_anew(manifest)  # another run has replaced it
+            self._reset(manifest)  # another run has replaced it
         self._manifest = manifest
         for row in read_rows(self._path, self._place, self._note):
             self._summary.add(row)
@@ -67,8 +67,8 @@ class LiveRun:
 
 def runs_in(folder: Path) -> dict[str, Path]:
     """Return the runs in a folder by name, the newest first."""
-    found = [p for p in folder.iterdir() if (p / MANIFEST).is_file() and p.name.isprintable()]
-    return {p.name: p for p in sorted(found, key=lambda p: ((p / MANIFEST).stat().st_mtime_ns, p.name), reverse=True)}
+    runs = [p for p in folder.iterdir() if (p / MANIFEST).is_file() and p.name.isprintable()]
+    return {p.name: p for p in sorted(runs, key=lambda p: ((p / MANIFEST).stat().st_mtime_ns, p.name), reverse=True)}
 
 
 def list_content(folder: Path) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def _row(name: str, path: Path) -> dict[str, str]:
         return {"name": name, "state": str(error)}
     config, scores = manifest["config"], manifest.get("scores") or {}
     state = FINISHED if "finished" in manifest else RUNNING if is_held(path) else INTERRUPTED
-    speed, ends = scores.get("performance"), scores.get("performance_interval")
+    speed, interval = scores.get("performance"), scores.get("performance_interval")
     return {
         "name": name,
         "backend": config["backend"],
@@ -96,5 +96,5 @@ def _row(name: str, path: Path) -> dict[str, str]:
         "state": state,
         "cases": str(manifest["plan"]["cases"]),
         "correctness": f"{scores['correctness']:.4f}" if "correctness" in scores else "",
-        "performance": f"{speed:.3f}× [{ends[0]:.3f}, {ends[1]:.3f}]" if speed is not None and ends else "",
+        "performance": f"{speed:.3f}× [{interval[0]:.3f}, {interval[1]:.3f}]" if speed is not None and interval else "",
     }

@@ -23,7 +23,7 @@ class Proofs:
         self._manifest = manifest
         self._summary = summary
         tallies = summary.operators.values()
-        self._void = {t.kernel for t in tallies if any(t.verdicts[verdict] for verdict in NEVER)}
+        self._disqualified = {t.kernel for t in tallies if any(t.verdicts[verdict] for verdict in NEVER)}
 
     def shown(self, kernel: dict[str, Any]) -> dict[str, Any]:
         """Return what the page shows of a kernel's proof.
@@ -32,28 +32,30 @@ class Proofs:
         """
         if kernel.get("reference"):
             return {"remark": "Proofs are written for operators of ATen; this one is judged against a reference."}
-        if kernel["name"] in self._void:
+        if kernel["name"] in self._disqualified:
             return {"remark": "Nothing: it cheated, crashed or hung in this run."}
-        found = read_proof(Path(kernel["file"]), kernel.get("digest", ""))
-        if isinstance(found, str):
-            return {"remark": self._why_none(kernel, found)}
-        if other := self._elsewhere(found):
-            return {"remark": other}
-        if not found.operators and (words := found.failures()):
-            return {"remark": f"Nothing: {words}."}
+        proof = read_proof(Path(kernel["file"]), kernel.get("digest", ""))
+        if isinstance(proof, str):
+            return {"remark": self._why_no_proof(kernel, proof)}
+        if mismatch := self._elsewhere(proof):
+            return {"remark": mismatch}
+        if not proof.operators and (failures := proof.failures()):
+            return {"remark": f"Nothing: {failures}."}
         return {
             "remark": ""
             if self._is_of_this_run(kernel)
             else f"By another run of the same source. {self._end(kernel)}".strip(),
-            "about": [("suites", ", ".join(found.suites)), ("device", found.device), ("torch", found.torch)],
-            "rows": [_row(op, key, row) for op, rows in found.operators.items() for key, row in rows.items()],
-            "without": {op: self._why_not(op, found) for op in kernel["ops"] if not found.operators.get(op)},
+            "about": [("suites", ", ".join(proof.suites)), ("device", proof.device), ("torch", proof.torch)],
+            "rows": [_row(op, key, row) for op, rows in proof.operators.items() for key, row in rows.items()],
+            "without": {
+                op: self._why_operator_unproven(op, proof) for op in kernel["ops"] if not proof.operators.get(op)
+            },
         }
 
     def _is_of_this_run(self, kernel: dict[str, Any]) -> bool:
         return str(proof_of(Path(kernel["file"]))) in self._manifest.get("proofs", {}).get("written", ())
 
-    def _why_none(self, kernel: dict[str, Any], reason: str) -> str:
+    def _why_no_proof(self, kernel: dict[str, Any], reason: str) -> str:
         if self._is_of_this_run(kernel):
             return f"What this run has proven is gone: {reason}"
         return self._end(kernel) or "Nothing: no dtypes of which some case passed and none failed."
@@ -66,14 +68,14 @@ class Proofs:
         reason = proofs.get("remarks", {}).get(kernel["name"]) or proofs.get("failed")  # older runs have one for all
         return f"This run could not write its proofs: {reason}" if reason else ""
 
-    def _elsewhere(self, found: Proof) -> str:
+    def _elsewhere(self, proof: Proof) -> str:
         """Return a remark if a proof is not for this run's torch and device; empty otherwise."""
-        here = self._manifest["versions"].get("torch"), self._manifest["machine"].get("name")
-        if (found.torch, found.device) == here:
+        expected = self._manifest["versions"].get("torch"), self._manifest["machine"].get("name")
+        if (proof.torch, proof.device) == expected:
             return ""
-        return f"The proof beside it is of other surroundings: {found.device}, torch {found.torch}."
+        return f"The proof beside it is of other surroundings: {proof.device}, torch {proof.torch}."
 
-    def _why_not(self, op: str, found: Proof) -> str:
+    def _why_operator_unproven(self, op: str, proof: Proof) -> str:
         tally = self._summary.operators.get(op)
         if tally is None:
             return "not judged"
@@ -81,7 +83,7 @@ class Proofs:
             return "no case passed"
         if tally.passed + tally.verdicts[Outcome.UNSUPPORTED] < tally.total:
             return "no dtypes of which some case passed and none failed"
-        return found.failures(op) or "its cases are calls on which ATen raises, or have no tensor"
+        return proof.failures(op) or "its cases are calls on which ATen raises, or have no tensor"
 
 
 def _row(op: str, dtypes: str, proven: Proven) -> dict[str, str]:
@@ -92,14 +94,14 @@ def _row(op: str, dtypes: str, proven: Proven) -> dict[str, str]:
         "elements": _ranges([proven.numel]),
         "extents": _extents(proven.extents),
         "layouts": ", ".join(proven.layouts).replace("_", " "),
-        "arguments": "; ".join(f"{name}: {_values(words)}" for name, words in proven.arguments.items()),
+        "arguments": "; ".join(f"{name}: {_values(value_ranges)}" for name, value_ranges in proven.arguments.items()),
         "speed": _speed(proven),
     }
 
 
-def _extents(found: Iterable[Iterable[tuple[int, int]]]) -> str:
+def _extents(extents: Iterable[Iterable[tuple[int, int]]]) -> str:
     """Return the proven sizes of each tensor argument's dimensions, in the order of its shape."""
-    return ", ".join(f"[{' × '.join(_ranges([one]) for one in reversed([*ranges]))}]" for ranges in found)
+    return ", ".join(f"[{' × '.join(_ranges([bounds]) for bounds in reversed([*ranges]))}]" for ranges in extents)
 
 
 def _speed(proven: Proven) -> str:
@@ -109,11 +111,11 @@ def _speed(proven: Proven) -> str:
     return _ranges(proven.sizes(not_slower=True)) or f"none: slower at {_ranges(proven.sizes(not_slower=False))}"
 
 
-def _values(words: Words) -> str:
+def _values(value_ranges: Words) -> str:
     """Return the values that a non-tensor argument may have."""
     return ", ".join(
         "left out" if word == DEFAULT else f"{word} {_ranges([(bounds[0], bounds[1])])}" if bounds else word
-        for word, bounds in words.items()
+        for word, bounds in value_ranges.items()
     )
 
 

@@ -29,9 +29,9 @@ from opforge.reports.page.live import LiveRun, list_content, runs_in
 from opforge.runs.store import MANIFEST
 
 PORT = 8484
-_MOST_RUNS = 16
+_MAX_CACHED_RUNS = 16
 """Maximum number of runs kept in memory."""
-_HEADERS = {
+_RESPONSE_HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "frame-ancestors 'none'",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -83,8 +83,8 @@ class Viewer(ThreadingHTTPServer):
     def address(self) -> str:
         """URL to open, with the token if one is needed."""
         host = socket.gethostname() if self._host in ("0.0.0.0", "::") else self._host  # noqa: S104  # not bound here
-        shown = f"[{host}]" if ":" in host else host
-        return f"http://{shown}:{self.server_port}/" + (f"?token={self.token}" if self.token else "")
+        url_host = f"[{host}]" if ":" in host else host
+        return f"http://{url_host}:{self.server_port}/" + (f"?token={self.token}" if self.token else "")
 
     @property
     def cookie(self) -> str:
@@ -99,7 +99,7 @@ class Viewer(ThreadingHTTPServer):
         """Return a run, reusing it if it was read before."""
         with self._guard:
             if path not in self._runs:
-                if len(self._runs) >= _MOST_RUNS:
+                if len(self._runs) >= _MAX_CACHED_RUNS:
                     del self._runs[next(iter(self._runs))]
                 self._runs[path] = LiveRun(path)
             return self._runs[path]
@@ -145,7 +145,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif parts in ([""], ["data"]):
             self._answer_list(parts, since)
         else:
-            self._answer_one_of_many(address.path, parts, since)
+            self._answer_listed_run(address.path, parts, since)
 
     def _known(self, path: str, query: dict[str, list[str]]) -> bool:
         """Whether a request has the token in its cookie.
@@ -157,10 +157,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.SEE_OTHER, "", {"Location": "/" + quote(path.lstrip("/")), "Set-Cookie": cookie})
             return False
         try:
-            brought = SimpleCookie(self.headers.get("Cookie", "")).get(self.server.cookie)
+            sent_cookie = SimpleCookie(self.headers.get("Cookie", "")).get(self.server.cookie)
         except CookieError:
-            brought = None
-        if brought is not None and _same(brought.value, self.server.token):
+            sent_cookie = None
+        if sent_cookie is not None and _same(sent_cookie.value, self.server.token):
             return True
         self._send(HTTPStatus.FORBIDDEN, "a token is needed: open the address that `opforge view` has printed")
         return False
@@ -172,14 +172,14 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._send(HTTPStatus.OK, page(data), {"Content-Type": "text/html; charset=utf-8"})
 
-    def _answer_one_of_many(self, path: str, parts: list[str], since: str) -> None:
-        found = runs_in(self.server.folder).get(parts[1]) if parts[0] == "run" and len(parts) > 1 else None
-        if found is None:
+    def _answer_listed_run(self, path: str, parts: list[str], since: str) -> None:
+        run_path = runs_in(self.server.folder).get(parts[1]) if parts[0] == "run" and len(parts) > 1 else None
+        if run_path is None:
             self._send(HTTPStatus.NOT_FOUND, "there is no such page")
         elif len(parts) == 2:
             self._send(HTTPStatus.SEE_OTHER, "", {"Location": "/" + quote(unquote(path).strip("/")) + "/"})
         else:
-            self._answer_run(found, parts[2:], since)
+            self._answer_run(run_path, parts[2:], since)
 
     def _answer_run(self, path: Path, parts: list[str], since: str) -> None:
         if parts == [""]:
@@ -201,7 +201,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, status: HTTPStatus, text: str, headers: dict[str, str] | None = None) -> None:
         body = text.encode()
         self.send_response(status)
-        for name, value in {"Content-Type": "text/plain; charset=utf-8", **_HEADERS, **(headers or {})}.items():
+        for name, value in {
+            "Content-Type": "text/plain; charset=utf-8",
+            **_RESPONSE_HEADERS,
+            **(headers or {}),
+        }.items():
             self.send_header(name, value)
         if status is not HTTPStatus.NO_CONTENT:
             self.send_header("Content-Length", str(len(body)))

@@ -19,7 +19,7 @@ from opforge.sandbox.client import ForkServer
 
 TASKS = "tasks.jsonl"
 """File in a run's folder that records where and when each task ran."""
-_LOOK_S = 180.0
+_NODE_REPLY_LIMIT_S = 180.0
 _SLACK_S = 600.0
 _BATCH = 96
 
@@ -46,7 +46,7 @@ class RayCluster:
         elif self._owned:
             start(self._ray, os.cpu_count() or 1)
         self._settings = node.Settings(config, versions(), "")
-        self._looks: list[dict[str, Any]] = []
+        self._descriptions: list[dict[str, Any]] = []
         self._flow: Flow | None = None
 
     def device_name(self) -> str:
@@ -56,25 +56,25 @@ class RayCluster:
         """
         usable = self._placement.usable(self._nodes())
         if not usable:
-            what = "GPU" if self._placement.gpu else "CPU"
-            raise OpforgeError(f"the Ray cluster has no node with a {what} to judge on; see `ray status`")
-        self._same_versions(usable)
-        self._looks = self._look(usable, confine=self._config.confine, timed=False)
-        names = sorted({look["name"] for look in self._looks})
+            device = "GPU" if self._placement.gpu else "CPU"
+            raise OpforgeError(f"the Ray cluster has no node with a {device} to judge on; see `ray status`")
+        self._check_versions(usable)
+        self._descriptions = self._look(usable, confine=self._config.confine, timed=False)
+        names = sorted({description["name"] for description in self._descriptions})
         if len(names) > 1 and self._placement.gpu:
             raise OpforgeError(f"the nodes have different GPUs ({', '.join(names)}); a run is on one kind of device")
         return ", ".join(names)
 
     def confinement(self) -> dict[str, Any]:
         """Return the confinement that holds on all nodes: that of the node missing the most."""
-        found = [look["confinement"] for look in self._looks]
-        return max(found, key=lambda held: len(held["missing"]))
+        confinements = [description["confinement"] for description in self._descriptions]
+        return max(confinements, key=lambda held: len(held["missing"]))
 
     def peaks(self) -> dict[str, Any]:
         """Return the peaks of the first node; each node uses its own when it times."""
         first = self._placement.usable(self._nodes())[:1]
-        (look,) = self._look(first, confine=False, timed=True)
-        peaks: dict[str, Any] = look["peaks"]
+        (description,) = self._look(first, confine=False, timed=True)
+        peaks: dict[str, Any] = description["peaks"]
         return peaks
 
     def execute(self, work: Work) -> None:
@@ -100,7 +100,7 @@ class RayCluster:
     def _nodes(self) -> list[Node]:
         return [Node.from_ray(row) for row in self._ray.nodes() if row["Alive"]]
 
-    def _same_versions(self, nodes: Iterable[Node]) -> None:
+    def _check_versions(self, nodes: Iterable[Node]) -> None:
         """Check the versions of each node.
 
         The function is sent by value, as a node may not have opforge at all.
@@ -110,40 +110,40 @@ class RayCluster:
             import platform
             from importlib import metadata
 
-            found: dict[str, str | None] = {"python": ".".join(platform.python_version_tuple()[:2])}
+            installed: dict[str, str | None] = {"python": ".".join(platform.python_version_tuple()[:2])}
             for package in packages:
                 try:
-                    found[package] = metadata.version(package)
+                    installed[package] = metadata.version(package)
                 except metadata.PackageNotFoundError:
-                    found[package] = None
-            return found
+                    installed[package] = None
+            return installed
 
         ours = versions()
-        asked = {n: self._remote(n, ask, [p for p in ours if p != "python"]) for n in nodes}
-        for one, theirs in zip(asked, self._get(list(asked.values())), strict=True):
-            same_versions(ours, theirs, one.address)
+        pending = {n: self._remote(n, ask, [p for p in ours if p != "python"]) for n in nodes}
+        for queried, theirs in zip(pending, self._await_replies(list(pending.values())), strict=True):
+            same_versions(ours, theirs, queried.address)
 
     def _look(self, nodes: Iterable[Node], *, confine: bool, timed: bool) -> list[dict[str, Any]]:
-        share = {"num_gpus": 1.0 if timed else 1.0 / PER_GPU} if self._placement.gpu else {}
-        asked = [self._remote(n, node.look, self._settings, confine=confine, timed=timed, **share) for n in nodes]
-        return self._get(asked)
+        resources = {"num_gpus": 1.0 if timed else 1.0 / PER_GPU} if self._placement.gpu else {}
+        pending = [self._remote(n, node.look, self._settings, confine=confine, timed=timed, **resources) for n in nodes]
+        return self._await_replies(pending)
 
-    def _remote(self, at: Node, function: Any, *words: Any, num_gpus: float = 0.0, **named: Any) -> Any:
+    def _remote(self, target: Node, function: Any, *args: Any, num_gpus: float = 0.0, **kwargs: Any) -> Any:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        strategy = NodeAffinitySchedulingStrategy(at.id, soft=False)
+        strategy = NodeAffinitySchedulingStrategy(target.id, soft=False)
         options = {"num_cpus": 0, "num_gpus": num_gpus, "scheduling_strategy": strategy}
-        return self._ray.remote(**options)(function).remote(*words, **named)
+        return self._ray.remote(**options)(function).remote(*args, **kwargs)
 
-    def _get(self, asked: list[Any]) -> list[dict[str, Any]]:
+    def _await_replies(self, pending: list[Any]) -> list[dict[str, Any]]:
         try:
-            found: list[dict[str, Any]] = self._ray.get(asked, timeout=_LOOK_S)
+            replies: list[dict[str, Any]] = self._ray.get(pending, timeout=_NODE_REPLY_LIMIT_S)
         except self._ray.exceptions.GetTimeoutError:
             raise OpforgeError(
-                f"not all nodes of the Ray cluster answered within {_LOOK_S:.0f} s; are they busy with other work? See `ray status`"
+                f"not all nodes of the Ray cluster answered within {_NODE_REPLY_LIMIT_S:.0f} s; are they busy with other work? See `ray status`"
             ) from None
         except self._ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, OpforgeError):
                 raise error.cause from None
             raise
-        return found
+        return replies

@@ -24,7 +24,7 @@ CHUNK = 500
 """Maximum number of cases per task; an operator's cases stay together, even if more."""
 MOST_LOSSES = 3
 _LOOK_EVERY_S = 2.0
-_WITHOUT_NODES_S = 60.0
+_MAX_S_WITHOUT_NODES = 60.0
 _PAUSE_S = 0.2
 _UNSEEN = 16
 """Maximum number of a task's messages that wait for the driver."""
@@ -33,16 +33,16 @@ _UNSEEN = 16
 def chunks(job: Job, phase: Phase) -> Iterable[Job]:
     """Yield the job's cases of one phase, split between operators into tasks."""
     parts = [replace(p, cases=[c for c in p.cases if c.phase is phase]) for p in job.parts]
-    taken: list[Part] = []
+    chunk: list[Part] = []
     count = 0
     for part in (p for p in parts if p.cases):
-        if taken and count + len(part.cases) > CHUNK:
-            yield replace(job, parts=tuple(taken), serves=tuple(p.op for p in job.parts))
-            taken, count = [], 0
-        taken.append(part)
+        if chunk and count + len(part.cases) > CHUNK:
+            yield replace(job, parts=tuple(chunk), serves=tuple(p.op for p in job.parts))
+            chunk, count = [], 0
+        chunk.append(part)
         count += len(part.cases)
-    if taken:
-        yield replace(job, parts=tuple(taken), serves=tuple(p.op for p in job.parts))
+    if chunk:
+        yield replace(job, parts=tuple(chunk), serves=tuple(p.op for p in job.parts))
 
 
 @dataclass
@@ -75,9 +75,9 @@ class Flow:
         self._emit = emit
         self._record = record
         self._patience_s = patience_s
-        self._ask_nodes = nodes
+        self._list_nodes = nodes
         self._nodes: list[Node] = []
-        self._looked = self._last_node = float("-inf")
+        self._nodes_listed_at = self._node_last_seen_at = float("-inf")
         self._judge = ray.remote(judge)
         self._bound: Counter[str] = Counter()
         """Number of tasks pinned to each node."""
@@ -93,7 +93,7 @@ class Flow:
         coming = (chunk for job in jobs for chunk in chunks(job, phase))
         while self._send(coming, phase, settings) or self._flying:
             self._hear()
-            self._end_silent()
+            self._cancel_silent()
 
     def close(self) -> None:
         """Cancel running tasks."""
@@ -103,15 +103,15 @@ class Flow:
 
     def _send(self, coming: Iterable[Job], phase: Phase, settings: Any) -> bool:
         """Start tasks up to the limit; return whether any may be left."""
-        self._look_around()
-        most = self._placement.most(self._nodes, phase, self._workers)
+        self._refresh_nodes()
+        limit = self._placement.most(self._nodes, phase, self._workers)
         iterator = iter(coming)
-        while len(self._flying) < max(1, most):
+        while len(self._flying) < max(1, limit):
             job = self._jobs.popleft() if self._jobs else next(iterator, None)
             if job is None:
                 return False
             if self._losses[_name(job)] >= MOST_LOSSES:
-                self._give_up(job, _waiting(job))
+                self._give_up(job, _waiting_cases(job))
                 continue
             place = self._placement.place(self._nodes, phase, self._bound, self._homes.get(_name(job), ""))
             if place is None:
@@ -120,17 +120,17 @@ class Flow:
             self._start(job, place, phase, settings)
         return True
 
-    def _look_around(self) -> None:
+    def _refresh_nodes(self) -> None:
         now = time.monotonic()
-        if now - self._looked < _LOOK_EVERY_S:
+        if now - self._nodes_listed_at < _LOOK_EVERY_S:
             return
-        self._looked = now
-        self._nodes = self._placement.usable(self._ask_nodes())
-        if self._nodes or self._last_node < 0:
-            self._last_node = now
-        elif now - self._last_node > _WITHOUT_NODES_S:
+        self._nodes_listed_at = now
+        self._nodes = self._placement.usable(self._list_nodes())
+        if self._nodes or self._node_last_seen_at < 0:
+            self._node_last_seen_at = now
+        elif now - self._node_last_seen_at > _MAX_S_WITHOUT_NODES:
             raise OpforgeError(
-                f"the cluster has had no node to judge on for {_WITHOUT_NODES_S:.0f} s; mend it, and go on with --resume"
+                f"the cluster has had no node to judge on for {_MAX_S_WITHOUT_NODES:.0f} s; mend it, and go on with --resume"
             )
 
     def _start(self, job: Job, place: Place, phase: Phase, settings: Any) -> None:
@@ -150,7 +150,7 @@ class Flow:
         self._bound[place.node] += place.must
         flying = self._judge.options(**options).remote(settings, packed(job), timed=phase is Phase.PERFORMANCE)
         record = {"kernel": job.kernel.name, "phase": phase.value, "cases": job.count}
-        self._flying[flying] = _Task(job, _waiting(job), place, time.monotonic(), record)
+        self._flying[flying] = _Task(job, _waiting_cases(job), place, time.monotonic(), record)
 
     def _hear(self) -> None:
         """Receive results: wait for the first, then take all that are ready."""
@@ -161,8 +161,8 @@ class Flow:
         ready, _ = self._ray.wait(flying, timeout=1.0, fetch_local=False)
         if ready and len(flying) > 1:
             ready, _ = self._ray.wait(flying, num_returns=len(flying), timeout=0, fetch_local=False)
-        for one in ready:
-            self._take(one)
+        for stream in ready:
+            self._take(stream)
 
     def _take(self, flying: Any) -> None:
         task = self._flying[flying]
@@ -175,10 +175,10 @@ class Flow:
             self._failed(flying, error)
         except errors.TaskUnschedulableError:  # its node went away before it began
             self._ended(flying, "lost")
-            self._again(task, None)
+            self._retry(task, None)
         except errors.RayError as error:
             self._ended(flying, "lost")
-            self._again(task, error)
+            self._retry(task, error)
         else:
             task.heard = time.monotonic()
             rows = message.pop("rows", [])
@@ -196,38 +196,38 @@ class Flow:
         if isinstance(cause, LostError):
             task = self._flying[flying]
             self._ended(flying, "lost")
-            self._again(task, cause)
+            self._retry(task, cause)
         elif isinstance(cause, OpforgeError):
             raise cause from None
         else:
             raise InternalError(f"a task on a node of the cluster failed: {error}") from error
 
-    def _again(self, task: _Task, error: BaseException | None) -> None:
+    def _retry(self, task: _Task, error: BaseException | None) -> None:
         """Retry the rest of a lost task elsewhere; a kernel that lost too many is not retried."""
         name = _name(task.job)
         if error is not None and "began" in task.record:
             self._losses[name] += 1
-        left = replace(task.job, parts=tuple(_left(task)))
-        if not left.parts:
+        remaining = replace(task.job, parts=tuple(_left(task)))
+        if not remaining.parts:
             return
         if self._losses[name] >= MOST_LOSSES:
-            self._give_up(left, task.waiting)
+            self._give_up(remaining, task.waiting)
         else:
-            self._jobs.append(left)
+            self._jobs.append(remaining)
 
     def _give_up(self, job: Job, waiting: dict[Key, Case]) -> None:
         reason = f"the Ray worker that judged it was lost {MOST_LOSSES} times; it is not tried again"
         finding = Finding(Outcome.CRASHED, reason).row()
         self._emit([{**heading(job, c), "id": c.id, "phase": c.phase.value, **finding} for c in waiting.values()])
 
-    def _end_silent(self) -> None:
+    def _cancel_silent(self) -> None:
         """Cancel started tasks that have been silent for longer than their own limits allow."""
         now = time.monotonic()
         for flying, task in list(self._flying.items()):
             if "began" in task.record and now - task.heard > self._patience_s:
                 self._ray.cancel(flying, force=True)
                 self._ended(flying, "silent")
-                self._again(task, TimeoutError())
+                self._retry(task, TimeoutError())
 
     def _ended(self, flying: Any, how: str) -> None:
         task = self._flying.pop(flying)
@@ -242,7 +242,7 @@ def _name(job: Job) -> tuple[str, str]:
     return job.kernel.name, job.kernel.primary
 
 
-def _waiting(job: Job) -> dict[Key, Case]:
+def _waiting_cases(job: Job) -> dict[Key, Case]:
     return {(job.kernel.name, p.op, c.id, c.phase.value): c for p in job.parts for c in p.cases}
 
 

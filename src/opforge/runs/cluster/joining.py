@@ -56,22 +56,22 @@ def join(ray: Any, address: str) -> None:
 
 
 def _initialise(ray: Any, **options: Any) -> None:
-    where = options["address"]
+    address = options["address"]
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, configure_logging=True, **options)
     except ConnectionError as error:
-        raise OpforgeError(f"no Ray cluster was found at --ray-address {where}: {_first_line(error)}") from None
+        raise OpforgeError(f"no Ray cluster was found at --ray-address {address}: {_first_line(error)}") from None
     except (RuntimeError, ValueError) as error:
         remedy = "; install the same on all machines of the cluster" if "Version mismatch" in str(error) else ""
-        raise OpforgeError(f"Ray cannot be used at {where!r}: {' '.join(str(error).split())}{remedy}") from None
+        raise OpforgeError(f"Ray cannot be used at {address!r}: {' '.join(str(error).split())}{remedy}") from None
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)  # Ray has replaced our handler
-    _keep_off_stdout(ray)
+    _silence_stdout(ray)
 
 
-def _keep_off_stdout(ray: Any) -> None:
+def _silence_stdout(ray: Any) -> None:
     """Silence Ray's messages about lost workers on stdout: the run's own record has them."""
     worker: Any = getattr(getattr(ray, "_private", None), "worker", None)
     if worker is not None and hasattr(worker, "print_to_stdstream"):
@@ -93,12 +93,22 @@ def _answers(address: str) -> None:
             f"nothing answers at --ray-address {address} ({error.strerror or error}); is the cluster up, and the port that of its "
             "head (6379 unless given to `ray start --head`)?"
         ) from None
-    words = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--skip-version-check", "--address", address]
+    command = [
+        sys.executable,
+        "-m",
+        "ray.scripts.scripts",
+        "health-check",
+        "--skip-version-check",
+        "--address",
+        address,
+    ]
     try:
-        done = subprocess.run(words, capture_output=True, check=False, timeout=_ANSWER_S, stdin=subprocess.DEVNULL)
+        completed = subprocess.run(
+            command, capture_output=True, check=False, timeout=_ANSWER_S, stdin=subprocess.DEVNULL
+        )
     except subprocess.TimeoutExpired:
-        done = None
-    if done is None or done.returncode:
+        completed = None
+    if completed is None or completed.returncode:
         raise OpforgeError(
             f"what answers at --ray-address {address} is not the head of a Ray cluster (asked for {_ANSWER_S:.0f} s at most); "
             "its port is the one that `ray start --head` names"
@@ -107,22 +117,22 @@ def _answers(address: str) -> None:
 
 def versions() -> dict[str, str | None]:
     """Return the versions that must be the same wherever kernels of one run are judged."""
-    found: dict[str, str | None] = {"python": ".".join(platform.python_version_tuple()[:2])}
+    installed: dict[str, str | None] = {"python": ".".join(platform.python_version_tuple()[:2])}
     for package in ("opforge", "torch", "ray"):
         try:
-            found[package] = version(package)
+            installed[package] = version(package)
         except PackageNotFoundError:
-            found[package] = None
-    return found
+            installed[package] = None
+    return installed
 
 
 def same_versions(ours: Mapping[str, str | None], theirs: Mapping[str, str | None], node: str) -> None:
     """Raise an error if a node's versions differ from ours."""
-    for name, mine in ours.items():
-        if theirs.get(name) != mine:
-            there = theirs.get(name) or "none"
+    for name, our_version in ours.items():
+        if theirs.get(name) != our_version:
+            their_version = theirs.get(name) or "none"
             raise OpforgeError(
-                f"node {node} has {name} {there}, and here it is {mine}; install the same on all machines of the cluster"
+                f"node {node} has {name} {their_version}, and here it is {our_version}; install the same on all machines of the cluster"
             )
 
 

@@ -32,12 +32,12 @@ from opforge.sandbox.wire import ChannelClosedError
 from opforge.suites import LoadedSuite
 from opforge.suites.base import silent
 
-_GATHER_S = 0.1
+_SEND_INTERVAL_S = 0.1
 """Time for which verdicts are collected before they are sent together."""
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_VISIBLE_GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
-def _nobody(_rows: list[dict[str, Any]]) -> None:
+def _ignore_rows(_rows: list[dict[str, Any]]) -> None:
     """Ignore the verdicts."""
 
 
@@ -57,17 +57,17 @@ class Settings:
     """The digest of each blob, and its pieces in the object store."""
 
 
-class _Here:
+class _WorkerState:
     """The fork server of this Ray worker, and the data probed on this machine."""
 
     def __init__(self, device: str) -> None:
         self.device = device
-        self.visible = os.environ.get(_VISIBLE)
+        self.visible = os.environ.get(_VISIBLE_GPUS_VARIABLE)
         self.server = ForkServerProcess(ROLES, device_settings(device))  # a warm one belongs to another machine
         self._confinement: dict[str, Any] | None = None
         self._peaks: dict[str, Any] | None = None
         self._kept: tuple[Any, LocalExecutor] | None = None
-        self.emit: Emit = _nobody
+        self.emit: Emit = _ignore_rows
         """Receives the verdicts of the current task."""
 
     def executor(self, config: RunConfig, blobs: Mapping[str, Path], folder: str, *, timed: bool) -> LocalExecutor:
@@ -81,15 +81,15 @@ class _Here:
                 self._kept[1].close()
             confine = {"run": folder, "held": not self.confinement["missing"]} if config.confine else None
             peaks = self.peaks if timed else None
-            made = LocalExecutor(config, self.server, self._hear, confine, peaks, keep=True)
-            self._kept = (key, made)
+            executor = LocalExecutor(config, self.server, self._hear, confine, peaks, keep=True)
+            self._kept = (key, executor)
         return self._kept[1]
 
     def _hear(self, rows: list[dict[str, Any]]) -> None:
         self.emit(rows)
 
     def serves(self, device: str) -> bool:
-        return self.device == device and self.visible == os.environ.get(_VISIBLE)
+        return self.device == device and self.visible == os.environ.get(_VISIBLE_GPUS_VARIABLE)
 
     @property
     def confinement(self) -> dict[str, Any]:
@@ -104,16 +104,16 @@ class _Here:
         return self._peaks
 
 
-_here: _Here | None = None
+_here: _WorkerState | None = None
 
 
-def _server(device: str) -> _Here:
+def _server(device: str) -> _WorkerState:
     """Return the fork server of this process; it is replaced when the task's GPU changes."""
     global _here  # noqa: PLW0603  # a Ray worker has no other place that outlives a task
     if _here is not None and not _here.serves(device):
         _end_server()
     if _here is None:
-        _here = _Here(device)
+        _here = _WorkerState(device)
     return _here
 
 
@@ -146,41 +146,41 @@ def judge(settings: Settings, parcel: Parcel, *, timed: bool) -> Iterator[dict[s
 
     def work() -> None:
         try:
-            _execute(settings, there, rows.put, timed=timed)
+            _execute(settings, shipped, rows.put, timed=timed)
             rows.put(None)
         except BaseException as error:  # noqa: BLE001  # raised again in the task's own thread
             rows.put(error)
 
-    there = unpacked(parcel)
+    shipped = unpacked(parcel)
     threading.Thread(target=work, daemon=True).start()
     done = False
     while not done:
-        gathered, done = _gathered(rows)
-        yield {"rows": there.told(gathered)} | ({"ended": time.time()} if done else {})
+        gathered, done = _next_rows(rows)
+        yield {"rows": shipped.told(gathered)} | ({"ended": time.time()} if done else {})
 
 
-def _gathered(rows: queue.SimpleQueue[Any]) -> tuple[list[dict[str, Any]], bool]:
+def _next_rows(rows: queue.SimpleQueue[Any]) -> tuple[list[dict[str, Any]], bool]:
     """Return the verdicts that arrive together, and whether they are the last."""
     gathered: list[dict[str, Any]] = []
-    until = None
+    deadline = None
     while True:
         try:
-            got = rows.get(timeout=None if until is None else max(0.0, until - time.monotonic()))
+            item = rows.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
         except queue.Empty:
             return gathered, False
-        if got is None:
+        if item is None:
             return gathered, True
-        if isinstance(got, BaseException):
-            raise got
-        gathered += got
-        until = until or time.monotonic() + _GATHER_S
+        if isinstance(item, BaseException):
+            raise item
+        gathered += item
+        deadline = deadline or time.monotonic() + _SEND_INTERVAL_S
 
 
-def _execute(settings: Settings, there: Unpacked, emit: Emit, *, timed: bool) -> None:
+def _execute(settings: Settings, shipped: Unpacked, emit: Emit, *, timed: bool) -> None:
     config = replace(settings.config, workers=1)
     blobs = {name: _blob(digest, pieces) for name, (digest, pieces) in settings.blobs.items()}
     within = words_before if config.confine else unconfined
-    (job,) = with_libraries([there.job], 1, silent, within)
+    (job,) = with_libraries([shipped.job], 1, silent, within)
     try:
         here = _server(config.device)
         here.emit = emit

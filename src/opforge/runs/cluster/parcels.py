@@ -28,7 +28,7 @@ from opforge.sandbox import reach
 MOST_BYTES = 32 << 20
 """Maximum total size of one kernel's files."""
 PIECE = 32 << 20
-_KEPT_S = 7 * 24 * 3600.0
+_MAX_UNUSED_S = 7 * 24 * 3600.0
 """Shipped files are removed after this time without use."""
 
 Pieces = list[Callable[[], bytes]]
@@ -45,10 +45,10 @@ class Bundle:
 
     @property
     def digest(self) -> str:
-        whole = hashlib.sha256()
+        hasher = hashlib.sha256()
         for name, data in sorted(self.files.items()):
-            whole.update(f"{name}\0{len(data)}\0".encode() + data)
-        return whole.hexdigest()[:32]
+            hasher.update(f"{name}\0{len(data)}\0".encode() + data)
+        return hasher.hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,27 +65,27 @@ def packed(job: Job) -> Parcel:
     Its verdicts then report the reason.
     """
     reference = job.kernel.reference
-    named = [job.kernel.file, reference.file if reference is not None else None]
+    kernel_files = [job.kernel.file, reference.file if reference is not None else None]
     bundles: dict[str, Bundle] = {}
-    for file in filter(None, named):
+    for file in filter(None, kernel_files):
         folder = str(Path(file).absolute().parent)
-        held = dict(_files(file, folder))
-        if sum(map(len, held.values())) > MOST_BYTES:
+        contents = dict(_files(file, folder))
+        if sum(map(len, contents.values())) > MOST_BYTES:
             reason = f"it and the files that it imports or names take more than {MOST_BYTES >> 20} MiB, which are not shipped"
             return Parcel(replace(job, kernel=replace(job.kernel, broken=reason)), ())
-        bundles[folder] = Bundle(folder, {**(bundles[folder].files if folder in bundles else {}), **held})
+        bundles[folder] = Bundle(folder, {**(bundles[folder].files if folder in bundles else {}), **contents})
     return Parcel(job, tuple(bundles.values()))
 
 
 def _files(file: str, folder: str) -> Iterator[tuple[str, bytes]]:
     """Yield the files that the kernel may read, up to the size limit."""
-    left = MOST_BYTES
+    bytes_left = MOST_BYTES
     for path in dict.fromkeys([*reach.kernel_reads(file), file]):
-        if left < 0 or not Path(path).is_relative_to(folder):
+        if bytes_left < 0 or not Path(path).is_relative_to(folder):
             continue
         with contextlib.suppress(OSError):  # loading the kernel reports it as missing
             data = files.read(Path(path))
-            left -= len(data)
+            bytes_left -= len(data)
             yield os.path.relpath(path, folder), data
 
 
@@ -102,8 +102,8 @@ class Unpacked:
         text = json.dumps(rows)
         for here, there in self.moved:
             text = text.replace(json.dumps(here)[1:-1], json.dumps(there)[1:-1])
-        back: list[dict[str, Any]] = json.loads(text)
-        return back
+        restored: list[dict[str, Any]] = json.loads(text)
+        return restored
 
 
 def unpacked(parcel: Parcel) -> Unpacked:
@@ -190,5 +190,5 @@ def _sweep(root: Path) -> None:
     """Remove files not used for days; done once per process."""
     for path in root.iterdir():
         with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > _KEPT_S:
+            if time.time() - path.stat().st_mtime > _MAX_UNUSED_S:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -29,8 +29,8 @@ class Node:
 
     @classmethod
     def from_ray(cls, row: dict[str, Any]) -> Node:
-        has = row["Resources"]
-        return cls(row["NodeID"], row["NodeManagerAddress"], int(has.get("CPU", 0)), int(has.get("GPU", 0)))
+        resources = row["Resources"]
+        return cls(row["NodeID"], row["NodeManagerAddress"], int(resources.get("CPU", 0)), int(resources.get("GPU", 0)))
 
 
 @dataclass(frozen=True, slots=True)

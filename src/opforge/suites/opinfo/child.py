@@ -35,14 +35,14 @@ def run(device: str, slot: str, first: int, fd: int) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     if torch.device(device).type == "cpu":
-        _seed_the_cpu_alone()
+        _seed_cpu_only()
     with os.fdopen(fd, "wb") as pipe:
         recorder = Recorder(lambda recorded: send_call(pipe, recorded), device)
-        every, unknown = entries.selected_entries(wanted_entries())
+        selected, unknown = entries.selected_entries(wanted_entries())
         if unknown:
             send(pipe, {"unknown": unknown})
-        for index, entry in enumerate(every[first:], first):
-            send(pipe, {"entry": index, "total": len(every), "name": entries.name_of(entry)})
+        for index, entry in enumerate(selected[first:], first):
+            send(pipe, {"entry": index, "total": len(selected), "name": entries.name_of(entry)})
             pipe.flush()
             if slot == ERRORS:
                 entries.record_errors(entry, device, recorder)
@@ -53,7 +53,7 @@ def run(device: str, slot: str, first: int, fd: int) -> None:
             pipe.flush()
 
 
-def _seed_the_cpu_alone() -> None:
+def _seed_cpu_only() -> None:
     """Make ``torch.manual_seed`` seed only the CPU.
 
     OpInfo seeds before every sample, and torch would format a stack trace for each absent GPU.

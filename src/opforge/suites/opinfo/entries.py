@@ -28,10 +28,10 @@ def all_entries() -> list[Any]:
 
 def selected_entries(names: tuple[str, ...]) -> tuple[list[Any], list[str]]:
     """Return the entries with these names (all if empty), and the names without an entry."""
-    every = all_entries()
+    entries = all_entries()
     if not names:
-        return every, []
-    chosen = [entry for entry in every if name_of(entry) in names]
+        return entries, []
+    chosen = [entry for entry in entries if name_of(entry) in names]
     return chosen, sorted(set(names) - set(map(name_of, chosen)))
 
 
@@ -63,13 +63,13 @@ def record_samples(entry: Any, device: str, dtype: torch.dtype, recorder: Record
         return
     seed(entry)
     recorder.begin_entry()
-    for sample in _guarded(entry.sample_inputs(device, dtype, requires_grad=False), recorder, entry):
+    for sample in _until_error(entry.sample_inputs(device, dtype, requires_grad=False), recorder, entry):
         _attempt(_forward, entry, sample, recorder)
         _attempt(_composite, entry, sample, recorder)
         if entry.inplace_variant is not None:
             _attempt(_inplace, entry, sample, recorder)
     if entry.supports_autograd and dtype in entry.supported_backward_dtypes(kind):
-        for sample in _guarded(entry.sample_inputs(device, dtype, requires_grad=True), recorder, entry):
+        for sample in _until_error(entry.sample_inputs(device, dtype, requires_grad=True), recorder, entry):
             _attempt(_backward, entry, sample, recorder)
 
 
@@ -79,7 +79,7 @@ def record_errors(entry: Any, device: str, recorder: Recorder) -> None:
         return
     seed(entry)
     recorder.phase = "error"
-    for error_input in _guarded(entry.error_inputs(device), recorder, entry):
+    for error_input in _until_error(entry.error_inputs(device), recorder, entry):
         sample = error_input.sample_input
         try:
             with torch.no_grad(), RecordingMode(recorder):
@@ -88,7 +88,7 @@ def record_errors(entry: Any, device: str, recorder: Recorder) -> None:
             continue
 
 
-def _guarded(samples: Iterator[Any], recorder: Recorder, entry: Any) -> Iterator[Any]:
+def _until_error(samples: Iterator[Any], recorder: Recorder, entry: Any) -> Iterator[Any]:
     """Yield samples until their generator raises, and count the error as a loss."""
     iterator = iter(samples)
     while True:
@@ -106,9 +106,9 @@ def _attempt(action: Callable[[Any, Any, Recorder], None], entry: Any, sample: A
     try:
         action(entry, sample, recorder)
     except Exception as error:  # noqa: BLE001  # ATen or OpInfo raised: count the sample as lost
-        first = (str(error).splitlines() or [""])[0]
+        first_line = (str(error).splitlines() or [""])[0]
         recorder.losses[
-            f"{name_of(entry)}: {action.__name__.strip('_')} sample raised {type(error).__name__}: {first[:120]}"
+            f"{name_of(entry)}: {action.__name__.strip('_')} sample raised {type(error).__name__}: {first_line[:120]}"
         ] += 1
 
 
@@ -120,12 +120,12 @@ def _forward(entry: Any, sample: Any, recorder: Recorder) -> None:
 
 def _inplace(entry: Any, sample: Any, recorder: Recorder) -> None:
     recorder.phase = "variant"
-    first = _detached(sample.input)
-    if isinstance(first, torch.Tensor) and sample.broadcasts_input:
+    target = _detached(sample.input)
+    if isinstance(target, torch.Tensor) and sample.broadcasts_input:
         return
     try:
         with torch.no_grad(), RecordingMode(recorder):
-            entry.inplace_variant(_cloned(first), *_detached(sample.args), **_detached(sample.kwargs))
+            entry.inplace_variant(_cloned(target), *_detached(sample.args), **_detached(sample.kwargs))
     except Exception:  # noqa: BLE001  # many samples are invalid in place (dtype, overlap): no case
         return
 

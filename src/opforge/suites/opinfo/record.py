@@ -33,7 +33,7 @@ class UnknownEntryError(Exception):
     """Names of entries that OpInfo does not have."""
 
 
-class _Writer:
+class _CaseWriter:
     """Writes the child's messages into a table and a blob."""
 
     def __init__(self, folder: Path) -> None:
@@ -46,28 +46,28 @@ class _Writer:
     def add(self, entry: str, row: dict[str, Any], contents: bytes) -> None:
         """Add a call; if its signature is known, only take over a better source."""
         source = f"{entry} {row['phase']}"
-        if (known := self._known.get(row["signature"])) is not None:
+        if (case_index := self._known.get(row["signature"])) is not None:
             if not row["text"]:
-                self._cases[known] = replace(self._cases[known], source=source)
+                self._cases[case_index] = replace(self._cases[case_index], source=source)
             return
         self._known[row["signature"]] = len(self._cases)
-        text, tree, at = row["text"], row["tree"], 0
-        whole = hashlib.blake2b(contents, digest_size=16).hexdigest()
+        text, tree, offset = row["text"], row["tree"], 0
+        contents_digest = hashlib.blake2b(contents, digest_size=16).hexdigest()
         for index, size in enumerate(row["sizes"]):
-            part = contents[at : at + size]
-            at += size
-            place = self._blob.add(part, hashlib.blake2b(part, digest_size=16).digest())
-            text = text.replace(f"at={PLACE + index}", f"at={place}")
-            tree = tree.replace(f"[{PLACE + index},", f"[{place},")
+            storage = contents[offset : offset + size]
+            offset += size
+            blob_offset = self._blob.add(storage, hashlib.blake2b(storage, digest_size=16).digest())
+            text = text.replace(f"at={PLACE + index}", f"at={blob_offset}")
+            tree = tree.replace(f"[{PLACE + index},", f"[{blob_offset},")
         expect = Expect.RAISES if row["raises"] else Expect.RETURNS
-        made = Case.make(row["op"], row["signature"], contents=whole, expect=expect)
-        self._cases.append(replace(made, args=text, tree=tree, source=source))
+        case = Case.make(row["op"], row["signature"], contents=contents_digest, expect=expect)
+        self._cases.append(replace(case, args=text, tree=tree, source=source))
 
     def finish(self, losses: Counter[str]) -> None:
         self._blob.close()
         write_table(self._folder / TABLE, self._cases)
         (self._folder / LOSSES).write_text(
-            json.dumps([[what, count] for what, count in losses.most_common()], indent=0)
+            json.dumps([[message, count] for message, count in losses.most_common()], indent=0)
         )
 
 
@@ -79,7 +79,7 @@ def record(
     command: tuple[str, ...] = CHILD,
 ) -> None:
     """Record one slot (a dtype, or the invalid inputs) into a folder."""
-    writer, losses = _Writer(folder), Counter[str]()
+    writer, losses = _CaseWriter(folder), Counter[str]()
     environment = {
         **processes.plain_environment(),
         "PYTHONHASHSEED": "0",
@@ -87,7 +87,7 @@ def record(
     index, total, name = 0, 1, ""
     while index < total:
         child = Child([*command, device, slot, str(index)], _ENTRY_LIMIT_S, stdout=subprocess.DEVNULL, env=environment)
-        begun = False
+        entry_started = False
         while (message := child.message()) is not None:
             row, contents = message
             if "unknown" in row:
@@ -95,7 +95,7 @@ def record(
                 child.end()
                 raise UnknownEntryError(row["unknown"])
             if "entry" in row:
-                begun = True
+                entry_started = True
                 index, total, name = row["entry"], row["total"], row["name"]
                 report(index, total, name)
             elif "losses" in row:
@@ -103,11 +103,11 @@ def record(
                 index += 1
             else:
                 writer.add(name, row, contents)
-        _code, how = child.end()
-        if not begun:
-            raise RuntimeError(f"the process that runs OpInfo's entries {how} before its first entry")
+        _code, ending = child.end()
+        if not entry_started:
+            raise RuntimeError(f"the process that runs OpInfo's entries {ending} before its first entry")
         if index < total:
-            losses[f"{name}: recording {how}; cases of this entry are lost"] += 1
+            losses[f"{name}: recording {ending}; cases of this entry are lost"] += 1
             index += 1
     writer.finish(losses)
     report(total, total, "")

@@ -22,9 +22,9 @@ PHASES = ("forward", "backward", "variant", "composite", "error")
 
 ``variant`` is an in-place or out form, ``composite`` a direct call, ``error`` an invalid input.
 """
-_SEEDED_ABOVE = 4 << 20
+_MAX_STORED_BYTES = 4 << 20
 """Byte limit for storing floating-point storages; larger ones get seeded contents."""
-_KEPT_PER_VARIANT = 64
+_MAX_CASES_PER_VARIANT = 64
 """Limit of derived cases per in-place or out form and OpInfo entry."""
 
 Finish = Callable[..., None]
@@ -45,15 +45,15 @@ class _Snapshot:
             raise TypeError(f"a case cannot hold a {type(value).__name__}")
         if value.layout == torch.strided and not value.is_meta:
             value = _plain(value)
-        plain = geometry(value, self.home)
+        spec = geometry(value, self.home)
         nbytes = storage_size(value)
-        large = nbytes > _SEEDED_ABOVE and value.is_floating_point()
-        if large or not nbytes:
-            return plain
+        is_seeded = nbytes > _MAX_STORED_BYTES and value.is_floating_point()
+        if is_seeded or not nbytes:
+            return spec
         at = PLACE + len(self.storages)
         self.storages.append(storage_bytes(value, nbytes) if self.keep else b"")
-        size = None if nbytes == plain.storage_nbytes else nbytes
-        return TensorSpec(plain.shape, plain.dtype, plain.stride, plain.offset, plain.device, at, size)
+        size = None if nbytes == spec.storage_nbytes else nbytes
+        return TensorSpec(spec.shape, spec.dtype, spec.stride, spec.offset, spec.device, at, size)
 
 
 def _plain(value: torch.Tensor) -> torch.Tensor:
@@ -95,7 +95,7 @@ class Recorder:
             ] += 1
             return None
         if signature in self._seen:
-            self._seen_again(op, signature)
+            self._emit_earlier_phase(op, signature)
             return None
         snapshot = _Snapshot(self._home, keep=True)
         data = as_data(args, kwargs, snapshot.tensor)
@@ -103,8 +103,8 @@ class Recorder:
         def finish(raised: bool, result: Any = None) -> None:
             if raised != (self.phase == "error"):
                 return
-            if odd := strange(result):
-                self.losses[f"{op}: its result is {odd}"] += 1
+            if oddity := strange(result):
+                self.losses[f"{op}: its result is {oddity}"] += 1
                 return
             self._seen[signature] = PHASES.index(self.phase)
             self._emit(
@@ -113,7 +113,7 @@ class Recorder:
 
         return finish
 
-    def _seen_again(self, op: str, signature: str) -> None:
+    def _emit_earlier_phase(self, op: str, signature: str) -> None:
         """Emit an update if a known call is seen in an earlier phase.
 
         A derived call may also be dispatched itself.
@@ -131,19 +131,19 @@ class Recorder:
         phase, self.phase = self.phase, "variant"
         try:
             for other in table().family(facts):
-                if other.form in (Form.INPLACE, Form.OUT) and self._variants[other.name] < _KEPT_PER_VARIANT:
-                    self._variants[other.name] += self._derive_one(facts, other, args, kwargs)
+                if other.form in (Form.INPLACE, Form.OUT) and self._variants[other.name] < _MAX_CASES_PER_VARIANT:
+                    self._variants[other.name] += self._derive_form(facts, other, args, kwargs)
         finally:
             self.phase = phase
 
-    def _derive_one(self, functional: Operator, other: Operator, args: Any, kwargs: dict[str, Any]) -> bool:
+    def _derive_form(self, functional: Operator, other: Operator, args: Any, kwargs: dict[str, Any]) -> bool:
         named = dict(kwargs)
         try:
             if other.form is Form.OUT:
                 result = call_aten(functional.name, _copied(args), _copied(named))
                 outs = list(result) if isinstance(result, tuple) else [result]
                 names = [a.name for a in other.arguments if a.writes]
-                named.update({name: _blank(out) for name, out in zip(names, outs, strict=True)})
+                named.update({name: _out_tensor(out) for name, out in zip(names, outs, strict=True)})
             result = call_aten(other.name, _copied(args), _copied(named))
         except Exception:  # noqa: BLE001  # ATen rejects this form with these arguments: no case
             return False
@@ -169,22 +169,22 @@ class RecordingMode(TorchDispatchMode):
         finish = self._recorder.take(op, args, kwargs)
         if finish is None:
             return func(*args, **kwargs)
-        kept = _copied([list(args), kwargs])
+        copies = _copied([list(args), kwargs])
         try:
             result = func(*args, **kwargs)
         except Exception:
-            if _raises_for_its_out(op, *kept):
+            if _raises_only_for_out(op, *copies):
                 self._recorder.losses[
                     f"{op}: raises only because of the tensor to write to, which a functional kernel never sees"
                 ] += 1
-            elif _raises(op, *kept):
+            elif _raises_on_copies(op, *copies):
                 finish(True)
             else:
                 self._recorder.losses[f"{op}: raises only because its arguments share memory"] += 1
             raise
         finish(False, result)
         if self._recorder.phase != "error":
-            self._recorder.derive(op, *kept)
+            self._recorder.derive(op, *copies)
         return result
 
 
@@ -195,7 +195,7 @@ def call_aten(op: str, args: Any, kwargs: Any) -> Any:
         return getattr(getattr(torch.ops.aten, base), overload)(*args, **kwargs)
 
 
-def _raises(op: str, args: Any, kwargs: Any) -> bool:
+def _raises_on_copies(op: str, args: Any, kwargs: Any) -> bool:
     """Whether a call also raises on copies of its arguments, as a case would pass them."""
     try:
         call_aten(op, args, kwargs)
@@ -204,7 +204,7 @@ def _raises(op: str, args: Any, kwargs: Any) -> bool:
     return False
 
 
-def _raises_for_its_out(op: str, args: Any, kwargs: dict[str, Any]) -> bool:
+def _raises_only_for_out(op: str, args: Any, kwargs: dict[str, Any]) -> bool:
     """Whether the functional form of an out call accepts the same inputs."""
     facts = table().get(op)
     if facts is None or facts.form is not Form.OUT:
@@ -213,7 +213,7 @@ def _raises_for_its_out(op: str, args: Any, kwargs: dict[str, Any]) -> bool:
     if functional is None:
         return False
     written = {a.name for a in facts.arguments if a.writes}
-    return not _raises(functional.name, args, {n: v for n, v in kwargs.items() if n not in written})
+    return not _raises_on_copies(functional.name, args, {n: v for n, v in kwargs.items() if n not in written})
 
 
 def _copied(tree: Any) -> Any:
@@ -237,8 +237,8 @@ def _copied(tree: Any) -> Any:
     return tree
 
 
-def _blank(result: Any) -> Any:
+def _out_tensor(result: Any) -> Any:
     """Return an out tensor for a result: same geometry, other contents."""
     if isinstance(result, list | tuple):
-        return [_blank(r) for r in result]
+        return [_out_tensor(r) for r in result]
     return torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device=result.device).fill_(7)

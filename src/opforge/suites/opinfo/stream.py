@@ -22,10 +22,10 @@ class Recorded:
     storages: list[bytes]
 
 
-_SENT = [field.name for field in fields(Recorded) if field.name != "storages"]
+_SENT_FIELDS = [field.name for field in fields(Recorded) if field.name != "storages"]
 
 
 def send_call(pipe: BinaryIO, recorded: Recorded) -> None:
     """Send one call with the contents of its tensors."""
-    row = {name: getattr(recorded, name) for name in _SENT}
+    row = {name: getattr(recorded, name) for name in _SENT_FIELDS}
     send(pipe, {**row, "sizes": [len(s) for s in recorded.storages]}, b"".join(recorded.storages))

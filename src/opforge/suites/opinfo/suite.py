@@ -41,8 +41,8 @@ class OpInfoSuite:
         for slot, folder in folders.items():
             for case in read_table(folder / TABLE, options.ops, blob=slot):
                 cases[case.op].setdefault(case.id, case)  # without tensors: same in every dtype
-            losses += [f"{slot}: {what} ({count}×)" for what, count in json.loads((folder / LOSSES).read_text())]
-        ordered = {op: list(found.values()) for op, found in sorted(cases.items())}
+            losses += [f"{slot}: {message} ({count}×)" for message, count in json.loads((folder / LOSSES).read_text())]
+        ordered = {op: list(op_cases.values()) for op, op_cases in sorted(cases.items())}
         return LoadedSuite(self.name, ordered, {slot: folder / BLOB for slot, folder in folders.items()}, tuple(losses))
 
 
@@ -63,10 +63,10 @@ def _record_missing(device: str, folders: dict[str, Path], progress: Progress) -
     total = dict.fromkeys(missing, 1)
 
     def record(slot: str) -> None:
-        for at, of, name in _record_once(device, slot, missing[slot]):
-            done[slot], total[slot] = at, of
-            what = f"recording OpInfo, once per torch version ({device}, {slot}: {name})"
-            progress(what, sum(done.values()), sum(max(t, *total.values()) for t in total.values()))
+        for entries_done, entries_total, name in _record_once(device, slot, missing[slot]):
+            done[slot], total[slot] = entries_done, entries_total
+            label = f"recording OpInfo, once per torch version ({device}, {slot}: {name})"
+            progress(label, sum(done.values()), sum(max(t, *total.values()) for t in total.values()))
 
     with ThreadPoolExecutor(max(1, min(len(missing), os.cpu_count() or 1))) as pool:
         for future in [pool.submit(record, slot) for slot in missing]:
