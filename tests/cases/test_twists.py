@@ -153,6 +153,16 @@ def test_elements_of_a_large_form_are_new_and_between_those_of_the_case():
     assert booleans.dtype == torch.bool
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.int64, torch.bool])
+def test_large_forms_do_not_repeat(dtype):
+    tensor = (torch.randn(6, 7, dtype=torch.complex64) if dtype.is_complex else 100 * torch.randn(6, 7)).to(dtype)
+    tensor = torch.randn(6, 7) > 0 if dtype == torch.bool else tensor
+    (made,) = TWISTS["long_rows"](inputs(tensor, pointwise=True))
+    flat = made.reshape(-1)
+    for period in (2039, 4093, 4096, 4099, 8191, 1 << 16):
+        assert not torch.equal(flat[: len(flat) - period], flat[period:])
+
+
 def test_one_tensor_is_given_for_two_arguments_that_are_alike():
     one, other, narrow = torch.randn(3, 4), torch.randn(3, 4), torch.randn(4)
     made = TWISTS["one_tensor_twice"](inputs(one, other, pointwise=True))

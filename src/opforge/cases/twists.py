@@ -60,8 +60,13 @@ _POISONS = (math.nan, None, math.inf)
 NO_ELEMENTS = (0,)
 """Shape of a tensor that the operator resizes."""
 _IMAGES = 4
-_MAX_DISTINCT_ELEMENTS = 8191
-"""Number of distinct elements in a large form. It is prime, so no row or block repeats in step."""
+_DRAWN_ELEMENTS = (8191, 4093)
+"""Lengths of the two random sequences that large forms combine.
+
+Both are prime, so a combination repeats only after 33 million elements.
+"""
+_DRAWN_CHOICES = 2039
+"""Length of the random sequence that chooses between the two for integers. It is prime too."""
 _MASKED_ELEMENTS = 300
 """Longer than the first block of a row, and a small part of the row."""
 
@@ -300,15 +305,20 @@ def _between(t: torch.Tensor, shape: Sequence[int], generator: torch.Generator) 
     flat, count = t.reshape(-1), math.prod(shape)
     if not count:
         return t.new_empty(shape)
-    new = min(count, _MAX_DISTINCT_ELEMENTS)
+    first, second = (_drawn(flat, length, generator).repeat(-(-count // length))[:count] for length in _DRAWN_ELEMENTS)
     if t.is_floating_point() or t.is_complex():
-        wide = flat.to(torch.complex128 if t.is_complex() else torch.float64)
-        left, right = (wide[torch.randint(len(flat), (new,), generator=generator)] for _ in range(2))
-        weights = torch.rand(new, generator=generator, dtype=torch.float64).to(wide.dtype)
-        elements = torch.lerp(left, right, weights).to(t.dtype)
-    else:
-        elements = flat[torch.randint(len(flat), (new,), generator=generator)]
-    return elements.repeat(-(-count // new))[:count].reshape(shape)
+        return ((first + second) / 2).to(t.dtype).reshape(shape)
+    from_first = (torch.rand(_DRAWN_CHOICES, generator=generator) < 0.5).repeat(-(-count // _DRAWN_CHOICES))[:count]
+    return torch.where(from_first, first, second).reshape(shape)
+
+
+def _drawn(flat: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
+    """Draw numbers between two elements, in double precision; of integers and booleans, draw elements."""
+    if not (flat.is_floating_point() or flat.is_complex()):
+        return flat[torch.randint(len(flat), (count,), generator=generator)]
+    wide = flat.to(torch.complex128 if flat.is_complex() else torch.float64)
+    left, right = (wide[torch.randint(len(flat), (count,), generator=generator)] for _ in range(2))
+    return torch.lerp(left, right, torch.rand(count, generator=generator, dtype=torch.float64).to(wide.dtype))
 
 
 def _values(choose: Callable[[torch.dtype], Sequence[complex]], every: int = 4) -> Twist:
@@ -408,7 +418,7 @@ def _exponents(inputs: Inputs) -> list[torch.Tensor] | None:
     def choose(dtype: torch.dtype) -> Sequence[float]:
         info = torch.finfo(dtype)
         top, bottom = math.log(info.max), math.log(info.smallest_normal)
-        return [top - 0.5, -top + 0.5, top + 0.3, -top - 0.3, bottom + 0.5, top / 2, -top / 2]
+        return [top - 0.5, -top + 0.5, top + 0.3, -top - 0.3, bottom + 0.5, top / 2 + 0.5, -top / 2 - 0.5]
 
     return _values(choose, every=2)(inputs)
 

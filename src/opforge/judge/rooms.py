@@ -25,7 +25,7 @@ _MAX_INSPECTED_PROCESSES = 16
 
 
 class Rooms:
-    """Folders of one judge. A worker that replaces a dead one finds what that one had compiled."""
+    """Folders of one judge. A replacement worker finds the code its predecessor compiled."""
 
     def __init__(self, spawner: Spawner, *, run: str, held: bool) -> None:
         self._root = spawner.folder()

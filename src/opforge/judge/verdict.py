@@ -26,7 +26,7 @@ class Outcome(enum.StrEnum):
 
 
 REJECTED = frozenset({Outcome.WRONG, Outcome.CONTRACT, Outcome.CHEATED, Outcome.CRASHED, Outcome.TIMED_OUT})
-"""Verdicts that reject a kernel for what it did, not for what it declined or nobody could judge."""
+"""Verdicts that reject a kernel: it did something wrong."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import re
 _CONTROL_CHARACTERS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
-"""Characters that XML cannot hold, that terminals may obey, or that change the order of text."""
+"""Characters unsafe in XML or in a terminal, and those that reorder text."""
 _LINE_BREAKS = re.compile(r"\s*[\r\n\u2028\u2029\x85]+\s*")
 _RUNNER_COMMAND = re.compile(r"^(\s*)(?=::)|(?<=##)(?=\[)", re.MULTILINE)
 """Positions at which GitHub's runner would read a command in a line of output."""
