@@ -22,8 +22,8 @@ from collections import Counter
 from pathlib import Path
 
 from opforge.runs import RunConfig, run
-from opforge.runs.comparable import device_name
-from opforge.runs.compare import Became, Side, compare, held, same_source
+from opforge.runs.compare.comparison import ChangeKind, RunData, compare, same_source, speed_changes
+from opforge.runs.compare.compatible import device_name
 from opforge.runs.store import read_manifest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -92,7 +92,7 @@ def make_runs(repeats: int, folder: Path, times: int) -> None:
                     str(log), "directory", ops_directory=str(write_kernels(Path(kernels) / "k", name, times)), workers=1
                 )
                 ended = run(config, out)
-            wrong = [t.op for t in ended.summary.judged if not t.right]
+            wrong = [t.op for t in ended.summary.judged if not t.is_correct]
             sys.stderr.write(f"{out.name} {name} {ended.summary.speed} not right: {wrong}\n")
 
 
@@ -107,10 +107,10 @@ def planted_table(folder: Path) -> list[str]:
     for number in repeats:
         comparison = compare(folder / f"{number}-before", folder / f"{number}-after")
         planted = PLANTED[int(number) % len(PLANTED)] + ".default"
-        speedy = [d for d in comparison.differences if d.became in (Became.SLOWER, Became.FASTER)]
-        named = [f"{d.unit} {d.became}" for d in speedy]
+        speedy = [d for d in comparison.differences if d.kind in (ChangeKind.SLOWER, ChangeKind.FASTER)]
+        named = [f"{d.unit} {d.kind}" for d in speedy]
         others = [
-            f"{d.unit} {d.became}: {d.reasons[0][1][:60] if d.reasons else ''}"
+            f"{d.unit} {d.kind}: {d.reasons[0][1][:60] if d.reasons else ''}"
             for d in comparison.differences
             if d not in speedy
         ]
@@ -134,7 +134,7 @@ def planted_table(folder: Path) -> list[str]:
 
 def noise_table(folder: Path) -> list[str]:
     """Return how much runs of the same kernels differ, and how often one of them would be named had its source changed."""
-    runs = [Side.read(p) for p in sorted(folder.glob("*-before")) if _finished(p)]
+    runs = [RunData.read(p) for p in sorted(folder.glob("*-before")) if _finished(p)]
     pairs = {
         "each with the next": list(itertools.pairwise(runs)),
         "each with each": list(itertools.combinations(runs, 2)),
@@ -144,11 +144,11 @@ def noise_table(folder: Path) -> list[str]:
         noise, moved, asked, named = [], [], 0, []
         for one, other in some:
             same = same_source(one.manifest, other.manifest)
-            whole = held(one, other, same, unchanged=False)
+            whole = speed_changes(one, other, same, report_unchanged=False)
             noise.append(whole.noise["operators"].deviation)
-            moved.append(abs(math.log(whole.moved[1].value)) if whole.moved else 0.0)
+            moved.append(abs(math.log(whole.largest_control_change[1].value)) if whole.largest_control_change else 0.0)
             for op in sorted(same):
-                speeds = held(one, other, same - {op}, unchanged=False).speeds.get(op)
+                speeds = speed_changes(one, other, same - {op}, report_unchanged=False).speeds.get(op)
                 asked += speeds is not None
                 named += [op] if speeds is not None and (speeds.surely_slower or speeds.surely_faster) else []
         lines += [

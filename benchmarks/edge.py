@@ -63,23 +63,27 @@ def timed(name: str, repeats: int, step: Callable[[], T]) -> T:
 
 
 def steps(place: Path, count: int, repeats: int) -> None:
-    from opforge.edge import build, generate, runner, selection
+    from opforge.edge import build, codegen, runner, selection
     from opforge.edge.export import export_model
     from opforge.edge.init import make_folder
-    from opforge.edge.run import Job, run_program
-    from opforge.edge.target import find
+    from opforge.edge.run import ProgramJob, run_program
+    from opforge.edge.target import parse_target
 
     path, program = place / "ops", place / "one.pte"
     make_folder(path, "my_ops", [f"mul{number}" for number in range(count)])
     (path / "one.py").write_text(ONE)
-    target = find(str(path / "one.py"))
+    target = parse_target(str(path / "one.py"))
     timed("export, a process of its own", repeats, lambda: export_model(target, program))
-    timed("open the folder, read its bindings", repeats, lambda: build.open_folder(path))
-    folder = build.open_folder(path)
+    timed("open the folder, read its bindings", repeats, lambda: build.read_folder(path))
+    folder = build.read_folder(path)
     timed("select what a program needs", repeats, lambda: selection.select_for_model(folder.entries, program))
     whole, part = selection.select_all(folder.entries), selection.select_for_model(folder.entries, program)
     for name, chosen in ((f"{count} operators", whole), ("1 operator", part)):
-        timed(f"generate, {name}", repeats, lambda c=chosen: generate.generate(folder.bindings, c, place / "generated"))
+        timed(
+            f"generate, {name}",
+            repeats,
+            lambda c=chosen: codegen.generate_registration(folder.bindings_file, c, place / "generated"),
+        )
     made_by = {
         tool: timed(
             f"generate, compile a library, {tool}, 1 of {count}",
@@ -90,8 +94,12 @@ def steps(place: Path, count: int, repeats: int) -> None:
     }
     small = made_by["direct"]
     large = build.build(folder, whole, place / "whole")
-    timed("run on the library, processes of their own", repeats, lambda: run_program(Job(program, (small.library,))))
-    beside = runner.Wishes(beside=True)
+    timed(
+        "run on the library, processes of their own",
+        repeats,
+        lambda: run_program(ProgramJob(program, (small.library,))),
+    )
+    beside = runner.RunnerOptions(copy_libraries=True)
     one = timed(
         f"generate, compile the runner, 1 of {count}",
         repeats,
@@ -111,7 +119,7 @@ def steps(place: Path, count: int, repeats: int) -> None:
             (f"runner, {count} operators", all_.bytes, None),
             ("runner, 1 operator", one.bytes, all_.bytes),
             ("libexecutorch.so, which a runner needs", one.library_bytes, None),
-            ("libexecutorch_kernels_optimized.so, with --aten", size_of(runner.ATEN), None),
+            ("libexecutorch_kernels_optimized.so, with --aten", size_of(runner.ATEN_LIBRARY), None),
         ]
     )
 
@@ -119,7 +127,7 @@ def steps(place: Path, count: int, repeats: int) -> None:
 def size_of(library: str) -> int:
     from opforge.edge import toolchain
 
-    return (toolchain.executorch().library / f"lib{library}.so").stat().st_size
+    return (toolchain.find_executorch().library_folder / f"lib{library}.so").stat().st_size
 
 
 def sizes(rows: list[tuple[str, int, int | None]]) -> None:
@@ -138,7 +146,7 @@ def ahead(place: Path, repeats: int) -> None:
         copy = place / f"aot{time.time_ns()}{number}"
         shutil.copytree(folder, copy)
         (copy / "mul4.cpp").write_text(f"// {time.time_ns()}\n" + (copy / "mul4.cpp").read_text())
-        native.build(native.Unit("mul4", (copy / "mul4.cpp",), copy))
+        native.build(native.LibrarySpec("mul4", (copy / "mul4.cpp",), copy))
 
     timed("build a C++ registration (stable ABI)", repeats, build)
 
@@ -151,10 +159,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="opforge-edge-") as name:
         os.environ["OPFORGE_CACHE"] = f"{name}/cache"
         from opforge.edge import toolchain
-        from opforge.kernels.native.toolchain import cxx, torch_facts
+        from opforge.kernels.native.toolchain import cxx, torch_build
 
         print(
-            f"executorch {toolchain.executorch().version}, torch {torch_facts().version}, {cxx().version}, {platform.machine()}, "
+            f"executorch {toolchain.find_executorch().version}, torch {torch_build().version}, {cxx().version}, {platform.machine()}, "
             f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Python {sys.version.split()[0]}",
             flush=True,
         )

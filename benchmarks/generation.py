@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 
 from tests.generate.servers import AnthropicServer, OpenAIServer, Say, Seen  # noqa: E402
 
-from opforge.generate.assignment import assignments  # noqa: E402
+from opforge.generate.tasks import aten_tasks  # noqa: E402
 from opforge.suites.base import LoadedSuite, SuiteOptions  # noqa: E402
 from opforge.suites.opinfo.suite import OpInfoSuite  # noqa: E402
 
@@ -142,7 +142,7 @@ def load(arguments: argparse.Namespace) -> None:
 def smallest(count: int) -> list[str]:
     """Return the packets of the suite with the fewest cases, those with kernels in this repository first."""
     suite: LoadedSuite = OpInfoSuite().load(SuiteOptions("cpu", ("f32",)))
-    tasks = sorted(assignments(suite), key=lambda task: sum(len(part.cases) for part in task.parts))
+    tasks = sorted(aten_tasks(suite), key=lambda task: sum(len(part.cases) for part in task.parts))
     names = [task.name for task in tasks if "_backward" not in task.name and not task.name.startswith("_")]
     return list(dict.fromkeys(["relu", *names]))[:count]
 

@@ -63,7 +63,7 @@ from pathlib import Path
 import torch
 from opforge.kernels import native
 start = time.perf_counter()
-built = native.build(native.Unit.of_file(Path(sys.argv[1])))
+built = native.build(native.LibrarySpec.of_file(Path(sys.argv[1])))
 found = time.perf_counter()
 native.load(built.library)
 loaded = time.perf_counter()
@@ -76,7 +76,7 @@ import sys, time
 from pathlib import Path
 from opforge.kernels import native
 start = time.perf_counter()
-built = native.build(native.Unit.of_file(Path(sys.argv[1])))
+built = native.build(native.LibrarySpec.of_file(Path(sys.argv[1])))
 print(int(built.cached), time.perf_counter() - start)
 """
 
@@ -153,7 +153,7 @@ def main() -> None:
         os.environ["OPFORGE_CACHE"] = f"{name}/cache"
         from opforge.kernels.native import toolchain
 
-        facts = toolchain.torch_facts()
+        facts = toolchain.torch_build()
         print(
             f"torch {facts.version}, {toolchain.cxx().version}, {platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
         )

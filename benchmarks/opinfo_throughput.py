@@ -25,10 +25,10 @@ import psutil
 
 from opforge.cases import Case
 from opforge.cases.store import open_blob
+from opforge.procs.channel import Channel
 from opforge.runs import RunConfig, run
-from opforge.runs.execute import start_server
-from opforge.sandbox.confinement import Room
-from opforge.sandbox.wire import Channel
+from opforge.runs.execute.judge_pool import start_server
+from opforge.sandbox.guard.confinement import Confinement
 from opforge.suites.base import SuiteOptions
 from opforge.suites.opinfo.suite import OpInfoSuite
 
@@ -38,10 +38,10 @@ def plain_loop(dtype: str) -> dict[str, Any]:
     import numpy as np
     import torch
 
-    from opforge.cases.encoding import decode
-    from opforge.cases.materialise import owned_copy, tensor_over, write_storage
+    from opforge.cases.tensors import owned_copy, tensor_from_row, write_storage
     from opforge.cases.values import TensorSpec
-    from opforge.judge.properties import UNDEFINED_CONTENTS
+    from opforge.cases.wire import decode
+    from opforge.judge.compare.properties import UNDEFINED_CONTENTS
     from opforge.ops import table
 
     torch.set_num_threads(1)
@@ -54,7 +54,7 @@ def plain_loop(dtype: str) -> dict[str, Any]:
             storage = np.empty(nbytes, np.uint8)
             spec = TensorSpec(tuple(shape), short, tuple(strides), offset, device, at, nbytes, *bounds)
             write_storage(spec, storage, blobs.get(case.blob), case.id)
-            return owned_copy(tensor_over(storage, [0, *row[1:7]]))
+            return owned_copy(tensor_from_row(storage, [0, *row[1:7]]))
 
         args, kwargs = json.loads(case.tree)
         return decode(args, tensor), {n: decode(v, tensor) for n, v in kwargs.items()}
@@ -145,7 +145,7 @@ def fresh_worker_ms(count: int = 50, *, confined: bool = True) -> list[float]:
         ours, theirs = Channel.pair()
         settings: dict[str, Any] = {"device": "cpu", "arena_bytes": 1 << 20, "out_at": 1 << 19}
         if confined:
-            settings["room"] = asdict(Room(tempfile.mkdtemp(dir=rooms)))
+            settings["room"] = asdict(Confinement(tempfile.mkdtemp(dir=rooms)))
         pid = spawner.spawn(
             "worker", settings, [theirs.fileno(), arena], limits={"memory_bytes": 8 << 30}, output=False
         )

@@ -23,12 +23,12 @@ from pathlib import Path
 import torch
 
 import opforge
-from opforge.backends.directory import kernel_in
-from opforge.kernels.proofs import proof_of
+from opforge.backends.directory import kernel_from_file
+from opforge.kernels.proof import proof_path
 from opforge.runtime.devices import device_name
-from opforge.runtime.loading import load
-from opforge.runtime.proofs import FORMAT, signed
-from opforge.runtime.signing import make_key
+from opforge.runtime.loading import load_function
+from opforge.runtime.proof_files import PROOF_FORMAT, sign_proof
+from opforge.runtime.signing import load_or_create_key
 
 SMALL = {
     "relu": "import torch\ndef relu_kernel_impl(self):\n    return torch.clamp(self, min=0)\n",
@@ -59,7 +59,7 @@ def ways(op: str, source: str, root: Path, device: str, *, gems: bool) -> dict[s
     """Return the ways by name, each as what gives a context in which it holds."""
     file = _write(root / "proven", op, source, device, PROVEN)
     _write(root / "unproven", op, source, device, NOT_PROVEN)
-    function = load(file, (f"{op}_kernel_impl",))
+    function = load_function(file, (f"{op}_kernel_impl",))
     found: dict[str, Callable[[], object]] = {
         "ATen": nullcontext,
         "plain Library.impl": lambda: plain(op, function, device),
@@ -80,13 +80,13 @@ def _write(root: Path, op: str, source: str, device: str, most: int) -> Path:
     folder.mkdir(parents=True)
     file = folder / f"{op}_implementation_1.py"
     file.write_text(source)
-    kernel = kernel_in(file, op)
+    kernel = kernel_from_file(file, op)
     layouts = ["contiguous", "offset", "strided"]
     extents = [[[1, most]] * 4] * len(SIGNATURE[op].split(","))
     proven = {"rank": [0, 4], "numel": [1, most], "extents": extents, "layouts": layouts, "timed": [[1, most, True]]}
     proof = {"digest": kernel.digest, "torch": torch.__version__, "device": device_name(device)}
-    about = {"opforge_proof": FORMAT, "suites": [], "operators": {kernel.primary: {SIGNATURE[op]: proven}}}
-    proof_of(file).write_text(json.dumps(signed(make_key(), {**proof, **about})))
+    about = {"opforge_proof": PROOF_FORMAT, "suites": [], "operators": {kernel.primary: {SIGNATURE[op]: proven}}}
+    proof_path(file).write_text(json.dumps(sign_proof(load_or_create_key(), {**proof, **about})))
     return file
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import argparse
 import time
 
-from opforge.judge.peaks import known_peaks, path_of
-from opforge.runs.execute import start_server
+from opforge.judge.roofline.peaks import cache_path, load_or_measure
+from opforge.runs.execute.judge_pool import start_server
 
 
 def main() -> None:
@@ -23,14 +23,14 @@ def main() -> None:
     try:
         spawner = server.spawner  # waits for torch
         began = time.perf_counter()
-        peaks = known_peaks(spawner, words.device, anew=not words.cached)
+        peaks = load_or_measure(spawner, words.device, remeasure=not words.cached)
         took = time.perf_counter() - began
     finally:
         server.close()
-    print(f"{peaks.device} ({peaks.kind}), {took:.2f} s; kept in {path_of(peaks.device)}")
+    print(f"{peaks.device} ({peaks.device_type}), {took:.2f} s; kept in {cache_path(peaks.device)}")
     print(f"{'working set':>12}{'GB/s':>10}{'in place':>10}")
     twice = dict(peaks.in_place_curve)
-    for size, rate in peaks.curve:
+    for size, rate in peaks.bandwidth_curve:
         shown = f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
         print(f"{shown:>12}{rate / 1e9:>10.1f}{twice.get(size, 0) / 1e9:>10.1f}")
     for kind, rate in peaks.rates.items():

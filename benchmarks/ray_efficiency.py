@@ -25,9 +25,9 @@ from tiny import OP, TinyBackend, suite
 
 from opforge.cases import Phase
 from opforge.runs import RunConfig, run
-from opforge.runs.cluster import joining
-from opforge.runs.cluster.flow import chunks
-from opforge.runs.cluster.parcels import packed
+from opforge.runs.execute.ray import connect
+from opforge.runs.execute.ray.scheduler import split_job
+from opforge.runs.execute.ray.shipment import pack
 from opforge.runs.plan import make_plan
 from opforge.runs.store import read_rows
 from opforge.suites import SuiteOptions
@@ -91,8 +91,8 @@ def _rate(samples: Samples, begin: float, end: float) -> float:
 
 def task_ms(count: int) -> tuple[float, float]:
     """Return what an empty task like ours takes: one after the other, and with several under way."""
-    ray = joining.load_ray()
-    joining.start(ray, os.cpu_count() or 1)
+    ray = connect.load_ray()
+    connect.start_local(ray, os.cpu_count() or 1)
 
     def nothing() -> Any:
         yield {"began": 0}
@@ -121,8 +121,8 @@ def parcel_bytes(cases: int) -> int:
     with tempfile.TemporaryDirectory() as folder:
         config = RunConfig("given", "tiny")
         plan = make_plan(config, TinyBackend(Path(folder), 1, faults=False), suite(cases).load(SuiteOptions()))
-        (chunk,) = chunks(plan.jobs[0], Phase.CORRECTNESS)
-        return len(pickle.dumps(packed(chunk)))
+        (chunk,) = split_job(plan.jobs[0], Phase.CORRECTNESS)
+        return len(pickle.dumps(pack(chunk)))
 
 
 def main() -> None:

@@ -18,9 +18,9 @@ from tiny import TinyBackend, suite
 from opforge import registry
 from opforge.cases import Phase
 from opforge.runs import RunConfig, run
-from opforge.runs.cluster import joining
-from opforge.runs.cluster.executor import TASKS, RayCluster
-from opforge.runs.cluster.placement import Placement
+from opforge.runs.execute.ray import connect
+from opforge.runs.execute.ray.executor import TASKS, RayCluster
+from opforge.runs.execute.ray.placement import Placement
 
 
 class PretendedGpus(RayCluster):
@@ -32,13 +32,13 @@ class PretendedGpus(RayCluster):
 
 def record(kernels: int) -> list[dict[str, Any]]:
     """Run on the simulated cluster; return the lines of tasks.jsonl."""
-    ray = joining.load_ray()
+    ray = connect.load_ray()
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     for _ in range(3):
         cluster.add_node(num_cpus=4, num_gpus=2)
-    joining.join(ray, cluster.address)
+    connect.connect(ray, cluster.address)
     registry.BUILTIN["executors"]["ray"] = f"{__name__}:PretendedGpus"
     try:
         with tempfile.TemporaryDirectory(prefix="opforge-bench-") as folder:

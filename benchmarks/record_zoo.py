@@ -18,11 +18,11 @@ import sys
 import time
 from pathlib import Path
 
-from opforge.reports.trace_page import page
-from opforge.traces import file
-from opforge.traces.conduct import about
-from opforge.traces.many import Limits, Recording, forks_reach, preload
-from opforge.traces.parts import Ended, Parts, Run
+from opforge.reports.trace_page import markdown
+from opforge.traces import trace_file
+from opforge.traces.parallel import Limits, Recording, forks_reach, preload
+from opforge.traces.record import recording_metadata
+from opforge.traces.recordings import Parts, RunEnd, TracedRun
 from opforge.traces.targets import Settings
 from opforge.traces.zoo import runs
 
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="only say on this page what is in the file")
     options = parser.parse_args()
     if options.page is not None:
-        options.page.write_text(page(file.read(options.out), options.out))
+        options.page.write_text(markdown(trace_file.read_trace(options.out), options.out))
         return
     until = time.monotonic() + 60 * options.minutes - _TO_PUT_TOGETHER_S if options.minutes else float("inf")
     chosen = runs(options.device, fake=options.fake)
@@ -62,11 +62,11 @@ def main() -> None:
     put_together(parts, chosen, options)
 
 
-def name(run: Run) -> str:
+def name(run: TracedRun) -> str:
     return f"{run.target.kind}:{run.target.name}"
 
 
-def record(parts: Parts, chosen: list[Run], limits: Limits, options: argparse.Namespace) -> None:
+def record(parts: Parts, chosen: list[TracedRun], limits: Limits, options: argparse.Namespace) -> None:
     begun = time.monotonic()
     fork = not options.no_fork
     if fork:
@@ -79,7 +79,7 @@ def record(parts: Parts, chosen: list[Run], limits: Limits, options: argparse.Na
     print(f"{'forks' if fork else 'fresh processes'}, ready after {time.monotonic() - begun:.0f} s", flush=True)
     done = 0
 
-    def say(run: Run, ended: Ended) -> None:
+    def say(run: TracedRun, ended: RunEnd) -> None:
         nonlocal done
         done += 1
         at = time.monotonic() - begun
@@ -88,18 +88,18 @@ def record(parts: Parts, chosen: list[Run], limits: Limits, options: argparse.Na
     Recording(parts, limits, say, fork).record(sorted(chosen, key=_mixed))
 
 
-def _mixed(run: Run) -> int:
+def _mixed(run: TracedRun) -> int:
     """Return a place in an order in which large ones are not all run at the same time."""
     return sum((n + 1) * 2654435761 * ord(c) for n, c in enumerate(run.name)) % 1000003
 
 
-def put_together(parts: Parts, chosen: list[Run], options: argparse.Namespace) -> None:
+def put_together(parts: Parts, chosen: list[TracedRun], options: argparse.Namespace) -> None:
     begun = time.monotonic()
-    made = parts.gather(chosen, about(Settings(options.device, options.fake), sys.argv))
-    file.write(options.out, made)
+    made = parts.merge(chosen, recording_metadata(Settings(options.device, options.fake), sys.argv))
+    trace_file.write_trace(options.out, made)
     written = time.monotonic()
-    file.read(options.out, whole=False)
-    models, failed = made.about["models"], made.about["failed"]
+    trace_file.read_trace(options.out, all_columns=False)
+    models, failed = made.metadata["models"], made.metadata["failed"]
     print(
         f"{len(models)} architectures, {made.operators} operators, {len(made.calls)} distinct calls, "
         f"{sum(c.count for c in made.calls)} calls, {options.out.stat().st_size / (1 << 20):.2f} MiB; "

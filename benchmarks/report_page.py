@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from opforge.reports.page import PAGE, write_page
+from opforge.reports.page import PAGE_FILE, write_page
 from opforge.runs.score import Summary
 from opforge.runs.store import read_manifest, read_rows
 
@@ -47,7 +47,7 @@ NAMES = (
 )
 FAILURES = {
     "wrong": "result: {} of {} elements: error {:.3g}, allowed 1.2e-06 (ATen's own 2.1e-08); first at [0, 1]: got 0.4353, ATen has 0.4355",
-    "contract": "result: strides ({}, {}) cannot be viewed flat, as ATen's can; in {:.1f} of its forms",
+    "contract": "result: strides ({}, {}) cannot be viewed flat, as ATen's can; in {:.1f} of its variants",
     "crashed": "the kernel's process was killed by SIGSEGV after {} of {} cases and {:.1f} s",
 }
 SOURCE = '''"""A kernel of number {number}."""
@@ -83,7 +83,7 @@ def rows_of(op: str, kernel: str, count: int, draw: random.Random) -> Iterator[d
         line = head | {"id": f"{draw.getrandbits(64):016x}", "phase": "correctness", "verdict": "passed", "reason": ""}
         bound = 10 ** draw.uniform(-8, -3)
         line |= {"kernel_error": bound * 10 ** draw.uniform(-4, -0.3), "aten_error": bound / 20, "bound": bound}
-        line["forms"] = draw.sample(["transposed", "strided", "offset", "nan", "inf", "extremes", "empty"], 3)
+        line["variants"] = draw.sample(["transposed", "strided", "offset", "nan", "inf", "extremes", "empty"], 3)
         if number % 5 == 4:
             line |= _timed(side, level * side**slope, draw)
         if bad and draw.random() < 0.3:
@@ -107,7 +107,7 @@ def _timed(side: int, speedup: float, draw: random.Random) -> dict[str, Any]:
     }
     times = {"timed": "call", "kernel_us": light_us / kernel * 100, "aten_us": light_us / aten * 100, "rounds": 40}
     ends = {"speedup_low": speedup / width, "speedup_high": speedup * width}
-    return {"phase": "performance", "speedup": speedup, **ends, **times, "light": light | {"counted": "formula"}}
+    return {"phase": "performance", "speedup": speedup, **ends, **times, "sol": light | {"counted": "formula"}}
 
 
 def make_run(folder: Path, operators: int, cases: int) -> None:
@@ -252,23 +252,23 @@ def main() -> None:
         folder = Path(temporary)
         if words.pictures:
             make_run(folder, 60, 50)
-            write_page(folder, read_manifest(folder), Summary.of(read_manifest(folder), read_rows(folder)))
-            pictures(folder / PAGE, words.pictures)
+            write_page(folder, read_manifest(folder), Summary.from_rows(read_manifest(folder), read_rows(folder)))
+            pictures(folder / PAGE_FILE, words.pictures)
             return
         make_run(folder, words.operators, words.cases)
         manifest = read_manifest(folder)
-        summary = Summary.of(manifest, read_rows(folder))
+        summary = Summary.from_rows(manifest, read_rows(folder))
         before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, (time.perf_counter(), time.process_time())
         write_page(folder, manifest, summary)
         took, used = time.perf_counter() - began[0], time.process_time() - began[1]
         grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
         lines = (folder / "results.jsonl").stat().st_size / 2**20
         print(f"{words.operators} operators × {words.cases} cases; results.jsonl {lines:.1f} MiB")
-        print(f"{'size of the page':32}{(folder / PAGE).stat().st_size / 2**20:10.2f} MiB")
+        print(f"{'size of the page':32}{(folder / PAGE_FILE).stat().st_size / 2**20:10.2f} MiB")
         print(f"{'time to make it':32}{took:10.2f} s, {used:.2f} s of a core")
         print(f"{'memory that making it added':32}{grown:10.0f} MiB")
         print(f"{'in Chromium (median, worst)':32}{'ms':>10}{'ms':>10}   of {words.repeats}")
-        for name, values in in_browser(folder / PAGE, words.repeats).items():
+        for name, values in in_browser(folder / PAGE_FILE, words.repeats).items():
             print(f"{name:32}{statistics.median(values):10.1f}{max(values):10.1f}")
 
 

@@ -23,8 +23,8 @@ import psutil
 from tiny import TinyBackend, suite
 
 from opforge.runs import RunConfig, run
-from opforge.runs.cluster import joining
-from opforge.runs.cluster.executor import TASKS, RayCluster
+from opforge.runs.execute.ray import connect
+from opforge.runs.execute.ray.executor import TASKS, RayCluster
 from opforge.runs.store import read_rows
 
 CASES_PER_KERNEL = 100
@@ -65,7 +65,7 @@ class Killer:
         if not workers:
             return
         victim, what = chance.choice(workers), "Ray worker"
-        servers = [c for c in _children(victim) if _says(c, "opforge.sandbox.server")]
+        servers = [c for c in _children(victim) if _says(c, "opforge.sandbox.host.server")]
         if servers and chance.random() < 0.5:
             victim, what = servers[0], "fork server"
         with contextlib.suppress(psutil.Error, ProcessLookupError):
@@ -114,12 +114,12 @@ class Meter:
 
 def soak(kernels: int, folder: Path, words: argparse.Namespace) -> list[str]:
     """Run once; return what is to be told."""
-    joining.load_ray()
+    connect.load_ray()
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    ray = joining.load_ray()
-    joining.join(ray, cluster.address)
+    ray = connect.load_ray()
+    connect.connect(ray, cluster.address)
     killer = Killer(cluster, words.kill_every, words.node_every)
     meter = Meter()
 

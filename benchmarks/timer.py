@@ -30,13 +30,13 @@ from model_cases import MODEL_CASES
 
 from opforge.cases import Case
 from opforge.cases.case import Expect, Phase
-from opforge.judge.batch import Batch, CaseRow, Placed
-from opforge.judge.host_race import HostRace
-from opforge.judge.reference import tensors_of
-from opforge.judge.timing import BaselineError, Race
-from opforge.judge.workers import KernelWorker, WorkerConfig
+from opforge.judge.batch import Batch, BatchEntry, CaseRow
+from opforge.judge.kernel_worker import KernelWorker, WorkerConfig
+from opforge.judge.timing.cpu_race import CpuRace
+from opforge.judge.timing.gpu_race import BaselineError, GpuRace
 from opforge.ops import table
-from opforge.runs.execute import start_server
+from opforge.runs.execute.judge_pool import start_server
+from opforge.runtime.trees import instances
 
 CPU_MODELS = ("gpt2 decode", "bert 8x128", "bert training", "llama decode", "resnet 1", "t5", "mixtral", "adam")
 """Those whose calls take no longer than some ms on one core."""
@@ -128,13 +128,15 @@ class Ring:
                 self._loaded[number] = file
         batch, placed = placed_case(op, text, self.device)
         for worker in self._workers:
-            batch.copy_to(worker.bytes)
-        nbytes = sum(row[1] for row in placed.inputs) + sum(t.nbytes for t in tensors_of(placed.answer.result))
+            batch.copy_to(worker.arena_view)
+        nbytes = sum(row[1] for row in placed.input_rows) + sum(
+            t.nbytes for t in instances(placed.answer.result, torch.Tensor)
+        )
         begun = time.perf_counter()
-        race: Race | HostRace = (
-            HostRace(*self._workers, op, placed, None, writes=facts.mutates)
+        race: GpuRace | CpuRace = (
+            CpuRace(*self._workers, op, placed, None, writes_inputs=facts.mutates)
             if self.device.type == "cpu"
-            else Race(*self._workers, op, placed, None, self.device, writes=facts.mutates)
+            else GpuRace(*self._workers, op, placed, None, self.device, writes_inputs=facts.mutates)
         )
         self.spent.clear()
         row = race.run()
@@ -143,7 +145,7 @@ class Ring:
 
 
 @functools.lru_cache(1)
-def placed_case(op: str, text: str, device: torch.device) -> tuple[Batch, Placed]:
+def placed_case(op: str, text: str, device: torch.device) -> tuple[Batch, BatchEntry]:
     """Return a case with its inputs made; the same once more where it is asked for again."""
     facts = table().get(op)
     assert facts is not None, op
@@ -157,7 +159,7 @@ def placed_case(op: str, text: str, device: torch.device) -> tuple[Batch, Placed
 
 def arguments(op: str, text: str, device: torch.device) -> tuple[Callable[..., Any], list[Any], dict[str, Any]]:
     """Return ATen's function and one set of arguments, for rulers that work in this process."""
-    args, kwargs, _ = placed_case(op, text, device)[1].call.build()
+    args, kwargs, _ = placed_case(op, text, device)[1].call.build_arguments()
     packet, overload = op.split(".")
     return getattr(getattr(torch.ops.aten, packet), overload), args, kwargs
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from opforge.cases import Case
-from opforge.kernels import Kernel, Served
+from opforge.kernels import Kernel, ServedOperator
 from opforge.suites.given import GivenSuite, performance_case
 
 OP = "relu.default"
@@ -42,4 +42,4 @@ class TinyBackend:
         file = self._root / name / f"{name}.py"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text({"crashed": _CRASH, "timed_out": _HANG, "passed": _HONEST}[self.fault(number)])
-        return Kernel(name, OP, (Served(OP),), str(file), ("relu_kernel_impl",), "tiny")
+        return Kernel(name, OP, (ServedOperator(OP),), str(file), ("relu_kernel_impl",), "tiny")

@@ -31,8 +31,8 @@ import torch
 
 import opforge
 from opforge.suites.torchbench import DATA
-from opforge.traces import file
-from opforge.traces.architectures import Made, make
+from opforge.traces import trace_file
+from opforge.traces.architectures import ModelWithInputs, build_model
 from opforge.traces.zoo import architectures
 
 KERNELS = Path(__file__).parents[1] / "examples" / "triton_kernels"
@@ -96,7 +96,7 @@ def device_words(device: str) -> str:
 
 def prove(kernels: Path, trace: Path, names: list[str], device: str) -> dict[str, Any]:
     """Judge and time the kernels on the calls that the models make, which leaves proofs beside them."""
-    made = file.read(trace)
+    made = trace_file.read_trace(trace)
     served = {folder.name for folder in kernels.iterdir()}
     calls = [
         call
@@ -105,7 +105,7 @@ def prove(kernels: Path, trace: Path, names: list[str], device: str) -> dict[str
         and call.op.split(".")[0] in served
     ]
     chosen, out = kernels.parent / "calls.parquet", kernels.parent / "proving"
-    file.write(chosen, replace(made, calls=calls))
+    trace_file.write_trace(chosen, replace(made, calls=calls))
     begun = time.monotonic()
     words = ["--suite", str(chosen), "--backend", "directory", "--ops-directory", str(kernels), "--device", device]
     command = [
@@ -138,7 +138,7 @@ def settings_of(name: str, options: argparse.Namespace) -> tuple[Any, Any]:
 
 def under(name: str, made_from: tuple[Any, Any], kernels: Path, device: str) -> dict[str, Any]:
     torch.manual_seed(0)
-    made = make(*made_from)
+    made = build_model(*made_from)
     outcome: dict[str, Any] = {
         "kind": SIX.get(name, ""),
         "dtype": made_from[1].dtype,
@@ -165,18 +165,18 @@ def placed(way: str, kernels: Path, device: str) -> Iterator[Any]:
         yield enabled
 
 
-def call(made: Made) -> list[torch.Tensor]:
+def call(made: ModelWithInputs) -> list[torch.Tensor]:
     """Return what the model gives, and what it gives for more tokens where it keeps a cache."""
     with torch.no_grad():
         last = made.model(*made.args, **made.kwargs)
         found = [last.logits]
-        for _ in range(TOKENS if made.follow is not None else 0):
-            last = made.follow(made.model, last)
+        for _ in range(TOKENS if made.follow_up is not None else 0):
+            last = made.follow_up(made.model, last)
             found.append(last.logits)
     return found
 
 
-def race(made: Made, kernels: Path, device: str) -> dict[str, list[float]]:
+def race(made: ModelWithInputs, kernels: Path, device: str) -> dict[str, list[float]]:
     """Return milliseconds of a run by way, the ways in turns."""
     times: dict[str, list[float]] = {way: [] for way in WAYS}
     for turn in range(ROUNDS + 1):
@@ -199,7 +199,7 @@ def settle(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def standard(made: Made) -> tuple[list[torch.Tensor], str]:
+def standard(made: ModelWithInputs) -> tuple[list[torch.Tensor], str]:
     """Return the model's answers in float64, or in float32 where it does not run so; the model is not what it was afterwards."""
     for words, dtype in (("float64", torch.float64), ("float32", torch.float32)):
         model = made.model.to(dtype)

@@ -11,10 +11,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from opforge.models.conduct import MODEL_ROLES
-from opforge.runs.execute import device_settings
-from opforge.sandbox.client import SERVER_VARIABLE
-from opforge.sandbox.warm import listening
+from opforge.models.judge import MODEL_ROLES
+from opforge.runs.execute.judge_pool import device_settings
+from opforge.sandbox.host.client import SERVER_VARIABLE
+from opforge.sandbox.host.warm import warm_server
 
 COMMANDS = {
     "judge one case": ("run", "--suite", "GIVEN", "--backend", "aten"),
@@ -41,7 +41,7 @@ def main() -> None:
     print(f"median of {options.rounds} rounds, {options.device}\n{'command':40}  own server  warm server  ratio")
     with (
         tempfile.TemporaryDirectory() as folder,
-        listening("", MODEL_ROLES, device_settings(options.device)) as (path, server),
+        warm_server("", MODEL_ROLES, device_settings(options.device)) as (path, server),
     ):
         given = Path(folder) / "given.txt"
         given.write_text(CASE)

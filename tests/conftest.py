@@ -22,14 +22,14 @@ os.environ.setdefault("OPFORGE_KEY", str(ROOT / ".cache" / "key"))
 
 from opforge import registry  # noqa: E402
 from opforge.cases import Case, Phase  # noqa: E402
-from opforge.models.conduct import MODEL_ROLES  # noqa: E402
+from opforge.models.judge import MODEL_ROLES  # noqa: E402
 from opforge.runs import RunConfig, run  # noqa: E402
-from opforge.runs.conduct import Ended  # noqa: E402
-from opforge.runs.execute import device_settings, start_server  # noqa: E402
-from opforge.sandbox.client import SERVER_VARIABLE, ForkServer  # noqa: E402
-from opforge.sandbox.warm import listening  # noqa: E402
+from opforge.runs.execute.judge_pool import device_settings, start_server  # noqa: E402
+from opforge.runs.pipeline import RunResult  # noqa: E402
+from opforge.sandbox.host.client import SERVER_VARIABLE, ForkServerHandle  # noqa: E402
+from opforge.sandbox.host.warm import warm_server  # noqa: E402
 from opforge.suites import LoadedSuite, SuiteOptions  # noqa: E402
-from opforge.suites.base import Progress, silent  # noqa: E402
+from opforge.suites.base import Progress, no_progress  # noqa: E402
 from tests.entries import ENTRIES  # noqa: E402
 
 pytest_plugins = ["tests.scheduling"]
@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Start one warm server for this run and all its workers; it imports torch while tests are collected."""
     if not hasattr(config, "workerinput") and not config.option.collectonly:
         stack = contextlib.ExitStack()
-        path, _server = stack.enter_context(listening("", MODEL_ROLES, device_settings("cpu")))
+        path, _server = stack.enter_context(warm_server("", MODEL_ROLES, device_settings("cpu")))
         os.environ[SERVER_VARIABLE] = path
         config.add_cleanup(stack.close)
 
@@ -65,7 +65,7 @@ class TinySuite:
     cases: Mapping[str, list[str]] = {}
     performance = False
 
-    def load(self, options: SuiteOptions, progress: Progress = silent) -> LoadedSuite:
+    def load(self, options: SuiteOptions, progress: Progress = no_progress) -> LoadedSuite:
         chosen = {op: texts for op, texts in self.cases.items() if options.ops is None or op in options.ops}
         made = {op: [Case.make(op, text) for text in texts] for op, texts in chosen.items()}
         if self.performance:
@@ -93,7 +93,7 @@ def kernel_directory(tmp_path: Path) -> Callable[[dict[str, str]], Path]:
 
 
 @pytest.fixture(scope="session")
-def shared_server() -> Iterator[ForkServer]:
+def shared_server() -> Iterator[ForkServerHandle]:
     """Return a line to the warm server of this test run."""
     server = start_server("cpu")
     yield server
@@ -108,14 +108,14 @@ def _own_server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture
-def judge_tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Ended]]:
+def judge_tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., RunResult]]:
     """Return a function that judges a directory of kernels on given cases, in the real sandbox."""
     monkeypatch.setitem(registry.BUILTIN["suites"], "tiny", f"{__name__}:TinySuite")
     registry._entries.cache_clear()
 
     def judge(
         directory: Path | None, cases: Mapping[str, list[str]], *, performance: bool = False, **fields: Any
-    ) -> Ended:
+    ) -> RunResult:
         monkeypatch.setattr(TinySuite, "cases", cases)
         monkeypatch.setattr(TinySuite, "performance", performance)
         backend = "aten" if directory is None else "directory"
@@ -126,7 +126,7 @@ def judge_tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
     registry._entries.cache_clear()
 
 
-def verdicts(ended: Ended) -> dict[str, set[tuple[str, str]]]:
+def verdicts(ended: RunResult) -> dict[str, set[tuple[str, str]]]:
     """Return verdict and reason of every case, by operator."""
     found: dict[str, set[tuple[str, str]]] = {}
     for row in ended.store.rows():
@@ -167,10 +167,10 @@ def custom_root(tmp_path: Path) -> Callable[[dict[str, dict[str, str]]], Path]:
 
 
 @pytest.fixture
-def judge_custom(tmp_path: Path, custom_root: Callable[..., Path]) -> Callable[..., Ended]:
+def judge_custom(tmp_path: Path, custom_root: Callable[..., Path]) -> Callable[..., RunResult]:
     """Return a function that judges all implementations of custom operators, in the real sandbox."""
 
-    def judge(sources: dict[str, dict[str, str]], **fields: Any) -> Ended:
+    def judge(sources: dict[str, dict[str, str]], **fields: Any) -> RunResult:
         root = str(custom_root(sources))
         config = RunConfig("custom_ops", "custom_ops", custom_ops_root=root, **{"timeout_s": 5.0, **fields})
         return run(config, tmp_path / "run")
@@ -187,7 +187,7 @@ def gen_input(*correctness: str, performance: str = "") -> str:
     )
 
 
-def by_kernel(ended: Ended) -> dict[str, set[tuple[str, str]]]:
+def by_kernel(ended: RunResult) -> dict[str, set[tuple[str, str]]]:
     """Return verdict and reason of every case, by kernel."""
     found: dict[str, set[tuple[str, str]]] = {}
     for row in ended.store.rows():

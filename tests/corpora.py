@@ -14,14 +14,14 @@ import torch
 
 from opforge import registry
 from opforge.cases import Case
-from opforge.cases.encoding import SHORT_DTYPES, from_torch
 from opforge.cases.store import BlobWriter
 from opforge.cases.text import format_arguments
 from opforge.cases.values import TensorSpec
+from opforge.cases.wire import SHORT_DTYPES, from_torch
 from opforge.ops import table
 from opforge.runs import RunConfig, run
 from opforge.suites import LoadedSuite, SuiteOptions
-from opforge.suites.base import Progress, silent
+from opforge.suites.base import Progress, no_progress
 
 Item = TypeVar("Item")
 BLOB = "corpus"
@@ -33,7 +33,7 @@ class CorpusSuite:
     name = "corpus"
     loaded = LoadedSuite("corpus", {})
 
-    def load(self, options: SuiteOptions, progress: Progress = silent) -> LoadedSuite:
+    def load(self, options: SuiteOptions, progress: Progress = no_progress) -> LoadedSuite:
         return self.loaded
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from opforge.sandbox.client import SERVER_VARIABLE
+from opforge.sandbox.host.client import SERVER_VARIABLE
 from tests.authoring.packages import environment
 from tests.command import opforge
 from tests.conftest import NOT_PROOFS, ROOT

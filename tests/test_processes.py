@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from opforge.processes import waited_ns
+from opforge.procs.linux import run_queue_wait_ns
 
 SPIN = """
 import hashlib, os, sys, threading
@@ -38,7 +38,7 @@ def test_a_process_waits_for_others_on_its_core_and_not_for_its_own_threads(thre
     ):
         assert process.stdout.readline() == "done\n"
         ran, waited, *_ = map(int, Path(f"/proc/{process.pid}/schedstat").read_text().split())
-        for_others = waited_ns(process.pid)
+        for_others = run_queue_wait_ns(process.pid)
         for one in (neighbour, process):
             one.communicate("\n")
     assert waited > 0.05 * ran
@@ -51,4 +51,4 @@ def test_a_process_waits_for_others_on_its_core_and_not_for_its_own_threads(thre
 def test_of_a_process_that_is_gone_nothing_is_said():
     gone = subprocess.Popen(["true"])
     gone.wait()
-    assert waited_ns(gone.pid) == 0
+    assert run_queue_wait_ns(gone.pid) == 0

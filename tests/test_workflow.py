@@ -99,7 +99,7 @@ def test_a_wrong_kernel_makes_the_pull_request_red(pull_request, tmp_path):
     done = run("Judge the pull request")
     assert done.returncode == 1, done.stderr
     (error,) = [line for line in done.stdout.splitlines() if line.startswith("::error ")]
-    assert "file=kernels/relu/relu_implementation_1.py,title=relu.default (relu_implementation_1) is not right" in error
+    assert "file=kernels/relu/relu_implementation_1.py,title=relu.default (relu_implementation_1) failed" in error
     assert run("Compare").returncode == 1
     summary = (tmp_path / "summary.md").read_text()
     assert "| became wrong | `relu.default` | right |" in summary

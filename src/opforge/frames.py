@@ -38,7 +38,7 @@ def is_import_system(filename: str) -> bool:
     return filename.startswith("<frozen importlib") or Path(filename).resolve().is_relative_to(_IMPORTLIB)
 
 
-def is_users(filename: str) -> bool:
+def is_user_file(filename: str) -> bool:
     """Return whether a frame is from a user's file: not opforge, torch or generated code."""
     return not (
         filename.startswith("<") or is_from_opforge(filename) or is_from_torch(filename) or is_import_system(filename)

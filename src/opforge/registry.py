@@ -31,8 +31,8 @@ BUILTIN: dict[str, dict[str, str]] = {
         "transcript": "opforge.generate.transcript:TranscriptProvider",
     },
     "executors": {
-        "local": "opforge.runs.local:ThisMachine",
-        "ray": "opforge.runs.cluster.executor:RayCluster",
+        "local": "opforge.runs.execute.local:ThisMachine",
+        "ray": "opforge.runs.execute.ray.executor:RayCluster",
     },
 }
 """Built-in entries, so that a checkout works uninstalled; pyproject.toml repeats them."""

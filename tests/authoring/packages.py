@@ -9,7 +9,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from opforge.authoring import new
+from opforge.package import new
 from tests.command import opforge
 from tests.store import stored
 
@@ -73,7 +73,7 @@ def stored_package(name: str, variant: str) -> Package:
         fast = {"SKBUILD_CMAKE_BUILD_TYPE": "Debug", "SKBUILD_CMAKE_DEFINE": "CMAKE_CXX_FLAGS_DEBUG=-O0"}
         install(project, place / "target", **fast)
 
-    place = stored(name, [new.TEMPLATE, Path(new.__file__)], make)
+    place = stored(name, [new.TEMPLATE_FOLDER, Path(new.__file__)], make)
     return Package(place / name, place / "target")
 
 

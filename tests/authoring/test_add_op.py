@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from opforge.authoring import add_op, edits
 from opforge.errors import OpforgeError
+from opforge.package import add_op, edits
 from tests.authoring.packages import bake, environment, files_of, install, run, run_tests, wheel
 from tests.command import opforge
 from tests.conftest import slow
@@ -108,7 +108,7 @@ def test_a_second_time_changes_nothing(full):
         done = add(full, name, *options)
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("kept  ") == 5
-        assert done.stdout.endswith(f"operator more_ops::{name} is complete already\n")
+        assert done.stdout.endswith(f"operator more_ops::{name} is already complete\n")
     assert files_of(full) == before
 
 
@@ -116,7 +116,7 @@ def test_other_options_are_refused(full):
     before = files_of(full)
     done = add(full, "pair", "--outputs", "3")
     assert done.returncode == 2
-    assert "made by `opforge add-op pair --outputs 2`, and not by `opforge add-op pair --outputs 3`" in done.stderr
+    assert "made by `opforge add-op pair --outputs 2`, not by `opforge add-op pair --outputs 3`" in done.stderr
     assert files_of(full) == before
 
 
@@ -162,15 +162,15 @@ def test_a_failure_leaves_the_package_as_it_was(package, monkeypatch):
     with pytest.raises(
         OpforgeError, match=r"namespace.py' cannot be written: No space left on device; nothing was changed"
     ):
-        add_op.add_op(add_op.package_at(package), add_op.wish("scale"))
+        add_op.add_op(add_op.read_package(package), add_op.operator_request("scale"))
     assert files_of(package) == before
 
 
 @pytest.mark.parametrize(
     ("file", "text", "why"),
     [
-        ("ops/__init__.py", "from .swiglu import swiglu\n", "has no list of what it exports"),
-        ("ops/__init__.py", "__all__ = [] + ['a']\n", "has no list of what it exports"),
+        ("ops/__init__.py", "from .swiglu import swiglu\n", "has no list of its exports"),
+        ("ops/__init__.py", "__all__ = [] + ['a']\n", "has no list of its exports"),
         ("ops/__init__.py", "def (\n", "is not Python, line 1"),
         ("namespace.py", "ops = 1\n", "has no class Namespace"),
         ("ops/swiglu.py", "\xff", "cannot be read"),
@@ -213,7 +213,7 @@ def test_what_cannot_be_added_is_refused(words, why, bare):
 def test_another_folder_is_refused(tmp_path, package):
     done = opforge("add-op", "scale", cwd=tmp_path)
     assert done.returncode == 2
-    assert "is no package that `opforge new` made: there is no [tool.opforge] in its pyproject.toml" in done.stderr
+    assert "was not made by `opforge new`: there is no [tool.opforge] in its pyproject.toml" in done.stderr
     project = package / "pyproject.toml"
     project.write_text(project.read_text().replace('variant = "triton"', 'variant = "rust"'))
     assert "says variant 'rust', abi 'stable'; allowed: triton or cpp, stable or full" in add(package, "scale").stderr
@@ -225,7 +225,7 @@ def test_another_folder_is_refused(tmp_path, package):
 
 def test_long_lines_are_folded_as_the_formatter_folds_them():
     names = [f"parameter_{n}: Tensor" for n in range(5)]
-    assert edits.folded("def f(", names[:1], "): ...") == "def f(parameter_0: Tensor): ..."
-    assert edits.folded("def f(", names, ") -> None: ...") == f"def f(\n    {', '.join(names)}\n) -> None: ..."
-    many = edits.folded("def f(", names * 2, ") -> None: ...")
+    assert edits.fold_line("def f(", names[:1], "): ...") == "def f(parameter_0: Tensor): ..."
+    assert edits.fold_line("def f(", names, ") -> None: ...") == f"def f(\n    {', '.join(names)}\n) -> None: ..."
+    many = edits.fold_line("def f(", names * 2, ") -> None: ...")
     assert many.splitlines()[1] == "    parameter_0: Tensor,"

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from opforge.authoring.package import _stub
+from opforge.package.library_package import _stub
 from tests.command import opforge
 from tests.conftest import ROOT
 from tests.native import ABORTS, DOES_NOT_COMPILE, NO_OPERATOR, registering, write
@@ -202,9 +202,9 @@ def test_one_that_fails_does_not_keep_the_others_from_being_built(tmp_path):
         (["nowhere"], 2, "there is no folder 'nowhere'"),
         (["empty"], 5, "nothing to build in 'empty'"),
         (["1st"], 2, "'1st' cannot be a namespace"),
-        (["two", "--namespace", "x"], 2, "--namespace x goes with one library, and 'two' holds a, b"),
+        (["two", "--namespace", "x"], 2, "--namespace x requires one library, and 'two' holds a, b"),
         (["one", "--namespace", "a-b"], 2, "'a-b' cannot be a namespace"),
-        (["one", "--target", "new"], 2, "'new' is no version of torch"),
+        (["one", "--target", "new"], 2, "'new' is not a version of torch"),
         (["one", "--format", "xml"], 2, "unknown format 'xml'"),
         (["one", "--workers", "0"], 2, "--workers 0 is out of range"),
         (["one", "--timeout", "0"], 2, "--timeout 0.0 is too small"),

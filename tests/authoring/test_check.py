@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from opforge.authoring import checking
-from opforge.authoring.checking import Finding, Operator, Report, Status
-from opforge.authoring.checking.report import CONTENTS, ENDED, MEMORY, settled
+from opforge import check as checking
 from opforge.cache import torch_version
+from opforge.check import CheckReport, Finding, OperatorReport, Status
+from opforge.check.report import KIND_CONTENTS, KIND_ENDED, KIND_MEMORY, demote_consequences
 from opforge.errors import NothingToJudgeError, OpforgeError, UnknownNameError
-from opforge.kernels.native import Unit, build
+from opforge.kernels.native import LibrarySpec, build
 from tests.command import opforge
 from tests.conftest import slow
 
@@ -42,21 +42,23 @@ STABLE_TORCH_LIBRARY_IMPL(OPFORGE_NAMESPACE, CPU, m) { m.impl("halve", TORCH_BOX
 """
 
 
-def check(target: Path | str, **options) -> Report:
-    return checking.check(checking.parse(str(target)), checking.Options(**{"timeout_s": 60.0, **options}))
+def check(target: Path | str, **options) -> CheckReport:
+    return checking.run_checks(
+        checking.parse_target(str(target)), checking.CheckOptions(**{"timeout_s": 60.0, **options})
+    )
 
 
-def by_name(report: Report) -> dict[str, Operator]:
+def by_name(report: CheckReport) -> dict[str, OperatorReport]:
     return {operator.name.partition("::")[2]: operator for operator in report.operators}
 
 
-def said(operator: Operator) -> str:
+def said(operator: OperatorReport) -> str:
     return "\n".join(f"{f.check} {f.status}: {f.what} | {f.fix}" for f in operator.findings) + operator.unsupported
 
 
-def holds(operator: Operator, expected: str, words: str, fix: str, consequences: tuple[str, ...] = ()) -> None:
+def holds(operator: OperatorReport, expected: str, words: str, fix: str, consequences: tuple[str, ...] = ()) -> None:
     """Hold that a check failed with these words and that fix, and that no other failed but as a consequence."""
-    failures = operator.of(Status.FAILED)
+    failures = operator.findings_with(Status.FAILED)
     assert any(f.check == expected and words in f.what and fix in f.fix for f in failures), said(operator)
     assert {f.check for f in failures} <= {expected, *consequences}, said(operator)
 
@@ -87,7 +89,9 @@ def test_what_does_not_apply_is_skipped_with_its_reason():
         skip=("compile", "opcheck", "mask", "fake"),
     )
     operators = by_name(report)
-    reasons = {name: {f.check: f.what for f in operator.of(Status.SKIPPED)} for name, operator in operators.items()}
+    reasons = {
+        name: {f.check: f.what for f in operator.findings_with(Status.SKIPPED)} for name, operator in operators.items()
+    }
     assert "writes to x" in reasons["add_scaled_"]["autograd"]
     assert "random" in reasons["noise"]["layouts"]
     assert "floating-point" in reasons["count"]["autograd"]
@@ -99,7 +103,7 @@ def native_package(folder: Path, source: str) -> Path:
     """Build a library, and write a package around it with a fake and a formula."""
     file = folder / "halve.cpp"
     file.write_text(source)
-    library = build(Unit("checked_native", (file,), folder)).library
+    library = build(LibrarySpec("checked_native", (file,), folder)).library
     package = folder / "checked_native"
     package.mkdir()
     (package / "__init__.py").write_text(
@@ -117,8 +121,8 @@ def native_package(folder: Path, source: str) -> Path:
 def test_a_library_in_c_plus_plus(tmp_path):
     (operator,) = check(native_package(tmp_path, SCALE.replace("PAST_THE_END", "0"))).operators
     assert operator.verdict == "passed", said(operator)
-    assert any(f.check == "devices" and "none for CUDA" in f.what for f in operator.of(Status.NOTE))
-    assert any(f.check == "mask" for f in operator.of(Status.PASSED))
+    assert any(f.check == "devices" and "none for CUDA" in f.what for f in operator.findings_with(Status.NOTE))
+    assert any(f.check == "mask" for f in operator.findings_with(Status.PASSED))
 
 
 @pytest.mark.slow
@@ -135,10 +139,10 @@ CONTRACTS = {
     "fake_stride": ("fake", "strides [1, 6], the operator returns [16, 1]", "x.new_empty(x.shape)"),
     "fake_keeps_strides": ("fake", "(transposed)", "torch.empty_like(x) alone keeps the strides of x"),
     "fake_missing": ("fake", "there is no fake", 'register_fake("defect::fake_missing")', "compile"),
-    "fake_of_two": ("fake", "the fake raises", "the fake must take every call", "compile"),
+    "fake_of_two": ("fake", "the fake raises", "the fake must accept every call", "compile"),
     "fake_fixed_size": ("fake", "the fake fixes sizes (6, 16)", "do not turn sizes into numbers", "compile"),
     "fake_with_number": ("fake", "the fake fixes sizes (16)", "do not turn sizes into numbers", "compile"),
-    "fake_of_contents": ("fake", "looks at the contents of a tensor", "new_dynamic_size", "compile"),
+    "fake_of_contents": ("fake", "reads the contents of a tensor", "new_dynamic_size", "compile"),
     "undeclared_write": ("schema", "it writes to x", 'mutates_args=("x",)'),
     "alias_of_python": ("schema", "shares memory with an argument", "x.clone()"),
     "alias_of_library": ("schema", "shares memory with x", "x.clone()", "fake"),
@@ -148,7 +152,7 @@ CONTRACTS = {
     "gradient_of_expanded": ("autograd", "when the incoming gradient is expanded", "grad = grad.contiguous()"),
     "breaks_graph": ("compile", "contracts.breaks_graph: graph break at", "move it into the operator itself"),
     "not_contiguous": ("layouts", "transposed, pitched, strided", "x = x.contiguous()"),
-    "not_deterministic": ("determinism", "the same call with the same seed gives another answer", "nondeterministic_seeded"),
+    "not_deterministic": ("determinism", "the same call with the same seed gives a different result", "nondeterministic_seeded"),
     "vmap_wrong": ("vmap", "all batched", "move the batched dimension to the front"),
     "vmap_of_first": ("vmap", "the first batched", "move the batched dimension to the front"),
 }  # fmt: skip
@@ -166,7 +170,7 @@ SOME_CONTRACTS = (
     params=[(SOME_CONTRACTS, ("opcheck", "mask", "blocks")), slow(((), ()))],
     ids=["some", "all"],
 )
-def contracts(request) -> Report:
+def contracts(request) -> CheckReport:
     ops, skip = request.param
     report = check(HERE / "defects" / "contracts.py", ops=ops, skip=skip)
     assert set(by_name(report)) == set(ops or (*CONTRACTS, "untagged_random"))
@@ -182,10 +186,10 @@ def test_defects_of_contracts(contracts):
 
 
 def test_places_are_named(contracts):
-    (finding,) = by_name(contracts)["breaks_graph"].of(Status.FAILED)
+    (finding,) = by_name(contracts)["breaks_graph"].findings_with(Status.FAILED)
     assert "defects/contracts.py:" in finding.what
     assert "`if x.abs().sum().item() < 0:`" in finding.what
-    (finding,) = (f for f in by_name(contracts)["fake_of_contents"].of(Status.FAILED) if f.check == "fake")
+    (finding,) = (f for f in by_name(contracts)["fake_of_contents"].findings_with(Status.FAILED) if f.check == "fake")
     assert "`if x.sum().item() > 0:`" in finding.what
 
 
@@ -193,7 +197,8 @@ def test_a_random_operator_that_does_not_say_so_is_noted(contracts):
     operator = by_name(contracts)["untagged_random"]
     assert operator.verdict == "passed", said(operator)
     assert any(
-        f.check == "determinism" and "torch.Tag.nondeterministic_seeded" in f.fix for f in operator.of(Status.NOTE)
+        f.check == "determinism" and "torch.Tag.nondeterministic_seeded" in f.fix
+        for f in operator.findings_with(Status.NOTE)
     )
 
 
@@ -202,7 +207,7 @@ def all_but(*checks: str) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="module")
-def sizes() -> Report:
+def sizes() -> CheckReport:
     """Operators in plain Python: Triton's interpreter takes long at many sizes."""
     inputs = str(HERE / "defects" / "sizes_inputs.py")
     return check(HERE / "defects" / "sizes.py", inputs=inputs, skip=all_but("mask", "devices"))
@@ -214,8 +219,8 @@ def sizes() -> Report:
         ("only_whole_blocks", "are never written: 5 of 5, the first at [0, 0]", "triton.cdiv(n, BLOCK)"),
         ("writes_past_the_end", "a tensor that it allocated: 27 elements past its end", "tl.store(y_ptr"),
         ("reads_past_the_end", "depends on memory outside its arguments", "tl.load(x_ptr + offsets, mask="),
-        ("pads_with_ones", "another answer than the reference", "neutral value"),
-        ("halves_the_rest", "give another answer than 1 alone, while", "triton.cdiv(n, BLOCK)"),
+        ("pads_with_ones", "a different result than the reference", "neutral value"),
+        ("halves_the_rest", "give a different result than 1 alone, but", "triton.cdiv(n, BLOCK)"),
     ],
 )
 def test_defects_at_sizes_that_no_block_fits(sizes, name, words, fix):
@@ -227,7 +232,7 @@ def test_an_operator_that_is_right_at_all_sizes_and_has_no_kernel_for_a_gpu(size
     assert operator.verdict == "passed", said(operator)
     assert operator.origin == "sizes_inputs.py"
     assert operator.calls == ("(f32[4, 32])", "(i64[3, 4])")
-    (finding,) = operator.of(Status.NOTE)
+    (finding,) = operator.findings_with(Status.NOTE)
     assert (finding.check, finding.what) == ("devices", "there are kernels for CPU, none for CUDA")
     assert '@torch.library.register_kernel("sizes::right", "cuda")' in finding.fix
 
@@ -247,8 +252,11 @@ def test_calls_are_made_up_for_an_operator_that_has_none_in_the_file(sizes):
             "not_called_rightly",
             "on a call of sizes_inputs.py: not_called_rightly(f32[4, 32], 'up'): ValueError: how is 'up'",
         ),
-        ("no_call_is_right", "calls made from its schema (ValueError: how is 'none'; allowed: 'down'"),
-        ("no_call_can_be_made", "the argument how: Layout cannot be made up; give calls with --inputs FILE"),
+        ("no_call_is_right", "calls generated from its schema (ValueError: how is 'none'; allowed: 'down'"),
+        (
+            "no_call_can_be_made",
+            "no value can be generated for the argument how: Layout; give calls with --inputs FILE",
+        ),
     ],
 )
 def test_an_operator_without_a_call_is_named_with_the_reason(sizes, name, words):
@@ -273,7 +281,7 @@ OTHER_CHECKS = ("opcheck", "compile", "vmap", "autograd")
     params=[slow(OTHER_CHECKS)],
     ids=["more checks"],
 )
-def masks(request) -> Report:
+def masks(request) -> CheckReport:
     inputs = str(HERE / "defects" / "mask_inputs.py")
     return check(HERE / "defects" / "masks.py", inputs=inputs, skip=request.param)
 
@@ -288,7 +296,7 @@ def masks(request) -> Report:
             "tl.store(y_ptr",
         ),
         ("load_without_mask", "depends on memory outside its arguments", "tl.load(x_ptr + offsets, mask="),
-        ("load_with_other", "another answer than the reference", "neutral value"),
+        ("load_with_other", "a different result than the reference", "neutral value"),
     ],
 )
 def test_defects_of_masks(masks, name, words, fix):
@@ -298,7 +306,7 @@ def test_defects_of_masks(masks, name, words, fix):
 def test_small_blocks_are_noted(masks):
     operator = by_name(masks)["small_blocks"]
     assert operator.verdict == "passed", said(operator)
-    (finding,) = (f for f in operator.of(Status.NOTE) if f.check == "blocks")
+    (finding,) = (f for f in operator.findings_with(Status.NOTE) if f.check == "blocks")
     assert "BLOCK=16" in finding.what
     assert "16 elements each" in finding.what
     assert "1024" in finding.fix
@@ -309,7 +317,7 @@ def test_small_blocks_are_noted(masks):
     params=[all_but("layouts", "mask"), slow(("opcheck", "vmap"))],
     ids=["some checks", "more checks"],
 )
-def ends(request) -> Report:
+def ends(request) -> CheckReport:
     return check(HERE / "defects" / "ends.py", timeout_s=5.0, skip=request.param)
 
 
@@ -328,34 +336,40 @@ def test_what_ends_or_hangs_is_its_own_finding(ends, name, expected, words, fix)
 
 def test_the_others_go_on_after_a_crash(ends):
     assert by_name(ends)["right"].verdict == "passed", said(by_name(ends)["right"])
-    expected = {f.check for f in by_name(ends)["right"].of(Status.PASSED)} - {"layouts", "fake"}  # where it crashes
-    assert {f.check for f in by_name(ends)["segfault_on_strides"].of(Status.PASSED)} == expected
+    expected = {f.check for f in by_name(ends)["right"].findings_with(Status.PASSED)} - {
+        "layouts",
+        "fake",
+    }  # where it crashes
+    assert {f.check for f in by_name(ends)["segfault_on_strides"].findings_with(Status.PASSED)} == expected
 
 
 def test_what_follows_from_a_failure_is_a_note():
     shape = Finding("fake", Status.FAILED, "shape")
     follows = Finding("opcheck", Status.FAILED, "test_faketensor: …", kind="test_faketensor")
     own = Finding("opcheck", Status.FAILED, "test_autograd_registration: …", kind="test_autograd_registration")
-    first = Finding("layouts", Status.FAILED, "died", kind=ENDED)
-    second = Finding("fake", Status.FAILED, "died", kind=ENDED)
-    assert [f.status for f in settled([follows, own, shape])] == [Status.FAILED, Status.NOTE, Status.FAILED]
-    assert {f.check: f.status for f in settled([second, first])} == {"layouts": Status.FAILED, "fake": Status.NOTE}
+    first = Finding("layouts", Status.FAILED, "died", kind=KIND_ENDED)
+    second = Finding("fake", Status.FAILED, "died", kind=KIND_ENDED)
+    assert [f.status for f in demote_consequences([follows, own, shape])] == [Status.FAILED, Status.NOTE, Status.FAILED]
+    assert {f.check: f.status for f in demote_consequences([second, first])} == {
+        "layouts": Status.FAILED,
+        "fake": Status.NOTE,
+    }
 
 
 def test_contents_say_nothing_of_an_operator_that_leaves_its_memory():
-    written = Finding("schema", Status.FAILED, "it writes to x", "declare it", CONTENTS)
-    changes = Finding("determinism", Status.FAILED, "another answer", "look for state", CONTENTS)
+    written = Finding("schema", Status.FAILED, "it writes to x", "declare it", KIND_CONTENTS)
+    changes = Finding("determinism", Status.FAILED, "another answer", "look for state", KIND_CONTENTS)
     shape = Finding("fake", Status.FAILED, "shape", "say 16")
     opcheck = Finding("opcheck", Status.FAILED, "test_schema: …", kind="test_schema")
-    outside = Finding("mask", Status.FAILED, "it writes outside", "store with a mask", MEMORY)
-    wrong = Finding("mask", Status.FAILED, "another answer than the reference")
+    outside = Finding("mask", Status.FAILED, "it writes outside", "store with a mask", KIND_MEMORY)
+    wrong = Finding("mask", Status.FAILED, "a different result than the reference")
 
-    assert not any(f.status is Status.NOTE for f in settled([written, changes, shape, wrong]))
-    found = {f.check: f for f in settled([written, changes, shape, opcheck, outside])}
+    assert not any(f.status is Status.NOTE for f in demote_consequences([written, changes, shape, wrong]))
+    found = {f.check: f for f in demote_consequences([written, changes, shape, opcheck, outside])}
     assert {f.check for f in found.values() if f.status is Status.FAILED} == {"mask", "fake"}
-    assert found["schema"].what == "it writes to x; this may come of what is said under mask"
+    assert found["schema"].what == "it writes to x; this may be caused by the failure of mask"
     assert not found["schema"].fix
-    assert found["opcheck"].what == "test_schema fails too, as is to be expected after mask"
+    assert found["opcheck"].what == "test_schema fails too, as expected after mask"
 
 
 # ── targets, inputs, words ─────────────────────────────────────────────────────────────────────────
@@ -437,8 +451,8 @@ def test_an_operator_by_name_with_what_registers_it(tmp_path):
     folder = package(
         tmp_path, "by_name", ONLY_MATRIX.format(name="by_name"), opforge_inputs=INPUTS.format(name="by_name")
     )
-    target = checking.parse("by_name::halve", str(folder))
-    (operator,) = checking.check(target, checking.Options(skip=QUICK)).operators
+    target = checking.parse_target("by_name::halve", str(folder))
+    (operator,) = checking.run_checks(target, checking.CheckOptions(skip=QUICK)).operators
     assert operator.verdict == "passed", said(operator)
 
 
@@ -446,7 +460,7 @@ def test_an_operator_by_name_with_what_registers_it(tmp_path):
     ("target", "words"),
     [
         ("no/such/file.py", "there is no file"),
-        ("::", "no name of an operator"),
+        ("::", "not the name of an operator"),
         ("a b", "neither a folder, nor a .py file"),
         ("no_such_module_at_all", "importing no_such_module_at_all raises ModuleNotFoundError"),
         ("nosuch::op", "unknown operator 'nosuch::op'"),
@@ -459,24 +473,24 @@ def test_bad_targets(target, words):
 
 def test_what_a_target_stands_for(tmp_path):
     folder = package(tmp_path / "project" / "src", "my_ops", "")
-    for target in (checking.parse(str(folder)), checking.parse(str(tmp_path / "project"))):
+    for target in (checking.parse_target(str(folder)), checking.parse_target(str(tmp_path / "project"))):
         assert (target.module, target.paths, target.operator) == ("my_ops", (str(folder.parent),), "")
-    by_name = checking.parse("my_ops::halve", str(folder))
+    by_name = checking.parse_target("my_ops::halve", str(folder))
     assert (by_name.module, by_name.paths, by_name.operator) == ("my_ops", (str(folder.parent),), "my_ops::halve")
 
 
 def test_bad_options(tmp_path):
     with pytest.raises(UnknownNameError, match="did you mean 'autograd'"):
-        checking.Options(skip=("autogad",))
+        checking.CheckOptions(skip=("autogad",))
     with pytest.raises(OpforgeError, match="cpu, cuda, cuda:N"):
-        checking.Options(device="tpu")
+        checking.CheckOptions(device="tpu")
     with pytest.raises(OpforgeError, match="--timeout 0"):
-        checking.Options(timeout_s=0)
+        checking.CheckOptions(timeout_s=0)
     (tmp_path / "empty").mkdir()
     with pytest.raises(OpforgeError, match="holds no package"):
-        checking.parse(str(tmp_path / "empty"))
+        checking.parse_target(str(tmp_path / "empty"))
     with pytest.raises(OpforgeError, match="--import"):
-        checking.parse("math", "json")
+        checking.parse_target("math", "json")
 
 
 def test_nothing_registered_is_exit_code_5(tmp_path):
@@ -552,5 +566,5 @@ def test_a_public_package(public, monkeypatch):
 
 
 def test_main_needs_no_torch():
-    code = "import sys; import opforge.authoring.checking, opforge.cli.check; sys.exit('torch' in sys.modules)"
+    code = "import sys; import opforge.check, opforge.cli.check; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -8,8 +8,8 @@ import sysconfig
 import pytest
 import torch
 
-from opforge.authoring import doctor
 from opforge.kernels.native import toolchain
+from opforge.package import doctor
 from tests.command import opforge
 from tests.conftest import ROOT
 from tests.native import ABORTS, registering, write
@@ -58,14 +58,14 @@ def test_libraries_that_would_break(tmp_path, quick):
     assert "namespace 'shared' is claimed twice" in said
     assert "FRAGMENT(shared, m)" in said
     assert "none registers no operator in its sources FIX write STABLE_TORCH_LIBRARY" in said
-    assert "x.so cannot be loaded: it is no shared library of this machine" in said
+    assert "x.so cannot be loaded: it is not a shared library for this machine" in said
 
 
 def test_cuda_sources_without_nvcc_or_cuda(tmp_path, quick, monkeypatch):
     write(tmp_path / "lib", registering("STABLE_TORCH_LIBRARY", "x"), "x.cu")
     monkeypatch.setenv("CXX", toolchain.cxx().path)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(toolchain, "_PLACES", ())
+    monkeypatch.setattr(toolchain, "_CUDA_FOLDERS", ())
     for name in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
     said = problems(doctor.examine(tmp_path))
@@ -82,7 +82,7 @@ def test_versions_that_do_not_go_together(quick, monkeypatch):
     )
     doctor._gpu(health)
     said = problems(health)
-    assert "the driver speaks CUDA 11.4, and torch wants 12.8 FIX update NVIDIA's driver" in said
+    assert "the driver supports CUDA 11.4, and torch needs 12.8 FIX update NVIDIA's driver" in said
     assert "nvcc is of CUDA 13, and torch was built with CUDA 12.8" in said
     bare = doctor.Health({"torch": {"cuda": None}, "compilers": {}})
     doctor._gpu(bare)

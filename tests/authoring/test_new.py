@@ -12,8 +12,8 @@ from itertools import product
 
 import pytest
 
-from opforge.authoring import new
 from opforge.errors import OpforgeError
+from opforge.package import new
 from tests.authoring.packages import bake, cookiecutter, environment, files_of, install, run, run_tests, wheel
 from tests.command import opforge
 from tests.conftest import ROOT
@@ -26,19 +26,19 @@ def test_it_makes_what_cookiecutter_makes(variant, abi, tmp_path):
     answers = {"variant": variant, "abi": abi, **ANSWERS}
     options = [word for name, value in answers.items() for word in (f"--{name}", value)]
     ours = files_of(bake(tmp_path / "ours", "fine_ops", *options))
-    theirs = files_of(cookiecutter(new.TEMPLATE, tmp_path / "theirs", package="fine_ops", **answers))
+    theirs = files_of(cookiecutter(new.TEMPLATE_FOLDER, tmp_path / "theirs", package="fine_ops", **answers))
     assert ours == theirs
     assert not [name for name in ours if name.startswith("variants/")]
     assert not [name for name, text in ours.items() if b"cookiecutter" in text or b"{%" in text]
 
 
 def test_the_defaults_are_cookiecutters(tmp_path):
-    theirs = cookiecutter(new.TEMPLATE, tmp_path / "theirs", package="my_ops")
+    theirs = cookiecutter(new.TEMPLATE_FOLDER, tmp_path / "theirs", package="my_ops")
     assert files_of(bake(tmp_path / "ours", "my_ops")) == files_of(theirs)
 
 
 def test_cookiecutter_asks_and_refuses(tmp_path):
-    command = [sys.executable, "-m", "cookiecutter", "--default-config", "-o", str(tmp_path), str(new.TEMPLATE)]
+    command = [sys.executable, "-m", "cookiecutter", "--default-config", "-o", str(tmp_path), str(new.TEMPLATE_FOLDER)]
     done = subprocess.run(command, input="aten\n\n\n\n\n\n", capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "'aten' is a namespace that torch or a well known package has already" in done.stdout + done.stderr
@@ -126,13 +126,13 @@ def test_a_failure_leaves_nothing(tmp_path, monkeypatch):
 def test_a_name_must_be_given():
     done = opforge("new", "--yes")
     assert done.returncode == 2
-    assert "a name for the package is missing: opforge new NAME" in done.stderr
+    assert "the name of the package is missing; give one" in done.stderr
 
 
 @pytest.mark.slow
 def test_what_pip_compiled_of_the_template_is_left_out(tmp_path):
     template = tmp_path / "template"
-    shutil.copytree(new.TEMPLATE, template)
+    shutil.copytree(new.TEMPLATE_FOLDER, template)
     compiled = template / "{{cookiecutter.package}}" / "tests" / "__pycache__" / "support.cpython-311.pyc"
     compiled.parent.mkdir()
     compiled.write_bytes(b"\x00\x01")
@@ -148,14 +148,14 @@ def test_the_wheel_of_opforge_has_the_whole_template(tmp_path):
         shutil.copy(ROOT / name, tmp_path / "opforge")
     packed = zipfile.ZipFile(wheel(tmp_path / "opforge", tmp_path)).namelist()
     source = tmp_path / "opforge" / "src"
-    folders = (source / "opforge" / "authoring" / name for name in ("template", "operator"))
+    folders = (source / "opforge" / "package" / name for name in ("template", "operator"))
     files = {str(p.relative_to(source)) for folder in folders for p in folder.rglob("*") if p.is_file()}
     assert any("/.github/" in name for name in files)
     assert files - set(packed) == set()
 
 
 def test_the_template_is_shown():
-    assert opforge("new", "--template").stdout == f"{new.TEMPLATE}\n"
+    assert opforge("new", "--template").stdout == f"{new.TEMPLATE_FOLDER}\n"
 
 
 def test_it_asks_at_a_terminal_until_the_answer_can_be_used(tmp_path):

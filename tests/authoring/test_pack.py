@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 import opforge.runtime as opforge_runtime
-from opforge.authoring.pack import _license, _proven, pack
 from opforge.backends import BackendOptions
 from opforge.backends.directory import DirectoryBackend
 from opforge.errors import OpforgeError
-from opforge.kernels.proofs import proof_of
+from opforge.kernels.proof import proof_path
+from opforge.package.pack import _describe_proof, _license, pack
 from opforge.runtime import enabling
 from tests.authoring.packages import PIP, environment, run
 from tests.command import opforge
@@ -118,13 +118,13 @@ def packed(directory, tmp_path_factory):
 def test_the_package_is_readable_and_says_what_is_proven(packed):
     out, said = packed
     assert "relu_implementation_1  1 operators, float32 on " in said
-    assert "tanh_implementation_1  no proof: served with policy all only" in said
+    assert "tanh_implementation_1  no proof: used only with policy `all`" in said
     assert "left out: notes holds no notes_implementation_*" in said
     with zipfile.ZipFile(out / "my_backend-1.2-py3-none-any.whl") as archive:
         names = archive.namelist()
     assert "my_backend/kernels/relu/helper.py" in names
     assert "my_backend/kernels/relu/relu_implementation_1.proof.json" in names
-    assert "my_backend/_runtime/serving.py" in names
+    assert "my_backend/_runtime/dispatch.py" in names
     readme = (out / "my_backend" / "README.md").read_text()
     assert "OPFORGE_BACKEND=my_backend python your_script.py" in readme
     assert "| nothing: there is no proof |" in readme
@@ -153,7 +153,7 @@ def test_installed_it_takes_policies_and_counts_and_uninstalled_it_is_gone(packe
     (tmp_path / "steps.py").write_text(STEPS)
     counted, refused, restored, other = run(python, tmp_path / "steps.py", cwd=tmp_path).splitlines()
     assert counted == "{'kernel': 'relu_implementation_1', 'served': 1, 'aten': {'size not proven': 1}}"
-    assert refused == "tanh_implementation_1 has no proof; judge it with `opforge run`, or take policy='all'"
+    assert refused == "tanh_implementation_1 has no proof; judge it with `opforge run`, or use policy='all'"
     assert restored == "[1.0, 1.0, 1.0]"
     assert other == "['tanh.default'] 1"
     assert list((tmp_path / "venv" / "lib").rglob("*my_backend*"))
@@ -248,11 +248,11 @@ def test_importing_torch_goes_on_where_a_kernels_file_ends_the_program(installed
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        slow("relu_implementation_2.py", "# edited\n", "relu_implementation_2.py has changed since it was packed"),
-        slow("parts/deep.py", "def more(x, y):\n    return x\n", "deep.py has changed since it was packed"),
-        slow("data/mark.json", "7", "mark.json has changed since it was packed"),
-        slow("data/mark.json", None, "mark.json has gone since it was packed"),
-        slow("parts.py", "", "parts.py has come since it was packed"),
+        slow("relu_implementation_2.py", "# edited\n", "relu_implementation_2.py was changed after packing"),
+        slow("parts/deep.py", "def more(x, y):\n    return x\n", "deep.py was changed after packing"),
+        slow("data/mark.json", "7", "mark.json was changed after packing"),
+        slow("data/mark.json", None, "mark.json was removed after packing"),
+        slow("parts.py", "", "parts.py was added after packing"),
     ],
 )
 def test_a_proof_is_void_where_an_installed_package_was_edited(installed, name, text, words):
@@ -274,7 +274,7 @@ def test_a_proof_is_void_where_an_installed_package_was_edited(installed, name, 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("my-backend", "cannot be that of a package"),
+        ("my-backend", "is not a package name"),
         ("json", "is another package's"),
         ("torch", "is another package's"),
     ],
@@ -300,10 +300,7 @@ def test_what_is_there_is_not_overwritten(directory, packed):
             (name, "is another package's")
             for name in ("numpy", "NumPy", "pip", "SetupTools", "Torch", "OpForge", "yaml")
         ),
-        *(
-            (name, "cannot be that of a package")
-            for name in ("my__backend", "my_backend_", "_mine", "größe", "class", "")
-        ),
+        *((name, "is not a package name") for name in ("my__backend", "my_backend_", "_mine", "größe", "class", "")),
         ("typing_Extensions", "is another package's"),
         ("lone", "is another package's"),
         ("somebodys", "is another package's"),
@@ -374,12 +371,12 @@ def test_where_the_wheel_cannot_be_made_no_folder_is_left(directory, tmp_path, m
 @pytest.mark.parametrize("text", ["[" * 200_000, "{}", '{"opforge_proof": 1}', "\udcff"])
 def test_a_broken_proof_is_none(directory, text):
     (kernel,) = (
-        k for k in DirectoryBackend(BackendOptions(ops_directory=directory))._all() if k.name.startswith("tanh")
+        k for k in DirectoryBackend(BackendOptions(ops_directory=directory))._all_kernels() if k.name.startswith("tanh")
     )
-    file = proof_of(Path(kernel.file))
+    file = proof_path(Path(kernel.file))
     file.write_text(text, errors="surrogateescape")
     try:
-        assert _proven(kernel) == ""
+        assert _describe_proof(kernel) == ""
     finally:
         file.unlink()
 
@@ -399,4 +396,4 @@ def test_a_package_names_its_signer_and_is_not_believed_when_it_was_changed(pack
     (package / "kernels.json").write_text(json.dumps([{**row, "digest": "0" * 16} for row in rows]))
     assert enabling.packed_signer(package) is None
     (words,) = {source.distrust for source in enabling.packed_sources(package)}
-    assert "the signature of my_backend does not hold" in words
+    assert "the signature of my_backend is invalid" in words

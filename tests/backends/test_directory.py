@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from opforge.backends import BackendOptions
-from opforge.backends.directory import DirectoryBackend, operator_name
+from opforge.backends.directory import DirectoryBackend, operator_of_folder
 from opforge.errors import NothingToJudgeError, OpforgeError, UnknownNameError
 from opforge.ops import table
 
@@ -53,7 +53,7 @@ def test_folders_named_after_an_overload_win_over_the_packets(tmp_path):
     ],
 )
 def test_names_of_folders(folder, name):
-    assert operator_name(folder) == name
+    assert operator_of_folder(folder) == name
 
 
 def test_an_inplace_folder_serves_itself_alone_and_wins_over_the_functional_one(tmp_path):

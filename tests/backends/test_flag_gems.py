@@ -15,7 +15,7 @@ from opforge import registry
 from opforge.backends import BackendOptions
 from opforge.backends.flag_gems import FlagGemsBackend, _source_digest
 from opforge.errors import OpforgeError
-from opforge.sandbox.loader import LoadedKernel
+from opforge.sandbox.guest.loader import LoadedKernel
 
 PACKAGE = """
 import torch

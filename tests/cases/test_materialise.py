@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from opforge.cases import Case, Expect, TensorSpec, Test
-from opforge.cases.encoding import TORCH_DTYPES
-from opforge.cases.materialise import flat_bytes, owned_copy, seeded_bytes, tensor_over
 from opforge.cases.store import BlobWriter, open_blob, read_table, write_table
+from opforge.cases.tensors import flat_bytes, owned_copy, seeded_bytes, tensor_from_row
 from opforge.cases.values import DTYPES
+from opforge.cases.wire import TORCH_DTYPES
 
 DIGEST = """
 import hashlib
 from opforge.cases import TensorSpec
-from opforge.cases.materialise import seeded_bytes
+from opforge.cases.tensors import seeded_bytes
 from opforge.cases.values import DTYPES
 h = hashlib.sha256()
 for dtype in sorted(DTYPES):
@@ -66,7 +66,7 @@ def test_tensors_over_shared_bytes_have_the_geometry_of_their_spec(dtype, spec):
     contents = np.zeros(spec.storage_nbytes + 64, np.uint8)
     contents[64:] = seeded_bytes(spec, "x")
     row = [64, spec.storage_nbytes, dtype, list(spec.shape), list(spec.strides), spec.offset, None]
-    tensor = tensor_over(contents, row)
+    tensor = tensor_from_row(contents, row)
     assert (tensor.shape, tensor.stride(), tensor.dtype) == (torch.Size(spec.shape), spec.strides, TORCH_DTYPES[dtype])
     copy = owned_copy(tensor)
     assert copy.stride() == tensor.stride()

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from opforge.cases.materialise import Renewal, flat_storage, owned_copy, renewed, seeded_bytes, tensor_over, words_of
+from opforge.cases.tensors import (
+    Renewal,
+    flat_storage,
+    owned_copy,
+    renewed,
+    seeded_bytes,
+    tensor_from_row,
+    words_of,
+)
 from opforge.cases.values import DTYPES, TensorSpec
 
 SEEDS = [3, 1, 1_000_000_007, 12]
@@ -16,7 +24,7 @@ SMALL, LARGER = (5, 7), (61, 97)
 def made(spec: TensorSpec) -> torch.Tensor:
     """Return a tensor with seeded contents."""
     row = [0, spec.storage_nbytes, spec.dtype, list(spec.shape), list(spec.strides), spec.offset, None]
-    return owned_copy(tensor_over(bytearray(seeded_bytes(spec, "a tensor").tobytes()), row))
+    return owned_copy(tensor_from_row(bytearray(seeded_bytes(spec, "a tensor").tobytes()), row))
 
 
 def contents(tensor: torch.Tensor, *, positions: bool = False) -> list[bytes]:

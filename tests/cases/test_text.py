@@ -16,7 +16,7 @@ from opforge.cases.values import (
     Layout,
     MemoryFormat,
     TensorSpec,
-    dtype_from_user,
+    parse_dtype,
 )
 from opforge.errors import CaseSyntaxError, UnknownNameError
 
@@ -141,13 +141,13 @@ def test_log_with_counts_round_trips_and_bad_lines_are_named():
 def test_short_dtype_names_are_pytorchs_own():
     from torch.utils._dtype_abbrs import dtype_abbrs
 
-    from opforge.cases.encoding import SHORT_DTYPES
+    from opforge.cases.wire import SHORT_DTYPES
 
     assert {short for dtype, short in SHORT_DTYPES.items() if dtype_abbrs.get(dtype, short) != short} == set()
 
 
 def test_dtypes_as_people_type_them():
-    assert [dtype_from_user(d) for d in ("bf16", "torch.bfloat16", "bool", "float", "int64")] == [
+    assert [parse_dtype(d) for d in ("bf16", "torch.bfloat16", "bool", "float", "int64")] == [
         "bf16",
         "bf16",
         "b8",
@@ -155,4 +155,4 @@ def test_dtypes_as_people_type_them():
         "i64",
     ]
     with pytest.raises(UnknownNameError, match="bf16"):
-        dtype_from_user("bf17")
+        parse_dtype("bf17")

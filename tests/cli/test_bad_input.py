@@ -16,7 +16,7 @@ from tests.command import opforge
         (["--suite", "smok"], 2, "unknown suite 'smok'; did you mean 'smoke'?"),
         (["--backend", "atn"], 2, "unknown backend 'atn'; did you mean 'aten'?"),
         (["--executor", "rai"], 2, "unknown executor 'rai'; did you mean 'ray'?"),
-        (["--ray-address", "auto"], 2, "--ray-address auto goes with --executor ray"),
+        (["--ray-address", "auto"], 2, "--ray-address auto requires --executor ray"),
         (["--executor", "ray", "--ray-address", "head"], 2, "--ray-address 'head' is not auto or HOST:PORT"),
         (["--ops", "rellu"], 2, "unknown operator 'rellu'; did you mean 'relu'"),
         (["--ops", "add.Tensr"], 2, "did you mean 'add.Tensor'"),
@@ -103,7 +103,7 @@ def test_a_device_that_is_not_there(tmp_path):
     missing = f"cuda:{torch.cuda.device_count()}"
     done = opforge("run", "--device", missing, cwd=tmp_path)
     assert done.returncode == 2
-    assert f"device '{missing}' is not there" in done.stderr
+    assert f"there is no device '{missing}'" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 

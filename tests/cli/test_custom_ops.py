@@ -25,7 +25,7 @@ def test_the_examples_are_what_they_are_said_to_be(tmp_path):
         assert found[kernel]["reasons"] == [], kernel
     assert found[None]["op"] == "clip_sum"
     report = opforge("report", str(tmp_path / "run")).stdout
-    assert "note swish has no reference: swish__plain is taken for it" in report
+    assert "note swish has no reference: swish__plain is used instead" in report
     assert "note clip_sum has no implementation" in report
 
 
@@ -43,7 +43,7 @@ def test_lists():
     words = ("--suite", "custom_ops", "--custom-ops-root", EXAMPLES)
     kernels = opforge("ls", "kernels", *words)
     assert "scaled_add__fused" in kernels.stdout, kernels.stderr
-    assert "against scaled_add_reference" in kernels.stdout
+    assert "compared with scaled_add_reference" in kernels.stdout
     assert "note: swish has no reference" in kernels.stdout
     ops = opforge("ls", "ops", *words, "--ops", "scaled_add")
     assert "4 cases for correctness,    1 for performance, 3 implementations" in ops.stdout, ops.stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from opforge.models.conduct import ModelConfig, judge_model
+from opforge.models.judge import ModelConfig, judge_model
 from opforge.runs.config import RunConfig
 from tests.command import opforge, opforge_process
 from tests.conftest import ROOT
@@ -65,14 +65,14 @@ def test_the_one_inaccurate_kernel_among_ten_right_ones_is_named(tmp_path):
     assert done.returncode == 1, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == f"{TRANSFORMER} with directory on cpu (f32, training): wrong"
-    (blamed,) = [line for line in lines if line.startswith("to blame")]
+    (blamed,) = [line for line in lines if line.startswith("caused by")]
     assert blamed.split()[2] == "gelu_implementation_1,"
     case = "gelu.default ((T([2, 12, 128], f32),), {})"
-    assert f"  first off at call 1 of 2 (forward): {case}" in lines
+    assert f"  first wrong call: 1 of 2 (forward): {case}" in lines
     command = next(line for line in lines if line.startswith("    opforge time"))
     again = opforge(*shlex.split(command)[1:])  # what it says to run shows the fault by itself
     assert again.returncode == 1, again.stderr
-    assert "wrong, so there is no time" in again.stdout
+    assert "wrong, so it was not timed" in again.stdout
     assert list(tmp_path.iterdir()) == []
 
 
@@ -293,13 +293,13 @@ def test_a_kernel_that_is_wrong_in_the_optimizers_step_alone_is_named(judge, tmp
         (
             ["net:make", "--dtype", "i64"],
             2,
-            "--dtype i64 is not one that a model's weights are run in; allowed: f32, f16",
+            "--dtype i64 is not supported for a model's weights; allowed: f32, f16",
         ),
         (["net:make", "--dtype", "f33"], 2, "unknown dtype 'f33'"),
         (
             ["net:make", "--layers", "2"],
             2,
-            "are for architectures by name, such as hf:BertModel, and 'net:make' is none",
+            "require an architecture such as hf:BertModel, not 'net:make'",
         ),
         (["net:make", "--set", "x"], 2, "--set 'x' is not NAME=VALUE"),
         (["net:make", "--seed", "-1"], 2, "--seed -1 is out of range"),
@@ -311,7 +311,7 @@ def test_a_kernel_that_is_wrong_in_the_optimizers_step_alone_is_named(judge, tmp
         (["net:make", "--ops", ","], 2, "--ops is empty; leave it out to take all"),
         (["net:make", "--ops-directory", "nowhere"], 2, "there is no kernel directory"),
         (["net:make", "--format", "xml"], 2, "unknown format 'xml'; allowed: text, json"),
-        (["net:make", "--ops-directory", "idle"], 5, "no kernel answered a call of this model, so nothing was judged"),
+        (["net:make", "--ops-directory", "idle"], 5, "this model called no kernel, so nothing was judged"),
     ],
 )
 def test_bad_input(place, words, code, message):

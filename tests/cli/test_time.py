@@ -22,7 +22,7 @@ def root(kernel_directory):
 def test_a_right_kernel_is_raced_on_each_case(root, tmp_path):
     done = opforge("time", str(root / "relu"), "--case", WIDE, "--case", SMALL, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    head, first, race, light, *rest = done.stdout.splitlines()
+    head, first, race, sol, *rest = done.stdout.splitlines()
     assert head == "relu_implementation_1 against ATen: relu.default on cpu"
     assert first == WIDE
     assert SMALL in rest  # in the order in which they were given
@@ -34,9 +34,7 @@ def test_a_right_kernel_is_raced_on_each_case(root, tmp_path):
     assert low <= speedup <= high
     assert kernel > 0
     assert aten > 0
-    assert re.fullmatch(
-        r"  light +kernel [\d.]+ % +ATen [\d.]+ % +of [\d.]+ µs, memory-bound \(262,144 bytes, .*", light
-    )
+    assert re.fullmatch(r"  SOL +kernel [\d.]+ % +ATen [\d.]+ % +of [\d.]+ µs, memory-bound \(262,144 bytes, .*", sol)
     assert [p.name for p in tmp_path.iterdir()] == ["kernels"]  # nothing is left behind
 
 
@@ -59,7 +57,7 @@ def test_json_has_the_fields_of_the_results_and_out_keeps_the_run(root, tmp_path
 def test_a_wrong_kernel_is_not_timed(kernel_directory):
     done = opforge("time", str(kernel_directory({"relu": WRONG}) / "relu"), "--case", SMALL)
     assert done.returncode == 1
-    assert "wrong, so there is no time: result: " in done.stdout
+    assert "wrong, so it was not timed: result: " in done.stdout
     assert "µs" not in done.stdout
 
 
@@ -68,7 +66,7 @@ def test_a_kernel_that_falls_back_is_timed_only_when_it_may(kernel_directory):
     words = ("time", f"{folder}/relu", "--case", SMALL)
     done = opforge(*words)
     assert done.returncode == 1
-    assert "cheated, so there is no time: calls aten::relu" in done.stdout
+    assert "cheated, so it was not timed: calls aten::relu" in done.stdout
     assert opforge(*words, "--allow-fallback").returncode == 0
 
 
@@ -99,12 +97,12 @@ def test_a_case_that_aten_does_not_take_says_so():
         (["kernels/relu"], 2, "no case to time; give one or more with --case"),
         (["kernels/relu", "--case", "T([4])"], 2, "not a case: 'T([4])'"),
         (["kernels/relu", "--case", "((T([4], f33),), {})"], 2, "'f33' is not a dtype"),
-        (["kernels/relu", "--case", "((T([4], f32, at=0),), {})"], 2, "points with at= into a suite's stored contents"),
+        (["kernels/relu", "--case", "((T([4], f32, at=0),), {})"], 2, "refers with at= to a suite's stored contents"),
         (["kernels/relu", "--case", SMALL, "--op", "rellu"], 2, "unknown operator 'rellu'; did you mean 'relu'"),
-        (["kernels/relu", "--case", SMALL, "--op", "mm"], 2, "--op mm (mm.default) is not among the operators"),
+        (["kernels/relu", "--case", SMALL, "--op", "mm"], 2, "--op mm (mm.default) is not one of the operators"),
         (["kernels/rellu", "--case", SMALL], 2, "unknown operator 'rellu'; did you mean 'relu'"),
         (["aten:rellu", "--case", SMALL], 2, "unknown operator 'rellu'; did you mean 'relu'"),
-        (["aten:relu", "--case", SMALL, "--op", "relu_"], 2, "--op does not go with aten:relu"),
+        (["aten:relu", "--case", SMALL, "--op", "relu_"], 2, "--op cannot be combined with aten:relu"),
         (["nowhere", "--case", SMALL], 2, "there is no kernel 'nowhere'; give a file such as"),
         (
             ["kernels", "--case", SMALL],
@@ -117,12 +115,12 @@ def test_a_case_that_aten_does_not_take_says_so():
             2,
             "several kernels in 'kernels/many': many_implementation_2.py, many_implementation_10.py; name the file of one",
         ),
-        (["kernels/mine.py", "--case", SMALL], 2, "'mine.py' does not say its operator"),
+        (["kernels/mine.py", "--case", SMALL], 2, "'mine.py' does not name its operator"),
         (["kernels/mine.txt", "--case", SMALL], 2, "a kernel is a Python file"),
         (["kernels/relu", "--case", SMALL, "--device", "gpu"], 2, "unknown device 'gpu'; allowed: cpu, cuda"),
         (["kernels/relu", "--case", SMALL, "--timeout", "0"], 2, "--timeout 0.0 is too small"),
         (["kernels/relu", "--case", SMALL, "--format", "xml"], 2, "unknown format 'xml'"),
-        (["kernels/relu", "--case", SMALL, "--out", "kernels"], 2, "'kernels' is not empty; --out wants a new folder"),
+        (["kernels/relu", "--case", SMALL, "--out", "kernels"], 2, "'kernels' is not empty; --out needs a new folder"),
     ],
 )
 def test_bad_input(words, code, message, kernel_directory, tmp_path):

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from opforge.cli.main import call
-from opforge.kernels.proofs import proof_of
+from opforge.kernels.proof import proof_path
 from tests.command import opforge, opforge_process
 from tests.conftest import ROOT, slow
 from tests.install.proving import prove, write
@@ -68,7 +68,7 @@ def test_report_shows_a_run_again(tmp_path, kernel_directory):
     assert again.stdout in first.stdout
     assert "wrong" in again.stdout
     markdown = opforge("report", str(out), "--format", "markdown").stdout
-    assert "## Not right, by operator" in markdown
+    assert "## Failures by operator" in markdown
     assert json.loads(opforge("report", str(out), "--format", "json").stdout)["correctness"] == 0.0
     assert opforge("report", str(tmp_path)).returncode == 2
     assert "holds no run" in opforge("report", str(out / "results.jsonl")).stderr
@@ -130,7 +130,7 @@ def test_ls_marks_kernels_that_are_proven(tmp_path, capsys, dtypes, changes, mar
     file.parent.mkdir()
     file.write_text(RELU)
     prove(tmp_path, "relu", {"relu.default": dict.fromkeys(dtypes, FLOAT32)})
-    proof = proof_of(file)
+    proof = proof_path(file)
     write(proof, {**json.loads(proof.read_text()), **changes})
     assert call(["ls", "kernels", "--ops-directory", str(tmp_path)]) == 0
     (line,) = capsys.readouterr().out.splitlines()
@@ -241,4 +241,4 @@ def test_a_backend_that_the_environment_enables_is_not_what_kernels_are_held_aga
     )
     assert done.returncode == 1, done.stderr
     assert "wrong" in done.stdout
-    assert "OPFORGE_BACKEND=spoiler is left out here" in done.stderr
+    assert "OPFORGE_BACKEND=spoiler is ignored here" in done.stderr

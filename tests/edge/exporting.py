@@ -11,7 +11,7 @@ from torch.library import Library
 
 from opforge.edge.define import define
 from opforge.edge.lowering import lower
-from opforge.edge.subject import Subject
+from opforge.edge.model import LoadedModel
 from opforge.errors import OpforgeError
 from tests.edge.folders import BODIES
 
@@ -98,12 +98,12 @@ def main(folder: Path) -> None:
     said: dict[str, object] = {}
     for name, (model, ranges, xnnpack) in MODELS.items():
         try:
-            lowered = lower(Subject(model, ONLY_X, None), ONLY_X, ranges, xnnpack=xnnpack)
+            lowered = lower(LoadedModel(model, ONLY_X, None), ONLY_X, ranges, xnnpack=xnnpack)
         except OpforgeError as error:
             said[name] = str(error)
             continue
         (folder / f"{name}.pte").write_bytes(lowered.data)
-        said[name] = [*lowered.operators, *(f"without {one}" for one in lowered.taken_apart)]
+        said[name] = [*lowered.operators, *(f"without {one}" for one in lowered.decomposed)]
         said[f"{name} delegates"] = lowered.delegated
     (folder / "said.json").write_text(json.dumps(said))
 

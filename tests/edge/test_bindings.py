@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from opforge.edge.bindings import BindingError, read_bindings
 from opforge.edge.init import make_folder
-from opforge.edge.operators import BindingError, read_operators
-from opforge.edge.schemas import out_form
+from opforge.edge.schemas import out_variant
 from opforge.edge.selection import check_program, select_all, select_names
-from opforge.edge.target import find, parse_dynamic
+from opforge.edge.target import parse_dynamic, parse_target
 from opforge.errors import OpforgeError, UnknownNameError
 
 MUL3 = "my_ops::mul3.out(Tensor x, *, Tensor(a!) out) -> Tensor(a!)"
@@ -27,9 +27,9 @@ def written(folder: Path, text: str) -> Path:
 
 
 def test_an_entry_names_operator_and_function(tmp_path):
-    (found,) = read_operators(written(tmp_path, entry()))
+    (found,) = read_bindings(written(tmp_path, entry()))
     assert (found.name, found.namespace) == ("my_ops::mul3.out", "my_ops")
-    assert found.function == "my_ops::native::mul3_out"
+    assert found.cpp_function == "my_ops::native::mul3_out"
     assert found.schema == MUL3
 
 
@@ -47,7 +47,7 @@ def test_an_entry_names_operator_and_function(tmp_path):
             entry() + entry(MUL3.replace("my_ops", "others")), "tells operators apart by name", id="two-namespaces"
         ),
         pytest.param(entry(MUL3.replace("my_ops", "aten")), "ExecuTorch registers itself", id="aten"),
-        pytest.param(entry(MUL3.replace("my_ops::", "")), "no operator with its namespace", id="no-namespace"),
+        pytest.param(entry(MUL3.replace("my_ops::", "")), "not an operator with its namespace", id="no-namespace"),
         pytest.param(entry("my_ops::mul3(Tensor x) -> Tensor"), "the runtime calls the out variant", id="functional"),
         pytest.param(entry("my_ops::mul3.out(Tensr x) -> Tensor"), "is not a schema", id="no-schema"),
         pytest.param(f"- func: {MUL3}\n", "must have one entry under kernels", id="no-kernels"),
@@ -56,30 +56,30 @@ def test_an_entry_names_operator_and_function(tmp_path):
 )
 def test_a_binding_that_cannot_work_is_refused(tmp_path, text, said):
     with pytest.raises(BindingError, match=said):
-        read_operators(written(tmp_path, text))
+        read_bindings(written(tmp_path, text))
 
 
 def test_a_list_with_spaces_is_refused_with_the_way_to_write_it(tmp_path):
     text = entry("my_ops::s.out(Tensor x, int[] dims=[0, 1], *, Tensor(a!) out) -> Tensor(a!)")
     with pytest.raises(BindingError, match="lists without spaces"):
-        read_operators(written(tmp_path, text))
+        read_bindings(written(tmp_path, text))
 
 
 def test_a_missing_file_says_what_makes_one(tmp_path):
     with pytest.raises(OpforgeError, match="opforge edge init"):
-        read_operators(tmp_path / "ops.yaml")
+        read_bindings(tmp_path / "ops.yaml")
 
 
 @pytest.mark.parametrize("word", ["mul3", "mul3.out", "my_ops::mul3", "my_ops::mul3.out"])
 def test_an_operator_is_selected_by_any_of_its_names(tmp_path, word):
     other = MUL3.replace("mul3", "add3")
-    entries = read_operators(written(tmp_path, entry() + entry(other, kernel="my_ops::add3_out")))
+    entries = read_bindings(written(tmp_path, entry() + entry(other, kernel="my_ops::add3_out")))
     assert select_names(entries, [word]).names == ("my_ops::mul3.out",)
     assert select_all(entries).names == ("my_ops::mul3.out", "my_ops::add3.out")
 
 
 def test_a_misspelt_selection_is_refused_with_what_was_meant(tmp_path):
-    entries = read_operators(written(tmp_path, entry()))
+    entries = read_bindings(written(tmp_path, entry()))
     with pytest.raises(UnknownNameError, match=r"did you mean 'my_ops::mul3.out'"):
         select_names(entries, ["my_ops::mull3.out"])
 
@@ -95,7 +95,7 @@ def test_a_misspelt_selection_is_refused_with_what_was_meant(tmp_path):
     ],
 )
 def test_the_out_variant_has_the_same_arguments_and_one_for_each_result(functional, out):
-    assert out_form(functional).out == out
+    assert out_variant(functional).out_schema == out
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_the_out_variant_has_the_same_arguments_and_one_for_each_result(function
 )
 def test_a_schema_without_an_out_variant_is_refused(schema, said):
     with pytest.raises(OpforgeError, match=said):
-        out_form(schema)
+        out_variant(schema)
 
 
 def test_dimensions_that_vary_are_read():
@@ -126,11 +126,11 @@ def test_a_dimension_that_means_nothing_is_refused(word):
 def test_a_model_is_found_by_file_and_name(tmp_path):
     file = tmp_path / "net.py"
     file.write_text("")
-    assert find(str(file)).function == "model"
-    assert find(f"{file}:Net").function == "Net"
+    assert parse_target(str(file)).function == "model"
+    assert parse_target(f"{file}:Net").function == "Net"
     for wrong in (str(tmp_path / "none.py"), f"{tmp_path}/none.py:Net", f"{file}:1", "no_such_module:f"):
         with pytest.raises(OpforgeError, match="model"):
-            find(wrong)
+            parse_target(wrong)
 
 
 def test_what_is_no_program_is_refused_before_anything_reads_it(tmp_path):
@@ -138,7 +138,7 @@ def test_what_is_no_program_is_refused_before_anything_reads_it(tmp_path):
     with pytest.raises(OpforgeError, match="cannot be read"):
         check_program(file)
     file.write_bytes(b"not a program")
-    with pytest.raises(OpforgeError, match="no program of ExecuTorch"):
+    with pytest.raises(OpforgeError, match="not a program of ExecuTorch"):
         check_program(file)
 
 
@@ -165,7 +165,7 @@ def test_a_folder_is_made_whole_and_never_over_another(tmp_path):
     assert [str(file) for file in files] == [
         "README.md", "kernels/mul3.cpp", "kernels/scale.cpp", "model.py", "ops.py", "ops.yaml", "tests/test_ops.py",
     ]  # fmt: skip
-    assert [one.name for one in read_operators(tmp_path / "new" / "ops.yaml")] == [
+    assert [one.name for one in read_bindings(tmp_path / "new" / "ops.yaml")] == [
         "my_ops::mul3.out",
         "my_ops::scale.out",
     ]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from opforge.edge import toolchain
-from opforge.edge.build import _key, build, check_registration, open_folder, product_of
-from opforge.edge.generate import SOURCE, Generated, generate
-from opforge.edge.operators import BindingError
+from opforge.edge.bindings import BindingError
+from opforge.edge.build import _key, build, check_registration, library_product, read_folder
+from opforge.edge.codegen import SOURCE_NAME, GeneratedCode, generate_registration
 from opforge.edge.selection import Selection, select_all
 from opforge.errors import NothingToJudgeError, OpforgeError
 from opforge.kernels.native.compiler import BuildError
@@ -48,7 +48,7 @@ def stripped(library: Path) -> bytes:
 
 @pytest.mark.parametrize("tool", [slow(tool) if tool == "cmake" else tool for tool in toolchain.TOOLS])
 def test_a_library_has_what_is_selected_and_nothing_of_the_rest(folder, tool):
-    opened = open_folder(folder)
+    opened = read_folder(folder)
     both = build(opened, select_all(opened.entries), tool=tool)
     assert both.operators == ("my_ops::mul3.out", "my_ops::also3.out")
     assert "my_ops::native::also3_out" in symbols(both.library)
@@ -70,7 +70,7 @@ def test_a_library_is_compiled_once_for_each_content(single):
     (single / "kernels" / "common.h").write_text("#define FACTOR 3\n")
     source = single / "kernels" / "mul3.cpp"
     source.write_text('#include "common.h"\n' + source.read_text())
-    opened = open_folder(single)
+    opened = read_folder(single)
     built = [build(opened, select_all(opened.entries)).cached for _ in range(2)]
     assert built == [False, True]
     (single / "kernels" / "common.h").write_text("#define FACTOR 4\n")
@@ -78,17 +78,17 @@ def test_a_library_is_compiled_once_for_each_content(single):
     (single.parent / "outside.h").write_text("#define FACTOR 5\n")
     source.write_text(source.read_text().replace("common.h", "../../outside.h"))
     made = single / "build" / "generated"
-    product = product_of(opened, Generated(made / SOURCE, made, ()))
+    product = library_product(opened, GeneratedCode(made / SOURCE_NAME, made, ()))
     assert _key(opened, product, "direct") is None, "what lies outside the folder may change unseen: it is never kept"
 
 
 def test_a_kernel_name_without_its_kernel_is_named(single):
     (single / "kernels" / "mul3.cpp").write_text(folders.kernel("other", folders.RIGHT))
-    opened = open_folder(single)
+    opened = read_folder(single)
     with pytest.raises(BuildError) as caught:
         build(opened, select_all(opened.entries))
-    assert "binds my_ops::mul3.out to kernel_name my_ops::mul3_out" in caught.value.first
-    assert "no source in kernels/ defines my_ops::native::mul3_out" in caught.value.first
+    assert "binds my_ops::mul3.out to kernel_name my_ops::mul3_out" in caught.value.first_error
+    assert "no source in kernels/ defines my_ops::native::mul3_out" in caught.value.first_error
     assert not (single / "build" / "one_kernels.so").exists()
 
 
@@ -98,28 +98,30 @@ def test_a_kernel_without_the_context_is_not_the_one_that_is_called(single):
     source.write_text(
         folders.HEAD + "namespace my_ops::native { Tensor& mul3_out(const Tensor& x, Tensor& out) { return out; } }\n"
     )
-    opened = open_folder(single)
+    opened = read_folder(single)
     with pytest.raises(BuildError, match="a KernelRuntimeContext& first"):
         build(opened, select_all(opened.entries))
 
 
 def test_a_source_that_does_not_compile_is_named_with_its_line(single):
     (single / "kernels" / "mul3.cpp").write_text("int one = 1;\nint two = three;\n")
-    opened = open_folder(single)
+    opened = read_folder(single)
     with pytest.raises(BuildError, match=r"mul3.cpp:2:11: error: .*three"):
         build(opened, select_all(opened.entries))
 
 
 def test_what_the_generator_leaves_out_is_noticed(folder):
-    with pytest.raises(BindingError, match=r"left out my_ops::mul33.out"):
-        generate(folder / "ops.yaml", Selection(("my_ops::mul3.out", "my_ops::mul33.out"), "test"), folder / "made")
+    with pytest.raises(BindingError, match=r"omitted my_ops::mul33.out"):
+        generate_registration(
+            folder / "ops.yaml", Selection(("my_ops::mul3.out", "my_ops::mul33.out"), "test"), folder / "made"
+        )
     with pytest.raises(NothingToJudgeError, match="no operator"):
-        generate(folder / "ops.yaml", Selection((), "test"), folder / "made")
+        generate_registration(folder / "ops.yaml", Selection((), "test"), folder / "made")
 
 
 @pytest.mark.slow
 def test_a_schema_that_differs_from_the_registered_one_is_shown_with_both(folder):
-    assert check_registration(open_folder(folder))
+    assert check_registration(read_folder(folder))
     text = (folder / "ops.yaml").read_text()
     (folder / "ops.yaml").write_text(text.replace("mul3.out(Tensor x,", "mul3.out(Tensor x, int n,"))
     done = opforge("edge", "build", str(folder))
@@ -133,7 +135,7 @@ def test_an_entry_that_nothing_registers_is_named(folder):
         'from opforge.edge.define import define\ndefine("my_ops::mul3(Tensor x) -> Tensor", lambda x: x * 3)\n'
     )
     with pytest.raises(OpforgeError, match=r"binds my_ops::also3.out, and ops.py does not register it"):
-        check_registration(open_folder(folder))
+        check_registration(read_folder(folder))
 
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch):
@@ -142,11 +144,11 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatc
         "importlib.util.find_spec", lambda name, *rest: None if name == "executorch" else real(name, *rest)
     )
     with pytest.raises(OpforgeError, match=r'pip install "opforge\[executorch\]"'):
-        toolchain.executorch()
+        toolchain.find_executorch()
 
 
 def test_a_missing_compiler_and_a_missing_cmake_are_named(folder, monkeypatch, tmp_path):
-    opened = open_folder(folder)
+    opened = read_folder(folder)
     with monkeypatch.context() as patch:
         patch.setenv("CXX", "no-such-compiler")
         with pytest.raises(OpforgeError, match="CXX names 'no-such-compiler'"):
@@ -184,14 +186,14 @@ def test_the_command_makes_a_folder_that_can_be_built(tmp_path):
         str(path.relative_to(made)) for path in made.rglob("*") if path.is_file()
     )
     assert last == f"next: opforge edge check {made}"
-    assert [entry.name for entry in open_folder(made).entries] == ["own_ops::scale.out", "own_ops::shift.out"]
+    assert [entry.name for entry in read_folder(made).entries] == ["own_ops::scale.out", "own_ops::shift.out"]
     assert "is there already" in opforge("edge", "init", str(made)).stderr
 
 
 def test_a_folder_that_is_none_says_what_makes_one(tmp_path):
     with pytest.raises(OpforgeError, match="opforge edge init"):
-        open_folder(tmp_path / "none")
+        read_folder(tmp_path / "none")
     bare = folders.make(tmp_path / "bare", "mul3")
     (bare / "kernels" / "mul3.cpp").unlink()
     with pytest.raises(OpforgeError, match="no C\\+\\+ source"):
-        open_folder(bare)
+        read_folder(bare)

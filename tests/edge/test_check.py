@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from opforge.edge import check
+from opforge.edge.bindings import BindingError
 from opforge.edge.init import make_folder
-from opforge.edge.operators import BindingError
-from opforge.edge.subject import SubjectError, load
-from opforge.edge.target import find
+from opforge.edge.model import ModelLoadError, load_model
+from opforge.edge.target import parse_target
 from opforge.errors import NothingToJudgeError
 from tests.command import opforge
 from tests.edge import folders
@@ -48,7 +48,7 @@ def dynamic():
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> check.Report:
+def found(tmp_path_factory: pytest.TempPathFactory) -> check.CheckReport:
     names = ("also3", "unsized", "wrong_ints")
     folder = folders.make(tmp_path_factory.mktemp("check") / "wrong", *names, together=True)
     (folder / "model.py").write_text(MODEL)
@@ -56,7 +56,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> check.Report:
 
 
 @pytest.fixture
-def say(found: check.Report, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+def say(found: check.CheckReport, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """Return a function that gives the command's answer; the folder is not taken to the runtime again."""
     monkeypatch.setattr(check, "check", lambda *_, **__: found)
 
@@ -125,7 +125,7 @@ def test_the_same_in_words(found, say):
     assert f"((T([2, 3], f32),), {{}})  static   passed   difference 0, {kernels}" in lines
     wrong = lines.index(f"((T([2, 3], i32),), {{}})  static   wrong    difference 1, {kernels}")
     assert lines[wrong + 1].startswith("  result 1: ")
-    assert "without my_ops::unsized.out  passed  missing, as it must be" in lines
+    assert "without my_ops::unsized.out  passed  missing, as expected" in lines
     passed = sum(row.verdict == "passed" for row in found.rows)
     assert lines[-2] == f"{passed} passed, {len(found.rows) - passed} wrong"
     assert lines[-1].startswith("seconds    export ")
@@ -189,12 +189,12 @@ def test_an_export_that_fails_leaves_the_program_that_was_there(tmp_path):
 def test_a_file_without_a_model_is_told_what_it_must_have(tmp_path, monkeypatch, source, said):
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "net.py").write_text(source)
-    with pytest.raises(SubjectError, match=said):
-        load(find(str(tmp_path / "net.py")))
+    with pytest.raises(ModelLoadError, match=said):
+        load_model(parse_target(str(tmp_path / "net.py")))
 
 
 def test_an_export_to_nowhere_is_refused_at_once(tmp_path):
     (tmp_path / "net.py").write_text("")
     done = opforge("edge", "export", str(tmp_path / "net.py"), "-o", str(tmp_path / "none" / "model.pte"))
     assert done.returncode == 2
-    assert "its folder is not there" in done.stderr
+    assert "its folder does not exist" in done.stderr

@@ -18,12 +18,12 @@ from safetensors.numpy import load_file, save_file
 from opforge.edge import export as export_module
 from opforge.edge import lowering
 from opforge.edge import run as run_module
-from opforge.edge.build import build, open_folder
-from opforge.edge.operators import BindingError, Entry
-from opforge.edge.registered import refuse_taken_apart
-from opforge.edge.run import Job, Ran, run_programs
+from opforge.edge.bindings import BindingEntry, BindingError
+from opforge.edge.build import build, read_folder
+from opforge.edge.definitions import refuse_decomposed
+from opforge.edge.run import ProgramJob, ProgramResult, run_programs
 from opforge.edge.selection import program_operators, select_all, select_for_model, select_names
-from opforge.edge.toolchain import Product, compile_library
+from opforge.edge.toolchain import Product, compile_product
 from opforge.errors import OpforgeError
 from tests.command import opforge
 from tests.conftest import ROOT, slow
@@ -93,10 +93,10 @@ def test_a_model_that_cannot_be_exported_is_told_why(exports, model, said):
 def test_a_composite_operator_is_taken_apart_and_that_is_noticed(exports):
     assert "without my_ops::composite" in exports.said["composite"]
     assert not any(name.startswith("my_ops::") for name in exports.said["composite"])
-    entry = Entry("my_ops::composite.out", "", "my_ops::composite_out")
-    with pytest.raises(BindingError, match="my_ops::composite is in the model and not in the program"):
-        refuse_taken_apart([entry], ["my_ops::composite"])
-    refuse_taken_apart([entry], ["my_ops::another"])
+    entry = BindingEntry("my_ops::composite.out", "", "my_ops::composite_out")
+    with pytest.raises(BindingError, match="my_ops::composite is in the model but not in the program"):
+        refuse_decomposed([entry], ["my_ops::composite"])
+    refuse_decomposed([entry], ["my_ops::another"])
 
 
 def test_the_command_says_what_was_exported(exports, tmp_path, monkeypatch):
@@ -115,7 +115,7 @@ def test_the_command_says_what_was_exported(exports, tmp_path, monkeypatch):
         "inputs     ((T([4, 3], f32),), {})",
         "operators  aten::add.out, my_ops::add.out",
         "delegated  2 parts to XNNPACK",
-        "note       my_ops::composite was taken apart, as CompositeImplicitAutograd is: a kernel for it would not run",
+        "note       my_ops::composite was decomposed because it is CompositeImplicitAutograd: a kernel for it would not run",
         "needs      kernels of my_ops::add.out: opforge edge build DIR --model net.pte",
     ]
     assert (asked[0]["dynamic"], asked[0]["out"]) == ({"x": {0: (1, 8)}}, str(tmp_path / "net.pte"))
@@ -124,15 +124,15 @@ def test_the_command_says_what_was_exported(exports, tmp_path, monkeypatch):
 
 
 def test_a_program_is_written_whole_or_not_at_all(tmp_path):
-    from opforge.edge.export_child import write
+    from opforge.edge.export_child import write_program
 
     path = tmp_path / "model.pte"
-    write(path, b"first")
-    write(path, b"second")
+    write_program(path, b"first")
+    write_program(path, b"second")
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {"model.pte": b"second"}
     (tmp_path / "folder.pte").mkdir()
     with pytest.raises(OpforgeError, match=r"folder.pte' cannot be written: "):
-        write(tmp_path / "folder.pte", b"third")
+        write_program(tmp_path / "folder.pte", b"third")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["folder.pte", "model.pte"]
 
 
@@ -160,45 +160,45 @@ def test_without_what_delegation_needs_it_is_named(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def ran(exports: Exports, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
+def ran(exports: Exports, tmp_path_factory: pytest.TempPathFactory) -> dict[str, ProgramResult]:
     """Run everything in one process, each program in a fork of it."""
     place = tmp_path_factory.mktemp("libraries")
-    folder = open_folder(folders.make(place / "all", *folders.BODIES, together=True))
+    folder = read_folder(folders.make(place / "all", *folders.BODIES, together=True))
     whole = build(folder, select_all(folder.entries), place / "whole").library
-    two = open_folder(folders.make(place / "two", "mul3", "also3", together=True))
+    two = read_folder(folders.make(place / "two", "mul3", "also3", together=True))
     part = build(two, select_names(two.entries, ["mul3"])).library
     override = place / "override.so"
     (place / "override.cpp").write_text(folders.OVERRIDES)
-    compile_library(Product("override", (place / "override.cpp",)), override)
+    compile_product(Product("override", (place / "override.cpp",)), override)
     no_library, broken = place / "text.so", place / "broken.pte"
     no_library.write_text("not a library")
     broken.write_bytes(exports["mul3"].read_bytes()[:64] + b"\xff" * 64)
     given = place / "given.safetensors"
     save_file({"0": np.full((4, 3), 2.0, np.float32)}, given)
     jobs = {
-        "right": Job(exports["mul3"], (whole,), "T([4, 3], f32)", out=place / "results.safetensors"),
-        "as described": Job(exports["mul3"], (whole,)),
-        "selected": Job(exports["mul3"], (part,)),
-        "unselected": Job(exports["both"], (part,)),
-        "no library": Job(exports["mul3"]),
-        "twice": Job(exports["mul3"], (whole, part)),
-        "overrides": Job(exports["mul3"], (override,)),
-        "aborts": Job(exports["aborts"], (whole,)),
-        "refuses": Job(exports["refuses"], (whole,)),
-        "hangs": Job(exports["hangs"], (whole,), limit_s=1.0),
-        "two adds": Job(exports["adds_too"], (whole,)),
-        "larger": Job(exports["varying"], (whole,), "((T([8, 3], f32),), {})"),
-        "too large": Job(exports["varying"], (whole,), "T([9, 3], f32)"),
-        "unsized": Job(exports["varying_unsized"], (whole,), "T([2, 3], f32)"),
-        "other shape": Job(exports["mul3"], (whole,), "T([4, 4], f32)"),
-        "other dtype": Job(exports["mul3"], (whole,), "T([4, 3], i64)"),
-        "too many": Job(exports["mul3"], (whole,), "T([4, 3], f32), T([4, 3], f32)"),
-        "named": Job(exports["mul3"], (whole,), "((), {'x': T([4, 3], f32)})"),
-        "no file": Job(exports["mul3"], (whole,), file=no_library),
-        "delegated": Job(exports["delegated"], (whole,), file=given),
-        "from file": Job(exports["mul3"], (whole,), file=given),
-        "text as library": Job(exports["mul3"], (no_library,)),
-        "broken": Job(broken, (whole,)),
+        "right": ProgramJob(exports["mul3"], (whole,), "T([4, 3], f32)", out=place / "results.safetensors"),
+        "as described": ProgramJob(exports["mul3"], (whole,)),
+        "selected": ProgramJob(exports["mul3"], (part,)),
+        "unselected": ProgramJob(exports["both"], (part,)),
+        "no library": ProgramJob(exports["mul3"]),
+        "twice": ProgramJob(exports["mul3"], (whole, part)),
+        "overrides": ProgramJob(exports["mul3"], (override,)),
+        "aborts": ProgramJob(exports["aborts"], (whole,)),
+        "refuses": ProgramJob(exports["refuses"], (whole,)),
+        "hangs": ProgramJob(exports["hangs"], (whole,), limit_s=1.0),
+        "two adds": ProgramJob(exports["adds_too"], (whole,)),
+        "larger": ProgramJob(exports["varying"], (whole,), "((T([8, 3], f32),), {})"),
+        "too large": ProgramJob(exports["varying"], (whole,), "T([9, 3], f32)"),
+        "unsized": ProgramJob(exports["varying_unsized"], (whole,), "T([2, 3], f32)"),
+        "other shape": ProgramJob(exports["mul3"], (whole,), "T([4, 4], f32)"),
+        "other dtype": ProgramJob(exports["mul3"], (whole,), "T([4, 3], i64)"),
+        "too many": ProgramJob(exports["mul3"], (whole,), "T([4, 3], f32), T([4, 3], f32)"),
+        "named": ProgramJob(exports["mul3"], (whole,), "((), {'x': T([4, 3], f32)})"),
+        "no file": ProgramJob(exports["mul3"], (whole,), inputs_file=no_library),
+        "delegated": ProgramJob(exports["delegated"], (whole,), inputs_file=given),
+        "from file": ProgramJob(exports["mul3"], (whole,), inputs_file=given),
+        "text as library": ProgramJob(exports["mul3"], (no_library,)),
+        "broken": ProgramJob(broken, (whole,)),
     }
     return dict(zip(jobs, run_programs(list(jobs.values())), strict=True))
 
@@ -227,10 +227,10 @@ def test_the_trace_tells_operators_of_one_name_apart(ran):
         ("no library", "needs my_ops::mul3.out, and no kernel is registered for it (no library was given)"),
         ("twice", "registers my_ops::mul3.out, which is registered already"),
         ("overrides", "registers aten::add.out, which is registered already"),
-        ("aborts", "died of SIGABRT (signal 6) while it ran. It said: "),
+        ("aborts", "died of SIGABRT (signal 6) while it ran. Output: "),
         ("aborts", "a kernel that gives up"),
         ("refuses", "seven dimensions are wanted"),
-        ("hangs", "was ended after 1 s without a result"),
+        ("hangs", "was stopped after 1 s without a result"),
         ("too large", "do not fit"),
         ("other shape", "Expected shape (4, 3), but received (4, 4)"),
         ("other shape", "or export it with --dynamic"),
@@ -248,7 +248,7 @@ def test_a_run_that_fails_says_why(ran, name, said):
 
 
 def test_the_command_shows_results_and_the_kernels_that_ran(ran, monkeypatch):
-    given: list[Job] = []
+    given: list[ProgramJob] = []
     monkeypatch.setattr(run_module, "run_programs", lambda jobs: given.extend(jobs) or [ran["two adds"]])
     words = ("edge", "run", "m.pte", "--library", "a.so", "--library", "b.so", "--seed", "3", "--timeout", "9")
     done = opforge(*words, "--inputs", "T([4, 3], f32)", "-o", "kept.safetensors")
@@ -261,10 +261,10 @@ def test_the_command_shows_results_and_the_kernels_that_ran(ran, monkeypatch):
         "kernels  my_ops::add.out 1×, aten::add.out 1×",
     ]
     libraries, kept = (Path("a.so"), Path("b.so")), Path("kept.safetensors")
-    assert given == [Job(Path("m.pte"), libraries, "T([4, 3], f32)", seed=3, out=kept, limit_s=9.0)]
+    assert given == [ProgramJob(Path("m.pte"), libraries, "T([4, 3], f32)", seed=3, out=kept, limit_s=9.0)]
     answer = json.loads(opforge("edge", "run", "m.pte", "--inputs", "x.safetensors", "--format", "json").stdout)
     assert (answer["results"], answer["kernels"]) == ([result], ran["two adds"].kernels)
-    assert given[1] == Job(Path("m.pte"), file=Path("x.safetensors"))
+    assert given[1] == ProgramJob(Path("m.pte"), inputs_file=Path("x.safetensors"))
 
 
 def test_the_command_fails_with_the_reason(ran, monkeypatch):
@@ -288,7 +288,7 @@ def test_a_kernel_that_does_not_resize_is_not_silently_right(ran):
 
 @pytest.mark.slow
 def test_a_model_selects_what_it_needs_and_a_missing_entry_is_named(exports, tmp_path):
-    folder = open_folder(folders.make(tmp_path / "three", "mul3", "unsized"))
+    folder = read_folder(folders.make(tmp_path / "three", "mul3", "unsized"))
     assert select_for_model(folder.entries, exports["mul3"]).names == ("my_ops::mul3.out",)
     with pytest.raises(BindingError, match=r"both.pte needs my_ops::also3.out, and no entry binds it"):
         select_for_model(folder.entries, exports["both"])
@@ -305,6 +305,6 @@ def test_a_program_that_is_cut_off_is_refused(exports, tmp_path, model, kept):
 
 def test_files_that_are_not_there_are_named(exports, tmp_path):
     with pytest.raises(OpforgeError, match="there is no library"):
-        run_programs([Job(exports["mul3"], (tmp_path / "none.so",))])
+        run_programs([ProgramJob(exports["mul3"], (tmp_path / "none.so",))])
     with pytest.raises(OpforgeError, match="there is no file"):
-        run_programs([Job(exports["mul3"], file=tmp_path / "none.safetensors")])
+        run_programs([ProgramJob(exports["mul3"], inputs_file=tmp_path / "none.safetensors")])

@@ -115,7 +115,7 @@ def write_body(path: Path, body: str) -> None:
 def runners(place: Path) -> dict[str, Path]:
     made = {}
     for name in (CPP, TRITON):
-        folder = build.open_folder(place / name / "edge")
+        folder = build.read_folder(place / name / "edge")
         made[name] = build_runner(folder, selection.select_all(folder.entries), place / f"{name}_runner").path
     return made
 
@@ -124,7 +124,7 @@ def test_a_folder_is_made_of_a_package(target, tmp_path):
     edge = tmp_path / "edge"
     said = take(TRITON, "--op", "swiglu", "--op", "row_moments", "-o", str(edge), target=target)
     assert f"write the kernel in {edge / 'kernels' / 'swiglu.cpp'}" in said
-    entries = {entry.name: entry for entry in build.open_folder(edge).entries}
+    entries = {entry.name: entry for entry in build.read_folder(edge).entries}
     assert set(entries) == {f"{TRITON}::swiglu.out", f"{TRITON}::row_moments.out"}
     assert "Tensor out0" in (edge / "kernels" / "row_moments.cpp").read_text().replace("& ", " ")
 

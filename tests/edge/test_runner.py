@@ -14,7 +14,7 @@ import pytest
 
 from opforge.edge import build, runner, selection
 from opforge.edge import run as run_module
-from opforge.edge.runner import ATEN, XNNPACK, Wishes, build_runner
+from opforge.edge.runner import ATEN_LIBRARY, XNNPACK_LIBRARY, RunnerOptions, build_runner
 from opforge.errors import OpforgeError
 from tests.command import opforge
 from tests.conftest import ROOT
@@ -141,27 +141,27 @@ def rich(place: Path) -> Path:
     """Return a runner with what the program of the rich operators needs, which is all."""
 
     def make(out: Path) -> None:
-        folder = build.open_folder(RICH)
+        folder = build.read_folder(RICH)
         build_runner(folder, selection.select_for_model(folder.entries, place / "rich.pte"), out / "runner")
 
     return stored("runner", INPUTS, make) / "runner"
 
 
 @pytest.fixture(scope="module")
-def one(place: Path) -> runner.Runner:
+def one(place: Path) -> runner.BuiltRunner:
     """Return a runner with one of the rich operators, its library beside it."""
-    folder = build.open_folder(RICH)
+    folder = build.read_folder(RICH)
     chosen = selection.select_names(folder.entries, ["affine"])
-    return build_runner(folder, chosen, place / "one" / "runner", Wishes(beside=True))
+    return build_runner(folder, chosen, place / "one" / "runner", RunnerOptions(copy_libraries=True))
 
 
 @pytest.fixture(scope="module")
 def mul4(place: Path) -> Path:
     """Return a runner of mul4 and of the operators that end badly, for a model that has ATen operators too."""
-    folder = build.open_folder(place / "ends")
-    libraries = runner.libraries_for(place / "mul4_aten.pte")
-    assert libraries == (ATEN,)
-    return build_runner(folder, selection.select_all(folder.entries), place / "mul4", Wishes(libraries)).path
+    folder = build.read_folder(place / "ends")
+    libraries = runner.needed_libraries(place / "mul4_aten.pte")
+    assert libraries == (ATEN_LIBRARY,)
+    return build_runner(folder, selection.select_all(folder.entries), place / "mul4", RunnerOptions(libraries)).path
 
 
 def run(program: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -234,12 +234,12 @@ def test_what_is_not_selected_is_not_in_it(one, rich):
 
 
 def build_names() -> list[str]:
-    return [entry.name for entry in build.open_folder(RICH).entries]
+    return [entry.name for entry in build.read_folder(RICH).entries]
 
 
 @pytest.mark.slow
 def test_a_library_has_the_kernels_that_a_model_needs_and_no_others(place, tmp_path):
-    folder = build.open_folder(RICH)
+    folder = build.read_folder(RICH)
     chosen = selection.select_for_model(folder.entries, place / "affine.pte")
     part = build.build(folder, chosen, tmp_path / "part")
     whole = build.build(folder, selection.select_all(folder.entries), tmp_path / "whole")
@@ -256,7 +256,7 @@ def test_a_library_has_the_kernels_that_a_model_needs_and_no_others(place, tmp_p
         } == expected
     assert part.bytes < whole.bytes
     with pytest.raises(OpforgeError) as raised:
-        run_module.run_program(run_module.Job(place / "rich.pte", (part.library,)))
+        run_module.run_program(run_module.ProgramJob(place / "rich.pte", (part.library,)))
     assert "rich_ops::row_range.out" in str(raised.value)
     assert "rich_ops::weighted_sum.out" in str(raised.value)
 
@@ -333,10 +333,10 @@ def wrong(place: Path) -> Path:
         ([], 2, "a model is missing; usage: runner MODEL.pte INPUT"),
         (["--fast"], 2, "unknown option --fast"),
         (["rich.pte", "-o"], 2, "-o needs a value"),
-        (["rich.pte", "--repeat", "many"], 2, "--repeat many is no number of runs"),
+        (["rich.pte", "--repeat", "many"], 2, "--repeat many is not a number of runs"),
         (["nowhere.pte"], 2, "there is no file nowhere.pte that can be read"),
-        (["text.pte"], 2, "text.pte is no program that can be run"),
-        (["cut.pte"], 2, "cut.pte is no program that can be run"),
+        (["text.pte"], 2, "text.pte cannot be run"),
+        (["cut.pte"], 2, "cut.pte cannot be run"),
         (["rich.pte", "--method", "backward"], 2, "rich.pte has no method backward; it has forward"),
         (["rich.pte", "good.npy"], 2, "forward takes 2 inputs, and 1 were given"),
         (["rich.pte", "good.npy", "nowhere.npy"], 2, "there is no file nowhere.npy"),
@@ -344,11 +344,11 @@ def wrong(place: Path) -> Path:
         (
             ["rich.pte", "good.npy", "columns.npy"],
             2,
-            "columns.npy is no array that can be read: its columns come first",
+            "columns.npy is not a readable array: its columns come first",
         ),
-        (["rich.pte", "good.npy", "objects.npy"], 2, "objects.npy is no array that can be read: its elements are not"),
+        (["rich.pte", "good.npy", "objects.npy"], 2, "objects.npy is not a readable array: its elements are not"),
         (["rich.pte", "good.npy", "cut.npy"], 2, "input 1 (cut.npy) has 22 bytes; a tensor (4, 6) of float32 has 96"),
-        (["rich.pte", "good.npy", "text.npy"], 2, "text.npy is no array that can be read: it does not begin as"),
+        (["rich.pte", "good.npy", "text.npy"], 2, "text.npy is not a readable array: it does not begin as"),
         (["rich.pte", "good.npy", "short.bin"], 2, "input 1 (short.bin) has 4 bytes; a tensor (16, 6) of float32"),
         (["rich.pte", "many.npy", "many.npy"], 1, "forward failed: "),
         (["rich.pte", "good.npy", "good.npy", "-o", "nowhere"], 2, "nowhere/output_0.npy cannot be written"),
@@ -392,7 +392,7 @@ def test_the_command_builds_it(one, rich, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--model", "x.pte", "--ops", "affine"], "--ops and --model both say which operators; give one of them"),
+        (["--model", "x.pte", "--ops", "affine"], "--ops and --model cannot be combined; give one of them"),
         (["--ops", "afine"], "unknown operator 'afine'"),
         (["--model", "nowhere.pte"], "'nowhere.pte' cannot be read"),
         (["--format", "xml"], "unknown format 'xml'; allowed: text, json"),
@@ -409,12 +409,12 @@ def test_the_command_refuses_what_cannot_be(arguments, said):
 def test_a_backend_that_a_program_names_is_linked(place, tmp_path):
     program = tmp_path / "delegated.pte"
     program.write_bytes((place / "mul4.pte").read_bytes() + b"XnnpackBackend")
-    assert runner.libraries_for(place / "mul4.pte") == ()
-    assert runner.libraries_for(program) == (XNNPACK,)
+    assert runner.needed_libraries(place / "mul4.pte") == ()
+    assert runner.needed_libraries(program) == (XNNPACK_LIBRARY,)
 
 
 @pytest.mark.slow
 def test_a_model_of_other_operators_is_refused_when_it_is_built(place):
-    folder = build.open_folder(MUL4)
+    folder = build.read_folder(MUL4)
     with pytest.raises(OpforgeError, match=r"rich.pte needs rich_ops::affine.out"):
         selection.select_for_model(folder.entries, place / "rich.pte")

@@ -64,8 +64,8 @@ def test_tensors_without_contents_come_back():
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("triple", "'triple' is no full name of an operator; write namespace::name"),
-        ("variants_test::triple.out", "is no full name of an operator"),
+        ("triple", "'triple' is not the full name of an operator; write namespace::name"),
+        ("variants_test::triple.out", "is not the full name of an operator"),
         ("variants_test::tripel", "there is no operator variants_test::tripel; import the package that registers it"),
     ],
 )

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from opforge.generate.finding import open_provider
 from opforge.generate.provider import Message, Provider, Request
-from opforge.generate.retrying import Retries
-from opforge.generate.settings import ProviderOptions
+from opforge.generate.provider_lookup import open_provider
+from opforge.generate.provider_options import ProviderOptions
+from opforge.generate.retry import RetryPolicy
 from tests.generate.servers import AnthropicServer, ModelServer, OpenAIServer, Script
 
 KEY = "sk-test-7Qm2xV9pLr4TnB8wZc6Y"
@@ -54,7 +54,7 @@ class Desks:
     def __call__(self, script: Script, key: str | None = KEY, **options: Any) -> Desk:
         server = self._stack.enter_context(SERVERS[self.name](script, key))
         slept_s: list[float] = []
-        settings = {"url": server.url, "retries": Retries(tries=4), "sleep": slept_s.append, "timeout_s": 20.0}
+        settings = {"url": server.url, "retries": RetryPolicy(max_tries=4), "sleep": slept_s.append, "timeout_s": 20.0}
         provider = self._stack.enter_context(open_provider(self.name, ProviderOptions(**{**settings, **options})))
         return Desk(self.name, server, provider, slept_s)
 

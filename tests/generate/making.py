@@ -11,7 +11,7 @@ import pytest
 from opforge.cases import Case, Phase
 from opforge.generate.options import GenerationOptions
 from opforge.runs import RunConfig, run
-from opforge.runs.conduct import Ended
+from opforge.runs.pipeline import RunResult
 from opforge.suites.given import GivenSuite
 from tests.generate.servers import AnthropicServer, ModelServer
 
@@ -45,7 +45,7 @@ class Making:
         timed: bool = False,
         resume: bool = False,
         **options: Any,
-    ) -> Ended:
+    ) -> RunResult:
         of_config = {"timeout_s": options.pop("timeout_s", 5.0), "confine": options.pop("confine", True)}
         provider = "anthropic" if isinstance(server, AnthropicServer) else "openai"
         asked = {"provider": provider, "url": server.url, "dsl": "pytorch", "rounds": 3, **options}

@@ -9,7 +9,7 @@ import pytest
 
 from opforge.cases import Case
 from opforge.generate.agent import NoAnswerError
-from opforge.kernels.proofs import proof_of
+from opforge.kernels.proof import proof_path
 from opforge.runs import RunConfig, run
 from opforge.suites.given import GivenSuite
 from tests.conftest import verdicts
@@ -34,7 +34,7 @@ def test_a_right_kernel_lands_in_a_directory_with_its_proof_and_is_judged_again_
 
     file = making.out / "generated_kernels" / "relu" / "relu_implementation_1.py"
     assert file.read_text() == TRITON
-    assert json.loads(proof_of(file).read_text())["operators"]["relu.default"]
+    assert json.loads(proof_path(file).read_text())["operators"]["relu.default"]
     config = RunConfig("given", "directory", ops_directory=str(making.out / "generated_kernels"), timeout_s=30.0)
     suite = GivenSuite([Case.make("relu.default", text) for text in CASES])
     assert verdicts(run(config, tmp_path / "again", suite=suite)) == RIGHT

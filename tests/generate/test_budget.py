@@ -10,13 +10,13 @@ import pytest
 
 from opforge.errors import OpforgeError
 from opforge.generate.budget import Budget, BudgetSpentError, Spent
-from opforge.generate.prices import Prices, most_input_tokens
+from opforge.generate.prices import Prices, max_input_tokens
 from opforge.generate.provider import Message, ProviderError, Reply, Request, Usage, silent
 
-PRICES = Prices.known()
+PRICES = Prices.load()
 MODEL = "claude-sonnet-5"
 REQUEST = Request(MODEL, "", (Message("user", "write relu"),), 1000)
-MOST = most_input_tokens(REQUEST) + REQUEST.max_tokens
+MOST = max_input_tokens(REQUEST) + REQUEST.max_tokens
 """What the request can take."""
 
 
@@ -47,7 +47,7 @@ class Failing(Answering):
 def test_what_is_taken_is_counted() -> None:
     budget = Budget(PRICES)
     budget.ask(Answering(50, 100), REQUEST)
-    budget.count(Usage(10, 5, None))
+    budget.add_usage(Usage(10, 5, None))
     assert budget.spent == Spent(2, 110, 55, pytest.approx((100 * 2 + 50 * 10) / 1e6), 1)
     assert budget.spent.tokens == 165
 
@@ -80,8 +80,8 @@ def test_many_threads_do_not_pass_it(bound: dict[str, float]) -> None:
     assert provider.asked == 10
     assert len(refused) == 90
     assert budget.spent.requests == 10
-    assert set(refused) == {budget.reason}
-    assert budget.reason.startswith("the budget is spent: ")
+    assert set(refused) == {budget.stop_reason}
+    assert budget.stop_reason.startswith("the budget is spent: ")
 
 
 def test_what_was_held_and_not_taken_is_given_back() -> None:
@@ -90,7 +90,7 @@ def test_what_was_held_and_not_taken_is_given_back() -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: budget.ask(provider, REQUEST), range(10)))
     assert budget.spent.tokens == 100
-    assert not budget.reason
+    assert not budget.stop_reason
 
 
 @pytest.mark.parametrize("bound", [{"max_tokens": MOST + 100}, {"max_cost": 0.0105}], ids=["tokens", "cost"])
@@ -124,14 +124,14 @@ def test_it_goes_on_from_what_was_spent_before() -> None:
 
 def test_a_cost_that_is_not_known_cannot_be_bounded() -> None:
     stranger = Request("stranger", "", REQUEST.messages, 10)
-    with pytest.raises(OpforgeError, match="price is not known"):
+    with pytest.raises(OpforgeError, match="--max-cost needs the price"):
         Budget(PRICES, max_cost=1).ask(Answering(), stranger)
     heard: list[str] = []
     budget = Budget(PRICES, max_tokens=100_000)
     for _ in range(3):
         budget.ask(Answering(), stranger, heard.append)
     assert len(heard) == 1
-    assert "'stranger' is not known" in heard[0]
+    assert "'stranger' is unknown" in heard[0]
 
 
 @pytest.mark.parametrize("bound", [0, -1, float("nan"), float("inf")])

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from opforge.cli.generation import say_what_was_made
+from opforge.cli.generation import print_generation_summary
 from tests.command import opforge
 from tests.conftest import ROOT
 from tests.generate.making import KERNELS, KEY, fenced
@@ -101,15 +101,21 @@ def test_six_workers_and_fifteen_rounds_by_the_known_name(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--backend", "llm", "--dsl", "cuda"], "--dsl cuda goes with --device cuda"),
+        (["--backend", "llm", "--dsl", "cuda"], "--dsl cuda requires --device cuda"),
         (["--backend", "llm", "--dsl", "tritn"], "unknown DSL 'tritn'; did you mean 'triton'"),
-        (["--backend", "llm", "--llm-model", "llama"], "goes with --backend llm-relay"),
+        (["--backend", "llm", "--llm-model", "llama"], "use --backend llm-relay"),
         (["--backend", "llm-relay", "--llm-relay-url", "http://localhost:1/v1"], "give --llm-model"),
         (["--backend", "llm", "--llm-attempts", "0"], "must be 1 to 1000"),
         (["--backend", "llm", "--max-cost", "-1"], "--max-cost -1.0 is out of range"),
-        (["--backend", "llm", "--kernel-agent-workers", "2"], "--kernel-agent-workers does not go with --backend llm"),
-        (["--backend", "directory", "--max-tokens", "9"], "--max-tokens does not go with --backend directory"),
-        (["--backend", "llm", "--prompts", "nowhere"], "nowhere' is no folder"),
+        (
+            ["--backend", "llm", "--kernel-agent-workers", "2"],
+            "--kernel-agent-workers requires --backend kernel_agent, not llm",
+        ),
+        (
+            ["--backend", "directory", "--max-tokens", "9"],
+            "--max-tokens requires --backend llm or llm-relay or kernel_agent, not directory",
+        ),
+        (["--backend", "llm", "--prompts", "nowhere"], "nowhere' is not a folder"),
         (["--backend", "llm"], "ANTHROPIC_API_KEY"),
         (["--backend", "kernel_agent"], "OPENAI_API_KEY"),
         (["--backend", "llm", "--transcript", "nowhere"], "nowhere"),
@@ -126,21 +132,21 @@ def test_a_wrong_word_is_answered(words, said, tmp_path, monkeypatch, capsys):
 
 
 def test_what_was_made_and_spent_is_said_at_the_end(tmp_path, capsys):
-    say_what_was_made(tmp_path)
+    print_generation_summary(tmp_path)
     assert capsys.readouterr().err == ""  # a run that asks no model
     row = {"model": "m", "right": 1, "operators": {"relu": {}, "add": {}}, "attempts": 4, "requests": 5, "unpriced": 0}
     row |= {"input_tokens": 9_000, "output_tokens": 50, "cost": 0.12345, "stopped": ""}
     file = tmp_path / "generation" / "summary.json"
     file.parent.mkdir()
     file.write_text(json.dumps(row))
-    say_what_was_made(tmp_path)
+    print_generation_summary(tmp_path)
     spent = "m: 1 of 2 kernels right after 4 attempts, 5 requests, 9050 tokens, 0.1235 USD"
     assert capsys.readouterr().err == f"{spent}\n"
     bounds = {"max_cost": None, "max_tokens": 10_000}
     file.write_text(json.dumps({**row, "unpriced": 2, "stopped": "the budget is spent", "bounds": bounds}))
-    say_what_was_made(tmp_path)
+    print_generation_summary(tmp_path)
     assert capsys.readouterr().err.splitlines() == [
-        f"{spent}, and 2 requests whose price is not known",
+        f"{spent}, and 2 requests with unknown prices",
         "the budget is spent",
-        f"go on with a larger one: `opforge run --resume {tmp_path} --max-tokens N`",
+        f"continue with a larger one: `opforge run --resume {tmp_path} --max-tokens N`",
     ]

@@ -14,9 +14,9 @@ import pytest
 from opforge.errors import InternalError, OpforgeError, RunDirectoryError
 from opforge.generate.options import GenerationOptions
 from opforge.runs import RunConfig, run
-from opforge.runs.conduct import Ended
+from opforge.runs.execute.service import JudgingService
+from opforge.runs.pipeline import RunResult
 from opforge.runs.reproduce import reproduce
-from opforge.runs.service import JudgingService
 from tests.command import opforge
 from tests.conftest import verdicts
 from tests.generate.making import KEY, Making, fenced, making
@@ -64,7 +64,7 @@ class Customs:
         resume: bool = False,
         into: Path | None = None,
         **options: Any,
-    ) -> Ended:
+    ) -> RunResult:
         provider = "anthropic" if isinstance(server, AnthropicServer) else "openai"
         asked = {"provider": provider, "url": server.url, "dsl": "pytorch", "rounds": 3, **options}
         config = RunConfig(
@@ -77,7 +77,7 @@ class Customs:
         )
         return run(config, self.out, resume=resume)
 
-    def again(self, out: Path) -> Ended:
+    def again(self, out: Path) -> RunResult:
         """Judge what was made, without a model."""
         return run(RunConfig("custom_ops", "custom_ops", custom_ops_root=str(self.winners), timeout_s=20.0), out)
 
@@ -87,11 +87,11 @@ def customs(making: Making, tmp_path: Path) -> Customs:
     return Customs(making, tmp_path / "root")
 
 
-def remarks(ended: Ended) -> str:
+def remarks(ended: RunResult) -> str:
     return " | ".join(ended.manifest["plan"]["remarks"])
 
 
-def kernels(ended: Ended) -> list[str]:
+def kernels(ended: RunResult) -> list[str]:
     return [kernel["name"] for kernel in ended.manifest["plan"]["kernels"]]
 
 
@@ -147,7 +147,7 @@ def test_a_wrong_kernel_is_mended_after_feedback_and_then_made_faster(customs):
     assert "round 2: right" in winner["words"]
     assert "× the reference" in winner["words"]
     row = next(row for row in ended.store.rows())
-    assert reproduce(customs.out, row["id"], customs.out.parent / "one").same
+    assert reproduce(customs.out, row["id"], customs.out.parent / "one").is_same_verdict
 
 
 @pytest.mark.slow
@@ -158,7 +158,7 @@ def test_an_implementation_taken_for_the_reference_stays_it_where_kernels_land(c
     with AnthropicServer([Say(fenced(RIGHT))]) as server:
         ended = customs.run(server)
     assert verdicts(ended) == PASSED
-    assert "shrink has no reference: shrink__mine is taken for it" in remarks(ended)
+    assert "shrink has no reference: shrink__mine is used instead" in remarks(ended)
     assert mine.strip() in server.requests[0].text
     assert helping.strip() in server.requests[0].text
     again = customs.again(tmp_path / "again")
@@ -183,12 +183,12 @@ def test_operators_that_cannot_be_judged_are_passed_over_with_the_reason(customs
     assert len(server.requests) == 1
     assert set(ended.summary.missing) == {"bare", "unread", "caseless", "lost", "native"}
     said = remarks(ended)
-    assert "bare is passed over, and no model was asked: it has neither a reference nor an implementation" in said
+    assert "bare is skipped: it has neither a reference nor an implementation" in said
     assert "write bare_reference.py" in said
-    assert "unread is passed over, and no model was asked: unread_reference.py cannot be read" in said
-    assert "caseless is passed over, and no model was asked: none of its cases can be made" in said
-    assert "lost is passed over" in said
-    assert "native is passed over, and no model was asked: its only implementation is native_fast.cpp" in said
+    assert "unread is skipped: unread_reference.py cannot be read" in said
+    assert "caseless is skipped: none of its cases can be made" in said
+    assert "lost is skipped" in said
+    assert "native is skipped: its only implementation is native_fast.cpp" in said
     assert ended.summary.exit_code == 0
 
 
@@ -229,8 +229,11 @@ def test_kernels_may_go_among_the_users_own_and_overwrite_none(customs):
 @pytest.mark.parametrize(
     ("there", "said"),
     [
-        ("root", "shrink has no reference of its own, and they would be taken for it; write shrink_reference.py"),
-        ("other", "gen_input.py there is another than in"),
+        (
+            "root",
+            "shrink has no reference of its own, and they would be used as its reference; write shrink_reference.py",
+        ),
+        ("other", "gen_input.py there differs from the one in"),
     ],
 )
 def test_a_place_where_kernels_would_be_held_against_something_else_is_refused(customs, tmp_path, there, said):
@@ -252,7 +255,7 @@ def test_resumed_it_asks_nothing_twice_and_refuses_another_reference(customs, mo
             patched.setattr(JudgingService, "judge", broken)
             customs.run(server)
         (folder / "shrink_reference.py").write_text(REFERENCE.replace("/", "*"))
-        with pytest.raises(RunDirectoryError, match=r"shrink_reference\.py has changed since the run was begun"):
+        with pytest.raises(RunDirectoryError, match=r"shrink_reference\.py has changed since the run started"):
             customs.run(server, resume=True)
         (folder / "shrink_reference.py").write_text(REFERENCE)
         assert verdicts(customs.run(server, resume=True)) == PASSED

@@ -71,7 +71,7 @@ def test_a_function_under_a_condition_or_by_another_name_counts():
         ("", "no code block"),
         (fenced("def relu(self): ...\n"), "none of the 1 code blocks"),
         (fenced("# relu_kernel_impl(self) goes here\n"), "none of the 1 code blocks"),
-        (f"```python\n{KERNEL.rstrip()[:-9]}", "breaks off"),
+        (f"```python\n{KERNEL.rstrip()[:-9]}", "ends inside the code"),
         (fenced(NATIVE, "cpp"), "none of the 1 code blocks"),
     ],
 )

@@ -12,12 +12,12 @@ from itertools import chain, repeat
 import pytest
 
 from opforge.errors import OpforgeError
-from opforge.generate.finding import open_provider
 from opforge.generate.openai import RelayProvider
 from opforge.generate.provider import Message, MissingKeyError, ProviderError, Request
-from opforge.generate.retrying import Retries
-from opforge.generate.settings import ProviderOptions
-from opforge.sandbox.secret_names import looks_secret
+from opforge.generate.provider_lookup import open_provider
+from opforge.generate.provider_options import ProviderOptions
+from opforge.generate.retry import RetryPolicy
+from opforge.sandbox.guard.secret_names import looks_secret
 from tests.generate.conftest import KEY, MODELS, Desk, Desks
 from tests.generate.servers import AnthropicServer, Cut, Drop, Fail, Hang, ModelServer, OpenAIServer, Say, Status, Step
 
@@ -134,26 +134,26 @@ def test_what_is_not_the_protocol_is_tried_again(server: type[ModelServer], name
     ):
         reply = provider.ask(Request("m", "", (Message("user", "hi"),), 10), heard.append)
     assert reply.text == "clear"
-    assert "not the protocol's" in heard[0]
+    assert "does not follow the protocol" in heard[0]
 
 
 def test_cut_every_time(desk: Desks) -> None:
     at = desk(repeat(Cut(LONG)))
     error = final(at)
-    assert "broke off" in str(error) or "no connection" in str(error)
+    assert "interrupted" in str(error) or "no connection" in str(error)
     assert "tried 4 times" in str(error)
     assert error.usage.output_tokens == pytest.approx(4 * len(LONG) / 8, abs=8)
 
 
 def test_a_server_that_is_silent_is_left(desk: Desks) -> None:
-    at = desk(chain([Hang(), Hang(LONG)], repeat(Say("awake"))), timeout_s=0.5, retries=Retries(tries=20))
+    at = desk(chain([Hang(), Hang(LONG)], repeat(Say("awake"))), timeout_s=0.5, retries=RetryPolicy(max_tries=20))
     heard: list[str] = []
     assert at.provider.ask(at.request(), heard.append).text == "awake"
     assert all("no answer in time" in words for words in heard[:2])
 
 
 def test_signs_of_life_are_no_reply(desk: Desks) -> None:
-    at = desk(chain([Hang(LONG, drip_s=0.05)], repeat(Say("awake"))), limit_s=0.5, retries=Retries(tries=20))
+    at = desk(chain([Hang(LONG, drip_s=0.05)], repeat(Say("awake"))), limit_s=0.5, retries=RetryPolicy(max_tries=20))
     heard: list[str] = []
     assert at.provider.ask(at.request(), heard.append).text == "awake"
     assert "not complete after 0.5 s" in heard[0]
@@ -221,7 +221,7 @@ def test_the_environment_may_name_the_server(desk: Desks, monkeypatch: pytest.Mo
     with open_provider(at.name) as provider:
         assert provider.ask(at.request()).text == "yes"
     monkeypatch.setenv(variable, "localhost")
-    with pytest.raises(OpforgeError, match="'localhost' is no address"), open_provider(at.name):
+    with pytest.raises(OpforgeError, match="'localhost' is not the address"), open_provider(at.name):
         pass
 
 
@@ -230,7 +230,7 @@ def test_a_password_in_an_address_is_not_said(desk: Desks) -> None:
     at = desk([], url=at.server.url.replace("//", "//me:pa55word@"))
     error = final(at)
     assert "pa55word" not in f"{error}{at.provider!r}"
-    with pytest.raises(OpforgeError, match="is no address") as caught:
+    with pytest.raises(OpforgeError, match="is not the address") as caught:
         ProviderOptions(url="ftp://me:pa55word@host/v1")
     assert "pa55word" not in str(caught.value)
 
@@ -293,7 +293,7 @@ def test_closing_breaks_off_what_is_on_its_way(desk: Desks, step: Step) -> None:
         asked = pool.submit(at.provider.ask, at.request())
         assert reached.wait(60)
         at.provider.close()
-        with pytest.raises(ProviderError, match="broken off"):
+        with pytest.raises(ProviderError, match="interrupted"):
             asked.result(60)
 
 
@@ -304,13 +304,13 @@ def test_closing_ends_a_wait() -> None:
             request = Request("m", "", (Message("user", "hi"),), 10)
             asked = pool.submit(provider.ask, request, lambda _text: waits.set())
             assert waits.wait(60)
-        with pytest.raises(ProviderError, match="broken off"):
+        with pytest.raises(ProviderError, match="interrupted"):
             asked.result(60)
 
 
 def test_no_sdk_is_imported_before_it_is_needed() -> None:
     code = (
-        "import sys, opforge.cli.main, opforge.generate.anthropic, opforge.generate.openai, opforge.generate.finding\n"
+        "import sys, opforge.cli.main, opforge.generate.anthropic, opforge.generate.openai, opforge.generate.provider_lookup\n"
         "print([name for name in ('anthropic', 'openai', 'httpx', 'httpx2', 'torch') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -325,5 +325,5 @@ def test_a_missing_sdk_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) 
 
 def test_an_address_that_is_none() -> None:
     for url in ("localhost:8000", "ftp://host/", "http://", "http://host:99999"):
-        with pytest.raises(OpforgeError, match="is no address"):
+        with pytest.raises(OpforgeError, match="is not the address"):
             ProviderOptions(url=url)

@@ -9,7 +9,7 @@ import pytest
 
 from opforge.errors import InternalError, OpforgeError
 from opforge.generate.journal import Journal
-from opforge.generate.raising import raised
+from opforge.generate.raise_budget import with_raised_limits
 from opforge.runs import RunConfig
 from tests.command import opforge
 from tests.conftest import verdicts
@@ -99,8 +99,8 @@ def test_a_second_bound_stops_it_again(making):
 
 
 NO_LARGER = [
-    ({"max_tokens": 9_050}, "--max-tokens 9050 does not go with .* more than the 9050 tokens that were spent"),
-    ({"max_cost": 0.01}, r"--max-cost 0.01 does not go with .* more than the 0\.\d+ USD that were spent"),
+    ({"max_tokens": 9_050}, "--max-tokens 9050 is too small for .* more than the 9050 tokens that were spent"),
+    ({"max_cost": 0.01}, r"--max-cost 0.01 is too small for .* more than the 0\.\d+ USD that were spent"),
     ({"max_cost": float("nan")}, "--max-cost nan"),
     ({"max_cost": float("inf")}, "--max-cost inf"),
 ]
@@ -111,7 +111,7 @@ def test_a_bound_that_is_no_larger_is_answered(making):
         ended = making.run(server, **SMALL)
     for bounds, said in NO_LARGER:
         with pytest.raises(OpforgeError, match=said):
-            raised(making.out, ended.manifest["config"]["generation"], bounds)
+            with_raised_limits(making.out, ended.manifest["config"]["generation"], bounds)
     done = opforge("run", "--resume", str(making.out), "--max-tokens", "9000")
     assert done.returncode == 2
     assert "it must be more than the 9050 tokens that were spent there" in done.stderr
@@ -135,7 +135,7 @@ def test_by_its_words(tmp_path):
         assert len(server.requests) == 2
         more = opforge("run", "--resume", str(out), "--max-tokens", "60000", **keys)
     assert more.returncode == 2
-    assert "was not stopped by its budget, and nothing is left to be asked" in more.stderr
+    assert "was not stopped by its budget; continue without" in more.stderr
 
 
 def test_a_run_that_asks_no_model_has_no_budget(tmp_path):
@@ -143,4 +143,4 @@ def test_a_run_that_asks_no_model_has_no_budget(tmp_path):
     out = written.write(tmp_path / "run", [written.verdict("relu.default")], config=config)
     done = opforge("run", "--resume", str(out), "--max-cost", "5")
     assert done.returncode == 2
-    assert "its backend is aten, which asks no model" in done.stderr
+    assert "its backend aten calls no model" in done.stderr

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from opforge.errors import InternalError
-from opforge.runs.service import JudgingService
+from opforge.runs.execute.service import JudgingService
 from tests.command import opforge
 from tests.conftest import ROOT, verdicts
 from tests.generate.making import KEY, RELU, WRONG, fenced, making

@@ -8,13 +8,13 @@ from email.utils import formatdate
 import pytest
 
 from opforge.errors import OpforgeError
-from opforge.generate.failures import retry_after_s
 from opforge.generate.provider import ProviderError, Reply, Usage, silent
-from opforge.generate.retrying import Retries, TryFailedError, ask_again
+from opforge.generate.retry import RetryPolicy, TryFailedError, ask_with_retries
+from opforge.generate.sdk_errors import retry_after_s
 
 
 def test_waits_double_up_to_a_bound_and_are_spread() -> None:
-    retries = Retries(first_s=1, longest_s=8)
+    retries = RetryPolicy(first_wait_s=1, max_wait_s=8)
     for failed, full in ((1, 1), (2, 2), (3, 4), (4, 8), (5, 8), (60, 8)):
         waits = {retries.wait_s(failed) for _ in range(50)}
         assert all(full / 2 <= wait <= full for wait in waits)
@@ -22,7 +22,7 @@ def test_waits_double_up_to_a_bound_and_are_spread() -> None:
 
 
 def test_a_server_is_given_the_time_it_asks_for_within_a_bound() -> None:
-    retries = Retries(longest_asked_s=30)
+    retries = RetryPolicy(max_server_wait_s=30)
     assert all(10 <= retries.wait_s(1, 10) <= 12.5 for _ in range(50))
     assert all(30 <= retries.wait_s(1, 1e9) <= 37.5 for _ in range(50))
     assert retries.wait_s(5, 0) == 0
@@ -42,20 +42,20 @@ def test_retry_after_in_all_its_forms() -> None:
 
 def test_what_failed_tries_took_is_in_the_reply_and_in_the_error() -> None:
     took = Usage(100, 10, 0.5)
-    fates = [TryFailedError("cut", again=True, usage=took), TryFailedError("cut", again=True, usage=took)]
+    fates = [TryFailedError("cut", retryable=True, usage=took), TryFailedError("cut", retryable=True, usage=took)]
 
     def once() -> Reply:
         if fates:
             raise fates.pop()
         return Reply("yes", Usage(1, 2, 0.25), "end")
 
-    assert ask_again(once, "p", Retries(), silent, silent).usage == Usage(201, 22, 1.25)
-    fates = [TryFailedError("cut", again=True, usage=took)] * 3
+    assert ask_with_retries(once, "p", RetryPolicy(), silent, silent).usage == Usage(201, 22, 1.25)
+    fates = [TryFailedError("cut", retryable=True, usage=took)] * 3
     with pytest.raises(ProviderError, match=r"p: cut \(tried 3 times\); wait a while") as caught:
-        ask_again(once, "p", Retries(tries=3), silent, silent)
+        ask_with_retries(once, "p", RetryPolicy(max_tries=3), silent, silent)
     assert caught.value.usage == Usage(300, 30, 1.5)
 
 
 def test_no_tries_at_all() -> None:
     with pytest.raises(OpforgeError, match="at least once"):
-        Retries(tries=0)
+        RetryPolicy(max_tries=0)

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from opforge.errors import OpforgeError
-from opforge.generate.finding import open_provider
 from opforge.generate.provider import Message, ProviderError, Reply, Request, Usage
-from opforge.generate.settings import ProviderOptions
-from opforge.generate.transcript import Recorder, TranscriptProvider, digest
+from opforge.generate.provider_lookup import open_provider
+from opforge.generate.provider_options import ProviderOptions
+from opforge.generate.transcript import RecordingProvider, TranscriptProvider, request_digest
 from tests.generate.conftest import KEY, Desks
 from tests.generate.servers import Cut, Say, Status
 
@@ -28,13 +28,13 @@ def test_what_is_recorded_is_replayed(desk: Desks, tmp_path: Path) -> None:
     at = desk([Say("one ü"), Status(429, retry_after="0"), Cut("two" * 50), Say("two", stop="refusal"), Say("three")])
     path = tmp_path / "new" / "transcript.jsonl"
     asked = [at.request(), at.request(), at.request("write add", temperature=0.5)]
-    with Recorder(at.provider, path) as recorder:
+    with RecordingProvider(at.provider, path) as recorder:
         assert recorder.name == at.name
         first = [recorder.ask(request) for request in asked]
     assert [reply.text for reply in first] == ["one ü", "two", "three"]
     with open_provider("transcript", ProviderOptions(transcript=path)) as provider:
         assert [provider.ask(request) for request in asked] == first
-        with pytest.raises(ProviderError, match="2 times, and it is asked once more"):
+        with pytest.raises(ProviderError, match="2 times, and one more request was made"):
             provider.ask(asked[0])
     assert KEY not in path.read_text()
 
@@ -47,8 +47,8 @@ def test_every_part_of_a_request_tells_it_from_another() -> None:
         replace(REQUEST, max_tokens=101),
         replace(REQUEST, temperature=0.0),
     ]
-    assert len({digest(request) for request in [REQUEST, *others]}) == 6
-    assert digest(replace(REQUEST)) == digest(REQUEST)
+    assert len({request_digest(request) for request in [REQUEST, *others]}) == 6
+    assert request_digest(replace(REQUEST)) == request_digest(REQUEST)
 
 
 def test_a_request_that_was_not_recorded_is_named(tmp_path: Path) -> None:
@@ -62,13 +62,15 @@ def test_a_request_that_was_not_recorded_is_named(tmp_path: Path) -> None:
 
 def test_half_a_line_at_the_end_is_passed_over_and_mended(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
-    row = json.dumps({"digest": digest(REQUEST), "reply": {"text": "whole", "usage": {"input_tokens": 3}}}) + "\n"
+    row = (
+        json.dumps({"digest": request_digest(REQUEST), "reply": {"text": "whole", "usage": {"input_tokens": 3}}}) + "\n"
+    )
     path.write_text(row + row[:40])
     provider = replaying(path)
     assert provider.ask(REQUEST) == Reply("whole", Usage(3, 0, 0.0), "end")
-    with pytest.raises(ProviderError, match="1 times, and it is asked once more"):
+    with pytest.raises(ProviderError, match="1 times, and one more request was made"):
         provider.ask(REQUEST)
-    with Recorder(replaying(path), path) as recorder:
+    with RecordingProvider(replaying(path), path) as recorder:
         recorder.ask(REQUEST)
     assert [json.loads(line)["reply"]["text"] for line in path.read_text().splitlines()] == ["whole", "whole"]
 
@@ -77,7 +79,7 @@ def test_half_a_line_at_the_end_is_passed_over_and_mended(tmp_path: Path) -> Non
 def test_a_line_that_is_none_is_told(tmp_path: Path, line: str) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text("\n" + line + "\n")
-    with pytest.raises(ProviderError, match="line 2 is no line of a transcript"):
+    with pytest.raises(ProviderError, match="line 2 is not a line of a transcript"):
         replaying(path)
 
 
@@ -104,7 +106,7 @@ def test_threads_write_whole_lines(tmp_path: Path) -> None:
 
     path = tmp_path / "t.jsonl"
     requests = [replace(REQUEST, messages=(Message("user", f"q{n};"),)) for n in range(40)]
-    with Recorder(Echo(), path) as recorder, ThreadPoolExecutor(8) as pool:
+    with RecordingProvider(Echo(), path) as recorder, ThreadPoolExecutor(8) as pool:
         list(pool.map(recorder.ask, requests))
     provider = replaying(path)
     assert all(provider.ask(request).text == request.messages[0].text * 500 for request in requests)
@@ -118,4 +120,4 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.touch()
     with pytest.raises(OpforgeError, match="cannot be written"):
-        Recorder(replaying(path), path / "below" / "t.jsonl")
+        RecordingProvider(replaying(path), path / "below" / "t.jsonl")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from opforge.judge.clocks import Watch
-from opforge.judge.kinds import Kind
-from opforge.judge.light import cost, shares
-from opforge.judge.measuring import _graph_clock
-from opforge.judge.peaks import known_peaks
+from opforge.judge.roofline.arithmetic import ArithmeticKind
+from opforge.judge.roofline.bound import cost, sol_figures
+from opforge.judge.roofline.measure_peaks import _graph_clock
+from opforge.judge.roofline.peaks import load_or_measure
+from opforge.judge.timing.device_monitor import DeviceMonitor
 from opforge.ops import table
 
 pytestmark = pytest.mark.gpu
@@ -25,14 +25,14 @@ def _needs_a_gpu():
 def peaks(_needs_a_gpu, tmp_path_factory, shared_server):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OPFORGE_CACHE", str(tmp_path_factory.mktemp("cache")))
-        return known_peaks(shared_server.spawner, "cuda")
+        return load_or_measure(shared_server.spawner, "cuda")
 
 
 def test_peaks_of_a_gpu_make_sense(peaks):
     assert peaks.device == torch.cuda.get_device_name()
     assert peaks.bandwidth(4 << 20) >= peaks.bandwidth(1 << 30) > 1e11
     assert 0.1 < peaks.launch_us < 20
-    assert peaks.rate(Kind.BF16_PRODUCT) > peaks.rate(Kind.F32_PRODUCT)
+    assert peaks.rate(ArithmeticKind.BF16_MATMUL) > peaks.rate(ArithmeticKind.F32_MATMUL)
 
 
 CALLS = [
@@ -63,13 +63,13 @@ def test_aten_is_not_faster_than_light(op, shapes, dtype, peaks):
     args = [args] if op == "cat.default" else args
     made = cost(facts, args, {}, function(*args))
     us = 1e6 * _graph_clock(20)(lambda: function(*args))
-    fields = shares(made, peaks, made.sure_bytes, us, aten_us=1e9)
+    fields = sol_figures(made, peaks, made.required_bytes, us, aten_us=1e9)
     assert "alarm" not in fields, fields
-    assert "alarm" in shares(made, peaks, made.sure_bytes, us / 1000, aten_us=1e9)
+    assert "alarm" in sol_figures(made, peaks, made.required_bytes, us / 1000, aten_us=1e9)
 
 
 def test_a_gpu_can_be_watched():
-    watch = Watch("cuda")
+    watch = DeviceMonitor("cuda")
     for _ in range(3):
         torch.randn(4096, 4096, device="cuda") @ torch.randn(4096, 4096, device="cuda")
         watch.sample()

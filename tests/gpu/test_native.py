@@ -17,18 +17,20 @@ NEG = (ROOT / "examples" / "cuda_kernels" / "neg" / "neg_implementation_1.cu").r
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc")
 @pytest.mark.slow
 def test_a_cuda_source_compiles_and_says_why_it_cannot_be_loaded_without_cuda(tmp_path):
-    built = native.build(native.Unit.of_file(write(tmp_path / "neg", NEG, "neg_implementation_1.cu")))
+    built = native.build(native.LibrarySpec.of_file(write(tmp_path / "neg", NEG, "neg_implementation_1.cu")))
     assert built.abi == "stable"
-    if toolchain.torch_facts().cuda is None:
-        (look,) = native.look([[built.library]])
-        assert "aoti_torch_get_current_cuda_stream is not in this one; it wants a torch with CUDA" in look.error
+    if toolchain.torch_build().cuda is None:
+        (look,) = native.inspect_libraries([[built.library]])
+        assert "aoti_torch_get_current_cuda_stream is not in this one; it needs a torch with CUDA" in look.error
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc")
 def test_an_error_of_nvcc_is_told_with_file_and_line(tmp_path):
     with pytest.raises(native.BuildError) as caught:
-        native.build(native.Unit.of_file(write(tmp_path / "bad", "__global__ void f() {\n  missing();\n}\n", "bad.cu")))
-    assert caught.value.first.startswith('bad.cu:2: error: identifier "missing" is undefined')
+        native.build(
+            native.LibrarySpec.of_file(write(tmp_path / "bad", "__global__ void f() {\n  missing();\n}\n", "bad.cu"))
+        )
+    assert caught.value.first_error.startswith('bad.cu:2: error: identifier "missing" is undefined')
 
 
 @pytest.mark.gpu

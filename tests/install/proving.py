@@ -11,10 +11,10 @@ import torch
 
 from opforge.backends import BackendOptions
 from opforge.backends.directory import DirectoryBackend
-from opforge.kernels.proofs import proof_of
+from opforge.kernels.proof import proof_path
 from opforge.runtime.devices import cpu_name
-from opforge.runtime.proofs import FORMAT, signed
-from opforge.runtime.signing import make_key
+from opforge.runtime.proof_files import PROOF_FORMAT, sign_proof
+from opforge.runtime.signing import load_or_create_key
 
 RELU = "import torch\ndef relu_kernel_impl(self):\n    return torch.where(self > 0, self, 0).to(self.dtype) + MARK\n"
 ADD = "import torch\ndef add_kernel_impl(self, other, *, alpha=1):\n    return torch.sub(self, other, alpha=-alpha) + MARK\n"
@@ -27,10 +27,10 @@ def marked(tensor):
 def prove(root: Path, op: str, operators: dict[str, dict[str, Any]], *, number: int = 1, **changes: Any) -> None:
     """Write a proof beside the kernel in a folder of a directory."""
     file = root / op / f"{op}_implementation_{number}.py"
-    kernels = DirectoryBackend(BackendOptions(ops_directory=root))._all()
+    kernels = DirectoryBackend(BackendOptions(ops_directory=root))._all_kernels()
     (kernel,) = (k for k in kernels if k.file == str(file.resolve()))
     proof = {
-        "opforge_proof": FORMAT,
+        "opforge_proof": PROOF_FORMAT,
         "kernel": kernel.name,
         "digest": kernel.digest,
         "torch": torch.__version__,
@@ -38,7 +38,7 @@ def prove(root: Path, op: str, operators: dict[str, dict[str, Any]], *, number: 
         "suites": ["here"],
         "operators": with_extents(operators),
     }
-    write(proof_of(file), {**proof, **changes})
+    write(proof_path(file), {**proof, **changes})
 
 
 def with_extents(operators: dict[str, Any]) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def with_extents(operators: dict[str, Any]) -> dict[str, Any]:
 def write(path: Path, proof: dict[str, Any]) -> None:
     """Write a proof, signed as a run does it where there is enough of it to be signed."""
     with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
-        proof = signed(make_key(), proof)
+        proof = sign_proof(load_or_create_key(), proof)
     path.write_text(json.dumps(proof))
 
 

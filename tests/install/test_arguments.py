@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import opforge
-from opforge.runtime.domain import Domain
-from opforge.runtime.facts import facts
+from opforge.runtime.operator_schema import schema_of
+from opforge.runtime.proven_calls import ProvenCalls
 from tests.install.proving import ADD, marked, prove
 
 ANY_EXTENTS = [[[0, 1000]] * 3]
@@ -18,9 +18,9 @@ X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
 def served(op, arguments, *args, **kwargs):
     """Return why a call with a float32 tensor first is not served by a proof with these arguments; nothing where it is."""
-    return Domain(facts(op), {"float32": {**ROW, "extents": ANY_EXTENTS, "arguments": arguments}}, speed=True).outside(
-        (X, *args), kwargs
-    )
+    return ProvenCalls(
+        schema_of(op), {"float32": {**ROW, "extents": ANY_EXTENTS, "arguments": arguments}}, check_speed=True
+    ).why_not((X, *args), kwargs)
 
 
 def test_a_word_that_no_case_had_is_for_aten(kernels):
@@ -101,13 +101,13 @@ def test_which_values_are_inside(op, arguments, call, inside):
 
 def test_whole_numbers_among_others_in_a_list_have_bounds():
     arguments = {"scalars": {"[int float]*2": [1, 2.5]}}
-    domain = Domain(
-        facts("_foreach_add.ScalarList"),
+    domain = ProvenCalls(
+        schema_of("_foreach_add.ScalarList"),
         {"[float32]*2": {**ROW, "extents": ANY_EXTENTS, "arguments": arguments}},
-        speed=True,
+        check_speed=True,
     )
-    assert domain.outside(([X, X], [1, 2.5]), {}) == ""
-    assert domain.outside(([X, X], [10**9, 2.5]), {}) == "scalars not proven for this value"
+    assert domain.why_not(([X, X], [1, 2.5]), {}) == ""
+    assert domain.why_not(([X, X], [10**9, 2.5]), {}) == "scalars not proven for this value"
 
 
 def test_a_result_on_another_device_is_for_aten(kernels):
@@ -161,7 +161,7 @@ def test_numbers_that_are_always_new_are_remembered_by_none(kernels):
             assert marked(torch.add(X, X, alpha=number + 0.25))
             assert not marked(torch.add(X, X, alpha=number))
         counts = made.counters()["add.Tensor"]
-        assert sum(map(len, made._servers["add.Tensor"].memory._learnt.values())) == 1
+        assert sum(map(len, made._kernels["add.Tensor"].decisions._learnt.values())) == 1
     assert (counts["served"], counts["aten"]) == (600, {"alpha not proven for this value": 600})
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import opforge
-from opforge.authoring.pack import pack
 from opforge.cases import Case
+from opforge.package.pack import pack
 from tests.corpora import judge
 from tests.exploits.exploit import KERNELS
 from tests.exploits.table import ROWS

@@ -14,18 +14,18 @@ import torch
 
 import opforge
 from opforge.errors import OpforgeError, UnknownNameError
-from opforge.kernels.proofs import proof_of
+from opforge.kernels.proof import proof_path
 from opforge.kernels.source import UNREADABLE
 from opforge.ops import table
-from opforge.runtime.originals import registrations
-from opforge.runtime.serving import KernelWarning
+from opforge.runtime.aten_kernels import dispatcher_dump
+from opforge.runtime.dispatch import KernelWarning
 from tests.install.proving import ADD, RELU, marked, prove
 
 ANY = {"rank": [0, 4], "numel": [0, 1000], "layouts": ["contiguous"], "timed": [[1, 1000, True]]}
 
 
 def dumps():
-    return {op.name: registrations(op) for op in table()}
+    return {op.name: dispatcher_dump(op) for op in table()}
 
 
 def overridden():
@@ -137,7 +137,7 @@ def test_a_proof_that_does_not_hold_here_is_void_and_says_why(kernels):
         assert made.operators == []
         made.disable()
     root = kernels({"relu": RELU})
-    proof_of(root / "relu" / "relu_implementation_1.py").write_text("{")
+    proof_path(root / "relu" / "relu_implementation_1.py").write_text("{")
     with pytest.warns(KernelWarning, match="is broken"), opforge.enabled(root, device="cpu") as made:
         assert "is broken; judge the kernel again with `opforge run`" in made.refused["relu.default"]
 
@@ -158,7 +158,7 @@ def test_a_broken_proof_is_told_and_other_kernels_are_served(kernels, changes):
     root = kernels({"relu": RELU, "add": ADD})
     prove(root, "relu", {"relu.default": {"float32": ANY}})
     prove(root, "add", {"add.Tensor": {"float32,float32": ANY}})
-    path = proof_of(root / "relu" / "relu_implementation_1.py")
+    path = proof_path(root / "relu" / "relu_implementation_1.py")
     if isinstance(changes, dict):
         whole = {**json.loads(path.read_text()), **changes}
         changes = json.dumps({name: value for name, value in whole.items() if value is not None})
@@ -194,7 +194,7 @@ def test_a_few_elements_far_apart_are_beyond_32_bits(kernels):
     with opforge.enabled(root, device="cpu") as made:
         assert marked(torch.relu(torch.ones(3, 8)[:, :4]))
         far = torch.empty_strided((2, 4), (1 << 31, 1), device="meta")
-        assert made._servers["relu.default"].outside((far,), {}) == "steps too long for 32 bits not proven"
+        assert made._kernels["relu.default"].why_not((far,), {}) == "steps too long for 32 bits not proven"
 
 
 def test_each_tensor_argument_has_extents_of_its_own(kernels):
@@ -242,7 +242,7 @@ def test_a_kernel_without_a_digest_is_not_served_whatever_its_proof_says(kernels
     large.touch()
     os.truncate(large, 1 << 40)
     prove(root, "relu", {"relu.default": {"float32": ANY}}, digest=UNREADABLE)
-    with pytest.warns(KernelWarning, match="no kernel is put in place"):
+    with pytest.warns(KernelWarning, match="no kernel is enabled"):
         made = opforge.enable(root, device="cpu")
     assert made.operators == []
     assert not marked(torch.relu(torch.ones(3)))
@@ -254,7 +254,7 @@ def test_a_kernel_without_a_digest_is_not_served_whatever_its_proof_says(kernels
 
 
 def test_a_kernel_without_a_proof_is_refused(kernels):
-    words = r"no kernel is put in place; relu\.default: relu_implementation_1 has no proof"
+    words = r"no kernel is enabled; relu\.default: relu_implementation_1 has no proof"
     with pytest.warns(KernelWarning, match=words), opforge.enabled(kernels({"relu": RELU}), device="cpu") as made:
         assert "has no proof; judge it with `opforge run`" in made.refused["relu.default"]
 
@@ -276,7 +276,7 @@ def test_an_operator_with_kernels_besides_its_composition_is_served(kernels):
 
 def test_wrong_words_are_answered(kernels, tmp_path):
     root = kernels({"relu": RELU})
-    with pytest.raises(OpforgeError, match="policy 'fast' is unknown; there are proven"):
+    with pytest.raises(OpforgeError, match="policy 'fast' is unknown; allowed: proven"):
         opforge.enable(root, policy="fast")
     with pytest.raises(UnknownNameError, match="relo"):
         opforge.enable(root, ops="relo")
@@ -323,7 +323,7 @@ def relu_kernel_impl(self):
         for _ in range(100):
             assert marked(torch.relu(x))
         with pytest.warns(
-            KernelWarning, match="relu_implementation_1 failed in a call of relu.default and was taken out"
+            KernelWarning, match="relu_implementation_1 failed in a call of relu.default and was removed"
         ):
             assert torch.equal(torch.relu(x), x)
         with warnings.catch_warnings():
@@ -368,7 +368,7 @@ def test_declining_is_no_fault(kernels):
 
 def test_a_file_that_does_not_load_is_refused(kernels):
     root = kernels({"relu": "import nothing_of_the_kind\n"})
-    words = "no kernel is put in place.*ModuleNotFoundError"
+    words = "no kernel is enabled.*ModuleNotFoundError"
     with pytest.warns(KernelWarning, match=words), opforge.enabled(root, device="cpu", policy="all") as made:
         assert "ModuleNotFoundError" in made.refused["relu.default"]
 
@@ -454,7 +454,7 @@ with warnings.catch_warnings(record=True) as said:
     for size in (3, 4):
         torch.compile(lambda x: torch.relu(x) * 2, backend=sys.argv[2])(torch.ones(size))
 words = [str(w.message) for w in said if w.category.__name__ == "KernelWarning"]
-print(len(words), words[0].startswith("torch.compile is at work"), made.counters()["relu.default"]["served"] > 0)
+print(len(words), words[0].startswith("torch.compile is used"), made.counters()["relu.default"]["served"] > 0)
 opforge.disable()
 import torch._dynamo.callback as c
 print(torch.compile is not plain, len(c.callback_handler.start_callbacks))

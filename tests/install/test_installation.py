@@ -11,8 +11,8 @@ from opforge.errors import UnknownNameError
 from opforge.install import Installation, RefusedError
 from opforge.install.loading import install_kernel
 from opforge.ops import table
-from opforge.runtime.originals import registrations
-from opforge.sandbox.loader import KernelLoadError
+from opforge.runtime.aten_kernels import dispatcher_dump
+from opforge.sandbox.guest.loader import KernelLoadError
 
 X = torch.tensor([-1.0, 0.5, 2.0])
 
@@ -22,7 +22,7 @@ def doubled(self):
 
 
 def dumps():
-    return {op.name: registrations(op) for op in table()}
+    return {op.name: dispatcher_dump(op) for op in table()}
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def installed():
 
 
 def test_a_kernel_answers_and_is_counted(installed):
-    installed.put("relu", doubled, kernel="mine")
+    installed.install("relu", doubled, kernel="mine")
     assert torch.equal(torch.relu(X), torch.tensor([0.0, 1.0, 4.0]))
     assert torch.equal(torch.nn.functional.relu(X), torch.tensor([0.0, 1.0, 4.0]))
     count = installed.counts["mine", "relu.default"]
@@ -43,14 +43,14 @@ def test_a_kernel_answers_and_is_counted(installed):
 def test_taking_out_restores_every_operator_of_the_dispatcher():
     before, known = dumps(), set(torch.library._impls)
     one, other = Installation(), Installation()
-    served = [op.name for op in table() if not op.composite and op.form == "functional"]
+    served = [op.name for op in table() if not op.composite and op.kind == "functional"]
     put = 0
     for number, op in enumerate(served):
         try:
-            (one if number % 2 else other).put(op, doubled, kernel="all")
+            (one if number % 2 else other).install(op, doubled, kernel="all")
             put += 1
         except RefusedError as error:
-            assert "no kernel of ATen's for CPU" in str(error)  # noqa: PT017  # one of some that CPUs do not have
+            assert "no ATen kernel for CPU" in str(error)  # noqa: PT017  # one of some that CPUs do not have
     during = dumps()
     one.remove()  # in the order in which they were put, not its reverse
     other.remove()
@@ -63,7 +63,7 @@ def test_taking_out_restores_every_operator_of_the_dispatcher():
 
 def test_what_is_taken_out_can_be_put_in_again(installed):
     for _ in range(2):
-        installed.put("relu", doubled, kernel="mine")
+        installed.install("relu", doubled, kernel="mine")
         assert torch.relu(X)[2] == 4
         installed.remove()
         assert torch.relu(X)[2] == 2
@@ -74,7 +74,7 @@ def test_a_kernel_that_declines_is_answered_for_by_aten_with_its_reason(installe
     def picky(self, other, *, alpha=1):
         raise NotImplementedError(f"not for {self.dtype}")
 
-    installed.put("add.Tensor", picky, kernel="picky")
+    installed.install("add.Tensor", picky, kernel="picky")
     assert torch.equal(X + 1, torch.tensor([0.0, 1.5, 3.0]))  # a plain number reaches ATen as it would have
     assert torch.equal(torch.add(X, X, alpha=2), 3 * X)
     assert (torch.tensor([1, 2]) + 0.5).dtype == torch.float32
@@ -90,7 +90,7 @@ def test_reasons_for_falling_back_are_bounded(installed):
     def chatty(self):
         raise NotImplementedError(f"not {float(self[0])}")
 
-    installed.put("relu", chatty, kernel="chatty")
+    installed.install("relu", chatty, kernel="chatty")
     for number in range(20):
         torch.relu(X + number)
     reasons = installed.counts["chatty", "relu.default"].fallbacks
@@ -102,8 +102,8 @@ def test_what_a_kernel_raises_reaches_the_caller_unless_it_may_decline(installed
     def broken(self):
         raise ValueError("a bug")
 
-    installed.put("relu", broken, kernel="broken")
-    installed.put("neg", broken, kernel="broken", required=False)
+    installed.install("relu", broken, kernel="broken")
+    installed.install("neg", broken, kernel="broken", required=False)
     with pytest.raises(ValueError, match="a bug"):
         torch.relu(X)
     assert installed.counts["broken", "relu.default"].raised == "ValueError: a bug"
@@ -120,7 +120,7 @@ def test_what_a_kernel_raises_reaches_the_caller_unless_it_may_decline(installed
     ],
 )
 def test_results_that_the_schema_does_not_know_are_refused(installed, op, result, said):
-    installed.put(op, lambda *_args, **_kwargs: result, kernel="odd")
+    installed.install(op, lambda *_args, **_kwargs: result, kernel="odd")
     call = {
         "relu": lambda: torch.relu(X),
         "native_layer_norm": lambda: torch.native_layer_norm(X, [3], None, None, 1e-5),
@@ -134,8 +134,8 @@ def test_inside_a_kernel_operators_are_atens_own(installed):
     def times(self, other):
         return torch.relu(self) * other  # its own operator, and another kernel's
 
-    installed.put("mul.Tensor", times, kernel="times")
-    installed.put("relu", lambda self: -1 * self, kernel="minus")
+    installed.install("mul.Tensor", times, kernel="times")
+    installed.install("relu", lambda self: -1 * self, kernel="minus")
     assert torch.equal(torch.mul(X, X), torch.tensor([-0.0, 0.25, 4.0]))
     assert installed.counts["minus", "relu.default"].answered == 0
     assert torch.equal(torch.relu(X), -X)
@@ -150,17 +150,17 @@ def test_another_thread_is_not_inside(installed):
         thread.join()
         return self.clone()
 
-    installed.put("relu", slow, kernel="slow")
-    installed.put("neg", lambda self: self.clone(), kernel="copy")
+    installed.install("relu", slow, kernel="slow")
+    installed.install("neg", lambda self: self.clone(), kernel="copy")
     torch.relu(X)
     assert torch.equal(seen[0], X)
 
 
 def test_kernels_can_be_put_to_rest_for_a_while(installed):
-    installed.put("relu", doubled, kernel="mine")
-    with installed.awake(awake=False):
+    installed.install("relu", doubled, kernel="mine")
+    with installed.active(active=False):
         assert torch.relu(X)[2] == 2
-        with installed.awake():
+        with installed.active():
             assert torch.relu(X)[2] == 4
         assert torch.relu(X)[2] == 2
     assert torch.relu(X)[2] == 4
@@ -174,9 +174,9 @@ def test_gradients_flow_by_atens_formulas(installed):
         seen.append(self.requires_grad)
         return 1 / (1 + torch.exp(-self))
 
-    from opforge.sandbox.loader import without_gradients
+    from opforge.sandbox.guest.loader import without_gradients
 
-    installed.put("sigmoid", without_gradients(sigmoid), kernel="mine")
+    installed.install("sigmoid", without_gradients(sigmoid), kernel="mine")
     x = X.clone().requires_grad_()
     torch.sigmoid(x).sum().backward()
     s = 1 / (1 + torch.exp(-X))
@@ -187,18 +187,18 @@ def test_gradients_flow_by_atens_formulas(installed):
 @pytest.mark.parametrize("op", ["linear", "matmul", "layer_norm", "softmax.int"])
 def test_composite_operators_are_refused_with_the_reason(installed, op):
     with pytest.raises(RefusedError, match=r"made of other operators .* cut off gradients"):
-        installed.put(op, doubled, kernel="mine")
+        installed.install(op, doubled, kernel="mine")
     assert installed.ops == []
 
 
 def test_names_are_checked(installed):
     with pytest.raises(UnknownNameError, match="did you mean 'relu'"):
-        installed.put("rellu", doubled, kernel="mine")
-    with pytest.raises(RefusedError, match=r"_cudnn_rnn.default has no kernel of ATen's for CPU"):
-        installed.put("_cudnn_rnn", doubled, kernel="mine")
-    installed.put("relu", doubled, kernel="mine")
-    with pytest.raises(RefusedError, match=r"relu.default is already served by mine"):
-        installed.put("relu", doubled, kernel="yours")
+        installed.install("rellu", doubled, kernel="mine")
+    with pytest.raises(RefusedError, match=r"_cudnn_rnn.default has no ATen kernel for CPU"):
+        installed.install("_cudnn_rnn", doubled, kernel="mine")
+    installed.install("relu", doubled, kernel="mine")
+    with pytest.raises(RefusedError, match=r"relu.default is already overridden by mine"):
+        installed.install("relu", doubled, kernel="yours")
 
 
 def test_observers_see_both_ends_of_a_call(installed):
@@ -210,7 +210,7 @@ def test_observers_see_both_ends_of_a_call(installed):
             self.append(("after", kernel, op))
 
     installed.observer = seen = Seen()
-    installed.put_original("relu", kernel="aten")
+    installed.install_aten("relu", kernel="aten")
     assert torch.equal(torch.relu(X), torch.tensor([0.0, 0.5, 2.0]))
     assert seen == [("before", "aten", "relu.default"), ("after", "aten", "relu.default")]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from opforge.cases.forms import LAYOUT_FORMS
-from opforge.cases.twists import TWISTS, Inputs
-from opforge.runtime.layouts import layouts
+from opforge.cases.variant_shapes import LAYOUT_VARIANT_NAMES
+from opforge.cases.variants import VARIANTS, CallTensors
+from opforge.runtime.layouts import layout_names
 
 X = torch.zeros(6, 8)
 B = torch.zeros(2, 4, 6, 8)
@@ -27,25 +27,25 @@ KNOWN = {
 
 @pytest.mark.parametrize(("name", "tensor"), [(name, t) for name, found in KNOWN.items() for t in found])
 def test_a_layout_has_its_name(name, tensor):
-    assert name in layouts(tensor.shape, tensor.stride())
+    assert name in layout_names(tensor.shape, tensor.stride())
 
 
 def test_an_expanded_tensor_is_what_its_own_elements_are_besides():
-    assert layouts((6, 8, 3), (8, 1, 0)) == {"expanded_last"}
-    assert layouts((6, 8, 3), (16, 2, 0)) == {"expanded_last", "strided"}
-    assert layouts((4, 6, 5), (0, 8, 1)) == {"expanded", "pitched"}
+    assert layout_names((6, 8, 3), (8, 1, 0)) == {"expanded_last"}
+    assert layout_names((6, 8, 3), (16, 2, 0)) == {"expanded_last", "strided"}
+    assert layout_names((4, 6, 5), (0, 8, 1)) == {"expanded", "pitched"}
 
 
 @pytest.mark.parametrize("shape", [(3, 4), (5,), (3, 1), (1, 4), (2, 3, 4), (2, 3, 4, 5), (1, 1)])
-@pytest.mark.parametrize("name", sorted(LAYOUT_FORMS - {"offset"}))
+@pytest.mark.parametrize("name", sorted(LAYOUT_VARIANT_NAMES - {"offset"}))
 def test_a_form_has_the_layout_that_a_proof_will_claim(name, shape):
-    made = TWISTS[name](Inputs((torch.randn(shape),)))
+    made = VARIANTS[name](CallTensors((torch.randn(shape),)))
     if made is not None:
-        assert layouts(made[0].shape, made[0].stride()) == {name}
+        assert layout_names(made[0].shape, made[0].stride()) == {name}
 
 
 def test_gaps_between_rows_are_poison():
-    (made,) = TWISTS["pitched"](Inputs((torch.arange(12.0).reshape(3, 4),)))
+    (made,) = VARIANTS["pitched"](CallTensors((torch.arange(12.0).reshape(3, 4),)))
     whole = made.as_strided((3, 7), (7, 1), 0)
     assert whole[:, 4:].isnan().all()
     assert torch.equal(made, torch.arange(12.0).reshape(3, 4))

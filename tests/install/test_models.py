@@ -11,7 +11,7 @@ import torch
 
 import opforge
 from opforge.ops import table
-from opforge.runtime.originals import registrations
+from opforge.runtime.aten_kernels import dispatcher_dump
 from tests.conftest import ROOT
 
 STEPS = 20
@@ -57,7 +57,7 @@ def losses(example, model, inputs):
 
 
 def test_a_transformer_infers_and_trains_on_kernels_as_on_aten(example, right_kernels):
-    before = {op.name: registrations(op) for op in table()}
+    before = {op.name: dispatcher_dump(op) for op in table()}
     torch.manual_seed(0)
     model, inputs = example.model(), example.inputs()
     exact = answers(example, copy.deepcopy(model).double(), inputs)
@@ -75,6 +75,6 @@ def test_a_transformer_infers_and_trains_on_kernels_as_on_aten(example, right_ke
         assert float((ours[name] - reference).abs().max()) <= allowed, name
     assert curve[-1] < 0.9 * curve[0]
     torch.testing.assert_close(our_curve, curve, rtol=1e-4, atol=0)
-    assert {op.name: registrations(op) for op in table()} == before
+    assert {op.name: dispatcher_dump(op) for op in table()} == before
     again = answers(example, model, inputs)
     assert all(torch.equal(again[name], aten[name]) for name in aten)

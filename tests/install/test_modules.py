@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import opforge
-from opforge.runtime.serving import KernelWarning
+from opforge.runtime.dispatch import KernelWarning
 from tests import native
 from tests.conftest import ROOT
 from tests.install.proving import RELU, prove
@@ -166,7 +166,7 @@ from pathlib import Path
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from opforge.runtime.modules import load_file
+from opforge.runtime.isolated_import import load_file
 
 add, relu = load_file(Path(sys.argv[1])), load_file(Path(sys.argv[2]))
 for kernel, pointers, numbers in ((add._same, 3, {"count": "i32", "alpha": "fp32"}), (relu.kernel, 2, {"count": "i32"})):
@@ -246,5 +246,8 @@ def test_a_library_whose_namespace_is_taken_is_refused_and_does_not_end_the_proc
     assert done.returncode == 0, done.stderr
     operators, refused, again = done.stdout.splitlines()
     assert "relu.default" in operators
-    assert "has operators in the namespace relu_implementation_1, which another library has in this process" in refused
+    assert (
+        "has operators in the namespace relu_implementation_1, which another library in this process has already"
+        in refused
+    )
     assert again == "True"

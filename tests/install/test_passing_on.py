@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import opforge
-from opforge.runtime.domain import Domain
-from opforge.runtime.facts import facts
-from opforge.runtime.serving import KernelWarning
+from opforge.runtime.dispatch import KernelWarning
+from opforge.runtime.operator_schema import schema_of
+from opforge.runtime.proven_calls import ProvenCalls
 from tests.install.proving import ADD, RELU, marked, outcome, prove
 
 EVERYWHERE = {"rank": [0, 4], "numel": [0, 64], "layouts": ["contiguous", "offset"], "timed": [[0, 64, True]]}
@@ -121,13 +121,13 @@ def relu_kernel_impl(self):
 def test_conjugates_and_several_devices_are_not_inside():
     extents = [[[1, 2], [2, 2]]] * 2
     row = {**EVERYWHERE, "extents": extents, "layouts": ["contiguous", "transposed", "offset", "shapes differ"]}
-    mm = Domain(facts("mm.default"), {"complex64,complex64": row}, speed=True)
+    mm = ProvenCalls(schema_of("mm.default"), {"complex64,complex64": row}, check_speed=True)
     x = torch.ones(2, 2, dtype=torch.complex64)
-    assert mm.outside((x, x), {}) == ""
-    assert mm.outside((x, x.conj()), {}) == "layout not proven"
-    add = Domain(facts("add.Tensor"), {"float32,float32": row}, speed=True)
-    assert add.outside((torch.ones(2), torch.ones(())), {}) == ""
-    assert add.outside((torch.ones(2), torch.ones((), device="meta")), {}) == "more than one device"
+    assert mm.why_not((x, x), {}) == ""
+    assert mm.why_not((x, x.conj()), {}) == "layout not proven"
+    add = ProvenCalls(schema_of("add.Tensor"), {"float32,float32": row}, check_speed=True)
+    assert add.why_not((torch.ones(2), torch.ones(())), {}) == ""
+    assert add.why_not((torch.ones(2), torch.ones((), device="meta")), {}) == "more than one device"
 
 
 WRITES = """
@@ -178,7 +178,7 @@ def test_what_one_kernel_raises_is_not_laid_to_the_charge_of_one_that_came_meanw
     for root in (first, second):
         prove(root, "relu", {"relu.default": {"float32": EVERYWHERE}})
     made = opforge.enable(first, device="cpu")
-    with pytest.warns(KernelWarning, match="the first is broken.*answers from now on"):
+    with pytest.warns(KernelWarning, match="the first is broken.*handles calls from now on"):
         assert torch.relu(torch.ones(4)).max() == 5001
     assert list(made.counters()["relu.default"]["aten"]) == ["raised RuntimeError: the first is broken"]
     for _ in range(2):
@@ -193,7 +193,7 @@ def test_a_broken_kernel_before_one_that_serves_is_taken_out(kernels):
         opforge.enabled(second, device="cpu", policy="all"),
         opforge.enabled(first, device="cpu", policy="all") as made,
     ):
-        with pytest.warns(KernelWarning, match="broken.*relu_implementation_1 answers from now on"):
+        with pytest.warns(KernelWarning, match="broken.*relu_implementation_1 handles calls from now on"):
             assert marked(torch.relu(torch.ones(4)))
         for _ in range(4):
             assert marked(torch.relu(torch.ones(4)))

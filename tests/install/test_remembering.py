@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import opforge
-from opforge.runtime import shortest
+from opforge.runtime import fast_path
 from tests.install.proving import ADD, RELU, marked, prove
 
 EVERYWHERE = {"rank": [1, 2], "numel": [1, 16], "layouts": ["contiguous", "offset"], "timed": [[1, 16, True]]}
@@ -119,8 +119,8 @@ def test_what_is_remembered_is_not_asked_for_again(kernels, monkeypatch):
     root = kernels({"relu": RELU})
     prove(root, "relu", {"relu.default": {"float32": EVERYWHERE}})
     asked = []
-    ask = shortest.Memory._learn
-    monkeypatch.setattr(shortest.Memory, "_learn", lambda *given: asked.append(given) or ask(*given))
+    ask = fast_path.DecisionCache._learn
+    monkeypatch.setattr(fast_path.DecisionCache, "_learn", lambda *given: asked.append(given) or ask(*given))
     with opforge.enabled(root, device="cpu") as made:
         for _ in range(5):
             for size in (4, 16, 17, 64):
@@ -131,11 +131,11 @@ def test_what_is_remembered_is_not_asked_for_again(kernels, monkeypatch):
 
 
 def test_with_more_geometries_than_there_is_room_for_all_is_answered_as_before(kernels, monkeypatch):
-    monkeypatch.setattr(shortest, "MOST_KNOWN", 3)
+    monkeypatch.setattr(fast_path, "MAX_GEOMETRIES", 3)
     root = kernels({"relu": RELU})
     prove(root, "relu", {"relu.default": {"float32": EVERYWHERE}})
     with opforge.enabled(root, device="cpu") as made:
-        memory = made._servers["relu.default"].memory
+        memory = made._kernels["relu.default"].decisions
         for _ in range(2):
             for size in range(10, 23):
                 assert marked(torch.relu(torch.ones(size))) is (size <= 16)
@@ -215,7 +215,7 @@ def test_where_the_first_kernel_remembers_that_a_call_is_outside_the_second_is_a
 
 
 def test_without_guards_every_call_goes_the_long_way(kernels, monkeypatch):
-    monkeypatch.setattr("opforge.runtime.serving.GUARDED", False)
+    monkeypatch.setattr("opforge.runtime.dispatch.HAS_GUARDS", False)
     root = kernels({"relu": RELU})
     prove(root, "relu", {"relu.default": {"float32": EVERYWHERE}})
     with opforge.enabled(root, device="cpu") as made:

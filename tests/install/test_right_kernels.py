@@ -14,9 +14,9 @@ from torch import nn
 
 import opforge
 from opforge.runtime.adapters import adapt
-from opforge.runtime.facts import facts
-from opforge.runtime.results import Likeness
-from opforge.runtime.serving import KernelWarning
+from opforge.runtime.dispatch import KernelWarning
+from opforge.runtime.operator_schema import schema_of
+from opforge.runtime.results import ResultCheck
 from tests.install.proving import outcome, prove
 
 LAYOUTS = ["contiguous", "transposed", "strided", "expanded", "offset", "empty", "shapes differ"]
@@ -73,7 +73,9 @@ def test_forms_that_move_a_tensor_are_left_to_aten(kernels, call, ops):
     assert is_one(ended)
     with opforge.enabled(root, device="cpu", policy="all") as made:
         name = f"{ops[0].partition('.')[0]}_"
-        assert "changes where its tensor lies" in next(why for op, why in made.refused.items() if op.startswith(name))
+        assert "changes the geometry of its tensor" in next(
+            why for op, why in made.refused.items() if op.startswith(name)
+        )
 
 
 def test_what_parameters_are_made_by_is_left_to_aten(kernels):
@@ -83,7 +85,7 @@ def test_what_parameters_are_made_by_is_left_to_aten(kernels):
         assert isinstance(nn.Parameter(torch.ones(2)), nn.Parameter)
         assert layer.weight.dtype == F16
         assert set(made.refused) >= {"detach.default", "alias.default"}
-        assert "becomes a parameter" in made.refused["detach.default"]
+        assert "become parameters" in made.refused["detach.default"]
 
 
 CUMSUM = """
@@ -262,15 +264,15 @@ def test_what_an_out_decides_it_decides(kernels, name):
 @pytest.mark.parametrize(
     ("op", "implements", "why"),
     [
-        ("bernoulli_.float", "bernoulli.p", "in which p can be left out"),
-        ("rrelu_with_noise_.default", "rrelu_with_noise_functional.default", "which writes to noise besides"),
-        ("t_.default", "t.default", "which changes where its tensor lies"),
-        ("add.Tensor", "add.out", r"\(out\) cannot serve add.Tensor \(functional\)"),
+        ("bernoulli_.float", "bernoulli.p", "in which p is optional"),
+        ("rrelu_with_noise_.default", "rrelu_with_noise_functional.default", "which also writes to noise"),
+        ("t_.default", "t.default", "which changes the geometry of its tensor"),
+        ("add.Tensor", "add.out", r"\(out\) cannot replace add.Tensor \(functional\)"),
     ],
 )
 def test_forms_that_cannot_be_made_of_another_are_refused(op, implements, why):
     with pytest.raises(NotImplementedError, match=why):
-        adapt(torch.relu, facts(op), facts(implements))
+        adapt(torch.relu, schema_of(op), schema_of(implements))
 
 
 def test_an_out_of_another_shape_is_warned_of_as_by_aten(kernels):
@@ -335,11 +337,11 @@ def test_what_results_are_like_follows_the_default_dtype_and_is_not_remembered_w
             assert torch.add(i, 2.5).dtype == F64
         finally:
             torch.set_default_dtype(torch.float32)
-    monkeypatch.setattr("opforge.runtime.results._MOST_KNOWN", 4)
-    likeness = Likeness(facts("add.Tensor"))
+    monkeypatch.setattr("opforge.runtime.results._MAX_CACHED_CALLS", 4)
+    likeness = ResultCheck(schema_of("add.Tensor"))
     for n in range(10):
         likeness.check(i + n, (i, n), {})
-    assert len(likeness._known) <= 4
+    assert len(likeness._expected) <= 4
     with pytest.raises(TypeError, match=r"add\.Tensor returned torch\.float32, not torch\.int64"):
         likeness.check(i * 1.0, (i, 3), {})
 
@@ -406,7 +408,7 @@ def test_a_reset_of_the_compiler_is_no_harm(kernels):
     with opforge.enabled(root, device="cpu", policy="all"):
         torch._dynamo.reset()
     with opforge.enabled(root, device="cpu", policy="all"):
-        with pytest.warns(KernelWarning, match="torch.compile is at work"):
+        with pytest.warns(KernelWarning, match="torch.compile is used"):
             torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
         torch._dynamo.reset()
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import opforge
-from opforge.kernels.proofs import proof_of
+from opforge.kernels.proof import proof_path
 from opforge.runtime import signing
-from opforge.runtime.proofs import read, signed
-from opforge.runtime.serving import KernelWarning
+from opforge.runtime.dispatch import KernelWarning
+from opforge.runtime.proof_files import read_proof_file, sign_proof
 from tests.install.proving import RELU, marked, prove, with_extents
 from tests.install.test_enable import ANY
 
@@ -50,12 +50,12 @@ def test_signatures_are_those_of_the_standard(seed, public, message, signature):
 
 
 def test_who_has_signed_is_known_and_what_was_changed_is_not_signed():
-    signature = signing.signed(b"k" * 32, {"a": [1]})
+    signature = signing.sign(b"k" * 32, {"a": [1]})
     assert signing.signer_of({"a": [1]}, signature) == signature["signer"]
     assert signing.signer_of({"a": [2]}, signature) is None
     assert signing.signer_of({"a": [1]}, {**signature, "public": "00"}) is None
     assert signing.signer_of({"a": [1]}, {}) is None
-    assert signing.signed(b"l" * 32, 1)["signer"] != signature["signer"]
+    assert signing.sign(b"l" * 32, 1)["signer"] != signature["signer"]
 
 
 def make(path, start):
@@ -63,7 +63,7 @@ def make(path, start):
 
     os.environ[signing.KEY_VARIABLE] = str(path)
     start.wait()
-    key = signing.make_key()
+    key = signing.load_or_create_key()
     os._exit(0 if key == path.read_bytes() else 1)
 
 
@@ -85,8 +85,8 @@ def test_a_key_is_made_once_and_for_its_owner_alone(tmp_path):
 def test_a_file_that_is_no_key_is_told(tmp_path, monkeypatch):
     monkeypatch.setenv(signing.KEY_VARIABLE, str(tmp_path / "key"))
     (tmp_path / "key").write_text("short")
-    with pytest.raises(OSError, match="it is no key: it holds 5 bytes"):
-        signing.make_key()
+    with pytest.raises(OSError, match="it is not a key: it holds 5 bytes"):
+        signing.load_or_create_key()
 
 
 @pytest.fixture
@@ -116,25 +116,25 @@ WIDER = with_extents({"relu.default": {"float32": {**ANY, "numel": [0, 10**12]}}
     "changes", [{"operators": WIDER}, {"signature": "0" * 64}, {"signature": None}, {"signature": 3}]
 )
 def test_a_proof_that_was_edited_is_not_believed(root, changes):
-    path = proof_of(root / "relu" / "relu_implementation_1.py")
+    path = proof_path(root / "relu" / "relu_implementation_1.py")
     change(path, **changes)
-    assert "was not signed by this installation" in read(path)
+    assert "was not signed by this installation" in read_proof_file(path)
     refused(root, "was not signed by this installation of opforge")
 
 
 def test_a_proof_of_another_installation_is_not_believed(root, tmp_path, monkeypatch):
     monkeypatch.setenv(signing.KEY_VARIABLE, str(tmp_path / "another"))
     refused(root, "was not signed by this installation of opforge")
-    signing.make_key()
+    signing.load_or_create_key()
     refused(root, "was not signed by this installation of opforge")
 
 
 def test_what_is_signed_is_all_that_is_read(root):
     """What is added to a proof is not read; what is read cannot be changed."""
-    path = proof_of(root / "relu" / "relu_implementation_1.py")
-    before = read(path)
+    path = proof_path(root / "relu" / "relu_implementation_1.py")
+    before = read_proof_file(path)
     change(path, more="words", kernel="another")
-    assert read(path) == before
+    assert read_proof_file(path) == before
     for name in before:
-        whole = signed(b"k" * 32, {**before, name: before[name]})
+        whole = sign_proof(b"k" * 32, {**before, name: before[name]})
         assert whole["signature"] != json.loads(path.read_text())["signature"]

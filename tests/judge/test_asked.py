@@ -65,8 +65,8 @@ def test_a_kernel_in_cpp_is_listed_and_says_that_it_is_not_built(judge_custom):
     ("reference", "verdict", "words"),
     [
         ("def twice_reference(x):\n    raise ValueError('odd')\n", "error", "the reference raised ValueError: odd (line 2)"),
-        ("import os\ndef twice_reference(x):\n    os._exit(0)\n", "error", "the reference gave no answer to this case: its process exited"),
-        slow("import time\ndef twice_reference(x):\n    time.sleep(60)\n", "error", "the reference gave no answer to this case: no answer within 2 s"),
+        ("import os\ndef twice_reference(x):\n    os._exit(0)\n", "error", "the reference gave no result for this case: its process exited"),
+        slow("import time\ndef twice_reference(x):\n    time.sleep(60)\n", "error", "the reference gave no result for this case: no answer within 2 s"),
         ("def twice_reference(x):\n    return object()\n", "error", "the reference returned builtins.object, which cannot be compared"),
         ("def twice_reference(:\n", "error", "the reference cannot be loaded: twice_reference.py, line 1: SyntaxError"),
         ("twice_reference = 3\n", "error", "the reference cannot be loaded: twice_reference in twice_reference.py is int"),
@@ -113,7 +113,7 @@ def test_an_in_place_operator_is_held_to_what_its_reference_writes(judge_custom)
     found = by_kernel(judge_custom(sources))
     assert found["twice__py"] == {("passed", "")}
     assert any("did not write to `args[0]`" in reason for _, reason in found["twice__copy"])
-    assert any("is not the very tensor that was given" in reason for _, reason in found["twice__half"])
+    assert any("is not the tensor passed" in reason for _, reason in found["twice__half"])
 
 
 def test_a_view_is_to_be_a_view(judge_custom):

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from opforge.judge.clocks import Watch
-from opforge.judge.nvml import Identity
+from opforge.judge.timing.device_monitor import DeviceMonitor
+from opforge.judge.timing.nvml import GpuIdentity
 
 SOURCE = r"""
 #include <string.h>
@@ -40,7 +40,7 @@ int nvmlDeviceGetPerformanceState(void *h, unsigned *state) { *state = 0; return
 int nvmlDeviceGetCurrentClocksThrottleReasons(void *h, unsigned long long *bits) { *bits = setting("GPU_REASONS"); return known(h); }
 """
 
-SEVEN = Identity("GPU-seven", "00000000:1a:00.0")
+SEVEN = GpuIdentity("GPU-seven", "00000000:1a:00.0")
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +55,12 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 @pytest.fixture
-def gpu(library, monkeypatch, tmp_path) -> Callable[..., Watch]:
+def gpu(library, monkeypatch, tmp_path) -> Callable[..., DeviceMonitor]:
     """Return a function that watches a GPU through states of clock and reasons, one sample in each."""
     monkeypatch.setenv("GPU_MEMORY", "2619")
 
-    def watch(*states: tuple[int, int], identity: Identity = SEVEN) -> Watch:
-        made = Watch("cuda:0", library=library, identify=lambda _device: identity, root=tmp_path)
+    def watch(*states: tuple[int, int], identity: GpuIdentity = SEVEN) -> DeviceMonitor:
+        made = DeviceMonitor("cuda:0", library=library, identify=lambda _device: identity, root=tmp_path)
         for mhz, reasons in states:
             monkeypatch.setenv("GPU_SM", str(mhz))
             monkeypatch.setenv("GPU_REASONS", str(reasons))
@@ -77,7 +77,7 @@ def test_a_steady_gpu_has_figures_and_no_remarks(gpu):
         "sm_mhz_low": 1965, "sm_mhz_high": 1980, "sm_mhz_most": 1980, "memory_mhz": 2619, "power_w": 198.0,
         "power_limit_w": 700.0, "temperature_c": 61, "performance_state": "P0",
     }  # fmt: skip
-    assert watch.remarks() == []
+    assert watch.notes() == []
 
 
 @pytest.mark.parametrize(
@@ -93,34 +93,34 @@ def test_a_steady_gpu_has_figures_and_no_remarks(gpu):
 )
 def test_a_throttled_gpu_is_said_to_be(gpu, bits, words):
     watch = gpu((1980, 0), (1980, bits), (1980, 0))
-    assert watch.remarks() == [f"the GPU was throttled during the race: {words}"]
+    assert watch.notes() == [f"the GPU was throttled during timing: {words}"]
     assert watch.figures()["reasons"] == words.split(", ")
 
 
 @pytest.mark.parametrize("bits", [0x1, 0x2, 0x10, 0x100])
 def test_resting_and_what_the_user_set_is_no_throttling(gpu, bits):
-    assert gpu((1980, bits), (1980, bits)).remarks() == []
+    assert gpu((1980, bits), (1980, bits)).notes() == []
 
 
 def test_a_clock_that_moves_is_said_and_one_that_wakes_up_is_not(gpu):
-    assert gpu((1980, 0), (1900, 0)).remarks() == ["the GPU's clock moved during the race: between 1900 and 1980 MHz"]
-    assert gpu((345, 0x1), (1980, 0), (1975, 0)).remarks() == []
+    assert gpu((1980, 0), (1900, 0)).notes() == ["the GPU's clock changed during timing: between 1900 and 1980 MHz"]
+    assert gpu((345, 0x1), (1980, 0), (1975, 0)).notes() == []
     assert gpu((345, 0x1), (1980, 0)).figures()["sm_mhz_low"] == 1980
 
 
 def test_a_gpu_is_found_by_its_bus_where_its_uuid_is_unknown(gpu):
-    assert gpu((1980, 0), identity=Identity("", SEVEN.bus)).figures()["sm_mhz_high"] == 1980
-    assert gpu((1980, 0), identity=Identity("GPU-other", SEVEN.bus)).figures()["sm_mhz_high"] == 1980
+    assert gpu((1980, 0), identity=GpuIdentity("", SEVEN.pci_bus_id)).figures()["sm_mhz_high"] == 1980
+    assert gpu((1980, 0), identity=GpuIdentity("GPU-other", SEVEN.pci_bus_id)).figures()["sm_mhz_high"] == 1980
 
 
 def test_what_is_not_there_leaves_no_figures_and_one_remark(gpu, library, monkeypatch, tmp_path):
-    stranger = gpu((1980, 0), identity=Identity("GPU-other", "00000000:2b:00.0"))
+    stranger = gpu((1980, 0), identity=GpuIdentity("GPU-other", "00000000:2b:00.0"))
     assert stranger.figures() == {}
-    assert len(stranger.remarks()) == 1
-    assert "NVML" in stranger.remarks()[0]
+    assert len(stranger.notes()) == 1
+    assert "NVML" in stranger.notes()[0]
     monkeypatch.setenv("GPU_BROKEN", "1")
     assert gpu((1980, 0)).figures() == {}
-    without = Watch(
+    without = DeviceMonitor(
         "cuda", library=ctypes.CDLL(None), identify=lambda _device: SEVEN, root=tmp_path
     )  # no such functions
     without.sample()
@@ -154,45 +154,45 @@ def test_a_quiet_cpu(tmp_path):
     system = _System(tmp_path)
     system.state([800, 3500], 0.5, 1000, 0)
     system.write("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", "performance\n")
-    watch = Watch("cpu", root=tmp_path)
+    watch = DeviceMonitor("cpu", root=tmp_path)
     watch.sample()
     system.state([3480, 800], 0.5, 2000, 0)  # the work moved to another core
     watch.sample()
     assert watch.figures() == {"mhz_low": 3480, "mhz_high": 3500, "governor": "performance", "load": 0.5, "stolen": 0}
-    assert watch.remarks() == []
+    assert watch.notes() == []
 
 
 def test_a_disturbed_cpu_is_said_to_be(tmp_path):
     system = _System(tmp_path)
     load = (os.cpu_count() or 1) + 0.5
     system.state([3500], 0.5, 1000, 0)
-    watch = Watch("cpu", root=tmp_path)
+    watch = DeviceMonitor("cpu", root=tmp_path)
     watch.sample()
     system.state([2800], load, 1900, 100)
     watch.sample()
-    assert watch.remarks() == [
-        "the CPU's clock moved during the race: between 2800 and 3500 MHz",
+    assert watch.notes() == [
+        "the CPU's clock changed during timing: between 2800 and 3500 MHz",
         f"the machine was busy with other work: a load of {load:g} on {os.cpu_count()} core(s)",
-        "other virtual machines took 10% of the time during the race",
+        "other virtual machines took 10% of the time during timing",
     ]
 
 
 def test_a_system_that_says_nothing_is_no_failure(tmp_path):
-    watch = Watch("cpu", root=tmp_path)
+    watch = DeviceMonitor("cpu", root=tmp_path)
     watch.sample()
     watch.sample()
-    assert (watch.figures(), watch.remarks()) == ({}, [])
+    assert (watch.figures(), watch.notes()) == ({}, [])
 
 
 def test_without_frequencies_the_list_of_processors_says_the_clock(tmp_path):
     _System(tmp_path).write(
         "proc/cpuinfo", "processor : 0\ncpu MHz\t\t: 2100.000\n\nprocessor : 1\ncpu MHz\t\t: 2101.5\n"
     )
-    assert Watch("cpu", root=tmp_path).figures() == {"mhz_low": 2100.0, "mhz_high": 2101.5}
+    assert DeviceMonitor("cpu", root=tmp_path).figures() == {"mhz_low": 2100.0, "mhz_high": 2101.5}
 
 
 def test_this_machine_can_be_watched():
-    watch = Watch("cpu")
+    watch = DeviceMonitor("cpu")
     watch.sample()
     watch.sample()
     assert watch.figures()["load"] >= 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opforge.judge.contract import flat
+from opforge.judge.compare.contract import can_view_flat
 from tests.conftest import UNARY, verdicts
 
 REVERSED = "self.permute(list(reversed(range(self.dim()))))"
@@ -108,7 +108,7 @@ def test_breaches_and_what_is_none(op, cases, body, verdict, words, kernel_direc
     ("op", "cases", "body", "words"),
     [
         ("relu_.default", UNARY, "return self", "did not write"),
-        ("relu_.default", UNARY, "return self.clamp_(min=0).clone()", "not the very tensor"),
+        ("relu_.default", UNARY, "return self.clamp_(min=0).clone()", "not the tensor passed"),
         ("relu.out", ["((T([3], f32),), {'out': T([3], f32)})"], "return out", "did not write"),
     ],
 )
@@ -135,7 +135,7 @@ def test_a_kernel_may_decline_overloads_beyond_its_family(kernel_directory, judg
     }
     ended = judge_tiny(kernel_directory({"sub": source}), cases)
     assert ended.summary.declined == ["sub.Scalar"]
-    assert {t.op for t in ended.summary.judged if t.right} == {"sub.Tensor", "sub_.Tensor"}
+    assert {t.op for t in ended.summary.judged if t.is_correct} == {"sub.Tensor", "sub_.Tensor"}
     assert ended.summary.exit_code == 0
     assert ended.summary.correctness == pytest.approx(2 / 3)
 
@@ -155,7 +155,7 @@ def test_random_operators_are_judged_by_their_distribution(kernel_directory, jud
     assert found["bernoulli.default"] == {("passed", "")}
     ((verdict, reason),) = found["rand_like.default"]
     assert verdict == "wrong"
-    assert "the same draw whatever the seed" in reason
+    assert "the same sample for every seed" in reason
     ((verdict, reason),) = found["randn_like.default"]
     assert verdict == "wrong"
     assert "Kolmogorov" in reason
@@ -176,7 +176,7 @@ def test_flat_is_what_view_can_do():
             viewable = True
         except RuntimeError:
             viewable = False
-        assert flat(tensor.shape, tensor.stride()) == viewable
+        assert can_view_flat(tensor.shape, tensor.stride()) == viewable
 
 
 def test_times_come_with_an_interval(kernel_directory, judge_tiny):
@@ -239,12 +239,12 @@ def test_a_process_lost_while_drawn_from_passes_nothing_more(kernel_directory, j
 def test_a_patched_harness_is_seen_through(kernel_directory, judge_tiny):
     source = """
         import torch
-        import opforge.sandbox.worker as worker
+        import opforge.sandbox.guest.worker as worker
         worker.Worker._go = lambda self: {"ns": 1}
         def relu_kernel_impl(self):
             return torch.where(self <= 0, 0, self)
     """
     ended = judge_tiny(kernel_directory({"relu": source}), {"relu.default": UNARY[:1]}, performance=True)
     assert {(row["verdict"], row["reason"]) for row in ended.store.rows()} == {
-        ("cheated", "while loading, tampered with its process: replaced opforge.sandbox.worker.Worker._go")
+        ("cheated", "while loading, tampered with its process: replaced opforge.sandbox.guest.worker.Worker._go")
     }

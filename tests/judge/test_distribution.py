@@ -8,17 +8,17 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from opforge.judge.battery import Battery
-from opforge.judge.distribution import (
-    ENOUGH,
-    FALSE_ALARM,
-    GROUP,
-    MOST_DRAWS,
+from opforge.judge.random.distribution import (
+    DRAWS_PER_GROUP,
+    FALSE_ALARM_RATE,
+    MAX_DRAWS,
+    SAMPLED_ELEMENTS,
     Sample,
-    draws_wanted,
-    positions,
-    weigh,
+    draw_count,
+    judge_jointly,
+    sampled_positions,
 )
+from opforge.judge.random.tests import DrawTests
 
 
 @pytest.fixture(autouse=True)
@@ -32,12 +32,12 @@ def _one_thread():
 Draw = Callable[[int, int], torch.Tensor]
 
 
-def judged(kernel: Draw, aten: Draw, draws: int, elements: int, false_alarm: float = FALSE_ALARM) -> str | None:
+def judged(kernel: Draw, aten: Draw, draws: int, elements: int, false_alarm: float = FALSE_ALARM_RATE) -> str | None:
     at = torch.arange(elements)
     left, right, pilot = kernel(draws, elements), aten(draws, elements), aten(64, elements)
     totals = [side.double().mean(1) for side in (left, right)]
     sample = Sample(left, right, pilot, at, 4, totals[0], totals[1])
-    return weigh(Battery(sample, "result").tests(), false_alarm).reason
+    return judge_jointly(DrawTests(sample, "result").tests(), false_alarm).reason
 
 
 LEVELS = torch.linspace(0.05, 0.95, 12)
@@ -73,11 +73,11 @@ def test_false_alarms_come_no_more_often_than_stated(name, kernel, aten):
             lambda n, m: torch.randn(n, m) * 0.9 + torch.randn(n, m).abs() ** 3 / 60 * torch.randn(n, m),
             "Kolmogorov-Smirnov",
         ),
-        (lambda n, m: torch.randn(n, 1) * 0.2 + torch.randn(n, m) * 0.96**0.5, "hang together"),
+        (lambda n, m: torch.randn(n, 1) * 0.2 + torch.randn(n, m) * 0.96**0.5, "are correlated"),
         (lambda n, m: torch.randn(n, m).repeat_interleave(2, 0)[:n], "two calls in a row"),
         (lambda n, m: torch.randn(n // 4, 2, m).repeat(1, 2, 1).reshape(n, m), "a seed and the next one"),
-        (lambda n, m: torch.randn(n // 5 + 1, m).repeat(5, 1)[:n], "different draws"),
-        (lambda n, m: torch.randn(1, m).expand(n, m).contiguous(), "the same draw whatever the seed"),
+        (lambda n, m: torch.randn(n // 5 + 1, m).repeat(5, 1)[:n], "different samples"),
+        (lambda n, m: torch.randn(1, m).expand(n, m).contiguous(), "the same sample for every seed"),
         (lambda n, m: (torch.randn(n, m) * 64).round() / 64, "repeated values"),
     ],
 )
@@ -101,12 +101,12 @@ def test_one_probability_a_tenth_too_small_is_seen():
 
 @pytest.mark.parametrize("elements", [1, 3, 100, 5000, 8192, 8193, 1_000_000])
 def test_draws_and_positions_come_to_enough(elements):
-    draws = draws_wanted(elements)
-    at = positions(elements, draws)
-    assert draws % GROUP == 0
-    assert draws <= MOST_DRAWS
-    assert len(at) * draws >= min(0.9 * ENOUGH, MOST_DRAWS * elements)
-    assert len(at) * draws <= 2 * ENOUGH or elements <= 2 * ENOUGH / draws
+    draws = draw_count(elements)
+    at = sampled_positions(elements, draws)
+    assert draws % DRAWS_PER_GROUP == 0
+    assert draws <= MAX_DRAWS
+    assert len(at) * draws >= min(0.9 * SAMPLED_ELEMENTS, MAX_DRAWS * elements)
+    assert len(at) * draws <= 2 * SAMPLED_ELEMENTS or elements <= 2 * SAMPLED_ELEMENTS / draws
     assert (int(at[0]), int(at[-1])) == (0, elements - 1)
 
 

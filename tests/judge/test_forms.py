@@ -42,7 +42,7 @@ def test_a_form_may_be_declined_and_forms_are_listed(kernel_directory, judge_tin
     """
     (row,) = judge_tiny(kernel_directory({"relu": source}), {"relu.default": ONE}).store.rows()
     assert row["verdict"] == "passed"
-    assert {"offset", "nan", "empty"} <= set(row["forms"])
+    assert {"offset", "nan", "empty"} <= set(row["variants"])
     assert "declines with transposed inputs" in row["notes"]
 
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from opforge.judge.kinds import Kind
-from opforge.judge.light import MARGIN, Cost, cost, light_us, shares, sure_us
-from opforge.judge.peaks import Peaks, known_peaks
+from opforge.judge.roofline.arithmetic import ArithmeticKind
+from opforge.judge.roofline.bound import ALARM_MARGIN, Cost, cost, hard_bound_us, sol_figures, sol_us
+from opforge.judge.roofline.peaks import Peaks, load_or_measure
 from opforge.ops import table
 
 F16, BF16, F64, I64 = torch.float16, torch.bfloat16, torch.float64, torch.int64
@@ -126,29 +126,29 @@ BY_HAND: list[tuple[str, Callable[[], tuple[Any, ...]], int, int, int]] = [
 )
 def test_costs_are_those_counted_by_hand(op, arguments, nbytes, flops, sure):
     found = called(op, *arguments())
-    assert (found.bytes, found.flops, found.sure_bytes) == (nbytes, flops, sure)
-    assert found.counted == "formula"
+    assert (found.moved_bytes, found.flops, found.required_bytes) == (nbytes, flops, sure)
+    assert found.method == "formula"
 
 
 def test_out_forms_write_what_they_are_given_and_do_not_read_it():
     assert called("relu.out", r(5, 7), out=torch.empty(5, 7)) == called("relu.default", r(5, 7))
-    assert called("mm.out", r(5, 7), r(7, 3), out=torch.empty(5, 3)).bytes == 284
+    assert called("mm.out", r(5, 7), r(7, 3), out=torch.empty(5, 3)).moved_bytes == 284
 
 
 def test_factors_of_zero_take_their_share_away():
-    assert called("addmm.default", r(5, 3), r(5, 7), r(7, 3), beta=0).bytes == 284
-    assert called("addmm.default", r(5, 3), r(5, 7), r(7, 3), alpha=0).bytes == 120
-    assert called("addmm.default", r(5, 3), r(5, 7), r(7, 3), alpha=0).sure_flops == 0
+    assert called("addmm.default", r(5, 3), r(5, 7), r(7, 3), beta=0).moved_bytes == 284
+    assert called("addmm.default", r(5, 3), r(5, 7), r(7, 3), alpha=0).moved_bytes == 120
+    assert called("addmm.default", r(5, 3), r(5, 7), r(7, 3), alpha=0).required_flops == 0
 
 
 @pytest.mark.parametrize(
     ("dtype", "elementwise", "product"),
     [
-        (F64, Kind.F64, Kind.F64_PRODUCT),
-        (torch.float32, Kind.F32, Kind.F32_PRODUCT),
-        (F16, Kind.F32, Kind.F16_PRODUCT),
-        (BF16, Kind.F32, Kind.BF16_PRODUCT),
-        (I64, Kind.INTEGER, Kind.INTEGER),
+        (F64, ArithmeticKind.F64, ArithmeticKind.F64_MATMUL),
+        (torch.float32, ArithmeticKind.F32, ArithmeticKind.F32_MATMUL),
+        (F16, ArithmeticKind.F32, ArithmeticKind.F16_MATMUL),
+        (BF16, ArithmeticKind.F32, ArithmeticKind.BF16_MATMUL),
+        (I64, ArithmeticKind.INTEGER, ArithmeticKind.INTEGER),
     ],
 )
 def test_the_kind_of_arithmetic_follows_the_dtype(dtype, elementwise, product):
@@ -159,88 +159,97 @@ def test_the_kind_of_arithmetic_follows_the_dtype(dtype, elementwise, product):
 
 def test_operators_without_a_formula_are_estimated():
     found = called("_cdist_forward.default", r(5, 7), r(3, 7), 2.0, None)
-    assert (found.counted, found.bytes, found.flops, found.sure_bytes) == ("estimate", 140 + 84 + 60, 35, 60)
+    assert (found.method, found.moved_bytes, found.flops, found.required_bytes) == ("estimate", 140 + 84 + 60, 35, 60)
 
 
 def test_tensors_without_strides_are_estimated():
     found = called("mm.default", r(5, 7).to_sparse(), r(7, 3))
-    assert (found.counted, found.bytes, found.sure_bytes) == ("estimate", 84 + 60, 60)
+    assert (found.method, found.moved_bytes, found.required_bytes) == ("estimate", 84 + 60, 60)
 
 
 def test_overlapping_windows_count_each_place_once():
     windows = torch.arange(20.0).unfold(0, 5, 3)  # 6 windows over 20 elements
-    assert called("sum.default", windows).bytes == 4 * 20 + 4
+    assert called("sum.default", windows).moved_bytes == 4 * 20 + 4
     apart = torch.arange(20.0).unfold(0, 2, 3)  # 7 windows of 2: 14 places, which do not lie evenly
-    assert called("sum.default", apart).bytes == 4 * 14 + 4
+    assert called("sum.default", apart).moved_bytes == 4 * 14 + 4
 
 
 def test_tensors_without_contents_cost_the_same():
     for mode in (torch.device("meta"), FakeTensorMode()):
         with mode:
             x, y = torch.empty(5, 7), torch.empty(7, 3)
-            assert called("mm.default", x, y).bytes == 284
-            assert called("relu.default", x.t()).sure_bytes == 280
-            assert called("add.Tensor", x, x).bytes == 280
-            assert called("view.default", x, [35]).bytes == 0
+            assert called("mm.default", x, y).moved_bytes == 284
+            assert called("relu.default", x.t()).required_bytes == 280
+            assert called("add.Tensor", x, x).moved_bytes == 280
+            assert called("view.default", x, [35]).moved_bytes == 0
 
 
 PEAKS = Peaks(
     device="a device",
-    kind="cuda",
-    curve=((1 << 20, 1e12), (1 << 26, 1e11)),
+    device_type="cuda",
+    bandwidth_curve=((1 << 20, 1e12), (1 << 26, 1e11)),
     in_place_curve=((1 << 20, 1e12), (1 << 26, 2e11)),
-    rates={Kind.F32_PRODUCT: 1e13, Kind.TF32_PRODUCT: 8e13, Kind.BF16_PRODUCT: 1e14},
+    rates={ArithmeticKind.F32_MATMUL: 1e13, ArithmeticKind.TF32_MATMUL: 8e13, ArithmeticKind.BF16_MATMUL: 1e14},
     launch_us=1.0,
     call_us=5.0,
 )
 
 
 def _cost(**fields: Any) -> Cost:
-    plain = {"bytes": 0, "in_place": False, "flops": 0, "kind": Kind.F32, "counted": "formula"}
+    plain = {"moved_bytes": 0, "in_place": False, "flops": 0, "kind": ArithmeticKind.F32, "method": "formula"}
     return Cost(**{**plain, **fields})
 
 
 def test_memory_is_as_far_away_as_the_footprint_says():
-    made = _cost(bytes=2_000_000)
-    assert light_us(made, PEAKS, 1 << 20) == (pytest.approx(2.0), "memory")
-    assert light_us(made, PEAKS, 1 << 30) == (pytest.approx(20.0), "memory")
-    back = _cost(bytes=2_000_000, in_place=True)
-    assert light_us(back, PEAKS, 1 << 30) == (pytest.approx(10.0), "memory")  # 1 MB at 0.1 TB/s, or 2 MB at 0.2
+    made = _cost(moved_bytes=2_000_000)
+    assert sol_us(made, PEAKS, 1 << 20) == (pytest.approx(2.0), "memory")
+    assert sol_us(made, PEAKS, 1 << 30) == (pytest.approx(20.0), "memory")
+    back = _cost(moved_bytes=2_000_000, in_place=True)
+    assert sol_us(back, PEAKS, 1 << 30) == (pytest.approx(10.0), "memory")  # 1 MB at 0.1 TB/s, or 2 MB at 0.2
 
 
 def test_products_are_bound_by_arithmetic_and_tf32_only_where_it_is_allowed():
-    made = _cost(bytes=1000, flops=10**9, kind=Kind.F32_PRODUCT)
-    assert light_us(made, PEAKS, 1000) == (pytest.approx(100.0), "compute")
-    assert light_us(made, PEAKS, 1000, tf32=True) == (pytest.approx(12.5), "compute")
-    assert light_us(_cost(flops=10**9, kind=Kind.F8_PRODUCT), PEAKS, 1000)[0] == 0  # nothing is known of it: no bound
+    made = _cost(moved_bytes=1000, flops=10**9, kind=ArithmeticKind.F32_MATMUL)
+    assert sol_us(made, PEAKS, 1000) == (pytest.approx(100.0), "compute")
+    assert sol_us(made, PEAKS, 1000, tf32=True) == (pytest.approx(12.5), "compute")
+    assert (
+        sol_us(_cost(flops=10**9, kind=ArithmeticKind.F8_MATMUL), PEAKS, 1000)[0] == 0
+    )  # nothing is known of it: no bound
 
 
 def test_shares_are_percent_of_light_and_the_alarm_is_for_what_cannot_be():
-    made = _cost(bytes=2_000_000, sure_bytes=2_000_000, sure_inputs=1_000_000)
-    fields = shares(made, PEAKS, 1 << 20, kernel_us=4.0, aten_us=8.0)
+    made = _cost(moved_bytes=2_000_000, required_bytes=2_000_000, required_input_bytes=1_000_000)
+    fields = sol_figures(made, PEAKS, 1 << 20, kernel_us=4.0, aten_us=8.0)
     assert fields == {
-        "light": {
+        "sol": {
             "bytes": 2_000_000, "flops": 0, "us": pytest.approx(2.0), "bound": "memory", "kernel": pytest.approx(50.0),
             "aten": pytest.approx(25.0), "counted": "formula",
         }
     }  # fmt: skip
-    assert "alarm" not in shares(made, PEAKS, 1 << 20, kernel_us=1.8, aten_us=8.0)  # within what peaks are worth
-    assert "faster than light: 0.2 µs" in shares(made, PEAKS, 1 << 20, kernel_us=0.2, aten_us=8.0)["alarm"]
-    assert "alarm" not in shares(made, PEAKS, 1 << 20, kernel_us=0.2, aten_us=8.0, slow_us=1.8)  # not surely faster
-    assert "alarm" not in shares(made, PEAKS, 1 << 20, kernel_us=0.2, aten_us=0.3)  # then the peaks are wrong
+    assert "alarm" not in sol_figures(made, PEAKS, 1 << 20, kernel_us=1.8, aten_us=8.0)  # within what peaks are worth
+    assert (
+        "faster than the speed of light (SOL): 0.2 µs"
+        in sol_figures(made, PEAKS, 1 << 20, kernel_us=0.2, aten_us=8.0)["alarm"]
+    )
+    assert "alarm" not in sol_figures(
+        made, PEAKS, 1 << 20, kernel_us=0.2, aten_us=8.0, kernel_us_high=1.8
+    )  # not surely faster
+    assert "alarm" not in sol_figures(made, PEAKS, 1 << 20, kernel_us=0.2, aten_us=0.3)  # then the peaks are wrong
 
 
 def test_a_product_made_of_faster_arithmetic_is_no_alarm_and_one_beyond_all_arithmetic_is():
     n = 1024
     made = called("mm.default", r(n, n), r(n, n))
     f32_us = 2 * n**3 / 1e13 * 1e6
-    assert "alarm" not in shares(made, PEAKS, made.bytes, kernel_us=f32_us / 5, aten_us=f32_us)  # as three of bf16
-    assert "alarm" in shares(made, PEAKS, made.bytes, kernel_us=f32_us / 50, aten_us=f32_us)
+    assert "alarm" not in sol_figures(
+        made, PEAKS, made.moved_bytes, kernel_us=f32_us / 5, aten_us=f32_us
+    )  # as three of bf16
+    assert "alarm" in sol_figures(made, PEAKS, made.moved_bytes, kernel_us=f32_us / 50, aten_us=f32_us)
 
 
 @pytest.fixture(scope="module")
 def here(shared_server) -> Peaks:
-    return known_peaks(shared_server.spawner, "cpu")
+    return load_or_measure(shared_server.spawner, "cpu")
 
 
 def _slow_us(call: Callable[[], object]) -> tuple[float, float]:
@@ -298,9 +307,9 @@ def test_aten_is_never_faster_than_light_here(op, make, here):
         median, slow = _slow_us(lambda: function(*args))
     finally:
         torch.set_num_threads(threads)
-    fields = shares(made, here, max(1, made.sure_bytes), median, aten_us=1e9, slow_us=slow)
+    fields = sol_figures(made, here, max(1, made.required_bytes), median, aten_us=1e9, kernel_us_high=slow)
     assert "alarm" not in fields, fields
-    bound = sure_us(made, here, max(1, made.sure_bytes))
+    bound = hard_bound_us(made, here, max(1, made.required_bytes))
     if bound > 0:
-        pretended = bound * (1 - MARGIN["cpu"]) / 3
-        assert "alarm" in shares(made, here, max(1, made.sure_bytes), pretended, aten_us=1e9)
+        pretended = bound * (1 - ALARM_MARGIN["cpu"]) / 3
+        assert "alarm" in sol_figures(made, here, max(1, made.required_bytes), pretended, aten_us=1e9)

@@ -8,15 +8,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from opforge.cases.encoding import SHORT_DTYPES
-from opforge.judge.numerics import Comparison, same_bytes
-from opforge.judge.properties import zeros_have_signs
-from opforge.judge.reference import Call, Exact
-from opforge.judge.verdict import NotRightError
+from opforge.cases.wire import SHORT_DTYPES
+from opforge.judge.compare.numerics import Comparison, same_bytes
+from opforge.judge.compare.properties import zero_signs_matter
+from opforge.judge.reference.aten import Float64Answers, ReferenceCall
+from opforge.judge.verdict import RejectedError
 from opforge.ops import table
 
 
-def call(op: str, *tensors: torch.Tensor, extra: tuple[object, ...] = (), **kwargs: object) -> Call:
+def call(op: str, *tensors: torch.Tensor, extra: tuple[object, ...] = (), **kwargs: object) -> ReferenceCall:
     """Return a call over a copy of some contiguous tensors, as the judge has it."""
     buffer = bytearray()
     rows = []
@@ -27,11 +27,11 @@ def call(op: str, *tensors: torch.Tensor, extra: tuple[object, ...] = (), **kwar
         )
         buffer += contents + bytes(-len(contents) % 64)
     args = [*({"T": row} for row in rows), *extra]
-    return Call(op, args, kwargs, bytearray(buffer), torch.device("cpu"), own=False)
+    return ReferenceCall(op, args, kwargs, bytearray(buffer), torch.device("cpu"), owns_storage=False)
 
 
-def check(made: Call, kernel: torch.Tensor, reduction: float = 1.0) -> dict[str, float]:
-    return Comparison(kernel, made.run().result, Exact(made), 0, "result", reduction).check()
+def check(made: ReferenceCall, kernel: torch.Tensor, reduction: float = 1.0) -> dict[str, float]:
+    return Comparison(kernel, made.run().result, Float64Answers(made), 0, "result", reduction).check()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.complex64])
@@ -62,13 +62,13 @@ def test_accumulating_in_a_lower_precision_is_wrong():
     total = torch.zeros(32, 32, dtype=torch.bfloat16)
     for k in range(256):
         total += a[:, k : k + 1] * b[k : k + 1]
-    with pytest.raises(NotRightError, match="allowed"):
+    with pytest.raises(RejectedError, match="allowed"):
         check(call("mm.default", a, b), total, reduction=256.0)
 
 
 def test_lower_precision_than_the_dtype_promises_is_wrong():
     x = torch.randn(100)
-    with pytest.raises(NotRightError):
+    with pytest.raises(RejectedError):
         check(call("exp.default", x), torch.exp(x.half()).float())
 
 
@@ -76,19 +76,19 @@ def test_lower_precision_than_the_dtype_promises_is_wrong():
 def test_zeros_constants_and_near_misses_are_wrong(make):
     x = torch.randn(100) * 0.01 - 3
     right = torch.exp(x)
-    with pytest.raises(NotRightError):
+    with pytest.raises(RejectedError):
         check(call("exp.default", x), make(right))
 
 
 def test_small_elements_beside_large_ones_must_be_right_too():
     x = torch.tensor([50.0, -50.0])
-    with pytest.raises(NotRightError, match="1 of 2"):
+    with pytest.raises(RejectedError, match="1 of 2"):
         check(call("exp.default", x), torch.exp(x) * torch.tensor([1.0, 0.0]))
 
 
 def test_a_jump_is_no_excuse():
     x = torch.tensor([2.0, 3.0, 2.5])
-    with pytest.raises(NotRightError):
+    with pytest.raises(RejectedError):
         check(call("floor.default", x), torch.tensor([1.0, 3.0, 2.0]))
 
 
@@ -99,13 +99,13 @@ def test_nan_and_inf_must_be_where_aten_has_them():
     for index, value in ((1, 0.0), (2, 3e38), (0, float("nan")), (2, -float("inf"))):
         bad = right.clone()
         bad[index] = value
-        with pytest.raises(NotRightError, match="NaN or inf"):
+        with pytest.raises(RejectedError, match="NaN or inf"):
             check(call("relu.default", x), bad)
 
 
 def test_integers_must_be_equal():
     x = torch.arange(10)
-    with pytest.raises(NotRightError, match=r"1 of 10 .* first at \[3\]: got 99, ATen has 3"):
+    with pytest.raises(RejectedError, match=r"1 of 10 .* first at \[3\]: got 99, ATen has 3"):
         bad = x.clone()
         bad[3] = 99
         check(call("abs.default", x), bad)
@@ -146,7 +146,7 @@ def test_a_kernel_that_does_not_overflow_where_aten_does_is_right():
     aten = made.run().result
     assert not torch.isfinite(aten).all()
     check(made, x.double().cumsum(0).float(), reduction=4.0)
-    with pytest.raises(NotRightError, match="NaN or inf"):
+    with pytest.raises(RejectedError, match="NaN or inf"):
         check(made, torch.zeros(4), reduction=4.0)
 
 
@@ -156,10 +156,10 @@ def test_where_aten_combines_infinities_to_nan_infinite_is_right_but_not_where_a
     made = call("clone.default", aten)
 
     def compared(undecided: list[bool]) -> dict[str, float]:
-        return Comparison(kernel, aten, Exact(made), 0, "result", 1.0, lambda: torch.tensor(undecided)).check()
+        return Comparison(kernel, aten, Float64Answers(made), 0, "result", 1.0, lambda: torch.tensor(undecided)).check()
 
     compared([True, True])
-    with pytest.raises(NotRightError, match="1 of 2 elements: NaN or inf"):
+    with pytest.raises(RejectedError, match="1 of 2 elements: NaN or inf"):
         compared([True, False])
 
 
@@ -169,7 +169,7 @@ def test_float64_sums_that_cancel_pass_in_any_order_and_not_when_they_are_off_by
     x[-1] -= x.sum() - 1e-3 * x[0]
     made = call("sum.default", x)
     check(made, x.flip(0).cumsum(0)[-1], reduction=24.0)
-    with pytest.raises(NotRightError, match="allowed"):
+    with pytest.raises(RejectedError, match="allowed"):
         check(made, x.sum() + 1e-12, reduction=24.0)
 
 
@@ -183,11 +183,11 @@ def test_an_infinity_times_nearly_zero_may_have_any_sign_but_not_become_a_number
     for there, right in ((torch.nan, True), (-torch.inf, True), (torch.inf, True), (0.0, False)):
         kernel = aten.clone()
         kernel[0, 4] = there
-        comparison = Comparison(kernel, aten, Exact(made), 0, "result", 1.0)
+        comparison = Comparison(kernel, aten, Float64Answers(made), 0, "result", 1.0)
         if right:
             comparison.check()
         else:
-            with pytest.raises(NotRightError, match="NaN or inf not where ATen has it"):
+            with pytest.raises(RejectedError, match="NaN or inf not where ATen has it"):
                 comparison.check()
 
 
@@ -212,9 +212,9 @@ def test_aten_that_wavers_without_a_float64_form_is_allowed_for_as_far_as_it_wav
         Comparison(kernel, aten, Wavering([again] * 8), 0, "result", 1.0).check()  # type: ignore[arg-type]
 
     compared(aten + apart, aten - apart)
-    with pytest.raises(NotRightError, match=r"off by more than rtol 1.3e-06, atol 1e-05"):
+    with pytest.raises(RejectedError, match=r"off by more than rtol 1.3e-06, atol 1e-05"):
         compared(aten + apart, aten)
-    with pytest.raises(NotRightError):
+    with pytest.raises(RejectedError):
         compared(aten + 100 * apart, aten - apart)
 
 
@@ -232,7 +232,7 @@ def test_an_element_that_was_steady_in_a_few_runs_is_not_held_to_be_so():
     kernel[7] += 2e-4
     Comparison(kernel, aten, Wavering(runs), 0, "result", 1.0).check()  # type: ignore[arg-type]
     kernel[7] += 1e-2
-    with pytest.raises(NotRightError, match="1 of 1000 elements"):
+    with pytest.raises(RejectedError, match="1 of 1000 elements"):
         Comparison(kernel, aten, Wavering(runs), 0, "result", 1.0).check()  # type: ignore[arg-type]
 
 
@@ -250,7 +250,7 @@ def test_an_element_that_was_steady_in_a_few_runs_may_waver_beside_a_float64_for
 
     compared(1, 0.9)
     for row, off in ((1, 1.5), (2, 0.9)):
-        with pytest.raises(NotRightError, match="1 of 32 elements"):
+        with pytest.raises(RejectedError, match="1 of 32 elements"):
             compared(row, off)
 
 
@@ -260,18 +260,18 @@ def test_zeros_have_the_signs_of_atens_where_these_are_certain(dtype):
     aten = made.run().result
 
     def signs(kernel, *, signed_zeros=True):
-        Comparison(kernel, aten, Exact(made), 0, "result", 1.0, signed_zeros=signed_zeros).check()
+        Comparison(kernel, aten, Float64Answers(made), 0, "result", 1.0, zero_signs_matter=signed_zeros).check()
 
     signs(aten.clone())
     signs(aten + 0.0, signed_zeros=False)
-    with pytest.raises(NotRightError, match="2 of 4 elements: the sign of zero is not ATen's"):
+    with pytest.raises(RejectedError, match="2 of 4 elements: the sign of zero is not ATen's"):
         signs(aten + 0.0)
 
 
 def test_no_sign_is_asked_for_where_zeros_are_compared_or_summed():
     named = {op.name: op for op in table()}
     for op in ("trunc.default", "sin_.default", "flip.default", "cat.out", "mul.Tensor"):
-        assert zeros_have_signs(named[op]), op
+        assert zero_signs_matter(named[op]), op
     for op in (
         "relu.default",
         "clamp_.default",
@@ -280,4 +280,4 @@ def test_no_sign_is_asked_for_where_zeros_are_compared_or_summed():
         "mm.default",
         "tanh_backward.default",
     ):
-        assert not zeros_have_signs(named[op]), op
+        assert not zero_signs_matter(named[op]), op

@@ -10,15 +10,15 @@ from dataclasses import replace
 import pytest
 
 from opforge.errors import InternalError
-from opforge.judge.kinds import Kind
-from opforge.judge.peaks import Peaks, known_peaks, path_of
+from opforge.judge.roofline.arithmetic import ArithmeticKind
+from opforge.judge.roofline.peaks import Peaks, cache_path, load_or_measure
 
 PEAKS = Peaks(
     device="a device",
-    kind="cuda",
-    curve=((1 << 10, 50.0), (1 << 20, 80.0), (1 << 26, 20.0), (1 << 28, 10.0)),
+    device_type="cuda",
+    bandwidth_curve=((1 << 10, 50.0), (1 << 20, 80.0), (1 << 26, 20.0), (1 << 28, 10.0)),
     in_place_curve=((1 << 20, 70.0), (1 << 26, 30.0)),
-    rates={Kind.F32_PRODUCT: 5.0, Kind.BF16_PRODUCT: 9.0},
+    rates={ArithmeticKind.F32_MATMUL: 5.0, ArithmeticKind.BF16_MATMUL: 9.0},
     launch_us=1.5,
     call_us=4.0,
 )
@@ -38,11 +38,11 @@ def test_memory_that_is_written_back_has_a_curve_of_its_own():
 
 
 def test_a_rate_that_was_not_measured_is_a_neighbours_or_none():
-    assert PEAKS.rate(Kind.F32) == 5
-    assert PEAKS.rate(Kind.INTEGER) == 5
-    assert PEAKS.rate(Kind.F16_PRODUCT) == 9
-    assert PEAKS.rate(Kind.F64) is None
-    assert PEAKS.fastest == 9
+    assert PEAKS.rate(ArithmeticKind.F32) == 5
+    assert PEAKS.rate(ArithmeticKind.INTEGER) == 5
+    assert PEAKS.rate(ArithmeticKind.F16_MATMUL) == 9
+    assert PEAKS.rate(ArithmeticKind.F64) is None
+    assert PEAKS.fastest_rate == 9
 
 
 def test_json_and_back():
@@ -62,7 +62,7 @@ def test_json_and_back():
     ],
 )
 def test_damaged_peaks_are_refused(damage):
-    with pytest.raises(ValueError, match="no peaks of a device"):
+    with pytest.raises(ValueError, match="not the peaks of a device"):
         Peaks.from_json({**PEAKS.as_json(), **damage})
 
 
@@ -70,17 +70,17 @@ def test_damaged_peaks_are_refused(damage):
 def test_they_are_measured_once_and_again_when_the_file_is_damaged(shared_server, tmp_path, monkeypatch):
     monkeypatch.setenv("OPFORGE_CACHE", str(tmp_path))
     spawner = shared_server.spawner
-    first = known_peaks(spawner, "cpu")
+    first = load_or_measure(spawner, "cpu")
     (kept,) = (tmp_path / "peaks").rglob("*.json")
-    assert kept == path_of(first.device)
+    assert kept == cache_path(first.device)
     kept.write_text(json.dumps({**first.as_json(), "busy": False}))
-    first = replace(first, busy=False)
-    assert known_peaks(spawner, "cpu") == first  # times differ: a second measurement would give other numbers
+    first = replace(first, measured_while_busy=False)
+    assert load_or_measure(spawner, "cpu") == first  # times differ: a second measurement would give other numbers
     kept.write_text(kept.read_text()[:100])
-    again = known_peaks(spawner, "cpu")
+    again = load_or_measure(spawner, "cpu")
     assert again != first
     assert Peaks.from_json(json.loads(kept.read_text())) == again
-    assert known_peaks(spawner, "cpu", anew=True) != again
+    assert load_or_measure(spawner, "cpu", remeasure=True) != again
 
 
 @pytest.mark.slow
@@ -88,27 +88,27 @@ def test_those_of_a_busy_machine_are_measured_again_after_an_hour_and_the_better
     shared_server, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("OPFORGE_CACHE", str(tmp_path))
-    first = known_peaks(shared_server.spawner, "cpu")
-    slow = tuple((size, 1.0) for size, _ in first.curve[:-1])
-    busy = replace(first, curve=(*slow, (first.curve[-1][0], 1e15)), busy=True)
-    path = path_of(first.device)
+    first = load_or_measure(shared_server.spawner, "cpu")
+    slow = tuple((size, 1.0) for size, _ in first.bandwidth_curve[:-1])
+    busy = replace(first, bandwidth_curve=(*slow, (first.bandwidth_curve[-1][0], 1e15)), measured_while_busy=True)
+    path = cache_path(first.device)
     path.write_text(json.dumps(busy.as_json()))
     _aged(path, 50 * 60)
-    assert known_peaks(shared_server.spawner, "cpu") == busy
+    assert load_or_measure(shared_server.spawner, "cpu") == busy
     _aged(path, 61 * 60)
-    again = known_peaks(shared_server.spawner, "cpu")
-    assert again.curve[-1][1] == 1e15
-    assert any(dict(again.curve)[size] > poor for size, poor in slow)  # a size may go without, under load
+    again = load_or_measure(shared_server.spawner, "cpu")
+    assert again.bandwidth_curve[-1][1] == 1e15
+    assert any(dict(again.bandwidth_curve)[size] > poor for size, poor in slow)  # a size may go without, under load
     assert Peaks.from_json(json.loads(path.read_text())) == again
 
 
 def test_those_of_a_quiet_machine_are_kept_however_old(shared_server, tmp_path, monkeypatch):
     monkeypatch.setenv("OPFORGE_CACHE", str(tmp_path))
-    quiet = replace(known_peaks(shared_server.spawner, "cpu"), busy=False)
-    path = path_of(quiet.device)
+    quiet = replace(load_or_measure(shared_server.spawner, "cpu"), measured_while_busy=False)
+    path = cache_path(quiet.device)
     path.write_text(json.dumps(quiet.as_json()))
     _aged(path, 400 * 24 * 3600)
-    assert known_peaks(shared_server.spawner, "cpu") == quiet
+    assert load_or_measure(shared_server.spawner, "cpu") == quiet
 
 
 def _aged(path, seconds):
@@ -118,20 +118,26 @@ def _aged(path, seconds):
 
 
 def test_the_better_of_two_is_taken_each_for_itself():
-    other = replace(PEAKS, curve=((1 << 20, 90.0), (1 << 30, 5.0)), rates={Kind.F64: 3.0}, launch_us=1.0, call_us=6.0)
-    best = PEAKS.with_better(other)
-    assert best.curve == ((1 << 10, 50.0), (1 << 20, 90.0), (1 << 26, 20.0), (1 << 28, 10.0), (1 << 30, 5.0))
-    assert best.rates == {Kind.F32_PRODUCT: 5.0, Kind.BF16_PRODUCT: 9.0, Kind.F64: 3.0}
+    other = replace(
+        PEAKS,
+        bandwidth_curve=((1 << 20, 90.0), (1 << 30, 5.0)),
+        rates={ArithmeticKind.F64: 3.0},
+        launch_us=1.0,
+        call_us=6.0,
+    )
+    best = PEAKS.merge_best(other)
+    assert best.bandwidth_curve == ((1 << 10, 50.0), (1 << 20, 90.0), (1 << 26, 20.0), (1 << 28, 10.0), (1 << 30, 5.0))
+    assert best.rates == {ArithmeticKind.F32_MATMUL: 5.0, ArithmeticKind.BF16_MATMUL: 9.0, ArithmeticKind.F64: 3.0}
     assert (best.launch_us, best.call_us) == (1.0, 4.0)
 
 
 def test_what_is_measured_on_a_cpu_makes_sense(shared_server):
-    found = known_peaks(shared_server.spawner, "cpu")
-    assert found.kind == "cpu"
+    found = load_or_measure(shared_server.spawner, "cpu")
+    assert found.device_type == "cpu"
     assert found.launch_us is None
     assert found.bandwidth(1 << 12) >= found.bandwidth(1 << 30) > 1e8
-    assert found.rate(Kind.F32_PRODUCT) > 1e9
-    assert Kind.TF32_PRODUCT not in found.rates
+    assert found.rate(ArithmeticKind.F32_MATMUL) > 1e9
+    assert ArithmeticKind.TF32_MATMUL not in found.rates
 
 
 def test_a_device_that_cannot_be_measured_is_said(shared_server):
@@ -140,4 +146,4 @@ def test_a_device_that_cannot_be_measured_is_said(shared_server):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     with pytest.raises(InternalError, match="peaks of device 'cuda'"):
-        known_peaks(shared_server.spawner, "cuda")
+        load_or_measure(shared_server.spawner, "cuda")

@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional
 
 from opforge.cases import Case
-from opforge.judge.properties import BY_PACKET, Sight
-from opforge.judge.verdict import NotRightError
+from opforge.judge.compare.properties import PROPERTY_CHECKS, Results
+from opforge.judge.verdict import RejectedError
 from tests.conftest import slow
 from tests.corpora import disjoint, judge
 
@@ -128,7 +128,7 @@ RIGHT = [
     ("sort", TIED, SORT.format(""), "ties are broken"),
     ("max_pool2d_with_indices", ["((T([2, 2, 6, 6], i64, low=0, high=3), [2, 2]), {})"], POOL.format("rows * W + columns"), "ties are broken"),
     ("_unique2", ["((T([40], i64), False, True, True), {})"], UNIQUE.format("", "n - 1 - inverse.reshape(self.shape)", "counts.flip(0)"), ""),
-    ("topk", ["((T([6, 9], i64, low=0, high=4), 4, 1, True, False), {})"], TOPK.format(""), "sorted=False leaves free"),
+    ("topk", ["((T([6, 9], i64, low=0, high=4), 4, 1, True, False), {})"], TOPK.format(""), "sorted=False allows"),
 ]  # fmt: skip
 MORE_RIGHT = [
     ("_linalg_eigh", SQUARE, EIGH.format(""), "A V = V Λ holds"),
@@ -193,11 +193,11 @@ WRONG = [
     ("linalg_eig", SQUARE, EIG.format(".roll(1, -1)"), "A V = V Λ is off"),
     ("linalg_svd", TALL, SVD.replace("return u{}, t(s), vh", "return u * 1.01, t(s), vh / 1.01"), "orthonormality"),
     ("linalg_qr", TALL, QR.format(" * -1"), "Q R = A is off"),
-    ("linalg_lu_factor_ex", SIX, LU.format("size == size.min()"), "pivoting keeps them up to 1"),
-    ("sort", TIED, SORT.format(".clamp(min=1)"), "comes twice along dimension"),
+    ("linalg_lu_factor_ex", SIX, LU.format("size == size.min()"), "pivoting keeps them at most 1"),
+    ("sort", TIED, SORT.format(".clamp(min=1)"), "occurs twice along dimension"),
     ("max_pool2d_with_indices", PLANE, POOL.format("rows * W"), "do not hold the maximum"),
-    ("_unique2", SOME, UNIQUE.format("", "inverse.reshape(self.shape)", "counts.flip(0)"), "lead back"),
-    ("topk", FOUR, TOPK.format("return self.gather(dim, at), at.flip(dim)"), "another value than"),
+    ("_unique2", SOME, UNIQUE.format("", "inverse.reshape(self.shape)", "counts.flip(0)"), "reconstruct the input"),
+    ("topk", FOUR, TOPK.format("return self.gather(dim, at), at.flip(dim)"), "point at other values than"),
 ]  # fmt: skip
 MORE_WRONG = [
     ("linalg_eigh", SQUARE, EIGH.replace("t(v) *", "t(v).roll(1, -1) *").format(""), "A V = V Λ is off"),
@@ -209,13 +209,13 @@ MORE_WRONG = [
     ("linalg_qr", TALL, QR.replace("t(r) * sign[:, None]", "t(r) * sign[:, None] + 1e-6").format(""), "not upper triangular"),
     ("linalg_lu_factor_ex", SIX, LU.replace("a[k, k]", "a[k, k] * 2").format("size == size.max()"), "P L U = A is off"),
     ("sort", TIED, SORT.format("").replace("dim, at), at", "dim, at), at.flip(dim)"), "point at other values"),
-    ("max_pool2d_with_indices", ["((T([1, 1, 8, 8], i64, low=5, high=6), [2, 2]), {})"], POOL.format("(rows * W + columns).flip(-1)"), "outside of its window"),
-    ("_unique2", SOME, UNIQUE.format("", "n - 1 - inverse.reshape(self.shape)", "counts"), "counts do not belong"),
-    ("_unique2", SOME, UNIQUE.format(" + 1", "n - 1 - inverse.reshape(self.shape)", "counts.flip(0)"), "in whatever order"),
-    ("topk", ["((T([6, 9], i64, low=0, high=9), 4, 1, True, False), {})"], TOPK.replace(".flip(dim).narrow", ".narrow").format(""), "in whatever order"),
+    ("max_pool2d_with_indices", ["((T([1, 1, 8, 8], i64, low=5, high=6), [2, 2]), {})"], POOL.format("(rows * W + columns).flip(-1)"), "outside its window"),
+    ("_unique2", SOME, UNIQUE.format("", "n - 1 - inverse.reshape(self.shape)", "counts"), "counts do not match"),
+    ("_unique2", SOME, UNIQUE.format(" + 1", "n - 1 - inverse.reshape(self.shape)", "counts.flip(0)"), "in any order"),
+    ("topk", ["((T([6, 9], i64, low=0, high=9), 4, 1, True, False), {})"], TOPK.replace(".flip(dim).narrow", ".narrow").format(""), "in any order"),
     ("cummax", TIED[:1], RUNNING.format("self.shape[dim] - 1 - same.flip(dim + 1).argmax(dim + 1)"), "comes after the element"),
     ("max.dim", TIED, POSITION.format("(last - 1) % self.shape[dim]"), "point at other values"),
-    ("max.dim", TIED, POSITION.format("last + self.shape[dim]"), "outside of a dimension"),
+    ("max.dim", TIED, POSITION.format("last + self.shape[dim]"), "outside a dimension"),
 ]  # fmt: skip
 
 
@@ -247,7 +247,7 @@ def test_out_forms_are_judged_by_their_property_too(kernel_directory, judge_tiny
 
 def rule(packet, given, kernel, aten):
     names = [f"result[{i}]" for i in range(len(aten))]
-    return BY_PACKET[packet](Sight(packet, given, list(kernel), list(aten), names))
+    return PROPERTY_CHECKS[packet](Results(packet, given, list(kernel), list(aten), names))
 
 
 TWO_WAYS = torch.tensor([[1.0, 2.0], [-1.0, 1.0]])
@@ -259,19 +259,19 @@ def test_lu_may_pivot_otherwise_where_rows_tie():
     other = (torch.eye(2).flip(0), torch.tensor([[1.0, 0.0], [-1.0, 1.0]]), torch.tensor([[-1.0, 1.0], [0.0, 3.0]]))
     assert not torch.equal(other[0], aten[0])
     ruling = rule("linalg_lu", {"A": TWO_WAYS}, other, aten)
-    assert ruling.covered == {0, 1, 2}
+    assert ruling.result_indices == {0, 1, 2}
     assert "P L U = A holds" in ruling.note
     packed = (torch.tensor([[-1.0, 1.0], [-1.0, 3.0]]), torch.tensor([2, 2], dtype=torch.int32))
-    assert rule("linalg_lu_factor", {"A": TWO_WAYS}, packed, torch.linalg.lu_factor(TWO_WAYS)).covered == {0, 1}
+    assert rule("linalg_lu_factor", {"A": TWO_WAYS}, packed, torch.linalg.lu_factor(TWO_WAYS)).result_indices == {0, 1}
     for broken, words in (
         ((torch.ones(2, 2), *other[1:]), "not a permutation"),
         ((other[0], other[1] + torch.eye(2), other[2]), "ones on the diagonal"),
         ((other[0], other[1], other[2] + 1), "not upper triangular"),
         ((torch.eye(2), *other[1:]), "P L U = A is off"),
     ):
-        with pytest.raises(NotRightError, match=words):
+        with pytest.raises(RejectedError, match=words):
             rule("linalg_lu", {"A": TWO_WAYS}, broken, aten)
-    with pytest.raises(NotRightError, match="none of the rows that are left"):
+    with pytest.raises(RejectedError, match="not one of the remaining rows"):
         rule("linalg_lu_factor", {"A": TWO_WAYS}, (packed[0], packed[1] * 0), torch.linalg.lu_factor(TWO_WAYS))
 
 
@@ -291,20 +291,20 @@ def test_factors_beside_another_result_may_be_those_of_the_transposed_matrix(pac
         kernel = [*aten[:at], factors[0] * (1 + 1e-7), factors[1].int(), *aten[at + 2 :]]
         same_way = torch.equal(kernel[at + 1], aten[at + 1])
         if same_way:
-            assert rule(packet, given, kernel, aten).covered == {at, at + 1}
+            assert rule(packet, given, kernel, aten).result_indices == {at, at + 1}
         else:
-            with pytest.raises(NotRightError, match="P L U = A is off"):
+            with pytest.raises(RejectedError, match="P L U = A is off"):
                 rule(packet, given, kernel, aten)
 
 
 def test_bases_of_a_matrix_without_elements_are_free():
     empty = torch.zeros(3, 0)
     aten = torch.linalg.svd(empty)
-    assert rule("linalg_svd", {"A": empty}, (-aten[0], aten[1], aten[2]), aten).covered == {0, 2}
-    with pytest.raises(NotRightError, match="orthonormality"):
+    assert rule("linalg_svd", {"A": empty}, (-aten[0], aten[1], aten[2]), aten).result_indices == {0, 2}
+    with pytest.raises(RejectedError, match="orthonormality"):
         rule("linalg_svd", {"A": empty}, (aten[0] * 2, aten[1], aten[2]), aten)
     q, r = torch.linalg.qr(empty, mode="complete")
-    assert rule("linalg_qr", {"A": empty, "mode": "complete"}, (-q, r), (q, r)).covered == {0, 1}
+    assert rule("linalg_qr", {"A": empty, "mode": "complete"}, (-q, r), (q, r)).result_indices == {0, 1}
 
 
 def test_reflections_may_have_other_signs():
@@ -312,24 +312,24 @@ def test_reflections_may_have_other_signs():
     matrix = torch.randn(6, 4)
     aten = torch.geqrf(matrix)
     wide = tuple(t.float() for t in torch.geqrf(matrix.double()))
-    assert rule("geqrf", {"self": matrix}, wide, aten).covered == {0, 1}
-    with pytest.raises(NotRightError, match="Q R = A is off"):
+    assert rule("geqrf", {"self": matrix}, wide, aten).result_indices == {0, 1}
+    with pytest.raises(RejectedError, match="Q R = A is off"):
         rule("geqrf", {"self": matrix}, (wide[0], wide[1] * 0.9), aten)
 
 
 def test_equal_eigenvalues_want_independent_vectors():
     matrix = torch.diag(torch.tensor([2.0, 2.0, 1.0]))
     aten = torch.linalg.eig(matrix)
-    with pytest.raises(NotRightError, match="not independent"):
+    with pytest.raises(RejectedError, match="not independent"):
         rule("linalg_eig", {"self": matrix}, (aten[0], aten[1][:, [0, 0, 2]]), aten)
     turned = torch.tensor([[0.6, 0.8, 0], [0.8, -0.6, 0], [0, 0, 1]], dtype=torch.complex64)
-    assert rule("linalg_eig", {"self": matrix}, (aten[0], turned), aten).covered == {0, 1}
+    assert rule("linalg_eig", {"self": matrix}, (aten[0], turned), aten).result_indices == {0, 1}
 
 
 def test_any_nan_may_be_pointed_at():
     x = torch.tensor([1.0, torch.nan, 0.0, torch.nan])
-    assert rule("argmax", {"self": x}, [torch.tensor(3)], [torch.tensor(1)]).covered == {0}
-    with pytest.raises(NotRightError, match="point at other values"):
+    assert rule("argmax", {"self": x}, [torch.tensor(3)], [torch.tensor(1)]).result_indices == {0}
+    with pytest.raises(RejectedError, match="point at other values"):
         rule("argmax", {"self": x}, [torch.tensor(0)], [torch.tensor(1)])
 
 
@@ -355,9 +355,9 @@ def test_windows_are_where_aten_has_them(packet, given, run):
     source = alike[0] if "1d" in packet else alike
     if "fractional" in packet:
         elsewhere = first[1].flip(-1)
-    assert rule(packet, {"self": source, **given}, [first[0], elsewhere], first).covered == {1}
+    assert rule(packet, {"self": source, **given}, [first[0], elsewhere], first).result_indices == {1}
     if "fractional" not in packet:
-        with pytest.raises(NotRightError, match="outside of its window"):
+        with pytest.raises(RejectedError, match="outside its window"):
             rule(packet, {"self": source, **given}, [first[0], elsewhere.flip(-1)], first)
 
 
@@ -366,7 +366,7 @@ def test_unique_slices_may_stand_in_any_order():
     aten = torch.ops.aten.unique_dim(x, 1, True, True, True)
     kernel = (aten[0].flip(1), 1 - aten[1], aten[2].flip(0))
     given = {"self": x, "dim": 1, "sorted": False}
-    assert rule("unique_dim", given, kernel, aten).covered == {0, 1, 2}
+    assert rule("unique_dim", given, kernel, aten).result_indices == {0, 1, 2}
     assert rule("unique_dim", {**given, "sorted": True}, kernel, aten) is None
-    with pytest.raises(NotRightError, match="lead back"):
+    with pytest.raises(RejectedError, match="reconstruct the input"):
         rule("unique_dim", given, (kernel[0], aten[1], kernel[2]), aten)

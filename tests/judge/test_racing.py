@@ -13,16 +13,18 @@ import torch
 
 from opforge.cases import Case, Phase
 from opforge.cases.case import Expect
-from opforge.cases.materialise import Renewal, renewed
-from opforge.judge import host_race, reference, workers
+from opforge.cases.tensors import Renewal, renewed
+from opforge.judge import kernel_worker
 from opforge.judge.batch import Batch, CaseRow
-from opforge.judge.further import asked_apart
-from opforge.judge.host_race import BUSY, HostRace
-from opforge.judge.peaks import known_peaks
-from opforge.judge.racing import Racing
-from opforge.judge.timing import BaselineError, Race, Side
-from opforge.judge.verdict import Finding, NotRightError, Outcome
-from opforge.judge.workers import DeathError, KernelWorker, WorkerConfig
+from opforge.judge.extra_checks import recheck_in_new_process
+from opforge.judge.kernel_worker import KernelWorker, WorkerConfig, WorkerDiedError
+from opforge.judge.reference import aten
+from opforge.judge.roofline.peaks import load_or_measure
+from opforge.judge.timing import cpu_race
+from opforge.judge.timing.case_timer import CaseTimer
+from opforge.judge.timing.cpu_race import BUSY_NOTE, CpuRace
+from opforge.judge.timing.gpu_race import BaselineError, GpuRace, Side
+from opforge.judge.verdict import RejectedError, Verdict, VerdictKind
 from opforge.ops import table
 from tests.conftest import slow
 
@@ -50,8 +52,8 @@ class Ring:
     def __init__(self, spawner, folder: Path) -> None:
         self._folder = folder
         self._spawner = spawner
-        self.config = WorkerConfig("cpu", 30.0, None, arena_bytes=512 << 20, in_bytes=256 << 20)
-        self.racing = Racing(spawner, self.config, None, known_peaks(spawner, "cpu"))
+        self.config = WorkerConfig("cpu", 30.0, None, arena_bytes=512 << 20, input_bytes=256 << 20)
+        self.racing = CaseTimer(spawner, self.config, None, load_or_measure(spawner, "cpu"))
         self._workers: list[KernelWorker] = []
 
     def worker(self, op: str, source: str | None = None) -> KernelWorker:
@@ -69,23 +71,23 @@ class Ring:
 
     def placed(self, op: str, text: str, contents=None):
         """Return a batch with one case; with contents for its first tensor, if they are given."""
-        batch = Batch(table().get(op), CPU, self.config.in_bytes, {}, np.zeros(64 << 20, np.uint8))
+        batch = Batch(table().get(op), CPU, self.config.input_bytes, {}, np.zeros(64 << 20, np.uint8))
         case = Case.make(op, text, phase=Phase.PERFORMANCE)
         row = CaseRow(case.id, text, "", Expect.RETURNS, Phase.PERFORMANCE, "")
         placed = batch.add(row)
         if contents is not None:
-            at, nbytes = placed.inputs[0][:2]
+            at, nbytes = placed.input_rows[0][:2]
             batch._buffer[at : at + nbytes] = contents.numpy().view(np.uint8).ravel()
         return batch, placed
 
-    def race(self, op: str, text: str, source: str | None = None, contents=None) -> Finding:
+    def race(self, op: str, text: str, source: str | None = None, contents=None) -> Verdict:
         """Race a kernel, or ATen, that is known to be right on a case."""
         batch, placed = self.placed(op, text, contents)
         worker = self.worker(op, source)
-        batch.copy_to(worker.bytes)
-        return self.racing.race(table().get(op), worker, batch, placed, Finding(Outcome.PASSED), required=True)
+        batch.copy_to(worker.arena_view)
+        return self.racing.time_case(table().get(op), worker, batch, placed, Verdict(VerdictKind.PASSED), required=True)
 
-    def asked_apart(self, op: str, source: str, placed, seed: int) -> Finding | None:
+    def asked_apart(self, op: str, source: str, placed, seed: int) -> Verdict | None:
         """Judge a kernel on contents with a seed, by itself."""
         file = self._folder / f"apart_{len(self._workers)}.py"
         file.write_text(textwrap.dedent(source))
@@ -96,7 +98,7 @@ class Ring:
             "name": "apart",
         }
         worker = KernelWorker(self._spawner, self.config)
-        return asked_apart(worker, self.config, kernel, table().get(op), placed, seed, required=True)
+        return recheck_in_new_process(worker, self.config, kernel, table().get(op), placed, seed, required=True)
 
     def close(self) -> None:
         self.racing._end_baseline()
@@ -115,7 +117,7 @@ def near(finding, ratio=1.0):
     """Whether a speedup is the ratio, as far as that can be asked on a machine that others use too."""
     figures = finding.figures
     low, high, speedup = figures["speedup_low"], figures["speedup_high"], figures["speedup"]
-    slower = BUSY in finding.notes and speedup < ratio
+    slower = BUSY_NOTE in finding.notes and speedup < ratio
     return low <= ratio <= high or ratio / 1.5 < speedup < ratio * 1.5 or slower
 
 
@@ -134,8 +136,8 @@ def test_aten_against_itself_and_every_field(ring):
     assert row["rounds"] >= 5
     assert row["rounds"] + row["call"]["set_aside"] >= 10
     assert not {"device", "sync"} & set(row)
-    assert set(row["light"]) == {"bytes", "flops", "us", "bound", "kernel", "aten", "counted"}
-    assert (row["light"]["bytes"], row["light"]["flops"]) == (3 * 4 * 256**2, 2 * 256**3)
+    assert set(row["sol"]) == {"bytes", "flops", "us", "bound", "kernel", "aten", "counted"}
+    assert (row["sol"]["bytes"], row["sol"]["flops"]) == (3 * 4 * 256**2, 2 * 256**3)
     assert isinstance(row["clocks"], dict)
     assert row["clocks"]["load"] >= 0
     assert not {"alarm", "launch_bound"} & set(row)
@@ -158,7 +160,7 @@ def test_the_gradients_that_the_judge_asks_for_load_nothing_that_slows_later_cal
     """
     batch, placed = ring.placed("neg.default", UNARY)
     worker = ring.worker("neg.default", source)
-    batch.copy_to(worker.bytes)
+    batch.copy_to(worker.arena_view)
     (answer,) = worker.ask({"do": "gradient", "op": "neg.default", "case": placed.request()})["results"]
     assert "T" in answer["returned"][0], answer
     (answer,) = worker.ask({"do": "call", "op": "neg.default", "cases": [placed.request()]})["results"]
@@ -242,7 +244,7 @@ def test_at_the_edge_of_what_aten_takes_rounding_is_nobodys_fault(ring, monkeypa
     factor, raises = torch.linalg.cholesky_ex(edge)
     assert raises or 0 < float(factor[5, 5]) < 1e-8  # by the order of its additions
     monkeypatch.setattr(Renewal, "contents", lambda self, seeds: [self.words] * len(seeds))
-    monkeypatch.setattr(reference, "renewed", lambda tensor, _seed, **_: tensor)
+    monkeypatch.setattr(aten, "renewed", lambda tensor, _seed, **_: tensor)
     finding = ring.race("linalg_cholesky.default", "((T([6, 6], f64),), {})", CHOLESKY.replace("{check}", check), edge)
     assert finding.passed, finding.reason
     (note,) = finding.notes
@@ -258,7 +260,7 @@ def test_a_wrong_timed_result_is_no_less_wrong_where_aten_takes_no_float64(ring)
     """
     call = "((T([1, 2, 5, 5], f32), T([3, 2, 3, 3], f32), None, [0, 0], [1, 1], [1, 1], 1), {})"
     finding = ring.race("mkldnn_convolution.default", call, source)
-    assert finding.outcome is Outcome.CHEATED, finding
+    assert finding.kind is VerdictKind.CHEATED, finding
     assert "an output of a timed call is wrong" in finding.reason
 
 
@@ -273,7 +275,7 @@ def test_a_kernel_that_raises_after_many_calls_is_wrong(ring):
             return -self
     """
     finding = ring.race("neg.default", UNARY, source)
-    assert finding.outcome is Outcome.WRONG
+    assert finding.kind is VerdictKind.WRONG
     assert finding.reason.startswith("raised in a timed call: ValueError: enough is enough")
     assert near(ring.race("neg.default", UNARY))  # ATen's worker goes on
 
@@ -288,9 +290,9 @@ def test_a_kernel_whose_process_ends_after_many_calls_crashed_and_atens_worker_g
                 os._exit(0)
             return -self
     """
-    with pytest.raises(DeathError) as death:
+    with pytest.raises(WorkerDiedError) as death:
         ring.race("neg.default", UNARY, source)
-    assert death.value.outcome is Outcome.CRASHED
+    assert death.value.kind is VerdictKind.CRASHED
     afterwards = ring.race("neg.default", UNARY)
     assert "speedup" in afterwards.figures, afterwards
     assert near(afterwards)
@@ -307,7 +309,7 @@ def test_results_of_timed_calls_are_judged_those_of_random_operators_by_their_co
             return torch.{base}(self) if calls[0] < 100 else {late}
     """
     finding = ring.race(op, "((T([64, 64], f32, low=0, high=1),), {})", source)
-    assert finding.outcome is Outcome.CHEATED
+    assert finding.kind is VerdictKind.CHEATED
     assert finding.reason.startswith("an output of a timed call is wrong: ")
 
 
@@ -322,24 +324,24 @@ def test_both_the_last_of_the_timed_calls_and_an_earlier_one_are_looked_at(ring)
     """
     for _ in range(6):  # whichever side comes first in each
         finding = ring.race("neg.default", UNARY, shared)
-        assert finding.outcome is Outcome.CHEATED
+        assert finding.kind is VerdictKind.CHEATED
 
 
 def test_what_is_no_reply_of_ours_is_refused(ring):
     source = """
         import torch
-        import opforge.sandbox.worker as worker
+        import opforge.sandbox.guest.worker as worker
         worker.Worker._show = lambda self, request: {"result": 5}
         def neg_kernel_impl(self):
             return -self
     """
     finding = ring.race("neg.default", UNARY, source)
-    assert finding.outcome is Outcome.CONTRACT
-    assert "not one that our harness writes" in finding.reason
+    assert finding.kind is VerdictKind.CONTRACT
+    assert "reply is malformed" in finding.reason
     finding = ring.race(
         "neg.default", UNARY, source.replace("_show", "_go").replace("request", "*_").replace("result", "raised")
     )
-    assert (finding.outcome, finding.reason) == (Outcome.WRONG, "raised in a timed call: 5")
+    assert (finding.kind, finding.reason) == (VerdictKind.WRONG, "raised in a timed call: 5")
 
 
 def state(worker: KernelWorker) -> str:
@@ -351,7 +353,7 @@ def test_while_one_side_runs_the_other_is_stopped_and_both_run_afterwards(ring):
     batch, placed = ring.placed("mm.default", PRODUCT)
     sides = [ring.worker("mm.default") for _ in range(2)]
     for worker in sides:
-        batch.copy_to(worker.bytes)
+        batch.copy_to(worker.arena_view)
     stopped = []
 
     def watch() -> None:
@@ -360,7 +362,7 @@ def test_while_one_side_runs_the_other_is_stopped_and_both_run_afterwards(ring):
             time.sleep(0.001)
         stopped.append(tuple(letter == "T" for letter in states))
 
-    row = HostRace(*sides, "mm.default", placed, None, writes=False, watch=watch).run()
+    row = CpuRace(*sides, "mm.default", placed, None, writes_inputs=False, sample_device=watch).run()
     assert row["rounds"] >= 5
     assert set(stopped) == {(True, False), (False, True)}
     assert "T" not in [state(worker) for worker in sides]
@@ -385,33 +387,33 @@ EDGE = """
 )
 def test_who_is_wrong_on_such_contents_untimed_too_is_wrong_and_no_cheat(ring, what, honest):
     _, placed = ring.placed("neg.default", "((T([9], f32),), {})")
-    contents = placed.call.build()[2][0]
+    contents = placed.call.build_arguments()[2][0]
     found = {turn: ring.asked_apart("neg.default", EDGE.format(what=what), placed, turn) for turn in range(1, 20)}
     for turn, finding in found.items():
         first = int(renewed(contents.clone(), turn).argmax()) == 0
         assert finding.passed == (honest or not first), (turn, finding)
         if not finding.passed:
-            assert finding.outcome is Outcome.WRONG
-            assert finding.reason.startswith("with other contents, as timed calls have them: result: ")
+            assert finding.kind is VerdictKind.WRONG
+            assert finding.reason.startswith("with other contents, as in timed calls: result: ")
 
 
 @pytest.mark.parametrize("plainly", ["wrong", "passed", "unsupported", "error", None])
 def test_the_verdict_on_a_wrong_output_of_a_timed_call(ring, monkeypatch, plainly):
-    monkeypatch.setattr(host_race, "drawn_seeds", lambda count: [5] * count)
+    monkeypatch.setattr(cpu_race, "drawn_seeds", lambda count: [5] * count)
     batch, placed = ring.placed("neg.default", "((T([9], f32),), {})")
     late = "import torch\nn = 0\ndef neg_kernel_impl(self):\n    global n\n    n += 1\n    return 0 - self * (1 if n < 40 else 2)\n"
     worker = ring.worker("neg.default", late)
-    batch.copy_to(worker.bytes)
+    batch.copy_to(worker.arena_view)
     turns = []
 
     def apart(turn):
         turns.append(turn)
-        return None if plainly is None else Finding(Outcome(plainly), "by itself")
+        return None if plainly is None else Verdict(VerdictKind(plainly), "by itself")
 
     neg = table().get("neg.default")
-    found = ring.racing.race(neg, worker, batch, placed, Finding(Outcome.PASSED), required=True, apart=apart)
+    found = ring.racing.time_case(neg, worker, batch, placed, Verdict(VerdictKind.PASSED), required=True, recheck=apart)
     assert turns == [5]
-    assert found.outcome is (Outcome.WRONG if plainly == "wrong" else Outcome.CHEATED)
+    assert found.kind is (VerdictKind.WRONG if plainly == "wrong" else VerdictKind.CHEATED)
 
 
 @pytest.mark.parametrize("text", [pytest.param(UNARY, id="small"), slow("((T([2200, 2200], f32),), {})", id="large")])
@@ -425,13 +427,13 @@ def test_chance_decides_which_results_are_judged(ring, monkeypatch, text):
 
     batch, placed = ring.placed("neg.default", text)
     kernel = ring.worker("neg.default")
-    batch.copy_to(kernel.bytes)
+    batch.copy_to(kernel.arena_view)
     monkeypatch.setattr(KernelWorker, "begin", noting)
     neg = table().get("neg.default")
     found = []
     for _ in range(2):
         asked.clear()
-        assert ring.racing.race(neg, kernel, batch, placed, Finding(Outcome.PASSED), required=True).passed
+        assert ring.racing.time_case(neg, kernel, batch, placed, Verdict(VerdictKind.PASSED), required=True).passed
         shown = [request["call"] for request in asked if request["do"] == "show"]
         assert shown, "one in any case"
         assert len(shown) <= 2 * sum(request["do"] == "go" for request in asked)
@@ -464,22 +466,22 @@ BATCHES = """
 
 
 def test_a_kernel_that_leaves_out_one_call_in_eight_is_found_out(ring):
-    assert ring.race("neg.default", UNARY, SKIPS).outcome is Outcome.CHEATED
+    assert ring.race("neg.default", UNARY, SKIPS).kind is VerdictKind.CHEATED
 
 
 def test_a_kernel_that_does_its_work_at_the_end_of_a_block_is_found_out(ring, monkeypatch):
-    monkeypatch.setattr(host_race, "_MAX_CALLS", 64)
-    monkeypatch.setattr(host_race, "_FIRST_CALLS", 64)
-    monkeypatch.setattr(host_race, "_BLOCK_NS", 1e12)  # as many calls however slow a busy machine is
+    monkeypatch.setattr(cpu_race, "_MAX_CALLS", 64)
+    monkeypatch.setattr(cpu_race, "_FIRST_CALLS", 64)
+    monkeypatch.setattr(cpu_race, "_BLOCK_NS", 1e12)  # as many calls however slow a busy machine is
     finding = ring.race("neg.default", UNARY, BATCHES.replace("{count}", "64"))
-    assert finding.outcome is Outcome.CHEATED, finding
+    assert finding.kind is VerdictKind.CHEATED, finding
     assert "when its call had returned" in finding.reason
 
 
 def test_results_that_are_made_after_the_block_are_found_out(ring):
     source = """
         import torch
-        import opforge.sandbox.worker as worker
+        import opforge.sandbox.guest.worker as worker
         waiting = []
         show = worker.HostTrack.shown
         def late(track, call):
@@ -493,7 +495,7 @@ def test_results_that_are_made_after_the_block_are_found_out(ring):
             return result
     """
     finding = ring.race("neg.default", UNARY, source)
-    assert finding.outcome is Outcome.CHEATED
+    assert finding.kind is VerdictKind.CHEATED
     assert "wrong" in finding.reason
 
 
@@ -508,7 +510,7 @@ def test_a_timed_call_that_changes_its_input_is_found_out(ring):
             return result if calls < 50 else (self.zero_(), result)[1]
     """
     finding = ring.race("neg.default", UNARY, source)
-    assert (finding.outcome, finding.reason) == (Outcome.CONTRACT, "a timed call changed its input 0")
+    assert (finding.kind, finding.reason) == (VerdictKind.CONTRACT, "a timed call changed its input 0")
 
 
 def test_a_process_that_is_started_in_timed_calls_is_found_out(ring):
@@ -526,7 +528,7 @@ def test_a_process_that_is_started_in_timed_calls_is_found_out(ring):
             return 0 - self
     """
     finding = ring.race("neg.default", UNARY, source)
-    assert finding.outcome is Outcome.CHEATED
+    assert finding.kind is VerdictKind.CHEATED
     assert "process(es) running that it had started in timed calls" in finding.reason
 
 
@@ -538,8 +540,8 @@ def test_a_kernel_that_leaves_its_core_is_found_out(ring):
             return 0 - self
     """
     finding = ring.race("neg.default", UNARY, source)
-    assert (finding.outcome, finding.reason) == (
-        Outcome.CHEATED,
+    assert (finding.kind, finding.reason) == (
+        VerdictKind.CHEATED,
         "runs on other cores than the one on which it is timed",
     )
 
@@ -556,30 +558,30 @@ def test_a_kernel_that_fakes_the_counter_of_cases_uses_up_its_time_limits_all_th
                 arena[:8] = struct.pack("<Q", number)
                 time.sleep(0.01)
     """
-    monkeypatch.setattr(workers, "_MOST_S", 1.6)
+    monkeypatch.setattr(kernel_worker, "_MOST_S", 1.6)
     batch, placed = ring.placed("relu.default", "((T([4], f32),), {})")
     worker = ring.worker("relu.default", source)
-    batch.copy_to(worker.bytes)
+    batch.copy_to(worker.arena_view)
     worker.begin({"do": "call", "op": "relu.default", "random": False, "cases": [placed.request()]})
-    with pytest.raises(DeathError) as death:
+    with pytest.raises(WorkerDiedError) as death:
         worker.answer(timeout_s=0.4, cases=100)
-    assert (death.value.outcome, death.value.time_limits) == (Outcome.TIMED_OUT, 4)
+    assert (death.value.kind, death.value.timeouts) == (VerdictKind.TIMED_OUT, 4)
 
 
 def test_that_atens_process_does_not_stop_is_no_fault_of_the_kernels(ring, monkeypatch):
     worker = ring.worker("neg.default")
-    monkeypatch.setattr(workers, "_HALT_LIMIT_S", -1.0)
-    monkeypatch.setattr(workers.processes, "stopped", lambda _pid: False)
+    monkeypatch.setattr(kernel_worker, "_HALT_LIMIT_S", -1.0)
+    monkeypatch.setattr(kernel_worker.linux, "is_stopped", lambda _pid: False)
     with pytest.raises(BaselineError, match="does not stop"):
-        Side(worker, is_kernel=False).halt()
-    with pytest.raises(DeathError, match="does not stop"):
-        Side(ring.worker("neg.default"), is_kernel=True).halt()
+        Side(worker, is_kernel=False).pause_and_wait()
+    with pytest.raises(WorkerDiedError, match="does not stop"):
+        Side(ring.worker("neg.default"), is_kernel=True).pause_and_wait()
 
 
 @pytest.mark.parametrize("place", [["ab" * 64, 0], None, "there", ["", 0.5]])
 def test_places_of_inputs_that_cannot_be_are_refused(ring, place):
     _, placed = ring.placed("neg.default", UNARY)
     worker = ring.worker("neg.default")
-    race = Race(worker, worker, "neg.default", placed, None, CPU, writes=False)
-    with pytest.raises(NotRightError):
-        race._inputs_at(race._kernel, [place])
+    race = GpuRace(worker, worker, "neg.default", placed, None, CPU, writes_inputs=False)
+    with pytest.raises(RejectedError):
+        race._map_inputs(race._kernel, [place])

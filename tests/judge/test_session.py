@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from opforge.cases import Case
-from opforge.judge.session import Judge
-from opforge.judge.workers import WorkerConfig
-from opforge.kernels import Kernel, Served
+from opforge.judge.kernel_worker import WorkerConfig
+from opforge.judge.process import Judge
+from opforge.kernels import Kernel, ServedOperator
 from opforge.kernels.kernel import Reference
-from opforge.runs.plan import Job, Part
-from opforge.sandbox.wire import Channel
+from opforge.procs.channel import Channel
+from opforge.runs.plan import Job, OperatorCases
 
 Said = Callable[..., list[tuple[str, str]]]
 MATRIX = "((T([3, 4], f32),), {})"
@@ -36,10 +36,10 @@ def said(shared_server, tmp_path: Path) -> Iterator[Said]:
         if reference:
             (tmp_path / "reference.py").write_text(reference)
             held_to = Reference("mine", str(tmp_path / "reference.py"), (f"{name}_reference",))
-        kernel = Kernel(name, op, (Served(op),), str(file), (f"{name}_kernel_impl",), reference=held_to)
+        kernel = Kernel(name, op, (ServedOperator(op),), str(file), (f"{name}_kernel_impl",), reference=held_to)
         cases = [Case.make(op, text) for text in texts or (MATRIX,)]
-        job = Job(kernel, (Part(op, True, cases),))
-        judge.job({"kernel": kernel.wire(), "ops": [part.wire() for part in job.parts], "batch": 64})
+        job = Job(kernel, (OperatorCases(op, True, cases),))
+        judge.judge_job({"kernel": kernel.wire(), "ops": [part.wire() for part in job.operators], "batch": 64})
         rows = {}
         with contextlib.suppress(TimeoutError):
             while message := ours.receive(0.01):
@@ -81,7 +81,7 @@ def test_a_reference_that_dies_again_and_again_is_not_asked_any_more(said):
     found = said("twice", "def twice_kernel_impl(x):\n    return x + x\n", *cases, reference=dies)
     assert {verdict for verdict, _ in found} == {"error"}
     assert "its process exited with status 3" in found[0][1]
-    assert "is not asked any more: its process was lost 3 times" in found[-1][1]
+    assert "is not called any more: its process died 3 times" in found[-1][1]
 
 
 def test_an_operator_whose_reference_draws_may_draw_too(said):

@@ -1,6 +1,6 @@
 """Hints are read from the source, with their lines, and never stop anything."""
 
-from opforge.kernels.hints import hints, native_hints
+from opforge.kernels.hints import native_hints, python_hints
 
 
 def test_each_thing_is_named_with_its_first_line():
@@ -9,7 +9,7 @@ def test_each_thing_is_named_with_its_first_line():
         "torch.cuda.synchronize = None\ns = torch.cuda.Stream()\nt = torch.cuda.Stream()\n"
         "try:\n    exec('1')\nexcept Exception:\n    pass\n"
     )
-    assert hints(source) == [
+    assert python_hints(source) == [
         "calls native code through ctypes (line 1)",
         "reads clocks (line 2)",
         "starts threads or processes (line 3)",
@@ -21,8 +21,8 @@ def test_each_thing_is_named_with_its_first_line():
 
 
 def test_a_plain_kernel_has_none_and_a_broken_one_no_error():
-    assert hints("import torch\ndef relu_kernel_impl(self):\n    return torch.where(self > 0, self, 0)\n") == []
-    assert hints("def (") == []
+    assert python_hints("import torch\ndef relu_kernel_impl(self):\n    return torch.where(self > 0, self, 0)\n") == []
+    assert python_hints("def (") == []
 
 
 def test_what_is_worth_a_look_in_native_sources():

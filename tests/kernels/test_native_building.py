@@ -17,12 +17,12 @@ from opforge.kernels import native
 from opforge.kernels.native import toolchain
 from tests.native import DOES_NOT_COMPILE, NO_OPERATOR, compiler, write
 
-BUILD = "import sys\nfrom pathlib import Path\nfrom opforge.kernels import native\nprint(native.build(native.Unit.of_file(Path(sys.argv[1]))).cached)"
+BUILD = "import sys\nfrom pathlib import Path\nfrom opforge.kernels import native\nprint(native.build(native.LibrarySpec.of_file(Path(sys.argv[1]))).cached)"
 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
-    toolchain.torch_facts()  # from the cache that all tests share
+    toolchain.torch_build()  # from the cache that all tests share
     monkeypatch.setenv("OPFORGE_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache" / "native"
 
@@ -37,7 +37,7 @@ def logged(tmp_path, monkeypatch):
 
 
 def unit(file):
-    return native.Unit.of_file(file)
+    return native.LibrarySpec.of_file(file)
 
 
 def test_a_second_build_takes_the_first_ones_library(tmp_path, logged):
@@ -66,10 +66,12 @@ def test_what_a_library_depends_on_makes_another(tmp_path, what):
         case "header elsewhere":
             write(tmp_path, "#define ELSEWHERE 2\n", "elsewhere.h")
         case _:
-            changed = {"flags": {"flags": ("-DZ=1",)}, "namespace": {"namespace": "n"}, "target": {"target": "2.12"}}[
-                what
-            ]
-    after = native.build(native.Unit("source", (file,), file.parent, **changed))
+            changed = {
+                "flags": {"flags": ("-DZ=1",)},
+                "namespace": {"namespace": "n"},
+                "target": {"oldest_torch": "2.12"},
+            }[what]
+    after = native.build(native.LibrarySpec("source", (file,), file.parent, **changed))
     assert not after.cached
     assert after.library != before.library
 
@@ -107,7 +109,7 @@ def test_a_source_that_does_not_compile_is_told_with_file_and_line(tmp_path, own
     with pytest.raises(native.BuildError) as caught:
         native.build(unit(write(tmp_path / "a", DOES_NOT_COMPILE, "broken.cpp")))
     error = caught.value
-    assert error.first.startswith("broken.cpp:2:11: error: 'three' was not declared")
+    assert error.first_error.startswith("broken.cpp:2:11: error: 'three' was not declared")
     assert str(error).startswith("broken cannot be built: broken.cpp:2:11: error:")
     assert "\n" not in error.reason
     assert not [path for path in own_cache.iterdir() if path.is_dir()]
@@ -125,19 +127,19 @@ def test_an_error_of_the_linker_is_told(tmp_path):
     a = write(tmp_path / "a", "int twice() { return 1; }\n", "one.cpp")
     b = write(tmp_path / "a", "int twice() { return 2; }\n", "two.cpp")
     with pytest.raises(native.BuildError, match="multiple definition"):
-        native.build(native.Unit("both", (a, b), a.parent))
+        native.build(native.LibrarySpec("both", (a, b), a.parent))
 
 
 def test_a_compiler_that_is_killed(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", str(compiler(tmp_path / "c++", "kill -KILL $$")))
-    with pytest.raises(native.BuildError, match=r"died of SIGKILL.*want of memory"):
+    with pytest.raises(native.BuildError, match=r"died of SIGKILL.*out of memory"):
         native.build(unit(write(tmp_path / "a", NO_OPERATOR)))
 
 
 def test_a_compiler_that_hangs_is_ended_with_its_children(tmp_path, monkeypatch):
     child = tmp_path / "child"
     monkeypatch.setenv("CXX", str(compiler(tmp_path / "c++", f"sleep 300 & echo $! > {child}; wait")))
-    with pytest.raises(native.BuildError, match="was ended after 1 s"):
+    with pytest.raises(native.BuildError, match="did not finish within 1 s"):
         native.build(unit(write(tmp_path / "a", NO_OPERATOR)), limit_s=1.0)
     with contextlib.suppress(psutil.NoSuchProcess):
         left = psutil.Process(int(child.read_text()))
@@ -153,7 +155,7 @@ def test_there_is_no_compiler(tmp_path, monkeypatch):
 def test_there_is_no_nvcc(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", toolchain.cxx().path)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(toolchain, "_PLACES", ())
+    monkeypatch.setattr(toolchain, "_CUDA_FOLDERS", ())
     monkeypatch.delenv("CUDA_HOME", raising=False)
     monkeypatch.delenv("CUDA_PATH", raising=False)
     with pytest.raises(OpforgeError, match=r"needs CUDA's compiler, nvcc.*install the CUDA toolkit"):
@@ -167,8 +169,8 @@ def test_a_source_that_is_not_there(tmp_path):
 
 def test_a_target_that_is_no_version(tmp_path):
     file = write(tmp_path / "a", NO_OPERATOR)
-    with pytest.raises(OpforgeError, match="'two' is no version of torch"):
-        native.build(native.Unit("source", (file,), file.parent, target="two"))
+    with pytest.raises(OpforgeError, match="'two' is not a version of torch"):
+        native.build(native.LibrarySpec("source", (file,), file.parent, oldest_torch="two"))
 
 
 @pytest.mark.parametrize(

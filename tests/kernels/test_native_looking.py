@@ -10,12 +10,12 @@ import pytest
 
 from opforge.errors import OpforgeError
 from opforge.kernels import native
-from opforge.kernels.native import looking
+from opforge.kernels.native import inspect
 from tests.native import ABORTS, CRASHES, NO_OPERATOR, registering, write
 
 
 def built(folder, source):
-    return native.build(native.Unit.of_file(write(folder, source, f"{folder.name}.cpp"))).library
+    return native.build(native.LibrarySpec.of_file(write(folder, source, f"{folder.name}.cpp"))).library
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +28,9 @@ def shared(tmp_path_factory):
 
 
 def test_what_a_library_adds(shared):
-    claims, adds = native.look([[shared["claims"]], [shared["adds"]]])
+    claims, adds = native.inspect_libraries([[shared["claims"]], [shared["adds"]]])
     assert claims.operators == {"shared::x": "shared::x(Tensor self) -> Tensor"}
-    assert (claims.whole, adds.whole) == (("shared",), ())
+    assert (claims.claimed_namespaces, adds.claimed_namespaces) == (("shared",), ())
     assert not claims.error
 
 
@@ -41,7 +41,7 @@ def test_libraries_that_end_the_process(tmp_path, shared):
         [built(tmp_path / "c", CRASHES)],
         [shared["claims"], shared["claims_too"]],
     ]
-    aborts, crashes, both = native.look(groups)
+    aborts, crashes, both = native.inspect_libraries(groups)
     assert "dies of SIGABRT" in aborts.error
     assert "dies of SIGSEGV" in crashes.error
     assert both.died
@@ -50,26 +50,26 @@ def test_libraries_that_end_the_process(tmp_path, shared):
 @pytest.mark.slow
 def test_a_library_that_hangs_is_ended(tmp_path, monkeypatch):
     waits = "#include <unistd.h>\n__attribute__((constructor)) static void begin() { sleep(300); }\n"
-    short = "import opforge.kernels.native.child as c\nc._LIMIT_S = 1.0\nc.main()"
-    monkeypatch.setattr(looking, "CHILD", (sys.executable, "-P", "-c", short))
-    (hung,) = native.look([[built(tmp_path / "h", waits)]])
+    short = "import opforge.kernels.native.inspect_child as c\nc._LIMIT_S = 1.0\nc.main()"
+    monkeypatch.setattr(inspect, "CHILD_COMMAND", (sys.executable, "-P", "-c", short))
+    (hung,) = native.inspect_libraries([[built(tmp_path / "h", waits)]])
     assert hung.error == "loading it hangs"
 
 
 @pytest.mark.slow
 def test_a_library_that_registers_nothing(tmp_path):
-    (nothing,) = native.look([[built(tmp_path / "n", NO_OPERATOR)]])
+    (nothing,) = native.inspect_libraries([[built(tmp_path / "n", NO_OPERATOR)]])
     assert (nothing.operators, nothing.error) == ({}, "")
 
 
 def test_a_second_look_needs_no_process(shared, monkeypatch):
-    first = native.look([[shared["claims"]]])
-    monkeypatch.setattr(looking, "CHILD", ("/nowhere",))
-    assert native.look([[shared["claims"]]]) == first
+    first = native.inspect_libraries([[shared["claims"]]])
+    monkeypatch.setattr(inspect, "CHILD_COMMAND", ("/nowhere",))
+    assert native.inspect_libraries([[shared["claims"]]]) == first
 
 
 def test_clashes_among_libraries(shared):
-    claims, too, adds, adds_x = native.look([[path] for path in shared.values()])
+    claims, too, adds, adds_x = native.inspect_libraries([[path] for path in shared.values()])
     (claimed,) = native.clashes_of_libraries([claims, too])
     for words in (
         "namespace 'shared' is claimed twice",
@@ -107,29 +107,29 @@ print("alive")
 
 @pytest.mark.slow
 def test_a_namespace_of_torchs_own_is_taken(tmp_path):
-    (look,) = native.look([[built(tmp_path / "p", registering("STABLE_TORCH_LIBRARY", "x", "prims"))]])
+    (look,) = native.inspect_libraries([[built(tmp_path / "p", registering("STABLE_TORCH_LIBRARY", "x", "prims"))]])
     assert look.died
 
 
 @pytest.mark.slow
 def test_no_library(tmp_path):
     with pytest.raises(OpforgeError, match="there is no library"):
-        native.look([[tmp_path / "nothing.so"]])
+        native.inspect_libraries([[tmp_path / "nothing.so"]])
     (tmp_path / "text.so").write_text("no ELF")
-    (look,) = native.look([[tmp_path / "text.so"]])
-    assert "no shared library of this machine" in look.error
+    (look,) = native.inspect_libraries([[tmp_path / "text.so"]])
+    assert "not a shared library for this machine" in look.error
 
 
 @pytest.mark.slow
 def test_built_for_another_python_or_torch(tmp_path):
     of_python = 'extern "C" int PyOld_Function();\nint call() { return PyOld_Function(); }\n'
     of_torch = "namespace c10 { void gone(); }\nvoid call() { c10::gone(); }\n"
-    python, torch = native.look([[built(tmp_path / "p", of_python)], [built(tmp_path / "t", of_torch)]])
+    python, torch = native.inspect_libraries([[built(tmp_path / "p", of_python)], [built(tmp_path / "t", of_torch)]])
     assert "built for another Python: PyOld_Function is not in this one" in python.error
     assert "built for another torch" in torch.error
     other = tmp_path / "m.cpython-39-x86_64-linux-gnu.so"
     other.write_bytes(built(tmp_path / "p", of_python).read_bytes())
-    (named,) = native.look([[other]])
+    (named,) = native.inspect_libraries([[other]])
     assert (
         f"built for another Python (cpython-39-x86_64-linux-gnu, and this one is {sysconfig.get_config_var('SOABI')})"
         in named.error

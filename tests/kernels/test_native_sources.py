@@ -29,7 +29,7 @@ STABLE_TORCH_LIBRARY( OPFORGE_NAMESPACE , m) { m.def("six() -> ()"); }
 
 def test_blocks_and_their_operators(tmp_path):
     found = registrations(write(tmp_path, SOURCE), {"OPFORGE_NAMESPACE": "mine"})
-    assert [(b.namespace, b.whole, b.operators) for b in found] == [
+    assert [(b.namespace, b.claims_namespace, b.operators) for b in found] == [
         ("first", True, ("one", "two.out", "three", "four")),
         ("second", False, ("five",)),
         ("mine", True, ("six",)),

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from opforge.kernels.source import UNREADABLE, beside, digest, unfit
-from opforge.runtime import files
+from opforge.kernels.source import UNREADABLE, dependencies, digest, why_unusable
+from opforge.runtime import untrusted_files
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_source_that_is_no_plain_file_is_not_read(tmp_path, make, words):
     kernel = tmp_path / "relu_implementation_1.py"
     make(kernel)
     assert digest(kernel) == UNREADABLE
-    assert words in unfit(kernel)
+    assert words in why_unusable(kernel)
 
 
 @pytest.mark.parametrize("make", [make_fifo, make_endless, make_link])
@@ -95,9 +95,9 @@ def test_of_a_folder_that_holds_much_what_is_named_is_found(tmp_path):
     (tmp_path / "helper.py").write_text("import deeper")
     (tmp_path / "deeper.py").write_text("open('named.bin')")
     (tmp_path / "named.bin").write_text("0")
-    for number in range(files.MOST_FILES):
+    for number in range(untrusted_files.MAX_FILES):
         (tmp_path / f"{number}.txt").touch()
-    assert beside(kernel) == {tmp_path / name for name in ("helper.py", "deeper.py", "named.bin")}
+    assert dependencies(kernel) == {tmp_path / name for name in ("helper.py", "deeper.py", "named.bin")}
     assert digest(kernel) != UNREADABLE
 
 
@@ -105,7 +105,7 @@ def test_a_link_to_a_large_tree_is_not_followed(tmp_path):
     kernel = tmp_path / "relu_implementation_1.py"
     kernel.write_text("open('data/bin/python3')")
     (tmp_path / "data").symlink_to("/usr")
-    assert beside(kernel) == set()
+    assert dependencies(kernel) == set()
 
 
 @pytest.mark.parametrize("text", ["-" * 60_000 + "1", "(" * 5_000, "a" + ".b" * 50_000])

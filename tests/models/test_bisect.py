@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from opforge.models.bisect import find
+from opforge.models.bisect import find_faulty
 
 NAMES = list("abcdefghijk")
 
@@ -25,8 +25,8 @@ def asking(*guilty_sets):
 @pytest.mark.parametrize("name", NAMES)
 def test_one_is_found_wherever_it_stands(name):
     fails, asked = asking([name])
-    blame = find(NAMES, fails)
-    assert (blame.guilty, blame.together) == ([name], [])
+    blame = find_faulty(NAMES, fails)
+    assert (blame.faulty, blame.faulty_sets) == ([name], [])
     assert (name,) in asked  # confirmed by itself
     assert tuple(n for n in NAMES if n != name) in asked  # and nothing else is wrong
     assert blame.trials == len(asked) <= 9
@@ -37,32 +37,32 @@ def test_several_are_all_found():
     for count in range(2, 6):
         guilty = sorted(chance.sample(NAMES, count))
         fails, _ = asking(*[[g] for g in guilty])
-        assert find(NAMES, fails).guilty == guilty
+        assert find_faulty(NAMES, fails).faulty == guilty
 
 
 def test_kernels_that_fail_only_together_are_named_together():
     fails, _ = asking(["b", "j"], ["e"])
-    blame = find(NAMES, fails)
-    assert blame.guilty == ["e"]
-    assert blame.together == [["b", "j"]]
+    blame = find_faulty(NAMES, fails)
+    assert blame.faulty == ["e"]
+    assert blame.faulty_sets == [["b", "j"]]
 
 
 def test_who_is_named_already_is_tried_first():
     fails, asked = asking(["c"], ["h"])
-    blame = find(NAMES, fails, "c")
-    assert sorted(blame.guilty) == ["c", "h"]
+    blame = find_faulty(NAMES, fails, "c")
+    assert sorted(blame.faulty) == ["c", "h"]
     assert asked[0] == ("c",)
     innocent, _ = asking(["d"])
-    assert find(NAMES, innocent, "c").guilty == ["d"]  # one who was only running when it happened
+    assert find_faulty(NAMES, innocent, "c").faulty == ["d"]  # one who was only running when it happened
 
 
 def test_a_single_suspect_needs_no_trial():
     fails, asked = asking(["a"])
-    assert find(["a"], fails).guilty == ["a"]
+    assert find_faulty(["a"], fails).faulty == ["a"]
     assert asked == []
 
 
 def test_a_failure_that_does_not_come_again_ends():
-    blame = find(NAMES, lambda _names: False)
-    assert blame.guilty == []
-    assert blame.together == [NAMES]
+    blame = find_faulty(NAMES, lambda _names: False)
+    assert blame.faulty == []
+    assert blame.faulty_sets == [NAMES]

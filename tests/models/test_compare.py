@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from opforge.models.compare import Size, compare, misleads
+from opforge.models.compare import Magnitude, compare, float64_disagrees
 
 EXACT = torch.linspace(-3, 3, 1000, dtype=torch.float64)
 ATEN = (EXACT + 1e-6 * torch.cos(torch.arange(1000.0, dtype=torch.float64))).float()
@@ -20,7 +20,7 @@ def moved(by):
 @pytest.mark.parametrize(("by", "right"), [(0, True), (1e-6, True), (3e-6, True), (8e-6, False), (1e-3, False)])
 def test_a_few_times_atens_own_error_is_allowed(by, right):
     found = compare("output", moved(by), ATEN, EXACT)
-    assert found.right is right
+    assert found.passed is right
     assert found.aten_error.largest == pytest.approx(1e-6, rel=0.2)
     assert (found.excess > 1) is not right
 
@@ -29,7 +29,7 @@ def test_an_error_in_one_element_is_seen_though_it_is_small_on_the_whole():
     kernel = ATEN.clone()
     kernel[7] += 1e-4
     found = compare("output", kernel, ATEN, EXACT)
-    assert not found.right
+    assert not found.passed
     assert found.reason.startswith("output: largest error 0.0001")
 
 
@@ -37,21 +37,21 @@ def test_an_error_everywhere_is_seen_though_aten_has_one_large():
     aten = ATEN.clone()
     aten[7] += 1e-2
     found = compare("output", moved(5e-3), aten, EXACT)
-    assert not found.right
+    assert not found.passed
     assert found.reason.startswith("output: typical error")
 
 
 def test_atens_error_counts_as_it_was_seen_several_times():
     exact, aten, kernel = torch.tensor([1.0]).double(), torch.tensor([1.0]), torch.tensor([1 + 1e-5])
-    assert not compare("loss", kernel, aten, exact).right
-    assert compare("loss", kernel, aten, exact, Size(5e-6, 5e-6)).right
-    assert not compare("loss", kernel, aten, exact, Size(1e-6, 1e-6)).right
+    assert not compare("loss", kernel, aten, exact).passed
+    assert compare("loss", kernel, aten, exact, Magnitude(5e-6, 5e-6)).passed
+    assert not compare("loss", kernel, aten, exact, Magnitude(1e-6, 1e-6)).passed
 
 
 def test_without_float64_it_is_held_against_aten():
-    assert compare("output", ATEN.clone(), ATEN, None).right
-    assert not compare("output", moved(1e-4), ATEN, None).right
-    assert compare("output", moved(1e-4), ATEN, None, Size(5e-5, 3e-5)).right
+    assert compare("output", ATEN.clone(), ATEN, None).passed
+    assert not compare("output", moved(1e-4), ATEN, None).passed
+    assert compare("output", moved(1e-4), ATEN, None, Magnitude(5e-5, 3e-5)).passed
 
 
 @pytest.mark.parametrize(
@@ -71,23 +71,23 @@ def test_other_faults_are_named(kernel, said):
 def test_where_aten_overflows_its_infinity_and_the_answer_are_both_right():
     exact = torch.tensor([1.0, 1e6]).double()
     aten = torch.tensor([1.0, math.inf])
-    assert compare("output", aten.clone(), aten, exact).right
-    assert compare("output", torch.tensor([1.0, 1e6]), aten, exact).right
-    assert not compare("output", torch.tensor([1.0, math.nan]), aten, exact).right
-    assert not compare("output", torch.tensor([1.0, 5.0]), aten, torch.tensor([1.0, math.inf]).double()).right
+    assert compare("output", aten.clone(), aten, exact).passed
+    assert compare("output", torch.tensor([1.0, 1e6]), aten, exact).passed
+    assert not compare("output", torch.tensor([1.0, math.nan]), aten, exact).passed
+    assert not compare("output", torch.tensor([1.0, 5.0]), aten, torch.tensor([1.0, math.inf]).double()).passed
 
 
 def test_integers_count_by_the_share_that_differs():
     aten = torch.arange(100)
     other = aten.clone()
     other[3] = 0
-    assert compare("output", aten.clone(), aten, aten).right
-    assert not compare("output", other, aten, aten).right
-    assert compare("output", other, aten, aten, Size(0.01, 0.01)).right  # float64 decides as many otherwise
+    assert compare("output", aten.clone(), aten, aten).passed
+    assert not compare("output", other, aten, aten).passed
+    assert compare("output", other, aten, aten, Magnitude(0.01, 0.01)).passed  # float64 decides as many otherwise
 
 
 def test_a_float64_run_that_went_another_way_is_noticed():
-    assert not misleads(ATEN, EXACT)
-    assert misleads(ATEN, EXACT.flip(0))
-    assert misleads(ATEN, EXACT[:-1])
-    assert not misleads(torch.zeros(4), torch.zeros(4).double())
+    assert not float64_disagrees(ATEN, EXACT)
+    assert float64_disagrees(ATEN, EXACT.flip(0))
+    assert float64_disagrees(ATEN, EXACT[:-1])
+    assert not float64_disagrees(torch.zeros(4), torch.zeros(4).double())

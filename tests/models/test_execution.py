@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from opforge.models.execution import Execution, How
-from opforge.models.subject import Subject, SubjectError, load
-from opforge.models.target import Target
+from opforge.models.execution import Execution, ExecutionSettings
+from opforge.models.model import LoadedModel, UnusableModelError, load_model
+from opforge.models.target import ModelTarget
 
 CPU = torch.device("cpu")
 
@@ -32,8 +32,8 @@ class Noisy(nn.Module):
 
 def made(**how):
     torch.manual_seed(1)
-    subject = Subject.of(Noisy(), torch.randn(5, 8))
-    return Execution(subject, How(CPU, **how))
+    subject = LoadedModel.from_user(Noisy(), torch.randn(5, 8))
+    return Execution(subject, ExecutionSettings(CPU, **how))
 
 
 @pytest.mark.parametrize("train", [False, True])
@@ -65,7 +65,7 @@ def test_nothing_is_rounded_on_the_way_in_float64():
         def forward(self, x):
             return x.float() / 3 + torch.tensor(0.1) + torch.full((1,), 0.1, dtype=torch.float32)
 
-    found = Execution(Subject.of(Asks(), torch.ones(4)), How(CPU, wide=True)).run()[0][1]
+    found = Execution(LoadedModel.from_user(Asks(), torch.ones(4)), ExecutionSettings(CPU, wide=True)).run()[0][1]
     assert torch.equal(found, torch.full((4,), 1 / 3 + 0.1 + 0.1, dtype=torch.float64))
 
 
@@ -80,21 +80,34 @@ def test_moves_are_small_and_the_same_in_both_precisions():
 
 
 def test_weights_and_inputs_take_a_dtype():
-    found = dict(Execution(Subject.of(nn.Linear(8, 4), torch.randn(2, 8)), How(CPU, torch.bfloat16)).run())
+    found = dict(
+        Execution(
+            LoadedModel.from_user(nn.Linear(8, 4), torch.randn(2, 8)), ExecutionSettings(CPU, torch.bfloat16)
+        ).run()
+    )
     assert found["output"].dtype == torch.bfloat16
 
 
 def test_the_losses():
-    given = Execution(Subject.of(nn.Linear(2, 2), torch.ones(1, 2), lambda output: output.sum()), How(CPU, train=True))
+    given = Execution(
+        LoadedModel.from_user(nn.Linear(2, 2), torch.ones(1, 2), lambda output: output.sum()),
+        ExecutionSettings(CPU, train=True),
+    )
     assert torch.equal(dict(given.run())["gradient of weight"], torch.ones(2, 2))
-    own = dict(Execution(Subject.of(nn.Linear(2, 3), torch.ones(1, 2)), How(CPU, train=True)).run())
+    own = dict(
+        Execution(LoadedModel.from_user(nn.Linear(2, 3), torch.ones(1, 2)), ExecutionSettings(CPU, train=True)).run()
+    )
     assert len(own["gradient of bias"].unique()) == 3  # every element counts in its own way
-    with pytest.raises(SubjectError, match=r"the loss is of shape \[1, 2\], not a tensor of one number"):
-        Execution(Subject.of(nn.Linear(2, 2), torch.ones(1, 2), lambda o: o), How(CPU, train=True)).run()
-    with pytest.raises(SubjectError, match=r"define loss\(output\)"):
-        Execution(Subject.of(nn.Identity(), torch.ones(1, 2)), How(CPU, train=True)).run()
-    with pytest.raises(SubjectError, match="does not depend on any weight"):
-        Execution(Subject.of(nn.Identity(), torch.ones(2), lambda o: o.sum()), How(CPU, train=True)).run()
+    with pytest.raises(UnusableModelError, match=r"the loss is of shape \[1, 2\], not a tensor of one number"):
+        Execution(
+            LoadedModel.from_user(nn.Linear(2, 2), torch.ones(1, 2), lambda o: o), ExecutionSettings(CPU, train=True)
+        ).run()
+    with pytest.raises(UnusableModelError, match=r"define loss\(output\)"):
+        Execution(LoadedModel.from_user(nn.Identity(), torch.ones(1, 2)), ExecutionSettings(CPU, train=True)).run()
+    with pytest.raises(UnusableModelError, match="does not depend on any weight"):
+        Execution(
+            LoadedModel.from_user(nn.Identity(), torch.ones(2), lambda o: o.sum()), ExecutionSettings(CPU, train=True)
+        ).run()
 
 
 def test_inputs_may_be_named_and_nested():
@@ -102,8 +115,8 @@ def test_inputs_may_be_named_and_nested():
         def forward(self, *, pair, scale):
             return pair[0] * scale + pair[1]
 
-    subject = Subject.of(Named(), {"pair": (torch.ones(2), [torch.ones(2)][0]), "scale": 3})
-    assert torch.equal(Execution(subject, How(CPU)).run()[0][1], torch.full((2,), 4.0))
+    subject = LoadedModel.from_user(Named(), {"pair": (torch.ones(2), [torch.ones(2)][0]), "scale": 3})
+    assert torch.equal(Execution(subject, ExecutionSettings(CPU)).run()[0][1], torch.full((2,), 4.0))
 
 
 FILE = """
@@ -134,8 +147,8 @@ def inputs():
 )
 def test_files_that_give_no_model_say_why(tmp_path, source, said):
     (tmp_path / "mine.py").write_text(source)
-    with pytest.raises(SubjectError, match=said):
-        load(Target("mine.py", file=str(tmp_path / "mine.py")))
+    with pytest.raises(UnusableModelError, match=said):
+        load_model(ModelTarget("mine.py", file=str(tmp_path / "mine.py")))
 
 
 def test_functions_of_modules_give_models_or_say_why(tmp_path, monkeypatch):
@@ -145,15 +158,15 @@ def test_functions_of_modules_give_models_or_say_why(tmp_path, monkeypatch):
     (tmp_path / "broken_module_of_mine.py").write_text("1 / 0\n")
 
     def of(module, function):
-        return load(Target(f"{module}:{function}", module=module, function=function, folder=str(tmp_path)))
+        return load_model(ModelTarget(f"{module}:{function}", module=module, function=function, folder=str(tmp_path)))
 
     assert isinstance(of("models_of_mine", "make").model, nn.Linear)
-    with pytest.raises(SubjectError, match="models_of_mine has no function 'made'"):
+    with pytest.raises(UnusableModelError, match="models_of_mine has no function 'made'"):
         of("models_of_mine", "made")
     with pytest.raises(
-        SubjectError,
-        match=r"models_of_mine:odd returned int, not \(model, inputs\), with a loss and an optimizer after them",
+        UnusableModelError,
+        match=r"models_of_mine:odd returned int, not \(model, inputs\), optionally followed by a loss and an optimizer",
     ):
         of("models_of_mine", "odd")
-    with pytest.raises(SubjectError, match="raised while it was imported: ZeroDivisionError"):
+    with pytest.raises(UnusableModelError, match="raised while it was imported: ZeroDivisionError"):
         of("broken_module_of_mine", "make")

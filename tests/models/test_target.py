@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from opforge.errors import OpforgeError
-from opforge.models.target import Target, find
+from opforge.models.target import ModelTarget, find_model
 from opforge.traces.targets import Settings
 
 
@@ -15,14 +15,14 @@ def test_files_and_functions_are_found(tmp_path, monkeypatch):
     (tmp_path / "package" / "inner").mkdir(parents=True)
     (tmp_path / "package" / "__init__.py").write_text("raise SystemExit\n")
     (tmp_path / "package" / "inner" / "__init__.py").touch()
-    of_file = find("mine.py")
+    of_file = find_model("mine.py")
     assert of_file.file == of_file.reads == str(tmp_path / "mine.py")
-    function = find("mine:make")
+    function = find_model("mine:make")
     assert (function.module, function.function, function.folder) == ("mine", "make", str(tmp_path))
     assert function.reads == str(tmp_path / "mine.py")
-    inner = find("package.inner:make")
+    inner = find_model("package.inner:make")
     assert (inner.folder, inner.reads) == (str(tmp_path), str(tmp_path / "package"))
-    assert Target.from_wire(inner.wire()) == inner
+    assert ModelTarget.from_wire(inner.wire()) == inner
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_words_that_mean_no_model(tmp_path, monkeypatch, word, said):
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").touch()
     with pytest.raises(OpforgeError, match=said):
-        find(word)
+        find_model(word)
 
 
 def test_architectures_are_found_by_their_library(tmp_path, monkeypatch):
@@ -49,12 +49,12 @@ def test_architectures_are_found_by_their_library(tmp_path, monkeypatch):
     with pytest.raises(
         OpforgeError, match=r"hf:BertModel needs the package transformers; install it with `pip install"
     ):
-        find("hf:BertModel")
+        find_model("hf:BertModel")
     (tmp_path / "transformers").mkdir()
     (tmp_path / "transformers" / "__init__.py").write_text("raise SystemExit\n")
-    found = find("hf:BertModel", Settings(batch=3, changes={"hidden_size": 8}))
+    found = find_model("hf:BertModel", Settings(batch=3, changes={"hidden_size": 8}))
     assert (found.library, found.architecture, found.folder) == ("hf", "BertModel", str(tmp_path))
     assert found.settings["batch"] == 3
-    assert Target.from_wire(found.wire()) == found
+    assert ModelTarget.from_wire(found.wire()) == found
     with pytest.raises(OpforgeError, match="--seq 0 is too small"):
-        find("hf:BertModel", Settings(seq=0))
+        find_model("hf:BertModel", Settings(seq=0))

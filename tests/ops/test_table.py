@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from opforge.errors import UnknownNameError
-from opforge.ops import Form, table
+from opforge.ops import SchemaKind, table
 
 
 @pytest.mark.parametrize(
@@ -29,10 +29,10 @@ def test_names_that_people_type_resolve(name, expected):
 
 def test_family_is_functional_inplace_and_out():
     family = table().family(table().resolve("add"))
-    assert {(op.name, op.form) for op in family} == {
-        ("add.Tensor", Form.FUNCTIONAL),
-        ("add_.Tensor", Form.INPLACE),
-        ("add.out", Form.OUT),
+    assert {(op.name, op.kind) for op in family} == {
+        ("add.Tensor", SchemaKind.FUNCTIONAL),
+        ("add_.Tensor", SchemaKind.INPLACE),
+        ("add.out", SchemaKind.OUT),
     }
 
 
@@ -53,8 +53,8 @@ def test_schema_facts():
     assert table().resolve("linear").composite
     assert not table().resolve("mm").composite
     assert not table().resolve("silu_backward").composite  # it has kernels of its own besides
-    assert table().resolve("bernoulli.p").random
-    assert not table().resolve("relu").random
+    assert table().resolve("bernoulli.p").is_random
+    assert not table().resolve("relu").is_random
     inplace = table().resolve("relu_")
     assert inplace.mutates
     assert inplace.arguments[0].writes
@@ -63,7 +63,7 @@ def test_schema_facts():
     assert view.returns[0].alias == "a"
     assert not view.mutates
     out = table().resolve("add.out")
-    assert out.parameters == ("self", "other", "alpha")
+    assert out.input_names == ("self", "other", "alpha")
 
 
 def test_select_takes_whole_packets_or_single_overloads():

@@ -83,7 +83,7 @@ def timed(speedup: float, size: int = 1 << 20, **fields: Any) -> dict[str, Any]:
     light = {"bytes": size, "flops": size // 4, "us": 1.0, "bound": "memory", "kernel": 40.0 * speedup, "aten": 40.0, "counted": "formula"}  # fmt: skip
     ends = {"speedup_low": speedup * 0.95, "speedup_high": speedup * 1.05}
     times = {"timed": "call", "kernel_us": 10.0, "aten_us": 10.0 * speedup, "rounds": 40}
-    return {"phase": "performance", "speedup": speedup, **ends, **times, "light": light, **fields}
+    return {"phase": "performance", "speedup": speedup, **ends, **times, "sol": light, **fields}
 
 
 def write_run(folder: Path, about: dict[str, Any], rows: list[dict[str, Any]]) -> Path:

@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from opforge.reports import github, junit
-from opforge.reports.plain import code, one_line, visible
+from opforge.reports.escape import escape_controls, markdown_code, one_line
 from opforge.runs.score import Summary
 from tests.runs.written import manifest, timed, verdict
 
@@ -24,11 +24,11 @@ ROWS = [
 
 def made(rows: list[dict], **plan) -> tuple[dict, Summary]:
     about = manifest(rows, **{"optional": ["c.x"], "missing": ["gone.x"], **plan})
-    return about, Summary.of(about, rows)
+    return about, Summary.from_rows(about, rows)
 
 
 def test_every_verdict_is_a_test_and_what_is_missing_is_skipped():
-    root = ET.fromstring("".join(junit.of_run(*made(ROWS), ROWS)))
+    root = ET.fromstring("".join(junit.run_document(*made(ROWS), ROWS)))
     suite = root.find("testsuite")
     found = [(case.get("classname"), [child.tag for child in case]) for case in suite]
     assert found == [
@@ -45,7 +45,7 @@ def test_every_verdict_is_a_test_and_what_is_missing_is_skipped():
 
 
 def test_nothing_in_a_kernels_words_breaks_the_xml():
-    failure = ET.fromstring("".join(junit.of_run(*made(ROWS), ROWS))).find(".//failure")
+    failure = ET.fromstring("".join(junit.run_document(*made(ROWS), ROWS))).find(".//failure")
     assert failure.get("type") == "wrong"
     assert "]]></failure>&amp;\\x00\\x01\\x1b[31m\\xfffe\"'<script>" in failure.text
     assert failure.get("message").startswith("]]></failure>&amp;\\x00\\x01")
@@ -68,7 +68,7 @@ def test_a_hundred_thousand_cases_are_well_formed_and_written_as_they_are_read()
             yield ROWS[0]
 
     parser = ET.XMLPullParser(["end"])
-    for piece in junit.of_run(about, summary, rows()):
+    for piece in junit.run_document(about, summary, rows()):
         parser.feed(piece)
         for _, element in parser.read_events():
             count += element.tag == "testcase"
@@ -81,36 +81,36 @@ def test_a_hundred_thousand_cases_are_well_formed_and_written_as_they_are_read()
 
 def test_annotations_are_one_line_each_and_escaped():
     about, summary = made(ROWS)
-    lines = "".join(github.commands(about, summary, Path("/kernels"))).splitlines()
+    lines = "".join(github.workflow_commands(about, summary, Path("/kernels"))).splitlines()
     assert all(line.startswith(("::error ", "::notice ", "::warning ")) for line in lines)
     (wrong,) = [line for line in lines if "title=b.x" in line]
     head, _, message = wrong.removeprefix("::error ").partition("::")
-    assert head == "file=b\"<&'\\x07.py,title=b.x (b\"<&'\\x07) is not right"
+    assert head == "file=b\"<&'\\x07.py,title=b.x (b\"<&'\\x07) failed"
     assert message.startswith("0 of 2 cases passed%0A")
     assert "\\x0d%0A\\::error::x%250A##\\[command]" in message
     assert lines[-1].startswith("::notice title=directory on tiny::1 of 5 operators right")
 
 
 def test_properties_cannot_be_left_by_their_text():
-    assert github.command("error", "50%\r\n", title="a,b:c%") == "::error title=a%2Cb%3Ac%25::50%25\\x0d%0A\n"
-    assert github.command("notice", "x") == "::notice::x\n"
+    assert github.workflow_command("error", "50%\r\n", title="a,b:c%") == "::error title=a%2Cb%3Ac%25::50%25\\x0d%0A\n"
+    assert github.workflow_command("notice", "x") == "::notice::x\n"
 
 
 def test_there_are_ten_errors_at_most_and_the_rest_is_said():
     rows = [verdict(f"op{n}.x", "wrong") for n in range(13)]
-    lines = list(github.commands(*made(rows), Path("/")))
+    lines = list(github.workflow_commands(*made(rows), Path("/")))
     assert sum(line.startswith("::error") for line in lines) == 10
-    assert any("and 3 more operators are not right" in line for line in lines)
+    assert any("and 3 more operators failed" in line for line in lines)
 
 
 def test_kernels_outside_of_the_repository_have_no_file():
     rows = [verdict("b.x", "wrong")]
-    assert "file=" not in "".join(github.commands(*made(rows), Path("/elsewhere")))
+    assert "file=" not in "".join(github.workflow_commands(*made(rows), Path("/elsewhere")))
 
 
 def test_a_faster_than_light_case_is_a_warning():
     rows = [timed("a.x", 90.0, alarm="140 % of the speed of light")]
-    (warning,) = [line for line in github.commands(*made(rows), Path("/")) if line.startswith("::warning")]
+    (warning,) = [line for line in github.workflow_commands(*made(rows), Path("/")) if line.startswith("::warning")]
     assert "140 %25 of the speed of light%0A((T([0], f32),), {})" in warning
 
 
@@ -141,9 +141,9 @@ def test_a_long_summary_is_cut_where_github_would_refuse_it():
 
 
 def test_untrusted_words():
-    assert visible("a\x1b\x85b\n") == "a\\x1b\\x85b\n"
+    assert escape_controls("a\x1b\x85b\n") == "a\\x1b\\x85b\n"
     assert one_line("a\n  b\r\nc") == "a b c"
     assert one_line("x" * 400).endswith("x…")
-    assert code("a|b") == "`a\\|b`"
-    assert code("``a`") == "``` ``a` ```"
-    assert code("") == ""
+    assert markdown_code("a|b") == "`a\\|b`"
+    assert markdown_code("``a`") == "``` ``a` ```"
+    assert markdown_code("") == ""

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from opforge.reports.model import show
+from opforge.reports.model import print_model_report
 
 CASE = "((T([2], f32),), {})"
 RIGHT = {"name": "output", "right": True, "error": 1e-7, "bound": 1e-6, "aten_error": 1e-7}
@@ -28,7 +28,7 @@ def report(**fields: Any) -> dict[str, Any]:
 
 def shown(**fields: Any) -> list[str]:
     console = Console(file=io.StringIO(), width=140)
-    show(console, report(**fields))
+    print_model_report(console, report(**fields))
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
@@ -46,7 +46,7 @@ def test_right_kernels_with_their_times():
     assert lines[0] == "net.py with directory on cpu (f32, training): passed"
     assert lines[1].split() == ["kernel", "calls", "fell", "back", "kernel", "µs", "ATen", "µs", "operators"]
     assert " ".join(lines[2].split()) == "relu 5 0 12.3 [10, 1500] 2 [1, 3] relu.default 5"
-    assert " ".join(lines[3].split()) == "tanh 0 0 not hit"
+    assert " ".join(lines[3].split()) == "tanh 0 0 not called"
     assert "results      1 of 1 right" in lines
     assert lines[-1].startswith("time         with kernels 1.5 ms, without 3 µs, × ATen 0.5")
     assert lines[-1].endswith(", 40 rounds of 2")
@@ -78,15 +78,15 @@ def test_wrong_results_are_shown_up_to_a_number():
         "  wrong: output[0] differs",
         "  output[0]: shape (2,), ATen has (3,)",
         *(f"  output[{number}]: error 0.25, allowed 1e-06 (ATen's own 1e-07)" for number in range(1, 8)),
-        "  … and 2 more (all are in --format json)",
+        "  … and 2 more (--format json lists all)",
     ]
 
 
 def test_the_guilty_kernel_comes_with_the_command_that_shows_its_fault():
     lines = shown(verdict="wrong", blame={"guilty": [guilty("relu")], "together": [], "trials": 5})
     assert lines[-5:-2] == [
-        "to blame     relu, by itself wrong: result: off by 0.25",
-        f"  first off at call 4 of 9 (forward): relu.default {CASE}",
+        "caused by    relu, wrong by itself: result: off by 0.25",
+        f"  first wrong call: 4 of 9 (forward): relu.default {CASE}",
         "    wrong: r",
     ]
     words = ["opforge", "time", "my kernels/relu.py", "--op", "relu.default", "--case", CASE]
@@ -98,11 +98,11 @@ def test_kernels_that_fail_only_together():
     innocent = {**guilty("mul"), "first": None}
     pair = [guilty("add", also_with_seeded_contents=False), innocent]
     lines = shown(verdict="wrong", blame={"guilty": [], "together": [pair], "trials": 7})
-    assert "to blame     add, mul: right without any one of them, wrong with all" in lines
-    assert "    with seeded contents of the same shapes it is right: it depends on the values" in lines
-    assert "  mul: each of 4 calls by itself is within its bound; the nearest took 50% of what is allowed" in lines
+    assert "caused by    add, mul: wrong with all of them, right without any one" in lines
+    assert "    right with seeded contents of the same shapes: the error depends on the values" in lines
+    assert "  mul: each of 4 calls is within its bound by itself; the largest error is 50% of its bound" in lines
 
 
 def test_when_nobody_is_to_blame_that_is_said():
     lines = shown(verdict="wrong", blame={"guilty": [], "together": [], "trials": 2})
-    assert lines[-2] == "to blame     none was found: no set of kernels fails by itself"
+    assert lines[-2] == "caused by    unknown: no set of kernels fails by itself"

@@ -132,7 +132,7 @@ def test_search_and_filters(look, many):
     assert names(browser) == ["gone.default"]
     find(browser, "[data-verdict=all]")[0].click()
     browser.execute_script(
-        "const s = document.getElementById('speed'); s.value = 'surely slower'; s.dispatchEvent(new Event('change'))"
+        "const s = document.getElementById('speed'); s.value = 'significantly slower'; s.dispatchEvent(new Event('change'))"
     )
     assert text(browser, "#count").startswith("41 of 301")  # up to 0.95, whose interval ends below 1
     find(browser, ".group")[0].click()  # all wrong ones have one reason, numbers aside
@@ -260,7 +260,7 @@ def test_every_text_of_a_run_stays_text(look, tmp_path):
         "source": EVIL,
         "reason": EVIL,
         "notes": [EVIL, f"clock {EVIL}"],
-        "forms": [EVIL],
+        "variants": [EVIL],
         "calls": {EVIL: 1},
     }
     rows = [
@@ -271,7 +271,7 @@ def test_every_text_of_a_run_stays_text(look, tmp_path):
     assert text(browser, "h1").startswith(f"{EVIL} on ")
     browser.execute_script("for (const part of document.querySelectorAll('details')) part.open = true")
     find(browser, "#rows .row")[0].click()
-    wait(browser, lambda b: "has changed since the run" in text(b, "dialog"))
+    wait(browser, lambda b: "was changed or removed after the run" in text(b, "dialog"))
     browser.execute_script("for (const part of document.querySelectorAll('dialog details')) part.open = true")
     wait(browser, lambda b: len(find(b, "dialog .reason")) == 3)
     nothing_ran(browser)
@@ -325,7 +325,7 @@ def test_the_page_of_a_run_without_a_verdict(look, tmp_path):
     assert text(browser, "#state").startswith("interrupted: 0 of 5 cases judged")
     assert "No case has been judged." in text(browser, "#overview")
     find(browser, "#rows .row")[0].click()
-    wait(browser, lambda b: "No case of it has been judged." in text(b, "dialog"))
+    wait(browser, lambda b: "None of its cases has been judged." in text(b, "dialog"))
     press(browser, "\ue00c")
     find(browser, "#errors summary")[0].click()
     wait(browser, lambda b: "No case has an error" in text(b, "#errors"))

@@ -10,10 +10,10 @@ import pytest
 
 from opforge.cli.main import call
 from opforge.kernels.custom import digest
-from opforge.kernels.proofs import Proof, proof_of, read_proof
-from opforge.reports.page.proven import Proofs
+from opforge.kernels.proof import Proof, proof_path, read_proof
+from opforge.reports.page.proof_text import ProofText
 from opforge.runs.score import Summary
-from opforge.runtime.proofs import FORMAT
+from opforge.runtime.proof_files import PROOF_FORMAT
 from tests.command import opforge
 from tests.install.proving import write
 from tests.reports.browsing import chromium, manifest, row, write_run
@@ -74,9 +74,15 @@ def made(tmp_path: Path) -> Callable[..., tuple[Path, dict[str, Any]]]:
     def make(operators: dict[str, Any], ops: tuple[str, ...] = ("a.default", "a.out"), /, **changes: Any) -> Any:
         file = tmp_path / "a.py"
         file.write_text(RELU)
-        proof = {"opforge_proof": FORMAT, "digest": digest(file), **WHERE, "suites": ["tiny"], "operators": operators}
-        write(proof_of(file), {**proof, **changes})
-        about = manifest({"a": list(ops)}, 3, finished="now", proofs={"written": [str(proof_of(file))]})
+        proof = {
+            "opforge_proof": PROOF_FORMAT,
+            "digest": digest(file),
+            **WHERE,
+            "suites": ["tiny"],
+            "operators": operators,
+        }
+        write(proof_path(file), {**proof, **changes})
+        about = manifest({"a": list(ops)}, 3, finished="now", proofs={"written": [str(proof_path(file))]})
         about["machine"]["name"] = WHERE["device"]
         about["plan"]["kernels"][0] |= {"file": str(file), "digest": digest(file)}
         return file, about
@@ -85,7 +91,7 @@ def made(tmp_path: Path) -> Callable[..., tuple[Path, dict[str, Any]]]:
 
 
 def shown(about: dict[str, Any], *rows: dict[str, Any]) -> dict[str, Any]:
-    return Proofs(about, Summary.of(about, rows)).shown(about["plan"]["kernels"][0])
+    return ProofText(about, Summary.from_rows(about, rows)).describe(about["plan"]["kernels"][0])
 
 
 def test_sizes_in_words(made):
@@ -105,7 +111,7 @@ def test_sizes_in_words(made):
     found = shown(about, row("a.default", "a"))
     assert found["remark"] == ""
     assert [r["speed"] for r in found["rows"]] == [
-        "none was timed",
+        "not timed",
         "5 to 90; 601 to 1000",
         "none: slower at 500 to 1000",
     ]
@@ -121,8 +127,8 @@ def test_sizes_in_words(made):
     [
         ([], "not judged"),
         (["wrong", "unsupported"], "no case passed"),
-        (["passed", "wrong"], "no dtypes of which some case passed and none failed"),
-        (["passed", "unsupported"], "its cases are calls on which ATen raises, or have no tensor"),
+        (["passed", "wrong"], "all dtypes have failed cases, or none that passed"),
+        (["passed", "unsupported"], "ATen raises on its cases, or they have no tensor"),
     ],
 )
 def test_why_an_operator_is_not_in_the_proof(made, verdicts, reason):
@@ -134,8 +140,8 @@ def test_why_an_operator_is_not_in_the_proof(made, verdicts, reason):
     ("changes", "remark"),
     [
         ({"digest": "0123456789abcdef"}, "is the proof of another version of the source"),
-        ({"torch": "2.12.0"}, "The proof beside it is of other surroundings: a CPU, torch 2.12.0."),
-        ({"device": "a GPU"}, "The proof beside it is of other surroundings: a GPU, torch 2.13.0."),
+        ({"torch": "2.12.0"}, "The proof beside it is for another environment: a CPU, torch 2.12.0."),
+        ({"device": "a GPU"}, "The proof beside it is for another environment: a GPU, torch 2.13.0."),
         ({"operators": ["float32"]}, "is broken"),
         ({"operators": {"a.default": {"float32": {"rank": [1]}}}}, "is broken"),
         ({"device": "\x1b[2J"}, "is broken"),
@@ -152,7 +158,7 @@ def test_a_proof_of_something_else_is_not_shown(made, changes, remark):
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 100_000])
 def test_a_broken_proof_is_told(made, content):
     file, about = made({})
-    proof_of(file).write_bytes(content)
+    proof_path(file).write_bytes(content)
     assert "is broken; judge the kernel again" in shown(about)["remark"]
 
 
@@ -173,9 +179,9 @@ def test_why_there_is_none(made):
             "remark": "Nothing: it cheated, crashed or hung in this run."
         }
     assert shown({**about, "proofs": {"written": []}})["remark"] == "By another run of the same source."
-    proof_of(file).unlink()
-    assert "What this run has proven is gone" in shown(about)["remark"]
-    assert "no dtypes of which" in shown({**about, "proofs": {"written": []}})["remark"]
+    proof_path(file).unlink()
+    assert "This run's proof is no longer there" in shown(about)["remark"]
+    assert "all dtypes have failed cases" in shown({**about, "proofs": {"written": []}})["remark"]
     failed = {"written": [], "failed": "/k/a.proof.json: Permission denied"}
     assert shown({**about, "proofs": failed})["remark"].endswith(
         "could not write its proofs: /k/a.proof.json: Permission denied"
@@ -183,7 +189,7 @@ def test_why_there_is_none(made):
     remarks = {"a": "/k/a.proof.json cannot be written: Is a directory", "b": "another"}
     assert shown({**about, "proofs": {"written": [], "remarks": remarks}})["remark"].endswith(remarks["a"])
     del about["proofs"]
-    assert "at the end of a run" in shown(about)["remark"]
+    assert "they are written at its end" in shown(about)["remark"]
     about["plan"]["kernels"][0]["reference"] = "mine"
     assert "judged against a reference" in shown(about)["remark"]
 

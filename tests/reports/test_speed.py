@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from opforge.cli.main import call
-from opforge.reports import race, terminal
-from opforge.reports.files import overall
+from opforge.reports import kernel_times, terminal
+from opforge.reports.run_files import summary_markdown
 from opforge.runs.score import Summary
 
 CASE = "((T([1024, 1024], f32),), {})"
@@ -58,7 +58,7 @@ GPU = row(
     device=figure(2.0, method="events", cache="cold"),
     call=figure(0.8),
     sync=figure(0.7),
-    light={"bytes": 8388608, "flops": 1048576, "us": 5.0, "bound": "memory", "kernel": 62.4, "aten": 5.25, "counted": "formula"},
+    sol={"bytes": 8388608, "flops": 1048576, "us": 5.0, "bound": "memory", "kernel": 62.4, "aten": 5.25, "counted": "formula"},
     clocks={"sm_mhz": 1200},
     notes=["the clock fell to 1200 MHz: throttled", "strides differ from ATen's"],
 )  # fmt: skip
@@ -70,7 +70,7 @@ ROWS = [OLD, GPU, SMALL, ALARM, WRONG]
 
 def on_terminal(rows: list[dict]) -> str:
     console = Console(file=io.StringIO(), width=140)
-    terminal.show(console, MANIFEST, Summary.of(MANIFEST, rows))
+    terminal.print_run(console, MANIFEST, Summary.from_rows(MANIFEST, rows))
     return console.file.getvalue()
 
 
@@ -81,7 +81,7 @@ def line_of(text: str, start: str) -> str:
 
 def test_the_table_says_what_there_is_of_each_operator():
     text = on_terminal(ROWS)
-    assert line_of(text, "operator") == "operator kernel passed verdict × ATen call × ATen % light"
+    assert line_of(text, "operator") == "operator kernel passed verdict × ATen call × ATen % SOL"
     assert line_of(text, "gpu.x ").endswith("passed 2.000 [1.800, 2.200] 0.80 [0.72, 0.88] 62 (5.2) events")
     assert line_of(text, "old.x ").endswith("passed 1.500 [1.350, 1.650]")
     assert line_of(text, "small.x ").endswith("passed 1.200 [1.080, 1.320] launch-bound")
@@ -107,18 +107,18 @@ def test_scores_have_intervals():
         "performance 1.732× ATen [1.608, 1.853], perf@1 0.40 [0.40, 0.40] of 5 operators"
     )
     assert line_of(text, "call times") == "call times 0.800× ATen [0.720, 0.880]"
-    assert "1.200× ATen [1.080, 1.320] over 1 cases of 1 operators, scored apart" in line_of(text, "launch-bound")
+    assert "1.200× ATen [1.080, 1.320] over 1 cases of 1 operators, scored separately" in line_of(text, "launch-bound")
     assert line_of(text, "timed ") == (
-        "timed 4 of 5 performance cases: 1 launch-bound, 1 alarmed (no record), 1 not timed"
+        "timed 4 of 5 performance cases: 1 launch-bound, 1 faster than SOL (not counted), 1 not timed"
     )
 
 
 def test_an_alarm_is_loud_and_names_the_case():
     text = on_terminal(ROWS)
     assert f"ALARM light.x (light.x_1): 140 % of the speed of light\n  {CASE}\n" in text
-    markdown = overall(MANIFEST, Summary.of(MANIFEST, ROWS))
+    markdown = summary_markdown(MANIFEST, Summary.from_rows(MANIFEST, ROWS))
     assert f"- **light.x (light.x_1)**: 140 % of the speed of light: `{CASE}`" in markdown
-    assert markdown.index("ALARM") < markdown.index("## Not right")
+    assert markdown.index("ALARM") < markdown.index("## Failures by operator")
 
 
 def test_what_is_said_of_clocks_is_said_once():
@@ -129,17 +129,17 @@ def test_what_is_said_of_clocks_is_said_once():
 
 
 def test_the_summary_has_a_table_of_times():
-    markdown = overall(MANIFEST, Summary.of(MANIFEST, ROWS))
+    markdown = summary_markdown(MANIFEST, Summary.from_rows(MANIFEST, ROWS))
     assert "| `gpu.x` | `gpu.x_1` | 1 | 2.000 [1.800, 2.200] | 0.80 [0.72, 0.88] | 62 (5.2) | events |" in markdown
     assert "| `small.x` | `small.x_1` | 1 | 1.200 [1.080, 1.320] |  |  | launch-bound |" in markdown
     assert "| perf@p | perf@0.8 0.40 [0.40, 0.40], perf@1 0.40" in markdown
-    assert "## The machine while it was timed" in markdown
+    assert "## Machine state during timing" in markdown
 
 
 def test_a_run_without_times_has_no_table_of_them():
     untimed = {**row("a.x"), "phase": "correctness"}
     manifest = {**MANIFEST, "plan": {**MANIFEST["plan"], "performance": []}}
-    markdown = overall(manifest, Summary.of(manifest, [untimed]))
+    markdown = summary_markdown(manifest, Summary.from_rows(manifest, [untimed]))
     assert "## Times" not in markdown
     assert "| performance | nothing timed (no performance cases of right kernels) |" in markdown
 
@@ -158,16 +158,16 @@ def test_report_writes_the_files_anew(folder, capsys):
     assert scores["alarms"] == [{"op": "light.x", "kernel": "light.x_1", "case": CASE, "alarm": ALARM["alarm"]}]
     table = {r["op"]: r for r in csv.DictReader((folder / "operator_summary.csv").read_text().splitlines())}
     assert (table["gpu.x"]["speedup"], table["gpu.x"]["speedup_low"]) == ("2.0000", "1.8000")
-    assert (table["gpu.x"]["call_speedup"], table["gpu.x"]["light"]) == ("0.8000", "62.4000")
+    assert (table["gpu.x"]["call_speedup"], table["gpu.x"]["sol_percent"]) == ("0.8000", "62.4000")
     assert (table["small.x"]["speedup"], table["small.x"]["launch_bound_speedup"]) == ("", "1.2000")
     assert (table["light.x"]["speedup"], table["light.x"]["alarmed"]) == ("", "1")
-    assert (table["old.x"]["light"], table["wrong.x"]["timed"], table["gone.x"]["timed"]) == ("", "0", "0")
+    assert (table["old.x"]["sol_percent"], table["wrong.x"]["timed"], table["gone.x"]["timed"]) == ("", "0", "0")
     assert json.loads((folder / "full_results.json").read_text()) == ROWS
 
 
 def raced(*rows: dict) -> str:
     console = Console(file=io.StringIO(), width=140)
-    race.show(console, rows)
+    kernel_times.print_kernel_times(console, rows)
     return " ".join(console.file.getvalue().split())
 
 
@@ -177,15 +177,13 @@ def test_a_race_on_a_gpu_has_all_figures():
     assert "cold cache" in text
     assert "call kernel 10.0 µs ATen 20.0 µs × ATen 0.800 [0.720, 0.880]" in text
     assert "sync kernel 10.0 µs ATen 20.0 µs × ATen 0.700" in text
-    assert (
-        "light kernel 62 % ATen 5.2 % of 5.00 µs, memory-bound (8,388,608 bytes, 1,048,576 flops, by formula)" in text
-    )
+    assert "SOL kernel 62 % ATen 5.2 % of 5.00 µs, memory-bound (8,388,608 bytes, 1,048,576 flops, by formula)" in text
     assert "note the clock fell to 1200 MHz: throttled" in text
 
 
 def test_a_race_says_what_is_special():
-    assert "launch-bound ATen's own time here" in raced(SMALL)
-    assert "ALARM 140 % of the speed of light; this is no record" in raced(ALARM)
-    assert "wrong, so there is no time: result: all of it" in raced(WRONG)
+    assert "launch-bound ATen's time is within the launch overhead" in raced(SMALL)
+    assert "ALARM 140 % of the speed of light; not counted" in raced(ALARM)
+    assert "wrong, so it was not timed: result: all of it" in raced(WRONG)
     assert "not timed" in raced(row("a.x"))
     assert "call kernel 10.0 µs ATen 15.0 µs × ATen 1.500 [1.350, 1.650] 40 rounds of 16 calls" in raced(OLD)

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from opforge.reports.strength import show
+from opforge.reports.strength import print_strength
 from opforge.runs.strength import Strength
 
 
@@ -20,7 +20,7 @@ def shown(*rows: dict[str, Any]) -> list[str]:
     strength = Strength("tiny", "cpu", ("f32", "bf16"), "2", "today")
     strength.add(rows)
     console = Console(file=io.StringIO(), width=140)
-    show(console, strength)
+    print_strength(console, strength)
     return [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
 
 
@@ -40,8 +40,8 @@ def test_rates_survivors_and_scores():
     assert "relu.default 1/2 zeros" in lines
     assert lines[-4:] == [
         "kill rate 0.5000: 2 of 4 mutants (1 wrong, 1 crashed)",
-        "not counted 1 that no case could tell from ATen",
-        "survivors 2: 1 that no case shows, 1 that differed and were let through",
+        "equivalent 1 that no input distinguishes from ATen",
+        "survivors 2: 1 that differed in no case, 1 that differed and still passed",
         "weak 2 of 2 operators",
     ]
 

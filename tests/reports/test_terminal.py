@@ -6,14 +6,14 @@ import io
 
 from rich.console import Console
 
-from opforge.reports.terminal import show
+from opforge.reports.terminal import print_run
 from opforge.runs.score import Summary
 from tests.runs.written import manifest, verdict
 
 
 def shown(made: dict, rows: list[dict]) -> list[str]:
     console = Console(file=io.StringIO(), width=140)
-    show(console, made, Summary.of(made, rows))
+    print_run(console, made, Summary.from_rows(made, rows))
     return console.file.getvalue().splitlines()
 
 
@@ -37,7 +37,7 @@ def test_two_reasons_are_shown_and_others_counted():
 
 def test_samples_that_are_no_cases_are_counted_unless_operators_were_chosen():
     rows = [verdict("relu.default")]
-    said = "2 kinds of samples could not become cases; they are listed in OVERALL_SUMMARY.md"
+    said = "2 kinds of samples could not be converted to cases; see OVERALL_SUMMARY.md"
     assert said in shown(manifest(rows, losses=["a", "b"]), rows)
     assert said not in shown(manifest(rows, losses=["a", "b"], config={"ops": ["relu"]}), rows)
 

@@ -22,14 +22,14 @@ from filelock import FileLock
 from opforge.cache import write_atomically
 from opforge.errors import OpforgeError, RunDirectoryError
 from opforge.kernels.custom import digest
-from opforge.kernels.proofs import proof_of
-from opforge.reports.page.server import Viewer
-from opforge.runtime.proofs import FORMAT
+from opforge.kernels.proof import proof_path
+from opforge.reports.page.server import ViewServer
+from opforge.runtime.proof_files import PROOF_FORMAT
 from tests.conftest import ROOT
 from tests.install.proving import write
 from tests.reports.browsing import chromium, manifest, row, texts, write_run
 
-Serve = Callable[..., Viewer]
+Serve = Callable[..., ViewServer]
 
 
 @pytest.fixture
@@ -37,8 +37,8 @@ def serve() -> Iterator[Serve]:
     """Return a function that serves a folder on a free port."""
     servers = []
 
-    def started(folder: Path, host: str = "127.0.0.1", port: int | None = 0) -> Viewer:
-        server = Viewer(folder, host, port)
+    def started(folder: Path, host: str = "127.0.0.1", port: int | None = 0) -> ViewServer:
+        server = ViewServer(folder, host, port)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         servers.append((server, thread))
@@ -59,7 +59,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def ask(
-    server: Viewer, path: str, *, method: str = "GET", host: str | None = None, **headers: str
+    server: ViewServer, path: str, *, method: str = "GET", host: str | None = None, **headers: str
 ) -> tuple[int, str, dict[str, str]]:
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
     connection.putrequest(method, path, skip_host=True)
@@ -154,7 +154,7 @@ def test_a_source_is_read_out_only_as_it_was_judged(serve, run, tmp_path):
     (run / "manifest.json").write_text(json.dumps(about))
     (source,) = unpacked(ask(serve(run), "/blob/kernel:0")[1])
     assert source["text"] == ""
-    assert "has changed since the run" in source["remark"]
+    assert "was changed or removed after the run" in source["remark"]
 
 
 def test_only_its_own_name_is_answered_to(serve, run):
@@ -176,7 +176,7 @@ def test_it_only_reads(serve, run, method):
 def test_another_address_wants_the_token(serve, run):
     server = serve(run, "0.0.0.0")
     assert len(server.token) >= 32
-    assert server.address.endswith(f"/?token={server.token}")
+    assert server.url.endswith(f"/?token={server.token}")
     for path in ("/", "/data", "/blob/unit:0", "/?token=", "/?token=wrong"):
         status, text, _ = ask(server, path)
         assert status == 403, path
@@ -193,16 +193,16 @@ def test_another_address_wants_the_token(serve, run):
 
 def test_bad_folders_and_ports(tmp_path, serve, run):
     with pytest.raises(RunDirectoryError, match="there is no folder"):
-        Viewer(tmp_path / "none")
+        ViewServer(tmp_path / "none")
     (tmp_path / "empty").mkdir()
     with pytest.raises(RunDirectoryError, match="holds no run"):
-        Viewer(tmp_path / "empty")
+        ViewServer(tmp_path / "empty")
     taken = serve(run).server_port
     for port in (taken, 99999):
         with pytest.raises(OpforgeError, match="give another --host or --port"):
-            Viewer(run, "127.0.0.1", port)
+            ViewServer(run, "127.0.0.1", port)
     with pytest.raises(OpforgeError, match=r"cannot listen on 203\.0\.113\.1"):
-        Viewer(run, "203.0.113.1", 0)
+        ViewServer(run, "203.0.113.1", 0)
 
 
 def test_a_silent_caller_keeps_nobody_waiting(serve, run):
@@ -227,7 +227,7 @@ def test_the_command_serves_until_it_is_ended(run, ending):
         process.send_signal(ending)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert said == "Ctrl-C ends it\n"
+    assert said == "press Ctrl-C to stop\n"
 
 
 def test_the_page_follows_a_run(serve, run, tmp_path):
@@ -236,7 +236,7 @@ def test_the_page_follows_a_run(serve, run, tmp_path):
         from selenium.webdriver.common.by import By
         from selenium.webdriver.support.wait import WebDriverWait
 
-        browser.get(server.address)
+        browser.get(server.url)
         browser.find_element(By.LINK_TEXT, "one").click()
         WebDriverWait(browser, 30).until(lambda b: b.find_elements(By.ID, "state"))
         browser.find_element(By.ID, "search").send_keys("b.default")
@@ -268,13 +268,13 @@ def test_an_operator_that_is_open_follows_the_run(serve, run, tmp_path):
         def until(words: str) -> None:
             WebDriverWait(browser, 30).until(lambda b: words in b.find_element(By.ID, "detail").text)
 
-        browser.get(f"{server.address}#b.default|b")
-        until("Cases: 1 of 1 are not right")
-        assert "that is done at the end of a run" in browser.find_element(By.ID, "detail").text
+        browser.get(f"{server.url}#b.default|b")
+        until("Cases: 1 of 1 failed")
+        assert "they are written at its end" in browser.find_element(By.ID, "detail").text
         summary = browser.find_element(By.CSS_SELECTOR, "dialog .case summary")
         browser.execute_script("arguments[0].focus(); arguments[0].parentElement.mark = 1", summary)
         append(run, row("b.default", "b", 1, "wrong", reason="second", case="((2,), {})"))
-        until("Cases: 2 of 2 are not right")
+        until("Cases: 2 of 2 failed")
         assert texts(browser, "dialog header .badge") == ["wrong"]
         rows = browser.find_elements(By.CSS_SELECTOR, "dialog .case")  # the graver comes first; what was open stays so
         assert [(r.get_property("mark"), r.get_property("open")) for r in rows] == [(None, False), (1, True)]
@@ -283,17 +283,17 @@ def test_an_operator_that_is_open_follows_the_run(serve, run, tmp_path):
         append(run, row("a.default", "a", 1))
         proven = {"b.default": {"float32": {"rank": [1, 2], "numel": [3, 4], "extents": [], "layouts": ["contiguous"]}}}
         proof = {
-            "opforge_proof": FORMAT,
+            "opforge_proof": PROOF_FORMAT,
             "digest": digest(kernel),
             "torch": "2.13.0",
             "device": "a CPU",
             "suites": ["tiny"],
             "operators": proven,
         }
-        write(proof_of(kernel), proof)
+        write(proof_path(kernel), proof)
         write_atomically(
             run / "manifest.json",
-            json.dumps({**about, "finished": "now", "proofs": {"written": [str(proof_of(kernel))]}}),
+            json.dumps({**about, "finished": "now", "proofs": {"written": [str(proof_path(kernel))]}}),
         )
-        until("b.default float32 1 to 2 3 to 4 contiguous none was timed")
+        until("b.default float32 1 to 2 3 to 4 contiguous not timed")
         assert browser.execute_script("return window.violations") == []

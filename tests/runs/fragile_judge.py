@@ -6,11 +6,11 @@ import os
 import signal
 from typing import Any
 
-from opforge.judge.session import Judge, serve
+from opforge.judge.process import Judge, serve
 
 __all__ = ["serve"]
 
-_job = Judge.job
+_job = Judge.judge_job
 
 
 def _die_of_kernels(judge: Judge, job: dict[str, Any]) -> None:
@@ -19,4 +19,4 @@ def _die_of_kernels(judge: Judge, job: dict[str, Any]) -> None:
     _job(judge, job)
 
 
-Judge.job = _die_of_kernels
+Judge.judge_job = _die_of_kernels

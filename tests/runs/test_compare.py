@@ -11,9 +11,9 @@ import pytest
 
 from opforge.cli.main import call
 from opforge.errors import RunDirectoryError
-from opforge.runs import change
-from opforge.runs.comparable import IncomparableError
-from opforge.runs.compare import Became, compare
+from opforge.runs.compare import significance
+from opforge.runs.compare.comparison import ChangeKind, compare
+from opforge.runs.compare.compatible import IncomparableError
 from opforge.runs.speed import Ratio
 from tests.runs.written import timed, verdict, write
 
@@ -32,8 +32,8 @@ def held(tmp_path, before: list[dict], after: list[dict], *, edited: tuple[str, 
     return compare(one, other, **options)
 
 
-def named(comparison) -> dict[str, Became]:
-    return {d.unit: d.became for d in comparison.differences}
+def named(comparison) -> dict[str, ChangeKind]:
+    return {d.unit: d.kind for d in comparison.differences}
 
 
 def test_nothing_has_changed(tmp_path):
@@ -46,7 +46,7 @@ def test_what_became_wrong_is_named_with_its_reason_and_is_a_regression(tmp_path
     after = [verdict("a.x"), verdict("a.x", "crashed", number=1, reason="died")]
     comparison = held(tmp_path, [verdict("a.x"), verdict("a.x", number=1)], after)
     (found,) = comparison.differences
-    assert (found.unit, found.became) == ("a.x", Became.WRONG)
+    assert (found.unit, found.kind) == ("a.x", ChangeKind.WRONG)
     assert (found.before, found.after, found.failing) == ("right", "1 of 2 not right", 1)
     assert found.reasons == (("crashed", "died", "((T([1], f32),), {})"),)
     assert comparison.regressions(None) == [found]
@@ -56,7 +56,7 @@ def test_one_that_was_wrong_and_fails_in_more_cases_became_wrong(tmp_path):
     before = [verdict("a.x", "wrong"), verdict("a.x", number=1)]
     after = [verdict("a.x", "wrong"), verdict("a.x", "wrong", number=1)]
     comparison = held(tmp_path, before, after)
-    assert named(comparison) == {"a.x": Became.WRONG}
+    assert named(comparison) == {"a.x": ChangeKind.WRONG}
     assert comparison.differences[0].failing == 1
 
 
@@ -68,7 +68,7 @@ def test_one_that_was_wrong_and_still_is_says_nothing_new(tmp_path):
 
 def test_what_became_right_is_no_regression(tmp_path):
     comparison = held(tmp_path, [verdict("a.x", "wrong")], [verdict("a.x")])
-    assert named(comparison) == {"a.x": Became.RIGHT}
+    assert named(comparison) == {"a.x": ChangeKind.RIGHT}
     assert comparison.regressions(0.05) == []
 
 
@@ -76,14 +76,18 @@ def test_kernels_appear_and_disappear(tmp_path):
     before, after = [verdict("a.x"), verdict("w.x", "wrong")], [verdict("b.x")]
     one, other = {"missing": ["b.x"]}, {"missing": ["a.x", "w.x"]}
     comparison = held(tmp_path, before, after, one=one, other=other)
-    assert named(comparison) == {"a.x": Became.DISAPPEARED, "w.x": Became.DISAPPEARED, "b.x": Became.APPEARED}
+    assert named(comparison) == {
+        "a.x": ChangeKind.DISAPPEARED,
+        "w.x": ChangeKind.DISAPPEARED,
+        "b.x": ChangeKind.APPEARED,
+    }
     assert [d.unit for d in comparison.regressions(None)] == ["a.x"]  # the other one was wrong anyway
 
 
 def test_an_overload_that_is_declined_now_has_disappeared(tmp_path):
     options = {"optional": ["a.x"]}
     comparison = held(tmp_path, [verdict("a.x")], [verdict("a.x", "unsupported")], one=options, other=options)
-    assert named(comparison) == {"a.x": Became.DISAPPEARED}
+    assert named(comparison) == {"a.x": ChangeKind.DISAPPEARED}
     assert comparison.differences[0].after == "declined"
 
 
@@ -91,7 +95,7 @@ def test_an_edited_kernel_that_is_slower_is_named_with_intervals(tmp_path):
     before = [*steady(), timed("a.x", 1.0)]
     comparison = held(tmp_path, before, [*steady(), timed("a.x", 0.7)], edited=("a.x",))
     (found,) = comparison.differences
-    assert (found.unit, found.became, found.unchanged) == ("a.x", Became.SLOWER, False)
+    assert (found.unit, found.kind, found.same_source) == ("a.x", ChangeKind.SLOWER, False)
     assert found.speeds.change.value == pytest.approx(0.7)
     assert found.speeds.change.low < 0.7 < found.speeds.change.high < 0.95
     assert comparison.regressions(None) == []  # nobody asked how much is too much
@@ -101,7 +105,7 @@ def test_an_edited_kernel_that_is_slower_is_named_with_intervals(tmp_path):
 
 def test_an_edited_kernel_that_is_faster_is_named(tmp_path):
     comparison = held(tmp_path, [*steady(), timed("a.x", 1.0)], [*steady(), timed("a.x", 1.5)], edited=("a.x",))
-    assert named(comparison) == {"a.x": Became.FASTER}
+    assert named(comparison) == {"a.x": ChangeKind.FASTER}
 
 
 def test_what_the_interval_does_not_support_is_not_named(tmp_path):
@@ -114,24 +118,24 @@ def test_a_kernel_with_the_same_source_is_the_ruler_and_named_only_when_asked_fo
     before, after = [*steady(), timed("a.x", 1.0)], [*steady(), timed("a.x", 0.6)]
     comparison = held(tmp_path, before, after)
     assert comparison.differences == ()
-    assert comparison.moved[0] == "a.x"
-    asked = compare(tmp_path / "before", tmp_path / "after", unchanged=True)
-    assert named(asked) == {"a.x": Became.SLOWER}
-    assert asked.differences[0].unchanged
+    assert comparison.largest_control_change[0] == "a.x"
+    asked = compare(tmp_path / "before", tmp_path / "after", report_unchanged=True)
+    assert named(asked) == {"a.x": ChangeKind.SLOWER}
+    assert asked.differences[0].same_source
 
 
 def test_with_another_torch_nothing_is_the_same(tmp_path):
     before, after = [*steady(), timed("a.x", 1.0)], [*steady(), timed("a.x", 0.6)]
     comparison = held(tmp_path, before, after, other={"versions": {"torch": "2.14.0"}})
-    assert named(comparison) == {"a.x": Became.SLOWER}
-    assert comparison.noise["operators"].controls == 0
-    assert comparison.remarks == ("torch differs: 2.13.0, and 2.14.0; ATen is another, too",)
+    assert named(comparison) == {"a.x": ChangeKind.SLOWER}
+    assert comparison.noise["operators"].control_count == 0
+    assert comparison.remarks == ("torch differs: 2.13.0, and 2.14.0; ATen differs, too",)
 
 
 def test_noise_is_learnt_from_what_has_not_changed(tmp_path):
     noisy = [timed(op, 1.0 + 0.1 * (-1) ** n) for n, op in enumerate(RULERS)]
     comparison = held(tmp_path, [*steady(), timed("a.x", 1.0)], [*noisy, timed("a.x", 0.75)], edited=("a.x",))
-    assert comparison.noise["operators"].controls == len(RULERS)
+    assert comparison.noise["operators"].control_count == len(RULERS)
     assert 0.1 < comparison.noise["operators"].deviation < 0.2
     assert comparison.differences == ()  # on a quiet machine it is named: see above
 
@@ -146,7 +150,7 @@ def test_a_change_must_be_larger_than_those_of_what_has_not_changed(tmp_path):
     comparison = held(tmp_path, [*steady(), timed("a.x", 1.0)], after, edited=("a.x",))
     assert comparison.noise["operators"].deviation == pytest.approx(0.03, abs=1e-3)
     assert comparison.differences == ()
-    assert comparison.moved[0] == RULERS[0]
+    assert comparison.largest_control_change[0] == RULERS[0]
 
 
 def test_one_case_among_many_is_not_lost_in_the_mean(tmp_path):
@@ -154,7 +158,7 @@ def test_one_case_among_many_is_not_lost_in_the_mean(tmp_path):
     after = [*steady(), *(timed("a.x", 0.6 if n == 7 else 1.0, number=n) for n in range(30))]
     comparison = held(tmp_path, before, after, edited=("a.x",))
     (found,) = comparison.differences
-    assert found.became is Became.SLOWER
+    assert found.kind is ChangeKind.SLOWER
     assert found.speeds.change.high > 1  # the mean alone says nothing
     assert [c.case for c in found.speeds.slower] == ["((T([7], f32),), {})"]
     assert comparison.regressions(0.05) == [found]
@@ -189,8 +193,8 @@ def test_kernels_of_one_custom_operator_are_held_each_against_itself(tmp_path):
     ]
     after = [rows[0], rows[1] | {"verdict": "wrong", "reason": "all"}]
     comparison = held(tmp_path, rows, after, one={"kernels": kernels}, other={"kernels": kernels})
-    assert named(comparison) == {"mine_b": Became.WRONG}
-    assert comparison.things == "implementations"
+    assert named(comparison) == {"mine_b": ChangeKind.WRONG}
+    assert comparison.unit_noun == "implementations"
 
 
 @pytest.mark.parametrize(
@@ -229,18 +233,20 @@ def test_an_unfinished_run_is_refused(tmp_path):
     [(0.975, 1, 12.7062), (0.975, 2, 4.3027), (0.975, 7, 2.3646), (0.9995, 9, 4.7809), (0.999, 30, 3.3852)],
 )
 def test_students_distribution_is_that_of_the_tables(share, freedom, value):
-    assert change.student(share, freedom) == pytest.approx(value, abs=1e-4)
+    assert significance.student_quantile(share, freedom) == pytest.approx(value, abs=1e-4)
 
 
 def test_few_unchanged_kernels_teach_nothing():
-    assert change.noise_of([Ratio(2.0, 1.9, 2.1)] * (change.CONTROLS - 1), 0.02) == change.Noise(0.02)
+    assert significance.estimate_noise(
+        [Ratio(2.0, 1.9, 2.1)] * (significance.MIN_CONTROLS - 1), 0.02
+    ) == significance.Noise(0.02)
 
 
 def test_noise_is_found_in_spite_of_a_few_that_did_change():
     chance = np.random.default_rng(3)
     ratios = [Ratio(v, v * 0.99, v * 1.01) for v in np.exp(0.08 * chance.standard_normal(400))]
     ratios[:20] = [Ratio(5.0, 4.9, 5.1)] * 20
-    assert change.noise_of(ratios, 0.02).deviation == pytest.approx(0.08, rel=0.2)
+    assert significance.estimate_noise(ratios, 0.02).deviation == pytest.approx(0.08, rel=0.2)
 
 
 @pytest.mark.parametrize("controls", [8, 40])
@@ -253,8 +259,8 @@ def test_false_alarms_are_as_rare_as_is_said(controls, edited):
         noise, within = chance.uniform(0.02, 0.15), chance.uniform(0.005, 0.1)
         logs = math.hypot(noise, within) * chance.standard_normal(controls + edited)
         ratios = [Ratio(math.exp(v), math.exp(v - 1.96 * within), math.exp(v + 1.96 * within)) for v in logs]
-        learnt = change.noise_of(ratios[:controls], 0.02)
-        wide = [change.widened(r, learnt, edited) for r in ratios[controls:]]
+        learnt = significance.estimate_noise(ratios[:controls], 0.02)
+        wide = [significance.widen(r, learnt, edited) for r in ratios[controls:]]
         alarms += any(w.low > 1 or w.high < 1 for w in wide)
     assert alarms / times < 0.025
 
@@ -276,7 +282,7 @@ def test_the_command_names_what_is_worse_and_exits_with_1(regressed, capsys):
     assert call(["compare", *regressed, "--fail-on-regression", "5%"]) == 1
     said = capsys.readouterr().out
     assert "slower" in said
-    assert "regression (wrong, gone or surely more than 5 % slower): w.x, a.x" in said
+    assert "regression (wrong, missing or significantly more than 5 % slower): w.x, a.x" in said
     assert "\x1b[31m" not in said
 
 

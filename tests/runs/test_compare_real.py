@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from opforge.runs.comparable import IncomparableError
-from opforge.runs.compare import Became, compare
+from opforge.runs.compare.comparison import ChangeKind, compare
+from opforge.runs.compare.compatible import IncomparableError
 from tests.conftest import UNARY, gen_input
 
 RELU = "import torch\ndef relu_kernel_impl(self):\n    return torch.clamp_min(self, 0)\n"
@@ -19,8 +19,8 @@ def test_a_kernel_that_was_broken_is_named_and_nothing_else(judge_tiny, kernel_d
     judge_tiny(kernel_directory({"relu": RELU.replace("self, 0", "self, 0.5"), "abs": ABS}), cases)
     comparison = compare(before, tmp_path / "run")
     (found,) = comparison.differences
-    assert (found.unit, found.became, found.before) == ("relu.default", Became.WRONG, "right")
-    assert not found.unchanged
+    assert (found.unit, found.kind, found.before) == ("relu.default", ChangeKind.WRONG, "right")
+    assert not found.same_source
     assert found.reasons[0][0] == "wrong"
 
 

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from opforge.errors import NothingToJudgeError, RunDirectoryError
-from opforge.reports.files import write_all
-from opforge.reports.terminal import console_for_results, show
+from opforge.reports.run_files import write_reports
+from opforge.reports.terminal import console_for_results, print_run
 from opforge.runs import RunConfig, run
-from opforge.runs.speed import Ratio, over
+from opforge.runs.speed import Ratio, divide
 from tests.conftest import by_kernel, gen_input, slow
 
 FILES = {
@@ -29,10 +29,10 @@ def test_every_kernel_is_judged_on_every_case_and_compared(judge_custom, tmp_pat
     assert len(keys) == len(set(keys)) == ended.manifest["plan"]["cases"] == 9
     assert {v for v, _ in by_kernel(ended)["twice__wrong"]} == {"wrong"}
     summary = ended.summary
-    assert (summary.operator_count, len(summary.judged), sum(t.right for t in summary.judged)) == (3, 3, 2)
+    assert (summary.operator_count, len(summary.judged), sum(t.is_correct for t in summary.judged)) == (3, 3, 2)
     assert summary.correctness == pytest.approx(2 / 3)
-    assert summary.racing == {"twice__add", "twice__slow", "twice__wrong"}
-    write_all(tmp_path / "run", summary)
+    assert summary.timed_units == {"twice__add", "twice__slow", "twice__wrong"}
+    write_reports(tmp_path / "run", summary)
     text = (tmp_path / "run" / "OVERALL_SUMMARY.md").read_text()
     lines = [line for line in text.partition("## Implementations compared")[2].splitlines() if "`twice__" in line][:3]
     assert ["fastest" in line for line in lines] == [True, False, False]
@@ -42,7 +42,7 @@ def test_every_kernel_is_judged_on_every_case_and_compared(judge_custom, tmp_pat
     assert "3 wrong" in lines[2]
     table = (tmp_path / "run" / "operator_summary.csv").read_text().splitlines()
     assert [line.split(",")[:2] for line in table[1:]] == [["twice", f"twice__{n}"] for n in ("add", "slow", "wrong")]
-    show(console_for_results(), ended.manifest, summary)
+    print_run(console_for_results(), ended.manifest, summary)
     title, heads, *lines = capsys.readouterr().out.splitlines()
     assert title.strip() == "custom_ops on custom_ops (cpu)"
     assert " ".join(heads.split()) == "operator implementation passed verdict × reference × fastest reference"
@@ -75,7 +75,7 @@ def test_a_run_does_not_go_on_when_what_it_rests_on_has_changed(judge_custom, tm
     ended = judge_custom({"twice": FILES})
     source = tmp_path / "custom" / "twice" / file
     source.write_text(source.read_text() + "\n")
-    with pytest.raises(RunDirectoryError, match="has changed since the run was begun"):
+    with pytest.raises(RunDirectoryError, match="has changed since the run started"):
         run(RunConfig.from_json(ended.manifest["config"]), tmp_path / "run", resume=True)
 
 
@@ -83,9 +83,9 @@ def test_a_run_does_not_go_on_when_what_it_rests_on_has_changed(judge_custom, tm
 def test_what_stands_in_for_a_reference_is_in_the_report(judge_custom, tmp_path):
     files = {n: s for n, s in FILES.items() if n in ("gen_input.py", "twice_add.py")}
     ended = judge_custom({"twice": files, "nothing": {"gen_input.py": FILES["gen_input.py"]}})
-    write_all(tmp_path / "run", ended.summary)
+    write_reports(tmp_path / "run", ended.summary)
     text = (tmp_path / "run" / "OVERALL_SUMMARY.md").read_text()
-    assert "twice has no reference: twice__add is taken for it" in text
+    assert "twice has no reference: twice__add is used instead" in text
     assert "nothing has neither a reference nor an implementation" in text
     assert "nothing has no implementation nothing_NAME.py: there is nothing to judge" in text
     assert ended.summary.missing == ("nothing",)
@@ -104,11 +104,11 @@ def test_the_identity_stands_in_where_no_implementation_defines_the_function(jud
     ended = judge_custom({"twice": {"gen_input.py": FILES["gen_input.py"], "twice_a.py": "def a(x):\n    return x\n"}})
     reasons = by_kernel(ended)["twice__a"]
     assert reasons == {("error", "cannot be loaded: twice_a.py does not define twice_kernel_impl; it defines a")}
-    assert any("the identity is taken" in remark for remark in ended.manifest["plan"]["remarks"])
+    assert any("the identity is its reference" in remark for remark in ended.manifest["plan"]["remarks"])
 
 
 def test_one_speed_over_another_has_an_interval_made_of_both():
-    ratio = over(Ratio(2.0, 1.8, 2.2), Ratio(4.0, 3.9, 4.2))
+    ratio = divide(Ratio(2.0, 1.8, 2.2), Ratio(4.0, 3.9, 4.2))
     assert ratio.value == pytest.approx(0.5)
     assert 2.0 / 4.2 * 0.8 < ratio.low < 0.5 * 1.8 / 2.0
     assert 0.5 * 2.2 / 2.0 < ratio.high < 2.2 / 3.9
@@ -155,4 +155,4 @@ def test_without_a_reference_one_in_cpp_is_taken_for_it(judge_custom):
     files = {"gen_input.py": gen_input("Test(lambda: torch.randn(6))"), "twice_native.cpp": NATIVE}
     ended = judge_custom({"twice": files})
     assert {v for v, _ in by_kernel(ended)["twice__native"]} == {"passed"}
-    assert any("twice__native is taken for it" in remark for remark in ended.manifest["plan"]["remarks"])
+    assert any("twice__native is used instead" in remark for remark in ended.manifest["plan"]["remarks"])

@@ -9,7 +9,7 @@ import pytest
 from opforge.backends.directory import DirectoryBackend
 from opforge.cases import Case, Phase
 from opforge.runs import RunConfig, run
-from opforge.runs.local import ThisMachine, alike
+from opforge.runs.execute.local import ThisMachine, same_kind_gpus
 from opforge.suites.given import GivenSuite
 from tests.conftest import verdicts
 
@@ -100,7 +100,7 @@ def test_on_two_gpus_each_times_one_kernel_at_a_time(kernel_directory, tmp_path,
 
 
 def test_gpus_of_one_kind_are_shared_out():
-    assert alike(["H200"], None) == []
-    assert alike(["H200", "H200", "T4", "H200"], None) == ["0", "1", "3"]
-    assert alike(["H200", "H200"], "4, 7") == ["4", "7"]
-    assert alike(["H200", "T4"], None) == []
+    assert same_kind_gpus(["H200"], None) == []
+    assert same_kind_gpus(["H200", "H200", "T4", "H200"], None) == ["0", "1", "3"]
+    assert same_kind_gpus(["H200", "H200"], "4, 7") == ["4", "7"]
+    assert same_kind_gpus(["H200", "T4"], None) == []

@@ -13,12 +13,12 @@ import pytest
 
 from opforge.cases import Case, Phase
 from opforge.errors import OpforgeError
-from opforge.kernels import Kernel, Served
-from opforge.runs.cluster.flow import CHUNK, MOST_LOSSES, Flow, chunks
-from opforge.runs.cluster.node import LostError
-from opforge.runs.cluster.parcels import Parcel
-from opforge.runs.cluster.placement import AHEAD, Node, Placement
-from opforge.runs.plan import Job, Part
+from opforge.kernels import Kernel, ServedOperator
+from opforge.runs.execute.ray.node import ForkServerLostError
+from opforge.runs.execute.ray.placement import TASKS_PER_SLOT, Node, Placement
+from opforge.runs.execute.ray.scheduler import MAX_LOSSES, MAX_TASK_CASES, Scheduler, split_job
+from opforge.runs.execute.ray.shipment import Shipment
+from opforge.runs.plan import Job, OperatorCases
 
 HOME = "a" * 56
 NODES = [Node(HOME, "", 2, 0), Node("b" * 56, "", 1, 0)]
@@ -68,7 +68,7 @@ class StandIn:
             raise message
         return message
 
-    def _task(self, _settings: Any, parcel: Parcel, **_options: Any) -> Iterator[Any]:
+    def _task(self, _settings: Any, parcel: Shipment, **_options: Any) -> Iterator[Any]:
         return self._messages(parcel.job)
 
     def _messages(self, job: Job) -> Iterator[Any]:
@@ -76,7 +76,7 @@ class StandIn:
         self.tries[name] += 1
         lost = self._loses(name, self.tries[name])
         yield {"began": 0.0, "node": HOME}
-        for number, case in enumerate(c for p in job.parts for c in p.cases):
+        for number, case in enumerate(c for p in job.operators for c in p.cases):
             if lost is not None and number == lost[0]:
                 yield lost[1]
                 return
@@ -85,14 +85,16 @@ class StandIn:
 
 
 def job(name: str, count: int, ops: tuple[str, ...] = ("relu.default",)) -> Job:
-    parts = [Part(op, True, [Case.make(op, f"((T([{n}], f32),), {{}})") for n in range(count)]) for op in ops]
-    return Job(Kernel(name, ops[0], tuple(map(Served, ops))), tuple(parts))
+    parts = [OperatorCases(op, True, [Case.make(op, f"((T([{n}], f32),), {{}})") for n in range(count)]) for op in ops]
+    return Job(Kernel(name, ops[0], tuple(map(ServedOperator, ops))), tuple(parts))
 
 
 def flown(ray: StandIn, jobs: list[Job]) -> tuple[list[dict[str, Any]], Counter[str]]:
     rows: list[dict[str, Any]] = []
     record = io.StringIO()
-    Flow(ray, Placement(gpu=False), 1000, rows.extend, record, 60.0, lambda: NODES).run(jobs, Phase.CORRECTNESS, None)
+    Scheduler(ray, Placement(gpu=False), 1000, rows.extend, record, 60.0, lambda: NODES).run(
+        jobs, Phase.CORRECTNESS, None
+    )
     return rows, Counter(json.loads(line)["end"] for line in record.getvalue().splitlines())
 
 
@@ -102,15 +104,15 @@ def test_many_kernels_a_few_at_a_time_and_every_case_once():
     assert len(rows) == len({(r["kernel"], r["id"]) for r in rows}) == 210 * 8
     assert {r["verdict"] for r in rows} == {"passed"}
     assert ends == {"done": 210, "lost": 30}
-    assert ray.most == 3 * AHEAD
+    assert ray.most == 3 * TASKS_PER_SLOT
 
 
 def test_the_fourth_try_is_not_made():
-    ray = StandIn(lambda name, _tried: (1, RayTaskError(LostError("gone"))) if name == "bad" else None)
+    ray = StandIn(lambda name, _tried: (1, RayTaskError(ForkServerLostError("gone"))) if name == "bad" else None)
     rows, ends = flown(ray, [job("bad", 8), job("good", 8)])
     verdicts = Counter((r["kernel"], r["verdict"]) for r in rows)
-    assert verdicts == {("good", "passed"): 8, ("bad", "passed"): MOST_LOSSES, ("bad", "crashed"): 8 - MOST_LOSSES}
-    assert ends == {"done": 1, "lost": MOST_LOSSES}
+    assert verdicts == {("good", "passed"): 8, ("bad", "passed"): MAX_LOSSES, ("bad", "crashed"): 8 - MAX_LOSSES}
+    assert ends == {"done": 1, "lost": MAX_LOSSES}
 
 
 def test_a_node_that_goes_before_a_task_began_is_not_the_kernels_fault():
@@ -129,21 +131,23 @@ def test_what_was_built_on_a_node_is_timed_there_if_it_can_be():
     ray = StandIn(lambda _name, _tried: None)
     timed = [Case.make("relu.default", "((T([3], f32),), {})", phase=phase) for phase in Phase]
     jobs = [
-        Job(Kernel(file, "relu.default", (), f"/nowhere/{file}"), (Part("relu.default", True, timed),))
+        Job(Kernel(file, "relu.default", (), f"/nowhere/{file}"), (OperatorCases("relu.default", True, timed),))
         for file in ("one.cpp", "two.py")
     ]
-    flow = Flow(ray, Placement(gpu=True), 1000, lambda _rows: None, io.StringIO(), 60.0, lambda: [Node(HOME, "", 2, 1)])
+    flow = Scheduler(
+        ray, Placement(gpu=True), 1000, lambda _rows: None, io.StringIO(), 60.0, lambda: [Node(HOME, "", 2, 1)]
+    )
     for phase in Phase:
         flow.run(jobs, phase, None)
     assert [one and (one.node_id, one.soft) for one in ray.asked] == [None, None, (HOME, True), None]
 
 
 def test_chunks_are_cut_between_operators_and_know_the_whole_job():
-    whole = job("big", CHUNK - 100, ("add.Tensor", "sub.Tensor", "mul.Tensor"))
-    cut = list(chunks(whole, Phase.CORRECTNESS))
-    assert [[part.op for part in chunk.parts] for chunk in cut] == [["add.Tensor"], ["sub.Tensor"], ["mul.Tensor"]]
-    assert {chunk.serves for chunk in cut} == {("add.Tensor", "sub.Tensor", "mul.Tensor")}
-    assert [len(chunk.parts) for chunk in chunks(job("small", 5, ("add.Tensor", "sub.Tensor")), Phase.CORRECTNESS)] == [
-        2
-    ]
-    assert not list(chunks(whole, Phase.PERFORMANCE))
+    whole = job("big", MAX_TASK_CASES - 100, ("add.Tensor", "sub.Tensor", "mul.Tensor"))
+    cut = list(split_job(whole, Phase.CORRECTNESS))
+    assert [[part.op for part in chunk.operators] for chunk in cut] == [["add.Tensor"], ["sub.Tensor"], ["mul.Tensor"]]
+    assert {chunk.all_ops for chunk in cut} == {("add.Tensor", "sub.Tensor", "mul.Tensor")}
+    assert [
+        len(chunk.operators) for chunk in split_job(job("small", 5, ("add.Tensor", "sub.Tensor")), Phase.CORRECTNESS)
+    ] == [2]
+    assert not list(split_job(whole, Phase.PERFORMANCE))

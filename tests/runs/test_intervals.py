@@ -52,7 +52,7 @@ def coverage(measure, seed: int) -> float:
                 value, low, high = (math.exp(x) for x in measure(chance, truth))
                 times = {"speedup": value, "speedup_low": low, "speedup_high": high}
                 rows.append({"op": op, "kernel": "k", "verdict": "passed", "reason": "", **times})
-        low, high = Summary.of(manifest, rows).performance_interval
+        low, high = Summary.from_rows(manifest, rows).performance_interval
         covered += low <= math.exp(np.mean(logs)) <= high
     return covered / TIMES
 
@@ -78,6 +78,6 @@ def test_many_operators_are_known_better_than_one(count):
         "speedup_high": 1 / 0.9,
     }
     manifest = {"config": {"p": 1.0}, "plan": {"missing": [], "optional": [], "operators": count}}
-    low, high = Summary.of(manifest, [{"op": f"op{n}.x", **row} for n in range(count)]).performance_interval
+    low, high = Summary.from_rows(manifest, [{"op": f"op{n}.x", **row} for n in range(count)]).performance_interval
     assert math.log(high) == pytest.approx(-math.log(0.9) / math.sqrt(count))
     assert math.log(low) == pytest.approx(math.log(0.9) / math.sqrt(count))

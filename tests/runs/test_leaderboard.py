@@ -32,7 +32,7 @@ def test_only_runs_on_the_same_cases_and_device_share_a_board(many):
     first, *others = [sorted(e.name for e in b.entries) for b in found.boards]
     assert first == ["alike", "fair", "good"]
     assert sorted(others) == [["other_cases"], ["other_device"]]
-    reasons = {path.rpartition("/")[2]: reason for path, reason in found.left_out}
+    reasons = {path.rpartition("/")[2]: reason for path, reason in found.excluded}
     assert sorted(reasons) == ["broken_off", "old"]
     assert "unfinished" in reasons["broken_off"]
     assert "older opforge" in reasons["old"]
@@ -74,7 +74,7 @@ def test_what_differs_within_a_board_is_said(tmp_path):
     other = write(tmp_path / "b", [timed("a.x", 1.0)], versions={"torch": "2.14.0"}, config={"p": 1.2})
     board = leaderboard([one, other, one]).boards[0]
     assert len(board.entries) == 2  # a run that is named twice is one
-    assert board.differing == "torch differs: 2.13.0, 2.14.0; the p of perf@p differs: 1, 1.2"
+    assert board.setting_differences == "torch differs: 2.13.0, 2.14.0; the p of perf@p differs: 1, 1.2"
 
 
 def test_bad_words_are_answered(tmp_path, many):
@@ -82,7 +82,7 @@ def test_bad_words_are_answered(tmp_path, many):
         leaderboard([many], "beauty")
     with pytest.raises(RunDirectoryError, match="holds no run"):
         leaderboard([many / "no run at all"])
-    with pytest.raises(RunDirectoryError, match="is no folder"):
+    with pytest.raises(RunDirectoryError, match="is not a folder"):
         leaderboard([tmp_path / "nowhere"])
     assert call(["leaderboard", str(many), "--format", "junit"]) == 2
 
@@ -96,7 +96,7 @@ def test_the_command_shows_boards_operators_and_what_is_left_out(many, capsys):
         in lines
     )
     assert "b.x 1.010 [1.000, 1.020] 1.000 [0.990, 1.010] 0/1 passed" in lines
-    assert any(line.startswith("Runs on other cases or another device") for line in lines)
+    assert any(line.startswith("Runs on other cases or devices") for line in lines)
     assert any(line.startswith("left out: ") and "unfinished" in line for line in lines)
 
 

@@ -94,5 +94,5 @@ def test_a_run_is_not_resumed_with_a_changed_source(tmp_path, judge_tiny):
     config = RunConfig("tiny", "directory", ops_directory=str(root), timeout_s=5.0)
     assert run(config, ended.store.path, resume=True).summary.exit_code == 0
     write(root / "relu", "#define X 1\n", "beside.h")
-    with pytest.raises(RunDirectoryError, match="has changed since the run was begun"):
+    with pytest.raises(RunDirectoryError, match="has changed since the run started"):
         run(config, ended.store.path, resume=True)

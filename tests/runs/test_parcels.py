@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from opforge.kernels import Kernel, Reference, Served
-from opforge.runs.cluster import parcels
-from opforge.runs.cluster.parcels import digest_of, packed, pieces_of, stored, unpacked
+from opforge.kernels import Kernel, Reference, ServedOperator
+from opforge.runs.execute.ray import shipment
+from opforge.runs.execute.ray.shipment import blob_digest, blob_pieces, fetch_blob, pack, unpack
 from opforge.runs.plan import Job
 
 
@@ -17,7 +17,7 @@ from opforge.runs.plan import Job
 def node_cache(tmp_path, monkeypatch):
     """A node's cache, of which nothing is known yet."""
     monkeypatch.setenv("OPFORGE_CACHE", str(tmp_path / "node"))
-    parcels._sweep.cache_clear()
+    shipment._sweep.cache_clear()
     return tmp_path / "node" / "shipped"
 
 
@@ -26,60 +26,62 @@ def written(root: Path, **files: str) -> Job:
     for name, text in files.items():
         (root / f"{name}.py").write_text(text)
     reference = Reference("reference", str(root / "reference.py"))
-    return Job(Kernel("k", "relu.default", (Served("relu.default"),), str(root / "kernel.py"), reference=reference), ())
+    return Job(
+        Kernel("k", "relu.default", (ServedOperator("relu.default"),), str(root / "kernel.py"), reference=reference), ()
+    )
 
 
 def test_a_kernel_its_helpers_and_its_reference_arrive(tmp_path, node_cache):
     job = written(tmp_path / "here", kernel="import helper", helper="x = 1", reference="y = 2")
     (tmp_path / "here" / "kernel.proof.json").write_text("{}")
-    there = unpacked(packed(job))
+    there = unpack(pack(job))
     kernel = there.job.kernel
     assert Path(kernel.file).read_text() == "import helper"
     assert Path(kernel.file).with_name("helper.py").read_text() == "x = 1"
     assert Path(kernel.reference.file).read_text() == "y = 2"
     assert Path(kernel.file).is_relative_to(node_cache)
     assert sorted(p.name for p in Path(kernel.file).parent.iterdir()) == ["helper.py", "kernel.py", "reference.py"]
-    told = there.told([{"reason": f"{kernel.file} cannot be read"}])
+    told = there.restore_paths([{"reason": f"{kernel.file} cannot be read"}])
     assert told == [{"reason": f"{tmp_path / 'here' / 'kernel.py'} cannot be read"}]
 
 
 def test_the_same_files_lie_there_once_and_others_beside_them(tmp_path, node_cache):
-    one = unpacked(packed(written(tmp_path / "a", kernel="1", reference="")))
-    same = unpacked(packed(written(tmp_path / "b", kernel="1", reference="")))
-    other = unpacked(packed(written(tmp_path / "a", kernel="2", reference="")))
+    one = unpack(pack(written(tmp_path / "a", kernel="1", reference="")))
+    same = unpack(pack(written(tmp_path / "b", kernel="1", reference="")))
+    other = unpack(pack(written(tmp_path / "a", kernel="2", reference="")))
     assert one.job.kernel.file == same.job.kernel.file != other.job.kernel.file
     assert len(list((node_cache / "kernels").iterdir())) == 2
 
 
 def test_a_kernel_without_a_file_and_one_whose_file_is_gone(tmp_path):
     own = Job(Kernel("aten", "relu.default", ()), ())
-    assert unpacked(packed(own)).job == own
+    assert unpack(pack(own)).job == own
     gone = Job(Kernel("k", "relu.default", (), str(tmp_path / "nowhere" / "kernel.py")), ())
-    assert not Path(unpacked(packed(gone)).job.kernel.file).exists()
+    assert not Path(unpack(pack(gone)).job.kernel.file).exists()
 
 
 def test_a_kernel_of_too_much_is_the_reason_of_the_verdicts(tmp_path, monkeypatch):
-    monkeypatch.setattr(parcels, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(shipment, "MAX_KERNEL_BYTES", 1 << 20)
     job = written(tmp_path / "here", kernel="import data", reference="", data="#" * (2 << 20))
-    parcel = packed(job)
+    parcel = pack(job)
     assert "take more than 1 MiB" in parcel.job.kernel.broken
     assert not parcel.bundles
 
 
 def test_stored_tensors_are_asked_for_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(parcels, "PIECE", 10)
+    monkeypatch.setattr(shipment, "PIECE_BYTES", 10)
     blob = tmp_path / "blob"
     blob.write_bytes(bytes(range(35)))
-    pieces = list(pieces_of(blob))
+    pieces = list(blob_pieces(blob))
     assert list(map(len, pieces)) == [10, 10, 10, 5]
-    path = stored(digest_of(blob), [lambda piece=piece: piece for piece in pieces])
+    path = fetch_blob(blob_digest(blob), [lambda piece=piece: piece for piece in pieces])
     assert path.read_bytes() == blob.read_bytes()
-    assert stored(digest_of(blob), [lambda: pytest.fail("asked again")]) == path
+    assert fetch_blob(blob_digest(blob), [lambda: pytest.fail("asked again")]) == path
 
 
 def test_what_nobody_has_used_for_long_is_removed(tmp_path, node_cache):
-    old = Path(unpacked(packed(written(tmp_path / "a", kernel="1", reference=""))).job.kernel.file).parent
+    old = Path(unpack(pack(written(tmp_path / "a", kernel="1", reference=""))).job.kernel.file).parent
     os.utime(old, (0, 0))
-    parcels._sweep.cache_clear()
-    new = Path(unpacked(packed(written(tmp_path / "a", kernel="2", reference=""))).job.kernel.file).parent
+    shipment._sweep.cache_clear()
+    new = Path(unpack(pack(written(tmp_path / "a", kernel="2", reference=""))).job.kernel.file).parent
     assert (old.exists(), new.exists()) == (False, True)

@@ -16,18 +16,18 @@ from filelock import FileLock
 from rich.console import Console
 
 import opforge
-from opforge.cases.case import id_of
+from opforge.cases.case import case_id
 from opforge.cli.main import call
 from opforge.kernels import Kernel
-from opforge.kernels.proofs import proof_of
+from opforge.kernels.proof import proof_path
 from opforge.kernels.source import UNREADABLE, digest
 from opforge.ops import table
-from opforge.reports.terminal import show
-from opforge.runs.local import ThisMachine
-from opforge.runs.proofs import not_slower, ranges, write_proofs
+from opforge.reports.terminal import print_run
+from opforge.runs.execute.local import ThisMachine
+from opforge.runs.proofs import not_slower, timed_ranges, write_proofs
 from opforge.runtime.devices import cpu_name
-from opforge.runtime.proofs import read
-from opforge.runtime.serving import KernelWarning
+from opforge.runtime.dispatch import KernelWarning
+from opforge.runtime.proof_files import read_proof_file
 
 RELU = """
 import torch
@@ -71,7 +71,7 @@ def passed(case, verdict="passed", op="relu.default", **fields):
         "kernel": "k",
         "op": op,
         "case": case,
-        "id": id_of(op, case, "", "returns", "correctness"),
+        "id": case_id(op, case, "", "returns", "correctness"),
         "verdict": verdict,
         **fields,
     }
@@ -84,15 +84,15 @@ def prove(file, *rows, name="k", manifest=MANIFEST, **options):
 
 
 def proof(file):
-    return json.loads(proof_of(file).read_text())
+    return json.loads(proof_path(file).read_text())
 
 
 def test_sizes_speak_for_those_that_are_nearer_to_them_than_to_others():
-    assert ranges([(100, True)]) == [[50, 200, True]]
-    assert ranges([(100, True), (10_000, True)]) == [[50, 20_000, True]]
-    assert ranges([(100, False), (10_000, True)]) == [[50, 1000, False], [1001, 20_000, True]]
-    assert ranges([(100, True), (100, False)]) == [[50, 200, False]]
-    assert ranges([]) == []
+    assert timed_ranges([(100, True)]) == [[50, 200, True]]
+    assert timed_ranges([(100, True), (10_000, True)]) == [[50, 20_000, True]]
+    assert timed_ranges([(100, False), (10_000, True)]) == [[50, 1000, False], [1001, 20_000, True]]
+    assert timed_ranges([(100, True), (100, False)]) == [[50, 200, False]]
+    assert timed_ranges([]) == []
 
 
 @pytest.mark.parametrize(
@@ -119,14 +119,16 @@ def test_a_run_proves_what_passed_and_enable_serves_it(folder, judge):
         assert made.counters()["relu.default"]["served"] == 1
         refused = {"dtypes not proven": 1, "size not proven": 1, "extent not proven": 1}
         assert made.counters()["relu.default"]["aten"] == refused
-    nowhere = pytest.warns(KernelWarning, match="no kernel is put in place")
+    nowhere = pytest.warns(KernelWarning, match="no kernel is enabled")
     with nowhere, opforge.enabled(folder.parents[1], device="cpu") as made:
         assert made.counters() == {}  # and not asked in vain, call by call
-        assert made.refused["relu.default"].startswith("relu_implementation_1 is at no size both timed and not slower")
+        assert made.refused["relu.default"].startswith(
+            "relu_implementation_1 was not timed for relu.default, or is slower"
+        )
 
 
 def test_extents_are_kept_by_argument_and_dimension_and_widened(folder):
-    prove(folder, passed("((T([3, 4], f32),), {})", forms=["empty"]), passed("((T([50], f32),), {})"))
+    prove(folder, passed("((T([3, 4], f32),), {})", variants=["empty"]), passed("((T([50], f32),), {})"))
     assert proof(folder)["operators"]["relu.default"]["float32"]["extents"] == [[[4, 50], [0, 3]]]
     prove(folder, passed("((T([2, 7, 1], f32),), {})"))
     assert proof(folder)["operators"]["relu.default"]["float32"]["extents"] == [[[1, 50], [0, 7], [2, 2]]]
@@ -165,7 +167,7 @@ def test_a_proof_that_is_broken_or_of_another_format_is_replaced(folder, before)
     prove(folder, passed("((T([3, 4], f32),), {})"))
     if isinstance(before, dict):
         before = json.dumps({**proof(folder), **before})
-    proof_of(folder).write_text(before)
+    proof_path(folder).write_text(before)
     prove(folder, passed("((T([50], f32),), {})"))
     assert proof(folder)["operators"]["relu.default"]["float32"]["numel"] == [50, 50]
 
@@ -197,7 +199,7 @@ def test_nothing_is_proven_while_a_case_is_left_that_cheated_crashed_or_hung(fol
     assert proven(folder) == {}
     prove(folder, passed(F32))
     assert proven(folder) == {}
-    words = f"is not proven: 1 case failed, for example [0-9a-f]{{16}}: {verdict}; mend it"
+    words = f"is not proven: 1 case failed, for example [0-9a-f]{{16}}: {verdict}; fix it"
     here = {**MANIFEST, "versions": {"torch": torch.__version__}, "machine": {"name": cpu_name()}}
     prove(folder, passed(MORE, verdict), manifest=here)
     with pytest.warns(KernelWarning, match=words), opforge.enabled(folder.parents[1], device="cpu") as made:
@@ -268,14 +270,14 @@ def test_one_proof_that_cannot_be_written_stops_no_other(folder, judge_tiny, ker
     root = kernel_directory(
         {"abs": "import torch\ndef abs_kernel_impl(self):\n    return torch.where(self > 0, self, 0 - self)\n"}
     )
-    proof_of(folder).mkdir()
+    proof_path(folder).mkdir()
     ended = judge_tiny(root, {"relu.default": [F32], "abs.default": [F32]})
     assert proven(root / "abs" / "abs_implementation_1.py") == {"abs.default": ["float32"]}
-    assert [p.name for p in folder.parent.iterdir() if p != folder] == [proof_of(folder).name]
+    assert [p.name for p in folder.parent.iterdir() if p != folder] == [proof_path(folder).name]
     remark = ended.manifest["proofs"]["remarks"]["relu_implementation_1"]
-    assert remark == f"{proof_of(folder)} cannot be written: Is a directory"
+    assert remark == f"{proof_path(folder)} cannot be written: Is a directory"
     console = Console(width=400, file=io.StringIO())
-    show(console, ended.manifest, ended.summary)
+    print_run(console, ended.manifest, ended.summary)
     assert f"note {remark}" in console.file.getvalue()
 
 
@@ -284,27 +286,27 @@ def test_a_proof_that_no_longer_holds_is_taken_away_where_nothing_can_be_written
     full = OSError(errno.ENOSPC, "No space left on device")
     monkeypatch.setattr("opforge.cache.write_atomically", Mock(side_effect=full))
     assert prove(folder, passed(MORE)).remarks == {
-        "k": f"{proof_of(folder)} cannot be written: No space left on device"
+        "k": f"{proof_path(folder)} cannot be written: No space left on device"
     }
     assert proven(folder) == {"relu.default": ["float32"]}
     prove(folder, passed(F32, "wrong"))
-    assert not proof_of(folder).exists()
+    assert not proof_path(folder).exists()
 
 
 def test_two_runs_at_once_prove_both(folder, monkeypatch, tmp_path):
     monkeypatch.setenv("OPFORGE_CACHE", str(tmp_path / "cache"))
 
     def slow(path):
-        found = read(path)
+        found = read_proof_file(path)
         time.sleep(0.3)
         return found
 
     table()  # made again in another cache, before threads want it
-    monkeypatch.setattr("opforge.runs.proofs.read", slow)
+    monkeypatch.setattr("opforge.runs.proofs.read_proof_file", slow)
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda case: prove(folder, passed(case)), (F32, F64)))
     assert sorted(proven(folder)["relu.default"]) == ["float32", "float64"]
-    assert {p.name for p in folder.parent.iterdir()} == {folder.name, proof_of(folder).name}
+    assert {p.name for p in folder.parent.iterdir()} == {folder.name, proof_path(folder).name}
     monkeypatch.setattr("opforge.runs.proofs._PATIENCE_S", 0.1)
     (lock,) = (tmp_path / "cache" / "locks").iterdir()
     with FileLock(lock):
@@ -316,13 +318,13 @@ def test_a_source_that_was_edited_while_it_was_judged_is_not_proven(folder, judg
         folder.write_text(RELU + "\n# other\n")
         return write_proofs(*given, **options)
 
-    monkeypatch.setattr("opforge.runs.conduct.write_proofs", edited)
+    monkeypatch.setattr("opforge.runs.pipeline.write_proofs", edited)
     ended = judge_tiny(folder.parents[1], {"relu.default": [F32]})
-    assert not proof_of(folder).exists()
+    assert not proof_path(folder).exists()
     assert ended.manifest["proofs"] == {
         "written": [],
         "remarks": {
-            "relu_implementation_1": f"{folder} was changed while it was judged, and nothing is written of it; judge it again with `opforge run`"
+            "relu_implementation_1": f"{folder} was changed while it was judged, so no proof is written; judge it again with `opforge run`"
         },
     }
 
@@ -371,11 +373,11 @@ def test_arguments_that_are_no_tensors_are_part_of_a_proof(folder, op, cases, ar
     whole = proof(folder)
     ((_, row),) = whole["operators"][op].items()
     assert row.get("arguments") == arguments
-    proof_of(folder).unlink()
+    proof_path(folder).unlink()
     for case in cases:  # one run after another proves the same
         prove(folder, passed(case, op=op))
     assert proof(folder) == whole
-    assert read(proof_of(folder))["operators"] == whole["operators"]
+    assert read_proof_file(proof_path(folder))["operators"] == whole["operators"]
 
 
 @pytest.mark.parametrize(
@@ -386,8 +388,8 @@ def test_a_proof_whose_arguments_are_broken_is_none(folder, words):
     prove(folder, passed("((T([3], f32),), {'approximate': 'tanh'})", op="gelu.default"))
     found = proof(folder)
     found["operators"]["gelu.default"]["float32"]["arguments"] = {"approximate": words}
-    proof_of(folder).write_text(json.dumps(found))
-    assert "is broken" in read(proof_of(folder))
+    proof_path(folder).write_text(json.dumps(found))
+    assert "is broken" in read_proof_file(proof_path(folder))
 
 
 @pytest.mark.parametrize("arguments", [[], 0, "", False, None])
@@ -395,13 +397,13 @@ def test_a_proof_with_anything_for_arguments_is_none(folder, arguments):
     prove(folder, passed("((T([3], f32),), {})"))
     found = proof(folder)
     found["operators"]["relu.default"]["float32"]["arguments"] = arguments
-    proof_of(folder).write_text(json.dumps(found))
-    assert "is broken" in read(proof_of(folder))
+    proof_path(folder).write_text(json.dumps(found))
+    assert "is broken" in read_proof_file(proof_path(folder))
 
 
 def test_a_call_without_a_tensor_proves_nothing(folder):
     prove(folder, passed("((3, 4), {})", op="tril_indices.default"))
-    assert not proof_of(folder).exists()
+    assert not proof_path(folder).exists()
 
 
 @pytest.mark.parametrize(
@@ -425,14 +427,14 @@ def test_shapes_that_differ_and_how_many_are_in_a_list_are_part_of_a_proof(folde
 def test_nothing_is_proven_of_a_kernel_without_a_digest(folder):
     kernel = Kernel("k", "relu.default", (), str(folder.with_name("gone.py")), (), UNREADABLE)
     assert write_proofs([kernel], [passed(F32)], MANIFEST, ()).paths == []
-    assert not proof_of(folder.with_name("gone.py")).exists()
+    assert not proof_path(folder.with_name("gone.py")).exists()
 
 
 def test_a_proof_made_by_hand_is_not_widened(folder):
     prove(folder, passed("((T([3, 4], f32),), {})"))
     found = proof(folder)
     found["operators"]["relu.default"]["float32"]["numel"] = [0, 10**12]
-    proof_of(folder).write_text(json.dumps(found))
+    proof_path(folder).write_text(json.dumps(found))
     prove(folder, passed("((T([50], f32),), {})"))
     assert proof(folder)["operators"]["relu.default"]["float32"]["numel"] == [50, 50]
 
@@ -440,8 +442,8 @@ def test_a_proof_made_by_hand_is_not_widened(folder):
 def test_where_kernels_can_read_the_key_nothing_is_proven(folder):
     shut_off = {**MANIFEST, "confinement": {"missing": ["files outside its folder"]}}
     done = prove(folder, passed(F32), manifest=shut_off)
-    assert not proof_of(folder).exists()
-    assert "kernels could read the key with which proofs are signed" in done.remarks["k"]
+    assert not proof_path(folder).exists()
+    assert "kernels could read the key that signs proofs" in done.remarks["k"]
     prove(folder, passed(F32))
     prove(folder, passed(F32, "wrong"), manifest=shut_off)
-    assert not proof_of(folder).exists(), "what failed there voids what was proven before"
+    assert not proof_path(folder).exists(), "what failed there voids what was proven before"

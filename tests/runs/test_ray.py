@@ -26,14 +26,14 @@ from opforge.backends.directory import DirectoryBackend
 from opforge.cases import Case, Phase
 from opforge.errors import OpforgeError
 from opforge.runs import RunConfig, run
-from opforge.runs.cluster import executor as cluster_executor
-from opforge.runs.cluster import joining
-from opforge.runs.cluster.executor import TASKS, RayCluster
-from opforge.runs.cluster.flow import MOST_LOSSES, Flow
-from opforge.runs.cluster.placement import AHEAD, PER_GPU, Node, Place, Placement
+from opforge.runs.execute.ray import connect
+from opforge.runs.execute.ray import executor as cluster_executor
+from opforge.runs.execute.ray.executor import TASKS, RayCluster
+from opforge.runs.execute.ray.placement import KERNELS_PER_GPU, TASKS_PER_SLOT, Node, Placement, TaskRequest
+from opforge.runs.execute.ray.scheduler import MAX_LOSSES, Scheduler
 from opforge.runs.store import read_rows
-from opforge.suites.finding import find_suite
 from opforge.suites.given import GivenSuite
+from opforge.suites.lookup import find_suite
 from tests.command import opforge_process
 from tests.conftest import ROOT, gen_input
 from tests.runs.test_resume import wait_for_lines
@@ -65,7 +65,7 @@ class Nodes:
     def __init__(self, folder: Path) -> None:
         self.cache = folder / "cache"
         self._folder = folder
-        joining.load_ray()
+        connect.load_ray()
         from ray.cluster_utils import Cluster
 
         self.cluster = Cluster()
@@ -94,8 +94,8 @@ class Nodes:
 def nodes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("nodes")
     made = Nodes(folder)
-    ray = joining.load_ray()
-    joining.join(ray, made.cluster.address)
+    ray = connect.load_ray()
+    connect.connect(ray, made.cluster.address)
     yield made
     ray.shutdown()
     made.cluster.shutdown()
@@ -216,24 +216,24 @@ def test_a_kernel_that_kills_its_ray_worker_is_tried_three_times(nodes, kernel_d
     suite = GivenSuite([*cases("abs", 3, timed=True), *cases("neg", 3, timed=True)])
     rows = judged(root, tmp_path / "run", suite, **on_ray(confine=False))
     assert {(r["op"], r["verdict"]) for r in rows} == {("abs.default", "passed"), ("neg.default", "crashed")}
-    assert all("lost 3 times" in r["reason"] for r in rows if r["verdict"] == "crashed")
+    assert all("died 3 times" in r["reason"] for r in rows if r["verdict"] == "crashed")
     ends = Counter((t["kernel"], t["end"]) for t in tasks(tmp_path / "run"))
-    assert ends == {("neg_implementation_1", "lost"): MOST_LOSSES, ("abs_implementation_1", "done"): 2}
+    assert ends == {("neg_implementation_1", "lost"): MAX_LOSSES, ("abs_implementation_1", "done"): 2}
 
 
 @pytest.mark.slow
 def test_a_lost_node_loses_no_case_and_judges_none_twice(two_nodes, kernel_directory, tmp_path, monkeypatch):
-    flows: list[Flow] = []
-    take = Flow._take
+    flows: list[Scheduler] = []
+    take = Scheduler._receive_message
 
-    def watched(flow: Flow, flying: Any) -> None:
+    def watched(flow: Scheduler, flying: Any) -> None:
         take(flow, flying)
-        running = [t.record["node"] for t in flow._flying.values() if "began" in t.record and t.waiting]
+        running = [t.record["node"] for t in flow._running.values() if "began" in t.record and t.pending]
         if not flows and two_nodes.spare.node_id in running:
             flows.append(flow)
             two_nodes.lose()
 
-    monkeypatch.setattr(Flow, "_take", watched)
+    monkeypatch.setattr(Scheduler, "_receive_message", watched)
     root = kernel_directory({op: SLOW.format(op=op, body=body) for op, body in BODIES.items()})
     suite = GivenSuite([case for op in BODIES for case in cases(op, 12)])
     rows = judged(root, tmp_path / "run", suite, **on_ray())
@@ -273,18 +273,18 @@ def test_places_by_kind_of_device():
     assert gpu.usable(every) == [two]
     assert (cpu.slots(every, Phase.CORRECTNESS), cpu.slots(every, Phase.PERFORMANCE)) == (20, 2)
     assert (gpu.slots(every, Phase.CORRECTNESS), gpu.slots(every, Phase.PERFORMANCE)) == (16, 8)
-    assert cpu.most(every, Phase.CORRECTNESS, 1000) == 20 * AHEAD
-    assert cpu.most(every, Phase.CORRECTNESS, 3) == 3
-    assert cpu.place(every, Phase.PERFORMANCE, Counter({"b": 1})) == Place(16.0, node="c", must=True)
-    assert cpu.place(every, Phase.PERFORMANCE, Counter(), "c") == Place(16.0, node="c", must=True)
-    assert cpu.place(every, Phase.PERFORMANCE, Counter({"b": 1, "c": 1})) is None
-    assert gpu.place(every, Phase.PERFORMANCE, Counter()) == Place(1.0, 1.0)
-    assert gpu.place(every, Phase.CORRECTNESS, Counter(), "c") == Place(1.0, 1.0 / PER_GPU, "c")
+    assert cpu.max_tasks(every, Phase.CORRECTNESS, 1000) == 20 * TASKS_PER_SLOT
+    assert cpu.max_tasks(every, Phase.CORRECTNESS, 3) == 3
+    assert cpu.request(every, Phase.PERFORMANCE, Counter({"b": 1})) == TaskRequest(16.0, node="c", pinned=True)
+    assert cpu.request(every, Phase.PERFORMANCE, Counter(), "c") == TaskRequest(16.0, node="c", pinned=True)
+    assert cpu.request(every, Phase.PERFORMANCE, Counter({"b": 1, "c": 1})) is None
+    assert gpu.request(every, Phase.PERFORMANCE, Counter()) == TaskRequest(1.0, 1.0)
+    assert gpu.request(every, Phase.CORRECTNESS, Counter(), "c") == TaskRequest(1.0, 1.0 / KERNELS_PER_GPU, "c")
 
 
 @pytest.mark.slow
 def test_other_versions_on_a_node_are_named(nodes, monkeypatch, kernel_directory, tmp_path):
-    ours = {**joining.versions(), "torch": "2.99.0"}
+    ours = {**connect.versions(), "torch": "2.99.0"}
     monkeypatch.setattr(cluster_executor, "versions", lambda: ours)
     root = kernel_directory({"abs": HONEST.format(op="abs", body=BODIES["abs"])})
     with pytest.raises(OpforgeError, match=r"node .* has torch .*, and here it is 2\.99\.0; install the same"):
@@ -297,7 +297,7 @@ def test_another_version_of_ray_is_named():
         raise RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.1.0\n    Python: 3.9.1\n")
 
     with pytest.raises(OpforgeError, match=r"started with: Ray: 2\.1\.0 Python: 3\.9\.1; install the same on all"):
-        joining.join(SimpleNamespace(init=init), "auto")
+        connect.connect(SimpleNamespace(init=init), "auto")
 
 
 def test_no_ray(monkeypatch):
@@ -309,7 +309,7 @@ def test_no_ray(monkeypatch):
 @pytest.mark.parametrize("address", ["nonsense", "127.0.0.1:", "127.0.0.1:99999", "ray://127.0.0.1:10001"])
 def test_what_is_no_address(address):
     with pytest.raises(OpforgeError, match="HOST:PORT"):
-        joining.join(None, address)
+        connect.connect(None, address)
 
 
 def test_nothing_at_an_address():
@@ -323,16 +323,16 @@ def test_nothing_at_an_address():
 
 
 def test_something_else_at_an_address(monkeypatch):
-    monkeypatch.setattr(joining, "_ANSWER_S", 2.0)
+    monkeypatch.setattr(connect, "_ANSWER_S", 2.0)
     with (
         socket.create_server(("127.0.0.1", 0)) as other,
         pytest.raises(OpforgeError, match="is not the head of a Ray cluster"),
     ):
-        joining.join(None, f"127.0.0.1:{other.getsockname()[1]}")
+        connect.connect(None, f"127.0.0.1:{other.getsockname()[1]}")
 
 
 def test_an_address_without_ray_and_a_device_with_it():
-    with pytest.raises(OpforgeError, match="goes with --executor ray"):
+    with pytest.raises(OpforgeError, match="requires --executor ray"):
         RunConfig("smoke", "aten", ray_address="auto").checked()
     with pytest.raises(OpforgeError, match="use --device cuda"):
         RayCluster(RunConfig("smoke", "aten", device="cuda:1", **on_ray()))

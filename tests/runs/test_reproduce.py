@@ -28,8 +28,8 @@ def test_the_same_case_gets_the_same_verdict_and_reason(judge_tiny, kernel_direc
     judge_tiny(root, {"relu.default": UNARY, "relu_.default": UNARY})
     wrong = [row for row in rows_of(tmp_path / "run") if row["op"] == "relu_.default" and row["verdict"] == "wrong"]
     again = reproduce(tmp_path / "run", wrong[-1]["id"][:12], tmp_path / "again")
-    assert (again.now["verdict"], again.now["reason"]) == (wrong[-1]["verdict"], wrong[-1]["reason"])
-    assert again.same
+    assert (again.after["verdict"], again.after["reason"]) == (wrong[-1]["verdict"], wrong[-1]["reason"])
+    assert again.is_same_verdict
     assert again.changed == ()
     assert again.exit_code == 1
     assert len(rows_of(tmp_path / "again")) == 1
@@ -64,19 +64,19 @@ def test_custom_operators_on_the_inputs_of_the_run(judge_custom, tmp_path):
     with pytest.raises(OpforgeError, match="several kernels: double__right, double__wrong; say which"):
         reproduce(tmp_path / "run", before["id"], tmp_path / "again")
     again = reproduce(tmp_path / "run", before["id"], tmp_path / "again", kernel=before["kernel"])
-    assert again.now["reason"] == before["reason"]  # which has numbers of these contents
+    assert again.after["reason"] == before["reason"]  # which has numbers of these contents
     with pytest.raises(OpforgeError, match="was not judged for kernel 'x'"):
         find_row(tmp_path / "run", before["id"], "x")
 
 
 def test_a_case_that_was_given_to_be_timed(judge_tiny, kernel_directory, tmp_path):
     root = kernel_directory({"relu": WRONG})
-    backend = SingleBackend.named(str(root / "relu"))
+    backend = SingleBackend.from_argument(str(root / "relu"))
     case = performance_case("relu.default", UNARY[0])
     run(RunConfig("given", "kernel", workers=1), tmp_path / "run", suite=GivenSuite([case]), backend=backend)
     again = reproduce(tmp_path / "run", case.id, tmp_path / "again")
-    assert again.same
-    assert again.now["verdict"] == "wrong"
+    assert again.is_same_verdict
+    assert again.after["verdict"] == "wrong"
 
 
 def test_cases_that_are_not_there(judge_tiny, kernel_directory, tmp_path):
@@ -89,7 +89,7 @@ def test_cases_that_are_not_there(judge_tiny, kernel_directory, tmp_path):
     with (tmp_path / "run" / "results.jsonl").open("a") as handle:
         for last in "ab":
             handle.write(json.dumps({**line, "id": f"not a digest {last}"}) + "\n")
-    with pytest.raises(OpforgeError, match="begins several ids: not a digest a, not a digest b"):
+    with pytest.raises(OpforgeError, match="matches several ids: not a digest a, not a digest b"):
         find_row(tmp_path / "run", "not")
     with pytest.raises(RunDirectoryError, match="has no case not a digest a any more"):
         reproduce(tmp_path / "run", "not a digest a", tmp_path / "again")

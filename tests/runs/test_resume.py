@@ -164,12 +164,12 @@ def test_resume_refuses_other_settings_and_changed_kernels(tmp_path, kernel_dire
     assert opforge(*words).returncode == 0
     other = opforge("run", "--resume", str(out), "--suite", "opinfo")
     assert other.returncode == 2
-    assert "--suite does not go with --resume" in other.stderr
+    assert "--suite cannot be combined with --resume" in other.stderr
     source = root / "relu" / "relu_implementation_1.py"
     source.write_text(source.read_text() + "\n")
     changed = opforge("run", "--resume", str(out))
     assert changed.returncode == 2
-    assert "has changed since the run was begun" in changed.stderr
+    assert "has changed since the run started" in changed.stderr
 
 
 def test_the_lock_goes_with_the_process(tmp_path):

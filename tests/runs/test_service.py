@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from opforge.backends.directory import kernel_in
+from opforge.backends.directory import kernel_from_file
 from opforge.cases import Case, Phase
 from opforge.errors import InternalError
 from opforge.runs import RunConfig
-from opforge.runs.plan import Job, Part
-from opforge.runs.service import JudgingService, is_right
+from opforge.runs.execute.service import JudgingService, is_correct
+from opforge.runs.plan import Job, OperatorCases
 from opforge.suites import LoadedSuite
 from tests.runs.test_execute import BODIES, OPS, SOURCE, TO_CHECK, TO_TIME, cases, timed_alone
 
@@ -23,8 +23,8 @@ def job(root: Path, op: str) -> Job:
     own = [
         c for phase, shape in ((Phase.CORRECTNESS, TO_CHECK), (Phase.PERFORMANCE, TO_TIME)) for c in cases(phase, shape)
     ]
-    kernel = kernel_in(root / op / f"{op}_implementation_1.py", op)
-    return Job(kernel, (Part(name, True, [case for case in own if case.op == name]),))
+    kernel = kernel_from_file(root / op / f"{op}_implementation_1.py", op)
+    return Job(kernel, (OperatorCases(name, True, [case for case in own if case.op == name]),))
 
 
 @pytest.fixture
@@ -61,8 +61,8 @@ def test_a_wrong_kernel_is_not_judged_on_all_of_many_cases_and_a_right_one_is(ke
     counts = {}
     for op in ("relu", "square"):
         many = [Case.make(f"{op}.default", f"((T([{size}], f32),), {{}})") for size in range(1, 101)]
-        kernel = kernel_in(root / op / f"{op}_implementation_1.py", op)
-        rows = service.judge(Job(kernel, (Part(f"{op}.default", True, many),)))
+        kernel = kernel_from_file(root / op / f"{op}_implementation_1.py", op)
+        rows = service.judge(Job(kernel, (OperatorCases(f"{op}.default", True, many),)))
         assert len({row["id"] for row in rows}) == len(rows)
         counts[op] = len(rows)
     assert counts == {"relu": 25, "square": 100}
@@ -71,10 +71,12 @@ def test_a_wrong_kernel_is_not_judged_on_all_of_many_cases_and_a_right_one_is(ke
 def test_a_kernel_that_declines_all_that_there_is_is_not_right(kernel_directory, service):
     root = kernel_directory({"add": "def add_kernel_impl(self, other, alpha=1):\n    raise NotImplementedError"})
     case = Case.make("add.Scalar", "((T([3], f32), 2), {})")
-    asked = Job(kernel_in(root / "add" / "add_implementation_1.py", "add"), (Part("add.Scalar", False, [case]),))
+    asked = Job(
+        kernel_from_file(root / "add" / "add_implementation_1.py", "add"), (OperatorCases("add.Scalar", False, [case]),)
+    )
     rows = service.judge(asked)
     assert [row["verdict"] for row in rows] == ["unsupported"]
-    assert not is_right(asked, rows)
+    assert not is_correct(asked, rows)
 
 
 def test_who_waits_when_judging_ends_is_told(kernel_directory, shared_server):
@@ -89,5 +91,5 @@ def test_who_waits_when_judging_ends_is_told(kernel_directory, shared_server):
         service.close()
         with pytest.raises(InternalError, match="before the kernel had its verdicts"):
             waiting.result()
-    with pytest.raises(InternalError, match="nothing is judged any more"):
+    with pytest.raises(InternalError, match="judging has ended"):
         service.judge(job(root, "relu"))

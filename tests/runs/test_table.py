@@ -33,7 +33,7 @@ FULL = timed(
     calls={"aten::mul": 2},
     device={**FIGURE, "method": "graph", "cache": "cold"},
     call=FIGURE,
-    light={"bytes": 8, "flops": 4, "us": 0.5, "bound": "memory", "kernel": 50, "aten": 25.0, "counted": "formula"},
+    sol={"bytes": 8, "flops": 4, "us": 0.5, "bound": "memory", "kernel": 50, "aten": 25.0, "counted": "formula"},
     launch_bound=True,
     clocks={"sm_mhz_low": 1200},
     kernel_error=0,  # a whole number where a real one is meant
@@ -60,7 +60,7 @@ def test_every_line_has_all_columns_with_their_types(two):
     assert first["device_time"]["method"] == "graph"
     assert first["call_time"]["aten_us"] == 2.0
     assert first["call_time"]["method"] is None
-    assert first["light"]["kernel"] == 50.0
+    assert first["sol"]["kernel"] == 50.0
     assert first["launch_bound"] is True
     assert json.loads(first["clocks"]) == {"sm_mhz_low": 1200}
     assert first["kernel_error"] == 0.0
@@ -84,8 +84,18 @@ def test_parquet_holds_the_same_and_is_read_by_duckdb(two, tmp_path, capsys):
     files = capsys.readouterr().out.split()
     assert [Path(f).name for f in files] == ["results.parquet", "runs.parquet"]
     assert pq.read_table(files[0]).equals(table.results(two).read_all())
-    rows = duckdb.sql(f"SELECT op, light.kernel, calls['aten::mul'] FROM '{files[0]}' WHERE launch_bound").fetchall()
+    rows = duckdb.sql(f"SELECT op, sol.kernel, calls['aten::mul'] FROM '{files[0]}' WHERE launch_bound").fetchall()
     assert rows == [("a.x", 50.0, 2)]
+
+
+def test_fields_of_version_0_1_are_read_and_asked_by_their_old_names(tmp_path):
+    pytest.importorskip("duckdb")
+    old = {name: value for name, value in FULL.items() if name != "sol"} | {"light": FULL["sol"], "forms": ["nan"]}
+    path = write(tmp_path / "old", [old])
+    (row,) = table.results([path]).read_all().to_pylist()
+    assert (row["sol"]["kernel"], row["variants"]) == (50.0, ["nan"])
+    for sql in ("SELECT sol.kernel, variants FROM results", "SELECT light.kernel, forms FROM results"):
+        assert query([path], sql)[1] == [(50.0, ["nan"])]
 
 
 def test_many_lines_come_in_batches(tmp_path):

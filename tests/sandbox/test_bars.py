@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from opforge.kernels.native.elf import NotALibraryError, symbols
-from opforge.sandbox import bars
-from opforge.sandbox.registrations import Registrations
+from opforge.sandbox.guard import blocked_functions
+from opforge.sandbox.guard.registrations import RegistrationSnapshot
 
 LIBRARY = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
 HYPOT = "_ZN2at3cpu9hypot_outERNS_6TensorERKS1_S4_"
@@ -33,16 +33,16 @@ def _call_past_the_dispatcher() -> None:
 
 def _closed_and(action) -> int:
     def both() -> None:
-        bars.close(["hypot.out"])
+        blocked_functions.block(["hypot.out"])
         action()
 
     return _status_of(both)
 
 
 def test_a_closed_function_ends_the_process_and_others_do_not():
-    bars.entrances()
+    blocked_functions.function_addresses()
     assert _status_of(_call_past_the_dispatcher) == 0
-    assert _closed_and(_call_past_the_dispatcher) == bars.STATUS
+    assert _closed_and(_call_past_the_dispatcher) == blocked_functions.EXIT_STATUS
     assert _closed_and(lambda: torch.hypot(torch.ones(3), torch.ones(3))) == 0
 
 
@@ -54,11 +54,11 @@ def test_symbols_are_read_from_the_file(tmp_path):
 
 
 def test_what_is_registered_under_aten_is_known():
-    before = Registrations()
+    before = RegistrationSnapshot()
     assert before.changed() == []
     library = torch.library.Library("aten", "IMPL")
     library.impl("hardshrink", lambda self, lambd=0.5: self, "Negative")
     assert before.changed() == ["aten::hardshrink"]
-    assert before.changed(ours=["hardshrink.default"]) == []
+    assert before.changed(ignored=["hardshrink.default"]) == []
     library._destroy()
     assert before.changed() == []

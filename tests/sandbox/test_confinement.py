@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from opforge.judge import rooms
-from opforge.runs.execute import start_server
-from opforge.sandbox import landlock, reach, seccomp
-from opforge.sandbox.client import worker_environment
-from opforge.sandbox.confinement import abilities
-from opforge.sandbox.secret_names import looks_secret
+from opforge.judge import worker_folders
+from opforge.runs.execute.judge_pool import start_server
+from opforge.sandbox.guard import landlock, readable_paths, seccomp
+from opforge.sandbox.guard.confinement import abilities
+from opforge.sandbox.guard.secret_names import looks_secret
+from opforge.sandbox.host.client import worker_environment
 from tests.conftest import ROOT, UNARY, verdicts
 
 pytestmark = pytest.mark.skipif(
@@ -190,7 +190,7 @@ def test_what_a_kernel_tries_is_refused_and_said(judge_tiny, kernel_directory, t
     found = verdicts(ended)
     for op, (_body, words) in CHEATS.items():
         ((verdict, reason),) = found[f"{op}.default"]
-        assert (verdict, words in reason, "nothing was let through" in reason) == ("cheated", True, True), (op, reason)
+        assert (verdict, words in reason, "all of it was blocked" in reason) == ("cheated", True, True), (op, reason)
     assert not os.path.exists(os.path.expanduser("~/pwned"))
     assert not os.path.exists("/tmp/opforge-was-here")
     assert len(list(ended.store.rows())) == len(CHEATS)
@@ -208,7 +208,7 @@ def test_all_of_it_in_one_kernel(judge_tiny, kernel_directory, tmp_path, monkeyp
     assert verdict == "cheated"
     assert reason == (
         "tried to read the environment variable ANTHROPIC_API_KEY, to open a socket (AF_INET), "
-        "to write ~/pwned in the home folder, to write the run's own results.jsonl; nothing was let through"
+        "to write ~/pwned in the home folder, to write the run's own results.jsonl; all of it was blocked"
     )
 
 
@@ -313,8 +313,8 @@ def test_bombs_are_ended_and_harm_nobody(judge_tiny, kernel_directory, tmp_path,
 def test_a_filled_disk_is_laid_to_whom_it_is(tmp_path, monkeypatch):
     room, other = tmp_path / "room", tmp_path / "other"
     room.mkdir()
-    monkeypatch.setattr(rooms, "MAX_BYTES", 8 << 20)
-    guard = rooms.Guard(os.getpid(), str(room))
+    monkeypatch.setattr(worker_folders, "MAX_BYTES", 8 << 20)
+    guard = worker_folders.QuotaGuard(os.getpid(), str(room))
     other.write_bytes(bytes(16 << 20))
     assert guard._stored_too_much() is None
     (room / "file").write_bytes(bytes(16 << 20))
@@ -390,7 +390,7 @@ def test_as_a_plain_user(open_folder):
     rows = [json.loads(line) for line in (open_folder / "out" / "results.jsonl").read_text().splitlines()]
     ((verdict, reason),) = {(row["verdict"], row["reason"]) for row in rows}
     assert verdict == "cheated"
-    for words in ("ANTHROPIC_API_KEY", "AF_INET", "~/pwned", "results.jsonl", "/environ", "SIGKILL", "nothing was let"):
+    for words in ("ANTHROPIC_API_KEY", "AF_INET", "~/pwned", "results.jsonl", "/environ", "SIGKILL", "was blocked"):
         assert words in reason
     assert not (open_folder / "pwned").exists()
     manifest = json.loads((open_folder / "out" / "manifest.json").read_text())
@@ -445,13 +445,13 @@ def test_the_home_folder_on_the_path_does_not_open_it(tmp_path, monkeypatch):
     (home / "module.py").touch()
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setattr(sys, "path", [*sys.path, str(home), "/", str(home / "project"), str(tmp_path)])
-    reach.common.cache_clear()
-    reach.homes.cache_clear()
+    readable_paths.shared_rights.cache_clear()
+    readable_paths.home_folders.cache_clear()
     try:
-        opened = {path for path, rights in reach.common().items() if rights & landlock.READ_FILE}
+        opened = {path for path, rights in readable_paths.shared_rights().items() if rights & landlock.READ_FILE}
     finally:
-        reach.common.cache_clear()
-        reach.homes.cache_clear()
+        readable_paths.shared_rights.cache_clear()
+        readable_paths.home_folders.cache_clear()
     assert str(package) in opened
     assert not {str(home), str(tmp_path), str(home / "project"), "/", str(home / "project" / ".env")} & opened
     assert not any(path.startswith(str(home / "module")) for path in opened)
@@ -459,13 +459,13 @@ def test_the_home_folder_on_the_path_does_not_open_it(tmp_path, monkeypatch):
 
 OLDER = """
     import os, signal, sys, tempfile
-    from opforge.sandbox import confinement
+    from opforge.sandbox.guard import confinement
     version, as_user = int(sys.argv[1]), sys.argv[2] == "user"
     can = confinement.abilities()
     old = confinement.Abilities(version, can.seccomp, None if as_user else can.first_user, can.gpu_groups, can.search)
     confinement.abilities = lambda: old
     folder = tempfile.mkdtemp(dir=sys.argv[3])
-    confinement.enter(confinement.Room(folder), confinement.user_for(folder, 1), None)
+    confinement.enter(confinement.Confinement(folder), confinement.user_for(folder, 1), None)
     os.makedirs("a/b")
     open("a/b/file", "w").close()
     os.rename("a/b/file", "file")
@@ -498,7 +498,7 @@ def test_older_versions_of_landlock(version, who, tmp_path):
 def test_the_filter_is_one_the_kernel_could_take(machine):
     """Every jump lands inside the program, and the program ends in a verdict."""
     for chosen in (seccomp.rules(own_user=False), list(seccomp.signal_rules(77))):
-        code = seccomp.assembled(chosen, machine)
+        code = seccomp.assemble_filter(chosen, machine)
         count = len(code) // 8
         assert count < 4096
         for at in range(count):
@@ -548,4 +548,4 @@ def test_a_kernel_reads_what_its_digest_covers_and_nothing_else_beside_it(judge_
     ((verdict, reason),) = {(row["verdict"], row["reason"]) for row in rows if row["op"] == "neg.default"}
     assert verdict == "error"
     assert "PermissionError" in reason
-    assert "reads those that its source imports or names in full" in reason
+    assert "only those files beside it that its source imports or names in full" in reason

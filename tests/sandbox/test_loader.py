@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from opforge.kernels.source import digest
-from opforge.sandbox.loader import KernelLoadError, LoadedKernel
+from opforge.sandbox.guest.loader import KernelLoadError, LoadedKernel
 
 
 def test_a_source_that_changed_since_the_run_began_is_not_judged(tmp_path):
@@ -21,8 +21,6 @@ def test_a_source_that_changed_since_the_run_began_is_not_judged(tmp_path):
     }
     LoadedKernel(description)
     (tmp_path / "helper.py").write_text("LEAST = 1\n")
-    with pytest.raises(
-        KernelLoadError, match=r"relu_implementation_1\.py, or what it takes from beside it, has changed"
-    ):
+    with pytest.raises(KernelLoadError, match=r"relu_implementation_1\.py, or a file that it uses, has changed"):
         LoadedKernel(description)
     LoadedKernel({**description, "digest": digest(file)})

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from opforge.kernels.mutants import IGNORED, MUTANTS, mutants_of
+from opforge.kernels.mutants import IGNORED_PREFIX, MUTANTS, mutants_of
 from opforge.ops import table
-from opforge.sandbox.loader import LoadedKernel
-from opforge.sandbox.mutants import Mutated, Seen
+from opforge.sandbox.guest.loader import LoadedKernel
+from opforge.sandbox.mutants.mutant import Mutant, MutantEffect
 
 
-def mutated(op: str, mutant: str) -> Mutated:
+def mutated(op: str, mutant: str) -> Mutant:
     kernel = LoadedKernel({"primary": op, "file": None, "entries": [], "mutant": mutant})
     function = kernel.callable_for(op)
-    assert isinstance(function, Mutated)
+    assert isinstance(function, Mutant)
     assert kernel.callable_for(op) is function
     return function
 
@@ -41,7 +41,7 @@ def test_a_mutant_is_wrong_in_its_own_way(mutant):
     given, expected = WRONG[mutant]
     function = mutated("relu.default", mutant)
     assert function(vector(*given)).tolist() == expected
-    assert function.seen is Seen.CHANGED
+    assert function.effect is MutantEffect.CHANGED
 
 
 @pytest.mark.parametrize("mutant", WRONG)
@@ -120,7 +120,7 @@ def test_a_view_stays_a_view():
 def test_a_mutant_that_is_right_is_not_counted(op, mutant, args):
     function = mutated(op, mutant)
     function(*args)
-    assert function.seen is Seen.VOID
+    assert function.effect is MutantEffect.VOID
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_mutant_that_a_better_case_would_show_counts_and_answers_as_aten(op, m
     expected = torch.ops.aten.__getattr__(op.partition(".")[0]).__getattr__(op.partition(".")[2])(*args)
     function = mutated(op, mutant)
     assert torch.equal(function(*args), expected)
-    assert function.seen is Seen.SAME
+    assert function.effect is MutantEffect.SAME
 
 
 def test_errors_are_atens():
@@ -175,7 +175,7 @@ def test_which_mutants_an_operator_has_by_its_schema():
     assert "strides_ignored" in names["transpose.int"]
     assert names["empty_like"] == set()
     assert "low_precision" not in names["bernoulli"]
-    kinds = {n if not n.startswith(IGNORED) else IGNORED for op in table() for n in mutants_of(op)}
+    kinds = {n if not n.startswith(IGNORED_PREFIX) else IGNORED_PREFIX for op in table() for n in mutants_of(op)}
     assert kinds == set(MUTANTS)
 
 
@@ -183,7 +183,7 @@ def test_a_view_that_the_schema_does_not_tell_of_has_no_mutants_of_its_numbers()
     for op, args in (("atleast_1d.default", (torch.randn(3),)), ("unsafe_chunk.default", (torch.randn(4), 2))):
         function = mutated(op, "zeros")
         function(*args)
-        assert function.seen is Seen.VOID
+        assert function.effect is MutantEffect.VOID
     function = mutated("atleast_1d.default", "strides_ignored")
     function(torch.randn(3))
-    assert function.seen is Seen.SAME
+    assert function.effect is MutantEffect.SAME

@@ -7,11 +7,11 @@ import struct
 
 import pytest
 
-from opforge import processes
 from opforge.errors import InternalError
-from opforge.runs.execute import start_server
-from opforge.sandbox.client import ForkServerProcess, worker_environment
-from opforge.sandbox.wire import Channel, ChannelClosedError
+from opforge.procs import linux
+from opforge.procs.channel import Channel, ChannelClosedError
+from opforge.runs.execute.judge_pool import start_server
+from opforge.sandbox.host.client import ForkServerProcess, worker_environment
 
 
 @pytest.fixture(scope="module")
@@ -166,6 +166,6 @@ def test_neither_a_trickle_nor_a_deaf_reader_can_hold_a_channel_up():
 
 def test_no_two_workers_have_one_mark():
     """What one has too many of is not laid to the charge of another's, of whatever server it is."""
-    marks = {processes.new_mark() for _ in range(2000)}
+    marks = {linux.new_mark() for _ in range(2000)}
     assert len(marks) == 2000
     assert min(marks) > 0

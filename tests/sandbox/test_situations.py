@@ -8,11 +8,11 @@ import threading
 import pytest
 import torch
 
-from opforge.sandbox import situations
-from opforge.sandbox.kept import KeptResults, call_and_keep
-from opforge.sandbox.origins import Origins
-from opforge.sandbox.situations import call_in, call_in_two_threads, input_in
-from opforge.sandbox.state import GlobalState
+from opforge.sandbox.guest import situations
+from opforge.sandbox.guest.aliases import InputAliases
+from opforge.sandbox.guest.global_state import GlobalState
+from opforge.sandbox.guest.kept_results import KeptResults, call_and_keep
+from opforge.sandbox.guest.situations import call_in, call_in_two_threads, input_for
 
 X = torch.arange(6.0)
 
@@ -37,10 +37,10 @@ def test_a_situation_holds_during_the_call_and_no_longer(situation, seen):
 
 
 def test_inputs_of_a_situation():
-    assert input_in("requires_grad", X.clone()).requires_grad
-    assert not input_in("requires_grad", torch.arange(3)).requires_grad
+    assert input_for("requires_grad", X.clone()).requires_grad
+    assert not input_for("requires_grad", torch.arange(3)).requires_grad
     original = X.clone()
-    clone = input_in("lazy_clone", original)
+    clone = input_for("lazy_clone", original)
     clone += 1
     assert torch.equal(original, X)
 
@@ -69,13 +69,13 @@ def test_two_threads_do_not_disturb_a_kernel_that_keeps_to_itself_and_do_disturb
 def test_results_of_two_calls_share_no_memory():
     kept = KeptResults()
     first, whole = torch.zeros(4), torch.zeros(8)
-    assert not kept.add(0, first, Origins([]))
-    assert not kept.add(1, [whole[:4], None], Origins([]))
-    assert not kept.add(2, whole[4:], Origins([])), "beside each other"
-    assert kept.add(3, whole[3:5], Origins([]))
-    assert not kept.add(4, X[:2], Origins([X])), "a view of an input"
+    assert not kept.add(0, first, InputAliases([]))
+    assert not kept.add(1, [whole[:4], None], InputAliases([]))
+    assert not kept.add(2, whole[4:], InputAliases([])), "beside each other"
+    assert kept.add(3, whole[3:5], InputAliases([]))
+    assert not kept.add(4, X[:2], InputAliases([X])), "a view of an input"
     first += 1
-    assert [*kept.changed()] == [0]
+    assert [*kept.changed_calls()] == [0]
 
 
 @pytest.mark.parametrize(("ring", "shared"), [(1, True), (300, True), (5000, False)])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.overrides import BaseTorchFunctionMode
 
-from opforge.sandbox.state import GlobalState
+from opforge.sandbox.guest.global_state import GlobalState
 
 CHANGES = {
     "default_dtype": lambda: torch.set_default_dtype(torch.float64),

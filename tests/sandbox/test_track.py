@@ -7,9 +7,9 @@ import ctypes
 import pytest
 import torch
 
-from opforge.cases.materialise import flat_storage, owned_copy, renewed, seeded_bytes, tensor_over
+from opforge.cases.tensors import flat_storage, owned_copy, renewed, seeded_bytes, tensor_from_row
 from opforge.cases.values import TensorSpec
-from opforge.sandbox.track import Track, short_calls
+from opforge.sandbox.guest.timed_calls import Track, short_pass_calls
 
 CPU = torch.device("cpu")
 SMALL, LARGER = (5, 7), (61, 97)
@@ -31,13 +31,13 @@ class Laid:
         """Return a track with calls laid out on it, and where it says that inputs lie; the arguments are the tensors unless they are given."""
         given = [{"T": row} for row in self.rows] if args is None else args
         track = Track(function, {"args": given, "kwargs": kwargs or {}}, self.arena, CPU)
-        said = track.lay(calls, sets or calls, graph=True, cold=0)
+        said = track.allocate(calls, sets or calls, graph=True, flush_bytes=0)
         assert set(said) == {"inputs"}
         return track, said["inputs"]
 
     def contents(self, number: int) -> torch.Tensor:
         """Return a tensor of the case."""
-        return owned_copy(tensor_over(self.arena, self.rows[number]))
+        return owned_copy(tensor_from_row(self.arena, self.rows[number]))
 
 
 def block(figure="call", calls=4):
@@ -162,7 +162,9 @@ def test_calls_have_memory_of_their_own_and_another_one_each_time_they_are_laid(
     first = {address for row in places for _, address in row}
     assert len(first) == 8
     for calls in (4, 8):
-        again = {address for row in track.lay(calls, calls, graph=True, cold=0)["inputs"] for _, address in row}
+        again = {
+            address for row in track.allocate(calls, calls, graph=True, flush_bytes=0)["inputs"] for _, address in row
+        }
         assert len(again) == 2 * calls
         assert not first & again
         first = again
@@ -172,7 +174,7 @@ def test_a_track_that_is_laid_again_has_the_contents_of_the_case():
     laid = Laid(TensorSpec(SMALL, "f32"))
     track, places = laid.track(itself)
     write(places, laid)
-    track.lay(4, 4, graph=True, cold=0)
+    track.allocate(4, 4, graph=True, flush_bytes=0)
     timed(track)
     assert all(same_memory(track.shown(call)[1][0], laid.contents(0)) for call in range(4))
 
@@ -235,4 +237,4 @@ def test_a_case_without_tensors_can_be_timed():
 
 
 def test_a_short_pass_is_timed_beside_many_calls_only():
-    assert [short_calls(n) for n in (1, 63, 64, 96)] == [0, 0, 16, 24]
+    assert [short_pass_calls(n) for n in (1, 63, 64, 96)] == [0, 0, 16, 24]

@@ -9,21 +9,21 @@ import warnings
 import pytest
 import torch
 
-from opforge.sandbox.loader import aten_function, gradients, installed
-from opforge.sandbox.traps import Traps
+from opforge.sandbox.guard.traps import Traps
+from opforge.sandbox.guest.loader import aten_function, gradients, override_aten
 
 
 @pytest.fixture(autouse=True)
 def _no_strangers(monkeypatch):
     """Take pytest's own frames, and those of this file, for the harness's, and what they call for what it needs."""
-    monkeypatch.setattr("opforge.sandbox.traps._KNOWN", "")
-    monkeypatch.setattr("opforge.sandbox.traps.HARNESS", {"mm", "hardswish", "sigmoid"})
+    monkeypatch.setattr("opforge.sandbox.guard.traps._KNOWN", "")
+    monkeypatch.setattr("opforge.sandbox.guard.traps.HARNESS", {"mm", "hardswish", "sigmoid"})
 
 
 @pytest.fixture(scope="module")
 def traps() -> Traps:
     made = Traps("cpu")
-    made.set(["mm.default", "mm.out", "hardswish.default", "sigmoid.default"])
+    made.add(["mm.default", "mm.out", "hardswish.default", "sigmoid.default"])
     return made
 
 
@@ -47,24 +47,24 @@ def test_a_call_is_seen_from_inside_a_kernel_alone(traps, call, seen):
     tensor = torch.randn(3, 3)
     with torch.no_grad():
         torch.nn.functional.hardswish(tensor)
-        assert traps.sprung(floats=True) == []
-        traps.watched(call)(tensor)
-    assert traps.sprung(floats=True) == seen
+        assert traps.pop_forbidden_calls(floats=True) == []
+        traps.wrap_kernel(call)(tensor)
+    assert traps.pop_forbidden_calls(floats=True) == seen
 
 
 def test_a_call_of_what_the_harness_does_not_need_is_the_kernels_though_none_of_its_frames_is_there(traps, monkeypatch):
-    monkeypatch.setattr("opforge.sandbox.traps.HARNESS", {"mm"})
+    monkeypatch.setattr("opforge.sandbox.guard.traps.HARNESS", {"mm"})
     torch.nn.functional.hardswish(torch.randn(3, 3))
     torch.mm(torch.randn(3, 3), torch.randn(3, 3))
-    assert traps.sprung(floats=True) == ["hardswish"]
+    assert traps.pop_forbidden_calls(floats=True) == ["hardswish"]
 
 
 def test_a_kernels_own_counting_in_integers_is_no_bypass(traps):
     index = torch.arange(4).reshape(2, 2)
-    traps.watched(lambda: index @ index)()
-    assert traps.sprung(floats=True) == []
-    traps.watched(lambda: index @ index)()
-    assert traps.sprung(floats=False) == ["mm"]
+    traps.wrap_kernel(lambda: index @ index)()
+    assert traps.pop_forbidden_calls(floats=True) == []
+    traps.wrap_kernel(lambda: index @ index)()
+    assert traps.pop_forbidden_calls(floats=False) == ["mm"]
 
 
 def test_one_who_registers_over_a_trap_is_seen(traps):
@@ -72,9 +72,9 @@ def test_one_who_registers_over_a_trap_is_seen(traps):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of the first override of a process, and of no other
         library.impl("hardswish", lambda t: t, "CPU")
-    assert traps.removed() == ["hardswish"]
+    assert traps.reregistered() == ["hardswish"]
     library._destroy()
-    assert traps.removed() == []
+    assert traps.reregistered() == []
 
 
 def test_gradients_flow_through_what_is_installed():
@@ -86,7 +86,7 @@ def test_gradients_flow_through_what_is_installed():
         return gradients(aten_function("tanh.default"), [tensor], {}, [tensor])[0]
 
     plain = given()
-    with installed(wrong, "tanh.default", "CPU"):
+    with override_aten(wrong, "tanh.default", "CPU"):
         assert torch.allclose(given(), torch.arange(5).cos() * 0.75)
     assert torch.equal(given(), plain)
 
@@ -104,8 +104,8 @@ def test_integers_that_are_the_bytes_of_a_float_are_no_counting(traps):
         return result
 
     for kernel in (over_its_memory, over_its_results):
-        traps.watched(kernel)(given)
-        assert traps.sprung(floats=True)[0].startswith("mm")
+        traps.wrap_kernel(kernel)(given)
+        assert traps.pop_forbidden_calls(floats=True)[0].startswith("mm")
 
 
 def test_integers_that_depend_on_the_contents_of_a_float_are_no_counting(traps):
@@ -113,17 +113,17 @@ def test_integers_that_depend_on_the_contents_of_a_float_are_no_counting(traps):
         as_integers = tensor.view(torch.int32).clone()
         return (as_integers @ as_integers).float()
 
-    kernel = traps.watched(over_a_copy)
+    kernel = traps.wrap_kernel(over_a_copy)
     kernel(torch.randn(4, 4))
     kernel(torch.randn(4, 4))
-    assert traps.sprung(floats=True) == ["mm"]
+    assert traps.pop_forbidden_calls(floats=True) == ["mm"]
 
 
 def test_the_numbers_of_a_trapped_call_are_others(traps):
     given = torch.linspace(-5, 5, 20)
     right = torch.nn.functional.hardswish(given)
-    assert not (traps.watched(torch.nn.functional.hardswish)(given) == right).any()
-    assert traps.sprung(floats=True) == ["hardswish"]
+    assert not (traps.wrap_kernel(torch.nn.functional.hardswish)(given) == right).any()
+    assert traps.pop_forbidden_calls(floats=True) == ["hardswish"]
     assert torch.equal(torch.nn.functional.hardswish(given), right)
 
 
@@ -138,11 +138,11 @@ def test_the_numbers_of_a_trapped_call_are_others(traps):
 @pytest.mark.filterwarnings("ignore")
 def test_a_call_in_another_layout_is_seen(traps, call, seen):
     with contextlib.suppress(RuntimeError):
-        traps.watched(call)(torch.randn(4, 4))
-    assert traps.sprung(floats=True) == [seen]
+        traps.wrap_kernel(call)(torch.randn(4, 4))
+    assert traps.pop_forbidden_calls(floats=True) == [seen]
 
 
 def test_other_implementations_of_torchs_own_are_seen(traps):
-    with pytest.raises(RuntimeError, match="not to be had"):
-        traps.watched(lambda t: torch.ops.mkldnn._linear_pointwise(t, t, None, "none", [], ""))(torch.randn(4, 4))
-    assert traps.sprung(floats=True) == ["mkldnn::_linear_pointwise"]
+    with pytest.raises(RuntimeError, match="not available"):
+        traps.wrap_kernel(lambda t: torch.ops.mkldnn._linear_pointwise(t, t, None, "none", [], ""))(torch.randn(4, 4))
+    assert traps.pop_forbidden_calls(floats=True) == ["mkldnn::_linear_pointwise"]

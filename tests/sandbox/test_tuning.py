@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("triton", reason="needs the package triton")
 ASKS = """
 import sys
-from opforge.sandbox.tuning import keep_short
+from opforge.sandbox.guest.triton_autotuning import keep_short
 keep_short()
 assert "triton" not in sys.modules
 import triton.testing

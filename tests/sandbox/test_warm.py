@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from opforge.runs.execute import ROLES, device_settings, start_server
-from opforge.sandbox.client import SERVER_VARIABLE, ForkServerProcess, server_environment
-from opforge.sandbox.visitor import Hello, OtherDeviceError, RefusedError, Version, admit
-from opforge.sandbox.warm import WarmServer, connect, listening
+from opforge.runs.execute.judge_pool import ROLES, device_settings, start_server
+from opforge.sandbox.host.admission import Hello, OtherDeviceError, RefusedError, Version, admit
+from opforge.sandbox.host.client import SERVER_VARIABLE, ForkServerProcess, server_environment
+from opforge.sandbox.host.warm import WarmServer, connect, warm_server
 from tests.command import opforge, opforge_process
 from tests.conftest import ROOT, UNARY, verdicts
 from tests.sandbox.test_server import new_worker
@@ -34,7 +34,7 @@ def path():
 @pytest.fixture(scope="module")
 def own():
     """Return a warm server that tests may harm: its socket, and its process."""
-    with listening("", ROLES, CPU) as (path, server):
+    with warm_server("", ROLES, CPU) as (path, server):
         yield path, server
 
 
@@ -71,7 +71,7 @@ def test_only_its_user_may_connect(own):
 def test_another_user_is_refused_by_both_sides(own):
     path, _server = own
     code = (
-        "import os\nimport opforge.sandbox.warm as warm\nhere = warm.Version.here()\nwarm.Version.here = lambda: here\nos.setuid(65534)\n"
+        "import os\nimport opforge.sandbox.host.warm as warm\nhere = warm.Version.here()\nwarm.Version.here = lambda: here\nos.setuid(65534)\n"
         f"try:\n    warm.connect('server', {CPU!r})\nexcept Exception as error:\n    print(error)"
     )
     folder = os.path.dirname(path)
@@ -116,14 +116,14 @@ def test_another_version_is_refused(hello, monkeypatch, part):
 
 
 def test_an_edited_checkout_is_another_version(tmp_path, monkeypatch):
-    import opforge.sandbox.visitor as module
+    import opforge.sandbox.host.admission as module
 
     package = tmp_path / "opforge"
-    (package / "sandbox").mkdir(parents=True)
-    (package / "sandbox" / "visitor.py").write_text("a = 1\n")
-    monkeypatch.setattr(module, "__file__", str(package / "sandbox" / "visitor.py"))
+    (package / "sandbox" / "host").mkdir(parents=True)
+    (package / "sandbox" / "host" / "admission.py").write_text("a = 1\n")
+    monkeypatch.setattr(module, "__file__", str(package / "sandbox" / "host" / "admission.py"))
     before = Version.here()
-    (package / "sandbox" / "visitor.py").write_text("a = 2\n")
+    (package / "sandbox" / "host" / "admission.py").write_text("a = 2\n")
     assert Version.here() != before
 
 
@@ -186,7 +186,7 @@ def test_who_talks_nonsense_harms_nobody(own, words):
 def test_a_command_that_is_killed_leaves_nothing_behind(own, tmp_path):
     path, server = own
     code = (
-        "import os, sys, time\nfrom opforge.runs.execute import start_server\n"
+        "import os, sys, time\nfrom opforge.runs.execute.judge_pool import start_server\n"
         "from tests.sandbox.test_server import new_worker\n"
         "pid, channel = new_worker(start_server('cpu').spawner)\nprint(pid, flush=True)\ntime.sleep(100)"
     )

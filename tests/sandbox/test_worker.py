@@ -13,15 +13,15 @@ import torch
 
 from opforge.cases import Case, Phase
 from opforge.cases.case import Expect
-from opforge.cases.forms import LARGE_FORMS
-from opforge.cases.materialise import tensor_over
+from opforge.cases.tensors import tensor_from_row
 from opforge.cases.values import contiguous_strides
-from opforge.judge import forms
+from opforge.cases.variant_shapes import LARGE_VARIANT_NAMES
+from opforge.judge import variants
 from opforge.judge.batch import Batch, CaseRow
-from opforge.judge.workers import KernelWorker, WorkerConfig
+from opforge.judge.kernel_worker import KernelWorker, WorkerConfig
 from opforge.ops import table
 
-CONFIG = WorkerConfig("cpu", 60.0, None, arena_bytes=512 << 20, in_bytes=256 << 20)
+CONFIG = WorkerConfig("cpu", 60.0, None, arena_bytes=512 << 20, input_bytes=256 << 20)
 MATRIX = "((T([3, 4], f32),), {})"
 
 
@@ -44,35 +44,35 @@ def loaded(worker: KernelWorker, file: Path, op: str, body: str) -> dict[str, An
 
 def in_all_forms(op: str, text: str = MATRIX) -> Batch:
     """Return a case in all forms in which a judge has it called."""
-    batch = Batch(table().get(op), torch.device("cpu"), CONFIG.in_bytes, {}, np.zeros(64 << 20, np.uint8))
+    batch = Batch(table().get(op), torch.device("cpu"), CONFIG.input_bytes, {}, np.zeros(64 << 20, np.uint8))
     row = CaseRow(Case.make(op, text).id, text, "", Expect.RETURNS, Phase.CORRECTNESS, "")
-    assert forms.place(batch, table().get(op), row, 0, 1, hostile=True)
+    assert variants.add_with_variants(batch, table().get(op), row, 0, 1, hostile=True)
     return batch
 
 
 def called(worker: KernelWorker, op: str, batch: Batch, **more: Any) -> list[dict[str, Any]]:
-    batch.copy_to(worker.bytes)
-    cases = [{**placed.request(), **more} for placed in batch.placed]
+    batch.copy_to(worker.arena_view)
+    cases = [{**placed.request(), **more} for placed in batch.entries]
     return worker.ask({"do": "call", "op": op, "random": False, "cases": cases}, cases=len(cases))["results"]
 
 
 def handed_back(worker: KernelWorker, row: list[Any]) -> torch.Tensor:
     at, nbytes, dtype, shape, *_ = row
-    contents = bytearray(worker.bytes[at : at + nbytes])
-    return tensor_over(contents, [0, nbytes, dtype, shape, contiguous_strides(tuple(shape)), 0, None])
+    contents = bytearray(worker.arena_view[at : at + nbytes])
+    return tensor_from_row(contents, [0, nbytes, dtype, shape, contiguous_strides(tuple(shape)), 0, None])
 
 
 def test_it_hands_back_what_a_right_kernel_returns_in_every_form(worker, tmp_path):
     op = "abs.default"
     assert loaded(worker, tmp_path / "right.py", op, "return torch.where(self < 0, -self, self) + 0") == {}
     batch = in_all_forms(op)
-    assert len(batch.placed) > 20
-    for placed, reply in zip(batch.placed, called(worker, op, batch), strict=True):
-        if placed.form in LARGE_FORMS:  # not called where the machine is slow
+    assert len(batch.entries) > 20
+    for placed, reply in zip(batch.entries, called(worker, op, batch), strict=True):
+        if placed.variant in LARGE_VARIANT_NAMES:  # not called where the machine is slow
             continue
         found = handed_back(worker, reply["returned"]["T"])
-        torch.testing.assert_close(found, placed.answer.result, rtol=0, atol=0, equal_nan=True, msg=placed.form)
-        assert not {"state", "bypass", "late", "written_through"} & set(reply), placed.form
+        torch.testing.assert_close(found, placed.answer.result, rtol=0, atol=0, equal_nan=True, msg=placed.variant)
+        assert not {"state", "bypass", "late", "written_through"} & set(reply), placed.variant
         assert reply["shares_result"] is False
 
 
@@ -82,7 +82,7 @@ def test_it_tells_what_an_in_place_kernel_wrote(worker, tmp_path):
     batch = in_all_forms(op)
     reply = called(worker, op, batch)[0]
     assert reply["returned"]["same"] == [0]
-    torch.testing.assert_close(handed_back(worker, reply["inputs"][0]), batch.placed[0].answer.inputs[0])
+    torch.testing.assert_close(handed_back(worker, reply["inputs"][0]), batch.entries[0].answer.inputs[0])
 
 
 def test_it_tells_which_operators_a_kernel_calls_and_which_it_may_not(worker, tmp_path):

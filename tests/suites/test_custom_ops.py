@@ -23,7 +23,7 @@ FINE = {
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        (None, "there is no gen_input.py; it is to define get_correctness_tests()"),
+        (None, "there is no gen_input.py; it must define get_correctness_tests()"),
         ("def get_correctness_tests(:\n", "gen_input.py, line 1: SyntaxError"),
         ("import nowhere_to_be_found\n", "gen_input.py raised while loading: ModuleNotFoundError"),
         ("x = 1\n", "gen_input.py does not define get_correctness_tests()"),

@@ -13,16 +13,16 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opforge.cases import Expect
-from opforge.cases.encoding import TORCH_DTYPES, decode, tree_of
 from opforge.cases.store import read_table
 from opforge.cases.text import parse_arguments
+from opforge.cases.wire import TORCH_DTYPES, decode, json_tree
 from opforge.kernels import Kernel
-from opforge.kernels.proofs import proof_of
+from opforge.kernels.proof import proof_path
 from opforge.kernels.source import digest
 from opforge.runs.proofs import write_proofs
-from opforge.runtime.domain import Domain
-from opforge.runtime.facts import facts
-from opforge.runtime.proofs import read
+from opforge.runtime.operator_schema import schema_of
+from opforge.runtime.proof_files import read_proof_file
+from opforge.runtime.proven_calls import ProvenCalls
 from opforge.suites import SuiteOptions
 from opforge.suites.opinfo.record import record
 from opforge.suites.opinfo.suite import OpInfoSuite
@@ -66,7 +66,7 @@ def test_every_case_can_be_read_and_its_tree_is_its_text(suite, request):
     for cases in suite.cases.values():
         for case in cases[:3]:
             parse_arguments(case.args)
-            assert json.loads(tree_of(case.args)) == json.loads(case.tree)
+            assert json.loads(json_tree(case.args)) == json.loads(case.tree)
             checked += 1
     assert checked > least(request, 900, 2000)
 
@@ -106,7 +106,7 @@ def tensor(row):
 
 def delivered(overload, case):
     """Return the arguments of a case as a kernel in Python gets them; nothing where another operator would get the call, or torch refuses it."""
-    tree, named = json.loads(tree_of(case.args))
+    tree, named = json.loads(json_tree(case.args))
     args, kwargs = decode(tree, tensor), {name: decode(value, tensor) for name, value in named.items()}
     try:
         with Caught():
@@ -128,17 +128,17 @@ def test_a_call_is_inside_the_proof_that_its_own_case_makes(suite, request, tmp_
     for place in range(3):
         cases = {op: found[place] for op, found in suite.cases.items() if len(found) > place}
         rows = [{"kernel": "k", "op": op, "case": c.args, "id": c.id, "verdict": "passed"} for op, c in cases.items()]
-        proof_of(file).unlink(missing_ok=True)
+        proof_path(file).unlink(missing_ok=True)
         write_proofs([kernel], rows, manifest, ())
-        for op, proven in read(proof_of(file))["operators"].items():
-            known = facts(op)
+        for op, proven in read_proof_file(proof_path(file))["operators"].items():
+            known = schema_of(op)
             base, _, overload = op.partition(".")
             call = (
                 delivered(getattr(getattr(torch.ops.aten, base), overload), cases[op]) if not known.composite else None
             )
             if call is not None:
                 tried += 1
-                if reason := Domain(known, proven, speed=False).outside(*call):
+                if reason := ProvenCalls(known, proven, check_speed=False).why_not(*call):
                     outside[op] = (cases[op].args, reason)
     assert outside == {}
     assert tried > least(request, 800, 2500)
@@ -210,7 +210,7 @@ def test_coverage_is_printed():
 def test_entries_that_there_are_not_are_named(tmp_path):
     done = opforge("ls", "ops", "--suite", "opinfo", OPFORGE_OPINFO_ENTRIES="abs,abss", OPFORGE_CACHE=str(tmp_path))
     assert done.returncode == 2
-    assert "OPFORGE_OPINFO_ENTRIES names what OpInfo does not have: abss; allowed are names such as add" in done.stderr
+    assert "OPFORGE_OPINFO_ENTRIES names unknown entries of OpInfo: abss; allowed are names such as add" in done.stderr
     assert not list(tmp_path.glob("opinfo/*/cpu/f32"))
 
 

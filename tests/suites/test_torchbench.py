@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from opforge.reports.trace_page import page
+from opforge.reports.trace_page import markdown
 from opforge.suites.torchbench import DATA
-from opforge.traces import file
+from opforge.traces import trace_file
 from tests.command import opforge
 from tests.conftest import ROOT
 
@@ -18,7 +18,7 @@ KINDS = {
 
 
 def test_it_holds_what_is_promised():
-    trace = file.read(DATA)
+    trace = trace_file.read_trace(DATA)
     models = {seen.model for call in trace.calls for seen in call.seen}
     assert len(models) >= 60
     assert set(KINDS.values()) <= models
@@ -26,12 +26,12 @@ def test_it_holds_what_is_promised():
     assert {seen.phase for call in trace.calls for seen in call.seen} == {"forward", "backward", "optimizer"}
     assert len({(call.op, call.args, call.digest) for call in trace.calls}) == len(trace.calls)
     assert DATA.stat().st_size < 8 << 20
-    assert trace.about["device"].startswith("cuda")
-    assert not trace.about["fake"]
+    assert trace.metadata["device"].startswith("cuda")
+    assert not trace.metadata["fake"]
 
 
 def test_its_page_is_of_this_file():
-    assert (ROOT / "docs" / "torchbench.md").read_text() == page(file.read(DATA), DATA)
+    assert (ROOT / "docs" / "torchbench.md").read_text() == markdown(trace_file.read_trace(DATA), DATA)
 
 
 def test_it_is_a_suite_by_name(tmp_path):

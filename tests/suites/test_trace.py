@@ -10,20 +10,20 @@ import pytest
 from opforge.cases import Phase
 from opforge.errors import OpforgeError
 from opforge.suites import SuiteOptions
-from opforge.suites.choosing import Choice
-from opforge.suites.finding import find_suite
+from opforge.suites.case_selection import CaseSelection
+from opforge.suites.lookup import find_suite
 from opforge.suites.trace import TraceSuite
-from opforge.traces import file
+from opforge.traces import trace_file
 from opforge.traces.collect import Collector
-from opforge.traces.file import Seen, Trace, TracedCall
-from opforge.traces.reading import read_any
+from opforge.traces.formats import read_calls
+from opforge.traces.trace_file import CallCount, Trace, TracedCall
 from tests.command import opforge
 
 MIB = 1 << 20
 
 
 def call(op: str, args: str, count: int = 1, nbytes: int = 64, **more) -> TracedCall:
-    seen = (Seen("model", "forward", count),)
+    seen = (CallCount("model", "forward", count),)
     return TracedCall(op, args, count, nbytes, nbytes, source="model forward", seen=seen, **more)
 
 
@@ -42,7 +42,7 @@ CALLS = [
 
 @pytest.fixture
 def path(tmp_path):
-    file.write(
+    trace_file.write_trace(
         tmp_path / "mine.parquet", Trace(CALLS, {"device": "cuda", "models": ["model"]}, {"mul.Tensor: lost": 2})
     )
     return tmp_path / "mine.parquet"
@@ -53,9 +53,9 @@ def shapes(suite, op: str) -> list[str]:
 
 
 def test_a_trace_comes_back_as_it_was_written(path):
-    back = read_any(path)
+    back = read_calls(path)
     assert sorted(back.calls, key=str) == sorted(CALLS, key=str)
-    assert back.about["models"] == ["model"]
+    assert back.metadata["models"] == ["model"]
     assert [p.name for p in path.parent.iterdir()] == ["mine.parquet"]  # no draft is left behind
 
 
@@ -66,7 +66,7 @@ def test_each_call_is_judged_and_timed_and_what_cannot_be_is_counted(path):
     assert set(suite.losses) == {
         "mul.Tensor: lost (2×)",
         "cudnn_batch_norm.default: ATen has no kernel for it on cpu (1×)",
-        "mine::twice.default: not an operator of ATen, so there is nothing to hold a kernel against (1×)",
+        "mine::twice.default: not an operator of ATen, so there is nothing to compare a kernel with (1×)",
         next(loss for loss in suite.losses if loss.startswith("gone.default: no such operator in torch")),
         "exp.default: more than 32 MiB (profile small) (1×)",
         "mm.default: more than 2e+09 operations (profile small) (1×)",
@@ -86,20 +86,20 @@ def test_calls_that_differ_by_how_far_inside_a_storage_they_begin_are_one_case_w
         call("neg.default", "((T([4], f32, offset=1),), {})", 1),
         call("neg.default", "((T([5], f32),), {})", 3),
     ]
-    file.write(tmp_path / "views.parquet", Trace(calls, {"device": "cpu", "models": ["model"]}, {}))
+    trace_file.write_trace(tmp_path / "views.parquet", Trace(calls, {"device": "cpu", "models": ["model"]}, {}))
     suite = TraceSuite(tmp_path / "views.parquet")
     (cases,) = suite.load(SuiteOptions("cpu")).cases.values()
     assert len({case.id for case in cases}) == len(cases) == 6
-    (heaviest, _) = suite.load(SuiteOptions("cpu", choice=Choice(topn=1))).cases["neg.default"]
+    (heaviest, _) = suite.load(SuiteOptions("cpu", selection=CaseSelection(topn=1))).cases["neg.default"]
     assert heaviest.args == "((T([4], f32),), {})"
 
 
 def test_choosing_the_heaviest_a_sample_and_what_fits(path):
     def chosen(**choice) -> dict[str, int]:
-        options = SuiteOptions("cpu", choice=Choice(**choice))
+        options = SuiteOptions("cpu", selection=CaseSelection(**choice))
         return {op: len(cases) // 2 for op, cases in TraceSuite(path).load(options).cases.items()}
 
-    heaviest = TraceSuite(path).load(SuiteOptions("cpu", choice=Choice(topn=1)))
+    heaviest = TraceSuite(path).load(SuiteOptions("cpu", selection=CaseSelection(topn=1)))
     assert shapes(heaviest, "relu.default") == ["((T([2], f32),), {})"]  # five times 16 bytes, against once 24
     assert chosen(profile="full")["mm.default"] == 1
     assert "exp.default" not in chosen(profile="full")
@@ -111,14 +111,14 @@ def test_choosing_the_heaviest_a_sample_and_what_fits(path):
 def test_what_fits_is_told_by_inputs_and_by_results():
     small = call("relu.default", "((T([1], f32),), {})")
     inputs, results = replace(small, input_bytes=2 * MIB), replace(small, result_bytes=2 * MIB)
-    drawn, losses = Choice(max_mib=1).of([small, inputs, results], "cpu")
+    drawn, losses = CaseSelection(max_mib=1).select([small, inputs, results], "cpu")
     assert drawn == [small]
     assert losses == {"relu.default: more than 1 MiB (--max-mib 1)": 2}
 
 
 def test_a_sample_prefers_what_is_heavy():
     calls = [call("relu.default", f"((T([{n}], f32),), {{}})", 1, 1000 if n % 2 else 10) for n in range(1, 401)]
-    drawn, _ = Choice(sample=100).of(calls, "cpu")
+    drawn, _ = CaseSelection(sample=100).select(calls, "cpu")
     assert len(drawn) == 100
     assert sum(c.input_bytes == 1000 for c in drawn) > 90
 
@@ -126,9 +126,9 @@ def test_a_sample_prefers_what_is_heavy():
 @pytest.mark.parametrize(
     "choice, said",
     [
-        (Choice(topn=0), "--topn 0 is too small"),
-        (Choice(max_mib=-1), "--max-mib -1"),
-        (Choice(profile="tiny"), "unknown profile 'tiny'; allowed: small, full"),
+        (CaseSelection(topn=0), "--topn 0 is too small"),
+        (CaseSelection(max_mib=-1), "--max-mib -1"),
+        (CaseSelection(profile="tiny"), "unknown profile 'tiny'; allowed: small, full"),
     ],
 )
 def test_choices_that_are_none(choice, said):
@@ -158,7 +158,7 @@ def test_files_that_are_no_suites(tmp_path):
 def test_stored_contents_reach_the_blob_at_their_places(tmp_path, monkeypatch):
     monkeypatch.setenv("OPFORGE_CACHE", str(tmp_path / "cache"))
     collector = Collector()
-    collector.begin("model")
+    collector.start_model("model")
     for number, contents in enumerate((b"\1\0\0\0\0\0\0\0", b"\1", b"\1\0\0\0\0\0\0\0")):
         row = {
             "new": number,
@@ -167,12 +167,12 @@ def test_stored_contents_reach_the_blob_at_their_places(tmp_path, monkeypatch):
             "sizes": [len(contents)],
         }
         figures = {"signature": str(number), "input_bytes": 8, "result_bytes": 8, "flops": 0}
-        collector.take({**row, **figures}, contents)
-        collector.take({"counts": [[number, "forward", 1]], "losses": {}}, b"")
-    made = collector.trace({"device": "cpu"})
+        collector.add_message({**row, **figures}, contents)
+        collector.add_message({"counts": [[number, "forward", 1]], "losses": {}}, b"")
+    made = collector.merged_trace({"device": "cpu"})
     assert [c.args for c in made.calls] == [f"((T([1], i64, at={at}), {n}), {{}})" for n, at in enumerate((0, 64, 0))]
-    file.write(tmp_path / "stored.parquet", made)
-    file.write_blob(tmp_path / "stored.parquet", tmp_path / "blob.safetensors")
+    trace_file.write_trace(tmp_path / "stored.parquet", made)
+    trace_file.write_blob(tmp_path / "stored.parquet", tmp_path / "blob.safetensors")
     from opforge.cases.store import open_blob
 
     blob = open_blob(tmp_path / "blob.safetensors")
@@ -182,14 +182,14 @@ def test_stored_contents_reach_the_blob_at_their_places(tmp_path, monkeypatch):
 def test_calls_of_two_models_are_one_with_both_counts():
     collector = Collector()
     for model in ("one", "two"):
-        collector.begin(model)
+        collector.start_model(model)
         row = {"new": 0, "op": "relu.default", "args": "((T([3], f32),), {})", "signature": "relu|3", "sizes": []}
-        collector.take({**row, "input_bytes": 12, "result_bytes": 12, "flops": 0}, b"")
-        collector.take({"counts": [[0, "forward", 2 if model == "one" else 5]], "losses": {}}, b"")
-    (made,) = collector.trace({}).calls
+        collector.add_message({**row, "input_bytes": 12, "result_bytes": 12, "flops": 0}, b"")
+        collector.add_message({"counts": [[0, "forward", 2 if model == "one" else 5]], "losses": {}}, b"")
+    (made,) = collector.merged_trace({}).calls
     assert made.count == 7
     assert made.source == "two forward"
-    assert set(made.seen) == {Seen("one", "forward", 2), Seen("two", "forward", 5)}
+    assert set(made.seen) == {CallCount("one", "forward", 2), CallCount("two", "forward", 5)}
 
 
 PROGRAM = """

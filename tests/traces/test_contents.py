@@ -5,25 +5,25 @@ from __future__ import annotations
 import pytest
 
 from opforge.cases.text import parse_arguments
-from opforge.traces.contents import Below, Need, needs, without_values
-from opforge.traces.measure import flops, input_bytes
+from opforge.traces.call_cost import flops, input_bytes
+from opforge.traces.contents import IntegersBelow, Need, content_needs, with_value_ranges
 
-FREE, KEPT = Need.FREE, Need.KEPT
+FREE, KEPT = Need.ANY, Need.EXACT
 
 
 @pytest.mark.parametrize(
     "op, args, expected",
     [
-        ("embedding.default", "((T([10, 4], f32), T([3], i64)), {})", [FREE, Below(10)]),
-        ("gather.default", "((T([5, 7], f32), -1, T([5, 2], i64)), {})", [FREE, Below(7)]),
-        ("scatter_add_.default", "((T([5, 7], f32), 0, T([5, 7], i64), T([5, 7], f32)), {})", [FREE, Below(5), FREE]),
+        ("embedding.default", "((T([10, 4], f32), T([3], i64)), {})", [FREE, IntegersBelow(10)]),
+        ("gather.default", "((T([5, 7], f32), -1, T([5, 2], i64)), {})", [FREE, IntegersBelow(7)]),
+        ("scatter_add_.default", "((T([5, 7], f32), 0, T([5, 7], i64), T([5, 7], f32)), {})", [FREE, IntegersBelow(5), FREE]),
         ("scatter.src", "((T([5], f32), 0, T([3], i64), T([3], f32)), {})", [FREE, KEPT, FREE]),
-        ("scatter_.value", "((T([5], f32), 0, T([3], i64), 1.0), {})", [FREE, Below(5)]),
-        ("index.Tensor", "((T([5, 6, 7], f32), [None, T([2], i64), T([2], i64)]), {})", [FREE, Below(6), Below(7)]),
-        ("index.Tensor", "((T([5, 6, 7], f32), [T([5, 6], b8), T([2], i64)]), {})", [FREE, FREE, Below(7)]),
+        ("scatter_.value", "((T([5], f32), 0, T([3], i64), 1.0), {})", [FREE, IntegersBelow(5)]),
+        ("index.Tensor", "((T([5, 6, 7], f32), [None, T([2], i64), T([2], i64)]), {})", [FREE, IntegersBelow(6), IntegersBelow(7)]),
+        ("index.Tensor", "((T([5, 6, 7], f32), [T([5, 6], b8), T([2], i64)]), {})", [FREE, FREE, IntegersBelow(7)]),
         ("index_put.default", "((T([5], f32), [T([2], i64)], T([2], f32)), {})", [FREE, KEPT, FREE]),
-        ("index_put.default", "((T([5], f32), [T([2], i64)], T([2], f32), True), {})", [FREE, Below(5), FREE]),
-        ("nll_loss_forward.default", "((T([8, 9], f32), T([8], i64), None, 1, -100), {})", [FREE, Below(9)]),
+        ("index_put.default", "((T([5], f32), [T([2], i64)], T([2], f32), True), {})", [FREE, IntegersBelow(5), FREE]),
+        ("nll_loss_forward.default", "((T([8, 9], f32), T([8], i64), None, 1, -100), {})", [FREE, IntegersBelow(9)]),
         ("add.Tensor", "((T([8], i64), T([8], i64)), {})", [FREE, FREE]),
         ("view.default", "((T([8], i64), [2, 4]), {})", [FREE]),
         ("cumsum.default", "((T([8], i64), 0), {})", [FREE]),
@@ -33,14 +33,14 @@ FREE, KEPT = Need.FREE, Need.KEPT
     ],
 )  # fmt: skip
 def test_needs(op, args, expected):
-    assert needs(op, parse_arguments(args)) == expected
+    assert content_needs(op, parse_arguments(args)) == expected
 
 
 def test_without_values_ranges_are_those_that_operators_need_and_what_needs_more_is_refused():
-    (_, indices), _ = without_values("embedding.default", parse_arguments("((T([10, 4], f32), T([3], i64)), {})"))
+    (_, indices), _ = with_value_ranges("embedding.default", parse_arguments("((T([10, 4], f32), T([3], i64)), {})"))
     assert (indices.low, indices.high) == (0, 10)
-    with pytest.raises(ValueError, match="very contents"):
-        without_values("index_copy.default", parse_arguments("((T([5], f32), 0, T([2], i64), T([2], f32)), {})"))
+    with pytest.raises(ValueError, match="exact contents"):
+        with_value_ranges("index_copy.default", parse_arguments("((T([5], f32), 0, T([2], i64), T([2], f32)), {})"))
 
 
 @pytest.mark.parametrize(
@@ -70,4 +70,4 @@ def test_a_call_that_reads_a_workspace_is_not_replayed():
     """On the CPU and on a GPU alike: the workspace is known to the forward call alone."""
     for op in ("mkldnn_rnn_layer_backward.default", "_cudnn_rnn_backward.default"):
         with pytest.raises(ValueError, match="reads the workspace of the call before it"):
-            needs(op, parse_arguments("((T([2, 2], f32),), {})"))
+            content_needs(op, parse_arguments("((T([2, 2], f32),), {})"))

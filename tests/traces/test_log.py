@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from opforge.cases.text import parse_arguments
-from opforge.traces.file import Seen, Trace, TracedCall
 from opforge.traces.log import from_log, is_log, to_log
+from opforge.traces.trace_file import CallCount, Trace, TracedCall
 from tests.command import opforge
 
 LOG = """\
@@ -59,9 +59,9 @@ def test_a_log_is_read_and_what_is_of_no_use_is_counted_with_its_reason():
     reasons = "\n".join(read.losses)
     for words in (
         "aten.an_old_operator.default: no such operator in torch",
-        "2 arguments by position, and it takes 1",
+        "2 positional arguments, and it takes 1",
         "no argument 'speed'",
-        "aten.index_copy.default: needs the very contents",
+        "aten.index_copy.default: needs the exact contents",
         "'mat2' is missing",
         "not read: a sparse tensor",
         "expected 'Operator: NAME' or 'cnt: N, (…)'",
@@ -77,7 +77,7 @@ def test_a_trace_goes_out_as_pytorch_writes_logs_and_comes_back():
         "index_select.default",
         "((T([9, 4], f32, stride=(1, 9), offset=3), 0, T([5], i64, low=0, high=9, at=64)), {})",
         7,
-        seen=(Seen("model", "forward", 7),),
+        seen=(CallCount("model", "forward", 7),),
     )
     moved = TracedCall("_to_copy.default", "((T([2], f32),), {'device': device('cuda:0'), 'dtype': bf16})", 2)
     custom = TracedCall("mine::twice.default", "((T([2], f32),), {})", 1)

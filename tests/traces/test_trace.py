@@ -13,19 +13,21 @@ import pytest
 from opforge.cases.text import parse_arguments
 from opforge.errors import OpforgeError
 from opforge.traces.collect import Collector
-from opforge.traces.conduct import Ended, about, trace
-from opforge.traces.file import Trace
-from opforge.traces.stream import messages
+from opforge.traces.record import TraceResult, record, recording_metadata
+from opforge.traces.stream import read_messages
 from opforge.traces.targets import FUNCTION, Settings, Target, parse_changes, parse_target
+from opforge.traces.trace_file import Trace
 from tests.command import opforge
 from tests.conftest import ROOT, slow
 
 
-def traced(function: str, **settings) -> tuple[Trace, Ended]:
+def traced(function: str, **settings) -> tuple[Trace, TraceResult]:
     collector = Collector()
     given = Settings(**settings)
-    ended = trace(collector, parse_target(f"tests.traces.programs:{function}"), given, lambda *_: None, limit_s=120)
-    return collector.trace(about(given, ["test"])), ended
+    ended = record(
+        collector, parse_target(f"tests.traces.programs:{function}"), given, lambda *_: None, max_silence_s=120
+    )
+    return collector.merged_trace(recording_metadata(given, ["test"])), ended
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -97,7 +99,7 @@ def test_operators_of_the_users_own(made):
     [
         slow("raises", "raised ValueError: the model is broken"),
         ("dies", "died of SIGSEGV"),
-        slow("leaves", "left with status 3"),
+        slow("leaves", "exited with status 3"),
     ],
 )
 def test_a_program_that_fails_keeps_what_was_recorded(function, said):
@@ -108,11 +110,11 @@ def test_a_program_that_fails_keeps_what_was_recorded(function, said):
 
 def test_a_crash_inside_a_call_names_its_operator():
     collector = Collector()
-    collector.begin("model")
-    collector.take({"at": "mm.default"}, b"")
-    assert collector.at == "mm.default"
-    collector.take({"counts": [], "losses": {}}, b"")
-    assert collector.at == ""
+    collector.start_model("model")
+    collector.add_message({"at": "mm.default"}, b"")
+    assert collector.started_op == "mm.default"
+    collector.add_message({"counts": [], "losses": {}}, b"")
+    assert collector.started_op == ""
 
 
 @pytest.mark.slow
@@ -134,16 +136,16 @@ print("the script prints")
 
 def recorded_here(tmp_path: Path, target: Target, **settings) -> tuple[Collector, dict]:
     """Record in this process, as the process of a trace does; returns what was recorded, and the error."""
-    from opforge.traces.child import run
+    from opforge.traces.child import record_target
 
     path = tmp_path / "calls"
-    run(target, Settings(**settings), os.open(path, os.O_WRONLY | os.O_CREAT))
+    record_target(target, Settings(**settings), os.open(path, os.O_WRONLY | os.O_CREAT))
     collector, said = Collector(), {}
-    collector.begin(target.model)
+    collector.start_model(target.model_name)
     with path.open("rb") as file:
-        for row, contents in messages(file):
+        for row, contents in read_messages(file):
             said = row if "error" in row else said
-            collector.take(row, contents)
+            collector.add_message(row, contents)
     return collector, said
 
 
@@ -155,18 +157,18 @@ def test_without_contents_ranges_are_those_that_operators_need(tmp_path, monkeyp
     monkeypatch.setattr(sys, "path", [*sys.path])
     collector, said = recorded_here(tmp_path, program("indexed"), fake=True)
     assert said == {}
-    made = collector.trace({})
+    made = collector.merged_trace({})
     assert "low=0, high=4" in one(made, "index.Tensor").args
     assert "low=0.01, high=1.0" in one(made, "rsqrt.default").args
-    assert any("bucketize.Tensor: needs the very contents" in what for what in made.losses)
+    assert any("bucketize.Tensor: needs the exact contents" in what for what in made.losses)
 
 
 def test_a_number_that_is_not_known_is_guessed_and_counted(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "path", [*sys.path])
     collector, said = recorded_here(tmp_path, program("asks"), fake=True)
     assert said == {}
-    made = collector.trace({})
-    assert [count for what, count in made.losses.items() if "was taken to be 0" in what] == [1]
+    made = collector.merged_trace({})
+    assert [count for what, count in made.losses.items() if "0 was used" in what] == [1]
     assert capsys.readouterr().out == "False\n"
 
 
@@ -174,7 +176,7 @@ def test_a_number_that_is_not_known_is_guessed_and_counted(tmp_path, monkeypatch
     "name, said",
     [
         ("raises", {"error": "the program raised ValueError: the model is broken"}),
-        ("leaves", {"error": "the program left with status 3"}),
+        ("leaves", {"error": "the program exited with status 3"}),
         ("missing", {"error": "module 'tests.traces.programs' has no function 'missing'", "ours": True}),
     ],
 )
@@ -183,7 +185,7 @@ def test_what_a_program_ends_with_is_sent(name, said, tmp_path, monkeypatch):
     collector, found = recorded_here(tmp_path, program(name))
     assert {key: found[key] for key in said} == said
     assert ("traceback" in found) == (name == "raises")
-    assert [call.op for call in collector.trace({}).calls if call.op == "add.Tensor"] == ["add.Tensor"] * (
+    assert [call.op for call in collector.merged_trace({}).calls if call.op == "add.Tensor"] == ["add.Tensor"] * (
         name != "missing"
     )
 
@@ -217,9 +219,9 @@ def test_a_failing_program_has_exit_code_1_and_its_file(tmp_path):
         slow(["no_such_module:f"], "there is no module 'no_such_module'", 2),
         (["hf:X", "--set", "broken"], "is not NAME=VALUE", 2),
         (["hf:X", "--batch", "0"], "--batch 0 is too small", 2),
-        (["hf:X", "--dtype", "i64"], "is no dtype for a model", 2),
+        (["hf:X", "--dtype", "i64"], "is not a dtype for a model", 2),
         (["hf:X", "--device", "tpu"], "unknown device 'tpu'", 2),
-        (["pyproject.toml"], "say with --to-log FILE or --out", 2),
+        (["pyproject.toml"], "give --to-log FILE or --out", 2),
         (["pyproject.toml", "--to-log", "x.txt"], "neither a trace", 2),
     ],
 )
@@ -234,7 +236,7 @@ def test_a_missing_library_is_named_with_the_command_that_installs_it(tmp_path, 
     (tmp_path / "transformers.py").write_text("raise ImportError('not here')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(OpforgeError, match="pip install transformers"):
-        trace(Collector(), parse_target("hf:BertModel"), Settings(), lambda *_: None)
+        record(Collector(), parse_target("hf:BertModel"), Settings(), lambda *_: None)
 
 
 def test_help_needs_no_torch():
@@ -256,8 +258,8 @@ def test_architectures_of_transformers(target, settings):
     pytest.importorskip("transformers", reason="transformers is not installed: its architectures cannot be made")
     collector = Collector()
     given = Settings(**settings)
-    ended = trace(collector, parse_target(target), given, lambda *_: None, limit_s=300)
-    made = collector.trace(about(given, []))
+    ended = record(collector, parse_target(target), given, lambda *_: None, max_silence_s=300)
+    made = collector.merged_trace(recording_metadata(given, []))
     assert not ended.error
     assert "embedding.default" in {c.op for c in made.calls}
     assert ("optimizer" in {s.phase for c in made.calls for s in c.seen}) == given.train

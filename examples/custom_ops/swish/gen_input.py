@@ -1,4 +1,4 @@
-"""Inputs of swish(x). There is no reference: one of the implementations is taken for it."""
+"""Inputs of swish(x). There is no reference: one of the implementations is used instead."""
 
 import torch
 from BackendBench.suite.base import Test

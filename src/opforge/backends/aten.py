@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from opforge.backends.base import BackendOptions
 from opforge.cache import torch_version
-from opforge.kernels import Kernel, Served
+from opforge.kernels import Kernel, ServedOperator
 from opforge.ops import table
 
 
@@ -26,6 +26,6 @@ class AtenBackend:
                 packets[op.packet].append(name)
         digest = f"torch-{torch_version()}"
         return [
-            Kernel("aten", names[0], tuple(Served(n) for n in names), digest=digest)
+            Kernel("aten", names[0], tuple(ServedOperator(n) for n in names), digest=digest)
             for _packet, names in sorted(packets.items())
         ]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from opforge.backends.base import BackendOptions
 from opforge.kernels import Kernel
-from opforge.kernels.custom import find
+from opforge.kernels.custom import find_custom_ops
 
 
 class CustomOpsBackend:
@@ -22,8 +22,8 @@ class CustomOpsBackend:
         """Messages about references and about operators without an implementation."""
 
     def kernels(self, ops: Iterable[str]) -> list[Kernel]:
-        custom_ops = find(self._root)
-        self.strangers = list(custom_ops.strangers)
+        custom_ops = find_custom_ops(self._root)
+        self.strangers = list(custom_ops.skipped)
         kernels: list[Kernel] = []
         self.remarks = []
         for op in ops:

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from opforge.backends.base import BackendOptions
 from opforge.errors import NothingToJudgeError, OpforgeError, UnknownNameError
-from opforge.kernels import Kernel, Served, native
-from opforge.kernels.source import UNREADABLE, digest, located, shown, unfit
-from opforge.ops import Form, table
-from opforge.runtime import files
+from opforge.kernels import Kernel, ServedOperator, native
+from opforge.kernels.source import UNREADABLE, digest, printable, why_unusable, with_resolved_folder
+from opforge.ops import SchemaKind, table
+from opforge.runtime import untrusted_files
 
 _FILE = "{folder}_implementation_"
 
@@ -39,16 +39,18 @@ class DirectoryBackend:
         """Kernels without a case."""
 
     def kernels(self, ops: Iterable[str]) -> list[Kernel]:
-        served, idle = matched(self._all(), ops)
+        served, idle = assign_operators(self._all_kernels(), ops)
         self.idle += idle
         return served
 
-    def _all(self) -> list[Kernel]:
+    def _all_kernels(self) -> list[Kernel]:
         """Return every kernel."""
         entries = sorted(p for p in self._root.iterdir() if not p.name.startswith((".", "__")))
-        folders = [path for path in entries if files.is_folder(path)]
+        folders = [path for path in entries if untrusted_files.is_folder(path)]
         self.strangers += [
-            f"{shown(p.name)} is a link, and links are not followed" for p in entries if p.is_symlink() and p.is_dir()
+            f"{printable(p.name)} is a link, and links are not followed"
+            for p in entries
+            if p.is_symlink() and p.is_dir()
         ]
         kernels = [kernel for folder in folders if (kernel := self._kernel(folder)) is not None]
         if unused := set(self._chosen) - {folder.name for folder in folders}:
@@ -61,17 +63,17 @@ class DirectoryBackend:
         return kernels
 
     def _kernel(self, folder: Path) -> Kernel | None:
-        name = operator_name(folder.name)
-        candidates = implementations(folder)
+        name = operator_of_folder(folder.name)
+        candidates = implementation_files(folder)
         if not candidates:
-            name = shown(folder.name)
+            name = printable(folder.name)
             self.strangers.append(f"{name} holds no {_FILE.format(folder=name)}*.py, *.cpp or *.cu")
             return None
         file = self._pick(folder, candidates)
         try:
-            return kernel_in(file, name)
+            return kernel_from_file(file, name)
         except UnknownNameError as error:
-            self.strangers.append(shown(str(error)))
+            self.strangers.append(printable(str(error)))
             return None
 
     def _pick(self, folder: Path, candidates: list[Path]) -> Path:
@@ -89,7 +91,7 @@ class DirectoryBackend:
         return by_name[chosen]
 
 
-def matched(kernels: Iterable[Kernel], ops: Iterable[str]) -> tuple[list[Kernel], list[Kernel]]:
+def assign_operators(kernels: Iterable[Kernel], ops: Iterable[str]) -> tuple[list[Kernel], list[Kernel]]:
     """Assign operators to kernels; return kernels with their operators, and kernels without any.
 
     Kernels that serve fewer operators go first: a folder for one overload or form wins over
@@ -107,26 +109,30 @@ def matched(kernels: Iterable[Kernel], ops: Iterable[str]) -> tuple[list[Kernel]
     return assigned, idle
 
 
-def kernel_in(file: Path, name: str) -> Kernel:
+def kernel_from_file(file: Path, name: str) -> Kernel:
     """Return the kernel in a file, written for the named operator, with all operators it serves."""
     primary = table().resolve(name)
     family, others = table().served_by(name)
-    functional = [op for op in family if op.form is not Form.MUTABLE] if primary.form is Form.FUNCTIONAL else [primary]
-    serves = [Served(op.name) for op in functional] + [Served(op.name, required=False) for op in others]
+    functional = (
+        [op for op in family if op.kind is not SchemaKind.MUTABLE]
+        if primary.kind is SchemaKind.FUNCTIONAL
+        else [primary]
+    )
+    serves = [ServedOperator(op.name) for op in functional] + [ServedOperator(op.name, required=False) for op in others]
     entries = dict.fromkeys([f"{name.replace('.', '__')}_kernel_impl", f"{primary.base}_kernel_impl"])
-    broken, path = unfit(file), str(located(file))
+    broken, path = why_unusable(file), str(with_resolved_folder(file))
     return Kernel(
-        shown(file.stem),
+        printable(file.stem),
         primary.name,
         tuple(serves),
-        shown(path) if broken else path,
+        printable(path) if broken else path,
         tuple(entries),
         UNREADABLE if broken else digest(file),
         broken=broken,
     )
 
 
-def operator_name(folder: str) -> str:
+def operator_of_folder(folder: str) -> str:
     """Return a folder's operator; ``add__Scalar`` and ``add.Scalar`` are the same overload."""
     if folder.startswith("__") or "__" not in folder.rstrip("_"):
         return folder
@@ -135,13 +141,13 @@ def operator_name(folder: str) -> str:
     return name if table().get(name) is not None else folder
 
 
-def implementations(folder: Path) -> list[Path]:
+def implementation_files(folder: Path) -> list[Path]:
     """Return the implementations in a folder, oldest first.
 
     ``_2`` comes before ``_10``, and C++ before Python of the same number.
     """
     prefix = _FILE.format(folder=folder.name)
-    if not files.is_folder(folder):
+    if not untrusted_files.is_folder(folder):
         return []
     suffixes = (".py", *native.SUFFIXES)
     matches = (p for p in folder.iterdir() if p.name.startswith(prefix) and p.suffix in suffixes and not p.is_dir())

@@ -16,12 +16,12 @@ from pathlib import Path
 from opforge import cache
 from opforge.backends.base import BackendOptions
 from opforge.errors import OpforgeError
-from opforge.kernels import Kernel, Served
+from opforge.kernels import Kernel, ServedOperator
 from opforge.ops import table
 
 _REPLY_PREFIX = "opforge: "
 """Prefix of the reply line; the package may print other lines, even when the process exits."""
-_ASK = """
+_QUERY_SCRIPT = """
 import json, sys
 import flag_gems
 
@@ -106,7 +106,7 @@ def _registered() -> tuple[str, dict[str, int]]:
     """
     try:
         process = subprocess.run(
-            [sys.executable, "-c", f"ANSWER = {_REPLY_PREFIX!r}\n{_ASK}"],
+            [sys.executable, "-c", f"ANSWER = {_REPLY_PREFIX!r}\n{_QUERY_SCRIPT}"],
             capture_output=True,
             text=True,
             check=False,
@@ -120,13 +120,13 @@ def _registered() -> tuple[str, dict[str, int]]:
     if not replies:
         errors = re.findall(r"^\w+(?:Error|Exception)\b.*$", process.stderr, re.MULTILINE) or ["it gives no reason"]
         raise OpforgeError(
-            f"flag_gems cannot be imported here ({errors[-1].strip()}); it needs a GPU that Triton knows, and a torch built for it"
+            f"flag_gems cannot be imported here ({errors[-1].strip()}); it needs a GPU that Triton supports, and a torch built for it"
         )
     reply = json.loads(replies[-1])
     if "error" in reply:
         raise OpforgeError(
-            f"flag_gems is imported here, but its list of operators, flag_gems._FULL_CONFIG, cannot be read ({reply['error']}); "
-            "rows of an operator's name, a function and a condition are understood, as FlagGems 5.0 has them"
+            f"flag_gems was imported, but its list of operators, flag_gems._FULL_CONFIG, cannot be read ({reply['error']}); "
+            "expected rows of operator name, function and condition, as in FlagGems 5.0"
         )
     return reply["vendor"], reply["rows"]
 
@@ -140,7 +140,7 @@ def _kernel(folder: Path, release: str, vendor: str, row: str, index: int, name:
     if not file.is_file() or file.read_text() != text:
         cache.write_atomically(file, text)
     digest = hashlib.sha256(f"{text}{_source_digest()}".encode()).hexdigest()[:16]
-    return Kernel(stem, name, (Served(name),), str(file), (entry,), digest, of_file=False)
+    return Kernel(stem, name, (ServedOperator(name),), str(file), (entry,), digest, is_file_digest=False)
 
 
 @functools.cache

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import jinja2
 
-from opforge.backends.directory import implementations
+from opforge.backends.directory import implementation_files
 from opforge.cases import Case
 from opforge.errors import OpforgeError
-from opforge.ops import Form, Operator, table
+from opforge.ops import Operator, SchemaKind, table
 
 
 def scaffold(root: Path, cases: Mapping[str, Sequence[Case]]) -> tuple[list[Path], list[Path]]:
@@ -20,7 +20,7 @@ def scaffold(root: Path, cases: Mapping[str, Sequence[Case]]) -> tuple[list[Path
     kept_folders: list[Path] = []
     for name in dict.fromkeys(table().folder_of(op) for name in cases if (op := table().get(name)) is not None):
         folder = root / name
-        if implementations(folder):
+        if implementation_files(folder):
             kept_folders.append(folder)
             continue
         try:
@@ -49,7 +49,7 @@ def render(name: str, root: Path, cases: Sequence[str]) -> str:
         op=op,
         entry=f"{op.base}_kernel_impl",
         signature=python_signature(op),
-        family=[o.name for o in family if o.form is not Form.MUTABLE],
+        family=[o.name for o in family if o.kind is not SchemaKind.MUTABLE],
         others=[o.name for o in others],
         root=root,
         cases=cases,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from opforge.backends.aten import AtenBackend
 from opforge.backends.base import BackendOptions
-from opforge.backends.directory import implementations, kernel_in, operator_name
+from opforge.backends.directory import implementation_files, kernel_from_file, operator_of_folder
 from opforge.errors import NothingToJudgeError, OpforgeError
-from opforge.kernels import Kernel, Served
+from opforge.kernels import Kernel, ServedOperator
 from opforge.kernels.native import is_native
 from opforge.ops import table
 from opforge.ops.table import strip_namespace
@@ -32,28 +32,28 @@ class SingleBackend:
         return [self.kernel] if self.op in set(ops) else []
 
     @classmethod
-    def named(cls, word: str, op: str | None = None) -> SingleBackend:
+    def from_argument(cls, location: str, op: str | None = None) -> SingleBackend:
         """Return the kernel in a file or a folder with one file, or ``aten:OP``, for one operator.
 
         The kernel's name gives the operator; ``op`` can choose another overload or form it serves.
         """
-        if word.startswith(_ATEN_PREFIX):
-            return cls(_of_aten(word.removeprefix(_ATEN_PREFIX), op))
-        file = _file(word)
+        if location.startswith(_ATEN_PREFIX):
+            return cls(_of_aten(location.removeprefix(_ATEN_PREFIX), op))
+        file = _file(location)
         name = _name(file, op)
-        kernel = kernel_in(file, name)
+        kernel = kernel_from_file(file, name)
         op_name = table().resolve(op or name).name
         if all(served.op != op_name for served in kernel.serves):
             served_names = ", ".join(served.op for served in kernel.serves)
             raise OpforgeError(
-                f"--op {op} ({op_name}) is not among the operators that {file.name} serves by its name: {served_names}"
+                f"--op {op} ({op_name}) is not one of the operators that {file.name} is named for: {served_names}"
             )
-        return cls(replace(kernel, serves=(Served(op_name),)))
+        return cls(replace(kernel, serves=(ServedOperator(op_name),)))
 
 
 def _of_aten(name: str, op: str | None) -> Kernel:
     if op is not None:
-        raise OpforgeError(f"--op does not go with {_ATEN_PREFIX}{name}, which names the operator itself")
+        raise OpforgeError(f"--op cannot be combined with {_ATEN_PREFIX}{name}, which already names the operator")
     (kernel,) = AtenBackend(BackendOptions()).kernels([table().resolve(name).name])
     return kernel
 
@@ -72,7 +72,7 @@ def _file(location: str) -> Path:
             f"there is no kernel {location!r}; give a file such as kernels/relu/relu_implementation_1.py, "
             f"its folder, or {_ATEN_PREFIX}relu for ATen's own"
         )
-    files = implementations(path.resolve())
+    files = implementation_files(path.resolve())
     if len(files) > 1:
         raise OpforgeError(f"several kernels in {location!r}: {', '.join(f.name for f in files)}; name the file of one")
     if not files:
@@ -81,7 +81,7 @@ def _file(location: str) -> Path:
 
 
 def _no_kernel(folder: Path) -> str:
-    kernel_folders = sorted(p.name for p in folder.resolve().iterdir() if p.is_dir() and implementations(p))
+    kernel_folders = sorted(p.name for p in folder.resolve().iterdir() if p.is_dir() and implementation_files(p))
     if kernel_folders:
         return f"{str(folder)!r} is a folder of kernel folders: {', '.join(kernel_folders)}; name one of them"
     name = folder.resolve().name
@@ -92,9 +92,9 @@ def _name(file: Path, op: str | None) -> str:
     """Return a kernel's operator, from its file name or else from ``--op``."""
     name, infix, _ = file.stem.partition(_FILE_INFIX)
     if infix:
-        return operator_name(name)
+        return operator_of_folder(name)
     if op is None:
         raise OpforgeError(
-            f"{file.name!r} does not say its operator; name it OP{_FILE_INFIX}1.py, or give the operator with --op"
+            f"{file.name!r} does not name its operator; name it OP{_FILE_INFIX}1.py, or give the operator with --op"
         )
     return strip_namespace(op)

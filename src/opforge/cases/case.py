@@ -48,10 +48,10 @@ class Case:
     def make(cls, op: str, args: str, *, contents: str = "", **fields: Any) -> Case:
         """Return a case with its id; ``contents`` is a digest of the stored tensors, if any."""
         expect, phase = fields.get("expect", Expect.RETURNS), fields.get("phase", Phase.CORRECTNESS)
-        return cls(op, args, id=id_of(op, args, contents, expect, phase), **fields)
+        return cls(op, args, id=case_id(op, args, contents, expect, phase), **fields)
 
 
-def id_of(op: str, args: str, contents: str, expect: Expect, phase: Phase) -> str:
+def case_id(op: str, args: str, contents: str, expect: Expect, phase: Phase) -> str:
     """Return the id of a case."""
     text = f"{op}|{args}|{contents}|{expect}|{phase}"
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

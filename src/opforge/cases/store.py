@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from opforge.cases.case import Case, Expect, Phase
 
 if TYPE_CHECKING:
-    from opforge.cases.materialise import Bytes
+    from opforge.cases.tensors import Bytes
 
-TABLE = "cases.parquet"
-BLOB = "tensors.safetensors"
+TABLE_FILE = "cases.parquet"
+BLOB_FILE = "tensors.safetensors"
 _COLUMNS = ("op", "args", "expect", "phase", "source", "id", "tree")
 _EXPECT = {e.value: e for e in Expect}
 _PHASE = {p.value: p for p in Phase}

@@ -17,7 +17,7 @@ from opforge.cases.values import (
     DTYPES,
     LAYOUTS,
     MEMORY_FORMATS,
-    TORCH_NAMES,
+    SHORT_NAMES,
     Arguments,
     Device,
     Dtype,
@@ -158,8 +158,8 @@ def _parse(node: ast.expr) -> Value:
 def _parse_name(name: str) -> Value:
     if name in DTYPES:
         return Dtype(name)
-    if name in TORCH_NAMES:
-        return Dtype(TORCH_NAMES[name])
+    if name in SHORT_NAMES:
+        return Dtype(SHORT_NAMES[name])
     if name in LAYOUTS:
         return Layout(name)
     if name in MEMORY_FORMATS:

@@ -32,7 +32,7 @@ DTYPES: dict[str, tuple[str, int]] = {
     "u64": ("uint64", 8),
     "b8": ("bool", 1),
 }
-TORCH_NAMES = {torch_name: short for short, (torch_name, _) in DTYPES.items()}
+SHORT_NAMES = {torch_name: short for short, (torch_name, _) in DTYPES.items()}
 _DTYPE_ALIASES = {
     "float": "f32",
     "double": "f64",
@@ -46,12 +46,12 @@ LAYOUTS = ("strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "s
 MEMORY_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
 
 
-def dtype_from_user(name: str) -> str:
+def parse_dtype(name: str) -> str:
     """Return the short name of a dtype: ``bf16``, ``bfloat16``, ``torch.bfloat16`` or ``bool``."""
     plain = name.strip().removeprefix("torch.")
-    short = _DTYPE_ALIASES.get(plain) or TORCH_NAMES.get(plain) or plain
+    short = _DTYPE_ALIASES.get(plain) or SHORT_NAMES.get(plain) or plain
     if short not in DTYPES:
-        raise UnknownNameError("dtype", name, [*DTYPES, *TORCH_NAMES, *_DTYPE_ALIASES])
+        raise UnknownNameError("dtype", name, [*DTYPES, *SHORT_NAMES, *_DTYPE_ALIASES])
     return short
 
 

@@ -14,32 +14,32 @@ def register(app: typer.Typer) -> None:
 
 
 def add_op(
-    name: Annotated[str, typer.Argument(help="Name of the operator, such as scale, or scale_ when it writes.")],
-    mutates: Annotated[bool, typer.Option("--mutates", help="It writes its first result into its argument x.")] = False,
+    name: Annotated[str, typer.Argument(help="Name of the operator, such as scale, or scale_ if it mutates.")],
+    mutates: Annotated[bool, typer.Option("--mutates", help="Write the first result into the argument x.")] = False,
     outputs: Annotated[
-        int | None, typer.Option(help="How many new tensors it returns: 1 unless given, with --mutates none.")
+        int | None, typer.Option(help="Number of new tensors to return (default: 1; with --mutates 0).")
     ] = None,
     optional: Annotated[
         list[str] | None,
-        typer.Option(help="Name of a tensor that may be left out. May be repeated, or a list with commas."),
+        typer.Option(help="Name of an optional tensor argument. May be repeated, or a list with commas."),
     ] = None,
     package: Annotated[Path, typer.Option(help="The package's folder.")] = Path(),
 ) -> int:
-    """Add kernel, registration, fake, gradient, tests, export and types of an operator; what is there already is kept."""
-    from opforge.authoring import add_op as adding
+    """Add an operator to a package: kernel, registration, fake, gradient, tests, export and types; existing parts are kept."""
+    from opforge.package import add_op as adding
 
     names = [word.strip() for words in optional or [] for word in words.split(",")]
-    found = adding.package_at(package)
-    wanted = adding.wish(name, mutates=mutates, outputs=outputs, optional=names)
+    found = adding.read_package(package)
+    wanted = adding.operator_request(name, mutates=mutates, outputs=outputs, optional=names)
     parts = adding.add_op(found, wanted)
     for part in parts:
         sys.stdout.write(f"{part.status:<8}  {part.path}\n")
     if all(part.status == "kept" for part in parts):
-        sys.stdout.write(f"operator {found.name}::{name} is complete already\n")
+        sys.stdout.write(f"operator {found.name}::{name} is already complete\n")
         return 0
     kernel = parts[0].path
     build = "" if found.variant == "triton" else "  pip install --no-build-isolation -e '.[test]'\n"
     sys.stdout.write(
-        f"operator {found.name}::{name} multiplies; have it compute what you want in {kernel}\n{build}  pytest tests/test_{name}.py\n"
+        f"operator {found.name}::{name} multiplies for now; write your computation in {kernel}\n{build}  pytest tests/test_{name}.py\n"
     )
     return 0

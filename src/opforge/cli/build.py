@@ -14,7 +14,7 @@ from opforge.cli.progress import ProgressLine
 from opforge.errors import OpforgeError
 
 if TYPE_CHECKING:
-    from opforge.authoring.build import Library
+    from opforge.package.build import LibraryResult
 
 
 def register(app: typer.Typer) -> None:
@@ -22,19 +22,17 @@ def register(app: typer.Typer) -> None:
 
 
 def build(
-    directory: Annotated[Path, typer.Argument(help="A folder of sources, or one whose folders are libraries.")],
-    out: Annotated[Path | None, typer.Option(help="Where packages go; DIRECTORY/build unless given.")] = None,
+    directory: Annotated[Path, typer.Argument(help="A folder of sources, or a folder with one subfolder per library.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for the packages (default: DIRECTORY/build).")] = None,
     namespace: Annotated[
-        str, typer.Option(help="What OPFORGE_NAMESPACE stands for in the sources, instead of the folder's name.")
+        str, typer.Option(help="Value of OPFORGE_NAMESPACE in the sources (default: the folder's name).")
     ] = "",
     flag: Annotated[
         list[str] | None, typer.Option(help="A flag for the compiler, such as --flag=-mavx2. May be repeated.")
     ] = None,
-    target: Annotated[
-        str, typer.Option(help="The oldest torch that a library of the stable ABI is to run on.")
-    ] = "2.11",
-    workers: Annotated[int, typer.Option(help="How many libraries are built at once.")] = 2,
-    timeout: Annotated[float, typer.Option(help="Seconds that one compiler may take.")] = 600.0,
+    target: Annotated[str, typer.Option(help="Oldest torch that a library of the stable ABI must support.")] = "2.11",
+    workers: Annotated[int, typer.Option(help="Number of libraries to build at once.")] = 2,
+    timeout: Annotated[float, typer.Option(help="Time limit of one compiler, in seconds.")] = 600.0,
     format_: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
 ) -> int:
     """Build each folder of C++ or CUDA sources into a library of operators with a Python package that loads it."""
@@ -44,9 +42,9 @@ def build(
         raise OpforgeError(f"--workers {workers} is out of range; it must be 1 to 256")
     if timeout < 1:
         raise OpforgeError(f"--timeout {timeout} is too small; it must be at least 1")
-    from opforge.authoring.build import Wishes, build_folder
+    from opforge.package.build import BuildOptions, build_folder
 
-    wishes = Wishes(out, namespace, tuple(flag or ()), target, workers, timeout)
+    wishes = BuildOptions(out, namespace, tuple(flag or ()), target, workers, timeout)
     with ProgressLine() as progress:
         libraries = build_folder(directory, wishes, progress)
     place = out or directory / "build"
@@ -59,7 +57,7 @@ def build(
     return 1 if any(one.status == "failed" for one in libraries) else 0
 
 
-def _show(libraries: list[Library], place: Path) -> None:
+def _show(libraries: list[LibraryResult], place: Path) -> None:
     for one in libraries:
         if one.status == "failed":
             sys.stdout.write(f"{one.name}  failed: {one.error}\n")

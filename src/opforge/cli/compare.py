@@ -1,4 +1,4 @@
-"""`opforge compare`: hold a run against an earlier one."""
+"""`opforge compare`: compare a run with an earlier one."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ def compare(
     fail_on_regression: Annotated[
         str | None,
         typer.Option(
-            metavar="PERCENT", help="Exit with 1 also for what has surely lost more of its speed, for example 5%."
+            metavar="PERCENT", help="Also exit with 1 for slowdowns significantly above this, for example 5%."
         ),
     ] = None,
     unchanged: Annotated[
-        bool, typer.Option("--unchanged", help="Name slower and faster kernels whose source is the same, too.")
+        bool, typer.Option("--unchanged", help="Also list speed changes of kernels with unchanged source.")
     ] = False,
     format_: Annotated[str, typer.Option("--format", help="text, json, markdown or junit.")] = "text",
 ) -> int:
-    """Say which operators became wrong, right, slower or faster, appeared or disappeared, as far as the intervals tell."""
+    """List operators that became wrong, right, slower or faster (by confidence intervals), appeared or disappeared."""
     if format_ not in _FORMATS:
         raise OpforgeError(f"unknown format {format_!r}; allowed: {', '.join(_FORMATS)}")
-    share = None if fail_on_regression is None else _share(fail_on_regression)
+    share = None if fail_on_regression is None else _parse_percentage(fail_on_regression)
 
     from opforge.reports import compare as told
-    from opforge.runs.compare import compare as hold
+    from opforge.runs.compare.comparison import compare as hold
 
-    comparison = hold(before, after, unchanged=unchanged)
+    comparison = hold(before, after, report_unchanged=unchanged)
     if format_ == "json":
         sys.stdout.write(json.dumps(told.as_json(comparison, share), indent=2) + "\n")
     elif format_ == "markdown":
@@ -51,14 +51,14 @@ def compare(
     else:
         from opforge.reports.terminal import console_for_results
 
-        told.show(console_for_results(), comparison, share)
+        told.print_comparison(console_for_results(), comparison, share)
     return 1 if comparison.regressions(share) else 0
 
 
-def _share(text: str) -> float:
+def _parse_percentage(text: str) -> float:
     """Return the share that a percentage means."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text)
     share = float(found[1]) / 100 if found else -1.0
     if not 0 <= share < 1:
-        raise OpforgeError(f"--fail-on-regression {text!r} is no share of the speed; give 0% to 99%, for example 5%")
+        raise OpforgeError(f"--fail-on-regression {text!r} is not a percentage below 100%; give for example 5%")
     return share

@@ -13,7 +13,7 @@ from opforge.cli.progress import ProgressLine
 from opforge.errors import OpforgeError
 
 if TYPE_CHECKING:
-    from opforge.authoring.doctor import Health
+    from opforge.package.doctor import Health
 
 
 def register(app: typer.Typer) -> None:
@@ -21,13 +21,15 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(
-    directory: Annotated[Path | None, typer.Argument(help="A folder of C++ or CUDA libraries to look at too.")] = None,
+    directory: Annotated[
+        Path | None, typer.Argument(help="A folder of C++ or CUDA libraries to check as well.")
+    ] = None,
     format_: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
 ) -> int:
-    """Show what opforge builds and runs with; exit 1 when something would break, with the fix."""
+    """Show paths, versions and settings of the installation; exit with 1 and show the fix if there is a problem."""
     if format_ not in ("text", "json"):
         raise OpforgeError(f"unknown format {format_!r}; allowed: text, json")
-    from opforge.authoring.doctor import examine
+    from opforge.package.doctor import examine
 
     with ProgressLine() as progress:
         health = examine(directory, progress)
@@ -48,7 +50,7 @@ def _lines(health: Health) -> list[str]:
     for problem in health.problems:
         lines += [f"problem  {problem['what']}", f"  fix    {problem['fix']}"]
     count = len(health.problems)
-    lines.append(f"{count} problem{'s' * (count > 1)}" if count else "nothing would break")
+    lines.append(f"{count} problem{'s' * (count > 1)}" if count else "no problems")
     return lines
 
 

@@ -15,12 +15,12 @@ from opforge.cli.progress import ProgressLine
 from opforge.errors import OpforgeError
 
 if TYPE_CHECKING:
-    from opforge.edge.build import Built, Folder
-    from opforge.edge.check import Report, Row
+    from opforge.edge.build import BuiltLibrary, OperatorFolder
+    from opforge.edge.check import CheckReport, CheckRow
     from opforge.edge.selection import Selection
 
 _FORMAT = typer.Option("--format", help="text or json.")
-_WITH = typer.Option("--with", help="What compiles: direct (the compiler itself) or cmake.")
+_WITH = typer.Option("--with", help="Build tool: direct (calls the compiler) or cmake.")
 edge = typer.Typer(
     name="edge",
     help="Custom operators on the ExecuTorch runtime: make, export, build, run, check.",
@@ -38,10 +38,8 @@ def register(app: typer.Typer) -> None:
 @edge.command("init")
 def init(
     directory: Annotated[Path, typer.Argument(help="The folder to make.")],
-    namespace: Annotated[str, typer.Option(help="Of the operators.")] = "my_ops",
-    op: Annotated[
-        list[str] | None, typer.Option(help="Name of an operator; may be repeated. mul3 unless given.")
-    ] = None,
+    namespace: Annotated[str, typer.Option(help="Namespace of the operators.")] = "my_ops",
+    op: Annotated[list[str] | None, typer.Option(help="Name of an operator. May be repeated (default: mul3).")] = None,
 ) -> int:
     """Make an operator folder: registration in Python, C++ kernels, their bindings, a model that uses them, tests."""
     from opforge.edge.init import make_folder
@@ -65,21 +63,21 @@ def export(
     dynamic: Annotated[
         list[str] | None, typer.Option(help="INPUT.DIM=LOW..HIGH: a dimension that may vary. May be repeated.")
     ] = None,
-    xnnpack: Annotated[bool, typer.Option("--xnnpack", help="Delegate to XNNPACK what it can run.")] = False,
-    timeout: Annotated[float, typer.Option(help="Seconds that it may take.")] = 600.0,
+    xnnpack: Annotated[bool, typer.Option("--xnnpack", help="Delegate supported operators to XNNPACK.")] = False,
+    timeout: Annotated[float, typer.Option(help="Time limit in seconds.")] = 600.0,
     format_: Annotated[str, _FORMAT] = "text",
 ) -> int:
-    """Export a model to a program of ExecuTorch, in a process of its own."""
+    """Export a model to an ExecuTorch program, in its own process."""
     _check_format(format_)
     from opforge.edge.export import export_model
-    from opforge.edge.target import find, parse_dynamic
+    from opforge.edge.target import parse_dynamic, parse_target
 
-    target, ranges = find(model), parse_dynamic(dynamic or [])
+    target, ranges = parse_target(model), parse_dynamic(dynamic or [])
     with ProgressLine() as progress:
         progress(f"exporting {model}", 0, 1)
         made = export_model(target, out, dynamic=ranges, xnnpack=xnnpack, limit_s=timeout)
     if format_ == "json":
-        return _as_json({**asdict(made), "path": str(made.path), "custom": made.custom})
+        return _print_json({**asdict(made), "path": str(made.path), "custom": made.custom})
     sys.stdout.write(f"wrote {made.path}, {made.bytes} bytes, in {made.seconds:.1f} s\n")
     sys.stdout.write(f"inputs     {made.inputs}\n")
     sys.stdout.write(f"operators  {', '.join(made.operators) or 'none'}\n")
@@ -87,7 +85,7 @@ def export(
         sys.stdout.write(f"delegated  {made.delegated} parts to XNNPACK\n")
     for name in made.taken_apart:
         sys.stdout.write(
-            f"note       {name} was taken apart, as CompositeImplicitAutograd is: a kernel for it would not run\n"
+            f"note       {name} was decomposed because it is CompositeImplicitAutograd: a kernel for it would not run\n"
         )
     if made.custom:
         sys.stdout.write(
@@ -98,38 +96,38 @@ def export(
 
 @edge.command("build")
 def build(
-    directory: Annotated[Path, typer.Argument(help="An operator folder: ops.yaml, kernels/, ops.py perhaps.")],
+    directory: Annotated[Path, typer.Argument(help="An operator folder: ops.yaml, kernels/ and optionally ops.py.")],
     ops: Annotated[str | None, typer.Option(help="Only these operators, for example 'mul3,my_ops::add3'.")] = None,
     model: Annotated[Path | None, typer.Option(help="Only the operators that this .pte needs.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where the library goes; DIRECTORY/build unless given.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the library (default: DIRECTORY/build).")] = None,
     with_: Annotated[str, _WITH] = "direct",
-    timeout: Annotated[float, typer.Option(help="Seconds that one compiler may take.")] = 600.0,
+    timeout: Annotated[float, typer.Option(help="Time limit of one compiler, in seconds.")] = 600.0,
     format_: Annotated[str, _FORMAT] = "text",
 ) -> int:
-    """Build the library of an operator folder's kernels: all, those that are named, or those that a model needs."""
+    """Build a library of an operator folder's kernels: all, those given by name, or those that a model needs."""
     _check_format(format_)
     from opforge.edge.build import build as build_library
-    from opforge.edge.build import check_registration, open_folder
+    from opforge.edge.build import check_registration, read_folder
 
     _check_tool(with_)
-    folder = open_folder(directory)
-    selection = selection_of(folder, ops, model)
+    folder = read_folder(directory)
+    selection = select_operators(folder, ops, model)
     with ProgressLine() as progress:
         progress("schemas", 0, 2)
         check_registration(folder)
         progress("building", 1, 2)
         built = build_library(folder, selection, out, tool=with_, limit_s=timeout)
     if format_ == "json":
-        return _as_json({**asdict(built), "library": str(built.library)})
+        return _print_json({**asdict(built), "library": str(built.library)})
     _show_built(built)
     return 0
 
 
-def selection_of(folder: Folder, ops: str | None, model: Path | None) -> Selection:
+def select_operators(folder: OperatorFolder, ops: str | None, model: Path | None) -> Selection:
     from opforge.edge.selection import select_all, select_for_model, select_names
 
     if ops is not None and model is not None:
-        raise OpforgeError("--ops and --model both say which operators; give one of them")
+        raise OpforgeError("--ops and --model cannot be combined; give one of them")
     if model is not None:
         return select_for_model(folder.entries, model)
     if ops is None:
@@ -140,7 +138,7 @@ def selection_of(folder: Folder, ops: str | None, model: Path | None) -> Selecti
     return select_names(folder.entries, words)
 
 
-def _show_built(built: Built) -> None:
+def _show_built(built: BuiltLibrary) -> None:
     how = "cached" if built.cached else f"built in {sum(built.seconds.values()):.1f} s"
     sys.stdout.write(f"{built.library}  {built.bytes} bytes, {built.tool}, {how}\n")
     sys.stdout.write(f"registers  {', '.join(built.operators)} ({built.selection})\n")
@@ -154,23 +152,25 @@ def run(
     inputs: Annotated[
         str,
         typer.Option(
-            help="Shapes and dtypes such as 'T([2, 3], f32)', or a .safetensors file with tensors 0, 1, …; what the program says unless given."
+            help="Shapes and dtypes such as 'T([2, 3], f32)', or a .safetensors file with tensors 0, 1, … (default: as in the program)."
         ),
     ] = "",
     library: Annotated[list[Path] | None, typer.Option(help="A library of kernels; may be repeated.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Keep the results here, as safetensors.")] = None,
-    seed: Annotated[int, typer.Option(help="Of inputs that are given by shape.")] = 0,
-    timeout: Annotated[float, typer.Option(help="Seconds that it may take.")] = 60.0,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Write the results to this .safetensors file.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of inputs given by shape.")] = 0,
+    timeout: Annotated[float, typer.Option(help="Time limit in seconds.")] = 60.0,
     format_: Annotated[str, _FORMAT] = "text",
 ) -> int:
-    """Run a program on the ExecuTorch runtime, in a process of its own; show results, and the kernels that ran."""
+    """Run a program on the ExecuTorch runtime, in its own process; show its results and the kernels that ran."""
     _check_format(format_)
     if timeout <= 0:
         raise OpforgeError(f"--timeout {timeout:g} is not allowed; give seconds above 0")
-    from opforge.edge.run import Job, run_program
+    from opforge.edge.run import ProgramJob, run_program
 
     file = Path(inputs) if inputs.endswith(".safetensors") else None
-    job = Job(program, tuple(library or ()), "" if file else inputs, file, seed=seed, out=out, limit_s=timeout)
+    job = ProgramJob(program, tuple(library or ()), "" if file else inputs, file, seed=seed, out=out, limit_s=timeout)
     with ProgressLine() as progress:
         progress(f"running {program}", 0, 1)
         ran = run_program(job)
@@ -182,7 +182,7 @@ def run(
             "kernels": ran.kernels,
             "seconds": ran.seconds,
         }
-        return _as_json(row)
+        return _print_json(row)
     sys.stdout.write(f"inputs   {ran.inputs}\n")
     for number, result in enumerate(ran.results):
         sys.stdout.write(f"result {number} {_result(result)}\n")
@@ -215,7 +215,7 @@ def check(
     with_: Annotated[str, _WITH] = "direct",
     format_: Annotated[str, _FORMAT] = "text",
 ) -> int:
-    """Take a folder's operators all the way to the runtime; exit 1 when a result differs from eager PyTorch or a kernel did not run."""
+    """Export, build and run a folder's operators; exit with 1 if a result differs from eager PyTorch or a kernel did not run."""
     _check_format(format_)
     _check_tool(with_)
     from opforge.edge.check import check as check_folder
@@ -223,13 +223,13 @@ def check(
     with ProgressLine() as progress:
         report = check_folder(directory, tool=with_, progress=progress)
     if format_ == "json":
-        _as_json(report.as_json())
+        _print_json(report.as_json())
     else:
         sys.stdout.write("\n".join(_lines(report)) + "\n")
     return report.exit_code
 
 
-def _lines(report: Report) -> list[str]:
+def _lines(report: CheckReport) -> list[str]:
     about = ", ".join(f"{name} {number}" for name, number in report.versions.items())
     lines = [f"{report.folder} ({about})", f"operators  {', '.join(report.operators)}"]
     lines += (
@@ -246,9 +246,9 @@ def _lines(report: Report) -> list[str]:
     return lines
 
 
-def _row_lines(row: Row, width: int) -> list[str]:
+def _row_lines(row: CheckRow, width: int) -> list[str]:
     if row.kind.startswith("without"):
-        said = "missing, as it must be" if row.verdict == "passed" else ""
+        said = "missing, as expected" if row.verdict == "passed" else ""
         lines = [f"{row.kind}  {row.verdict}  {said}".rstrip()]
     else:
         figures = "" if row.difference is None else f"difference {row.difference:g}, {_kernels(row.kernels)}"
@@ -266,6 +266,6 @@ def _check_tool(name: str) -> None:
         raise OpforgeError(f"--with {name!r} is unknown; allowed: direct, cmake")
 
 
-def _as_json(value: dict[str, Any]) -> int:
+def _print_json(value: dict[str, Any]) -> int:
     sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
     return 0

@@ -12,8 +12,8 @@ import typer
 from opforge.errors import OpforgeError
 
 if TYPE_CHECKING:
-    from opforge.edge.build import Folder
-    from opforge.edge.runner import Runner, Wishes
+    from opforge.edge.build import OperatorFolder
+    from opforge.edge.runner import BuiltRunner, RunnerOptions
 
 
 def register(app: typer.Typer) -> None:
@@ -24,37 +24,37 @@ def runner(
     directory: Annotated[
         Path, typer.Argument(help="A folder with ops.yaml and kernels/, as `opforge edge init` makes.")
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The file of the runner.")] = Path("runner"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="The runner to write.")] = Path("runner"),
     model: Annotated[
         Path | None,
-        typer.Option(help="A .pte: only the kernels that it needs go in, and what else it needs is linked."),
+        typer.Option(help="A .pte: include only the kernels it needs, and link the libraries it needs."),
     ] = None,
     ops: Annotated[str | None, typer.Option(help="Only these operators, for example 'mul3,my_ops::add3'.")] = None,
     beside: Annotated[
-        bool, typer.Option("--beside", help="Copy ExecuTorch's libraries beside the runner, which finds them there.")
+        bool, typer.Option("--beside", help="Copy ExecuTorch's libraries beside the runner and load them from there.")
     ] = False,
-    aten: Annotated[bool, typer.Option("--aten", help="Link ExecuTorch's kernels of ATen operators.")] = False,
+    aten: Annotated[bool, typer.Option("--aten", help="Link ExecuTorch's kernels for ATen operators.")] = False,
     xnnpack: Annotated[bool, typer.Option("--xnnpack", help="Link the XNNPACK backend.")] = False,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Say besides how large it would be with all operators of the folder.")
+        bool, typer.Option("--compare", help="Also print its size with all operators of the folder.")
     ] = False,
     format_: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
 ) -> int:
     """Build a program that runs a .pte without Python and torch: `runner MODEL.pte INPUT.npy … -o FOLDER`."""
     if format_ not in ("text", "json"):
         raise OpforgeError(f"unknown format {format_!r}; allowed: text, json")
-    from opforge.cli.edge import selection_of
+    from opforge.cli.edge import select_operators
     from opforge.edge import runner as making
-    from opforge.edge.build import open_folder
+    from opforge.edge.build import read_folder
 
-    folder = open_folder(directory)
-    chosen = selection_of(folder, ops, model)
-    needed = set(making.libraries_for(model)) if model is not None else set()
-    needed |= {making.ATEN} if aten else set()
-    needed |= {making.XNNPACK} if xnnpack else set()
-    wishes = making.Wishes(tuple(sorted(needed)), beside)
+    folder = read_folder(directory)
+    chosen = select_operators(folder, ops, model)
+    needed = set(making.needed_libraries(model)) if model is not None else set()
+    needed |= {making.ATEN_LIBRARY} if aten else set()
+    needed |= {making.XNNPACK_LIBRARY} if xnnpack else set()
+    wishes = making.RunnerOptions(tuple(sorted(needed)), beside)
     made = making.build_runner(folder, chosen, out, wishes)
-    whole = _with_all(folder, wishes) if compare else None
+    whole = _build_with_all_operators(folder, wishes) if compare else None
     if format_ == "json":
         row = {**made.as_json(), "all_bytes": whole.bytes if whole else None}
         sys.stdout.write(json.dumps(row, indent=2) + "\n")
@@ -63,7 +63,7 @@ def runner(
     return 0
 
 
-def _with_all(folder: Folder, wishes: Wishes) -> Runner:
+def _build_with_all_operators(folder: OperatorFolder, wishes: RunnerOptions) -> BuiltRunner:
     """Return what a runner with all operators would be; it is not kept."""
     import tempfile
     from dataclasses import replace
@@ -72,10 +72,12 @@ def _with_all(folder: Folder, wishes: Wishes) -> Runner:
     from opforge.edge.selection import select_all
 
     with tempfile.TemporaryDirectory(prefix="opforge-runner-") as place:
-        return build_runner(folder, select_all(folder.entries), Path(place) / "runner", replace(wishes, beside=False))
+        return build_runner(
+            folder, select_all(folder.entries), Path(place) / "runner", replace(wishes, copy_libraries=False)
+        )
 
 
-def _show(made: Runner, whole: Runner | None, out: Path, folder: Folder, beside: bool) -> None:
+def _show(made: BuiltRunner, whole: BuiltRunner | None, out: Path, folder: OperatorFolder, beside: bool) -> None:
     how = "cached" if made.cached else f"built in {made.seconds:.1f} s"
     left_out = [entry.name for entry in folder.entries if entry.name not in made.operators]
     place = "beside it" if beside else "of the installed package"

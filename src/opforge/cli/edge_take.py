@@ -14,14 +14,14 @@ def register(app: typer.Typer) -> None:
 
 
 def take(
-    package: Annotated[str, typer.Argument(help="The package that registers the operators, as it is imported.")],
+    package: Annotated[str, typer.Argument(help="Import name of the package that registers the operators.")],
     op: Annotated[
-        list[str] | None, typer.Option("--op", help="An operator of it, such as swiglu. May be repeated.")
+        list[str] | None, typer.Option("--op", help="An operator of the package, such as swiglu. May be repeated.")
     ] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The folder that is made.")] = Path("edge"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder to make.")] = Path("edge"),
 ) -> int:
-    """Make a folder that takes operators of an installed package to ExecuTorch; only the C++ kernel is left to write."""
-    from opforge.edge.take import take as make
+    """Make an ExecuTorch operator folder for an installed package's operators; you write only the C++ kernels."""
+    from opforge.edge.from_package import create_from_package as make
 
     files = make(package, op or [], out)
     sys.stdout.write(f"made {out}, {len(files)} files; next:\n")

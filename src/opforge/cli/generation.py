@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from opforge.generate.options import GenerationOptions
     from opforge.runs.config import RunConfig
 
-BACKENDS = ("llm", "llm-relay", "kernel_agent")
-BOUNDS = ("max_cost", "max_tokens")
+LLM_BACKENDS = ("llm", "llm-relay", "kernel_agent")
+BUDGET_OPTIONS = ("max_cost", "max_tokens")
 """Options that a run may be given anew when it is taken up again."""
 _PANEL = "Kernels by language models (--backend llm, llm-relay, kernel_agent)"
-_MODELS = {"llm": "claude-opus-5-5", "kernel_agent": "gpt-6.1-sol"}
-_OWN = {
+_DEFAULT_MODELS = {"llm": "claude-opus-5-5", "kernel_agent": "gpt-6.1-sol"}
+_BACKENDS_BY_OPTION = {
     "llm_attempts": ("llm", "llm-relay"),
     "llm_relay_url": ("llm-relay", "kernel_agent"),
     "kernel_agent_workers": ("kernel_agent",),
@@ -35,41 +35,41 @@ def _option(text: str) -> Any:
 
 
 Model = Annotated[
-    str | None, _option("The model (claude-opus-5-5; for kernel_agent gpt-6.1-sol); llm-relay has none of its own.")
+    str | None, _option("The model (claude-opus-5-5; for kernel_agent gpt-6.1-sol); llm-relay has no default.")
 ]
-Attempts = Annotated[int, _option("llm: how many attempts each operator has.")]
-RelayUrl = Annotated[str, _option("A server of OpenAI's protocol, such as http://localhost:8000/v1.")]
-AgentWorkers = Annotated[int, _option("kernel_agent: how many workers each operator has.")]
-AgentRounds = Annotated[int, _option("kernel_agent: how many attempts each worker has.")]
+Attempts = Annotated[int, _option("llm: attempts per operator.")]
+RelayUrl = Annotated[str, _option("A server with OpenAI's protocol, such as http://localhost:8000/v1.")]
+AgentWorkers = Annotated[int, _option("kernel_agent: workers per operator.")]
+AgentRounds = Annotated[int, _option("kernel_agent: attempts per worker.")]
 AgentTarget = Annotated[float, _option("kernel_agent: the speedup at which a right kernel is fast enough.")]
-Dsl = Annotated[str, _option("What kernels are written in: triton, cuda, cpp, helion or pytorch.")]
-MaxCost = Annotated[float | None, _option("USD that may be spent; with --resume, now.")]
+Dsl = Annotated[str, _option("Language of the kernels: triton, cuda, cpp, helion or pytorch.")]
+MaxCost = Annotated[float | None, _option("Maximum cost in USD; with --resume, the new maximum.")]
 MaxTokens = Annotated[
-    int | None, _option("Tokens that may be spent, of prompts and replies together; with --resume, now.")
+    int | None, _option("Maximum tokens of prompts and replies together; with --resume, the new maximum.")
 ]
-ReplyTokens = Annotated[int, _option("Tokens that one reply may have.")]
-Parallel = Annotated[int, _option("How many workers are active at once, of all operators.")]
-PromptsFolder = Annotated[Path | None, _option("A folder with prompts of your own; those that are not in it are ours.")]
-PricesFile = Annotated[Path | None, _option("A file with prices of models that are not in our list.")]
-TranscriptFile = Annotated[Path | None, _option("Replay a file of requests and replies; no model is asked.")]
-RecordFile = Annotated[Path | None, _option("Keep requests and replies in a file that can be replayed.")]
+ReplyTokens = Annotated[int, _option("Maximum tokens of one reply.")]
+Parallel = Annotated[int, _option("Number of workers that are active at once, over all operators.")]
+PromptsFolder = Annotated[
+    Path | None, _option("A folder with your own prompts; the built-in ones are used for the rest.")
+]
+PricesFile = Annotated[Path | None, _option("A file with prices of models that are not in the built-in list.")]
+TranscriptFile = Annotated[Path | None, _option("Replay a file of requests and replies; no model is called.")]
+RecordFile = Annotated[Path | None, _option("Write requests and replies to a file for --transcript.")]
 
 NAMES = frozenset(
     {
-        "llm_model", "dsl", "max_cost", "max_tokens", "reply_tokens", "parallel", "prompts", "prices", "transcript", "record", *_OWN,
+        "llm_model", "dsl", "max_cost", "max_tokens", "reply_tokens", "parallel", "prompts", "prices", "transcript", "record", *_BACKENDS_BY_OPTION,
     }
 )  # fmt: skip
 
 
-def generation(context: typer.Context, backend: str, device: str) -> dict[str, Any]:
+def generation_settings(context: typer.Context, backend: str, device: str) -> dict[str, Any]:
     """Return how kernels are asked for, as it goes into the manifest; nothing for a backend that asks no model."""
-    given = {n for n in NAMES if _typed(context, n)}
+    given = {n for n in NAMES if _is_on_command_line(context, n)}
     for name in sorted(given):
-        if backend not in (allowed := _OWN.get(name, BACKENDS)):
-            raise OpforgeError(
-                f"--{name.replace('_', '-')} does not go with --backend {backend}, but with {' or '.join(allowed)}"
-            )
-    if backend not in BACKENDS:
+        if backend not in (allowed := _BACKENDS_BY_OPTION.get(name, LLM_BACKENDS)):
+            raise OpforgeError(f"--{name.replace('_', '-')} requires --backend {' or '.join(allowed)}, not {backend}")
+    if backend not in LLM_BACKENDS:
         return {}
     from opforge.generate.options import GenerationOptions
 
@@ -77,7 +77,7 @@ def generation(context: typer.Context, backend: str, device: str) -> dict[str, A
     agent = backend == "kernel_agent"
     options = GenerationOptions(
         provider=_provider(backend, values),
-        model=values["llm_model"] or _MODELS.get(backend, ""),
+        model=values["llm_model"] or _DEFAULT_MODELS.get(backend, ""),
         url=values["llm_relay_url"],
         transcript=_path(values["transcript"]),
         record=_path(values["record"]),
@@ -94,33 +94,33 @@ def generation(context: typer.Context, backend: str, device: str) -> dict[str, A
     )
     if not options.model:
         raise OpforgeError(
-            f"--backend {backend} wants the name of a model; give --llm-model NAME, as the server calls it"
+            f"--backend {backend} needs the name of a model; give --llm-model NAME, with the name that the server uses"
         )
     _check_provider(options.checked(device))
     return options.as_json()
 
 
-def raised(folder: Path, config: RunConfig, bounds: dict[str, float]) -> dict[str, Any]:
+def with_new_budget(folder: Path, config: RunConfig, bounds: dict[str, float]) -> dict[str, Any]:
     """Return how kernels are asked for in a run that is taken up again, with other bounds on what it may spend."""
-    if config.backend not in BACKENDS:
+    if config.backend not in LLM_BACKENDS:
         raise OpforgeError(
-            f"--{min(bounds).replace('_', '-')} does not go with the run in {str(folder)!r}: its backend is {config.backend}, which asks no model"
+            f"--{min(bounds).replace('_', '-')} cannot be combined with the run in {str(folder)!r}: its backend {config.backend} calls no model"
         )
-    from opforge.generate.raising import raised
+    from opforge.generate.raise_budget import with_raised_limits
 
-    return raised(folder, config.generation, bounds)
+    return with_raised_limits(folder, config.generation, bounds)
 
 
 def _check_provider(options: GenerationOptions) -> None:
     """Have a missing key or package said before anything is started."""
-    from opforge.generate.backend import provider_of
+    from opforge.generate.backend import open_configured_provider
     from opforge.generate.prices import Prices
 
-    with provider_of(options, Prices.known(Path(options.prices) if options.prices else None)):
+    with open_configured_provider(options, Prices.load(Path(options.prices) if options.prices else None)):
         pass
 
 
-def _typed(context: typer.Context, name: str) -> bool:
+def _is_on_command_line(context: typer.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
@@ -131,12 +131,12 @@ def _provider(backend: str, values: dict[str, Any]) -> str:
         return "transcript"
     if backend == "llm-relay" or values["llm_relay_url"]:
         return "relay"
-    model = values["llm_model"] or _MODELS[backend]
+    model = values["llm_model"] or _DEFAULT_MODELS[backend]
     if model.startswith("claude"):
         return "anthropic"
     if backend == "llm" and not model.startswith(("gpt", "o1", "o3", "o4", "chatgpt")):
         raise OpforgeError(
-            f"--llm-model {model!r}: --backend llm asks Anthropic (claude-…) or OpenAI (gpt-…, o3 …); a model of another server goes with --backend llm-relay"
+            f"--llm-model {model!r}: --backend llm calls Anthropic (claude-…) or OpenAI (gpt-…, o3 …); use --backend llm-relay for other servers"
         )
     return "openai"
 
@@ -145,14 +145,14 @@ def _path(path: Path | None) -> str:
     return str(path.resolve()) if path is not None else ""
 
 
-def say_what_was_made(folder: Path) -> None:
+def print_generation_summary(folder: Path) -> None:
     """Say on stderr what was asked and spent, if kernels were made in this run."""
     try:
         row = json.loads((folder / "generation" / "summary.json").read_text())
     except OSError:
         return
     tokens = row["input_tokens"] + row["output_tokens"]
-    unknown = f", and {row['unpriced']} requests whose price is not known" if row["unpriced"] else ""
+    unknown = f", and {row['unpriced']} requests with unknown prices" if row["unpriced"] else ""
     sys.stderr.write(
         f"{row['model']}: {row['right']} of {len(row['operators'])} kernels right after {row['attempts']} attempts, "
         f"{row['requests']} requests, {tokens} tokens, {row['cost']:.4f} USD{unknown}\n"
@@ -161,4 +161,4 @@ def say_what_was_made(folder: Path) -> None:
         larger = " ".join(
             f"--{name.replace('_', '-')} N" for name, bound in row.get("bounds", {}).items() if bound is not None
         )
-        sys.stderr.write(f"{row['stopped']}\ngo on with a larger one: `opforge run --resume {folder} {larger}`\n")
+        sys.stderr.write(f"{row['stopped']}\ncontinue with a larger one: `opforge run --resume {folder} {larger}`\n")

@@ -20,12 +20,14 @@ def register(app: typer.Typer) -> None:
 
 def leaderboard(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="DIR...", help="Folders of runs, or folders that hold some.")
+        list[Path], typer.Argument(metavar="DIR...", help="Folders of runs, or folders with runs in them.")
     ],
-    by: Annotated[str, typer.Option(help="correctness, performance, common, perf_at_p or coverage.")] = "correctness",
+    by: Annotated[
+        str, typer.Option(help="Score to rank by: correctness, performance, common, perf_at_p or coverage.")
+    ] = "correctness",
     format_: Annotated[str, typer.Option("--format", help="text, json or markdown.")] = "text",
 ) -> int:
-    """Rank runs on the same cases and device; those on others stand on boards of their own."""
+    """Rank runs on the same cases and device; other runs are ranked separately."""
     if format_ not in _FORMATS:
         raise OpforgeError(f"unknown format {format_!r}; allowed: {', '.join(_FORMATS)}")
     from opforge.reports import leaderboard as told
@@ -39,5 +41,5 @@ def leaderboard(
     else:
         from opforge.reports.terminal import console_for_results
 
-        told.show(console_for_results(), found)
+        told.print_leaderboard(console_for_results(), found)
     return 0 if found.boards else 5

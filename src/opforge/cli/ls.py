@@ -10,16 +10,16 @@ from typing import Annotated
 import typer
 
 from opforge import registry
-from opforge.cases.values import dtype_from_user
-from opforge.cli import custom
+from opforge.cases.values import parse_dtype
+from opforge.cli import ls_custom_ops
 from opforge.cli.progress import ProgressLine
 from opforge.errors import UnknownNameError
 from opforge.kernels import Kernel
 from opforge.suites.base import DEFAULT_DTYPES, LoadedSuite, SuiteOptions
-from opforge.suites.finding import find_suite
+from opforge.suites.lookup import find_suite
 
 _KINDS = ("suites", "backends", "providers", "executors", "ops", "kernels")
-_MOST_DTYPES = 4
+_MAX_SHOWN_DTYPES = 4
 """How many dtypes of a proof are named."""
 
 
@@ -31,9 +31,7 @@ def ls(
     kind: Annotated[str, typer.Argument(help="suites, backends, providers, executors, ops or kernels.")],
     suite: Annotated[
         str,
-        typer.Option(
-            help="With `ops`: the operators of a suite, and how far it reaches; `custom_ops` has kernels too."
-        ),
+        typer.Option(help="With `ops`: the operators of a suite, and its coverage; `custom_ops` also lists kernels."),
     ] = "",
     ops: Annotated[str, typer.Option(help="With `ops`: only these.")] = "",
     device: Annotated[str, typer.Option(help="With `--suite`: cpu or cuda.")] = "cpu",
@@ -43,18 +41,18 @@ def ls(
         Path, typer.Option(help="With `--suite custom_ops`: the folder of your own operators.")
     ] = Path("custom_ops"),
 ) -> int:
-    """List suites, backends, providers of language models, executors, operators or the kernels of a directory."""
+    """List suites, backends, providers of language models, executors, operators, or the kernels in a folder."""
     if kind not in _KINDS:
         raise UnknownNameError("kind of list", kind, _KINDS)
     if kind in ("suites", "backends", "providers", "executors"):
         for name in registry.names(kind):
             _line(f"{name:14} {(registry.load(kind, name).__doc__ or '').strip().splitlines()[0]}")
-    elif suite == custom.SUITE:
-        custom.ls(kind, custom_ops_root, ops, device)
+    elif suite == ls_custom_ops.SUITE:
+        ls_custom_ops.list_custom_ops(kind, custom_ops_root, ops, device)
     elif kind == "kernels":
         _kernels(ops_directory)
     elif suite:
-        _suite(suite, device, tuple(dtype_from_user(d) for d in dtypes.split(",")), ops)
+        _suite(suite, device, tuple(parse_dtype(d) for d in dtypes.split(",")), ops)
     else:
         _operators(ops)
     return 0
@@ -69,7 +67,7 @@ def _operators(ops: str) -> None:
 
     chosen = table().select(ops.split(",")) if ops else list(table())
     for op in chosen:
-        facts = [op.form.value, *(["composite"] if op.composite else []), *(["random"] if op.random else [])]
+        facts = [op.kind.value, *(["composite"] if op.composite else []), *(["random"] if op.is_random else [])]
         _line(f"{op.name:45} {', '.join(facts):24} {op.schema}")
 
 
@@ -82,25 +80,25 @@ def _kernels(directory: Path) -> None:
     for kernel in backend.kernels(op.name for op in table()):
         own = [s.op for s in kernel.serves if s.required]
         more = [s.op for s in kernel.serves if not s.required]
-        parts = [", ".join(own), f"may serve {', '.join(more)}" if more else "", _proven(kernel)]
+        parts = [", ".join(own), f"may also implement {', '.join(more)}" if more else "", _proven(kernel)]
         _line(f"{kernel.name:40} {'; '.join(filter(None, parts))}")
     for stranger in backend.strangers:
-        _line(f"passed over: {stranger}")
+        _line(f"ignored: {stranger}")
 
 
 def _proven(kernel: Kernel) -> str:
     """Say for which dtypes a kernel's proof holds with this torch; a device is named unless it is this machine's CPU."""
     from opforge.cache import torch_version
-    from opforge.kernels.proofs import read_proof
+    from opforge.kernels.proof import read_proof
     from opforge.runtime.devices import cpu_name
 
     proof = read_proof(Path(kernel.file or ""), kernel.digest)
     if isinstance(proof, str) or proof.torch.split(".")[:2] != torch_version().split(".")[:2] or not proof.operators:
         return ""
     dtypes = proof.dtypes
-    more = f" and {len(dtypes) - _MOST_DTYPES} more" if len(dtypes) > _MOST_DTYPES else ""
+    more = f" and {len(dtypes) - _MAX_SHOWN_DTYPES} more" if len(dtypes) > _MAX_SHOWN_DTYPES else ""
     on = "" if proof.device == cpu_name() else f" on {proof.device}"
-    return f"proven for {', '.join(dtypes[:_MOST_DTYPES])}{more}{on}"
+    return f"proven for {', '.join(dtypes[:_MAX_SHOWN_DTYPES])}{more}{on}"
 
 
 def _suite(name: str, device: str, dtypes: tuple[str, ...], ops: str) -> None:
@@ -136,7 +134,7 @@ def _coverage(loaded: LoadedSuite, ops: str) -> None:
         if phase in by_phase:
             reached |= by_phase[phase]
             _line(f"{len(reached):6} overloads {words.get(phase, phase)} ({counts[phase]} cases)")
-    _line(f"{loaded.count:6} cases in all, {len(loaded.losses)} kinds of samples lost")
+    _line(f"{loaded.case_count:6} cases in all, {len(loaded.losses)} kinds of samples lost")
     if not ops:
         for loss in loaded.losses:
             _line(f"       lost: {loss}")

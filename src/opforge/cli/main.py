@@ -9,12 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from opforge import processes
 from opforge.errors import OpforgeError
+from opforge.procs import linux
 
 app = typer.Typer(
     name="opforge",
-    help="Write a PyTorch operator kernel, prove it, race it, ship it.",
+    help="Write, check, time and ship PyTorch operator kernels.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -36,7 +36,7 @@ def _root(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,  # shown by its callback
 ) -> None:
-    """Write a PyTorch operator kernel, prove it, race it, ship it."""
+    """Write, check, time and ship PyTorch operator kernels."""
 
 
 _VERBS = (
@@ -80,8 +80,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 def call(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit code."""
-    if backend := processes.leave_kernels_out():
-        sys.stderr.write(f"opforge: OPFORGE_BACKEND={backend} is left out here: kernels are held against ATen's own\n")
+    if backend := linux.remove_kernel_variables():
+        sys.stderr.write(f"opforge: OPFORGE_BACKEND={backend} is ignored here: kernels are compared with ATen\n")
     try:
         result: Any = app(args=arguments, prog_name="opforge", standalone_mode=False)
     except OpforgeError as error:
@@ -100,7 +100,7 @@ def call(arguments: list[str] | None = None) -> int:
             import traceback
 
             traceback.print_exc()
-            sys.stderr.write("opforge: this is a fault of opforge's own; please report it with the lines above\n")
+            sys.stderr.write("opforge: internal error; please report it with the traceback above\n")
             return 3
         show()
         return int(getattr(error, "exit_code", 2))

@@ -17,30 +17,27 @@ def register(app: typer.Typer) -> None:
 
 def new(
     name: Annotated[str, typer.Argument(help="Name of the package and of its operators' namespace.")] = "",
-    variant: Annotated[
-        str | None, typer.Option(help="What kernels are written in: triton or cpp (C++ and CUDA).")
-    ] = None,
+    variant: Annotated[str | None, typer.Option(help="Language of the kernels: triton or cpp (C++ and CUDA).")] = None,
     abi: Annotated[
-        str | None, typer.Option(help="Of a C++ library: stable (runs on later torch too) or full (for one torch).")
+        str | None,
+        typer.Option(help="ABI of a C++ library: stable (also runs on later torch) or full (for one torch)."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="The folder in which the package's folder is made.")] = Path(),
-    description: Annotated[str | None, typer.Option(help="What the package is for, in a line.")] = None,
-    author: Annotated[str | None, typer.Option(help="Whose it is.")] = None,
-    torch: Annotated[
-        str | None, typer.Option(help="The oldest torch that it is to work with, 2.11 unless given.")
-    ] = None,
+    out: Annotated[Path, typer.Option(help="Parent folder of the package's folder.")] = Path(),
+    description: Annotated[str | None, typer.Option(help="Purpose of the package, in one line.")] = None,
+    author: Annotated[str | None, typer.Option(help="Author of the package.")] = None,
+    torch: Annotated[str | None, typer.Option(help="Oldest torch to support (default: 2.11).")] = None,
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Ask nothing: take the defaults for what is not given.")
+        bool, typer.Option("--yes", "-y", help="Do not ask; use defaults for options that are not given.")
     ] = False,
     template: Annotated[
-        bool, typer.Option("--template", help="Only show where the template is, for the Cookiecutter command.")
+        bool, typer.Option("--template", help="Only print the path of the template, for the Cookiecutter command.")
     ] = False,
 ) -> int:
     """Make a package of custom PyTorch operators: kernels, registration, fakes, gradients, tests, benchmark and CI."""
-    from opforge.authoring.new import TEMPLATE, complete, make_package
+    from opforge.package.new import TEMPLATE_FOLDER, make_package, with_defaults
 
     if template:
-        sys.stdout.write(f"{TEMPLATE}\n")
+        sys.stdout.write(f"{TEMPLATE_FOLDER}\n")
         return 0
     given = {
         "package": name or None, "variant": variant, "abi": abi, "description": description, "author": author, "torch": torch,
@@ -49,9 +46,9 @@ def new(
     if sys.stdin.isatty() and not yes:
         answers = _ask(answers)
     if not name and "package" not in answers:
-        raise OpforgeError("a name for the package is missing: opforge new NAME, such as opforge new my_ops")
+        raise OpforgeError("the name of the package is missing; give one, for example `opforge new my_ops`")
     made = make_package(answers, out)
-    chosen = complete(answers)
+    chosen = with_defaults(answers)
     kind = "triton" if chosen["variant"] == "triton" else f"cpp, {chosen['abi']} ABI"
     sys.stdout.write(
         f"made {made.folder} ({kind}), {len(made.files)} files; next:\n"
@@ -65,10 +62,10 @@ def new(
 
 def _ask(answers: dict[str, str]) -> dict[str, str]:
     """Ask for what is not given, again until it can be used; questions go to stderr."""
-    from opforge.authoring.new import complete, problems, prompt, questions
+    from opforge.package.new import invalid_answers, prompt, questions, with_defaults
 
     found = dict(answers)
-    if wrong := problems({"package": "my_own_new_ops", **found}):  # what was given is not asked again
+    if wrong := invalid_answers({"package": "my_own_new_ops", **found}):  # what was given is not asked again
         raise OpforgeError("; ".join(wrong))
     for name, choices in questions().items():
         if name in found or (name == "abi" and found["variant"] != "cpp"):
@@ -76,7 +73,7 @@ def _ask(answers: dict[str, str]) -> dict[str, str]:
         text = f"{prompt(name)} ({', '.join(choices)})" if len(choices) > 1 else prompt(name)
         while True:
             answer = _answer(text, choices[0])
-            wrong = problems(complete({"package": "my_own_new_ops", **found, name: answer}))
+            wrong = invalid_answers(with_defaults({"package": "my_own_new_ops", **found, name: answer}))
             if not wrong:
                 break
             sys.stderr.write("; ".join(wrong) + "\n")

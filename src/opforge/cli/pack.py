@@ -19,14 +19,14 @@ def register(app: typer.Typer) -> None:
 def pack(
     directory: Annotated[Path, typer.Argument(help="A kernel directory, {op}/{op}_implementation_1.py.")],
     name: Annotated[str, typer.Option(help="The name of the package.")],
-    out: Annotated[Path, typer.Option(help="Where the package's folder and its wheel go.")] = Path("dist"),
+    out: Annotated[Path, typer.Option(help="Folder for the package and its wheel.")] = Path("dist"),
     version: Annotated[str, typer.Option(help="The version of the package.")] = "0.1.0",
     format_: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
 ) -> int:
-    """Make a package and a wheel of a directory's kernels and their proofs; installed, it puts them in ATen's place."""
+    """Make a package and a wheel of a folder's kernels and their proofs; once installed, it overrides ATen's kernels."""
     if format_ not in ("text", "json"):
         raise OpforgeError(f"unknown format {format_!r}; allowed: text, json")
-    from opforge.authoring.pack import pack as make
+    from opforge.package.pack import pack as make
 
     packed = make(directory, name, out, version=version)
     if format_ == "json":
@@ -35,14 +35,14 @@ def pack(
             "package": str(packed.project),
             "wheel": str(packed.wheel),
             "kernels": rows,
-            "left_out": packed.strangers,
+            "left_out": packed.ignored_folders,
             "signer": packed.signer,
         }
         sys.stdout.write(json.dumps(found, indent=2) + "\n")
         return 0
     for row in packed.rows:
-        sys.stdout.write(f"{row['name']}  {row['proven'] or 'no proof: served with policy all only'}\n")
-    for stranger in packed.strangers:
+        sys.stdout.write(f"{row['name']}  {row['proven'] or 'no proof: used only with policy `all`'}\n")
+    for stranger in packed.ignored_folders:
         sys.stdout.write(f"left out: {stranger}\n")
     sys.stdout.write(f"package  {packed.project}\nwheel    {packed.wheel}\nsigner   {packed.signer}\n")
     sys.stdout.write(f"use      pip install {packed.wheel}; OPFORGE_BACKEND={name} python your_script.py\n")

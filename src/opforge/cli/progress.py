@@ -10,7 +10,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-_EVERY_S = 5.0
+_PRINT_INTERVAL_S = 5.0
 
 
 class ProgressLine:
@@ -36,10 +36,10 @@ class ProgressLine:
         if self._bar is not None:
             self._bar.stop()
 
-    def __call__(self, what: str, done: int, total: int) -> None:
+    def __call__(self, label: str, done: int, total: int) -> None:
         if self._bar is not None:
-            self._bar.update(self._task, description=what[:60], completed=done, total=total)
-        elif not self._quiet and time.monotonic() - self._last > _EVERY_S:
+            self._bar.update(self._task, description=label[:60], completed=done, total=total)
+        elif not self._quiet and time.monotonic() - self._last > _PRINT_INTERVAL_S:
             self._last = time.monotonic()
-            sys.stderr.write(f"{done}/{total} {what}\n")
+            sys.stderr.write(f"{done}/{total} {label}\n")
             sys.stderr.flush()

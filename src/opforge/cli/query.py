@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
 
 def query(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="DIR...", help="Folders of runs, or folders that hold some.")
+        list[Path], typer.Argument(metavar="DIR...", help="Folders of runs, or folders with runs in them.")
     ],
     sql: Annotated[
         str | None, typer.Option(help="A query in DuckDB's SQL over the tables `results` and `runs`; - reads stdin.")
@@ -30,14 +30,14 @@ def query(
     ] = None,
     format_: Annotated[str, typer.Option("--format", help="text, json (a line per row) or csv.")] = "text",
 ) -> int:
-    """Ask the results of runs in SQL; docs/queries.md has the tables and examples."""
+    """Query the results of runs with SQL; docs/queries.md describes the tables and has examples."""
     if format_ not in _FORMATS:
         raise OpforgeError(f"unknown format {format_!r}; allowed: {', '.join(_FORMATS)}")
     if sql is None and parquet is None:
-        raise OpforgeError("nothing is asked for; give --sql QUERY or --parquet FOLDER")
-    from opforge.runs.leaderboard import runs_in
+        raise OpforgeError("nothing to do; give --sql QUERY or --parquet FOLDER")
+    from opforge.runs.leaderboard import find_runs
 
-    paths = runs_in(folders)
+    paths = find_runs(folders)
     if parquet is not None:
         from opforge.runs.table import write_parquet
 
@@ -60,9 +60,9 @@ def _show(columns: list[str], rows: list[tuple[Any, ...]], format_: str) -> None
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerows([columns, *rows])
     else:
-        from opforge.reports.terminal import console_for_results, plain_table
+        from opforge.reports.terminal import console_for_results, text_table
 
-        console_for_results().print(plain_table(columns, [[_cell(value) for value in row] for row in rows]))
+        console_for_results().print(text_table(columns, [[_cell(value) for value in row] for row in rows]))
 
 
 def _cell(value: Any) -> str:

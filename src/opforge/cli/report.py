@@ -20,33 +20,33 @@ def report(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
     format_: Annotated[str, typer.Option("--format", help="text, json, markdown or html.")] = "text",
 ) -> int:
-    """Show a finished or broken-off run, from what its folder holds."""
-    from opforge.reports.files import overall, write_all
+    """Show a finished or interrupted run from its folder."""
+    from opforge.reports.run_files import summary_markdown, write_reports
     from opforge.runs.score import Summary
     from opforge.runs.store import read_manifest, read_rows
 
     manifest = read_manifest(run)
-    summary = Summary.of(manifest, read_rows(run))
+    summary = Summary.from_rows(manifest, read_rows(run))
     if format_ == "json":
         sys.stdout.write(json.dumps(summary.scores(), indent=2) + "\n")
     elif format_ == "markdown":
-        sys.stdout.write(overall(manifest, summary))
+        sys.stdout.write(summary_markdown(manifest, summary))
     elif format_ == "html":
-        from opforge.reports.page import PAGE
+        from opforge.reports.page import PAGE_FILE
 
-        sys.stdout.write(f"{(run / PAGE).resolve()}\n")
+        sys.stdout.write(f"{(run / PAGE_FILE).resolve()}\n")
     elif format_ == "text":
-        from opforge.reports.terminal import console_for_results, show
+        from opforge.reports.terminal import console_for_results, print_run
 
         console = console_for_results()
-        show(console, manifest, summary)
+        print_run(console, manifest, summary)
         judged, planned = summary.case_counts.total(), manifest["plan"]["cases"]
         if judged < planned:
             console.print(
-                f"[yellow]unfinished[/yellow]   {judged} of {planned} cases judged; go on with `opforge run --resume {run}`",
+                f"[yellow]unfinished[/yellow]   {judged} of {planned} cases judged; continue with `opforge run --resume {run}`",
                 soft_wrap=True,
             )
     else:
         raise OpforgeError(f"unknown format {format_!r}; allowed: text, json, markdown, html")
-    write_all(run, summary)
+    write_reports(run, summary)
     return summary.exit_code

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from opforge import registry
-from opforge.cases.values import dtype_from_user
+from opforge.cases.values import parse_dtype
 from opforge.cli import generation
-from opforge.cli.ending import TERMINATED, Terminated, heeding_termination
 from opforge.cli.progress import ProgressLine
+from opforge.cli.termination import SIGTERM_EXIT_CODE, Terminated, raise_on_sigterm
 from opforge.errors import OpforgeError
 from opforge.runs.config import RunConfig
 from opforge.suites.base import DEFAULT_DTYPES
-from opforge.suites.finding import find_suite, short_name
+from opforge.suites.lookup import find_suite, short_name
 
 if TYPE_CHECKING:  # it needs what a run needs, and --help does not
-    from opforge.runs.conduct import Ended
+    from opforge.runs.pipeline import RunResult
 
-_GOES_WITH_RESUME = {"resume", "workers", "executor", "ray_address", "format_", *generation.BOUNDS}
+_OPTIONS_WITH_RESUME = {"resume", "workers", "executor", "ray_address", "format_", *generation.BUDGET_OPTIONS}
 
 
 def register(app: typer.Typer) -> None:
@@ -33,68 +33,67 @@ def register(app: typer.Typer) -> None:
 def run(
     context: typer.Context,
     suite: Annotated[
-        str, typer.Option(help="Where cases come from: see `opforge ls suites`; or a file of recorded calls.")
+        str, typer.Option(help="Source of the cases: see `opforge ls suites`; or a file of recorded calls.")
     ] = "smoke",
-    backend: Annotated[str, typer.Option(help="Where kernels come from: see `opforge ls backends`.")] = "aten",
+    backend: Annotated[str, typer.Option(help="Source of the kernels: see `opforge ls backends`.")] = "aten",
     ops: Annotated[
         str | None, typer.Option(help="Only these operators, for example 'add,sub' or 'add.Tensor'.")
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     dtypes: Annotated[
-        str, typer.Option(help="Dtypes that OpInfo's samples are made in; operators inside them may use others.")
+        str, typer.Option(help="Dtypes of OpInfo's samples; operators inside them may use others.")
     ] = ",".join(DEFAULT_DTYPES),
     ops_directory: Annotated[
         str | None,
         typer.Option(
-            help="The folder of kernels (generated_kernels); right ones by language models go there (OUT/generated_kernels)."
+            help="Folder of kernels (default: generated_kernels), or for right kernels by language models (default: OUT/generated_kernels)."
         ),
     ] = None,
     implementation: Annotated[
-        list[str] | None, typer.Option(help="FOLDER=NAME: not the newest one. May be repeated.")
+        list[str] | None,
+        typer.Option(help="FOLDER=NAME: implementation to use instead of the newest. May be repeated."),
     ] = None,
     custom_ops_root: Annotated[
-        str, typer.Option(help="The folder of your own operators, for suite and backend `custom_ops`.")
+        str, typer.Option(help="Folder of your own operators, for suite and backend `custom_ops`.")
     ] = "custom_ops",
     p: Annotated[float, typer.Option(help="The speedup that counts for perf@p.")] = 1.0,
     workers: Annotated[
         int | None,
-        typer.Option(help="How many kernels are judged at once [default: 2; with Ray as many as there is room for]."),
+        typer.Option(help="Number of kernels to judge at once (default: 2; with Ray, as many as fit)."),
     ] = None,
     executor: Annotated[
         str, typer.Option(help="Where kernels are judged: local or ray; see `opforge ls executors`.")
     ] = "local",
     ray_address: Annotated[
         str,
-        typer.Option(help="With ray, the cluster: auto, or HOST:PORT [default: Ray is started on this machine]."),
+        typer.Option(help="With ray, the cluster: auto or HOST:PORT (default: start Ray on this machine)."),
     ] = "",
-    timeout: Annotated[float, typer.Option(help="Seconds that one case may take.")] = 60.0,
-    memory_gib: Annotated[float, typer.Option(help="Memory that a kernel's process may take (CPU).")] = 8.0,
+    timeout: Annotated[float, typer.Option(help="Time limit of one case, in seconds.")] = 60.0,
+    memory_gib: Annotated[float, typer.Option(help="Memory limit of a kernel's process (CPU).")] = 8.0,
     allow_fallback: Annotated[
-        bool, typer.Option("--allow-fallback", help="Let a kernel call the operator that it replaces.")
+        bool, typer.Option("--allow-fallback", help="Allow a kernel to call the operator that it replaces.")
     ] = False,
     no_confine: Annotated[
-        bool, typer.Option("--no-confine", help="Let kernels reach files, network and processes as you do.")
+        bool, typer.Option("--no-confine", help="Give kernels your access to files, network and processes.")
     ] = False,
     topn: Annotated[
-        int | None, typer.Option(help="Of recorded calls: the N of each operator with the most bytes times count.")
+        int | None, typer.Option(help="Of recorded calls: the N per operator with the most bytes times count.")
     ] = None,
     sample: Annotated[
-        int | None, typer.Option(help="Of recorded calls: N of all, drawn by bytes times count, the same each time.")
+        int | None, typer.Option(help="Of recorded calls: a fixed random sample of N, weighted by bytes times count.")
     ] = None,
     profile: Annotated[
         str | None,
-        typer.Option(help="Of recorded calls: small (32 MiB, 2 GFLOP) or full [default: small on a CPU, else full]."),
+        typer.Option(help="Of recorded calls: small (32 MiB, 2 GFLOP) or full (default: small on a CPU, else full)."),
     ] = None,
-    max_mib: Annotated[float | None, typer.Option(help="Of recorded calls: none that is larger.")] = None,
+    max_mib: Annotated[float | None, typer.Option(help="Of recorded calls: leave out larger ones.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="A new folder for the results [default: opforge-runs/TIME-SUITE-BACKEND].")
+        Path | None, typer.Option(help="New folder for the results (default: opforge-runs/TIME-SUITE-BACKEND).")
     ] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with a run that was broken off.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Continue an interrupted run.")] = None,
     format_: Annotated[
         str,
-        typer.Option(
-            "--format", help="What stands on stdout: text, json, junit or github (annotations, step summary)."
-        ),
+        typer.Option("--format", help="Output on stdout: text, json, junit or github (annotations, step summary)."),
     ] = "text",
     llm_model: generation.Model = None,
     llm_attempts: generation.Attempts = 5,
@@ -113,7 +112,7 @@ def run(
     record: generation.RecordFile = None,
 ) -> int:
     """Judge every kernel of a backend on every case of a suite, each kernel in its own process."""
-    wanted, of_dtypes = names_in("--ops", ops), names_in("--dtypes", dtypes)
+    wanted, of_dtypes = parse_names("--ops", ops), parse_names("--dtypes", dtypes)
     if format_ not in _SHOW:
         raise OpforgeError(f"unknown format {format_!r}; allowed: {', '.join(_SHOW)}")
     default = registry.load("executors", executor).default_workers
@@ -131,9 +130,9 @@ def run(
             backend=backend,
             ops=wanted,
             device=device,
-            dtypes=tuple(dict.fromkeys(map(dtype_from_user, of_dtypes))),
+            dtypes=tuple(dict.fromkeys(map(parse_dtype, of_dtypes))),
             ops_directory=ops_directory or _default_directory(backend, folder),
-            implementations=chosen_implementations(implementation or []),
+            implementations=parse_implementations(implementation or []),
             custom_ops_root=custom_ops_root,
             p=p,
             timeout_s=timeout,
@@ -144,7 +143,7 @@ def run(
             sample=sample,
             profile=profile,
             max_mib=max_mib,
-            generation=generation.generation(context, backend, device),
+            generation=generation.generation_settings(context, backend, device),
             **placed,
         )
     find_suite(config.suite)  # a misspelt name is answered before anything is imported
@@ -153,45 +152,45 @@ def run(
 
 
 def _judge(config: RunConfig, folder: Path, *, resume: bool, format_: str) -> int:
-    from opforge.reports.files import write_all
+    from opforge.reports.run_files import write_reports
     from opforge.runs import run as judge
 
     try:
-        with ProgressLine() as progress, heeding_termination():
+        with ProgressLine() as progress, raise_on_sigterm():
             ended = judge(config, folder, resume=resume, progress=progress)
     except KeyboardInterrupt as interrupt:
         if (folder / "results.jsonl").exists():
-            sys.stderr.write(f"what was judged is kept; go on with `opforge run --resume {folder}`\n")
-            _report_as_it_stands(folder)
+            sys.stderr.write(f"results so far are kept; continue with `opforge run --resume {folder}`\n")
+            _write_partial_report(folder)
         if isinstance(interrupt, Terminated):
-            raise typer.Exit(TERMINATED) from None
+            raise typer.Exit(SIGTERM_EXIT_CODE) from None
         raise
-    say_what_is_missing(ended.manifest)
-    generation.say_what_was_made(folder)
-    write_all(folder, ended.summary)
+    warn_about_confinement(ended.manifest)
+    generation.print_generation_summary(folder)
+    write_reports(folder, ended.summary)
     _SHOW[format_](folder, ended)
     return ended.summary.exit_code
 
 
-def _report_as_it_stands(folder: Path) -> None:
+def _write_partial_report(folder: Path) -> None:
     """Write the report files of a run that was broken off, from what stands in its folder."""
-    from opforge.reports.files import write_all
+    from opforge.reports.run_files import write_reports
     from opforge.runs.score import Summary
-    from opforge.runs.store import is_held, read_manifest, read_rows
+    from opforge.runs.store import is_locked, read_manifest, read_rows
 
-    if not is_held(folder):  # by another process, into whose run this one would have gone
-        write_all(folder, Summary.of(read_manifest(folder), read_rows(folder)))
+    if not is_locked(folder):  # by another process, into whose run this one would have gone
+        write_reports(folder, Summary.from_rows(read_manifest(folder), read_rows(folder)))
 
 
-def _show_text(folder: Path, ended: Ended) -> None:
-    from opforge.reports.terminal import console_for_results, show
+def _show_text(folder: Path, ended: RunResult) -> None:
+    from opforge.reports.terminal import console_for_results, print_run
 
     console = console_for_results()
-    show(console, ended.manifest, ended.summary)
+    print_run(console, ended.manifest, ended.summary)
     console.print(f"results      {folder}", soft_wrap=True)
 
 
-def _show_json(folder: Path, ended: Ended) -> None:
+def _show_json(folder: Path, ended: RunResult) -> None:
     from opforge.reports.feedback import feedback
     from opforge.runs.store import read_rows
 
@@ -200,32 +199,34 @@ def _show_json(folder: Path, ended: Ended) -> None:
     sys.stdout.write(json.dumps(said, indent=2) + "\n")
 
 
-def _show_junit(folder: Path, ended: Ended) -> None:
-    from opforge.reports.junit import of_run
+def _show_junit(folder: Path, ended: RunResult) -> None:
+    from opforge.reports.junit import run_document
     from opforge.runs.store import read_rows
 
-    sys.stdout.writelines(of_run(ended.manifest, ended.summary, read_rows(folder)))
+    sys.stdout.writelines(run_document(ended.manifest, ended.summary, read_rows(folder)))
 
 
-def _show_github(_folder: Path, ended: Ended) -> None:
+def _show_github(_folder: Path, ended: RunResult) -> None:
     from opforge.reports import github
 
-    sys.stdout.writelines(github.commands(ended.manifest, ended.summary, github.workspace()))
+    sys.stdout.writelines(github.workflow_commands(ended.manifest, ended.summary, github.workspace()))
     github.append_step_summary(github.step_summary(ended.manifest, ended.summary))
 
 
 _SHOW = {"text": _show_text, "json": _show_json, "junit": _show_junit, "github": _show_github}
 
 
-def say_what_is_missing(manifest: dict[str, Any]) -> None:
-    """Say once, on stderr, when kernels were not kept from all that they should be kept from."""
+def warn_about_confinement(manifest: dict[str, Any]) -> None:
+    """Warn on stderr if kernels ran with missing protections."""
     if not manifest["config"].get("confine", True):
-        sys.stderr.write("kernels ran unconfined (--no-confine): they had your files, network and processes\n")
+        sys.stderr.write(
+            "kernels ran unconfined (--no-confine): they had access to your files, network and processes\n"
+        )
     elif missing := manifest["confinement"]["missing"]:
-        sys.stderr.write(f"this system could not keep kernels from: {', '.join(missing)} (see docs/confinement.md)\n")
+        sys.stderr.write(f"not protected on this system: {', '.join(missing)} (see docs/confinement.md)\n")
 
 
-def _resumed(context: typer.Context, folder: Path, placed: dict[str, Any]) -> RunConfig:
+def _resumed(context: typer.Context, folder: Path, executor_settings: dict[str, Any]) -> RunConfig:
     """Return the settings of a run that is taken up again; they come from its manifest, but for where it is done."""
     from dataclasses import replace
 
@@ -233,16 +234,16 @@ def _resumed(context: typer.Context, folder: Path, placed: dict[str, Any]) -> Ru
 
     sources = {n: context.get_parameter_source(n) for n in context.params}
     given = [n for n, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
-    if clash := [n for n in given if n not in _GOES_WITH_RESUME]:
+    if clash := [n for n in given if n not in _OPTIONS_WITH_RESUME]:
         raise OpforgeError(
-            f"--{clash[0].strip('_').replace('_', '-')} does not go with --resume: the settings are those of the run's manifest"
+            f"--{clash[0].strip('_').replace('_', '-')} cannot be combined with --resume: the settings come from the run's manifest"
         )
-    config = replace(RunConfig.from_json(read_manifest(folder)["config"]), **placed)
-    bounds = {n: context.params[n] for n in generation.BOUNDS if n in given}
-    return replace(config, generation=generation.raised(folder, config, bounds)) if bounds else config
+    config = replace(RunConfig.from_json(read_manifest(folder)["config"]), **executor_settings)
+    bounds = {n: context.params[n] for n in generation.BUDGET_OPTIONS if n in given}
+    return replace(config, generation=generation.with_new_budget(folder, config, bounds)) if bounds else config
 
 
-def names_in(option: str, text: str | None) -> tuple[str, ...]:
+def parse_names(option: str, text: str | None) -> tuple[str, ...]:
     """Return the names in an option such as ``--ops add,sub``; none when it is not given."""
     names = tuple(filter(None, (name.strip() for name in (text or "").split(","))))
     if text is not None and not names:
@@ -250,10 +251,10 @@ def names_in(option: str, text: str | None) -> tuple[str, ...]:
     return names
 
 
-def chosen_implementations(words: list[str]) -> dict[str, str]:
+def parse_implementations(arguments: list[str]) -> dict[str, str]:
     """Return which implementation was named for which folder."""
     chosen = {}
-    for word in words:
+    for word in arguments:
         folder, sign, name = word.partition("=")
         if not (sign and folder and name):
             raise OpforgeError(f"--implementation {word!r} is not FOLDER=NAME, for example relu=relu_implementation_1")
@@ -262,7 +263,7 @@ def chosen_implementations(words: list[str]) -> dict[str, str]:
 
 
 def _default_directory(backend: str, folder: Path) -> str:
-    return str(folder / "generated_kernels") if backend in generation.BACKENDS else "generated_kernels"
+    return str(folder / "generated_kernels") if backend in generation.LLM_BACKENDS else "generated_kernels"
 
 
 def _default_folder(suite: str, backend: str) -> Path:

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from opforge.cases.values import dtype_from_user
+from opforge.cases.values import parse_dtype
 from opforge.cli.progress import ProgressLine
 from opforge.errors import NothingToJudgeError
 from opforge.suites.base import DEFAULT_DTYPES, SuiteOptions
-from opforge.suites.finding import find_suite
+from opforge.suites.lookup import find_suite
 
 
 def register(app: typer.Typer) -> None:
@@ -20,18 +20,20 @@ def register(app: typer.Typer) -> None:
 
 
 def setup(
-    suite: Annotated[str, typer.Option(help="Whose operators to set up.")] = "smoke",
+    suite: Annotated[str, typer.Option(help="Suite whose operators to set up.")] = "smoke",
     ops: Annotated[str, typer.Option(help="Only these operators.")] = "",
-    ops_directory: Annotated[Path, typer.Option(help="Where the folders go.")] = Path("generated_kernels"),
+    ops_directory: Annotated[Path, typer.Option(help="Parent folder of the operators' folders.")] = Path(
+        "generated_kernels"
+    ),
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     dtypes: Annotated[str, typer.Option(help="Dtypes of the suite's cases.")] = ",".join(DEFAULT_DTYPES),
 ) -> int:
-    """Make a folder with a kernel to fill in for each operator; what is there already is left alone."""
+    """Make a folder with a kernel template for each operator; existing kernels are kept."""
     from opforge.backends.scaffold import scaffold
     from opforge.ops import table
 
     wanted = frozenset(op.name for op in table().select(ops.split(","))) if ops else None
-    options = SuiteOptions(device, tuple(dtype_from_user(d) for d in dtypes.split(",")), wanted)
+    options = SuiteOptions(device, tuple(parse_dtype(d) for d in dtypes.split(",")), wanted)
     with ProgressLine() as progress:
         loaded = find_suite(suite).load(options, progress)
     if not loaded.cases:

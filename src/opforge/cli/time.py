@@ -1,4 +1,4 @@
-"""`opforge time`: race one kernel against ATen on given cases."""
+"""`opforge time`: time one kernel against ATen on given cases."""
 
 from __future__ import annotations
 
@@ -30,20 +30,21 @@ def time(
         typer.Option(help="A call such as '((T([1024, 1024], f32),), {})'. May be repeated."),
     ] = None,
     op: Annotated[
-        str | None, typer.Option(help="The overload or form, where it is not the one that the kernel is named after.")
+        str | None,
+        typer.Option(help="The overload or variant (in-place, out), if it is not the one in the kernel's name."),
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
-    timeout: Annotated[float, typer.Option(help="Seconds that one case may take.")] = 60.0,
+    timeout: Annotated[float, typer.Option(help="Time limit of one case, in seconds.")] = 60.0,
     allow_fallback: Annotated[
-        bool, typer.Option("--allow-fallback", help="Let the kernel call the operator that it replaces.")
+        bool, typer.Option("--allow-fallback", help="Allow the kernel to call the operator that it replaces.")
     ] = False,
     no_confine: Annotated[
-        bool, typer.Option("--no-confine", help="Let the kernel reach files, network and processes as you do.")
+        bool, typer.Option("--no-confine", help="Give the kernel your access to files, network and processes.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Keep the run in this new folder.")] = None,
     format_: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
 ) -> int:
-    """Race one kernel against ATen on given cases; it is judged first, and a wrong one is not timed."""
+    """Time one kernel against ATen on given cases. It is judged first; wrong kernels are not timed."""
     if format_ not in ("text", "json"):
         raise OpforgeError(f"unknown format {format_!r}; allowed: text, json")
     if not case:
@@ -51,7 +52,7 @@ def time(
     from opforge.backends.single import SingleBackend
     from opforge.suites.given import performance_case
 
-    backend = SingleBackend.named(kernel, op)
+    backend = SingleBackend.from_argument(kernel, op)
     cases = [performance_case(backend.op, text) for text in case]
     config = RunConfig(
         suite="given",
@@ -63,21 +64,21 @@ def time(
         confine=not no_confine,
     )
     if out is not None:
-        return _race(config, backend, cases, out, as_json=format_ == "json")
+        return _time_kernel(config, backend, cases, out, as_json=format_ == "json")
     with tempfile.TemporaryDirectory(prefix="opforge-time-") as folder:
-        return _race(config, backend, cases, Path(folder), as_json=format_ == "json")
+        return _time_kernel(config, backend, cases, Path(folder), as_json=format_ == "json")
 
 
-def _race(config: RunConfig, backend: SingleBackend, cases: list[Case], folder: Path, *, as_json: bool) -> int:
-    from opforge.cli.run import say_what_is_missing
-    from opforge.reports.files import write_all
+def _time_kernel(config: RunConfig, backend: SingleBackend, cases: list[Case], folder: Path, *, as_json: bool) -> int:
+    from opforge.cli.run import warn_about_confinement
+    from opforge.reports.run_files import write_reports
     from opforge.runs import run
     from opforge.suites.given import GivenSuite
 
     with ProgressLine() as progress:
         ended = run(config, folder, progress=progress, suite=GivenSuite(cases), backend=backend)
-    say_what_is_missing(ended.manifest)
-    write_all(folder, ended.summary)
+    warn_about_confinement(ended.manifest)
+    write_reports(folder, ended.summary)
     order = {case.id: number for number, case in enumerate(cases)}
     rows = sorted(ended.store.rows(), key=lambda row: order[row["id"]])
     _show(config, backend, rows, as_json=as_json)
@@ -89,9 +90,9 @@ def _show(config: RunConfig, backend: SingleBackend, rows: list[dict[str, Any]],
         head = {"op": backend.op, "kernel": backend.kernel.name, "file": backend.kernel.file, "device": config.device}
         sys.stdout.write(json.dumps({**head, "cases": rows}, indent=2) + "\n")
         return
-    from opforge.reports.race import show
+    from opforge.reports.kernel_times import print_kernel_times
     from opforge.reports.terminal import console_for_results
 
     console = console_for_results()
     console.print(f"{backend.kernel.name} against ATen: {backend.op} on {config.device}", soft_wrap=True)
-    show(console, rows)
+    print_kernel_times(console, rows)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from opforge.cases.values import dtype_from_user
+from opforge.cases.values import parse_dtype
 from opforge.cli.progress import ProgressLine
 from opforge.errors import NothingToJudgeError, OpforgeError
 
 if TYPE_CHECKING:
-    from opforge.traces.conduct import Ended
-    from opforge.traces.file import Trace
+    from opforge.traces.record import TraceResult
     from opforge.traces.targets import Settings, Target
+    from opforge.traces.trace_file import Trace
 
 
 def register(app: typer.Typer) -> None:
@@ -28,26 +28,26 @@ def trace(
         str,
         typer.Argument(
             help="module:function, script.py, hf:CLASS (of transformers), timm:NAME or torchvision:NAME; or a trace or "
-            "operator-input log to be converted."
+            "operator-input log to convert."
         ),
     ],
     args: Annotated[list[str] | None, typer.Argument(help="Arguments of a script, after `--`.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The file to write [default: NAME.parquet].")] = None,
+    out: Annotated[Path | None, typer.Option(help="The file to write (default: NAME.parquet).")] = None,
     to_log: Annotated[Path | None, typer.Option(help="Also write PyTorch's operator-input log to this file.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     fake: Annotated[
-        bool, typer.Option("--fake", help="Tensors without contents: a model of any size, nothing computed.")
+        bool, typer.Option("--fake", help="Use tensors without contents: a model of any size, and no computation.")
     ] = False,
     train: Annotated[
-        bool, typer.Option("--train", help="Of an architecture: forward, loss, backward and an optimizer's step.")
+        bool, typer.Option("--train", help="For an architecture: forward, loss, backward and an optimizer step.")
     ] = False,
-    dtype: Annotated[str, typer.Option(help="Of an architecture: f32, bf16, f16.")] = "f32",
-    batch: Annotated[int, typer.Option(help="Of an architecture: how many inputs.")] = 1,
-    seq: Annotated[int, typer.Option(help="Of an architecture: tokens of an input.")] = 128,
-    image: Annotated[int | None, typer.Option(help="Of an architecture: pixels of a side.")] = None,
-    layers: Annotated[int | None, typer.Option(help="Of an architecture: no more layers than this.")] = None,
+    dtype: Annotated[str, typer.Option(help="For an architecture: f32, bf16 or f16.")] = "f32",
+    batch: Annotated[int, typer.Option(help="For an architecture: batch size.")] = 1,
+    seq: Annotated[int, typer.Option(help="For an architecture: tokens per input.")] = 128,
+    image: Annotated[int | None, typer.Option(help="For an architecture: image size in pixels.")] = None,
+    layers: Annotated[int | None, typer.Option(help="For an architecture: maximum number of layers.")] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="NAME=VALUE in its configuration. May be repeated.")
+        list[str] | None, typer.Option("--set", help="NAME=VALUE in an architecture's configuration. May be repeated.")
     ] = None,
     format_: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
 ) -> int:
@@ -59,24 +59,23 @@ def trace(
     if _is_data(target):
         return _convert(Path(target), out, to_log, as_json=format_ == "json")
     what = parse_target(target, tuple(args or ()))
-    short, changes = dtype_from_user(dtype), parse_changes(set_ or [])
+    short, changes = parse_dtype(dtype), parse_changes(set_ or [])
     settings = Settings(device, fake, short, train, batch, seq, image, layers, changes).checked()
     made, ended = _record(what, settings)
-    path = out or Path(f"{what.model.replace(':', '.').replace('/', '.')}.parquet")
+    path = out or Path(f"{what.model_name.replace(':', '.').replace('/', '.')}.parquet")
     _write(made, path, to_log)
     _show(made, path, to_log, ended.error, as_json=format_ == "json")
     return 1 if ended.error else 0
 
 
-def _record(target: Target, settings: Settings) -> tuple[Trace, Ended]:
+def _record(target: Target, settings: Settings) -> tuple[Trace, TraceResult]:
     from opforge.traces.collect import Collector
-    from opforge.traces.conduct import about
-    from opforge.traces.conduct import trace as record
+    from opforge.traces.record import record, recording_metadata
 
     collector = Collector()
     with ProgressLine() as progress:
         ended = record(collector, target, settings, progress)
-    made = collector.trace(about(settings, sys.argv))
+    made = collector.merged_trace(recording_metadata(settings, sys.argv))
     if ended.traceback:
         sys.stderr.write(ended.traceback)
     if not made.calls:
@@ -91,25 +90,23 @@ def _is_data(target: str) -> bool:
 
 def _convert(path: Path, out: Path | None, to_log: Path | None, *, as_json: bool) -> int:
     """Turn a trace into a log, or a log into a trace."""
-    from opforge.traces.reading import read_any
+    from opforge.traces.formats import read_calls
 
     if out is None and to_log is None:
-        raise OpforgeError(
-            f"{path} is a file of calls; say with --to-log FILE or --out FILE.parquet what to make of it"
-        )
-    made = read_any(path)
+        raise OpforgeError(f"{path} is a file of calls; give --to-log FILE or --out FILE.parquet to convert it")
+    made = read_calls(path)
     _write(made, out, to_log)
     _show(made, out, to_log, "", as_json=as_json)
     return 0
 
 
 def _write(made: Trace, path: Path | None, to_log: Path | None) -> None:
-    from opforge.traces import file, log
+    from opforge.traces import log, trace_file
 
     if path is not None:
-        file.write(path, made)
+        trace_file.write_trace(path, made)
     if to_log is not None:
-        with file.drafted(to_log) as draft:
+        with trace_file.atomic_path(to_log) as draft:
             draft.write_text("".join(f"{line}\n" for line in log.to_log(made)))
 
 
@@ -128,8 +125,8 @@ def _show(made: Trace, path: Path | None, to_log: Path | None, error: str, *, as
         }
         sys.stdout.write(json.dumps(row, indent=2) + "\n")
         return
-    from opforge.reports.trace import show
+    from opforge.reports.trace import print_trace
 
-    show(made, [str(p) for p in (path, to_log) if p is not None])
+    print_trace(made, [str(p) for p in (path, to_log) if p is not None])
     if error:
         sys.stderr.write(f"opforge: {error}\n")

@@ -15,21 +15,21 @@ def register(app: typer.Typer) -> None:
 
 
 def view(
-    folder: Annotated[Path, typer.Argument(help="The folder of a run, or one that holds runs.")],
+    folder: Annotated[Path, typer.Argument(help="The folder of a run, or one with runs in it.")],
     host: Annotated[
-        str, typer.Option(help="Another address to listen on; whoever comes there must bring a token that is printed.")
+        str, typer.Option(help="Another address to listen on; requests there need the printed token.")
     ] = "127.0.0.1",
-    port: Annotated[int | None, typer.Option(help="The port, 0 for any that is free [default: 8484, or any].")] = None,
+    port: Annotated[int | None, typer.Option(help="The port, 0 for any free one (default: 8484, or any).")] = None,
 ) -> int:
-    """Serve the page of a run, or a list of runs, on this machine; it shows what comes while a run goes on. Ctrl-C ends it."""
-    from opforge.reports.page.server import Viewer
+    """Serve the page of a run or a list of runs; it updates while a run is in progress. Press Ctrl-C to stop."""
+    from opforge.reports.page.server import ViewServer
 
     for ending in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ending, signal.default_int_handler)
-    with Viewer(folder, host, port) as server:
-        sys.stdout.write(f"{server.address}\n")
+    with ViewServer(folder, host, port) as server:
+        sys.stdout.write(f"{server.url}\n")
         sys.stdout.flush()
-        sys.stderr.write("Ctrl-C ends it\n")
+        sys.stderr.write("press Ctrl-C to stop\n")
         try:
             server.serve_forever()
         except KeyboardInterrupt:

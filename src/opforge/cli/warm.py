@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from opforge.cli.ending import Terminated, heeding_termination
+from opforge.cli.termination import Terminated, raise_on_sigterm
 from opforge.errors import OpforgeError
 
 if TYPE_CHECKING:  # it needs what a run needs, and --help does not
-    from opforge.sandbox.client import ForkServerProcess
+    from opforge.sandbox.host.client import ForkServerProcess
 
-_NEEDED = ("network", "other processes")
-"""What kernels must be kept from: they could connect to the server, or attach to it, and spoil later runs."""
+_REQUIRED_PROTECTIONS = ("network", "other processes")
+"""Required protections: without them, kernels could connect or attach to the server."""
 
 
 def register(app: typer.Typer) -> None:
@@ -29,32 +29,32 @@ def warm(
     command: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Run this command with OPFORGE_SERVER set, then end the server [default: serve until Ctrl-C]."
+            help="Run this command with OPFORGE_SERVER set, then stop the server (default: serve until Ctrl-C)."
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda: which runs it serves; others start their own.")] = "cpu",
-    socket: Annotated[str, typer.Option(help="The socket's path [default: in a new temporary folder].")] = "",
+    device: Annotated[str, typer.Option(help="cpu or cuda: the runs to serve; others start their own server.")] = "cpu",
+    socket: Annotated[str, typer.Option(help="The socket's path (default: in a new temporary folder).")] = "",
 ) -> int:
-    """Keep a server with torch imported for the commands that OPFORGE_SERVER leads to it."""
+    """Keep a server with torch imported, for commands with OPFORGE_SERVER set."""
     if device not in ("cpu", "cuda"):
         raise OpforgeError(f"unknown device {device!r}; allowed: cpu, cuda")
     if command and shutil.which(command[0]) is None:
         raise OpforgeError(f"{command[0]!r} cannot be run: there is no such command")
-    from opforge.models.conduct import MODEL_ROLES
-    from opforge.runs.execute import device_settings
-    from opforge.sandbox.client import SERVER_VARIABLE
-    from opforge.sandbox.warm import listening
+    from opforge.models.judge import MODEL_ROLES
+    from opforge.runs.execute.judge_pool import device_settings
+    from opforge.sandbox.host.client import SERVER_VARIABLE
+    from opforge.sandbox.host.warm import warm_server
 
     path = str(Path(socket).absolute()) if socket else ""
     try:
-        with heeding_termination(), listening(path, MODEL_ROLES, device_settings(device)) as (place, server):
+        with raise_on_sigterm(), warm_server(path, MODEL_ROLES, device_settings(device)) as (place, server):
             _check_confinement(server)
             if command:
                 return _run(command, {**os.environ, SERVER_VARIABLE: place})
             sys.stdout.write(f"{SERVER_VARIABLE}={place}\n")
             sys.stdout.flush()
             status = server.wait()
-            raise OpforgeError(f"the server has ended by itself (status {status}); its errors stand above")
+            raise OpforgeError(f"the server exited with status {status}; see its errors above")
     except Terminated:
         return 0
     except KeyboardInterrupt:
@@ -64,12 +64,12 @@ def warm(
 
 
 def _check_confinement(server: ForkServerProcess) -> None:
-    from opforge.sandbox import probe
+    from opforge.sandbox.host import system_check
 
-    missing = probe.confinement(server.spawner)["missing"]
-    if leaks := [what for what in _NEEDED if what in missing]:
+    missing = system_check.working_protections(server.spawner)["missing"]
+    if leaks := [what for what in _REQUIRED_PROTECTIONS if what in missing]:
         raise OpforgeError(
-            f"this system cannot keep kernels from: {', '.join(leaks)}; a kernel could spoil a warm server for later runs, so each command must start its own"
+            f"not protected on this system: {', '.join(leaks)}; a kernel could corrupt a warm server, so each command must start its own"
         )
 
 

@@ -23,10 +23,10 @@ def load_sources(folder: Path | str, *, namespace: str = "") -> dict[str, str]:
     place = Path(folder).resolve()
     files = tuple(sources.sources_in(place)) if place.is_dir() else ()
     if not files:
-        kinds = ", ".join(sources.SOURCES)
+        kinds = ", ".join(sources.SOURCE_SUFFIXES)
         raise OpforgeError(f"there is no source ({kinds}) in {str(folder)!r} to build a library from")
     name = re.sub(r"\W", "_", f"{place.parent.name}_{place.name}")
-    built = native.build(native.Unit(name, files, place, namespace))
+    built = native.build(native.LibrarySpec(name, files, place, namespace))
     before = _is_loaded(built.library)
     operators = native.load(built.library)
     if not operators and not before:

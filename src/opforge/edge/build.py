@@ -20,18 +20,18 @@ from filelock import FileLock
 
 from opforge import cache
 from opforge.edge import toolchain
-from opforge.edge.asking import ask
-from opforge.edge.generate import Generated, generate
-from opforge.edge.operators import Entry, read_operators
+from opforge.edge.bindings import BindingEntry, read_bindings
+from opforge.edge.child import ask
+from opforge.edge.codegen import GeneratedCode, generate_registration
 from opforge.edge.selection import Selection
 from opforge.edge.toolchain import Product
 from opforge.errors import OpforgeError
 from opforge.kernels.native import compiler
 from opforge.kernels.native.compiler import BuildError
-from opforge.kernels.native.sources import HEADERS, SKIPPED, without_comments
+from opforge.kernels.native.sources import HEADER_SUFFIXES, SKIPPED_FOLDERS, without_comments
 from opforge.kernels.native.toolchain import cxx
 
-BINDINGS, KERNELS, DEFINITIONS, MODEL = "ops.yaml", "kernels", "ops.py", "model.py"
+BINDINGS_FILE, KERNELS_FOLDER, DEFINITIONS_FILE, MODEL_FILE = "ops.yaml", "kernels", "ops.py", "model.py"
 """Contents of an operator folder.
 
 Bindings of operators to kernels, C++ sources, ahead-of-time registration, and a model that uses the
@@ -43,11 +43,11 @@ _UNDEFINED = re.compile(r"undefined (?:reference to|symbol:?) [`']?(?P<what>[\w:
 
 
 @dataclass(frozen=True, slots=True)
-class Folder:
+class OperatorFolder:
     """An operator folder."""
 
     path: Path
-    entries: tuple[Entry, ...]
+    entries: tuple[BindingEntry, ...]
     sources: tuple[Path, ...]
 
     @property
@@ -55,12 +55,12 @@ class Folder:
         return re.sub(r"\W", "_", self.path.resolve().name) or "ops"
 
     @property
-    def bindings(self) -> Path:
-        return self.path / BINDINGS
+    def bindings_file(self) -> Path:
+        return self.path / BINDINGS_FILE
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class BuiltLibrary:
     """A library that was built."""
 
     library: Path
@@ -75,12 +75,12 @@ class Built:
     bytes: int = 0
 
 
-def open_folder(path: Path) -> Folder:
+def read_folder(path: Path) -> OperatorFolder:
     """Read an operator folder; raise if something is missing."""
     if not path.is_dir():
         raise OpforgeError(f"there is no folder {str(path)!r}; `opforge edge init {path}` makes one")
-    entries = read_operators(path / BINDINGS)
-    kernels = path / KERNELS
+    entries = read_bindings(path / BINDINGS_FILE)
+    kernels = path / KERNELS_FOLDER
     sources = (
         sorted(source for source in kernels.rglob("*") if source.suffix in _SOURCE_SUFFIXES) if kernels.is_dir() else []
     )
@@ -88,57 +88,57 @@ def open_folder(path: Path) -> Folder:
         raise OpforgeError(
             f"{str(kernels)!r} holds no C++ source ({', '.join(_SOURCE_SUFFIXES)}); kernels go there, one file or more"
         )
-    return Folder(path, entries, tuple(sources))
+    return OperatorFolder(path, entries, tuple(sources))
 
 
-def check_registration(folder: Folder) -> bool:
+def check_registration(folder: OperatorFolder) -> bool:
     """Compare the entries with the folder's ahead-of-time registration, in a child process.
 
     Returns whether the folder has a registration.
     """
-    definitions = folder.path / DEFINITIONS
+    definitions = folder.path / DEFINITIONS_FILE
     if not definitions.is_file():
         return False
     request = {"definitions": str(definitions.resolve()), "entries": [asdict(entry) for entry in folder.entries]}
-    ask("schema_child", request, what=f"importing {definitions}")
+    ask("schema_child", request, label=f"importing {definitions}")
     return True
 
 
 def build(
-    folder: Folder,
+    folder: OperatorFolder,
     selection: Selection,
     out: Path | None = None,
     *,
     tool: str = "direct",
-    limit_s: float = compiler.LIMIT_S,
-) -> Built:
+    limit_s: float = compiler.COMPILE_LIMIT_S,
+) -> BuiltLibrary:
     """Build a folder's library with the selected operators.
 
     ``out`` is the output folder, by default ``build`` in the operator folder.
     """
     place = out or folder.path / "build"
     start = time.perf_counter()
-    generated = generate(folder.bindings, selection, place / "generated")
+    generated = generate_registration(folder.bindings_file, selection, place / "generated")
     middle = time.perf_counter()
-    product = product_of(folder, generated)
+    product = library_product(folder, generated)
     library = place / f"{product.name}.so"
     (place / "CMakeLists.txt").write_text(toolchain.cmake_text(product, library.name))
-    cached = compiled(folder, product, library, tool, limit_s)
+    cached = compile_cached(folder, product, library, tool, limit_s)
     end = time.perf_counter()
     left_out = tuple(entry.name for entry in folder.entries if entry.name not in generated.operators)
     seconds = {"generate": middle - start, "compile": end - middle}
-    return Built(
+    return BuiltLibrary(
         library, generated.operators, left_out, selection.origin, tool, cached, seconds, library.stat().st_size
     )
 
 
-def product_of(folder: Folder, generated: Generated) -> Product:
+def library_product(folder: OperatorFolder, generated: GeneratedCode) -> Product:
     """Return the product to compile: the kernels and the generated registration."""
-    include = (generated.folder, folder.path / KERNELS, folder.path)
+    include = (generated.folder, folder.path / KERNELS_FOLDER, folder.path)
     return Product(f"{folder.name}_kernels", (*folder.sources, generated.source), include)
 
 
-def compiled(folder: Folder, product: Product, library: Path, tool: str, limit_s: float) -> bool:
+def compile_cached(folder: OperatorFolder, product: Product, library: Path, tool: str, limit_s: float) -> bool:
     """Compile a product, or copy it from the cache; return whether it was cached."""
     key = _key(folder, product, tool)
     if key is None:
@@ -156,21 +156,21 @@ def compiled(folder: Folder, product: Product, library: Path, tool: str, limit_s
     return was_cached
 
 
-def _compile(folder: Folder, product: Product, library: Path, tool: str, limit_s: float) -> None:
+def _compile(folder: OperatorFolder, product: Product, library: Path, tool: str, limit_s: float) -> None:
     try:
-        toolchain.compile_library(product, library, tool=tool, limit_s=limit_s)
+        toolchain.compile_product(product, library, tool=tool, limit_s=limit_s)
     except BuildError as error:
         raise _explained(error, folder.entries) from None
 
 
-def _explained(error: BuildError, entries: Sequence[Entry]) -> BuildError:
+def _explained(error: BuildError, entries: Sequence[BindingEntry]) -> BuildError:
     """Explain an undefined function: a kernel_name has no kernel."""
-    text = f"{error.first}\n{error.output}"
+    text = f"{error.first_error}\n{error.output}"
     undefined = {match["what"] for match in _UNDEFINED.finditer(text)}
     for entry in entries:
-        if entry.function in undefined:
+        if entry.cpp_function in undefined:
             message = (
-                f"{BINDINGS} binds {entry.name} to kernel_name {entry.kernel_name}, and no source in {KERNELS}/ defines {entry.function} "
+                f"{BINDINGS_FILE} binds {entry.name} to kernel_name {entry.kernel_name}, and no source in {KERNELS_FOLDER}/ defines {entry.cpp_function} "
                 f"with the arguments of {entry.schema!r}, a KernelRuntimeContext& first. "
                 "Check its name, its namespace (native is added) and its arguments; generated/NativeFunctions.h declares it as it must be"
             )
@@ -178,20 +178,22 @@ def _explained(error: BuildError, entries: Sequence[Entry]) -> BuildError:
     return error
 
 
-def _key(folder: Folder, product: Product, tool: str) -> str | None:
+def _key(folder: OperatorFolder, product: Product, tool: str) -> str | None:
     """Return a digest of everything that goes into the library.
 
     None if a source includes a file outside the folder.
     """
-    package, program = toolchain.executorch(), cxx()
-    files = [*product.sources, *sorted(product.include[0].glob("*.h")), *_headers(folder.path)]
+    package, program = toolchain.find_executorch(), cxx()
+    files = [*product.sources, *sorted(product.include_folders[0].glob("*.h")), *_headers(folder.path)]
     texts = {path: path.read_bytes() for path in files}
     covered = {path.resolve() for path in files}
     for path in files:
         included = _INCLUDE.findall(without_comments(texts[path].decode(errors="replace")))
-        if not all(_is_covered(name, path, product.include, covered, package.include) for name in included):
+        if not all(
+            _is_covered(name, path, product.include_folders, covered, package.include_folders) for name in included
+        ):
             return None
-    settings = [os.environ.get(name, "") for name in compiler.SETTINGS]
+    settings = [os.environ.get(name, "") for name in compiler.COMPILER_VARIABLES]
     key_parts = [
         package.version, str(package.path), program.path, program.version, platform.machine(), tool, settings, product.name,
         product.compile_options, product.defines, product.link_options, product.libraries, product.shared, product.rpath,
@@ -204,8 +206,8 @@ def _key(folder: Folder, product: Product, tool: str) -> str | None:
 
 def _headers(folder: Path) -> list[Path]:
     """Return the headers in a folder, without generated ones."""
-    headers = [path for path in folder.rglob("*") if path.suffix in HEADERS and path.is_file()]
-    return sorted(path for path in headers if not set(path.relative_to(folder).parts) & set(SKIPPED))
+    headers = [path for path in folder.rglob("*") if path.suffix in HEADER_SUFFIXES and path.is_file()]
+    return sorted(path for path in headers if not set(path.relative_to(folder).parts) & set(SKIPPED_FOLDERS))
 
 
 def _is_covered(

@@ -15,12 +15,12 @@ from typing import Any
 
 from opforge import cache
 from opforge.edge import toolchain
-from opforge.edge.asking import ask
-from opforge.edge.build import DEFINITIONS, MODEL, Built, Folder, build, open_folder
-from opforge.edge.operators import BindingError
-from opforge.edge.run import Job, Ran, run_programs
+from opforge.edge.bindings import BindingError
+from opforge.edge.build import DEFINITIONS_FILE, MODEL_FILE, BuiltLibrary, OperatorFolder, build, read_folder
+from opforge.edge.child import ask
+from opforge.edge.run import ProgramJob, ProgramResult, run_programs
 from opforge.edge.selection import Selection, custom_operators
-from opforge.edge.target import find
+from opforge.edge.target import parse_target
 from opforge.errors import NothingToJudgeError
 
 Progress = Callable[[str, int, int], None]
@@ -32,7 +32,7 @@ def _silent(_what: str, _done: int, _total: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CheckRow:
     """One run, or one program that could not be exported."""
 
     case: str
@@ -49,7 +49,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class CheckReport:
     """Result of a check."""
 
     folder: str
@@ -60,7 +60,7 @@ class Report:
     """The operators that the model does not use; they were not checked."""
     tool: str
     library_bytes: int
-    rows: tuple[Row, ...]
+    rows: tuple[CheckRow, ...]
     seconds: dict[str, float]
 
     @property
@@ -74,13 +74,13 @@ class Report:
         return {**asdict(self), "counts": self.counts(), "right": self.exit_code == 0}
 
 
-def check(path: Path, *, tool: str = "direct", progress: Progress = _silent) -> Report:
+def check(path: Path, *, tool: str = "direct", progress: Progress = _silent) -> CheckReport:
     """Check a folder's schemas and exports, build the selected library, and run the programs.
 
     Runs with an operator left out must fail because it is missing.
     """
-    folder, package = open_folder(path), toolchain.executorch()
-    model = find(str(path / MODEL))
+    folder, package = read_folder(path), toolchain.find_executorch()
+    model = parse_target(str(path / MODEL_FILE))
     work = path / "build" / "check"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
@@ -90,7 +90,9 @@ def check(path: Path, *, tool: str = "direct", progress: Progress = _silent) -> 
     timer.lap("export")
     used = sorted({name for one in programs for name in custom_operators(one.get("operators", []))})
     if not used and not any("error" in one for one in programs):
-        raise NothingToJudgeError(f"{path / MODEL} uses no operator of {path / 'ops.yaml'}; there is nothing to check")
+        raise NothingToJudgeError(
+            f"{path / MODEL_FILE} uses no operator of {path / 'ops.yaml'}; there is nothing to check"
+        )
     _refuse_unbound(folder, used)
     progress("building", 1, _STEPS)
     built = _library(folder, used, work / "library", tool)
@@ -110,13 +112,15 @@ def check(path: Path, *, tool: str = "direct", progress: Progress = _silent) -> 
     ran = run_programs(_jobs(planned, built) + [one.job() for one in negative])
     timer.lap("run")
     progress("comparing", 3, _STEPS)
-    rows = [Row(one["example"], one["kind"], "error", one["error"]) for one in programs if "error" in one]
+    rows = [CheckRow(one["example"], one["kind"], "error", one["error"]) for one in programs if "error" in one]
     rows += _judged(planned, ran[: len(planned)])
     rows += [one.judged(result) for one, result in zip(negative, ran[len(planned) :], strict=True)]
     timer.lap("compare")
     versions = {"executorch": package.version, "torch": cache.torch_version()}
     unused = tuple(entry.name for entry in folder.entries if entry.name not in used)
-    return Report(str(path), versions, tuple(used), unused, tool, built.bytes if built else 0, tuple(rows), timer.laps)
+    return CheckReport(
+        str(path), versions, tuple(used), unused, tool, built.bytes if built else 0, tuple(rows), timer.laps
+    )
 
 
 class _StepTimer:
@@ -130,8 +134,8 @@ class _StepTimer:
         self._last = now
 
 
-def _prepared(folder: Folder, target: dict[str, Any], work: Path) -> list[dict[str, Any]]:
-    definitions = folder.path / DEFINITIONS
+def _prepared(folder: OperatorFolder, target: dict[str, Any], work: Path) -> list[dict[str, Any]]:
+    definitions = folder.path / DEFINITIONS_FILE
     request = {
         "step": "prepare",
         "definitions": str(definitions.resolve()) if definitions.is_file() else "",
@@ -139,43 +143,48 @@ def _prepared(folder: Folder, target: dict[str, Any], work: Path) -> list[dict[s
         "target": target,
         "out": str(work.resolve()),
     }
-    programs: list[dict[str, Any]] = ask("check_child", request, what=f"exporting {folder.path / MODEL}")["programs"]
+    programs: list[dict[str, Any]] = ask("check_child", request, label=f"exporting {folder.path / MODEL_FILE}")[
+        "programs"
+    ]
     return programs
 
 
-def _refuse_unbound(folder: Folder, used: Sequence[str]) -> None:
+def _refuse_unbound(folder: OperatorFolder, used: Sequence[str]) -> None:
     known = [entry.name for entry in folder.entries]
     if unbound := [name for name in used if name not in known]:
         raise BindingError(
-            f"{folder.path / MODEL} uses {', '.join(unbound)}, and {folder.bindings} has no entry for it (it binds {', '.join(known)}); add one, and a kernel"
+            f"{folder.path / MODEL_FILE} uses {', '.join(unbound)}, and {folder.bindings_file} has no entry for it "
+            f"(it binds {', '.join(known)}); add one, and a kernel"
         )
 
 
-def _library(folder: Folder, names: Sequence[str], out: Path, tool: str) -> Built | None:
+def _library(folder: OperatorFolder, names: Sequence[str], out: Path, tool: str) -> BuiltLibrary | None:
     """Build a library with the given operators only; None if there are none."""
     return build(folder, Selection(tuple(names), "for the check"), out, tool=tool) if names else None
 
 
-def _jobs(planned: Sequence[tuple[dict[str, Any], dict[str, Any]]], built: Built | None) -> list[Job]:
+def _jobs(planned: Sequence[tuple[dict[str, Any], dict[str, Any]]], built: BuiltLibrary | None) -> list[ProgramJob]:
     libraries = (built.library,) if built else ()
     return [
-        Job(
-            Path(program["program"]), libraries, values=Path(run["place"]) / "inputs.safetensors",
-            others=tuple(run["others"]), out=Path(run["place"]) / "results.safetensors",
+        ProgramJob(
+            Path(program["program"]), libraries, tensors_file=Path(run["place"]) / "inputs.safetensors",
+            non_tensors=tuple(run["others"]), out=Path(run["place"]) / "results.safetensors",
         )
         for program, run in planned
     ]  # fmt: skip
 
 
-def _judged(planned: Sequence[tuple[dict[str, Any], dict[str, Any]]], ran: Sequence[Ran]) -> list[Row]:
+def _judged(planned: Sequence[tuple[dict[str, Any], dict[str, Any]]], ran: Sequence[ProgramResult]) -> list[CheckRow]:
     answered = [run for (_, run), result in zip(planned, ran, strict=True) if not result.error]
     request = {"step": "compare", "runs": answered}
-    compared = iter(ask("check_child", request, what="comparing results")["compared"] if answered else ())
+    compared = iter(ask("check_child", request, label="comparing results")["compared"] if answered else ())
     rows = []
     for (program, run), result in zip(planned, ran, strict=True):
         if result.error:
             rows.append(
-                Row(run["case"], program["kind"], "crashed" if " died of " in result.error else "error", result.error)
+                CheckRow(
+                    run["case"], program["kind"], "crashed" if " died of " in result.error else "error", result.error
+                )
             )
             continue
         comparison = next(compared)
@@ -183,12 +192,14 @@ def _judged(planned: Sequence[tuple[dict[str, Any], dict[str, Any]]], ran: Seque
     return rows
 
 
-def _row(program: dict[str, Any], run: dict[str, Any], result: Ran, comparison: dict[str, Any]) -> Row:
+def _row(program: dict[str, Any], run: dict[str, Any], result: ProgramResult, comparison: dict[str, Any]) -> CheckRow:
     custom = custom_operators(program["operators"])
     kernels = {name: result.kernels.get(name, 0) for name in custom}
     idle = [name for name, count in kernels.items() if not count]
     reason = comparison["reason"] or (f"the event trace has no call of {', '.join(idle)}" if idle else "")
-    return Row(run["case"], program["kind"], "wrong" if reason else "passed", reason, comparison["difference"], kernels)
+    return CheckRow(
+        run["case"], program["kind"], "wrong" if reason else "passed", reason, comparison["difference"], kernels
+    )
 
 
 def _program_using(programs: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
@@ -204,15 +215,15 @@ class _NegativeRun:
 
     name: str
     left_out: Sequence[str]
-    library: Built | None
+    library: BuiltLibrary | None
     program: dict[str, Any]
 
-    def job(self) -> Job:
-        return Job(Path(self.program["program"]), (self.library.library,) if self.library else ())
+    def job(self) -> ProgramJob:
+        return ProgramJob(Path(self.program["program"]), (self.library.library,) if self.library else ())
 
-    def judged(self, result: Ran) -> Row:
+    def judged(self, result: ProgramResult) -> CheckRow:
         kind = f"without {self.name}"
         if self.name in result.missing and set(result.missing) <= set(self.left_out):
-            return Row(self.program["example"], kind, "passed")
-        reason = result.error or "it ran, and must not: where does the kernel come from?"
-        return Row(self.program["example"], kind, "wrong", f"the runtime should have missed {self.name}: {reason}")
+            return CheckRow(self.program["example"], kind, "passed")
+        reason = result.error or "it ran, although its kernel was left out; find out what registers it"
+        return CheckRow(self.program["example"], kind, "wrong", f"the runtime should have missed {self.name}: {reason}")

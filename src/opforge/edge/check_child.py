@@ -11,17 +11,17 @@ from typing import Any
 
 import torch
 
-from opforge.edge import inputs
-from opforge.edge.asking import answer
-from opforge.edge.cases import Group, answers, groups
-from opforge.edge.operators import Entry
-from opforge.edge.registered import check_schemas, import_definitions, refuse_taken_apart
-from opforge.edge.subject import Subject, load
+from opforge.edge import program_inputs
+from opforge.edge.bindings import BindingEntry
+from opforge.edge.child import answer_request
+from opforge.edge.definitions import check_schemas, import_definitions, refuse_decomposed
+from opforge.edge.model import LoadedModel, load_model
+from opforge.edge.model_cases import CaseGroup, case_groups, reference_results
 from opforge.edge.target import Target
 from opforge.errors import OpforgeError
 
 
-def handle(request: dict[str, Any]) -> dict[str, Any]:
+def run_step(request: dict[str, Any]) -> dict[str, Any]:
     return _prepare(request) if request["step"] == "prepare" else _compare(request)
 
 
@@ -35,42 +35,48 @@ def _prepare(request: dict[str, Any]) -> dict[str, Any]:
     if request["definitions"]:
         path = Path(request["definitions"])
         import_definitions(path)
-        check_schemas([Entry(**row) for row in request["entries"]], path.name)
-    subject = load(Target(**request["target"]))
-    entries = [Entry(**row) for row in request["entries"]]
+        check_schemas([BindingEntry(**row) for row in request["entries"]], path.name)
+    subject = load_model(Target(**request["target"]))
+    entries = [BindingEntry(**row) for row in request["entries"]]
     return {
-        "programs": [_program(subject, group, entries, out, number) for number, group in enumerate(groups(subject))]
+        "programs": [
+            _program(subject, group, entries, out, number) for number, group in enumerate(case_groups(subject))
+        ]
     }
 
 
-def _program(subject: Subject, group: Group, entries: list[Entry], out: Path, number: int) -> dict[str, Any]:
+def _program(
+    subject: LoadedModel, group: CaseGroup, entries: list[BindingEntry], out: Path, number: int
+) -> dict[str, Any]:
     from opforge.edge.lowering import lower  # takes seconds to import
 
     start = time.perf_counter()
-    row: dict[str, Any] = {"kind": group.kind, "example": inputs.text_of(group.example), "runs": []}
+    row: dict[str, Any] = {"kind": group.kind, "example": program_inputs.inputs_text(group.example), "runs": []}
     try:
         lowered = lower(subject, group.example, group.ranges)
-        refuse_taken_apart(entries, lowered.taken_apart)
+        refuse_decomposed(entries, lowered.decomposed)
     except OpforgeError as error:
         return {**row, "error": str(error)}
     place = out / f"{number}.pte"
     place.write_bytes(lowered.data)
     row |= {"program": str(place), "operators": list(lowered.operators), "seconds": time.perf_counter() - start}
-    row["runs"] = [_run(subject, case, out / f"{number}-{index}") for index, case in enumerate(group.runs)]
+    row["runs"] = [_run(subject, case, out / f"{number}-{index}") for index, case in enumerate(group.inputs)]
     return row
 
 
-def _run(subject: Subject, case: tuple[Any, ...], place: Path) -> dict[str, Any]:
+def _run(subject: LoadedModel, case: tuple[Any, ...], place: Path) -> dict[str, Any]:
     """Save the inputs of a run and its expected results."""
     place.mkdir()
-    expected, exact = answers(subject.model, case)
+    expected, exact = reference_results(subject.model, case)
     row = {
-        "case": inputs.text_of(case),
+        "case": program_inputs.inputs_text(case),
         "place": str(place),
-        "others": inputs.to_file(place / "inputs.safetensors", inputs.leaves(case)),
-        "expected": inputs.to_file(place / "expected.safetensors", expected),
+        "others": program_inputs.save_tensors(place / "inputs.safetensors", program_inputs.flatten(case)),
+        "expected": program_inputs.save_tensors(place / "expected.safetensors", expected),
     }
-    return row | ({"exact": inputs.to_file(place / "exact.safetensors", exact)} if exact is not None else {})
+    return row | (
+        {"exact": program_inputs.save_tensors(place / "exact.safetensors", exact)} if exact is not None else {}
+    )
 
 
 def _compare(request: dict[str, Any]) -> dict[str, Any]:
@@ -85,18 +91,22 @@ def _compared(row: dict[str, Any]) -> dict[str, Any]:
     from opforge.models.compare import compare
 
     place = Path(row["place"])
-    expected = inputs.with_others(place / "expected.safetensors", row["expected"])
-    exact = inputs.with_others(place / "exact.safetensors", row["exact"]) if "exact" in row else [None] * len(expected)
-    results = inputs.with_others(place / "results.safetensors", [None] * len(expected))
+    expected = program_inputs.load_values(place / "expected.safetensors", row["expected"])
+    exact = (
+        program_inputs.load_values(place / "exact.safetensors", row["exact"])
+        if "exact" in row
+        else [None] * len(expected)
+    )
+    results = program_inputs.load_values(place / "results.safetensors", [None] * len(expected))
     reasons, difference = [], 0.0
     for number, (ours, eager, wide) in enumerate(zip(results, expected, exact, strict=True)):
         if not isinstance(eager, torch.Tensor):
             continue  # a constant of the program
         if not isinstance(ours, torch.Tensor):
-            reasons.append(f"result {number} is no tensor")
+            reasons.append(f"result {number} is not a tensor")
             continue
         compared = compare(f"result {number}", ours, eager, wide if isinstance(wide, torch.Tensor) else None)
-        reasons += [] if compared.right else [compared.reason]
+        reasons += [] if compared.passed else [compared.reason]
         difference = max(difference, _difference(ours, eager))
     return {"reason": "; ".join(reasons), "difference": difference}
 
@@ -110,4 +120,4 @@ def _difference(ours: torch.Tensor, eager: torch.Tensor) -> float:
 
 
 if __name__ == "__main__":
-    answer(handle)
+    answer_request(run_step)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.library import Library, register_fake
 
-from opforge.edge.schemas import OutForm, out_form
+from opforge.edge.schemas import OutVariant, out_variant
 from opforge.errors import OpforgeError
 
 Function = Callable[..., Any]
@@ -22,12 +22,12 @@ def define(schema: str, function: Function, *, fake: Function | None = None) -> 
     A function made of torch operators also serves fake tensors. Any other one, such as one that
     calls NumPy or C++, needs ``fake``, which returns empty tensors of the right shape and dtype.
     """
-    form = out_form(schema)
+    form = out_variant(schema)
     library = Library(form.namespace, "FRAGMENT")
     _LIBRARIES.append(library)
     try:
-        library.define(form.functional)
-        library.define(form.out)
+        library.define(form.functional_schema)
+        library.define(form.out_schema)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise OpforgeError(
@@ -42,11 +42,11 @@ def define(schema: str, function: Function, *, fake: Function | None = None) -> 
         register_fake(f"{form.namespace}::{form.name}.out", _out_function(fake, form), lib=library)
 
 
-def _out_function(function: Function, form: OutForm) -> Function:
+def _out_function(function: Function, form: OutVariant) -> Function:
     """Return a function that writes the results into its out arguments."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        targets = [kwargs.pop(name) for name in form.outputs]
+        targets = [kwargs.pop(name) for name in form.out_arguments]
         results = function(*args, **kwargs)
         for target, result in zip(targets, [results] if len(targets) == 1 else results, strict=True):
             _write_result(target, result)

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opforge.edge import toolchain
-from opforge.edge.asking import LIMIT_S, ask
+from opforge.edge.child import CHILD_LIMIT_S, ask
 from opforge.edge.selection import custom_operators
-from opforge.edge.target import Dynamic, Target
+from opforge.edge.target import DynamicRanges, Target
 from opforge.errors import OpforgeError
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ExportResult:
     """A program that was exported."""
 
     path: Path
@@ -36,18 +36,21 @@ class Exported:
 
 
 def export_model(
-    target: Target, out: Path, *, dynamic: Dynamic | None = None, xnnpack: bool = False, limit_s: float = LIMIT_S
-) -> Exported:
+    target: Target,
+    out: Path,
+    *,
+    dynamic: DynamicRanges | None = None,
+    xnnpack: bool = False,
+    limit_s: float = CHILD_LIMIT_S,
+) -> ExportResult:
     """Export a model to a file, which is written whole or not at all."""
-    toolchain.executorch()
+    toolchain.find_executorch()
     if out.is_dir() or not out.resolve().parent.is_dir():
-        raise OpforgeError(
-            f"{str(out)!r} cannot be written: it is a folder, or its folder is not there; give a file such as model.pte"
-        )
+        raise OpforgeError(f"{str(out)!r} cannot be written: it is a folder, or its folder does not exist; name a file")
     start = time.perf_counter()
     request = {"target": target.wire(), "dynamic": dynamic or {}, "xnnpack": xnnpack, "out": str(out.resolve())}
-    reply = ask("export_child", request, what=f"exporting {target.name}", limit_s=limit_s)
-    return Exported(
+    reply = ask("export_child", request, label=f"exporting {target.name}", limit_s=limit_s)
+    return ExportResult(
         out,
         tuple(reply["operators"]),
         reply["delegated"],

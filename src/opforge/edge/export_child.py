@@ -6,32 +6,32 @@ import time
 from pathlib import Path
 from typing import Any
 
-from opforge.edge.asking import answer
-from opforge.edge.inputs import text_of
+from opforge.edge.child import answer_request
 from opforge.edge.lowering import ExportError, lower
-from opforge.edge.subject import load
+from opforge.edge.model import load_model
+from opforge.edge.program_inputs import inputs_text
 from opforge.edge.target import Target
 
 
 def export(request: dict[str, Any]) -> dict[str, Any]:
     start = time.perf_counter()
-    subject = load(Target(**request["target"]))
+    subject = load_model(Target(**request["target"]))
     ranges = {
         name: {int(dim): (low, high) for dim, (low, high) in dims.items()} for name, dims in request["dynamic"].items()
     }
     lowered = lower(subject, subject.inputs, ranges, xnnpack=request["xnnpack"])
-    write(Path(request["out"]), lowered.data)
+    write_program(Path(request["out"]), lowered.data)
     return {
         "operators": list(lowered.operators),
         "delegated": lowered.delegated,
-        "taken_apart": list(lowered.taken_apart),
-        "inputs": text_of(subject.inputs),
+        "taken_apart": list(lowered.decomposed),
+        "inputs": inputs_text(subject.inputs),
         "bytes": len(lowered.data),
         "seconds": time.perf_counter() - start,
     }
 
 
-def write(path: Path, data: bytes) -> None:
+def write_program(path: Path, data: bytes) -> None:
     """Write a program to a file, whole or not at all."""
     fresh = path.with_name(f".{path.name}.new")
     try:
@@ -43,4 +43,4 @@ def write(path: Path, data: bytes) -> None:
 
 
 if __name__ == "__main__":
-    answer(export)
+    answer_request(export)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import jinja2
 
-from opforge.authoring.names import refuse_operator
+from opforge.edge.bindings import RUNTIME_NAMESPACES
 from opforge.edge.folders import write_folder
-from opforge.edge.operators import RUNTIME_NAMESPACES
 from opforge.errors import OpforgeError
-from opforge.kernels.native.building import checked_namespace
+from opforge.kernels.native.builder import checked_namespace
+from opforge.package.names import check_operator_name
 
 TEMPLATES = Path(__file__).parent / "templates" / "folder"
 _FILES = ("ops.py", "ops.yaml", "model.py", "tests/test_ops.py", "README.md")
@@ -32,7 +32,7 @@ def _refuse_names(namespace: str, ops: Sequence[str]) -> None:
     if not ops:
         raise OpforgeError("there is no operator to make; name one with --op, such as --op mul3")
     for name in ops:
-        refuse_operator(name)
+        check_operator_name(name)
         if name in ("define", "model", "dynamic", "cases", "inputs"):
             raise OpforgeError(f"operator {name!r} is a name that the folder's files use themselves; choose another")
     if double := [name for name in ops if ops.count(name) > 1]:

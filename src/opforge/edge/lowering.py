@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from opforge.edge.operators import RUNTIME_NAMESPACES
-from opforge.edge.schemas import out_form
-from opforge.edge.subject import Subject
-from opforge.edge.target import Dynamic
+from opforge.edge.bindings import RUNTIME_NAMESPACES
+from opforge.edge.model import LoadedModel
+from opforge.edge.schemas import out_variant
+from opforge.edge.target import DynamicRanges
 from opforge.errors import OpforgeError
 
 _CONSTANT_DIM_PATTERN = re.compile(
@@ -27,7 +27,7 @@ class ExportError(OpforgeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Lowered:
+class LoweredProgram:
     """An exported program."""
 
     data: bytes
@@ -35,19 +35,21 @@ class Lowered:
     """All operators that it calls."""
     delegated: int
     """Number of parts that a backend runs."""
-    taken_apart: tuple[str, ...] = ()
+    decomposed: tuple[str, ...] = ()
     """Operators of the model that are not in the program.
 
     Export decomposes operators that are registered as composite.
     """
 
 
-def lower(subject: Subject, inputs: tuple[Any, ...], ranges: Dynamic, *, xnnpack: bool = False) -> Lowered:
+def lower(
+    loaded_model: LoadedModel, inputs: tuple[Any, ...], ranges: DynamicRanges, *, xnnpack: bool = False
+) -> LoweredProgram:
     """Export a model for given inputs and dynamic dimensions; with ``xnnpack``, delegate to it."""
-    shapes = subject.dynamic_shapes(ranges, inputs)
+    shapes = loaded_model.dynamic_shapes(ranges, inputs)
     with torch.no_grad():
         try:
-            exported = torch.export.export(subject.model, inputs, dynamic_shapes=shapes)
+            exported = torch.export.export(loaded_model.model, inputs, dynamic_shapes=shapes)
         except Exception as error:  # noqa: BLE001  # boundary: export runs the user's code, and raises anything
             raise _export_error(error) from None
         overloads = {op.name(): op for op in _custom(exported.graph_module)}
@@ -58,12 +60,12 @@ def lower(subject: Subject, inputs: tuple[Any, ...], ranges: Dynamic, *, xnnpack
         try:
             program = edge.to_executorch()
         except Exception as error:  # noqa: BLE001  # boundary: export runs the user's code, and raises anything
-            raise ExportError(f"the program cannot be made: {_first(error)}") from None
+            raise ExportError(f"the program cannot be made: {_error_summary(error)}") from None
     operators = tuple(_operators(program.buffer))
     remaining = {name.partition(".")[0] for name in operators}
     decomposed = sorted({name.partition(".")[0] for name in overloads} - remaining)
     plan = program.executorch_program.execution_plan[0]
-    return Lowered(program.buffer, operators, len(plan.delegates), tuple(decomposed))
+    return LoweredProgram(program.buffer, operators, len(plan.delegates), tuple(decomposed))
 
 
 def _to_edge(exported: Any, *, xnnpack: bool) -> Any:
@@ -73,18 +75,20 @@ def _to_edge(exported: Any, *, xnnpack: bool) -> Any:
         try:
             return to_edge(exported)
         except Exception as error:  # noqa: BLE001  # boundary: export runs the user's code, and raises anything
-            raise ExportError(f"the model cannot be brought into ExecuTorch's operators: {_first(error)}") from None
+            raise ExportError(
+                f"the model cannot be converted to ExecuTorch's operators: {_error_summary(error)}"
+            ) from None
     try:
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     except ModuleNotFoundError as error:
         raise OpforgeError(
-            f"delegating to XNNPACK needs {error.name}, which ExecuTorch's package asks for and is not installed here; "
+            f"delegating to XNNPACK needs {error.name}, which ExecuTorch requires and is not installed here; "
             f"install it with `pip install {error.name}`, or leave --xnnpack out"
         ) from None
     try:
         return to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()])
     except Exception as error:  # noqa: BLE001  # boundary: export runs the user's code, and raises anything
-        raise ExportError(f"the model cannot be delegated to XNNPACK: {_first(error)}") from None
+        raise ExportError(f"the model cannot be delegated to XNNPACK: {_error_summary(error)}") from None
 
 
 def _operators(data: bytes) -> list[str]:
@@ -110,7 +114,7 @@ def _check_out_variant(op: Any) -> None:
     out_variants = [
         one for one in _registered_schemas(name) if any(_is_written(argument) for argument in one.arguments)
     ]
-    hint = _wanted(op)
+    hint = _out_variant_hint(op)
     if not out_variants:
         raise ExportError(f"{name} has no out variant, which the runtime calls; register {hint}")
     inputs = [[one.name for one in schema.arguments if not _is_written(one)] for schema in out_variants]
@@ -128,13 +132,13 @@ def _is_written(argument: Any) -> bool:
     return argument.alias_info is not None and bool(argument.alias_info.is_write)
 
 
-def _wanted(op: Any) -> str:
+def _out_variant_hint(op: Any) -> str:
     """Describe the out variant that an operator should have, for an error message."""
     try:
-        form = out_form(str(op._schema))  # noqa: SLF001
+        form = out_variant(str(op._schema))  # noqa: SLF001
     except OpforgeError:
         return "NAME.out with the same arguments, and one more for each result"
-    return f"{form.namespace}::{form.out}, or both at once with opforge.edge.define.define"
+    return f"{form.namespace}::{form.out_schema}, or both at once with opforge.edge.define.define"
 
 
 def _export_error(error: Exception) -> ExportError:
@@ -143,18 +147,18 @@ def _export_error(error: Exception) -> ExportError:
     if (fixed := _CONSTANT_DIM_PATTERN.search(text)) is not None:
         return ExportError(
             f"dimension {fixed['dim']} of {fixed['input']} cannot vary: the model's code fixes it to {fixed['size']}; "
-            "leave it out of what is dynamic, or change the model"
+            "do not make it dynamic, or change the model"
         )
     if type(error).__name__ == "UnsupportedOperatorException":
         match = re.match(r"(\w+)\.(\w+)\.\w+", text)
         name = f"{match[1]}::{match[2]}" if match else "an operator of the model"
         return ExportError(
-            f"{name} has no fake, with which export finds out shapes and dtypes; give it one: define(…, fake=…), or torch.library.register_fake"
+            f"{name} has no fake, from which export gets shapes and dtypes; give it one: define(…, fake=…), or torch.library.register_fake"
         )
-    return ExportError(f"the model cannot be exported: {_first(error)}")
+    return ExportError(f"the model cannot be exported: {_error_summary(error)}")
 
 
-def _first(error: Exception) -> str:
+def _error_summary(error: Exception) -> str:
     """Return an error's type and the first lines of its message."""
     message = str(error).partition("The error above occurred when calling")[0]
     lines = [line.strip() for line in message.splitlines() if line.strip()]

@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from opforge import processes
 from opforge.edge import toolchain
-from opforge.edge.asking import LIMIT_S, ask
+from opforge.edge.child import CHILD_LIMIT_S, ask
+from opforge.edge.event_trace import kernel_calls
 from opforge.edge.selection import check_program, custom_operators
-from opforge.edge.trace import kernel_calls
 from opforge.errors import OpforgeError
+from opforge.procs import linux
 
 _MISSING = re.compile(r"Missing operator: \[\d+\] (\S+)")
-_TWICE = re.compile(r"Re-registering (\S+?),")
+_DUPLICATE_OPERATOR = re.compile(r"Re-registering (\S+?),")
 _MISSING_BACKEND = re.compile(r"Backend (\S+) is not registered")
 _FAILED_CHECK = re.compile(
     r"^\[(?P<where>[\w.]+:\d+)\] (?P<what>.*(?:Check failed|assert failed|Attempted to resize|unexpected scalar type).*)$",
@@ -26,21 +26,21 @@ _FAILED_CHECK = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ProgramJob:
     """One run of a program."""
 
     program: Path
     libraries: tuple[Path, ...] = ()
-    text: str = ""
+    inputs_text: str = ""
     """Inputs in the text form of a case's arguments.
 
     Without text, file and values, inputs are made as the program describes them.
     """
-    file: Path | None = None
+    inputs_file: Path | None = None
     """A safetensors file of inputs."""
-    values: Path | None = None
-    """A safetensors file of inputs; ``others`` holds those that are numbers."""
-    others: tuple[Any, ...] = ()
+    tensors_file: Path | None = None
+    """A safetensors file of inputs; ``non_tensors`` holds those that are numbers."""
+    non_tensors: tuple[Any, ...] = ()
     seed: int = 0
     out: Path | None = None
     """File to write results to, as safetensors."""
@@ -49,10 +49,10 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class ProgramResult:
     """Result of a run."""
 
-    job: Job
+    job: ProgramJob
     results: tuple[dict[str, Any], ...] = ()
     """Shape, dtype and first elements of each result."""
     inputs: str = ""
@@ -71,12 +71,12 @@ class RunError(OpforgeError):
     exit_code = 1
 
 
-def run_programs(jobs: Sequence[Job]) -> list[Ran]:
+def run_programs(jobs: Sequence[ProgramJob]) -> list[ProgramResult]:
     """Run programs one after the other, each in a process of its own.
 
     A kernel that ends its process does not affect the others.
     """
-    toolchain.executorch()
+    toolchain.find_executorch()
     for job in jobs:
         _check(job)
     if not jobs:
@@ -84,12 +84,12 @@ def run_programs(jobs: Sequence[Job]) -> list[Ran]:
     with tempfile.TemporaryDirectory(prefix="opforge-edge-") as folder:
         places = [Path(folder) / str(number) for number in range(len(jobs))]
         rows = [_row(job, place) for job, place in zip(jobs, places, strict=True)]
-        total_limit_s = LIMIT_S + sum(job.limit_s for job in jobs)
-        reply = ask("run_child", {"jobs": rows}, what="running a program", limit_s=total_limit_s)
+        total_limit_s = CHILD_LIMIT_S + sum(job.limit_s for job in jobs)
+        reply = ask("run_child", {"jobs": rows}, label="running a program", limit_s=total_limit_s)
         return [_run_result(job, place, row) for job, place, row in zip(jobs, places, reply["jobs"], strict=True)]
 
 
-def run_program(job: Job) -> Ran:
+def run_program(job: ProgramJob) -> ProgramResult:
     """Run one program; raise RunError with the reason if it fails."""
     ran = run_programs([job])[0]
     if ran.error:
@@ -97,48 +97,48 @@ def run_program(job: Job) -> Ran:
     return ran
 
 
-def _check(job: Job) -> None:
+def _check(job: ProgramJob) -> None:
     check_program(job.program)
     for library in job.libraries:
         if not library.is_file():
             raise OpforgeError(f"there is no library {str(library)!r}; `opforge edge build` makes one")
-    if job.file is not None and not job.file.is_file():
-        raise OpforgeError(f"there is no file {str(job.file)!r} of inputs")
+    if job.inputs_file is not None and not job.inputs_file.is_file():
+        raise OpforgeError(f"there is no file {str(job.inputs_file)!r} of inputs")
 
 
-def _row(job: Job, place: Path) -> dict[str, Any]:
+def _row(job: ProgramJob, place: Path) -> dict[str, Any]:
     place.mkdir()
     return {
         "place": str(place),
         "program": str(job.program.resolve()),
         "libraries": [str(library.resolve()) for library in job.libraries],
-        "text": job.text,
-        "file": str(job.file.resolve()) if job.file else "",
-        "values": str(job.values.resolve()) if job.values else "",
-        "others": list(job.others),
+        "text": job.inputs_text,
+        "file": str(job.inputs_file.resolve()) if job.inputs_file else "",
+        "values": str(job.tensors_file.resolve()) if job.tensors_file else "",
+        "others": list(job.non_tensors),
         "seed": job.seed,
         "limit_s": job.limit_s,
     }
 
 
-def _run_result(job: Job, place: Path, row: dict[str, Any]) -> Ran:
+def _run_result(job: ProgramJob, place: Path, row: dict[str, Any]) -> ProgramResult:
     missing = tuple(dict.fromkeys(_MISSING.findall(row["said"])))
-    if error := _explained(job, row, missing):
-        return Ran(job, error=error, missing=missing)
+    if error := _failure_reason(job, row, missing):
+        return ProgramResult(job, error=error, missing=missing)
     calls = kernel_calls(job.program, place / "trace.etdp")
     if job.out is not None:
         job.out.write_bytes((place / "results.safetensors").read_bytes())
-    return Ran(job, tuple(row["results"]), row["inputs"], calls, row["seconds"])
+    return ProgramResult(job, tuple(row["results"]), row["inputs"], calls, row["seconds"])
 
 
-def _explained(job: Job, row: dict[str, Any], missing: Sequence[str]) -> str:
+def _failure_reason(job: ProgramJob, row: dict[str, Any], missing: Sequence[str]) -> str:
     """Return why a run failed: a known cause first, else the runtime's last output."""
     output, stage = row["said"], row["stage"]
     if row["hung"]:
-        return f"{job.program} was ended after {job.limit_s:g} s without a result (at: {stage})"
+        return f"{job.program} was stopped after {job.limit_s:g} s without a result (at: {stage})"
     if missing:
         return _missing_kernel_message(job, missing)
-    if (duplicate := _TWICE.search(output)) is not None:
+    if (duplicate := _DUPLICATE_OPERATOR.search(output)) is not None:
         return (
             f"{stage.removeprefix('library ')} registers {duplicate[1]}, which is registered already, by another library or by ExecuTorch itself; "
             "the runtime ends the process then. Give one library only, or rename the operator"
@@ -146,11 +146,9 @@ def _explained(job: Job, row: dict[str, Any], missing: Sequence[str]) -> str:
     if (backend := _MISSING_BACKEND.search(output)) is not None:
         return f"{job.program} is delegated to {backend[1]}, which this runtime does not have; export it without, or install a runtime with it"
     if row["status"] < 0:
-        return f"{job.program}: the process {processes.describe_returncode(row['status'])} {_stage_text(stage)}.{_failed_checks(output)}"
+        return f"{job.program}: the process {linux.describe_returncode(row['status'])} {_stage_text(stage)}.{_failed_checks(output)}"
     if not row.get("error"):
-        return (
-            "" if row["status"] == 0 else f"{job.program}: the process {processes.describe_returncode(row['status'])}"
-        )
+        return "" if row["status"] == 0 else f"{job.program}: the process {linux.describe_returncode(row['status'])}"
     if not row.get("raised"):
         return str(row["error"])
     if stage.startswith("library "):
@@ -160,14 +158,12 @@ def _explained(job: Job, row: dict[str, Any], missing: Sequence[str]) -> str:
     return f"{job.program} failed {_stage_text(stage)}: {row['error'].partition(': ')[2]}.{_failed_checks(output)}"
 
 
-def _missing_kernel_message(job: Job, missing: Sequence[str]) -> str:
+def _missing_kernel_message(job: ProgramJob, missing: Sequence[str]) -> str:
     libraries = ", ".join(str(library) for library in job.libraries) or "no library was given"
     message = f"{job.program} needs {', '.join(missing)}, and no kernel is registered for it ({libraries}); "
     if custom_operators(missing):
         return f"{message}build a library that has it, `opforge edge build DIR --model {job.program}`, and give it with --library"
-    return (
-        f"{message}ExecuTorch's own kernels lack it: write the model with other operators, or delegate it (--xnnpack)"
-    )
+    return f"{message}ExecuTorch's own kernels lack it: use other operators in the model, or delegate it (--xnnpack)"
 
 
 def _stage_text(stage: str) -> str:
@@ -180,4 +176,4 @@ def _failed_checks(output: str) -> str:
     """Return the failed checks that the runtime or a kernel logged, else the last output."""
     checks = [f"{match['what'].strip()} ({match['where']})" for match in _FAILED_CHECK.finditer(output)]
     lines = checks or output.strip().splitlines()[-2:]
-    return f" It said: {'; '.join(lines)[:800]}" if lines else ""
+    return f" Output: {'; '.join(lines)[:800]}" if lines else ""

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from executorch.runtime import Runtime
 
-from opforge import processes
 from opforge.cases.values import TensorSpec
-from opforge.edge import inputs
-from opforge.edge.asking import answer
+from opforge.edge import program_inputs
+from opforge.edge.child import answer_request
 from opforge.errors import OpforgeError
+from opforge.procs import linux
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def _run_in_fork(job: dict[str, Any]) -> dict[str, Any]:
     answer_file, output_file = place / "answer.json", place / "said.txt"
     pid = os.fork()
     if pid == 0:
-        _work(job, answer_file, output_file)
+        _run_and_exit(job, answer_file, output_file)
     hung = not _ended_in_time(pid, job["limit_s"])
     if hung:
         os.kill(pid, signal.SIGKILL)
@@ -59,10 +59,10 @@ def _ended_in_time(pid: int, limit_s: float) -> bool:
         os.close(handle)
 
 
-def _work(job: dict[str, Any], answer_file: Path, output_file: Path) -> None:
+def _run_and_exit(job: dict[str, Any], answer_file: Path, output_file: Path) -> None:
     """Run a job and end the process. This function never returns."""
     code = 1
-    processes.die_with_parent()
+    linux.die_with_parent()
     try:
         output = os.open(output_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(output, 1)
@@ -100,24 +100,24 @@ def _run(job: dict[str, Any]) -> dict[str, Any]:
     results = list(method.execute(values))
     seconds = time.perf_counter() - start
     stage.write_text("results")
-    others = inputs.to_file(place / "results.safetensors", results)
+    others = program_inputs.save_tensors(place / "results.safetensors", results)
     program.write_etdump_result_to_file(str(place / "trace.etdp"), str(place / "debug.bin"))
     return {
         "others": others,
         "results": [_described(value) for value in results],
         "seconds": seconds,
-        "inputs": inputs.text_of(tuple(values)),
+        "inputs": program_inputs.inputs_text(tuple(values)),
     }
 
 
 def _inputs(job: dict[str, Any], metadata: Any) -> list[Any]:
     """Return the inputs that a job gives, else inputs as the program describes them."""
     if job.get("values"):
-        values = inputs.with_others(Path(job["values"]), job["others"])
+        values = program_inputs.load_values(Path(job["values"]), job["others"])
     elif job.get("file"):
-        values = inputs.from_file(Path(job["file"]))
+        values = program_inputs.load_inputs(Path(job["file"]))
     elif job.get("text"):
-        values = inputs.from_text(job["text"], job["seed"])
+        values = program_inputs.inputs_from_text(job["text"], job["seed"])
     else:
         return [_input_from_metadata(metadata, number, job["seed"]) for number in range(metadata.num_inputs())]
     if len(values) != metadata.num_inputs():
@@ -129,13 +129,13 @@ def _input_from_metadata(metadata: Any, number: int, seed: int) -> Any:
     try:
         description = metadata.input_tensor_meta(number)
     except RuntimeError:
-        raise OpforgeError(f"input {number} of the program is no tensor; give inputs with --inputs") from None
+        raise OpforgeError(f"input {number} of the program is not a tensor; give inputs with --inputs") from None
     dtype = _DTYPES_BY_NUMBER.get(description.dtype())
     if dtype is None:
         raise OpforgeError(
             f"input {number} of the program has dtype number {description.dtype()}; give inputs with --inputs"
         )
-    return inputs.tensor_of(TensorSpec(tuple(description.sizes()), dtype), f"{seed}/{number}")
+    return program_inputs.make_tensor(TensorSpec(tuple(description.sizes()), dtype), f"{seed}/{number}")
 
 
 _DTYPES_BY_NUMBER = dict(enumerate(("u8", "i8", "i16", "i32", "i64", "f16", "f32", "f64"))) | {11: "b8", 15: "bf16"}
@@ -147,12 +147,12 @@ def _described(value: Any) -> dict[str, Any]:
         return {"value": value}
     shown = value.reshape(-1)[:6].tolist()
     return {
-        "type": inputs.text_of((value,)),
+        "type": program_inputs.inputs_text((value,)),
         "shape": list(value.shape),
-        "dtype": inputs.spec_of(value).dtype,
+        "dtype": program_inputs.tensor_spec(value).dtype,
         "first": shown,
     }
 
 
 if __name__ == "__main__":
-    answer(run)
+    answer_request(run)

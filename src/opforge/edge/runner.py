@@ -14,39 +14,39 @@ from pathlib import Path
 from typing import Any
 
 from opforge.edge import selection, toolchain
-from opforge.edge.build import Folder, compiled, product_of
-from opforge.edge.generate import Generated, generate
+from opforge.edge.build import OperatorFolder, compile_cached, library_product
+from opforge.edge.codegen import GeneratedCode, generate_registration
 from opforge.errors import OpforgeError
 from opforge.kernels.native import compiler
 
 SOURCES = Path(__file__).parent / "cpp"
-RUNTIME = "executorch"
-ATEN = "executorch_kernels_optimized"
-QUANTIZED = "executorch_kernels_quantized"
-XNNPACK = "executorch_backend_xnnpack"
-THREADS = "executorch_threadpool"
-_KERNEL_LIBRARIES = {"aten": ATEN, "dim_order_ops": ATEN, "quantized_decomposed": QUANTIZED}
+RUNTIME_LIBRARY = "executorch"
+ATEN_LIBRARY = "executorch_kernels_optimized"
+QUANTIZED_LIBRARY = "executorch_kernels_quantized"
+XNNPACK_LIBRARY = "executorch_backend_xnnpack"
+THREADPOOL_LIBRARY = "executorch_threadpool"
+_KERNEL_LIBRARIES = {"aten": ATEN_LIBRARY, "dim_order_ops": ATEN_LIBRARY, "quantized_decomposed": QUANTIZED_LIBRARY}
 """Library of the package with the kernels of a namespace."""
-_BACKEND_LIBRARIES = {b"XnnpackBackend": XNNPACK}
+_BACKEND_LIBRARIES = {b"XnnpackBackend": XNNPACK_LIBRARY}
 """Library of the package for a backend. A program that uses it contains these bytes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class RunnerOptions:
     """Options for building a runner."""
 
     libraries: tuple[str, ...] = ()
     """Libraries of the package besides the runtime: ``ATEN``, ``QUANTIZED``, ``XNNPACK``."""
-    beside: bool = False
+    copy_libraries: bool = False
     """Whether the libraries are copied beside the runner.
 
     It then finds them there, on any machine.
     """
-    limit_s: float = compiler.LIMIT_S
+    limit_s: float = compiler.COMPILE_LIMIT_S
 
 
 @dataclass(frozen=True, slots=True)
-class Runner:
+class BuiltRunner:
     """A runner that was built."""
 
     path: Path
@@ -65,7 +65,7 @@ class Runner:
         return {**asdict(self), "path": str(self.path)}
 
 
-def libraries_for(model: Path) -> tuple[str, ...]:
+def needed_libraries(model: Path) -> tuple[str, ...]:
     """Return the package's libraries that a ``.pte`` needs besides the runtime."""
     namespaces = {name.partition("::")[0] for name in selection.program_operators(model)}
     libraries = {_KERNEL_LIBRARIES[name] for name in namespaces if name in _KERNEL_LIBRARIES}
@@ -74,52 +74,54 @@ def libraries_for(model: Path) -> tuple[str, ...]:
     return tuple(sorted(libraries))
 
 
-def build_runner(folder: Folder, chosen: selection.Selection, out: Path, wishes: Wishes = Wishes()) -> Runner:  # frozen
+def build_runner(
+    folder: OperatorFolder, chosen: selection.Selection, out: Path, options: RunnerOptions = RunnerOptions()
+) -> BuiltRunner:  # frozen
     """Build a runner with the selected operators of an operator folder.
 
     Kernels that are not selected leave no code in it.
     """
     start = time.perf_counter()
-    package = toolchain.executorch()
+    package = toolchain.find_executorch()
     if out.is_dir():
         raise OpforgeError(f"{str(out)!r} is a folder; give -o a file for the runner, such as {str(out / 'runner')!r}")
     out = out.absolute()
-    needed = _files(package, wishes.libraries)
+    needed = _files(package, options.libraries)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="opforge-runner-") as place:
-        generated = generate(folder.bindings, chosen, Path(place) / "generated")
+        generated = generate_registration(folder.bindings_file, chosen, Path(place) / "generated")
         for path in SOURCES.iterdir():
             shutil.copy(path, generated.folder)
-        cached = compiled(folder, _product(folder, generated, wishes), out, "direct", wishes.limit_s)
-    files = tuple(name for name in needed if wishes.libraries or _is_used(out, name))
-    if wishes.beside:
+        cached = compile_cached(folder, _product(folder, generated, options), out, "direct", options.limit_s)
+    files = tuple(name for name in needed if options.libraries or _is_used(out, name))
+    if options.copy_libraries:
         for name in files:
-            shutil.copy2(package.library / name, out.parent / name)
-    size = sum((package.library / name).stat().st_size for name in files)
+            shutil.copy2(package.library_folder / name, out.parent / name)
+    size = sum((package.library_folder / name).stat().st_size for name in files)
     seconds = time.perf_counter() - start
-    return Runner(out, out.stat().st_size, generated.operators, chosen.origin, files, size, cached, seconds)
+    return BuiltRunner(out, out.stat().st_size, generated.operators, chosen.origin, files, size, cached, seconds)
 
 
-def _product(folder: Folder, generated: Generated, wishes: Wishes) -> toolchain.Product:
+def _product(folder: OperatorFolder, generated: GeneratedCode, wishes: RunnerOptions) -> toolchain.Product:
     # Kernel libraries register themselves. Nothing calls into them, so a linker would drop them.
     keep = "-Wl,--no-as-needed" if wishes.libraries else "-Wl,--as-needed"
-    product = product_of(folder, generated)
+    product = library_product(folder, generated)
     return replace(
         product,
         name=f"{folder.name}_runner",
         sources=(*product.sources, generated.folder / "runner.cpp"),
-        libraries=(RUNTIME, THREADS, *wishes.libraries),
+        libraries=(RUNTIME_LIBRARY, THREADPOOL_LIBRARY, *wishes.libraries),
         link_options=(*toolchain.LINK_OPTIONS, "-Wl,-s", keep),
         shared=False,
-        rpath="$ORIGIN" if wishes.beside else "",
+        rpath="$ORIGIN" if wishes.copy_libraries else "",
     )
 
 
 def _files(package: toolchain.ExecuTorch, libraries: Sequence[str]) -> list[str]:
-    names = [f"lib{name}.so" for name in (RUNTIME, THREADS, *libraries)]
-    if missing := [name for name in names if not (package.library / name).is_file()]:
+    names = [f"lib{name}.so" for name in (RUNTIME_LIBRARY, THREADPOOL_LIBRARY, *libraries)]
+    if missing := [name for name in names if not (package.library_folder / name).is_file()]:
         raise OpforgeError(
-            f"executorch {package.version} has no {missing[0]} in {package.library}; install another version of it"
+            f"executorch {package.version} has no {missing[0]} in {package.library_folder}; install another version of it"
         )
     return names
 

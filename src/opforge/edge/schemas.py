@@ -15,27 +15,27 @@ _EXAMPLE = "my_ops::mul3(Tensor x) -> Tensor"
 
 
 @dataclass(frozen=True, slots=True)
-class OutForm:
+class OutVariant:
     """An operator's functional form with its out variant."""
 
     namespace: str
     name: str
-    functional: str
+    functional_schema: str
     """Schema without the namespace."""
-    out: str
-    outputs: tuple[str, ...]
+    out_schema: str
+    out_arguments: tuple[str, ...]
     """Names of the arguments that are written: ``out``, or ``out0``, ``out1``."""
 
 
-def out_form(schema: str) -> OutForm:
+def out_variant(schema: str) -> OutVariant:
     """Return the out variant of a functional schema: the same arguments, plus one per result."""
     namespace, separator, functional = " ".join(schema.split()).partition("::")
     if not separator or not namespace.isidentifier():
         raise OpforgeError(f"{schema!r} has no namespace; write it as {_EXAMPLE!r}")
-    parsed = parse(functional)
+    parsed = parse_schema(functional)
     name = functional.partition("(")[0]
     if not name.isidentifier():
-        raise OpforgeError(f"{schema!r}: {name!r} is no plain name; the overload .out is added for the out variant")
+        raise OpforgeError(f"{schema!r}: {name!r} is not a plain name; the overload .out is added for the out variant")
     if parsed.arguments.out or any(argument.is_write for argument in parsed.arguments.flat_all):
         raise OpforgeError(f"{schema!r} writes to an argument; give the functional form, the out variant is derived")
     results = [str(result.type) for result in parsed.returns]
@@ -49,7 +49,7 @@ def out_form(schema: str) -> OutForm:
     keyword = "" if parsed.arguments.pre_tensor_options_kwarg_only else "*, "
     added = ", ".join(f"{mark} {output}" for mark, output in zip(marks, outputs, strict=True))
     returned = marks[0] if len(marks) == 1 else f"({', '.join(marks)})"
-    return OutForm(
+    return OutVariant(
         namespace,
         name,
         functional,
@@ -58,7 +58,7 @@ def out_form(schema: str) -> OutForm:
     )
 
 
-def parse(schema: str) -> FunctionSchema:
+def parse_schema(schema: str) -> FunctionSchema:
     """Parse a schema given without its namespace; raise if it is invalid."""
     from torchgen.model import FunctionSchema
 

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from opforge import processes
-from opforge.edge.operators import RUNTIME_NAMESPACES, BindingError, Entry
+from opforge.edge.bindings import RUNTIME_NAMESPACES, BindingEntry, BindingError
 from opforge.errors import OpforgeError, UnknownNameError
+from opforge.procs import linux
 
-_LIMIT_S = 60.0
+_READ_LIMIT_S = 60.0
 _MAGIC = slice(4, 6)
-_READ = """
+_READER_SOURCE = """
 import json, sys
 import torch  # its libraries are those of the next module
 from executorch.extension.pybindings import _C as runtime
@@ -41,14 +41,14 @@ class Selection:
     """How they were selected."""
 
 
-def select_all(entries: Sequence[Entry]) -> Selection:
+def select_all(entries: Sequence[BindingEntry]) -> Selection:
     return Selection(tuple(entry.name for entry in entries), "all")
 
 
-def select_names(entries: Sequence[Entry], words: Sequence[str]) -> Selection:
+def select_names(entries: Sequence[BindingEntry], names: Sequence[str]) -> Selection:
     """Return the named operators: ``my_ops::mul3.out``, ``my_ops::mul3`` or ``mul3``."""
     chosen: list[str] = []
-    for word in words:
+    for word in names:
         matches = [entry.name for entry in entries if word in _spellings(entry.name)]
         if not matches:
             raise UnknownNameError("operator", word, [entry.name for entry in entries], "bound in the YAML file")
@@ -61,7 +61,7 @@ def _spellings(name: str) -> set[str]:
     return {name, without_overload, without_namespace, without_namespace.partition(".")[0]}
 
 
-def select_for_model(entries: Sequence[Entry], model: Path) -> Selection:
+def select_for_model(entries: Sequence[BindingEntry], model: Path) -> Selection:
     """Return the operators that a ``.pte`` needs; raise if one has no entry."""
     needed = custom_operators(program_operators(model))
     known = [entry.name for entry in entries]
@@ -86,10 +86,14 @@ def program_operators(model: Path) -> list[str]:
     """
     check_program(model)
     done = subprocess.run(
-        [sys.executable, "-P", "-c", _READ, str(model)], capture_output=True, text=True, timeout=_LIMIT_S, check=False
+        [sys.executable, "-P", "-c", _READER_SOURCE, str(model)],
+        capture_output=True,
+        text=True,
+        timeout=_READ_LIMIT_S,
+        check=False,
     )
     if done.returncode:
-        outcome = processes.describe_returncode(done.returncode)
+        outcome = linux.describe_returncode(done.returncode)
         last_line = (done.stderr.strip().splitlines() or [""])[-1]
         raise OpforgeError(
             f"{str(model)!r} cannot be read as a program of ExecuTorch: its reader {outcome}. {last_line}".rstrip()
@@ -109,5 +113,5 @@ def check_program(model: Path) -> None:
         ) from None
     if head[_MAGIC] != b"ET":
         raise OpforgeError(
-            f"{str(model)!r} is no program of ExecuTorch: a .pte has ET at byte 4; `opforge edge export` makes one"
+            f"{str(model)!r} is not a program of ExecuTorch: a .pte has ET at byte 4; `opforge edge export` makes one"
         )

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from opforge.edge.asking import answer
+from opforge.edge.child import answer_request
 from opforge.errors import OpforgeError, UnknownNameError
-from opforge.sandbox.loader import describe_exception
+from opforge.sandbox.guest.loader import describe_exception
 
 
 def describe(request: dict[str, Any]) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def describe(request: dict[str, Any]) -> dict[str, Any]:
     added = sorted(set(_names()) - before)
     schemas = {name: _schema(name) for name in added if "." not in name}
     if not schemas:
-        raise OpforgeError(f"importing {package} registers no operator; is it the package that does?")
+        raise OpforgeError(f"importing {package} registers no operator; give the package that registers it")
     return {"ops": [_row(name, schemas[name]) for name in _chosen(schemas, requested)]}
 
 
@@ -65,4 +65,4 @@ def _row(name: str, schema: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    answer(describe)
+    answer_request(describe)

@@ -16,7 +16,7 @@ _EXPECTED = (
 )
 _DYNAMIC = re.compile(r"(?P<input>\w+)\.(?P<dim>\d+)=(?P<low>\d+)\.\.(?P<high>\d+)")
 
-Dynamic = dict[str, dict[int, tuple[int, int]]]
+DynamicRanges = dict[str, dict[int, tuple[int, int]]]
 """Minimum and maximum size by input (name or number) and dimension."""
 
 
@@ -37,25 +37,25 @@ class Target:
         return asdict(self)
 
 
-def find(word: str) -> Target:
+def parse_target(argument: str) -> Target:
     """Return the target for ``FILE.py``, ``FILE.py:NAME`` or ``module:function``."""
-    file, colon, name = word.rpartition(":")
-    if word.endswith(".py"):
-        file, name = word, "model"
+    file, colon, name = argument.rpartition(":")
+    if argument.endswith(".py"):
+        file, name = argument, "model"
     elif not (colon and file.endswith(".py")):
-        target = models.find(word)
-        return Target(word, function=target.function, module=target.module, folder=target.folder)
+        target = models.find_model(argument)
+        return Target(argument, function=target.function, module=target.module, folder=target.folder)
     if not Path(file).is_file():
         raise OpforgeError(f"there is no file {file!r}; {_EXPECTED}")
     if not name.isidentifier():
-        raise OpforgeError(f"{word!r} is not FILE.py:NAME; {_EXPECTED}")
+        raise OpforgeError(f"{argument!r} is not FILE.py:NAME; {_EXPECTED}")
     path = Path(file).resolve()
-    return Target(word, file=str(path), function=name, folder=str(path.parent))
+    return Target(argument, file=str(path), function=name, folder=str(path.parent))
 
 
-def parse_dynamic(words: list[str]) -> Dynamic:
+def parse_dynamic(words: list[str]) -> DynamicRanges:
     """Parse the values of ``--dynamic INPUT.DIM=LOW..HIGH``."""
-    ranges: Dynamic = {}
+    ranges: DynamicRanges = {}
     for word in words:
         match = _DYNAMIC.fullmatch(word)
         if match is None:

@@ -20,7 +20,7 @@ from opforge.errors import OpforgeError, UnknownNameError
 from opforge.kernels.native import compiler
 from opforge.kernels.native.toolchain import cxx
 
-INSTALL = 'pip install "opforge[executorch]"'
+INSTALL_COMMAND = 'pip install "opforge[executorch]"'
 TOOLS = ("direct", "cmake")
 """Build tools: the compiler itself, or CMake with the package's own configuration."""
 STANDARD = 17
@@ -51,13 +51,13 @@ class ExecuTorch:
     path: Path
 
     @property
-    def include(self) -> tuple[Path, ...]:
+    def include_folders(self) -> tuple[Path, ...]:
         """Return the folders of its headers."""
         root = self.path / "include"
         return (root, root / "executorch" / "runtime" / "core" / "portable_type" / "c10")
 
     @property
-    def library(self) -> Path:
+    def library_folder(self) -> Path:
         """Return the folder of its libraries."""
         return self.path / "lib"
 
@@ -68,7 +68,7 @@ class Product:
 
     name: str
     sources: tuple[Path, ...]
-    include: tuple[Path, ...] = ()
+    include_folders: tuple[Path, ...] = ()
     """Header folders besides ExecuTorch's."""
     libraries: tuple[str, ...] = LIBRARIES
     """Libraries of the package, without ``lib`` and ``.so``."""
@@ -84,7 +84,7 @@ class Product:
     """
 
 
-def executorch() -> ExecuTorch:
+def find_executorch() -> ExecuTorch:
     """Find the installed package without importing it; raise with the install command if absent."""
     spec = importlib.util.find_spec("executorch")
     try:
@@ -93,12 +93,16 @@ def executorch() -> ExecuTorch:
         number = ""
     places = list(spec.submodule_search_locations or ()) if spec is not None else []
     if not places or not number:
-        raise OpforgeError(f"executorch is not installed in {sys.prefix}; install it with `{INSTALL}`")
+        raise OpforgeError(f"executorch is not installed in {sys.prefix}; install it with `{INSTALL_COMMAND}`")
     package = ExecuTorch(number, Path(places[0]))
-    needed = (*package.include, package.library / "libexecutorch.so", package.path / "codegen" / "gen.py")
+    needed = (
+        *package.include_folders,
+        package.library_folder / "libexecutorch.so",
+        package.path / "codegen" / "gen.py",
+    )
     if missing := [str(path) for path in needed if not path.exists()]:
         raise OpforgeError(
-            f"executorch {number} at {package.path} has no {missing[0]}; opforge needs the wheel of 1.5 or newer: `{INSTALL} --upgrade`"
+            f"executorch {number} at {package.path} has no {missing[0]}; opforge needs the wheel of 1.5 or newer: `{INSTALL_COMMAND} --upgrade`"
         )
     return package
 
@@ -113,29 +117,31 @@ def tags_file() -> Path:
     return path
 
 
-def compile_words(package: ExecuTorch, product: Product) -> tuple[str, ...]:
+def compile_arguments(package: ExecuTorch, product: Product) -> tuple[str, ...]:
     """Return the compiler's arguments, without its name, the source and the object."""
-    folders = [word for path in product.include for word in ("-I", str(path))]
-    system = [word for path in package.include for word in ("-isystem", str(path))]
+    folders = [word for path in product.include_folders for word in ("-I", str(path))]
+    system = [word for path in package.include_folders for word in ("-isystem", str(path))]
     defines = [f"-D{name}" for name in product.defines]
     return (f"-std=c++{STANDARD}", *product.compile_options, *defines, *folders, *system)
 
 
-def link_words(package: ExecuTorch, product: Product) -> tuple[str, ...]:
+def link_arguments(package: ExecuTorch, product: Product) -> tuple[str, ...]:
     """Return the linker's arguments after the objects."""
     kind = ("-shared",) if product.shared else ()
-    place = (f"-L{package.library}", f"-Wl,-rpath,{product.rpath or package.library}")
+    place = (f"-L{package.library_folder}", f"-Wl,-rpath,{product.rpath or package.library_folder}")
     return (*kind, *product.link_options, *place, *(f"-l{name}" for name in product.libraries))
 
 
-def compile_library(product: Product, out: Path, *, tool: str = "direct", limit_s: float = compiler.LIMIT_S) -> None:
+def compile_product(
+    product: Product, out: Path, *, tool: str = "direct", limit_s: float = compiler.COMPILE_LIMIT_S
+) -> None:
     """Compile a product to the file ``out``, which appears whole or not at all.
 
     The error of a failure holds the compiler's output.
     """
     if tool not in TOOLS:
         raise UnknownNameError("build tool", tool, TOOLS)
-    package = executorch()
+    package = find_executorch()
     if not product.sources:
         raise OpforgeError(f"{product.name} has no sources to compile")
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -147,7 +153,7 @@ def compile_library(product: Product, out: Path, *, tool: str = "direct", limit_
 
 
 def _compile_directly(package: ExecuTorch, product: Product, work: Path, name: str, limit_s: float) -> Path:
-    program, arguments = cxx().path, compile_words(package, product)
+    program, arguments = cxx().path, compile_arguments(package, product)
     objects = []
     for number, source in enumerate(product.sources):
         object_file = work / f"{number}.o"
@@ -155,12 +161,12 @@ def _compile_directly(package: ExecuTorch, product: Product, work: Path, name: s
         compiler.run(product.name, command, work, limit_s)
         objects.append(str(object_file))
     out = work / name
-    compiler.run(product.name, (program, *objects, "-o", str(out), *link_words(package, product)), work, limit_s)
+    compiler.run(product.name, (program, *objects, "-o", str(out), *link_arguments(package, product)), work, limit_s)
     return out
 
 
 def _compile_with_cmake(package: ExecuTorch, product: Product, work: Path, name: str, limit_s: float) -> Path:
-    program = cmake()
+    program = find_cmake()
     (work / "CMakeLists.txt").write_text(cmake_text(product, name))
     build = work / "build"
     ninja = _program("ninja")
@@ -188,7 +194,7 @@ def cmake_text(product: Product, output: str) -> str:
         output=output,
         shared=product.shared,
         sources=[path.resolve() for path in product.sources],
-        include=[path.resolve() for path in product.include],
+        include=[path.resolve() for path in product.include_folders],
         libraries=product.libraries,
         defines=product.defines,
         compile_options=product.compile_options,
@@ -197,11 +203,11 @@ def cmake_text(product: Product, output: str) -> str:
     )
 
 
-def cmake() -> str:
+def find_cmake() -> str:
     """Return the CMake on the PATH, else the one of this Python's environment."""
     if (program := _program("cmake")) is None:
         raise OpforgeError(
-            "there is no cmake on the PATH or beside this Python; install it with `pip install cmake ninja`, or take `--with direct`"
+            "there is no cmake on the PATH or beside this Python; install it with `pip install cmake ninja`, or use `--with direct`"
         )
     return program
 

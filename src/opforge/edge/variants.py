@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from opforge.edge.schemas import OutForm, out_form
+from opforge.edge.schemas import OutVariant, out_variant
 from opforge.errors import OpforgeError
 
 _LIBRARIES: list[Any] = []
@@ -22,13 +22,13 @@ def register_out(*names: str) -> list[str]:
     registered = []
     for name in names:
         operator = _operator(name)
-        form = out_form(str(operator._schema))  # noqa: SLF001  # torch has no public name for it
+        form = out_variant(str(operator._schema))  # noqa: SLF001  # torch has no public name for it
         full = f"{name}.out"
         if full in torch._C._dispatch_get_all_op_names():  # noqa: SLF001  # nor for the list of operators
             continue
         library = torch.library.Library(form.namespace, "FRAGMENT")
         _LIBRARIES.append(library)
-        library.define(form.out)
+        library.define(form.out_schema)
         library.impl(f"{form.name}.out", _out_function(operator, form), "CompositeExplicitAutograd")
         torch.library.register_fake(full, _fake(form), lib=library)
         registered.append(full)
@@ -40,18 +40,18 @@ def _operator(name: str) -> Any:
 
     namespace, separator, base = name.partition("::")
     if not separator or not base.isidentifier():
-        raise OpforgeError(f"{name!r} is no full name of an operator; write namespace::name, such as my_ops::mul3")
+        raise OpforgeError(f"{name!r} is not the full name of an operator; write namespace::name, such as my_ops::mul3")
     try:
         return getattr(getattr(torch.ops, namespace), base).default
     except AttributeError:
         raise OpforgeError(f"there is no operator {name}; import the package that registers it first") from None
 
 
-def _out_function(operator: Any, form: OutForm) -> Any:
+def _out_function(operator: Any, form: OutVariant) -> Any:
     """Return an implementation of the out variant that calls the operator."""
 
     def run(*arguments: Any, **named: Any) -> Any:
-        targets = [named.pop(name) for name in form.outputs]
+        targets = [named.pop(name) for name in form.out_arguments]
         results = operator(*arguments, **named)
         for target, result in zip(targets, results if len(targets) > 1 else [results], strict=True):
             target.resize_(result.shape)
@@ -61,11 +61,11 @@ def _out_function(operator: Any, form: OutForm) -> Any:
     return run
 
 
-def _fake(form: OutForm) -> Any:
+def _fake(form: OutVariant) -> Any:
     """Return the fake implementation of the out variant: it returns the given tensors."""
 
     def run(*_arguments: Any, **named: Any) -> Any:
-        targets = [named[name] for name in form.outputs]
+        targets = [named[name] for name in form.out_arguments]
         return tuple(targets) if len(targets) > 1 else targets[0]
 
     return run

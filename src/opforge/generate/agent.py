@@ -15,15 +15,15 @@ from typing import Any
 
 from opforge.cache import write_atomically
 from opforge.errors import OpforgeError
-from opforge.generate.attempts import Contest, Means, Worker, earlier
-from opforge.generate.custom import Task
+from opforge.generate.attempts import KernelWriter, OperatorAttempts, WriterContext, judged_attempts
+from opforge.generate.custom_tasks import Task
 from opforge.generate.prompting import shorten
 from opforge.suites.base import Progress
 
-_PATIENCE = 3
+_MAX_UNANSWERED_REQUESTS = 3
 """Abort the run after this many requests failed despite retries, if none was answered."""
 
-_MOST_WORDS = 400
+_MAX_REASON_CHARS = 400
 """Maximum length of a reason in a report, in characters."""
 
 
@@ -32,7 +32,7 @@ class NoAnswerError(OpforgeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class OperatorResult:
     """Result for one operator."""
 
     name: str
@@ -40,104 +40,107 @@ class Kept:
     """File in a kernel directory; None if no attempt produced a kernel."""
     right: bool
     attempts: int
-    words: str
+    explanation: str
     """Which attempt was kept, or why there is none."""
 
     def as_json(self) -> dict[str, Any]:
-        return {"file": self.file, "right": self.right, "attempts": self.attempts, "words": self.words}
+        return {"file": self.file, "right": self.right, "attempts": self.attempts, "words": self.explanation}
 
     @classmethod
-    def from_json(cls, name: str, row: dict[str, Any]) -> Kept:
+    def from_json(cls, name: str, row: dict[str, Any]) -> OperatorResult:
         return cls(name, row["file"], row["right"], row["attempts"], row["words"])
 
 
-class Board:
+class GenerationProgress:
     """Results so far, shared by all threads, with progress messages."""
 
     def __init__(self, total: int, progress: Progress) -> None:
         self._total = total
         self._progress = progress
         self._lock = threading.Lock()
-        self.kept: dict[str, Kept] = {}
+        self.results: dict[str, OperatorResult] = {}
         self.cost: Callable[[], float] = lambda: 0.0
         self.attempts: Callable[[], int] = lambda: 0
 
-    def tell(self, what: str, op: str) -> None:
-        right = sum(1 for kept in list(self.kept.values()) if kept.right)
+    def report(self, activity: str, op: str) -> None:
+        right = sum(1 for kept in list(self.results.values()) if kept.right)
         with self._lock:
             self._progress(
-                f"{self.attempts()} attempts, {right} right, ${self.cost():.2f}; {op}: {what}",
-                len(self.kept),
+                f"{self.attempts()} attempts, {right} right, ${self.cost():.2f}; {op}: {activity}",
+                len(self.results),
                 self._total,
             )
 
-    def keep(self, kept: Kept) -> None:
-        self.kept[kept.name] = kept
-        self.tell("right" if kept.right else "not right", kept.name)
+    def add_result(self, kept: OperatorResult) -> None:
+        self.results[kept.name] = kept
+        self.report("right" if kept.right else "not right", kept.name)
 
 
 class Agent:
     """Makes a kernel for each assignment."""
 
-    def __init__(self, means: Means, board: Board, right: Path, rejected: Path) -> None:
-        self._means = means
-        self._board = board
+    def __init__(self, context: WriterContext, progress: GenerationProgress, right: Path, rejected: Path) -> None:
+        self._context = context
+        self._progress = progress
         self._folders = {True: right, False: rejected}
         self._lock = threading.Lock()
 
-    def make(self, tasks: Iterable[Task]) -> list[Kept]:
+    def write_kernels(self, tasks: Iterable[Task]) -> list[OperatorResult]:
         """Return the result for each operator; results from before an interruption are reused."""
-        options = self._means.options
-        contests: list[Contest] = []
+        options = self._context.options
+        contests: list[OperatorAttempts] = []
         units: list[Callable[[], None]] = []
         for task in tasks:
-            if (row := self._means.journal.winner(task.name)) is not None:
-                self._board.keep(self._placed(task, row))
+            if (row := self._context.journal.winner(task.name)) is not None:
+                self._progress.add_result(self._write_kernel(task, row))
                 continue
-            contest = Contest(task, options.target)
-            for attempt in earlier(self._means.journal, options, task):
+            contest = OperatorAttempts(task, options.target)
+            for attempt in judged_attempts(self._context.journal, options, task):
                 contest.add(attempt)
             contests.append(contest)
-            team = _OperatorWorkers(contest, options.workers, self._end)
-            units += [partial(team.run, Worker(self._means, contest, k)) for k in range(1, options.workers + 1)]
-        self._board.attempts = lambda: sum(len(contest.attempts) for contest in contests)
-        run_all(units, options.parallel)
-        return [self._board.kept[name] for name in sorted(self._board.kept)]
+            team = _OperatorWorkers(contest, options.workers, self._finish)
+            units += [partial(team.run, KernelWriter(self._context, contest, k)) for k in range(1, options.workers + 1)]
+        self._progress.attempts = lambda: sum(len(contest.attempts) for contest in contests)
+        run_in_threads(units, options.parallel)
+        return [self._progress.results[name] for name in sorted(self._progress.results)]
 
-    def _end(self, contest: Contest) -> None:
+    def _finish(self, operator_attempts: OperatorAttempts) -> None:
         """Keep the best attempt; it is final unless a worker stopped early."""
-        name, best = contest.task.name, contest.best
-        self._give_up(contest)
+        name, best = operator_attempts.task.name, operator_attempts.best
+        self._abort_if_never_answered(operator_attempts)
         if best is None or best.file is None:
-            reasons = [*contest.failures, *(a.reason for a in contest.attempts.values())]
-            explanation = shorten(reasons[0], _MOST_WORDS) if reasons else "nothing was asked"
-            kept = Kept(name, None, False, len(contest.attempts), explanation)
-            self._board.keep(kept)
+            reasons = [*operator_attempts.failures, *(a.reason for a in operator_attempts.attempts.values())]
+            explanation = shorten(reasons[0], _MAX_REASON_CHARS) if reasons else "no request was sent"
+            kept = OperatorResult(name, None, False, len(operator_attempts.attempts), explanation)
+            self._progress.add_result(kept)
             return
         source = best.file.read_text(encoding="utf-8")
-        explanation = best.words if best.right else f"{best.words}; {shorten(best.reason, _MOST_WORDS)}"
+        explanation = best.summary if best.right else f"{best.summary}; {shorten(best.reason, _MAX_REASON_CHARS)}"
         with self._lock:
-            file = contest.task.next_file(self._folders[best.right], best.file.suffix)
-            row = {**Kept(name, str(file), best.right, len(contest.attempts), explanation).as_json(), "source": source}
-            if not contest.failures:
-                self._means.journal.write_winner(name, row)
-            self._board.keep(self._placed(contest.task, row))
+            file = operator_attempts.task.next_file(self._folders[best.right], best.file.suffix)
+            row = {
+                **OperatorResult(name, str(file), best.right, len(operator_attempts.attempts), explanation).as_json(),
+                "source": source,
+            }
+            if not operator_attempts.failures:
+                self._context.journal.write_winner(name, row)
+            self._progress.add_result(self._write_kernel(operator_attempts.task, row))
 
-    def _give_up(self, contest: Contest) -> None:
+    def _abort_if_never_answered(self, operator_attempts: OperatorAttempts) -> None:
         """Abort the run if the model has never answered, so that it can be resumed later."""
-        if not contest.failures or self._means.budget.reason:
+        if not operator_attempts.failures or self._context.budget.stop_reason:
             return
-        rows = list(self._means.journal.requests())
-        if len(rows) >= _PATIENCE and all("failed" in row for row in rows):
+        rows = list(self._context.journal.requests())
+        if len(rows) >= _MAX_UNANSWERED_REQUESTS and all("failed" in row for row in rows):
             raise NoAnswerError(
-                f"{len(rows)} requests failed and none was answered; the last one: {contest.failures[-1]}"
+                f"{len(rows)} requests failed and none was answered; the last one: {operator_attempts.failures[-1]}"
             )
 
-    def _placed(self, task: Task, row: dict[str, Any]) -> Kept:
+    def _write_kernel(self, task: Task, row: dict[str, Any]) -> OperatorResult:
         """Write a kernel and the files it is judged with into its directory, unless present."""
-        kept = Kept.from_json(task.name, row)
+        kept = OperatorResult.from_json(task.name, row)
         file = Path(kept.file or "")
-        task.lay_out(file.parent.parent)
+        task.write_companions(file.parent.parent)
         if not file.is_file() or file.read_text(encoding="utf-8") != row["source"]:
             write_atomically(file, row["source"])
         return kept
@@ -146,21 +149,21 @@ class Agent:
 class _OperatorWorkers:
     """The workers of one operator; the last one to finish ends the contest."""
 
-    def __init__(self, contest: Contest, size: int, end: Callable[[Contest], None]) -> None:
-        self.contest = contest
+    def __init__(self, operator_attempts: OperatorAttempts, size: int, end: Callable[[OperatorAttempts], None]) -> None:
+        self.operator_attempts = operator_attempts
         self._left = size
         self._end = end
 
-    def run(self, worker: Worker) -> None:
-        worker.work()
-        with self.contest.lock:
+    def run(self, worker: KernelWriter) -> None:
+        worker.run()
+        with self.operator_attempts.lock:
             self._left -= 1
             last = not self._left
         if last:
-            self._end(self.contest)
+            self._end(self.operator_attempts)
 
 
-def run_all(units: list[Callable[[], None]], threads: int) -> None:
+def run_in_threads(functions: list[Callable[[], None]], threads: int) -> None:
     """Run all units on up to ``threads`` threads and raise the first error.
 
     The threads are daemons: after an interrupt, one that waits for a server does not block exit.
@@ -168,7 +171,7 @@ def run_all(units: list[Callable[[], None]], threads: int) -> None:
     pending: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
     outcomes: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
     stop = threading.Event()
-    for unit in units:
+    for unit in functions:
         pending.put(unit)
 
     def serve() -> None:
@@ -184,10 +187,10 @@ def run_all(units: list[Callable[[], None]], threads: int) -> None:
                 return
             outcomes.put(None)
 
-    for number in range(min(threads, len(units))):
+    for number in range(min(threads, len(functions))):
         threading.Thread(target=serve, name=f"worker {number + 1}", daemon=True).start()
     try:
-        for _ in units:
+        for _ in functions:
             if (error := outcomes.get()) is not None:
                 raise error
     finally:

@@ -9,19 +9,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from opforge.generate.assignment import is_timed
 from opforge.generate.budget import Budget, BudgetSpentError
-from opforge.generate.custom import Task
+from opforge.generate.custom_tasks import Task
 from opforge.generate.extract import Code, extract
 from opforge.generate.journal import Journal, Round
 from opforge.generate.options import DSLS, GenerationOptions
 from opforge.generate.prompting import Prompts
 from opforge.generate.provider import Message, Provider, ProviderError, Reply, Request, Usage
-from opforge.generate.transcript import digest
+from opforge.generate.tasks import is_timed
+from opforge.generate.transcript import request_digest
 from opforge.reports.feedback import feedback
+from opforge.runs.execute.service import JudgingService, Row, is_correct, tally_by_op
 from opforge.runs.plan import Job
 from opforge.runs.score import Summary
-from opforge.runs.service import JudgingService, Row, is_right, tallied
 
 _MAX_REMEMBERED_ATTEMPTS = 3
 """Number of a worker's last attempts that it sends in full, besides the task."""
@@ -45,26 +45,26 @@ class Attempt:
     """
     reason: str = ""
     """Reason of the first failure."""
-    authority: str = "ATen"
+    baseline: str = "ATen"
     """Baseline of the speedup."""
-    hopeless: bool = False
+    reference_failed: bool = False
     """Whether only the user's reference failed and no case passed: no kernel can be right."""
 
     @classmethod
-    def of(cls, at: Round, file: Path | None, verdict: dict[str, Any], authority: str) -> Attempt:
+    def from_verdict(cls, attempt_round: Round, file: Path | None, verdict: dict[str, Any], baseline: str) -> Attempt:
         scores = verdict["scores"]
         failures = verdict["failures"]
         reason = verdict["problem"] or (f"{failures[0]['verdict']}: {failures[0]['reason']}" if failures else "")
         return cls(
-            at.worker,
-            at.number,
+            attempt_round.worker,
+            attempt_round.number,
             file,
             verdict["right"],
             "cheated" in scores["verdicts"],
             scores["correctness"],
             scores["performance"] if scores["performance"] is not None else scores.get("performance_launch_bound"),
             reason,
-            authority,
+            baseline,
             bool(failures) and not scores["verdicts"].get("passed") and all(_is_reference_failure(f) for f in failures),
         )
 
@@ -74,17 +74,17 @@ class Attempt:
         return self.right, self.file is not None and not self.cheated, self.correctness, self.speedup or 0.0
 
     @property
-    def words(self) -> str:
-        speed = f", {self.speedup:.3f}× {self.authority}" if self.speedup is not None else ""
+    def summary(self) -> str:
+        speed = f", {self.speedup:.3f}× {self.baseline}" if self.speedup is not None else ""
         return f"worker {self.worker}, round {self.round}: {'right' if self.right else f'{self.correctness:.0%} right'}{speed}"
 
 
 @dataclass
-class Contest:
+class OperatorAttempts:
     """All attempts at one operator, from all its workers."""
 
     task: Task
-    target: float | None
+    target_speedup: float | None
     lock: threading.Lock = field(default_factory=threading.Lock)
     attempts: dict[tuple[int, int], Attempt] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
@@ -109,21 +109,21 @@ class Contest:
         return max(with_kernel, key=lambda a: a.rank, default=None)
 
     @property
-    def settled(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether to stop: a kernel is right, and fast enough or untimed; or none can be right."""
         with self.lock:
-            if any(attempt.hopeless for attempt in self.attempts.values()):
+            if any(attempt.reference_failed for attempt in self.attempts.values()):
                 return True
         best = self.best
         if best is None or not best.right:
             return False
         if not is_timed(self.task.parts) or best.speedup is None:
             return True
-        return self.target is not None and best.speedup >= self.target
+        return self.target_speedup is not None and best.speedup >= self.target_speedup
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class WriterContext:
     """Objects that workers share: model, budget, judge, journal, prompts, options."""
 
     provider: Provider
@@ -132,66 +132,66 @@ class Means:
     journal: Journal
     prompts: Prompts
     options: GenerationOptions
-    tell: Callable[[str, str], None]
+    report: Callable[[str, str], None]
     """Progress callback; takes the current activity and the operator's name."""
 
 
-class Worker:
+class KernelWriter:
     """Writes kernels for one operator in sequence, each with feedback on the earlier ones."""
 
-    def __init__(self, means: Means, contest: Contest, number: int) -> None:
-        self._means = means
-        self._contest = contest
-        self._task = contest.task
+    def __init__(self, context: WriterContext, operator_attempts: OperatorAttempts, number: int) -> None:
+        self._context = context
+        self._operator_attempts = operator_attempts
+        self._task = operator_attempts.task
         self._number = number
         self._turns: list[tuple[Message, Message]] = []
         """The last replies, each with the feedback on it."""
 
-    def work(self) -> None:
+    def run(self) -> None:
         """Use the rounds; reuse replies and verdicts from before an interruption."""
-        for number in range(1, self._means.options.rounds + 1):
-            if self._contest.settled:
+        for number in range(1, self._context.options.rounds + 1):
+            if self._operator_attempts.is_finished:
                 return
-            this_round = self._means.journal.round(self._task.name, self._number, number)
-            reply = this_round.reply() or self._asked(this_round)
-            if reply is None or (this_round.verdict() is None and self._contest.settled):
+            this_round = self._context.journal.round(self._task.name, self._number, number)
+            reply = this_round.reply() or self._ask(this_round)
+            if reply is None or (this_round.verdict() is None and self._operator_attempts.is_finished):
                 return
-            verdict = this_round.verdict() or self._judged(this_round, reply)
-            attempt = Attempt.of(this_round, self._file(this_round), verdict, self._task.authority)
-            self._contest.add(attempt)
-            self._remember(reply, attempt, verdict, self._means.options.rounds - number)
+            verdict = this_round.verdict() or self._judge(this_round, reply)
+            attempt = Attempt.from_verdict(this_round, self._file(this_round), verdict, self._task.authority)
+            self._operator_attempts.add(attempt)
+            self._remember(reply, attempt, verdict, self._context.options.rounds - number)
 
-    def _asked(self, this_round: Round) -> Reply | None:
+    def _ask(self, this_round: Round) -> Reply | None:
         """Ask for the next kernel; return None if no reply can be had, and record why."""
         request = self._request()
         this_round.write_prompt(request)
-        self._means.tell("asking", self._task.name)
+        self._context.report("asking", self._task.name)
         started = time.monotonic()
-        note: dict[str, Any] = {"digest": digest(request)}
+        note: dict[str, Any] = {"digest": request_digest(request)}
         try:
-            reply = self._means.budget.ask(
-                self._means.provider, request, lambda message: self._means.tell(message, self._task.name)
+            reply = self._context.budget.ask(
+                self._context.provider, request, lambda message: self._context.report(message, self._task.name)
             )
         except BudgetSpentError as error:
-            self._contest.fail(str(error))
+            self._operator_attempts.fail(str(error))
             return None
         except ProviderError as error:
             note |= {"failed": str(error), **_usage(error.usage), "seconds": round(time.monotonic() - started, 3)}
-            self._means.journal.note(this_round, request, **note)
-            self._contest.fail(str(error))
+            self._context.journal.log_request(this_round, request, **note)
+            self._operator_attempts.fail(str(error))
             return None
         seconds = time.monotonic() - started
-        self._means.journal.note(
+        self._context.journal.log_request(
             this_round, request, **note, **_usage(reply.usage), stop=reply.stop, seconds=round(seconds, 3)
         )
         this_round.write_reply(reply, seconds)
         return reply
 
     def _request(self) -> Request:
-        options = self._means.options
-        first = self._means.prompts.first(self._task, self._number, options.workers)
+        options = self._context.options
+        first = self._context.prompts.first_prompt(self._task, self._number, options.workers)
         messages = [Message("user", first), *(message for turn in self._turns for message in turn)]
-        system = self._means.prompts.system(self._task)
+        system = self._context.prompts.system_prompt(self._task)
         return Request(options.model, system, tuple(messages), options.reply_tokens, self._temperature)
 
     @property
@@ -199,51 +199,60 @@ class Worker:
         """Return None (the model's default) for the first worker, 0.4 to 1 for the others."""
         if self._number == 1:
             return None
-        return round(0.4 + 0.6 * (self._number - 1) / max(1, self._means.options.workers - 1), 2)
+        return round(0.4 + 0.6 * (self._number - 1) / max(1, self._context.options.workers - 1), 2)
 
-    def _judged(self, this_round: Round, reply: Reply) -> dict[str, Any]:
-        code = extract(reply.text, self._task.entry, DSLS[self._means.options.dsl])
+    def _judge(self, this_round: Round, reply: Reply) -> dict[str, Any]:
+        code = extract(reply.text, self._task.entry, DSLS[self._context.options.dsl])
         if isinstance(code, Code):
-            file = this_round.write_kernel(code.text, DSLS[self._means.options.dsl])
-            self._means.tell("judging", self._task.name)
+            file = this_round.write_kernel(code.text, DSLS[self._context.options.dsl])
+            self._context.report("judging", self._task.name)
             job = self._task.job(file.resolve(), this_round.label)
-            verdict = verdict_on(job, self._means.judging.judge(job))
+            verdict = verdict_on(job, self._context.judging.judge(job))
         else:
-            verdict = _no_kernel(_problem(code.reason, reply, self._means.options.reply_tokens))
+            verdict = _no_kernel(_problem(code.reason, reply, self._context.options.reply_tokens))
         this_round.write_verdict(verdict)
         return verdict
 
     def _file(self, this_round: Round) -> Path | None:
-        file = this_round.path / f"kernel{DSLS[self._means.options.dsl]}"
+        file = this_round.path / f"kernel{DSLS[self._context.options.dsl]}"
         return file if file.exists() else None
 
-    def _remember(self, reply: Reply, attempt: Attempt, verdict: dict[str, Any], left: int) -> None:
+    def _remember(self, reply: Reply, attempt: Attempt, verdict: dict[str, Any], attempts_left: int) -> None:
         """Keep a reply and its feedback, with this worker's best attempt if that ranks higher."""
         own_attempts = [
-            a for a in self._contest.attempts.copy().values() if a.worker == self._number and a.file is not None
+            a
+            for a in self._operator_attempts.attempts.copy().values()
+            if a.worker == self._number and a.file is not None
         ]
         best = max(
             (a for a in own_attempts if a.round <= attempt.round), key=lambda a: (a.rank, -a.round), default=None
         )
         better_attempt = None
         if best is not None and best.file is not None and best.rank > attempt.rank:
-            better_attempt = {"words": best.words, "source": best.file.read_text(encoding="utf-8")}
-        feedback_text = self._means.prompts.feedback(self._task, verdict, left, better_attempt)
+            better_attempt = {"words": best.summary, "source": best.file.read_text(encoding="utf-8")}
+        feedback_text = self._context.prompts.feedback_prompt(self._task, verdict, attempts_left, better_attempt)
         turn = (Message("assistant", reply.text.strip() or "(nothing)"), Message("user", feedback_text))
         self._turns = [*self._turns, turn][-_MAX_REMEMBERED_ATTEMPTS:]
 
 
 def verdict_on(job: Job, rows: list[Row]) -> dict[str, Any]:
     """Return the verdict on a kernel, in the form of `opforge run --format json`."""
-    optional = frozenset(part.op for part in job.parts if not part.required)
-    if all(tally.op in optional and tally.declined for tally in tallied(rows).values()):
+    optional = frozenset(part.op for part in job.operators if not part.required)
+    if all(tally.op in optional and tally.declined for tally in tally_by_op(rows).values()):
         optional = frozenset()  # a kernel may not decline everything, so report what it raised
-    races = frozenset(part.op for part in job.parts if any(c.phase == "performance" for c in part.cases))
+    races = frozenset(part.op for part in job.operators if any(c.phase == "performance" for c in part.cases))
     apart = frozenset([job.kernel.name] if job.kernel.reference is not None else [])
-    summary = Summary({}, (), optional, len(job.parts), planned_races=apart if apart and races else races, apart=apart)
+    summary = Summary(
+        {},
+        (),
+        optional,
+        len(job.operators),
+        planned_timed_units=apart if apart and races else races,
+        separate_kernels=apart,
+    )
     for row in rows:
         summary.add(row)
-    return {"right": is_right(job, rows), "problem": "", **feedback(summary, rows)}
+    return {"right": is_correct(job, rows), "problem": "", **feedback(summary, rows)}
 
 
 def _is_reference_failure(failure: dict[str, Any]) -> bool:
@@ -268,9 +277,9 @@ def _usage(usage: Usage) -> dict[str, Any]:
     return {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens, "cost": usage.cost}
 
 
-def earlier(journal: Journal, options: GenerationOptions, task: Task) -> Iterator[Attempt]:
+def judged_attempts(journal: Journal, options: GenerationOptions, task: Task) -> Iterator[Attempt]:
     """Yield the attempts at an operator that were judged before the run was interrupted."""
-    for past_round in journal.rounds(task.name, options.workers, options.rounds):
+    for past_round in journal.judged_rounds(task.name, options.workers, options.rounds):
         file = past_round.path / f"kernel{DSLS[options.dsl]}"
         if (verdict := past_round.verdict()) is not None:
-            yield Attempt.of(past_round, file if file.exists() else None, verdict, task.authority)
+            yield Attempt.from_verdict(past_round, file if file.exists() else None, verdict, task.authority)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from opforge.errors import OpforgeError
-from opforge.generate.prices import Prices, most_input_tokens
+from opforge.generate.prices import Prices, max_input_tokens
 from opforge.generate.provider import Provider, ProviderError, Reply, Request, Usage, silent
 
 
@@ -64,13 +64,13 @@ class Budget:
     ) -> None:
         for name, bound in (("--max-cost", max_cost), ("--max-tokens", max_tokens)):
             if bound is not None and not (bound > 0 and math.isfinite(bound)):
-                raise OpforgeError(f"{name} {bound} is no bound; it must be more than 0")
+                raise OpforgeError(f"{name} {bound} is not a limit; it must be more than 0")
         self._prices = prices
         self._max_cost = max_cost
         self._max_tokens = max_tokens
         self._spent = spent or Spent()
-        self._held: list[Usage] = []
-        self._reason = ""
+        self._reserved: list[Usage] = []
+        self._stop_reason = ""
         self._unpriced: set[str] = set()
         self._changed = threading.Condition()
 
@@ -80,12 +80,12 @@ class Budget:
             return self._spent
 
     @property
-    def reason(self) -> str:
+    def stop_reason(self) -> str:
         """Why no more requests are sent; empty while they are."""
         with self._changed:
-            return self._reason
+            return self._stop_reason
 
-    def count(self, usage: Usage) -> None:
+    def add_usage(self, usage: Usage) -> None:
         """Add usage from elsewhere, such as from the run before it was resumed."""
         with self._changed:
             self._spent = self._spent.plus(usage)
@@ -104,38 +104,40 @@ class Budget:
             raise
         finally:
             with self._changed:
-                self._held.remove(reserved)
+                self._reserved.remove(reserved)
                 if usage is not None:
                     self._spent = self._spent.plus(usage)
                 self._changed.notify_all()
         return reply
 
     def _reserve(self, request: Request) -> Usage:
-        maximum = self._prices.usage(request.model, most_input_tokens(request), request.max_tokens)
+        maximum = self._prices.usage(request.model, max_input_tokens(request), request.max_tokens)
         if self._max_cost is not None and maximum.cost is None:
             raise OpforgeError(
-                f"--max-cost cannot hold for model {request.model!r}, whose price is not known; give it in a file (--prices), or bound tokens with --max-tokens"
+                f"--max-cost needs the price of model {request.model!r}, which is unknown; give it in a file (--prices), or limit tokens with --max-tokens"
             )
         with self._changed:
             while True:
-                if not self._reason and (exceeded := self._exceeded_limit(maximum)) and not self._held:
-                    self._reason = exceeded
+                if not self._stop_reason and (exceeded := self._exceeded_limit(maximum)) and not self._reserved:
+                    self._stop_reason = exceeded
                     self._changed.notify_all()
-                if self._reason:
-                    raise BudgetSpentError(self._reason)
+                if self._stop_reason:
+                    raise BudgetSpentError(self._stop_reason)
                 if not exceeded:
-                    self._held.append(maximum)
+                    self._reserved.append(maximum)
                     return maximum
                 self._changed.wait()
 
     def _exceeded_limit(self, maximum: Usage) -> str:
         """Return which limit a request could exceed; empty if none."""
-        cost = self._spent.cost + sum(reserved.cost or 0.0 for reserved in self._held) + (maximum.cost or 0.0)
+        cost = self._spent.cost + sum(reserved.cost or 0.0 for reserved in self._reserved) + (maximum.cost or 0.0)
         if self._max_cost is not None and cost > self._max_cost:
             return f"the budget is spent: {self._spent.cost:.4f} of {self._max_cost:g} USD, and the next request can take {maximum.cost:.4f}"
         size = maximum.input_tokens + maximum.output_tokens
         tokens = (
-            self._spent.tokens + sum(reserved.input_tokens + reserved.output_tokens for reserved in self._held) + size
+            self._spent.tokens
+            + sum(reserved.input_tokens + reserved.output_tokens for reserved in self._reserved)
+            + size
         )
         if self._max_tokens is not None and tokens > self._max_tokens:
             return f"the budget is spent: {self._spent.tokens} of {self._max_tokens} tokens, and the next request can take {size}"
@@ -148,4 +150,4 @@ class Budget:
             first_time = model not in self._unpriced
             self._unpriced.add(model)
         if first_time:
-            waiting(f"the price of model {model!r} is not known: tokens are counted, cost is not")
+            waiting(f"the price of model {model!r} is unknown: tokens are counted, cost is not")

@@ -17,29 +17,29 @@ class Connections:
 
     def __init__(self) -> None:
         self._streams: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._over = False
+        self._aborted = False
         self._lock = threading.Lock()
 
-    def hook(self, request: Any) -> None:
+    def on_request(self, request: Any) -> None:
         """Make a request report the connection that is opened for it."""
-        request.extensions["trace"] = self._hear
+        request.extensions["trace"] = self._on_trace_event
 
-    def hang_up(self) -> None:
+    def abort_all(self) -> None:
         """End all connections, also those being opened; waiting threads get an error."""
         with self._lock:
-            self._over = True
+            self._aborted = True
             for stream in list(self._streams):
-                hang_up(stream)
+                abort(stream)
 
-    def _hear(self, event: str, info: dict[str, Any]) -> None:
+    def _on_trace_event(self, event: str, info: dict[str, Any]) -> None:
         if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
             with self._lock:
                 self._streams.add(info["return_value"])
-                if self._over:
-                    hang_up(info["return_value"])
+                if self._aborted:
+                    abort(info["return_value"])
 
 
-def hang_up(stream: Any) -> None:
+def abort(stream: Any) -> None:
     """End a connection of the HTTP library in both directions.
 
     This happens below TLS, so that a thread that reads from it wakes up.

@@ -51,20 +51,20 @@ def extract(reply: str, entry: str, suffix: str) -> Code | NoCode:
         complete = [block for block in candidates if _parses(block.text, suffix)]
         best = (complete or candidates)[-1]
         if not best.closed and not complete:
-            return NoCode("the reply breaks off inside the code")
+            return NoCode("the reply ends inside the code")
         return Code(_dedented(best.text))
     if blocks:
         tagged = [block for block in blocks if block.tag in _FENCE_TAGS[suffix]] or blocks
         if suffix == ".py" and (joined := _joined(tagged, entry)):
             return Code(joined)
-        return NoCode(f"none of the {len(blocks)} code blocks in the reply has {_what(entry, suffix)}")
+        return NoCode(f"none of the {len(blocks)} code blocks in the reply has {_expected_definition(entry, suffix)}")
     unfenced = _unfenced_code(reply, suffix)
     if unfenced and exports(unfenced, entry):
         return Code(_dedented(unfenced))
-    return NoCode(f"the reply has no code block, and no {_what(entry, suffix)}")
+    return NoCode(f"the reply has no code block, and no {_expected_definition(entry, suffix)}")
 
 
-def _what(entry: str, suffix: str) -> str:
+def _expected_definition(entry: str, suffix: str) -> str:
     return f"function {entry}" if suffix == ".py" else f"operator {entry} that is registered with TORCH_LIBRARY"
 
 

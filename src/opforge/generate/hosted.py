@@ -10,25 +10,25 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any, ClassVar, Self
 
-from opforge.generate.connections import Connections, hang_up
-from opforge.generate.failures import Failures
-from opforge.generate.keys import Scrubber, shown
-from opforge.generate.prices import about_tokens
-from opforge.generate.provider import NOTHING, ProviderError, Reply, Request, Usage, silent
-from opforge.generate.retrying import TryFailedError, ask_again
-from opforge.generate.settings import ProviderOptions, check_address
+from opforge.generate.connections import Connections, abort
+from opforge.generate.keys import Scrubber, redacted_url
+from opforge.generate.prices import estimate_tokens
+from opforge.generate.provider import NO_USAGE, ProviderError, Reply, Request, Usage, silent
+from opforge.generate.provider_options import ProviderOptions, check_address
+from opforge.generate.retry import TryFailedError, ask_with_retries
+from opforge.generate.sdk_errors import SdkErrors
 
 _CONNECT_S = 30.0
 
 
 @dataclass(slots=True)
-class Arriving:
+class PartialReply:
     """A reply that may be incomplete."""
 
     parts: list[str] = field(default_factory=list)
     input_tokens: int | None = None
     output_tokens: int | None = None
-    reason: str = ""
+    server_stop: str = ""
     """Why it is about to end, in the server's term."""
     stop: str = ""
     """Why it ended, in opforge's term; empty while it has not."""
@@ -42,7 +42,7 @@ class HostedProvider(ABC):
     """A server called through its SDK, whose retries are off; ours are counted and reported."""
 
     name: str
-    package: ClassVar[str]
+    sdk_package: ClassVar[str]
     """Package of the SDK; opforge's extra has the same name."""
     key_variable: ClassVar[str]
     address_variable: ClassVar[str]
@@ -50,16 +50,16 @@ class HostedProvider(ABC):
 
     def __init__(self, options: ProviderOptions) -> None:
         self._options = options
-        self._sdk = _sdk(self.package, self.name)
+        self._sdk = _sdk(self.sdk_package, self.name)
         url = options.url or os.environ.get(self.address_variable, "")
         if url:
             check_address(url)
         key = self.find_key(url)
         self._scrub = Scrubber(key, url)
-        self._failures = Failures(self._sdk, self._scrub, self.key_variable)
-        self._url = shown(url)
+        self._sdk_errors = SdkErrors(self._sdk, self._scrub, self.key_variable)
+        self._url = redacted_url(url)
         self._connections = Connections()
-        self._client = self.connect(self._sdk, key, url)
+        self._client = self.make_client(self._sdk, key, url)
         self._closing = threading.Event()
         self._without_temperature: set[str] = set()
 
@@ -68,35 +68,37 @@ class HostedProvider(ABC):
         """Return the key for a server; an empty address means the SDK's default."""
 
     @abstractmethod
-    def connect(self, sdk: Any, key: str, url: str) -> Any:
+    def make_client(self, sdk: Any, key: str, url: str) -> Any:
         """Return the SDK's client."""
 
     @abstractmethod
-    def start(self, request: Request) -> Any:
+    def open_stream(self, request: Request) -> Any:
         """Send a request and return the SDK's stream of events."""
 
     @abstractmethod
-    def take(self, arriving: Arriving, event: Any) -> None:
+    def add_event(self, partial: PartialReply, event: Any) -> None:
         """Add an event to the partial reply."""
 
-    def transport(self, sdk: Any) -> dict[str, Any]:
+    def client_options(self, sdk: Any) -> dict[str, Any]:
         """Return the client options for both SDKs.
 
         SDK retries are off, the time-out applies to silence, and we can end the connections.
         """
         timeout = sdk.Timeout(self._options.timeout_s, connect=min(self._options.timeout_s, _CONNECT_S))
-        http = sdk.DefaultHttpxClient(timeout=timeout, event_hooks={"request": [self._connections.hook]})
+        http = sdk.DefaultHttpxClient(timeout=timeout, event_hooks={"request": [self._connections.on_request]})
         return {"max_retries": 0, "timeout": timeout, "http_client": http}
 
     def ask(self, request: Request, waiting: Callable[[str], None] = silent) -> Reply:
         """Return the whole reply, or raise ``ProviderError``."""
         sleep = self._options.sleep or self._closing.wait
-        return ask_again(lambda: self._ask_once(request, waiting), self.name, self._options.retries, waiting, sleep)
+        return ask_with_retries(
+            lambda: self._ask_once(request, waiting), self.name, self._options.retries, waiting, sleep
+        )
 
     def close(self) -> None:
         """Abort requests in flight and close the connections; may be called from any thread."""
         self._closing.set()
-        self._connections.hang_up()
+        self._connections.abort_all()
         self._client.close()
 
     def __enter__(self) -> Self:
@@ -115,10 +117,10 @@ class HostedProvider(ABC):
         reply = self._read(request)
         if isinstance(reply, Reply):
             return reply
-        if request.temperature is None or reply.again or "temperature" not in str(reply):
+        if request.temperature is None or reply.retryable or "temperature" not in str(reply):
             raise reply
         self._without_temperature.add(request.model)
-        waiting(f"{self.name}: model {request.model!r} takes no temperature, and is asked without")
+        waiting(f"{self.name}: model {request.model!r} takes no temperature, so none is sent")
         return self._ask_once(request, waiting)
 
     def _read(self, request: Request) -> Reply | TryFailedError:
@@ -128,32 +130,32 @@ class HostedProvider(ABC):
         """
         if self._closing.is_set():
             return _closed_failure()
-        arriving = Arriving()
+        arriving = PartialReply()
         late = False
         try:
-            with _TimeLimitedStream(self.start(request), self._options.limit_s) as stream:
+            with _TimeLimitedStream(self.open_stream(request), self._options.limit_s) as stream:
                 try:
                     for event in stream.events:
-                        self.take(arriving, event)
+                        self.add_event(arriving, event)
                 finally:
-                    late = stream.late
+                    late = stream.timed_out
         except Exception as error:
-            understood = self._failures.understand(error, request.model)
+            understood = self._sdk_errors.to_failure(error, request.model)
             if understood is None and not self._closing.is_set():
                 raise
             failure = understood or _closed_failure()
         else:
             if arriving.stop and not late:
                 return Reply(arriving.text, self._usage(request, arriving), arriving.stop)
-            failure = TryFailedError("the reply broke off", again=True)
+            failure = TryFailedError("the reply was interrupted", retryable=True)
         if late:
-            failure = TryFailedError(f"the reply was not complete after {self._options.limit_s:g} s", again=True)
+            failure = TryFailedError(f"the reply was not complete after {self._options.limit_s:g} s", retryable=True)
         if self._closing.is_set():
             failure = _closed_failure()
-        failure.usage = self._usage(request, arriving) if arriving.parts or arriving.input_tokens else NOTHING
+        failure.usage = self._usage(request, arriving) if arriving.parts or arriving.input_tokens else NO_USAGE
         return failure
 
-    def _usage(self, request: Request, arriving: Arriving) -> Usage:
+    def _usage(self, request: Request, arriving: PartialReply) -> Usage:
         """Return the server's token counts.
 
         If it gave none, because it never does or broke off, they are estimated from the texts.
@@ -161,9 +163,9 @@ class HostedProvider(ABC):
         texts = (request.system, *(message.text for message in request.messages))
         input_tokens, output_tokens = arriving.input_tokens, arriving.output_tokens
         if input_tokens is None:
-            input_tokens = sum(map(about_tokens, texts))
+            input_tokens = sum(map(estimate_tokens, texts))
         if output_tokens is None or not arriving.stop:
-            output_tokens = max(output_tokens or 0, about_tokens(arriving.text))
+            output_tokens = max(output_tokens or 0, estimate_tokens(arriving.text))
         return self._options.prices.usage(request.model, input_tokens, output_tokens)
 
 
@@ -175,7 +177,7 @@ class _TimeLimitedStream:
 
     def __init__(self, events: Any, limit_s: float) -> None:
         self.events = events
-        self.late = False
+        self.timed_out = False
         self._timer = threading.Timer(limit_s, self._end)
         self._timer.daemon = True
 
@@ -188,13 +190,13 @@ class _TimeLimitedStream:
         self.events.close()
 
     def _end(self) -> None:
-        self.late = True
+        self.timed_out = True
         if (network := self.events.response.extensions.get("network_stream")) is not None:
-            hang_up(network)
+            abort(network)
 
 
 def _closed_failure() -> TryFailedError:
-    return TryFailedError("broken off, as the provider was closed", again=False)
+    return TryFailedError("interrupted, because the provider was closed", retryable=False)
 
 
 def _sdk(package: str, name: str) -> Any:

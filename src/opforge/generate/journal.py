@@ -89,7 +89,7 @@ class Journal:
     def round(self, op: str, worker: int, number: int) -> Round:
         return Round(self.path / op / f"worker_{worker}" / f"round_{number}", op, worker, number)
 
-    def rounds(self, op: str, workers: int, rounds: int) -> Iterator[Round]:
+    def judged_rounds(self, op: str, workers: int, rounds: int) -> Iterator[Round]:
         """Yield the attempts at an operator that have a verdict."""
         for worker in range(1, workers + 1):
             for number in range(1, rounds + 1):
@@ -97,9 +97,14 @@ class Journal:
                 if (attempt_round.path / "verdict.json").exists():
                     yield attempt_round
 
-    def note(self, at: Round, request: Request, **fields: Any) -> None:
+    def log_request(self, attempt_round: Round, request: Request, **fields: Any) -> None:
         """Add a line about a request; it is on disk when this returns."""
-        head = {"op": at.op, "worker": at.worker, "round": at.number, "model": request.model}
+        head = {
+            "op": attempt_round.op,
+            "worker": attempt_round.worker,
+            "round": attempt_round.number,
+            "model": request.model,
+        }
         line = json.dumps({**head, **fields}) + "\n"
         with self._lock, (self.path / _REQUEST_LOG).open("ab") as handle:
             if handle.tell() and not _ends_with_newline(self.path / _REQUEST_LOG):

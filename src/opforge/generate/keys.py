@@ -12,12 +12,12 @@ _KEY_LIKE = re.compile(r"\b(sk|pk|rk)-[\w*.\-]{6,}")
 """Pattern of common API keys, also when a server shows only a part of one."""
 
 
-def find_key(variable: str, provider: str) -> str:
+def require_key(variable: str, provider: str) -> str:
     """Return the key in the environment; raise if there is none."""
     key = read_key(variable)
     if not key:
         raise MissingKeyError(
-            f"{provider} wants a key, and {variable} is not set; export it in the shell that runs opforge"
+            f"{provider} needs a key, and {variable} is not set; export it in the shell that runs opforge"
         )
     return key
 
@@ -30,7 +30,7 @@ def read_key(variable: str) -> str:
     key = os.environ.get(variable, "").strip()
     if not (key.isascii() and key.isprintable()) or " " in key:
         raise MissingKeyError(
-            f"{variable} holds characters that no key has; export it again, without spaces and quotes"
+            f"{variable} holds characters that are not allowed in a key; export it again, without spaces and quotes"
         )
     return key
 
@@ -51,7 +51,7 @@ class Scrubber:
         return "Scrubber()"
 
 
-def shown(url: str) -> str:
+def redacted_url(url: str) -> str:
     """Return an address without user name, password and query."""
     parts = urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()

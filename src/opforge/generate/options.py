@@ -49,9 +49,7 @@ class GenerationOptions:
         if self.dsl not in DSLS:
             raise UnknownNameError("DSL", self.dsl, DSLS)
         if self.dsl == "cuda" and device == "cpu":
-            raise OpforgeError(
-                "--dsl cuda goes with --device cuda; for the CPU there are: cpp, triton, helion, pytorch"
-            )
+            raise OpforgeError("--dsl cuda requires --device cuda; for the CPU use: cpp, triton, helion, pytorch")
         if self.provider not in registry.names("providers"):
             raise UnknownNameError("provider", self.provider, registry.names("providers"))
         for name, value, highest in (
@@ -67,11 +65,13 @@ class GenerationOptions:
         if self.reply_tokens < 256:
             raise OpforgeError(f"--reply-tokens {self.reply_tokens} is too small; it must be at least 256")
         if self.prompts and not Path(self.prompts).is_dir():
-            raise OpforgeError(f"--prompts {self.prompts!r} is no folder; see docs/generation.md for what it may hold")
+            raise OpforgeError(
+                f"--prompts {self.prompts!r} is not a folder; see docs/generation.md for what it may hold"
+            )
         return self
 
     @property
-    def bounds(self) -> dict[str, float | None]:
+    def spending_limits(self) -> dict[str, float | None]:
         """Spending limits."""
         return {"max_cost": self.max_cost, "max_tokens": self.max_tokens}
 

@@ -30,7 +30,7 @@ class Price:
     long_input: float = 0.0
     long_output: float = 0.0
 
-    def of(self, input_tokens: int, output_tokens: int) -> float:
+    def cost(self, input_tokens: int, output_tokens: int) -> float:
         if self.long_above is not None and input_tokens > self.long_above:
             return (input_tokens * self.long_input + output_tokens * self.long_output) / 1e6
         return (input_tokens * self.input + output_tokens * self.output) / 1e6
@@ -42,33 +42,33 @@ class Prices:
     A built-in name covers its dated snapshots; a name in a user's file may contain ``*``.
     """
 
-    def __init__(self, ours: Mapping[str, Price], users: Mapping[str, Price] | None = None) -> None:
-        self._ours = ours
-        self._users = users or {}
+    def __init__(self, builtin: Mapping[str, Price], overrides: Mapping[str, Price] | None = None) -> None:
+        self._builtin = builtin
+        self._overrides = overrides or {}
 
     @classmethod
-    def known(cls, file: Path | None = None) -> Prices:
+    def load(cls, file: Path | None = None) -> Prices:
         """Return the built-in prices, with those in a user's file taking precedence."""
-        return cls(_ours(), _read(file) if file is not None else None)
+        return cls(_builtin_prices(), _read(file) if file is not None else None)
 
     def find(self, model: str) -> Price | None:
-        for pattern, price in self._users.items():
+        for pattern, price in self._overrides.items():
             if fnmatchcase(model, pattern):
                 return price
-        return self._ours.get(model) or self._ours.get(_DATE_SUFFIX.sub("", model))
+        return self._builtin.get(model) or self._builtin.get(_DATE_SUFFIX.sub("", model))
 
     def usage(self, model: str, input_tokens: int, output_tokens: int) -> Usage:
         """Return the usage for these tokens, with their cost."""
         price = self.find(model)
-        return Usage(input_tokens, output_tokens, None if price is None else price.of(input_tokens, output_tokens))
+        return Usage(input_tokens, output_tokens, None if price is None else price.cost(input_tokens, output_tokens))
 
 
-def about_tokens(text: str) -> int:
+def estimate_tokens(text: str) -> int:
     """Estimate the tokens of a text at one per four bytes, for servers that report none."""
     return -(-len(text.encode()) // 4)
 
 
-def most_input_tokens(request: Request) -> int:
+def max_input_tokens(request: Request) -> int:
     """Return the maximum number of tokens in a request.
 
     One token per two bytes is more than words or code have; each text adds 16.
@@ -78,7 +78,7 @@ def most_input_tokens(request: Request) -> int:
 
 
 @cache
-def _ours() -> Mapping[str, Price]:
+def _builtin_prices() -> Mapping[str, Price]:
     return _parse(files("opforge.generate").joinpath("prices.toml").read_text(encoding="utf-8"), "prices.toml")
 
 
@@ -103,12 +103,12 @@ def _parse_price(row: Any, where: str) -> Price:
     allowed = {field.name for field in fields(Price)}
     if not isinstance(row, dict) or not {"input", "output"} <= row.keys() <= allowed:
         raise OpforgeError(
-            f'{where}: wanted is a line like "name" = {{ input = 3.0, output = 15.0 }}, in USD for a million tokens; '
-            f"allowed besides: {', '.join(sorted(allowed - {'input', 'output'}))}"
+            f'{where}: expected a line like "name" = {{ input = 3.0, output = 15.0 }}, in USD per million tokens; '
+            f"also allowed: {', '.join(sorted(allowed - {'input', 'output'}))}"
         )
     for name, value in row.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
             raise OpforgeError(f"{where}: {name} is {value!r}; it must be a number, 0 or more")
     if "long_above" in row and not {"long_input", "long_output"} <= row.keys():
-        raise OpforgeError(f"{where}: long_above wants long_input and long_output")
+        raise OpforgeError(f"{where}: long_above needs long_input and long_output")
     return Price(**row)

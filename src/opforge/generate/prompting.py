@@ -12,14 +12,14 @@ from opforge.backends.scaffold import python_signature
 from opforge.cases import Case, Phase
 from opforge.cases.case import Expect
 from opforge.errors import OpforgeError
-from opforge.generate.assignment import Assignment, call_text, spread, without_places
-from opforge.generate.custom import CustomAssignment, Task
+from opforge.generate.custom_tasks import CustomTask, Task
 from opforge.generate.options import DSLS
+from opforge.generate.tasks import AtenTask, call_text, sample_cases, without_storage
 from opforge.ops import table
 
-OURS = Path(__file__).parent / "prompts"
-_MOST_CASES, _MAX_TIMED_CASES, _MAX_CASES_PER_OTHER = 16, 12, 3
-_MOST_CHARACTERS = 16_000
+BUILTIN_TEMPLATES = Path(__file__).parent / "prompts"
+_MAX_CASES, _MAX_TIMED_CASES, _MAX_CASES_PER_OTHER = 16, 12, 3
+_MAX_FEEDBACK_CHARS = 16_000
 """Maximum length of the feedback on one attempt."""
 
 
@@ -29,79 +29,82 @@ class Prompts:
     def __init__(self, folder: str, dsl: str, machine: Mapping[str, Any]) -> None:
         user_loaders = [jinja2.FileSystemLoader(folder)] if folder else []
         self._templates = jinja2.Environment(
-            loader=jinja2.ChoiceLoader([*user_loaders, jinja2.FileSystemLoader(OURS)]),
+            loader=jinja2.ChoiceLoader([*user_loaders, jinja2.FileSystemLoader(BUILTIN_TEMPLATES)]),
             undefined=jinja2.StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
             autoescape=False,  # noqa: S701  # Markdown for a model
         )
-        self._templates.filters |= {"shorten": shorten, "call": without_places}
+        self._templates.filters |= {"shorten": shorten, "call": without_storage}
         self._common = {"dsl": dsl, "suffix": DSLS[dsl], "machine": dict(machine)}
 
-    def system(self, task: Task) -> str:
+    def system_prompt(self, task: Task) -> str:
         """Return the system prompt."""
         return self._render("system.md.j2", task)
 
-    def first(self, task: Task, worker: int = 1, workers: int = 1) -> str:
+    def first_prompt(self, task: Task, worker: int = 1, workers: int = 1) -> str:
         """Return a worker's first prompt."""
         team = {"worker": worker, "workers": workers, "count": sum(len(part.cases) for part in task.parts)}
-        if isinstance(task, CustomAssignment):
-            return self._render("first_custom.md.j2", task, **_of_custom(task), **team)
-        return self._render("first.md.j2", task, **_of_aten(task), **team)
+        if isinstance(task, CustomTask):
+            return self._render("first_custom.md.j2", task, **_custom_values(task), **team)
+        return self._render("first.md.j2", task, **_aten_values(task), **team)
 
-    def feedback(self, task: Task, verdict: Mapping[str, Any], left: int, best: Mapping[str, Any] | None) -> str:
+    def feedback_prompt(
+        self, task: Task, verdict: Mapping[str, Any], attempts_left: int, best: Mapping[str, Any] | None
+    ) -> str:
         """Return the feedback on a worker's last attempt, with the number of attempts left.
 
         ``best`` describes an earlier attempt that was better.
         """
-        text = self._render("feedback.md.j2", task, left=left, best=best, **verdict)
-        return shorten(text, _MOST_CHARACTERS)
+        text = self._render("feedback.md.j2", task, left=attempts_left, best=best, **verdict)
+        return shorten(text, _MAX_FEEDBACK_CHARS)
 
     def _render(self, name: str, task: Task, **values: Any) -> str:
-        task_values = {"custom": isinstance(task, CustomAssignment), "authority": task.authority}
+        task_values = {"custom": isinstance(task, CustomTask), "authority": task.authority}
         try:
             template = self._templates.get_template(name)
             return template.render(**self._common, **task_values, task=task, entry=task.entry, **values).strip() + "\n"
         except jinja2.TemplateError as error:
             where = f"{error.filename}:{error.lineno}: " if isinstance(error, jinja2.TemplateSyntaxError) else ""
             raise OpforgeError(
-                f"the prompt {name} cannot be rendered: {where}{type(error).__name__}: {error.message}; mend it in --prompts, or leave it out there for ours"
+                f"the prompt {name} cannot be rendered: {where}{type(error).__name__}: {error.message}; "
+                "fix it in --prompts, or remove it there to use the default"
             ) from None
 
 
-def _of_aten(task: Assignment) -> dict[str, Any]:
+def _aten_values(task: AtenTask) -> dict[str, Any]:
     """Return the template values for an ATen operator."""
     required = {part.op: part.cases for part in task.parts if part.required}
     others = {part.op: part.cases for part in task.parts if not part.required}
     cases = [case for group in required.values() for case in group]
     return {
-        "op": task.primary,
-        "signature": python_signature(task.primary),
-        "schemas": {op: _schema(op) for op in (task.primary.name, *required)},
+        "op": task.operator,
+        "signature": python_signature(task.operator),
+        "schemas": {op: _schema(op) for op in (task.operator.name, *required)},
         "others": {op: _schema(op) for op in others},
-        "cases": [*_case_lines(cases, Phase.CORRECTNESS, _MOST_CASES), *_other_case_lines(others)],
+        "cases": [*_case_lines(cases, Phase.CORRECTNESS, _MAX_CASES), *_other_case_lines(others)],
         "races": _case_lines(cases, Phase.PERFORMANCE, _MAX_TIMED_CASES),
     }
 
 
-def _of_custom(task: CustomAssignment) -> dict[str, Any]:
+def _custom_values(task: CustomTask) -> dict[str, Any]:
     """Return the template values for a user's operator."""
     cases = [case for part in task.parts for case in part.cases]
     return {
         "op": task.name,
         "signature": task.signature,
         "sources": task.sources,
-        "cases": _case_lines(cases, Phase.CORRECTNESS, _MOST_CASES),
+        "cases": _case_lines(cases, Phase.CORRECTNESS, _MAX_CASES),
         "races": _case_lines(cases, Phase.PERFORMANCE, _MAX_TIMED_CASES),
     }
 
 
-def shorten(text: str, most: int) -> str:
+def shorten(text: str, max_chars: int) -> str:
     """Return a text, with its middle cut out if it is too long."""
-    if len(text) <= most:
+    if len(text) <= max_chars:
         return text
-    head = most * 2 // 3
-    return f"{text[:head]}\n[… {len(text) - most} characters left out …]\n{text[len(text) - (most - head) :]}"
+    head = max_chars * 2 // 3
+    return f"{text[:head]}\n[… {len(text) - max_chars} characters omitted …]\n{text[len(text) - (max_chars - head) :]}"
 
 
 def _schema(op: str) -> str:
@@ -109,8 +112,8 @@ def _schema(op: str) -> str:
     return operator.schema if operator is not None else op
 
 
-def _case_lines(cases: list[Case], phase: Phase, most: int) -> list[str]:
-    return [_line(case) for case in spread([c for c in cases if c.phase is phase], most)]
+def _case_lines(cases: list[Case], phase: Phase, max_cases: int) -> list[str]:
+    return [_line(case) for case in sample_cases([c for c in cases if c.phase is phase], max_cases)]
 
 
 def _other_case_lines(others: Mapping[str, list[Case]]) -> list[str]:

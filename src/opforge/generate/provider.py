@@ -70,13 +70,13 @@ class Provider(Protocol):
         ...
 
 
-NOTHING = Usage(0, 0, 0.0)
+NO_USAGE = Usage(0, 0, 0.0)
 
 
 class ProviderError(OpforgeError):
     """No reply will come: retries are spent, the key is bad, or the request is refused."""
 
-    def __init__(self, text: str, usage: Usage = NOTHING) -> None:
+    def __init__(self, text: str, usage: Usage = NO_USAGE) -> None:
         super().__init__(text)
         self.usage = usage
         """Usage of the failed tries, as far as it is known."""

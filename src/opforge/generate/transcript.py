@@ -14,16 +14,16 @@ from typing import Any, Self
 
 from opforge.errors import OpforgeError
 from opforge.generate.provider import Provider, ProviderError, Reply, Request, Usage, silent
-from opforge.generate.settings import ProviderOptions
+from opforge.generate.provider_options import ProviderOptions
 
 
-def digest(request: Request) -> str:
+def request_digest(request: Request) -> str:
     """Return a digest of everything that is sent, to identify a request."""
     text = json.dumps(asdict(request), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-class Recorder:
+class RecordingProvider:
     """A provider that records requests and replies, each on disk before its reply is returned."""
 
     def __init__(self, provider: Provider, path: Path) -> None:
@@ -35,12 +35,12 @@ class Recorder:
             self._file = path.open("ab+")
         except OSError as error:
             raise OpforgeError(f"the transcript {str(path)!r} cannot be written: {error.strerror}") from None
-        _mend(self._file)
+        _drop_partial_line(self._file)
 
     def ask(self, request: Request, waiting: Callable[[str], None] = silent) -> Reply:
         """Ask the provider, and record the reply."""
         reply = self._provider.ask(request, waiting)
-        row = {"digest": digest(request), "request": asdict(request), "reply": asdict(reply)}
+        row = {"digest": request_digest(request), "request": asdict(request), "reply": asdict(reply)}
         with self._lock:
             self._file.write(json.dumps(row).encode() + b"\n")
             self._file.flush()
@@ -81,14 +81,14 @@ class TranscriptProvider:
 
     def __init__(self, options: ProviderOptions) -> None:
         if options.transcript is None:
-            raise ProviderError("provider 'transcript' wants a file to replay; give --transcript FILE")
+            raise ProviderError("provider 'transcript' needs a file to replay; give --transcript FILE")
         self._path = options.transcript
         self._lines = list(_read(self._path))
         self._lock = threading.Lock()
 
     def ask(self, request: Request, waiting: Callable[[str], None] = silent) -> Reply:  # noqa: ARG002  # never waits
         """Return the recorded reply."""
-        key, text = digest(request), _text(request)
+        key, text = request_digest(request), _text(request)
         with self._lock:
             line = next((row for row in self._lines if row.digest == key and not row.used), None)
             line = line or next((row for row in self._lines if row.fits(text)), None)
@@ -107,10 +107,10 @@ class TranscriptProvider:
             f"the request {key[:12]} (model {request.model!r}, {len(request.messages)} messages, the last one {last!r})"
         )
         if key in known:
-            return f"{self._path} answers {asked} {known[key]} times, and it is asked once more; record the transcript again"
+            return f"{self._path} answers {asked} {known[key]} times, and one more request was made; record the transcript again"
         return (
             f"{self._path} has no answer to {asked}; it holds {len(self._lines)} replies, to other requests: "
-            "replay with the model, prompts and settings with which it was recorded, or record it again"
+            "replay it with the model, prompts and settings of its recording, or record it again"
         )
 
 
@@ -133,7 +133,7 @@ def _read(path: Path) -> Iterator[_RecordedReply]:
             if not line.endswith(b"\n"):
                 return
             raise ProviderError(
-                f"{path}, line {number} is no line of a transcript ({type(error).__name__}: {error}); wanted is "
+                f"{path}, line {number} is not a line of a transcript ({type(error).__name__}: {error}); expected "
                 '{"digest": … or "contains": [texts], "reply": {"text": …}}'
             ) from None
 
@@ -153,7 +153,7 @@ def _line(number: int, row: dict[str, Any]) -> _RecordedReply:
     )
 
 
-def _mend(file: Any) -> None:
+def _drop_partial_line(file: Any) -> None:
     """Cut off a partial last line."""
     file.seek(0)
     data = file.read()

@@ -12,10 +12,10 @@ from opforge import registry
 from opforge.backends import BackendOptions
 from opforge.errors import OpforgeError
 from opforge.kernels import Kernel, native
-from opforge.kernels.proofs import proof_of
+from opforge.kernels.proof import proof_path
 from opforge.kernels.source import UNREADABLE
 from opforge.ops import table
-from opforge.runtime import RUNTIME, enabling
+from opforge.runtime import RUNTIME_VERSION, enabling
 from opforge.runtime.enabling import POLICIES, Enabled, Source
 
 
@@ -31,7 +31,7 @@ def enable(
     """
     if policy not in POLICIES:
         raise OpforgeError(
-            f"policy {policy!r} is unknown; there are {', '.join(f'{p} ({w})' for p, w in POLICIES.items())}"
+            f"policy {policy!r} is unknown; allowed: {', '.join(f'{p} ({w})' for p, w in POLICIES.items())}"
         )
     names = ops.split(",") if isinstance(ops, str) else ops
     wanted = None if names is None else {op.name for op in table().select(names)}
@@ -59,7 +59,7 @@ def _runtime() -> Any:
 
     All kernels of a process share one runtime, so they know of each other.
     """
-    return sys.modules.setdefault(f"_opforge_runtime_{RUNTIME}", enabling)
+    return sys.modules.setdefault(f"_opforge_runtime_{RUNTIME_VERSION}", enabling)
 
 
 def sources(kernels: Iterable[Kernel]) -> list[Source]:
@@ -84,7 +84,7 @@ def _source(kernel: Kernel) -> Source:
     file = Path(kernel.file or "")
     library = kernel.library
     if native.is_native(file) and not library:
-        library = str(native.build(native.Unit.of_file(file)).library)
+        library = str(native.build(native.LibrarySpec.of_file(file)).library)
     return Source(
         name=kernel.name,
         primary=kernel.primary,
@@ -92,6 +92,6 @@ def _source(kernel: Kernel) -> Source:
         file=file,
         entries=kernel.entries,
         digest=kernel.digest,
-        proof=proof_of(file) if kernel.digest != UNREADABLE else None,
+        proof=proof_path(file) if kernel.digest != UNREADABLE else None,
         library=library,
     )

@@ -19,11 +19,11 @@ import torch
 
 from opforge.errors import OpforgeError
 from opforge.ops import Operator, table
-from opforge.runtime.originals import device_key, original_of, put
-from opforge.runtime.results import check_kind
+from opforge.runtime.aten_kernels import aten_kernel, dispatch_key, override
+from opforge.runtime.results import check_result_types
 
 Function = Callable[..., Any]
-_MOST_REASONS = 8
+_MAX_REASONS = 8
 """Limit of distinct fallback reasons per count; further reasons are counted together."""
 _OTHER_REASONS = "other reasons"
 
@@ -41,7 +41,7 @@ class Observer(Protocol):
 
 
 @dataclass
-class Count:
+class CallCounts:
     """Outcomes of the calls of one operator with one kernel."""
 
     answered: int = 0
@@ -50,8 +50,8 @@ class Count:
     raised: str = ""
     """Last error of the kernel that was passed on to the caller, not counting declined calls."""
 
-    def fell_back(self, reason: str) -> None:
-        known = reason in self.fallbacks or len(self.fallbacks) < _MOST_REASONS
+    def count_fallback(self, reason: str) -> None:
+        known = reason in self.fallbacks or len(self.fallbacks) < _MAX_REASONS
         self.fallbacks[reason if known else _OTHER_REASONS] += 1
 
 
@@ -65,14 +65,14 @@ class Installation:
     """The kernels installed in place of ATen's for one device, until ``remove`` is called."""
 
     def __init__(self, device: str = "cpu") -> None:
-        self._key = device_key(device)
+        self._key = dispatch_key(device)
         self._library = torch.library.Library("aten", "IMPL")
         self._inside = _Inside()
-        self._by: dict[str, str] = {}
-        self.counts: dict[tuple[str, str], Count] = {}
+        self._kernels: dict[str, str] = {}
+        self.counts: dict[tuple[str, str], CallCounts] = {}
         """Counts by kernel and operator."""
         self.observer: Observer | None = None
-        self._resting = False
+        self._paused = False
 
     def __enter__(self) -> Self:
         return self
@@ -83,73 +83,76 @@ class Installation:
         self.remove()
 
     @contextmanager
-    def awake(self, *, awake: bool = True) -> Iterator[None]:
+    def active(self, *, active: bool = True) -> Iterator[None]:
         """Activate kernels within the block; ``awake=False`` keeps them installed but unused."""
-        before, self._resting = self._resting, not awake
+        before, self._paused = self._paused, not active
         try:
             yield
         finally:
-            self._resting = before
+            self._paused = before
 
     @property
     def ops(self) -> list[str]:
         """Return the operators with an installed kernel."""
-        return list(self._by)
+        return list(self._kernels)
 
-    def put(self, op: str, function: Function, *, kernel: str, required: bool = True) -> None:
+    def install(self, op: str, function: Function, *, kernel: str, required: bool = True) -> None:
         """Install a function with an operator's signature in place of ATen's.
 
         The function declines a call by raising NotImplementedError, or any error unless it is
         ``required``. ATen then answers. Raises RefusedError if ATen's function cannot be replaced.
         """
         facts = table().resolve(op)
-        count = Count()
-        put(
-            self._library, facts, self._call(facts, function, self._original(facts), kernel, required, count), self._key
+        count = CallCounts()
+        override(
+            self._library,
+            facts,
+            self._call(facts, function, self._aten_kernel(facts), kernel, required, count),
+            self._key,
         )
-        self._by[facts.name] = kernel
+        self._kernels[facts.name] = kernel
         self.counts[kernel, facts.name] = count
 
-    def put_original(self, op: str, *, kernel: str) -> None:
+    def install_aten(self, op: str, *, kernel: str) -> None:
         """Install ATen's own function, so its calls are counted and observed like a kernel's."""
-        self.put(op, self.original(op), kernel=kernel)
+        self.install(op, self.aten_kernel(op), kernel=kernel)
 
-    def original(self, op: str) -> Function:
+    def aten_kernel(self, op: str) -> Function:
         """Return ATen's own function; raises RefusedError if it cannot be replaced."""
-        return self._original(table().resolve(op))
+        return self._aten_kernel(table().resolve(op))
 
     def remove(self) -> None:
         """Remove all kernels and restore the dispatcher to its earlier state."""
-        if self._by:
+        if self._kernels:
             self._library._destroy()  # noqa: SLF001  # torch has no public way to remove an implementation
             self._library = torch.library.Library("aten", "IMPL")
-            self._by = {}
+            self._kernels = {}
 
     def clear_counts(self) -> None:
         for count in self.counts.values():
             count.answered, count.raised = 0, ""
             count.fallbacks.clear()
 
-    def _original(self, op: Operator) -> Function:
+    def _aten_kernel(self, op: Operator) -> Function:
         if op.composite:
             raise RefusedError(
-                f"{op.name} is made of other operators (CompositeImplicitAutograd): a kernel in its place would cut off "
-                "gradients. Write one for an operator that it is made of"
+                f"{op.name} is made of other operators (CompositeImplicitAutograd): overriding it would cut off "
+                "gradients. Write a kernel for one of these operators"
             )
-        if op.name in self._by:
-            raise RefusedError(f"{op.name} is already served by {self._by[op.name]}")
+        if op.name in self._kernels:
+            raise RefusedError(f"{op.name} is already overridden by {self._kernels[op.name]}")
         try:
-            return original_of(op, self._key)
+            return aten_kernel(op, self._key)
         except RuntimeError:
-            raise RefusedError(f"{op.name} has no kernel of ATen's for {self._key} to be put in place of") from None
+            raise RefusedError(f"{op.name} has no ATen kernel for {self._key} to override") from None
 
     def _call(
-        self, op: Operator, function: Function, original: Function, kernel: str, required: bool, count: Count
+        self, op: Operator, function: Function, original: Function, kernel: str, required: bool, count: CallCounts
     ) -> Function:
         inside, name = self._inside, op.name
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if inside.now or self._resting:
+            if inside.now or self._paused:
                 return original(*args, **kwargs)
             inside.now = True
             observer = self.observer
@@ -157,13 +160,13 @@ class Installation:
                 if observer is not None:
                     observer.before(kernel, name)
                 result = function(*args, **kwargs)
-                check_kind(op, result)
+                check_result_types(op, result)
                 count.answered += 1
             except Exception as error:
                 if required and not isinstance(error, NotImplementedError):
                     count.raised = f"{type(error).__name__}: {error}"
                     raise
-                count.fell_back(f"{type(error).__name__}: {error}")
+                count.count_fallback(f"{type(error).__name__}: {error}")
                 return original(*args, **kwargs)
             finally:
                 inside.now = False

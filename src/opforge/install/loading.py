@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from opforge.install.installation import Installation, RefusedError
-from opforge.sandbox.loader import LoadedKernel, without_gradients
+from opforge.sandbox.guest.loader import LoadedKernel, without_gradients
 
 
 def install_kernel(
@@ -22,7 +22,7 @@ def install_kernel(
     for op, required in ops:
         try:
             function = loaded.callable_for(op)
-            installation.put(op, function, kernel=description["name"], required=required)
+            installation.install(op, function, kernel=description["name"], required=required)
         except (RefusedError, NotImplementedError) as error:
             refused[op] = str(error)
     return refused

@@ -3,6 +3,6 @@
 No kernel's code ever runs in the judge's process.
 """
 
-from opforge.judge.verdict import Finding, Outcome
+from opforge.judge.verdict import Verdict, VerdictKind
 
-__all__ = ["Finding", "Outcome"]
+__all__ = ["Verdict", "VerdictKind"]

@@ -16,19 +16,26 @@ import numpy as np
 import torch
 
 from opforge.cases.case import Expect, Phase
-from opforge.cases.encoding import decode, tree_of
-from opforge.cases.forms import LARGE_FORMS, ONE_TENSOR_TWICE, SAME_ELEMENTS
-from opforge.cases.materialise import Bytes, tensor_over, write_storage
-from opforge.cases.twists import MAY_RAISE, TWISTS, Inputs, Twist, changed_contents
+from opforge.cases.tensors import Bytes, tensor_from_row, write_storage
 from opforge.cases.values import TensorSpec
-from opforge.judge.asked import AskedCall, Reference
-from opforge.judge.properties import CHECKS_POSITIONS, LAYOUT_IS_INPUT, UNDEFINED_CONTENTS, WRITES_UNSAID
-from opforge.judge.reference import Answer, Call, alike, end_without_device, same_dtypes, tensors_of
-from opforge.judge.trees import INPUTS_AT, aligned, rows_of, storage_bytes, with_rows
-from opforge.judge.verdict import FAULT, REFERENCE_FAULT
-from opforge.ops import Form, Operator
-from opforge.sandbox.loader import aten_function
-from opforge.sandbox.situations import (
+from opforge.cases.variant_shapes import LARGE_VARIANT_NAMES, ONE_TENSOR_TWICE, SAME_ELEMENT_VARIANTS
+from opforge.cases.variants import MAY_RAISE, VARIANTS, CallTensors, MakeVariant, changed_contents
+from opforge.cases.wire import decode, json_tree
+from opforge.judge.compare.properties import CHECKS_INDICES, LAYOUT_IS_INPUT, UNDECLARED_WRITES, UNDEFINED_CONTENTS
+from opforge.judge.reference.aten import (
+    CallOutcome,
+    ReferenceCall,
+    abort_if_gpu_lost,
+    roughly_equal,
+    same_dtypes,
+)
+from opforge.judge.reference.user import UserCall, UserReference
+from opforge.judge.verdict import PYTORCH_DEFECT, REFERENCE_DEFECT
+from opforge.judge.wire_arguments import INPUTS_OFFSET, aligned_size, replace_tensor_rows, storage_bytes, tensor_rows
+from opforge.ops import Operator, SchemaKind
+from opforge.runtime.trees import instances
+from opforge.sandbox.guest.loader import aten_function
+from opforge.sandbox.guest.situations import (
     DEFAULT_DTYPE,
     KEPT_RESULTS,
     LAZY_CLONE,
@@ -37,15 +44,15 @@ from opforge.sandbox.situations import (
     SITUATIONS,
 )
 
-MAX_CASES = 192
-MAX_BYTES = 16 << 20
+MAX_ENTRIES = 192
+MAX_INPUT_BYTES = 16 << 20
 _MAX_RESULT_GROWTH = 4
-"""Results of a large form may have this many times the elements of its inputs."""
+"""Results of a large variant may have this many times the elements of its inputs."""
 _SMALL_EXTENTS = (16, 32)
 _LONG_EXTENT = 64
-"""Longer dimensions of a large form are cut, to estimate how its results grow."""
-ARGUMENT = "argument:"
-"""Prefix of the names of forms in which one argument has another value."""
+"""Longer dimensions of a large variant are cut, to estimate how its results grow."""
+ARGUMENT_PREFIX = "argument:"
+"""Prefix of the names of variants in which one argument has another value."""
 
 _NOT_FOR_USER_REFERENCE = frozenset({"one_transposed", ONE_TENSOR_TWICE})
 """Forms not used with a user's reference.
@@ -80,50 +87,50 @@ class CaseRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """A case in one of its forms, with its inputs in the batch's memory."""
+class BatchEntry:
+    """A case in one of its variants, with its inputs in the batch's memory."""
 
     case: CaseRow
-    call: Call
-    inputs: list[list[Any]]
+    call: ReferenceCall
+    input_rows: list[list[Any]]
     """Wire rows of its tensors."""
-    answer: Answer
+    answer: CallOutcome
     """Answer of ATen or of the user's reference."""
-    form: str = ""
+    variant: str = ""
     """Empty for the unchanged case, else ``again``, ``replayed``, ``reordered``, ``argument:NAME``,
-    or the name of a twist or a situation."""
-    begin_at: tuple[int, ...] = ()
+    or the name of a variant or a situation."""
+    prefill_offsets: tuple[int, ...] = ()
     """For a replay: offsets of the contents that the worker puts into each tensor first."""
     aten_s: float = 0.0
     """Seconds that ATen took for the unchanged case."""
 
     @property
     def expect(self) -> Expect:
-        """Expected behaviour of the kernel: to raise, if the form may raise and ATen does."""
-        return Expect.RAISES if self.form in MAY_RAISE and self.answer.raised is not None else self.case.expect
+        """Expected behaviour of the kernel: to raise, if the variant may raise and ATen does."""
+        return Expect.RAISES if self.variant in MAY_RAISE and self.answer.raised is not None else self.case.expect
 
     def request(self) -> dict[str, Any]:
         wire: dict[str, Any] = {"args": self.call.args, "kwargs": self.call.kwargs}
-        wire |= {"own": self.call.own, "positions": self.call.positions}
-        if self.call.seed is not None:
-            wire["seed"] = self.call.seed
-        if self.form in SITUATIONS:
-            wire["situation"] = self.form
-        wire["large" if self.form in LARGE_FORMS else "elements"] = max(
-            (math.prod(row[3]) for row in self.inputs), default=0
+        wire |= {"own": self.call.owns_storage, "positions": self.call.may_hold_indices}
+        if self.call.rng_seed is not None:
+            wire["seed"] = self.call.rng_seed
+        if self.variant in SITUATIONS:
+            wire["situation"] = self.variant
+        wire["large" if self.variant in LARGE_VARIANT_NAMES else "elements"] = max(
+            (math.prod(row[3]) for row in self.input_rows), default=0
         )
-        return {**wire, "begin_at": self.begin_at} if self.begin_at else wire
+        return {**wire, "begin_at": self.prefill_offsets} if self.prefill_offsets else wire
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class TriedVariants:
     """Variants in which the cases of an operator have been run so far."""
 
-    twists: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
     dtypes: dict[str, set[tuple[str, ...]]] = field(default_factory=lambda: defaultdict(set))
-    """By large form: dtypes of the cases run in it."""
+    """By large variant: dtypes of the cases run in it."""
     dims: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
-    """By large form: dimensions named by its cases with floating-point inputs."""
+    """By large variant: dimensions named by its cases with floating-point inputs."""
 
 
 class Batch:
@@ -133,95 +140,97 @@ class Batch:
         self,
         op: Operator,
         device: torch.device,
-        capacity: int,
+        capacity_bytes: int,
         blobs: Mapping[str, Bytes],
         buffer: Bytes,
-        reference: Reference | None = None,
-        tried: Tried | None = None,
+        reference: UserReference | None = None,
+        tried: TriedVariants | None = None,
     ) -> None:
         self._op = op
         self._device = device
         self._blobs = blobs
-        self._capacity = capacity
+        self._capacity_bytes = capacity_bytes
         self._buffer = buffer
         self._reference = reference
         """Answers in place of ATen, for a user's own operator."""
-        self.used = INPUTS_AT
-        self._results = 0
+        self.used_bytes = INPUTS_OFFSET
+        self._result_bytes = 0
         """Bytes returned by the calls so far."""
         self.aten_s = 0.0
         """Seconds of ATen's slowest call of an unchanged case."""
-        self.placed: list[Placed] = []
-        self.defects: dict[str, list[str]] = {}
+        self.entries: list[BatchEntry] = []
+        self.aten_bugs: dict[str, list[str]] = {}
         """By case: layouts in which ATen's own answer differs."""
-        self.tried = Tried() if tried is None else tried
-        self.slow: dict[str, float] = {}
+        self.tried = TriedVariants() if tried is None else tried
+        self.slow_aten_s: dict[str, float] = {}
         """By case: seconds of one call of ATen, where it is too slow to run all variants."""
 
-    def _agrees_with_plain(self, name: str, plain: Answer, twisted: Answer) -> bool:
-        """Whether ATen's answer to a hostile form agrees with its answer to the unchanged case."""
-        if name in SAME_ELEMENTS:
-            return not self._same_in_any_layout(plain) or alike(plain, twisted)
-        return name != "empty" or same_dtypes(plain, twisted)
+    def _agrees_with_original(self, variant: str, original_answer: CallOutcome, variant_answer: CallOutcome) -> bool:
+        """Whether ATen's answer to a hostile variant agrees with its answer to the unchanged case."""
+        if variant in SAME_ELEMENT_VARIANTS:
+            return not self._is_layout_independent(original_answer) or roughly_equal(original_answer, variant_answer)
+        return variant != "empty" or same_dtypes(original_answer, variant_answer)
 
-    def _same_in_separate_memory(self, first: Placed, tensors: list[torch.Tensor], name: str, answer: Answer) -> bool:
+    def _same_in_separate_memory(
+        self, original: BatchEntry, tensors: list[torch.Tensor], variant: str, answer: CallOutcome
+    ) -> bool:
         """Whether the answer equals that to the same elements in separate memory.
 
         Checked for expanded inputs of a user's reference, for rows with gaps, and for one tensor
         given for two arguments.
         """
-        expanded = self._reference is not None and name in ("expanded", "expanded_last")
-        if answer.drew or not (expanded or name in ("long_pitched", ONE_TENSOR_TWICE)):
+        expanded = self._reference is not None and variant in ("expanded", "expanded_last")
+        if answer.used_rng or not (expanded or variant in ("long_pitched", ONE_TENSOR_TWICE)):
             return True
-        if name == ONE_TENSOR_TWICE:
-            call = self._other(first, [t.clone() for t in tensors])
-            return call is not None and alike(replace(call.run(), inputs=[]), replace(answer, inputs=[]))
-        call = self._other(first, [t.contiguous() for t in tensors])
-        return call is None or alike(call.run(), answer)
+        if variant == ONE_TENSOR_TWICE:
+            call = self._call_with_tensors(original, [t.clone() for t in tensors])
+            return call is not None and roughly_equal(replace(call.run(), inputs=[]), replace(answer, inputs=[]))
+        call = self._call_with_tensors(original, [t.contiguous() for t in tensors])
+        return call is None or roughly_equal(call.run(), answer)
 
-    def at_fault(self, plain: Answer, placed: Placed) -> bool:
+    def is_aten_at_fault(self, original_answer: CallOutcome, entry: BatchEntry) -> bool:
         """Whether ATen's answer to a hostile layout uses uninitialised memory; record it if so."""
         if (
-            placed.form not in SAME_ELEMENTS
-            or not self._same_in_any_layout(plain)
-            or alike(plain, placed.call.run_poisoned())
+            entry.variant not in SAME_ELEMENT_VARIANTS
+            or not self._is_layout_independent(original_answer)
+            or roughly_equal(original_answer, entry.call.run_poisoned())
         ):
             return False
-        self.defects.setdefault(placed.case.id, []).append(placed.form)
+        self.aten_bugs.setdefault(entry.case.id, []).append(entry.variant)
         return True
 
-    def _same_in_any_layout(self, plain: Answer) -> bool:
+    def _is_layout_independent(self, original_answer: CallOutcome) -> bool:
         """Whether the operator's answer is independent of the memory layout of its inputs."""
-        return not plain.drew and self._op.base not in UNDEFINED_CONTENTS | LAYOUT_IS_INPUT
+        return not original_answer.used_rng and self._op.base not in UNDEFINED_CONTENTS | LAYOUT_IS_INPUT
 
     @property
     def authority(self) -> str:
-        return self._op.authority
+        return self._op.reference_name
 
     @property
-    def fault(self) -> str:
+    def fault_note(self) -> str:
         """Note that says why something was not judged."""
-        return FAULT if self._reference is None else REFERENCE_FAULT
+        return PYTORCH_DEFECT if self._reference is None else REFERENCE_DEFECT
 
     @property
-    def full(self) -> bool:
-        return len(self.placed) >= MAX_CASES or self.used >= MAX_BYTES
+    def is_full(self) -> bool:
+        return len(self.entries) >= MAX_ENTRIES or self.used_bytes >= MAX_INPUT_BYTES
 
-    def add(self, case: CaseRow) -> Placed | None:
+    def add(self, case: CaseRow) -> BatchEntry | None:
         """Place a case; return None when it must wait for the next batch because memory is full."""
-        args, kwargs = json.loads(case.tree or tree_of(case.args))
-        rows = list(rows_of([args, kwargs]))
-        need = sum(aligned(row[1]) for row in rows)
-        used_before = self.used
-        if self.used + need > self._capacity:
-            raise MemoryError(f"its inputs take {need} bytes, more than the {self._capacity} that a worker's arena has")
-        if self.used + need > len(self._buffer):
-            if self.placed:
+        args, kwargs = json.loads(case.tree or json_tree(case.args))
+        rows = list(tensor_rows([args, kwargs]))
+        need = sum(aligned_size(row[1]) for row in rows)
+        used_before = self.used_bytes
+        if self.used_bytes + need > self._capacity_bytes:
+            raise MemoryError(f"its inputs take {need} bytes, more than the {self._capacity_bytes} of a worker's arena")
+        if self.used_bytes + need > len(self._buffer):
+            if self.entries:
                 return None
-            self._buffer = np.zeros(self.used + need, np.uint8)
+            self._buffer = np.zeros(self.used_bytes + need, np.uint8)
         for index, row in enumerate(rows):
-            self._place(row, f"{case.id}:{index}", self._blobs.get(case.blob))
-        seed = int(case.id, 16) % (1 << 62) if self._op.random else None
+            self._write_tensor(row, f"{case.id}:{index}", self._blobs.get(case.blob))
+        seed = int(case.id, 16) % (1 << 62) if self._op.is_random else None
         call = self._call(args, kwargs, seed)
         began = time.perf_counter()
         answer = call.run()
@@ -232,92 +241,98 @@ class Batch:
             aten_s = min(aten_s, time.perf_counter() - began)
         self.aten_s = max(self.aten_s, aten_s)
         if not self._reserve_results(call, answer):
-            if self.placed:
-                self.used = used_before
+            if self.entries:
+                self.used_bytes = used_before
                 return None
             raise MemoryError(
-                f"its results take more than the {self._capacity} bytes that a worker's arena has for them"
+                f"its results take more than the {self._capacity_bytes} bytes that a worker's arena has for them"
             )
-        placed = Placed(case, call, rows, answer, aten_s=aten_s)
-        self.placed.append(placed)
+        placed = BatchEntry(case, call, rows, answer, aten_s=aten_s)
+        self.entries.append(placed)
         return placed
 
-    def _reserve_results(self, call: Call, answer: Answer) -> bool:
+    def _reserve_results(self, call: ReferenceCall, answer: CallOutcome) -> bool:
         """Reserve memory for the results of a call, and for inputs that are not read in place.
 
         Return False when too little is left.
         """
-        returned = [*tensors_of(answer.result), *(answer.inputs if call.own else ())] if answer.raised is None else []
-        need = sum(aligned(t.numel() * t.element_size()) for t in returned)
-        if self._results + need > self._capacity:
+        returned = (
+            [*instances(answer.result, torch.Tensor), *(answer.inputs if call.owns_storage else ())]
+            if answer.raised is None
+            else []
+        )
+        need = sum(aligned_size(t.numel() * t.element_size()) for t in returned)
+        if self._result_bytes + need > self._capacity_bytes:
             return False
-        self._results += need
+        self._result_bytes += need
         return True
 
-    def again(self, first: Placed) -> None:
+    def add_repeat(self, original: BatchEntry) -> None:
         """Run a case that was just placed a second time, if memory is left."""
-        if self._reserve_results(first.call, first.answer):
-            self.placed.append(replace(first, form="again"))
+        if self._reserve_results(original.call, original.answer):
+            self.entries.append(replace(original, variant="again"))
 
-    def situate(self, first: Placed, situation: str) -> bool:
+    def add_situation(self, original: BatchEntry, situation: str) -> bool:
         """Place a case again, to be called in another situation.
 
         Return False where the situation does not apply, ATen rejects it, or memory is full.
         """
-        call, answer = first.call, first.answer
-        writes = self._op.mutates or self._op.base in WRITES_UNSAID or self._reference is not None
+        call, answer = original.call, original.answer
+        writes = self._op.mutates or self._op.base in UNDECLARED_WRITES or self._reference is not None
         if situation in (KEPT_RESULTS, REQUIRES_GRAD) and writes:
             return False  # it can run only once on its inputs, and may resize them
-        if situation == LAZY_CLONE and writes and any(not row[1] for row in first.inputs):
+        if situation == LAZY_CLONE and writes and any(not row[1] for row in original.input_rows):
             return False  # torch cannot resize lazy clones of empty tensors
         if situation == DEFAULT_DTYPE and self._reference is None:
             call = replace(call, default_dtype=OTHER_DEFAULT_DTYPE)
-            if (other := self._answer(call)) is None:
+            if (other := self._answer_if_usable(call)) is None:
                 return False
             answer = other
         elif situation == DEFAULT_DTYPE or not self._reserve_results(call, answer):
             return False
-        self.placed.append(replace(first, call=call, answer=answer, form=situation))
+        self.entries.append(replace(original, call=call, answer=answer, variant=situation))
         return True
 
-    def twist(self, first: Placed, inputs: Inputs, name: str) -> bool:
-        """Place a hostile form; False if there is none, ATen rejects it, or memory is full."""
-        if name in _NOT_FOR_USER_REFERENCE and self._reference is not None:
+    def add_variant(self, original: BatchEntry, inputs: CallTensors, variant: str) -> bool:
+        """Place a hostile variant; False if there is none, ATen rejects it, or memory is full."""
+        if variant in _NOT_FOR_USER_REFERENCE and self._reference is not None:
             return False
-        tensors = _made(TWISTS[name], inputs)
-        self.tried.twists[name] += tensors is not None
-        if tensors is None or (call := self._other(first, tensors)) is None:
+        tensors = _variant_tensors(VARIANTS[variant], inputs)
+        self.tried.counts[variant] += tensors is not None
+        if tensors is None or (call := self._call_with_tensors(original, tensors)) is None:
             return False
-        if name in LARGE_FORMS and not (inputs.pointwise or self._stays_moderate(call, tensors)):
+        if variant in LARGE_VARIANT_NAMES and not (inputs.pointwise or self._results_stay_small(call, tensors)):
             return False
-        if name in LARGE_FORMS and inputs.blank and not inputs.pointwise:
+        if variant in LARGE_VARIANT_NAMES and inputs.write_only and not inputs.pointwise:
             after = replace(call, device=torch.device("cpu")).run()  # ATen resizes `out`
             tensors = [
-                t.new_full(sized.shape, _OUT_FILL_VALUE) if i in inputs.blank else t
+                t.new_full(sized.shape, _OUT_FILL_VALUE) if i in inputs.write_only else t
                 for i, (t, sized) in enumerate(zip(tensors, after.inputs, strict=True))
             ]
-            if after.raised is not None or (call := self._other(first, tensors)) is None:
+            if after.raised is not None or (call := self._call_with_tensors(original, tensors)) is None:
                 return False
-        may_raise = name in MAY_RAISE and self._device.type == "cpu" and self._reference is None
-        if (answer := self._answer(call, may_raise=may_raise)) is None:
+        may_raise = variant in MAY_RAISE and self._device.type == "cpu" and self._reference is None
+        if (answer := self._answer_if_usable(call, may_raise=may_raise)) is None:
             return False
         if answer.raised is None and not (
-            self._agrees_with_plain(name, first.answer, answer)
-            and self._same_in_separate_memory(first, tensors, name, answer)
+            self._agrees_with_original(variant, original.answer, answer)
+            and self._same_in_separate_memory(original, tensors, variant, answer)
         ):
-            self.defects.setdefault(first.case.id, []).append(name)
+            self.aten_bugs.setdefault(original.case.id, []).append(variant)
             return False
-        self.placed.append(Placed(first.case, call, list(rows_of([call.args, call.kwargs])), answer, name))
+        self.entries.append(
+            BatchEntry(original.case, call, list(tensor_rows([call.args, call.kwargs])), answer, variant)
+        )
         return True
 
-    def enlarge(self, first: Placed, inputs: Inputs, name: str) -> None:
-        """Place a large form of a case, if there is one, and record it in ``tried``."""
-        if self.twist(first, inputs, name):
-            self.tried.dtypes[name].add(dtypes_of(first))
+    def add_large_variant(self, original: BatchEntry, inputs: CallTensors, variant: str) -> None:
+        """Place a large variant of a case, if there is one, and record it in ``tried``."""
+        if self.add_variant(original, inputs, variant):
+            self.tried.dtypes[variant].add(dtypes_of(original))
             if inputs.has_floats:
-                self.tried.dims[name].add(inputs.dim)
+                self.tried.dims[variant].add(inputs.dim)
 
-    def _stays_moderate(self, call: Call, tensors: list[torch.Tensor]) -> bool:
+    def _results_stay_small(self, call: ReferenceCall, tensors: list[torch.Tensor]) -> bool:
         """Whether results are not much larger than inputs, extrapolated from two small sizes."""
         try:
             small, larger = (self._result_elements(call, tensors, extent) for extent in _SMALL_EXTENTS)
@@ -328,42 +343,42 @@ class Batch:
         max_elements = _MAX_RESULT_GROWTH * sum(t.numel() for t in tensors)
         return bool(max(small, 1) * (longest / _SMALL_EXTENTS[0]) ** power <= max_elements)
 
-    def _result_elements(self, call: Call, tensors: list[torch.Tensor], extent: int) -> int:
+    def _result_elements(self, call: ReferenceCall, tensors: list[torch.Tensor], extent: int) -> int:
         """Return the number of elements of ATen's results with long dimensions cut to an extent."""
         cut = (t[tuple(slice(extent if size > _LONG_EXTENT else None) for size in t.shape)].clone() for t in tensors)
         args = decode(call.args, lambda _row: next(cut))
         kwargs = {name: decode(value, lambda _row: next(cut)) for name, value in call.kwargs.items()}
         with torch.no_grad():
-            return sum(t.numel() for t in tensors_of(aten_function(call.op)(*args, **kwargs)))
+            return sum(t.numel() for t in instances(aten_function(call.op)(*args, **kwargs), torch.Tensor))
 
-    def argument(self, first: Placed, name: str, value: Any) -> bool:
+    def add_argument_variant(self, original: BatchEntry, name: str, value: Any) -> bool:
         """Place a case with another argument value; False if ATen rejects it or memory is full."""
-        call = replace(first.call, **_with_argument(self._op, first.call, name, value))
-        if (answer := self._answer(call)) is None:
+        call = replace(original.call, **_with_argument(self._op, original.call, name, value))
+        if (answer := self._answer_if_usable(call)) is None:
             return False
-        rows = list(rows_of([call.args, call.kwargs]))
-        self.placed.append(Placed(first.case, call, rows, answer, f"{ARGUMENT}{name}"))
+        rows = list(tensor_rows([call.args, call.kwargs]))
+        self.entries.append(BatchEntry(original.case, call, rows, answer, f"{ARGUMENT_PREFIX}{name}"))
         return True
 
-    def replay(self, first: Placed, inputs: Inputs, name: str) -> bool:
+    def add_replay(self, original: BatchEntry, inputs: CallTensors, variant: str) -> bool:
         """Place a case with other or reordered contents.
 
         The worker writes them into the tensors of a first call, and calls again.
         """
-        tensors = _made(functools.partial(changed_contents, reordered=name == "reordered"), inputs)
-        if tensors is None or (call := self._other(first, tensors)) is None:
+        tensors = _variant_tensors(functools.partial(changed_contents, reordered=variant == "reordered"), inputs)
+        if tensors is None or (call := self._call_with_tensors(original, tensors)) is None:
             return False
-        if (answer := self._answer(call)) is None:
+        if (answer := self._answer_if_usable(call)) is None:
             return False
-        rows = list(rows_of([call.args, call.kwargs]))
-        begin_at = tuple(row[0] for row in first.inputs)
-        self.placed.append(Placed(first.case, call, rows, answer, name, begin_at))
+        rows = list(tensor_rows([call.args, call.kwargs]))
+        begin_at = tuple(row[0] for row in original.input_rows)
+        self.entries.append(BatchEntry(original.case, call, rows, answer, variant, begin_at))
         return True
 
-    def _answer(self, call: Call, *, may_raise: bool = False) -> Answer | None:
-        """Return ATen's answer to a new form; None when ATen rejects it or memory is full.
+    def _answer_if_usable(self, call: ReferenceCall, *, may_raise: bool = False) -> CallOutcome | None:
+        """Return ATen's answer to a new variant; None when ATen rejects it or memory is full.
 
-        On a GPU, the form runs on the CPU first. Inputs that would end the GPU's context (an index
+        On a GPU, the variant runs on the CPU first. Inputs that would end the GPU's context (an index
         out of range, a probability above one) raise an error there.
         """
         harmless = self._device.type == "cpu" or self._reference is not None
@@ -374,142 +389,144 @@ class Batch:
             return None
         return answer if self._reserve_results(call, answer) else None
 
-    def inputs(self, first: Placed) -> Inputs:
-        """Return the tensors of a placed case, to be twisted."""
-        tensors = tuple(tensor_over(self._buffer, row) for row in first.inputs)
-        written = frozenset(written_tensors(self._op, first.call))
+    def variant_inputs(self, entry: BatchEntry) -> CallTensors:
+        """Return the tensors of a placed case, to be varied."""
+        tensors = tuple(tensor_from_row(self._buffer, row) for row in entry.input_rows)
+        written = frozenset(written_tensor_indices(self._op, entry.call))
         pointwise = "pointwise" in self._op.tags
-        return Inputs(
+        return CallTensors(
             tensors,
             written,
-            written if self._op.form is Form.OUT else frozenset(),
+            written if self._op.kind is SchemaKind.OUT else frozenset(),
             pointwise,
-            indexes=first.call.positions,
-            counts="dynamic_output_shape" in self._op.tags,
-            numbers=tuple(_numbers([first.call.args, first.call.kwargs])),
-            positions=frozenset(self._checked_positions(first.call)),
-            dim=self._dim(first.call),
-            seed=int(first.case.id[:12], 16),
+            may_hold_indices=entry.call.may_hold_indices,
+            may_hold_counts="dynamic_output_shape" in self._op.tags,
+            numbers=tuple(_scalars_in([entry.call.args, entry.call.kwargs])),
+            index_tensors=frozenset(self._checked_positions(entry.call)),
+            dim=self._dim(entry.call),
+            seed=int(entry.case.id[:12], 16),
         )
 
-    def _checked_positions(self, call: Call) -> Iterator[int]:
-        if self._op.base in CHECKS_POSITIONS:
-            yield from tensors_of_arguments(self._op, call, {"index", "indices"})
+    def _checked_positions(self, call: ReferenceCall) -> Iterator[int]:
+        if self._op.base in CHECKS_INDICES:
+            yield from tensor_indices(self._op, call, {"index", "indices"})
 
-    def _dim(self, call: Call) -> int:
+    def _dim(self, call: ReferenceCall) -> int:
         """Return the first dimension that a call names, or -1 for the last."""
         dim = named_arguments(self._op, call).get("dim", -1)
         dim = dim[0] if isinstance(dim, list) and dim else dim
         return dim if isinstance(dim, int) else -1
 
-    def _other(self, first: Placed, tensors: list[torch.Tensor]) -> Call | None:
+    def _call_with_tensors(self, original: BatchEntry, tensors: list[torch.Tensor]) -> ReferenceCall | None:
         """Return a copy of a call with other tensors; None when there is no memory for them."""
-        need = sum(aligned(t.untyped_storage().nbytes()) for t in tensors)
-        if self.used + need > min(len(self._buffer), self._capacity):
+        need = sum(aligned_size(t.untyped_storage().nbytes()) for t in tensors)
+        if self.used_bytes + need > min(len(self._buffer), self._capacity_bytes):
             return None
         rows: list[list[Any]] = []
         rows_by_tensor: dict[tuple[int, str], list[Any]] = {}
-        for row, tensor in zip(first.inputs, tensors, strict=True):
+        for row, tensor in zip(original.input_rows, tensors, strict=True):
             if (row_of_same := rows_by_tensor.get((id(tensor), row[6]))) is not None:
                 rows.append(row_of_same)
                 continue
             contents = storage_bytes(tensor)
-            start = self.used
+            start = self.used_bytes
             self._buffer[start : start + len(contents)] = contents
             geometry = [list(tensor.shape), list(tensor.stride()), tensor.storage_offset()]
             rows.append([start, len(contents), row[2], *geometry, row[6]])
             rows_by_tensor[id(tensor), row[6]] = rows[-1]
-            self.used = start + aligned(len(contents))
-        args, kwargs = with_rows([first.call.args, first.call.kwargs], iter(rows))
-        return self._call(args, kwargs, first.call.seed)
+            self.used_bytes = start + aligned_size(len(contents))
+        args, kwargs = replace_tensor_rows([original.call.args, original.call.kwargs], iter(rows))
+        return self._call(args, kwargs, original.call.rng_seed)
 
-    def _call(self, args: Any, kwargs: dict[str, Any], seed: int | None) -> Call:
-        rows = list(rows_of([args, kwargs]))
+    def _call(self, args: Any, kwargs: dict[str, Any], seed: int | None) -> ReferenceCall:
+        rows = list(tensor_rows([args, kwargs]))
         read = {a.name for a in self._op.arguments if a.type.startswith("Tensor") and not a.writes}
         values = all(row[2][0] in "iu" for row in rows) and not _INDEX_ARGUMENTS & read
         positions = "pointwise" not in self._op.tags and len(rows) > 1 and not values
         if self._reference is not None:
-            return AskedCall(
+            return UserCall(
                 self._op.name, args, kwargs, self._buffer, self._device,
-                own=True, seed=seed, positions=positions, reference=self._reference,
+                owns_storage=True, rng_seed=seed, may_hold_indices=positions, reference=self._reference,
             )  # fmt: skip
-        own = self._op.mutates or self._op.base in WRITES_UNSAID or self._device.type != "cpu"
-        return Call(self._op.name, args, kwargs, self._buffer, self._device, own, seed, positions=positions)
+        own = self._op.mutates or self._op.base in UNDECLARED_WRITES or self._device.type != "cpu"
+        return ReferenceCall(
+            self._op.name, args, kwargs, self._buffer, self._device, own, seed, may_hold_indices=positions
+        )
 
     def copy_to(self, arena: Bytes) -> None:
-        arena[INPUTS_AT : self.used] = self._buffer[INPUTS_AT : self.used]
+        arena[INPUTS_OFFSET : self.used_bytes] = self._buffer[INPUTS_OFFSET : self.used_bytes]
 
-    def touched(self, arena: Bytes) -> list[list[int]]:
+    def changed_inputs(self, arena: Bytes) -> list[list[int]]:
         """Return, for each case, the inputs whose bytes in the arena have changed."""
-        if np.array_equal(arena[INPUTS_AT : self.used], self._buffer[INPUTS_AT : self.used]):
-            return [[] for _ in self.placed]
+        if np.array_equal(arena[INPUTS_OFFSET : self.used_bytes], self._buffer[INPUTS_OFFSET : self.used_bytes]):
+            return [[] for _ in self.entries]
         return [
             [
                 i
-                for i, (start, n, *_) in enumerate(p.inputs)
+                for i, (start, n, *_) in enumerate(p.input_rows)
                 if not np.array_equal(arena[start : start + n], self._buffer[start : start + n])
             ]
-            for p in self.placed
+            for p in self.entries
         ]
 
-    def _place(self, row: list[Any], seed: str, blob: Bytes | None) -> None:
+    def _write_tensor(self, row: list[Any], seed: str, blob: Bytes | None) -> None:
         stored, nbytes, dtype, shape, strides, offset, device, *bounds = row
-        start = self.used
+        start = self.used_bytes
         spec = TensorSpec(tuple(shape), dtype, tuple(strides), offset, device, stored, nbytes, *bounds)
         write_storage(spec, self._buffer[start : start + nbytes], blob, seed)
         row[0] = start
         del row[7:]
-        self.used = start + aligned(nbytes)
+        self.used_bytes = start + aligned_size(nbytes)
 
 
-def dtypes_of(placed: Placed) -> tuple[str, ...]:
+def dtypes_of(entry: BatchEntry) -> tuple[str, ...]:
     """Return the dtypes of a case's tensors."""
-    return tuple(row[2] for row in placed.inputs)
+    return tuple(row[2] for row in entry.input_rows)
 
 
-def _numbers(value: Any) -> Iterator[float]:
+def _scalars_in(value: Any) -> Iterator[float]:
     """Yield the numbers among encoded arguments, without those that describe tensors."""
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         yield float(value)
     elif isinstance(value, list):
         for item in value:
-            yield from _numbers(item)
+            yield from _scalars_in(item)
     elif isinstance(value, dict) and "T" not in value:
         for item in value.values():
-            yield from _numbers(item)
+            yield from _scalars_in(item)
 
 
-def named_arguments(op: Operator, call: Call) -> dict[str, Any]:
+def named_arguments(op: Operator, call: ReferenceCall) -> dict[str, Any]:
     """Return the encoded arguments of a call by name."""
     return dict(zip((a.name for a in op.arguments), call.args, strict=False)) | call.kwargs
 
 
-def written_tensors(op: Operator, call: Call) -> Iterator[int]:
+def written_tensor_indices(op: Operator, call: ReferenceCall) -> Iterator[int]:
     """Yield the indices of a call's tensors that its operator writes to."""
-    return tensors_of_arguments(op, call, {a.name for a in op.arguments if a.writes})
+    return tensor_indices(op, call, {a.name for a in op.arguments if a.writes})
 
 
-def tensors_of_arguments(op: Operator, call: Call, wanted: AbstractSet[str]) -> Iterator[int]:
+def tensor_indices(op: Operator, call: ReferenceCall, argument_names: AbstractSet[str]) -> Iterator[int]:
     """Yield the indices of a call's tensors that belong to some arguments."""
     names = [*(a.name for a in op.arguments)][: len(call.args)] + list(call.kwargs)
     number = 0
     for name, value in zip(names, [*call.args, *call.kwargs.values()], strict=True):
-        count = sum(1 for _ in rows_of(value))
-        if name in wanted:
+        count = sum(1 for _ in tensor_rows(value))
+        if name in argument_names:
             yield from range(number, number + count)
         number += count
 
 
-def _made(twist: Twist, inputs: Inputs) -> list[torch.Tensor] | None:
-    """Return the tensors of a form; None where torch cannot make them in their dtype."""
+def _variant_tensors(make_variant: MakeVariant, inputs: CallTensors) -> list[torch.Tensor] | None:
+    """Return the tensors of a variant; None where torch cannot make them in their dtype."""
     try:
-        return twist(inputs)
+        return make_variant(inputs)
     except RuntimeError as error:
-        end_without_device(error)
+        abort_if_gpu_lost(error)
         return None
 
 
-def _with_argument(op: Operator, call: Call, name: str, value: Any) -> dict[str, Any]:
+def _with_argument(op: Operator, call: ReferenceCall, name: str, value: Any) -> dict[str, Any]:
     """Return a call's arguments with another value for one of them, by position where possible."""
     position = [a.name for a in op.arguments].index(name)
     if name not in call.kwargs and position < len(call.args):

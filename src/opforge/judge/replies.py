@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from opforge.judge.workers import WorkerConfig
+from opforge.judge.kernel_worker import WorkerConfig
 
-FORGED = "the worker's reply is not one that our harness writes"
+MALFORMED_REPLY = "the worker's reply is malformed"
 
 
-def replies_of(reply: Any, count: int) -> list[dict[str, Any]] | None:
+def parse_replies(reply: Any, count: int) -> list[dict[str, Any]] | None:
     """Return the worker's answers to the cases of a batch, or None if it sent something else."""
     replies = reply.get("results") if isinstance(reply, dict) else None
     if isinstance(replies, list) and len(replies) == count and all(isinstance(r, dict) for r in replies):
@@ -21,23 +21,23 @@ def replies_of(reply: Any, count: int) -> list[dict[str, Any]] | None:
 def results_end(replies: list[dict[str, Any]], config: WorkerConfig) -> int:
     """Return where the results in the replies end, within the arena."""
     rows = (row for row in _result_rows(replies) if isinstance(row[0], int) and isinstance(row[1], int))
-    ends: list[int] = [config.in_bytes, *(row[0] + row[1] for row in rows)]
+    ends: list[int] = [config.input_bytes, *(row[0] + row[1] for row in rows)]
     return min(max(ends), config.arena_bytes)
 
 
-def without_places(tree: Any) -> Any:
+def without_locations(tree: Any) -> Any:
     """Return a reply without the locations of its tensors; the rest is the same in every draw."""
     if isinstance(tree, dict):
-        return {k: _placeless(v, k) for k, v in tree.items()}
-    return [without_places(v) for v in tree] if isinstance(tree, list) else tree
+        return {k: _without_location(v, k) for k, v in tree.items()}
+    return [without_locations(v) for v in tree] if isinstance(tree, list) else tree
 
 
-def _placeless(value: Any, key: str) -> Any:
+def _without_location(value: Any, key: str) -> Any:
     if key == "T" and isinstance(value, list):
         return value[1:]
     if key == "inputs" and isinstance(value, list):
         return [row[1:] if isinstance(row, list) else row for row in value]
-    return without_places(value)
+    return without_locations(value)
 
 
 def _result_rows(tree: Any) -> Iterator[list[Any]]:

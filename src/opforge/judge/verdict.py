@@ -6,13 +6,13 @@ import enum
 from dataclasses import dataclass, field
 from typing import Any
 
-FAULT = "a defect of PyTorch"
+PYTORCH_DEFECT = "a defect of PyTorch"
 """Reason, in a note, why something was not judged."""
-REFERENCE_FAULT = "a fault of the reference's"
+REFERENCE_DEFECT = "a fault of the reference's"
 """The same for a user's own operator."""
 
 
-class Outcome(enum.StrEnum):
+class VerdictKind(enum.StrEnum):
     """The kinds of verdict."""
 
     PASSED = "passed"
@@ -25,15 +25,17 @@ class Outcome(enum.StrEnum):
     ERROR = "error"
 
 
-REJECTED = frozenset({Outcome.WRONG, Outcome.CONTRACT, Outcome.CHEATED, Outcome.CRASHED, Outcome.TIMED_OUT})
+REJECTING_KINDS = frozenset(
+    {VerdictKind.WRONG, VerdictKind.CONTRACT, VerdictKind.CHEATED, VerdictKind.CRASHED, VerdictKind.TIMED_OUT}
+)
 """Verdicts that reject a kernel: it did something wrong."""
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Verdict:
     """A verdict with its reason and its figures."""
 
-    outcome: Outcome
+    kind: VerdictKind
     reason: str = ""
     notes: tuple[str, ...] = ()
     """Differences from ATen that break no rule."""
@@ -41,11 +43,11 @@ class Finding:
 
     @property
     def passed(self) -> bool:
-        return self.outcome is Outcome.PASSED
+        return self.kind is VerdictKind.PASSED
 
-    def row(self) -> dict[str, Any]:
+    def to_row(self) -> dict[str, Any]:
         """Return the fields of a line of results.jsonl."""
-        row: dict[str, Any] = {"verdict": self.outcome.value, "reason": _printable(self.reason)}
+        row: dict[str, Any] = {"verdict": self.kind.value, "reason": _printable(self.reason)}
         if self.notes:
             row["notes"] = [_printable(note) for note in self.notes]
         return {**row, **self.figures}
@@ -56,9 +58,9 @@ def _printable(text: str) -> str:
     return text[:4000].encode("utf-8", "replace").decode()
 
 
-class NotRightError(Exception):
+class RejectedError(Exception):
     """Raised inside the judge where a check fails; carries the finding."""
 
-    def __init__(self, outcome: Outcome, reason: str, **figures: Any) -> None:
+    def __init__(self, kind: VerdictKind, reason: str, **figures: Any) -> None:
         super().__init__(reason)
-        self.finding = Finding(outcome, reason, (), figures)
+        self.verdict = Verdict(kind, reason, (), figures)

@@ -1,5 +1,5 @@
 """An implementation of an operator as data. Its code is loaded only in the sandbox."""
 
-from opforge.kernels.kernel import Kernel, Reference, Served
+from opforge.kernels.kernel import Kernel, Reference, ServedOperator
 
-__all__ = ["Kernel", "Reference", "Served"]
+__all__ = ["Kernel", "Reference", "ServedOperator"]

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from opforge.errors import NothingToJudgeError, OpforgeError, UnknownNameError
 from opforge.kernels import native
-from opforge.kernels.kernel import Kernel, Reference, Served
-from opforge.kernels.source import digest, located, shown, unfit
-from opforge.runtime import files
+from opforge.kernels.kernel import Kernel, Reference, ServedOperator
+from opforge.kernels.source import digest, printable, why_unusable, with_resolved_folder
+from opforge.runtime import untrusted_files
 
 GEN_INPUT = "gen_input.py"
 _KERNEL_SUFFIXES = (".py", *native.SUFFIXES)
@@ -51,33 +51,40 @@ class CustomFolder:
     def reference(self) -> Reference:
         """Baseline of its kernels: ``{op}_reference``, an implementation, or else the identity."""
         reference_file = self.path / f"{self.op}_reference.py"
-        if files.is_regular(reference_file):
+        if untrusted_files.is_regular(reference_file):
             if _defines(reference_file, f"{self.op}_reference", broken=True):
                 return _reference(reference_file.stem, reference_file, f"{self.op}_reference")
             self.warnings.append(
-                f"{self.op}: {reference_file.name} does not define {self.op}_reference, and is passed over"
+                f"{self.op}: {reference_file.name} does not define {self.op}_reference, and is ignored"
             )
         for file, name in sorted(self._named(), key=lambda implementation: native.is_native(implementation[0])):
             if _defines(file, self.entry, broken=False):
                 self.warnings.append(
-                    f"{self.op} has no reference: {name} is taken for it, and is itself compared with nothing else"
+                    f"{self.op} has no reference: {name} is used instead, and is itself compared with nothing else"
                 )
                 return _reference(name, file, self.entry)
         self.warnings.append(
-            f"{self.op} has neither a reference nor an implementation that defines {self.entry}: the identity is taken for its reference"
+            f"{self.op} has neither a reference nor an implementation that defines {self.entry}: the identity is its reference"
         )
         return Reference("the identity")
 
     @cached_property
     def kernels(self) -> list[Kernel]:
         """A kernel for each implementation, named ``{op}__{name}``."""
-        return [
-            Kernel(
-                shown(name), self.op, (Served(self.op),), shown(str(located(file))) if unfit(file) else str(located(file)),
-                (self.entry,), digest(file), reference=self.reference, broken=unfit(file),
-            )
-            for file, name in self._named()
-        ]  # fmt: skip
+        return [self._kernel(file, name) for file, name in self._named()]
+
+    def _kernel(self, file: Path, name: str) -> Kernel:
+        path, broken = str(with_resolved_folder(file)), why_unusable(file)
+        return Kernel(
+            printable(name),
+            self.op,
+            (ServedOperator(self.op),),
+            printable(path) if broken else path,
+            (self.entry,),
+            digest(file),
+            reference=self.reference,
+            broken=broken,
+        )
 
     def _named(self) -> Iterable[tuple[Path, str]]:
         """Yield the implementations with their kernel names.
@@ -96,7 +103,7 @@ class CustomOps:
 
     root: Path
     folders: dict[str, CustomFolder]
-    strangers: tuple[str, ...]
+    skipped: tuple[str, ...]
     """Messages about folders that hold no operator."""
 
     def select(self, names: Iterable[str]) -> list[str]:
@@ -108,7 +115,7 @@ class CustomOps:
         return list(dict.fromkeys(names))
 
 
-def find(root: Path) -> CustomOps:
+def find_custom_ops(root: Path) -> CustomOps:
     """Return the custom operators under a root; if none, raises with the expected layout."""
     if not root.is_dir():
         raise OpforgeError(
@@ -117,11 +124,13 @@ def find(root: Path) -> CustomOps:
         )
     folders: dict[str, CustomFolder] = {}
     strangers = []
-    for path in sorted(p for p in root.iterdir() if files.is_folder(p) and not p.name.startswith((".", "__"))):
+    for path in sorted(
+        p for p in root.iterdir() if untrusted_files.is_folder(p) and not p.name.startswith((".", "__"))
+    ):
         folder = CustomFolder(path)
         if not path.name.isidentifier():
-            strangers.append(f"{path.name} cannot be the name of an operator: functions are to be named after it")
-        elif not files.is_regular(folder.gen_input) and not folder.implementations:
+            strangers.append(f"{path.name} cannot be the name of an operator: its functions are named after it")
+        elif not untrusted_files.is_regular(folder.gen_input) and not folder.implementations:
             strangers.append(f"{path.name} holds neither {GEN_INPUT} nor {path.name}_NAME.py")
         else:
             folders[path.name] = folder
@@ -139,7 +148,9 @@ def _implementation_name(file: Path, op: str) -> str:
 
 
 def _reference(name: str, file: Path, entry: str) -> Reference:
-    return Reference(shown(name), str(located(file)), (entry,), digest(file), broken=unfit(file))
+    return Reference(
+        printable(name), str(with_resolved_folder(file)), (entry,), digest(file), broken=why_unusable(file)
+    )
 
 
 def _defines(file: Path, name: str, *, broken: bool) -> bool:
@@ -148,7 +159,7 @@ def _defines(file: Path, name: str, *, broken: bool) -> bool:
     ``broken`` is the answer for a source that cannot be read or parsed.
     """
     try:
-        source = files.read_text(file)
+        source = untrusted_files.read_text(file)
         return native.is_native(file) or name in _bound_names(ast.parse(source)) or "import *" in source
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return broken

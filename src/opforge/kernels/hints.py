@@ -73,18 +73,18 @@ def native_hints(source: str) -> list[str]:
     ]
 
 
-def hints(source: str) -> list[str]:
+def python_hints(source: str) -> list[str]:
     """Return hints on a kernel's Python source, each with its first line number."""
     first_lines: dict[str, int] = {}
     try:
-        for hint, line in _found(ast.parse(source)):
+        for hint, line in _hints_with_lines(ast.parse(source)):
             first_lines[hint] = min(line, first_lines.get(hint, line))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     return [f"{hint} (line {line})" for hint, line in sorted(first_lines.items(), key=lambda item: item[1])]
 
 
-def _found(tree: ast.AST) -> Iterator[tuple[str, int]]:
+def _hints_with_lines(tree: ast.AST) -> Iterator[tuple[str, int]]:
     for node in ast.walk(tree):
         match node:
             case ast.Import(names=names):

@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedOperator:
     """An operator that a kernel serves."""
 
     op: str
@@ -48,7 +48,7 @@ class Kernel:
     name: str
     primary: str
     """The operator with the entry point's signature, such as ``add.Tensor``."""
-    serves: tuple[Served, ...]
+    serves: tuple[ServedOperator, ...]
     file: str | None = None
     """None for ATen's own."""
     entries: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ class Kernel:
     broken: str = ""
     """Why the kernel cannot run, such as a compile error: the reason of all its verdicts."""
 
-    of_file: bool = True
+    is_file_digest: bool = True
     """Whether the digest is that of the file, and not of a package that the file leads to."""
     reference: Reference | None = None
     """For a custom operator's kernel, its baseline; None if the baseline is ATen."""
@@ -77,6 +77,6 @@ class Kernel:
         if self.reference is not None:
             wire["reference"] = self.reference.wire()
         optional = {"mutant": self.mutant, "library": self.library, "broken": self.broken}
-        if self.of_file:
+        if self.is_file_digest:
             optional["digest"] = self.digest
         return {**wire, **{name: value for name, value in optional.items() if value}}

@@ -1,18 +1,18 @@
 """Mutants: ATen with one deliberate error, to test whether a suite detects it.
 
 This module has their names and, by schema, the operators that have them. A mutant is a kernel
-without a file. Its behaviour is in `opforge.sandbox.mutants`; this module needs no torch.
+without a file. Its behaviour is in `opforge.sandbox.mutants.mutant`; this module needs no torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from opforge.ops import Form, Operator
-from opforge.ops.arguments import may_be_left_out
-from opforge.ops.undefined import UNDEFINED_CONTENTS, solves
+from opforge.ops import Operator, SchemaKind
+from opforge.ops.arguments import is_omittable
+from opforge.ops.undefined import UNDEFINED_CONTENTS, is_solver
 
-IGNORED = "ignored:"
+IGNORED_PREFIX = "ignored:"
 """Name prefix of mutants that leave one argument at its default, such as ``ignored:alpha``."""
 
 MUTANTS: dict[str, str] = {
@@ -29,7 +29,7 @@ MUTANTS: dict[str, str] = {
     "offset_ignored": "inputs are read from the start of their storage",
     "swapped": "the first two tensors are exchanged",
     "nothing_written": "the tensor to be written is returned as it was",
-    IGNORED: "one argument with a default is left at its default",
+    IGNORED_PREFIX: "one argument with a default is left at its default",
 }
 """Description of each mutant."""
 
@@ -39,7 +39,7 @@ _RANDOM_MUTANTS = frozenset({"zeros", "constant", "identity", "tail", "nothing_w
 """Errors visible in a distribution; a change of one element or a few bits of a draw is not."""
 _FACTORY_MUTANTS = frozenset({"zeros", "constant", "first_row", "edge", "tail", "low_precision", "nothing_written"})
 """Possible errors without an input tensor."""
-EQUIVALENT: dict[tuple[str, str], str] = {
+EQUIVALENT_MUTANTS: dict[tuple[str, str], str] = {
     (
         "swapped",
         "quantile",
@@ -54,35 +54,35 @@ Lists only those that the worker does not detect by trying (see `docs/strength.m
 
 def kind_of(mutant: str) -> str:
     """Return the `MUTANTS` key of a mutant's name."""
-    return IGNORED if mutant.startswith(IGNORED) else mutant
+    return IGNORED_PREFIX if mutant.startswith(IGNORED_PREFIX) else mutant
 
 
 def mutants_of(op: Operator) -> list[str]:
     """Return the mutants that make sense for an operator, by its schema."""
     if op.base in UNDEFINED_CONTENTS:
         return []
-    return [name for name in _candidates(op) if (kind_of(name), op.packet) not in EQUIVALENT]
+    return [name for name in _candidates(op) if (kind_of(name), op.packet) not in EQUIVALENT_MUTANTS]
 
 
 def _candidates(op: Operator) -> Iterator[str]:
     for name in MUTANTS:
-        if name == IGNORED:
-            yield from (f"{IGNORED}{a.name}" for a in op.arguments if may_be_left_out(a))
+        if name == IGNORED_PREFIX:
+            yield from (f"{IGNORED_PREFIX}{a.name}" for a in op.arguments if is_omittable(a))
         elif _fits(name, op):
             yield name
 
 
 def _fits(name: str, op: Operator) -> bool:
-    inputs = [a for a in op.arguments if a.type.startswith("Tensor") and not (op.form is Form.OUT and a.writes)]
-    if (_returns_only_views(op) and name not in _VIEW_MUTANTS) or (op.random and name not in _RANDOM_MUTANTS):
+    inputs = [a for a in op.arguments if a.type.startswith("Tensor") and not (op.kind is SchemaKind.OUT and a.writes)]
+    if (_returns_only_views(op) and name not in _VIEW_MUTANTS) or (op.is_random and name not in _RANDOM_MUTANTS):
         return False
     if not inputs and name not in _FACTORY_MUTANTS:
         return False
     match name:
         case "nan_swallowed" | "inf_swallowed":
-            return not solves(op.packet)  # its behaviour on those is undefined, so no case can contain one
+            return not is_solver(op.packet)  # its behaviour on those is undefined, so no case can contain one
         case "identity":
-            return op.form is not Form.INPLACE  # the same as `nothing_written`
+            return op.kind is not SchemaKind.INPLACE  # the same as `nothing_written`
         case "nothing_written":
             return op.mutates
         case "swapped":

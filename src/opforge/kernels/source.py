@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from opforge.kernels import native
-from opforge.runtime import files
+from opforge.runtime import untrusted_files
 
 UNREADABLE = "unreadable"
 """Placeholder for the digest of an unreadable source."""
@@ -32,39 +32,39 @@ def digest(file: Path) -> str:
 
 
 def _digest(file: Path) -> str:
-    hasher = hashlib.sha256(files.read(file))
-    for other in sorted(beside(file)):
+    hasher = hashlib.sha256(untrusted_files.read(file))
+    for other in sorted(dependencies(file)):
         name = os.fsencode(other.relative_to(file.parent))
-        hasher.update(name + b"\0" + hashlib.sha256(files.read(other)).digest())
+        hasher.update(name + b"\0" + hashlib.sha256(untrusted_files.read(other)).digest())
     return hasher.hexdigest()[:16]
 
 
-def unfit(file: Path) -> str:
+def why_unusable(file: Path) -> str:
     """Return why a file cannot be run as a kernel; empty if it can.
 
     Such a kernel has no digest: it, or a file it imports or names, cannot be read. Without a digest
     nobody could tell whether it is still the kernel that was judged.
     """
     if not file.name.isprintable():
-        return f"its name, {shown(file.name)}, is not printable UTF-8: rename it"
+        return f"its name, {printable(file.name)}, is not printable UTF-8: rename it"
     try:
         _digest(file)
     except OSError as error:
-        return f"{shown(Path(error.filename or file).name)} cannot be read: {error.strerror}"
+        return f"{printable(Path(error.filename or file).name)} cannot be read: {error.strerror}"
     return ""
 
 
-def located(file: Path) -> Path:
+def with_resolved_folder(file: Path) -> Path:
     """Return the path of a file with its folders' links resolved, but not its own."""
     return file.parent.resolve() / file.name
 
 
-def shown(name: str) -> str:
+def printable(name: str) -> str:
     """Return a printable form of a name: unprintable characters become their numbers."""
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in name)
 
 
-def imports(text: str) -> Iterator[str]:
+def imported_modules(text: str) -> Iterator[str]:
     """Yield the top-level names of a source's imported modules; none if it cannot be parsed."""
     for node in _nodes(text):
         if isinstance(node, ast.Import):
@@ -78,7 +78,7 @@ def _nodes(text: str) -> Iterator[ast.AST]:
         yield from ast.walk(ast.parse(text))
 
 
-def beside(file: Path) -> set[Path]:
+def dependencies(file: Path) -> set[Path]:
     """Return the files in and below a file's folder that it imports or names, directly or not.
 
     For C++ these are the headers.
@@ -88,23 +88,23 @@ def beside(file: Path) -> set[Path]:
     reached: set[Path] = set()
     new = {file}
     while new:
-        texts = [files.read_text(source) for source in new if source.suffix == ".py"]
-        referenced = {path for text in texts for name in imports(text) for path in _module(file.parent, name)}
+        texts = [untrusted_files.read_text(source) for source in new if source.suffix == ".py"]
+        referenced = {path for text in texts for name in imported_modules(text) for path in _module(file.parent, name)}
         referenced |= {path for text in texts for name in _possible_names(text) for path in _named(file.parent, name)}
         new = referenced - reached - {file}
         reached |= new
-        if len(reached) > files.MOST_FILES:
-            raise OSError(errno.EFBIG, f"it names more than {files.MOST_FILES} files", str(file))
+        if len(reached) > untrusted_files.MAX_FILES:
+            raise OSError(errno.EFBIG, f"it names more than {untrusted_files.MAX_FILES} files", str(file))
     return reached
 
 
 def _module(folder: Path, name: str) -> Iterator[Path]:
     """Yield the files of a module in a folder; none if there is no such module."""
-    if files.is_regular(module := folder / f"{name}.py"):
+    if untrusted_files.is_regular(module := folder / f"{name}.py"):
         yield module
-    yield from (path for path in folder.glob(f"{name}.*.so") if files.is_regular(path))
-    if files.is_folder(package := folder / name):
-        yield from (path for path in files.below(package) if path.suffix == ".py")
+    yield from (path for path in folder.glob(f"{name}.*.so") if untrusted_files.is_regular(path))
+    if untrusted_files.is_folder(package := folder / name):
+        yield from (path for path in untrusted_files.files_below(package) if path.suffix == ".py")
 
 
 def _possible_names(text: str) -> Iterator[str]:
@@ -120,9 +120,9 @@ def _named(folder: Path, name: str) -> Iterator[Path]:
     The folder itself, which holds proofs, and anything outside it are left out.
     """
     path = folder / name
-    if files.is_regular(path):
+    if untrusted_files.is_regular(path):
         yield path
-    elif files.is_folder(path) and path != folder:
-        yield from files.below(path)
+    elif untrusted_files.is_folder(path) and path != folder:
+        yield from untrusted_files.files_below(path)
     elif name.replace(".", "").isidentifier():
         yield from _module(folder, name.partition(".")[0])

@@ -10,26 +10,26 @@ Fails = Callable[[Sequence[str]], bool]
 
 
 @dataclass
-class Blame:
+class FaultyKernels:
     """The faulty kernels: those that fail by themselves, and sets that fail only together."""
 
-    guilty: list[str] = field(default_factory=list)
-    together: list[list[str]] = field(default_factory=list)
+    faulty: list[str] = field(default_factory=list)
+    faulty_sets: list[list[str]] = field(default_factory=list)
     trials: int = 0
 
     @property
-    def named(self) -> set[str]:
-        return {*self.guilty, *(name for group in self.together for name in group)}
+    def names(self) -> set[str]:
+        return {*self.faulty, *(name for group in self.faulty_sets for name in group)}
 
 
-def find(suspects: Sequence[str], fails: Fails, named: str = "") -> Blame:
+def find_faulty(suspects: Sequence[str], fails: Fails, prime_suspect: str = "") -> FaultyKernels:
     """Return the kernels to blame when all of them together fail; ``named`` is tried first.
 
     Sets are halved as long as a half fails by itself; both halves are searched. If a set fails and
     neither half does, its kernels are removed one by one while it still fails. The rest, without
     the faulty kernels, is tested again, so that one cannot hide behind another.
     """
-    blame = Blame()
+    blame = FaultyKernels()
 
     def failing(names: Sequence[str]) -> bool:
         if not names:
@@ -39,37 +39,37 @@ def find(suspects: Sequence[str], fails: Fails, named: str = "") -> Blame:
 
     rest = list(suspects)
     known_to_fail = True  # the caller has seen all of them fail
-    if named in rest and failing([named]):
-        blame.guilty.append(named)
-        rest.remove(named)
+    if prime_suspect in rest and failing([prime_suspect]):
+        blame.faulty.append(prime_suspect)
+        rest.remove(prime_suspect)
         known_to_fail = False
     while known_to_fail or failing(rest):
         _search_failing_set(rest, failing, blame)
-        rest = [name for name in rest if name not in blame.named]
+        rest = [name for name in rest if name not in blame.names]
         known_to_fail = False
     return blame
 
 
-def _search_failing_set(failing_set: Sequence[str], failing: Fails, blame: Blame) -> None:
+def _search_failing_set(failing_set: Sequence[str], failing: Fails, result: FaultyKernels) -> None:
     """Search a set that is known to fail."""
     if len(failing_set) == 1:
-        blame.guilty.append(failing_set[0])
+        result.faulty.append(failing_set[0])
         return
     middle = len(failing_set) // 2
     failing_halves = [half for half in (failing_set[:middle], failing_set[middle:]) if failing(half)]
     for half in failing_halves:
-        _search_failing_set(half, failing, blame)
+        _search_failing_set(half, failing, result)
     if not failing_halves:
-        _narrow(list(failing_set), failing, blame)
+        _minimise_failing_set(list(failing_set), failing, result)
 
 
-def _narrow(failing_set: list[str], failing: Fails, blame: Blame) -> None:
+def _minimise_failing_set(failing_set: list[str], failing: Fails, result: FaultyKernels) -> None:
     """Remove the kernels that a set's failure does not need."""
     for name in list(failing_set):
         without = [other for other in failing_set if other != name]
         if failing(without):
             failing_set = without
     if len(failing_set) == 1:
-        blame.guilty.append(failing_set[0])
+        result.faulty.append(failing_set[0])
     else:
-        blame.together.append(failing_set)
+        result.faulty_sets.append(failing_set)

@@ -15,39 +15,39 @@ from typing import Any
 
 import torch
 
-from opforge.judge.numerics import FACTOR, STEPS
+from opforge.judge.compare.numerics import ALLOWED_ROUNDING_STEPS, MAX_ERROR_RATIO
 
-USELESS = 0.25
+MAX_FLOAT64_DEVIATION = 0.25
 """Typical relative error of ATen beyond which the float64 run took another path of the model."""
 _ALLOWED_FLOAT64_STEPS = 34.0
 """Allowed rounding steps in float64, which has no wider dtype to compare with."""
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class Magnitude:
     """The largest and the typical (root mean square) of some numbers."""
 
     largest: float = 0.0
     typical: float = 0.0
 
     @classmethod
-    def of(cls, numbers: torch.Tensor) -> Size:
+    def of(cls, numbers: torch.Tensor) -> Magnitude:
         if not numbers.numel():
             return cls()
         return cls(float(numbers.max()), float(numbers.square().mean().sqrt()))
 
-    def most(self, other: Size) -> Size:
-        return Size(max(self.largest, other.largest), max(self.typical, other.typical))
+    def maximum(self, other: Magnitude) -> Magnitude:
+        return Magnitude(max(self.largest, other.largest), max(self.typical, other.typical))
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class TensorComparison:
     """One tensor of a run with kernels, compared with ATen's and float64's."""
 
     name: str
-    error: Size
-    aten_error: Size
-    allowed: Size
+    error: Magnitude
+    aten_error: Magnitude
+    allowed: Magnitude
     fault: str = ""
     """A non-numeric fault: shape, dtype, NaN."""
 
@@ -60,7 +60,7 @@ class Compared:
         return max(0.0 if e == 0 else math.inf if a == 0 else e / a for e, a in pairs)
 
     @property
-    def right(self) -> bool:
+    def passed(self) -> bool:
         return self.excess <= 1
 
     @property
@@ -72,10 +72,10 @@ class Compared:
         error, allowed, aten_error = (getattr(size, kind) for size in (self.error, self.allowed, self.aten_error))
         return f"{self.name}: {kind} error {error:.3g}, allowed {allowed:.3g} (ATen's own {aten_error:.3g})"
 
-    def row(self) -> dict[str, Any]:
+    def to_row(self) -> dict[str, Any]:
         return {
             "name": self.name,
-            "right": self.right,
+            "right": self.passed,
             "error": self.error.largest,
             "aten_error": self.aten_error.largest,
             "bound": self.allowed.largest,
@@ -87,37 +87,44 @@ class Compared:
 
 
 def compare(
-    name: str, kernel: torch.Tensor, aten: torch.Tensor, exact: torch.Tensor | None, own: Size | None = None
-) -> Compared:
+    name: str,
+    kernel: torch.Tensor,
+    aten: torch.Tensor,
+    exact: torch.Tensor | None,
+    measured_aten_error: Magnitude | None = None,
+) -> TensorComparison:
     """Compare a tensor with ATen's; ``own`` is ATen's error if it was measured several times."""
-    nothing = Size()
+    nothing = Magnitude()
     if (fault := _dtype_or_shape_fault(kernel, aten)) or (fault := _nonfinite_fault(kernel, aten, exact)):
-        return Compared(name, nothing, nothing, nothing, fault)
+        return TensorComparison(name, nothing, nothing, nothing, fault)
     error = error_of(kernel, aten, exact)
     aten_error = error_of(aten, aten, exact)
-    aten_error = aten_error if own is None else aten_error.most(own)
-    size, eps = Size.of(_finite_magnitudes(aten if exact is None else exact)), step(aten.dtype)
-    allowed = Size(FACTOR * aten_error.largest + eps * size.largest, FACTOR * aten_error.typical + eps * size.typical)
-    return Compared(name, error, aten_error, allowed)
+    aten_error = aten_error if measured_aten_error is None else aten_error.maximum(measured_aten_error)
+    size, eps = Magnitude.of(_finite_magnitudes(aten if exact is None else exact)), rounding_tolerance(aten.dtype)
+    allowed = Magnitude(
+        MAX_ERROR_RATIO * aten_error.largest + eps * size.largest,
+        MAX_ERROR_RATIO * aten_error.typical + eps * size.typical,
+    )
+    return TensorComparison(name, error, aten_error, allowed)
 
 
-def error_of(found: torch.Tensor, aten: torch.Tensor, exact: torch.Tensor | None) -> Size:
+def error_of(actual: torch.Tensor, aten: torch.Tensor, exact: torch.Tensor | None) -> Magnitude:
     """Return the error against float64, or against ATen if there is none, where both are finite."""
     expected = aten if exact is None else exact
     if not is_inexact(aten):
-        return Size.of((found != expected).double().mean().reshape(1)) if found.numel() else Size()
-    finite = torch.isfinite(found) & torch.isfinite(expected)
-    return Size.of((_wide(found) - _wide(expected)).abs()[finite])
+        return Magnitude.of((actual != expected).double().mean().reshape(1)) if actual.numel() else Magnitude()
+    finite = torch.isfinite(actual) & torch.isfinite(expected)
+    return Magnitude.of((_to_float64(actual) - _to_float64(expected)).abs()[finite])
 
 
-def misleads(aten: torch.Tensor, exact: torch.Tensor) -> bool:
+def float64_disagrees(aten: torch.Tensor, exact: torch.Tensor) -> bool:
     """Whether float64 gives another result than ATen, rather than the same with less error."""
     if aten.shape != exact.shape:
         return True
     if not is_inexact(aten):
         return False
-    return error_of(aten, aten, exact).typical > USELESS * max(
-        Size.of(_finite_magnitudes(exact)).typical, Size.of(_finite_magnitudes(aten)).typical
+    return error_of(aten, aten, exact).typical > MAX_FLOAT64_DEVIATION * max(
+        Magnitude.of(_finite_magnitudes(exact)).typical, Magnitude.of(_finite_magnitudes(aten)).typical
     )
 
 
@@ -125,17 +132,17 @@ def is_inexact(tensor: torch.Tensor) -> bool:
     return bool(tensor.is_floating_point() or tensor.is_complex())
 
 
-def step(dtype: torch.dtype) -> float:
+def rounding_tolerance(dtype: torch.dtype) -> float:
     """Return the rounding error of a dtype that is always allowed, relative to a number."""
     if not (dtype.is_floating_point or dtype.is_complex):
         return 0.0
-    steps = _ALLOWED_FLOAT64_STEPS if dtype in (torch.float64, torch.complex128) else STEPS
+    steps = _ALLOWED_FLOAT64_STEPS if dtype in (torch.float64, torch.complex128) else ALLOWED_ROUNDING_STEPS
     return steps * float(torch.finfo(dtype).eps)
 
 
 def _dtype_or_shape_fault(kernel: torch.Tensor, aten: torch.Tensor) -> str:
     if kernel.dtype != aten.dtype:
-        return f"dtype {_word(kernel.dtype)}, ATen has {_word(aten.dtype)}"
+        return f"dtype {_dtype_name(kernel.dtype)}, ATen has {_dtype_name(aten.dtype)}"
     return f"shape {list(kernel.shape)}, ATen has {list(aten.shape)}" if kernel.shape != aten.shape else ""
 
 
@@ -155,17 +162,17 @@ def _nonfinite_fault(kernel: torch.Tensor, aten: torch.Tensor, exact: torch.Tens
 def _same_special(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     if left.is_complex():
         return ~torch.isfinite(left) & ~torch.isfinite(right)
-    return (torch.isnan(left) & torch.isnan(right)) | (torch.isinf(left) & (_wide(left) == _wide(right)))
+    return (torch.isnan(left) & torch.isnan(right)) | (torch.isinf(left) & (_to_float64(left) == _to_float64(right)))
 
 
 def _finite_magnitudes(tensor: torch.Tensor) -> torch.Tensor:
-    wide = _wide(tensor).abs()
+    wide = _to_float64(tensor).abs()
     return wide[torch.isfinite(wide)]
 
 
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
+def _to_float64(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 
-def _word(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from opforge.models.subject import Subject, SubjectError
-from opforge.models.wide import Wide
-from opforge.sandbox.state import seed_generator
+from opforge.models.model import LoadedModel, UnusableModelError
+from opforge.models.widening import WideningMode
+from opforge.runtime.trees import map_instances
+from opforge.sandbox.guest.global_state import seed_generator
 
 LOSS = "loss"
 _SGD_OPTIONS = {"lr": 0.01, "momentum": 0.9, "weight_decay": 0.01}
@@ -29,7 +30,7 @@ _WAVE_STEPS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class How:
+class ExecutionSettings:
     """The settings of a model's run."""
 
     device: torch.device
@@ -45,23 +46,29 @@ class How:
 class Execution:
     """A model that is ready to run."""
 
-    def __init__(self, subject: Subject, how: How) -> None:
-        self._how = how
-        self.during: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
+    def __init__(self, subject: LoadedModel, settings: ExecutionSettings) -> None:
+        self._settings = settings
+        self.run_context: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
         """Context active while the model itself runs, not while weights or results are copied."""
         self._user_loss = subject.loss
         self._make_optimizer = subject.optimizer
-        model = subject.model if how.dtype is None else subject.model.to(how.dtype)
-        self._given = _each((subject.args, subject.kwargs), lambda t: _cast(t, how.dtype).detach().cpu().clone())
-        self._kept = {name: t.detach().cpu().clone() for name, t in _state(model)}
-        floats = [t.dtype for t in [*self._kept.values(), *_tensors(self._given)] if t.is_floating_point()]
+        model = subject.model if settings.dtype is None else subject.model.to(settings.dtype)
+        self._initial_inputs = map_instances(
+            (subject.args, subject.kwargs),
+            torch.Tensor,
+            lambda t: _cast(t, settings.dtype).detach().cpu().clone(),
+        )
+        self._initial_state = {name: t.detach().cpu().clone() for name, t in _state(model)}
+        floats = [
+            t.dtype for t in [*self._initial_state.values(), *_tensors(self._initial_inputs)] if t.is_floating_point()
+        ]
         self._narrow = floats[0] if floats else torch.get_default_dtype()
-        if how.wide:
+        if settings.wide:
             model = model.double()
-        self._model = model.to(how.device).train(how.train)
+        self._model = model.to(settings.device).train(settings.train)
         self._inputs: Any = None
         self._optimizer: Any = None
-        self.learning = False
+        self.in_optimizer_step = False
         """Whether the optimizer is making a step right now."""
 
     @property
@@ -69,32 +76,32 @@ class Execution:
         """Return the dtype of the model's weights before widening."""
         return self._narrow
 
-    def run(self, move: int = 0) -> list[tuple[str, torch.Tensor]]:
+    def run(self, perturbation_seed: int = 0) -> list[tuple[str, torch.Tensor]]:
         """Run from the start and return the resulting tensors by name.
 
         They are output, loss, gradients, buffers, and parameters after a step. ``move`` seeds a
         perturbation of weights and inputs by about a rounding step; 0 for none.
         """
-        self.restore(move)
-        output, loss = self.step()
-        results = list(_named(output, "output"))
+        self.restore(perturbation_seed)
+        output, loss = self.run_once()
+        results = list(_named_tensors(output, "output"))
         if loss is not None:
             results += [(LOSS, loss)]
             results += [(f"gradient of {n}", p.grad) for n, p in self._model.named_parameters() if p.grad is not None]
             results += [(f"buffer {n}", b) for n, b in self._model.named_buffers()]
             results += [(f"{n} after a step", p) for n, p in self._model.named_parameters() if p.grad is not None]
         if not results:
-            raise SubjectError("the model's output holds no tensor")
+            raise UnusableModelError("the model's output holds no tensor")
         return [(name, tensor.detach()) for name, tensor in results]
 
-    def restore(self, move: int = 0) -> None:
+    def restore(self, perturbation_seed: int = 0) -> None:
         """Reset weights, buffers and inputs to their initial values."""
-        perturb = _Perturbation(move)
+        perturb = _Perturbation(perturbation_seed)
         with torch.no_grad():
             for name, tensor in _state(self._model):
-                tensor.copy_(perturb(self._kept[name]))
-            self._inputs = _each(self._given, lambda t: self._ready(perturb(t)))
-        self._optimizer = self._new_optimizer() if self._how.train else None
+                tensor.copy_(perturb(self._initial_state[name]))
+            self._inputs = map_instances(self._initial_inputs, torch.Tensor, lambda t: self._to_device(perturb(t)))
+        self._optimizer = self._new_optimizer() if self._settings.train else None
 
     def _new_optimizer(self) -> Any:
         """Return an optimizer that has made no step yet."""
@@ -103,38 +110,38 @@ class Execution:
             return torch.optim.SGD(parameters, **_SGD_OPTIONS) if parameters else None
         optimizer = self._make_optimizer(parameters)
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise SubjectError(
+            raise UnusableModelError(
                 f"optimizer(parameters) returned {type(optimizer).__name__}, not a torch.optim.Optimizer"
             )
         return optimizer
 
-    def _ready(self, tensor: torch.Tensor) -> torch.Tensor:
-        widen = self._how.wide and tensor.is_floating_point()
-        return tensor.to(device=self._how.device, dtype=torch.float64 if widen else tensor.dtype, copy=True)
+    def _to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        widen = self._settings.wide and tensor.is_floating_point()
+        return tensor.to(device=self._settings.device, dtype=torch.float64 if widen else tensor.dtype, copy=True)
 
-    def step(self) -> tuple[Any, torch.Tensor | None]:
+    def run_once(self) -> tuple[Any, torch.Tensor | None]:
         """Run once on the current weights and inputs; return output, and loss in training."""
-        how = self._how
+        how = self._settings
         self._model.zero_grad(set_to_none=True)
         seed_generator(how.seed, how.device)
         args, kwargs = self._inputs
         wide = _in_float64(self._narrow) if how.wide else contextlib.nullcontext()
-        with torch.set_grad_enabled(how.train), wide, self.during():
+        with torch.set_grad_enabled(how.train), wide, self.run_context():
             output = self._model(*args, **kwargs)
             loss = self._loss_of(output) if how.train else None
             if loss is not None:
                 loss.backward()
-                self._learn()
+                self._optimizer_step()
             if how.device.type == "cuda":
                 torch.cuda.synchronize()
         return output, loss
 
-    def _learn(self) -> None:
-        self.learning = True
+    def _optimizer_step(self) -> None:
+        self.in_optimizer_step = True
         try:
             self._optimizer.step()
         finally:
-            self.learning = False
+            self.in_optimizer_step = False
 
     def _loss_of(self, output: Any) -> torch.Tensor:
         if self._user_loss is not None:
@@ -144,9 +151,9 @@ class Execution:
         else:
             loss = _default_loss(output)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            raise SubjectError(f"the loss is {_kind(loss)}, not a tensor of one number")
+            raise UnusableModelError(f"the loss is {_describe(loss)}, not a tensor of one number")
         if not loss.requires_grad:
-            raise SubjectError("the loss does not depend on any weight, so there is nothing to train")
+            raise UnusableModelError("the loss does not depend on any weight, so there is nothing to train")
         return loss
 
 
@@ -156,7 +163,7 @@ def _in_float64(narrow: torch.dtype) -> Iterator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        with Wide(narrow):
+        with WideningMode(narrow):
             yield
     finally:
         torch.set_default_dtype(before)
@@ -165,8 +172,8 @@ def _in_float64(narrow: torch.dtype) -> Iterator[None]:
 class _Perturbation:
     """Perturbs the elements of floating-point tensors by about a rounding step of their dtype."""
 
-    def __init__(self, move: int) -> None:
-        self._generator = torch.Generator().manual_seed(move) if move else None
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed) if seed else None
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._generator is None or not tensor.is_floating_point():
@@ -184,31 +191,20 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
 
 
-def _each(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    if isinstance(tree, torch.Tensor):
-        return change(tree)
-    if isinstance(tree, Mapping):
-        return {name: _each(value, change) for name, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        changed = [_each(value, change) for value in tree]
-        return changed if isinstance(tree, list) else tuple(changed)
-    return tree
-
-
 def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [tensor for _, tensor in _named(tree, "")]
+    return [tensor for _, tensor in _named_tensors(tree, "")]
 
 
-def _named(tree: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+def _named_tensors(tree: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of an output by name; outputs of libraries are often custom mappings."""
     if isinstance(tree, torch.Tensor):
         yield name, tree
     elif isinstance(tree, Mapping):
         for key, value in tree.items():
-            yield from _named(value, f"{name}[{key!r}]")
+            yield from _named_tensors(value, f"{name}[{key!r}]")
     elif isinstance(tree, list | tuple):
         for number, value in enumerate(tree):
-            yield from _named(value, f"{name}[{number}]")
+            yield from _named_tensors(value, f"{name}[{number}]")
 
 
 def _default_loss(output: Any) -> torch.Tensor:
@@ -224,9 +220,9 @@ def _default_loss(output: Any) -> torch.Tensor:
             part = (tensor * factors).mean()
             total = part if total is None else total + part
     if total is None:
-        raise SubjectError("no output of the model depends on a weight; define loss(output) beside model()")
+        raise UnusableModelError("no output of the model depends on a weight; define loss(output) beside model()")
     return total
 
 
-def _kind(value: Any) -> str:
+def _describe(value: Any) -> str:
     return f"of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__

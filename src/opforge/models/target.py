@@ -19,7 +19,7 @@ _EXPECTED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ModelTarget:
     """The location of a model's code."""
 
     name: str
@@ -42,46 +42,46 @@ class Target:
         return asdict(self)
 
     @classmethod
-    def from_wire(cls, row: Mapping[str, Any]) -> Target:
+    def from_wire(cls, row: Mapping[str, Any]) -> ModelTarget:
         return cls(**row)
 
 
-def find(word: str, settings: Settings | None = None) -> Target:
+def find_model(argument: str, settings: Settings | None = None) -> ModelTarget:
     """Return the model named by ``FILE.py``, ``module:function`` or an architecture's name.
 
     An architecture's name is such as ``hf:BertModel``. The settings give its size; they apply to
     architectures only.
     """
-    module, colon, function = word.partition(":")
+    module, colon, function = argument.partition(":")
     if module in LIBRARIES and function:
-        return _architecture(word, module, function, settings or Settings())
+        return _architecture(argument, module, function, settings or Settings())
     if settings not in (None, Settings()):
         raise OpforgeError(
-            f"--batch, --seq, --image, --layers and --set are for architectures by name, such as hf:BertModel, and {word!r} is none"
+            f"--batch, --seq, --image, --layers and --set require an architecture such as hf:BertModel, not {argument!r}"
         )
-    if word.endswith(".py"):
-        path = Path(word)
+    if argument.endswith(".py"):
+        path = Path(argument)
         if not path.is_file():
-            raise OpforgeError(f"there is no file {word!r}; {_EXPECTED}")
+            raise OpforgeError(f"there is no file {argument!r}; {_EXPECTED}")
         file = path.resolve()
-        return Target(word, file=str(file), folder=str(file.parent), reads=str(file))
+        return ModelTarget(argument, file=str(file), folder=str(file.parent), reads=str(file))
     if not colon:
-        raise OpforgeError(f"unknown model {word!r}; {_EXPECTED}")
+        raise OpforgeError(f"unknown model {argument!r}; {_EXPECTED}")
     if not function.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
-        raise OpforgeError(f"{word!r} is not module:function; {_EXPECTED}")
+        raise OpforgeError(f"{argument!r} is not module:function; {_EXPECTED}")
     code_path = _top_level_path(module)
-    return Target(word, module=module, function=function, folder=str(code_path.parent), reads=str(code_path))
+    return ModelTarget(argument, module=module, function=function, folder=str(code_path.parent), reads=str(code_path))
 
 
-def _architecture(word: str, library: str, name: str, settings: Settings) -> Target:
+def _architecture(argument: str, library: str, name: str, settings: Settings) -> ModelTarget:
     package = LIBRARIES[library]
     spec = PathFinder.find_spec(package, sys.path)
     if spec is None:
-        raise OpforgeError(f"{word} needs the package {package}; install it with `pip install {package}`")
+        raise OpforgeError(f"{argument} needs the package {package}; install it with `pip install {package}`")
     code_path = _spec_path(spec, package)
     given = settings.checked().as_json()
-    return Target(
-        word, folder=str(code_path.parent), reads=str(code_path), library=library, architecture=name, settings=given
+    return ModelTarget(
+        argument, folder=str(code_path.parent), reads=str(code_path), library=library, architecture=name, settings=given
     )
 
 

@@ -15,21 +15,21 @@ from typing import Any
 
 import torch
 
-from opforge.cases.encoding import SHORT_DTYPES, TORCH_DTYPES
-from opforge.cases.materialise import flat_bytes
+from opforge.cases.tensors import flat_bytes
+from opforge.cases.wire import SHORT_DTYPES, TORCH_DTYPES
 from opforge.install import Installation, RefusedError
 from opforge.install.loading import install_kernel
-from opforge.models.calls import CallRecorder
-from opforge.models.execution import Execution, How
-from opforge.models.subject import SubjectError, load
-from opforge.models.target import Target
-from opforge.sandbox import reach
-from opforge.sandbox.confinement import room_from
-from opforge.sandbox.loader import KernelLoadError, describe_exception
-from opforge.sandbox.state import seed_generator
-from opforge.sandbox.watch import Watch
-from opforge.sandbox.wire import Channel
-from opforge.sandbox.worker import ALIGN, COUNTER, seals
+from opforge.models.call_recorder import CallRecorder
+from opforge.models.execution import Execution, ExecutionSettings
+from opforge.models.model import UnusableModelError, load_model
+from opforge.models.target import ModelTarget
+from opforge.procs.channel import Channel
+from opforge.sandbox.guard import readable_paths
+from opforge.sandbox.guard.audit import AuditHook
+from opforge.sandbox.guard.confinement import confinement_from_wire
+from opforge.sandbox.guest.global_state import seed_generator
+from opforge.sandbox.guest.loader import KernelLoadError, describe_exception
+from opforge.sandbox.guest.worker import ARENA_ALIGNMENT, CASE_COUNTER, function_snapshot
 
 
 def serve(config: dict[str, Any], fds: list[int]) -> None:
@@ -37,7 +37,9 @@ def serve(config: dict[str, Any], fds: list[int]) -> None:
     channel_fd, arena_fd = fds
     arena = mmap.mmap(arena_fd, config["arena_bytes"])
     os.close(arena_fd)
-    watch = Watch(room_from(config["room"]), reach.homes()) if config.get("room") else None
+    watch = (
+        AuditHook(confinement_from_wire(config["room"]), readable_paths.home_folders()) if config.get("room") else None
+    )
     ModelWorker(Channel.from_fd(channel_fd), arena, config["device"], config["out_at"], watch).serve()
 
 
@@ -50,11 +52,11 @@ class _RunningKernelMarker:
 
     def before(self, kernel: str, op: str) -> None:
         del op
-        COUNTER.pack_into(self._arena, 0, self._numbers[kernel])
+        CASE_COUNTER.pack_into(self._arena, 0, self._numbers[kernel])
 
     def after(self, kernel: str, op: str) -> None:
         del kernel, op
-        COUNTER.pack_into(self._arena, 0, 0)
+        CASE_COUNTER.pack_into(self._arena, 0, 0)
 
 
 class _KernelTimer:
@@ -81,37 +83,39 @@ class _KernelTimer:
 class ModelWorker:
     """The request loop and its handlers."""
 
-    def __init__(self, channel: Channel, arena: mmap.mmap, device: str, out_at: int, watch: Watch | None) -> None:
+    def __init__(
+        self, channel: Channel, arena: mmap.mmap, device: str, results_offset: int, audit: AuditHook | None
+    ) -> None:
         self._channel = channel
         self._arena = arena
         self._device = torch.device(device)
-        self._out_at = out_at
-        self._watch = watch
+        self._results_offset = results_offset
+        self._audit = audit
         self._pid = os.getpid()
         self._execution: Execution | None = None
         self._installation = Installation(device)
-        self._names: list[str] = []
+        self._kernel_names: list[str] = []
         self._results: list[tuple[str, torch.Tensor]] = []
-        self._path: Path | None = None
+        self._user_file: Path | None = None
 
     def serve(self) -> None:
-        if self._watch is not None:
-            self._watch.start()
-        with self._installation.awake(awake=False):
+        if self._audit is not None:
+            self._audit.start()
+        with self._installation.active(active=False):
             while True:
                 request = self._channel.receive()
-                reply = self._bordered(request)
+                reply = self._catching_kernel_errors(request)
                 if os.getpid() != self._pid:
                     os._exit(0)  # forked by a kernel, and returned to our code
                 self._channel.send({**reply, **self._breaches()})
 
-    def _bordered(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _catching_kernel_errors(self, request: dict[str, Any]) -> dict[str, Any]:
         try:
             return self._answer(request)
-        except SubjectError as error:
+        except UnusableModelError as error:
             return {"error": str(error)}
         except BaseException as error:  # noqa: BLE001  # boundary: any error of a model or kernel is its verdict
-            return {"raised": describe_exception(error, self._path), **self._counted()}
+            return {"raised": describe_exception(error, self._user_file), **self._count_rows()}
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         match request["do"]:
@@ -122,7 +126,7 @@ class ModelWorker:
             case "run":
                 return self._run(request["move"])
             case "show":
-                return {"rows": self._show(request["results"])}
+                return {"rows": self._copy_results(request["results"])}
             case "time":
                 return {"ns": self._time(request["calls"])}
             case "profile":
@@ -134,24 +138,24 @@ class ModelWorker:
 
     def _breaches(self) -> dict[str, Any]:
         """Return the forbidden things that were done or tried in this process."""
-        breaches = [f"replaced {name}" for name in seals().broken()]
-        if self._watch is not None and (attempt := self._watch.take()) is not None:
+        breaches = [f"replaced {name}" for name in function_snapshot().replaced()]
+        if self._audit is not None and (attempt := self._audit.pop_attempts()) is not None:
             breaches.append(attempt)
         return {"breaches": breaches} if breaches else {}
 
     def _build(self, request: dict[str, Any]) -> dict[str, Any]:
-        target = Target.from_wire(request["target"])
-        self._path = Path(target.file) if target.file else None
+        target = ModelTarget.from_wire(request["target"])
+        self._user_file = Path(target.file) if target.file else None
         dtype = TORCH_DTYPES[request["dtype"]] if request["dtype"] else None
-        how = How(self._device, dtype, request["train"], request["wide"], request["seed"])
+        how = ExecutionSettings(self._device, dtype, request["train"], request["wide"], request["seed"])
         seed_generator(how.seed, torch.device("cpu"))
-        self._execution = Execution(load(target, train=how.train), how)
-        self._execution.during = self._awake
+        self._execution = Execution(load_model(target, train=how.train), how)
+        self._execution.run_context = self._awake
         return {"dtype": SHORT_DTYPES[self._execution.dtype]}
 
     @contextmanager
     def _awake(self) -> Iterator[None]:
-        with self._installation.awake():
+        with self._installation.active():
             yield
 
     @property
@@ -164,25 +168,25 @@ class ModelWorker:
         """Install kernels in place of ATen's; return load errors and refused operators."""
         broken: dict[str, str] = {}
         refused: dict[str, str] = {}
-        self._names = [kernel["name"] for kernel in kernels]
+        self._kernel_names = [kernel["name"] for kernel in kernels]
         for number, kernel in enumerate(kernels, 1):
-            COUNTER.pack_into(self._arena, 0, number)
+            CASE_COUNTER.pack_into(self._arena, 0, number)
             try:
                 refused |= install_kernel(self._installation, kernel, kernel["ops"])
             except KernelLoadError as error:
                 broken[kernel["name"]] = str(error)
-        self._installation.observer = _RunningKernelMarker(self._arena, self._names)
-        COUNTER.pack_into(self._arena, 0, 0)
+        self._installation.observer = _RunningKernelMarker(self._arena, self._kernel_names)
+        CASE_COUNTER.pack_into(self._arena, 0, 0)
         return {"broken": broken, "refused": refused}
 
-    def _run(self, move: int) -> dict[str, Any]:
+    def _run(self, perturbation_seed: int) -> dict[str, Any]:
         self._results = []
         self._installation.clear_counts()
-        self._results = self._built_execution.run(move)
+        self._results = self._built_execution.run(perturbation_seed)
         rows = [[name, SHORT_DTYPES.get(t.dtype, str(t.dtype)), list(t.shape), t.nbytes] for name, t in self._results]
-        return {"results": rows, **self._counted()}
+        return {"results": rows, **self._count_rows()}
 
-    def _counted(self) -> dict[str, Any]:
+    def _count_rows(self) -> dict[str, Any]:
         rows = [
             [kernel, op, count.answered, dict(count.fallbacks), count.raised]
             for (kernel, op), count in self._installation.counts.items()
@@ -190,19 +194,19 @@ class ModelWorker:
         ]
         return {"counts": rows}
 
-    def _show(self, numbers: list[int]) -> list[list[Any]]:
-        offset = self._out_at
+    def _copy_results(self, numbers: list[int]) -> list[list[Any]]:
+        offset = self._results_offset
         rows: list[list[Any]] = []
         for number in numbers:
             flat = flat_bytes(self._results[number][1])
             if offset + len(flat) > len(self._arena):
-                raise SubjectError(
+                raise UnusableModelError(
                     f"{self._results[number][0]} takes {len(flat)} bytes, more than the {len(self._arena) - offset} that can be compared"
                 )
             if len(flat):
                 torch.frombuffer(self._arena, dtype=torch.uint8, count=len(flat), offset=offset).copy_(flat)
             rows.append([offset, len(flat)])
-            offset += len(flat) + (-len(flat) % ALIGN)
+            offset += len(flat) + (-len(flat) % ARENA_ALIGNMENT)
         return rows
 
     def _time(self, calls: int) -> float:
@@ -210,10 +214,10 @@ class ModelWorker:
         self._installation.observer = None
         execution = self._built_execution
         execution.restore()
-        execution.step()
+        execution.run_once()
         began = perf_counter_ns()
         for _ in range(calls):
-            execution.step()
+            execution.run_once()
         return (perf_counter_ns() - began) / calls
 
     def _profile(self, originals: list[list[str]] | None, runs: int) -> dict[str, Any]:
@@ -223,14 +227,14 @@ class ModelWorker:
         """
         execution, installation = self._built_execution, self._installation
         for kernel, op in originals or ():
-            installation.put_original(op, kernel=kernel)
+            installation.install_aten(op, kernel=kernel)
         profiles: list[dict[str, int]] = []
         try:
             execution.restore()
-            execution.step()
+            execution.run_once()
             for _ in range(runs):
                 installation.observer = timing = _KernelTimer(self._device)
-                execution.step()
+                execution.run_once()
                 profiles.append(timing.ns)
         finally:
             installation.observer = None
@@ -243,15 +247,17 @@ class ModelWorker:
 
         Records as many calls as fit.
         """
-        recorder = CallRecorder(self._arena, self._out_at, start, self._device, lambda: self._built_execution.learning)
+        recorder = CallRecorder(
+            self._arena, self._results_offset, start, self._device, lambda: self._built_execution.in_optimizer_step
+        )
         with Installation(self._device.type) as recording:
             for op in ops:
                 with suppress(RefusedError):  # then no kernel is installed there either
-                    recording.put(op, recorder.function(op, recording.original(op)), kernel="recorded")
-            with recording.awake(awake=False):
-                self._built_execution.during = recording.awake
+                    recording.install(op, recorder.wrap(op, recording.aten_kernel(op)), kernel="recorded")
+            with recording.active(active=False):
+                self._built_execution.run_context = recording.active
                 try:
                     self._built_execution.run()
                 finally:
-                    self._built_execution.during = self._awake
-        return {"calls": recorder.calls, "seen": recorder.seen, "used": recorder.used}
+                    self._built_execution.run_context = self._awake
+        return {"calls": recorder.calls, "seen": recorder.call_count, "used": recorder.used_bytes}

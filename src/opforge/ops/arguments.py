@@ -20,7 +20,7 @@ _WINDOW_ARGUMENTS = frozenset({"stride", "padding", "dilation"})
 _CORRECTION_ABOVE_ANY_COUNT = 10_000
 
 
-def may_be_left_out(argument: Argument) -> bool:
+def is_omittable(argument: Argument) -> bool:
     """Whether an argument has a default and affects the result's values."""
     return argument.default is not None and argument.name not in _STORAGE_ARGUMENTS and not argument.writes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from opforge.ops.operator import Argument, Form, Operator
+from opforge.ops.operator import Argument, Operator, SchemaKind
 
 _NAMESPACE = "custom::"
 """Prefix of a custom operator's base name, so rules for ATen's operators never apply to it."""
@@ -20,20 +20,28 @@ class CustomOperator(Operator):
         return self.base.removeprefix(_NAMESPACE)
 
     @property
-    def authority(self) -> str:
+    def reference_name(self) -> str:
         return "the reference"
 
     @classmethod
-    def of(cls, name: str, positional: int = 0, named: Iterable[str] = ()) -> CustomOperator:
+    def create(cls, name: str, positional: int = 0, named: Iterable[str] = ()) -> CustomOperator:
         """Return an operator with at most ``positional`` positional arguments and these names."""
         arguments = [_argument(f"args[{i}]") for i in range(positional)]
         arguments += [replace(_argument(n), kwarg_only=True) for n in named]
         base = f"{_NAMESPACE}{name}"
         return cls(
-            base, "", f"{name}(...)", Form.FUNCTIONAL, base, tuple(arguments), (), composite=False, tags=frozenset()
+            base,
+            "",
+            f"{name}(...)",
+            SchemaKind.FUNCTIONAL,
+            base,
+            tuple(arguments),
+            (),
+            composite=False,
+            tags=frozenset(),
         )
 
-    def drawing(self) -> CustomOperator:
+    def as_random(self) -> CustomOperator:
         """Return the operator marked as random."""
         return replace(self, tags=frozenset({"nondeterministic_seeded"}))
 

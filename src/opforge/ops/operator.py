@@ -11,7 +11,7 @@ DEVICES = frozenset({"cpu", "cuda"})
 """Devices for which kernels are looked up."""
 
 
-class Form(enum.StrEnum):
+class SchemaKind(enum.StrEnum):
     """How an operator returns its result."""
 
     FUNCTIONAL = "functional"
@@ -46,7 +46,7 @@ class Operator:
     base: str
     overload: str
     schema: str
-    form: Form
+    kind: SchemaKind
     family: str
     """The name of the family's first member in the order functional, in-place, out, mutable."""
     arguments: tuple[Argument, ...]
@@ -62,17 +62,17 @@ class Operator:
         return f"{self.base}.{self.overload}"
 
     @property
-    def authority(self) -> str:
+    def reference_name(self) -> str:
         """Source of the expected results, as named in verdicts."""
         return "ATen"
 
     @property
     def packet(self) -> str:
         """The base name without the underscore of an in-place operator."""
-        return packet_of(self.base, self.form)
+        return packet_of(self.base, self.kind)
 
     @property
-    def random(self) -> bool:
+    def is_random(self) -> bool:
         return "nondeterministic_seeded" in self.tags
 
     @property
@@ -80,9 +80,9 @@ class Operator:
         return any(argument.writes for argument in self.arguments)
 
     @property
-    def parameters(self) -> tuple[str, ...]:
+    def input_names(self) -> tuple[str, ...]:
         """Return the names of the operator's input arguments: all but ``out`` ones."""
-        return tuple(a.name for a in self.arguments if not (self.form is Form.OUT and a.writes))
+        return tuple(a.name for a in self.arguments if not (self.kind is SchemaKind.OUT and a.writes))
 
     def bind(self, args: Iterable[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call by name, without omitted defaults."""
@@ -93,7 +93,7 @@ class Operator:
             "base": self.base,
             "overload": self.overload,
             "schema": self.schema,
-            "form": self.form.value,
+            "form": self.kind.value,
             "family": self.family,
             "arguments": [_argument_row(a) for a in self.arguments],
             "returns": [_argument_row(a) for a in self.returns],
@@ -108,7 +108,7 @@ class Operator:
             base=row["base"],
             overload=row["overload"],
             schema=row["schema"],
-            form=Form(row["form"]),
+            kind=SchemaKind(row["form"]),
             family=row["family"],
             arguments=tuple(Argument(*a) for a in row["arguments"]),
             returns=tuple(Argument(*a) for a in row["returns"]),
@@ -118,9 +118,9 @@ class Operator:
         )
 
 
-def packet_of(base: str, form: str) -> str:
+def packet_of(base: str, kind: str) -> str:
     """Return the packet's name: the base name, without the underscore of an in-place operator."""
-    return base[:-1] if form == Form.INPLACE and base.endswith("_") else base
+    return base[:-1] if kind == SchemaKind.INPLACE and base.endswith("_") else base
 
 
 def _argument_row(a: Argument) -> list[Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from opforge import cache as cache_folder
 from opforge.errors import UnknownNameError
-from opforge.ops.operator import Form, Operator, packet_of
+from opforge.ops.operator import Operator, SchemaKind, packet_of
 
 _FORMAT = 3
 
@@ -59,7 +59,7 @@ class OpTable:
             if (op := self.get(f"{short}.{overload}")) is not None:
                 return op
         overloads = [self._operator(n) for n in self._by_base[short]]
-        return next((op for op in overloads if op.form is Form.FUNCTIONAL), overloads[0])
+        return next((op for op in overloads if op.kind is SchemaKind.FUNCTIONAL), overloads[0])
 
     def select(self, names: Iterable[str]) -> list[Operator]:
         """Resolve ``--ops``: a bare name is a packet with its families, a full name an overload."""
@@ -99,7 +99,7 @@ class OpTable:
             return family, []
         family_names = {op.name for op in family}
         others = (self._operator(name) for name in self._by_packet[primary.packet] if name not in family_names)
-        return family, [op for op in others if op.form is not Form.MUTABLE]
+        return family, [op for op in others if op.kind is not SchemaKind.MUTABLE]
 
     def _unknown_name_error(self, name: str) -> UnknownNameError:
         short = strip_namespace(name)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from opforge.ops.operator import DEVICES, Argument, Form, Operator
+from opforge.ops.operator import DEVICES, Argument, Operator, SchemaKind
 
-_KINDS = {"functional": Form.FUNCTIONAL, "inplace": Form.INPLACE, "out": Form.OUT}
+_KINDS = {"functional": SchemaKind.FUNCTIONAL, "inplace": SchemaKind.INPLACE, "out": SchemaKind.OUT}
 _ALL_DEVICE_KEYS = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
-_ORDER = (Form.FUNCTIONAL, Form.INPLACE, Form.OUT, Form.MUTABLE)
+_ORDER = (SchemaKind.FUNCTIONAL, SchemaKind.INPLACE, SchemaKind.OUT, SchemaKind.MUTABLE)
 
 
 def read_operators() -> list[Operator]:
@@ -66,8 +66,8 @@ def _name(function: Any) -> str:
     return f"{name.name}.{name.overload_name or 'default'}"
 
 
-def _form(function: Any) -> Form:
-    return _KINDS.get(function.func.kind().name, Form.MUTABLE)
+def _form(function: Any) -> SchemaKind:
+    return _KINDS.get(function.func.kind().name, SchemaKind.MUTABLE)
 
 
 def _operator(function: Any, family: str, devices: frozenset[str], *, composite: bool) -> Operator:
@@ -80,7 +80,7 @@ def _operator(function: Any, family: str, devices: frozenset[str], *, composite:
         base=base,
         overload=overload,
         schema=str(schema),
-        form=_form(function),
+        kind=_form(function),
         family=family,
         arguments=tuple(arguments),
         returns=tuple(_argument(r, kwarg_only=False) for r in schema.returns),

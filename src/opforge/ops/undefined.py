@@ -15,6 +15,6 @@ _SOLVERS = frozenset({
 """Solvers besides ``linalg_*``. LAPACK leaves NaN, extremes and singular matrices undefined."""
 
 
-def solves(packet: str) -> bool:
+def is_solver(packet: str) -> bool:
     """Whether an operator solves equations or finds eigenvalues."""
     return packet in _SOLVERS or packet.lstrip("_").startswith("linalg_")

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from opforge.reports.speed import operator_fields
+from opforge.reports.speed_text import operator_fields
 from opforge.runs.score import Summary
-from opforge.runs.speed import Timed
+from opforge.runs.speed import TimedCase
 
 _MAX_FAILURE_GROUPS = 40
-_MOST_CASES = 3
+_MAX_CASES_PER_GROUP = 3
 _MAX_SHOWN_TIMES = 40
 _NUMBERS = re.compile(r"\[[\d, ]*\]|-?\d[\d.e+-]*")
 """Parts in which equal reasons may differ: numbers, and positions in tensors."""
@@ -37,7 +37,7 @@ class _Group:
         self.count += 1
         case = {"case": row["case"], "id": row["id"], "reason": row["reason"]}
         case |= {name: row[name] for name in _CASE_FIELDS if name in row}
-        self.cases = sorted([*self.cases, case], key=_worst_first_key)[:_MOST_CASES]
+        self.cases = sorted([*self.cases, case], key=_worst_first_key)[:_MAX_CASES_PER_GROUP]
 
     def as_json(self) -> dict[str, Any]:
         head = {"op": self.op, "verdict": self.verdict, "reason": self.cases[0]["reason"], "count": self.count}
@@ -55,7 +55,7 @@ def feedback(summary: Summary, rows: Iterable[Mapping[str, Any]]) -> dict[str, A
         if row["verdict"] != "passed" and row["op"] not in declined:
             key = row["op"], row["verdict"], _NUMBERS.sub("#", row["reason"])
             groups.setdefault(key, _Group(*key)).add(row)
-        elif (time := Timed.of(row)) is not None:
+        elif (time := TimedCase.from_row(row)) is not None:
             times = sorted([*times, _time(row, time)], key=lambda t: t["speedup"])[:_MAX_SHOWN_TIMES]
     order = sorted(groups.values(), key=lambda g: (g.reason.startswith("not run"), -g.count, g.op))
     return {
@@ -110,7 +110,7 @@ def _worst_first_key(case: Mapping[str, Any]) -> tuple[float, int]:
     return (-excess if excess == excess else float("-inf"), len(case["case"]))  # noqa: PLR0124  # NaN is the worst
 
 
-def _time(row: Mapping[str, Any], time: Timed) -> dict[str, Any]:
+def _time(row: Mapping[str, Any], time: TimedCase) -> dict[str, Any]:
     return {
         "op": row["op"],
         "case": row["case"],
@@ -119,8 +119,8 @@ def _time(row: Mapping[str, Any], time: Timed) -> dict[str, Any]:
         "speedup_high": time.speed.high,
         "kernel_us": row.get("kernel_us"),
         "aten_us": row.get("aten_us"),
-        "light": time.light,
-        "aten_light": time.aten_light,
+        "sol_percent": time.sol_percent,
+        "aten_sol_percent": time.aten_sol_percent,
         "launch_bound": time.launch_bound,
         "alarm": time.alarm,
     }

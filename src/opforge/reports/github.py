@@ -7,51 +7,56 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from opforge.reports.files import verdict_text
-from opforge.reports.plain import code, visible
-from opforge.reports.speed import score_lines, speed_cell
+from opforge.reports.escape import escape_controls, markdown_code
+from opforge.reports.run_files import verdict_counts_text
+from opforge.reports.speed_text import score_lines, speed_cell
 from opforge.runs.score import OperatorTally, Summary
 
 _MAX_ANNOTATIONS = 10
 """GitHub shows no more annotations of a kind per step."""
 _MAX_SUMMARY_ROWS = 200
-_MOST_BYTES = 1_000_000
+_MAX_SUMMARY_BYTES = 1_000_000
 """Below GitHub's limit of 1 MiB for a summary."""
 
 
-def command(name: str, message: str, **properties: str) -> str:
+def workflow_command(name: str, message: str, **properties: str) -> str:
     """Return a workflow command; its parts are escaped so that none can end it or start another."""
     property_text = ",".join(f"{key}={_escape_property(value)}" for key, value in properties.items() if value)
     return f"::{name}{' ' if property_text else ''}{property_text}::{_data(message)}\n"
 
 
 def _data(text: str) -> str:
-    return visible(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return escape_controls(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 def _escape_property(text: str) -> str:
     return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def commands(manifest: dict[str, Any], summary: Summary, root: Path) -> Iterator[str]:
+def workflow_commands(manifest: dict[str, Any], summary: Summary, root: Path) -> Iterator[str]:
     """Yield workflow commands for a run.
 
     Operators that are not right are errors at their kernel's file, alarms are warnings, and the
     scores are a notice.
     """
     files = _files(manifest, root)
-    wrong = [t for t in sorted(summary.judged, key=lambda t: t.unit) if not t.right]
+    wrong = [t for t in sorted(summary.judged, key=lambda t: t.unit) if not t.is_correct]
     for tally in wrong[:_MAX_ANNOTATIONS]:
         file = files.get((tally.kernel, tally.op), "")
-        yield command("error", _reasons(tally), file=file, title=f"{tally.op} ({tally.kernel}) is not right")
+        yield workflow_command("error", _reasons(tally), file=file, title=f"{tally.op} ({tally.kernel}) failed")
     if len(wrong) > _MAX_ANNOTATIONS:
-        yield command(
-            "notice", f"and {len(wrong) - _MAX_ANNOTATIONS} more operators are not right: see the step's summary"
+        yield workflow_command(
+            "notice", f"and {len(wrong) - _MAX_ANNOTATIONS} more operators failed; see the step summary"
         )
     for tally, timed in summary.alarms[:_MAX_ANNOTATIONS]:
         file = files.get((tally.kernel, tally.op), "")
-        yield command("warning", f"{timed.alarm}\n{timed.case}", file=file, title=f"{tally.op}: faster than light")
-    yield command(
+        yield workflow_command(
+            "warning",
+            f"{timed.alarm}\n{timed.case}",
+            file=file,
+            title=f"{tally.op}: faster than the speed of light (SOL)",
+        )
+    yield workflow_command(
         "notice", scores_text(summary), title=f"{manifest['config']['backend']} on {manifest['config']['suite']}"
     )
 
@@ -75,28 +80,33 @@ def _reasons(tally: OperatorTally) -> str:
 def scores_text(summary: Summary) -> str:
     """Return the scores as text, first verdicts, then speeds."""
     scores = summary.scores()
-    right = f"{scores['right']} of {scores['operators']} {summary.things} right, {scores['missing']} without a kernel"
+    right = (
+        f"{scores['right']} of {scores['operators']} {summary.unit_noun} right, {scores['missing']} without a kernel"
+    )
     return "\n".join(
-        [f"{right}; cases: {verdict_text(scores['verdicts'])}", *(text for _, text in score_lines(summary))]
+        [f"{right}; cases: {verdict_counts_text(scores['verdicts'])}", *(text for _, text in score_lines(summary))]
     )
 
 
 def step_summary(manifest: dict[str, Any], summary: Summary) -> str:
     """Return a run as Markdown for a step summary: scores, then operators, failing ones first."""
     config = manifest["config"]
-    lines = [f"## opforge: {code(config['backend'])} on {code(config['suite'])} ({config['device']})", ""]
+    lines = [
+        f"## opforge: {markdown_code(config['backend'])} on {markdown_code(config['suite'])} ({config['device']})",
+        "",
+    ]
     lines += [f"- {text}" for text in scores_text(summary).splitlines()]
-    lines += ["", f"| operator | kernel | passed | × {summary.against} | reason |", "|---|---|---|---|---|"]
-    tallies = sorted(summary.judged, key=lambda t: (t.right, t.unit))
+    lines += ["", f"| operator | kernel | passed | × {summary.baseline} | reason |", "|---|---|---|---|---|"]
+    tallies = sorted(summary.judged, key=lambda t: (t.is_correct, t.unit))
     for t in tallies[:_MAX_SUMMARY_ROWS]:
-        reason = "" if t.right else code("; ".join(f"{n}× {v}: {r}" for v, r, n in t.main_reasons(2)))
-        passed = f"{'✅' if t.right else '❌'} {t.passed}/{t.total}"
-        lines.append(f"| {code(t.op)} | {code(t.kernel)} | {passed} | {speed_cell(t)} | {reason} |")
+        reason = "" if t.is_correct else markdown_code("; ".join(f"{n}× {v}: {r}" for v, r, n in t.main_reasons(2)))
+        passed = f"{'✅' if t.is_correct else '❌'} {t.passed}/{t.total}"
+        lines.append(f"| {markdown_code(t.op)} | {markdown_code(t.kernel)} | {passed} | {speed_cell(t)} | {reason} |")
     if len(tallies) > _MAX_SUMMARY_ROWS:
         lines += ["", f"… and {len(tallies) - _MAX_SUMMARY_ROWS} more"]
     if summary.missing:
-        lines += ["", f"Without a kernel: {', '.join(map(code, summary.missing[:_MAX_SUMMARY_ROWS]))}"]
-    return "\n".join(lines).encode()[:_MOST_BYTES].decode(errors="ignore") + "\n"
+        lines += ["", f"Without a kernel: {', '.join(map(markdown_code, summary.missing[:_MAX_SUMMARY_ROWS]))}"]
+    return "\n".join(lines).encode()[:_MAX_SUMMARY_BYTES].decode(errors="ignore") + "\n"
 
 
 def append_step_summary(text: str) -> None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
-from opforge.judge.verdict import Outcome
-from opforge.reports.plain import visible
+from opforge.judge.verdict import VerdictKind
+from opforge.reports.escape import escape_controls
 from opforge.runs.score import Summary
 
 _MAX_NAME_CHARACTERS = 500
@@ -20,21 +20,21 @@ class TestCase:
 
     __test__ = False  # not a pytest test class
 
-    group: str
+    class_name: str
     name: str
     status: str = ""
     """Empty if it passed; else ``failure``, ``error`` or ``skipped``."""
-    kind: str = ""
+    error_type: str = ""
     text: str = ""
 
     def lines(self) -> Iterator[str]:
-        head = f"    <testcase classname={_attribute(self.group)} name={_attribute(self.name)}"
+        head = f"    <testcase classname={_attribute(self.class_name)} name={_attribute(self.name)}"
         if not self.status:
             yield f"{head}/>\n"
             return
-        kind = f" type={_attribute(self.kind)}" if self.status != "skipped" else ""
+        kind = f" type={_attribute(self.error_type)}" if self.status != "skipped" else ""
         yield f"{head}>\n"
-        yield f"      <{self.status}{kind} message={_attribute(self.text)}>{escape(visible(self.text))}</{self.status}>\n"
+        yield f"      <{self.status}{kind} message={_attribute(self.text)}>{escape(escape_controls(self.text))}</{self.status}>\n"
         yield "    </testcase>\n"
 
 
@@ -52,7 +52,7 @@ def document(name: str, cases: Iterable[TestCase], counts: dict[str, int]) -> It
     yield "  </testsuite>\n</testsuites>\n"
 
 
-def counted(cases: Iterable[TestCase]) -> dict[str, int]:
+def count_by_status(cases: Iterable[TestCase]) -> dict[str, int]:
     """Return the number of tests, in total and by status."""
     counts = dict.fromkeys(("tests", "failures", "errors", "skipped"), 0)
     names = {"failure": "failures", "error": "errors", "skipped": "skipped"}
@@ -63,7 +63,7 @@ def counted(cases: Iterable[TestCase]) -> dict[str, int]:
     return counts
 
 
-def of_run(manifest: dict[str, Any], summary: Summary, rows: Iterable[dict[str, Any]]) -> Iterator[str]:
+def run_document(manifest: dict[str, Any], summary: Summary, rows: Iterable[dict[str, Any]]) -> Iterator[str]:
     """Yield a run as JUnit: a test per verdict, and a skipped one per operator without a kernel."""
     config = manifest["config"]
     declined = frozenset(summary.declined)
@@ -80,7 +80,7 @@ def of_run(manifest: dict[str, Any], summary: Summary, rows: Iterable[dict[str, 
 def _test_case(row: dict[str, Any], declined: frozenset[str]) -> TestCase:
     name = f"{row['phase']} {row['id']} {row['case']}"[:_MAX_NAME_CHARACTERS]
     group = f"{row['op']}.{row['kernel']}"
-    if row["verdict"] == Outcome.PASSED:
+    if row["verdict"] == VerdictKind.PASSED:
         return TestCase(group, name)
     return TestCase(group, name, _status(row["verdict"], row["op"] in declined), row["verdict"], row["reason"])
 
@@ -89,7 +89,7 @@ def _status(verdict: str, declined: bool) -> str:
     """Return the JUnit status of a verdict; overloads that a kernel declined are skipped."""
     if declined:
         return "skipped"
-    return "error" if verdict in (Outcome.ERROR, Outcome.CRASHED, Outcome.TIMED_OUT) else "failure"
+    return "error" if verdict in (VerdictKind.ERROR, VerdictKind.CRASHED, VerdictKind.TIMED_OUT) else "failure"
 
 
 def _counts(summary: Summary) -> dict[str, int]:
@@ -99,10 +99,10 @@ def _counts(summary: Summary) -> dict[str, int]:
     for tally in summary.operators.values():
         for verdict, count in tally.verdicts.items():
             counts["tests"] += count
-            if verdict != Outcome.PASSED:
+            if verdict != VerdictKind.PASSED:
                 counts[names[_status(verdict, tally.op in declined)]] += count
     return counts
 
 
 def _attribute(text: str) -> str:
-    return quoteattr(visible(text))
+    return quoteattr(escape_controls(text))

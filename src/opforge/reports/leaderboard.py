@@ -8,47 +8,47 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from opforge.reports.plain import code, one_line
-from opforge.reports.speed import operator_fields, speed_cell
-from opforge.reports.terminal import plain_table
+from opforge.reports.escape import markdown_code, one_line
+from opforge.reports.speed_text import operator_fields, speed_cell
+from opforge.reports.terminal import text_table
 from opforge.runs.leaderboard import Board, Entry, Leaderboard
 from opforge.runs.score import OperatorTally
 from opforge.runs.speed import Ratio
 
 _MAX_SHOWN_OPERATORS = 40
 _COLUMNS = ("rank", "run", "backend", "correctness", "coverage", "geomean", "common", "perf@p")
-APART = "Runs on other cases or another device stand on boards of their own: their scores cannot be compared."
+SEPARATE_BOARDS_NOTE = "Runs on other cases or devices are listed separately: their scores cannot be compared."
 
 
-def show(console: Console, found: Leaderboard) -> None:
+def print_leaderboard(console: Console, leaderboard: Leaderboard) -> None:
     """Print all boards."""
-    for board in found.boards:
+    for board in leaderboard.boards:
         console.print(f"{escape(board.suite)}; {escape(board.device)}", soft_wrap=True, highlight=False)
-        console.print(plain_table(_COLUMNS, _rows(board, one_line)))
-        console.print(_common_text(board, found.order), soft_wrap=True)
+        console.print(text_table(_COLUMNS, _rows(board, one_line)))
+        console.print(_common_text(board, leaderboard.order), soft_wrap=True)
         console.print(
-            plain_table(("operator", *_names(board, one_line)), _operator_rows(board, one_line)[:_MAX_SHOWN_OPERATORS])
+            text_table(("operator", *_names(board, one_line)), _operator_rows(board, one_line)[:_MAX_SHOWN_OPERATORS])
         )
         if len(board.operators) > _MAX_SHOWN_OPERATORS:
             console.print(f"… and {len(board.operators) - _MAX_SHOWN_OPERATORS} more operators; --format json has all")
         console.print()
-    if len(found.boards) > 1:
-        console.print(APART, soft_wrap=True)
-    for path, reason in found.left_out:
+    if len(leaderboard.boards) > 1:
+        console.print(SEPARATE_BOARDS_NOTE, soft_wrap=True)
+    for path, reason in leaderboard.excluded:
         console.print(f"left out: {escape(path)}: {escape(reason)}", soft_wrap=True)
 
 
-def markdown(found: Leaderboard) -> str:
+def markdown(leaderboard: Leaderboard) -> str:
     """Return all boards as Markdown."""
     lines: list[str] = []
-    for board in found.boards:
-        lines += [f"### {code(board.suite)} on {code(board.device)}", ""]
-        lines += _markdown_table(_COLUMNS, _rows(board, code))
-        lines += ["", _common_text(board, found.order), "", "<details><summary>Operators</summary>", ""]
-        lines += _markdown_table(("operator", *_names(board, code)), _operator_rows(board, code))
+    for board in leaderboard.boards:
+        lines += [f"### {markdown_code(board.suite)} on {markdown_code(board.device)}", ""]
+        lines += _markdown_table(_COLUMNS, _rows(board, markdown_code))
+        lines += ["", _common_text(board, leaderboard.order), "", "<details><summary>Operators</summary>", ""]
+        lines += _markdown_table(("operator", *_names(board, markdown_code)), _operator_rows(board, markdown_code))
         lines += ["", "</details>", ""]
-    lines += [APART, ""] if len(found.boards) > 1 else []
-    lines += [f"- left out: {code(path)}: {code(reason)}" for path, reason in found.left_out]
+    lines += [SEPARATE_BOARDS_NOTE, ""] if len(leaderboard.boards) > 1 else []
+    lines += [f"- left out: {markdown_code(path)}: {markdown_code(reason)}" for path, reason in leaderboard.excluded]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -79,13 +79,13 @@ def _row(rank: int, entry: Entry, format_text: Callable[[str], str]) -> list[str
 
 
 def _common_text(board: Board, order: str) -> str:
-    ranked = f"ranked by {order}, a rank being shared where intervals overlap"
-    text = f"{ranked}; common: geomean over the {board.common} operators that every run has right and timed"
-    return f"{text}; {board.differing}" if board.differing else text
+    ranked = f"ranked by {order}; runs with overlapping intervals share a rank"
+    text = f"{ranked}; common: geomean over the {board.common} operators that are right and timed in every run"
+    return f"{text}; {board.setting_differences}" if board.setting_differences else text
 
 
 def _operator_rows(board: Board, format_text: Callable[[str], str]) -> list[list[str]]:
-    served = [entry.served for entry in board.entries]
+    served = [entry.tallies for entry in board.entries]
     return [[format_text(op), *(_cell(tallies.get(op)) for tallies in served)] for op in board.operators]
 
 
@@ -93,19 +93,19 @@ def _cell(tally: OperatorTally | None) -> str:
     """Return the result of an operator in a run."""
     if tally is None:
         return "–"
-    return (speed_cell(tally) or "right") if tally.right else f"{tally.passed}/{tally.total} passed"
+    return (speed_cell(tally) or "right") if tally.is_correct else f"{tally.passed}/{tally.total} passed"
 
 
 def _ratio(ratio: Ratio | None, digits: int = 3) -> str:
     return "" if ratio is None else f"{ratio.value:.{digits}f} [{ratio.low:.{digits}f}, {ratio.high:.{digits}f}]"
 
 
-def as_json(found: Leaderboard) -> dict[str, Any]:
+def as_json(leaderboard: Leaderboard) -> dict[str, Any]:
     """Return all boards as data."""
     return {
-        "order": found.order,
-        "boards": [_board(board) for board in found.boards],
-        "left_out": [{"run": path, "reason": reason} for path, reason in found.left_out],
+        "order": leaderboard.order,
+        "boards": [_board(board) for board in leaderboard.boards],
+        "left_out": [{"run": path, "reason": reason} for path, reason in leaderboard.excluded],
     }
 
 
@@ -129,12 +129,12 @@ def _board(board: Board) -> dict[str, Any]:
         "suite_digest": board.digest,
         "device": board.device,
         "common_operators": board.common,
-        "differing": board.differing,
+        "differing": board.setting_differences,
         "runs": runs,
     }
 
 
 def _operator(op: str, entry: Entry) -> dict[str, Any]:
-    tally = entry.served.get(op)
+    tally = entry.tallies.get(op)
     counts = {"cases": tally.total, "passed": tally.passed, "speedup": tally.speedup} if tally else {}
     return {"op": op, "served": tally is not None, **counts, **(operator_fields(tally) if tally else {})}

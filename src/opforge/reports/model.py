@@ -9,20 +9,20 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from opforge.judge.verdict import Outcome
-from opforge.reports.speed import ratio_text
-from opforge.reports.terminal import words
+from opforge.judge.verdict import VerdictKind
+from opforge.reports.speed_text import ratio_text
+from opforge.reports.terminal import escape_line
 from opforge.runs.speed import Ratio
 
 _MAX_WRONG_RESULTS = 8
 
 
-def show(console: Console, report: Mapping[str, Any]) -> None:
+def print_model_report(console: Console, report: Mapping[str, Any]) -> None:
     """Print the report on a model."""
     kind = "training" if report["train"] else "inference"
-    colour = "green" if report["verdict"] == Outcome.PASSED else "red"
+    colour = "green" if report["verdict"] == VerdictKind.PASSED else "red"
     head = f"{report['model']} with {report['backend']} on {report['device']} ({report['dtype']}, {kind})"
-    console.print(f"{words(head)}: [{colour}]{report['verdict']}[/{colour}]", soft_wrap=True)
+    console.print(f"{escape_line(head)}: [{colour}]{report['verdict']}[/{colour}]", soft_wrap=True)
     console.print(_kernels(report["kernels"]))
     for line in _lines(report):
         console.print(line, soft_wrap=True)
@@ -37,8 +37,8 @@ def _kernels(rows: list[Mapping[str, Any]]) -> Table:
     table.add_column("operators", overflow="fold")
     for row in sorted(rows, key=lambda row: (-row["calls"], -row["fallbacks"], row["kernel"])):
         times = [_range(row, who) for who in ("kernel", "aten")] if timed else []
-        ops = ", ".join(f"{op} {count}" for op, count in row["ops"].items()) or "not hit"
-        table.add_row(words(row["kernel"]), str(row["calls"]), str(row["fallbacks"]), *times, words(ops))
+        ops = ", ".join(f"{op} {count}" for op, count in row["ops"].items()) or "not called"
+        table.add_row(escape_line(row["kernel"]), str(row["calls"]), str(row["fallbacks"]), *times, escape_line(ops))
     return table
 
 
@@ -46,24 +46,24 @@ def _range(row: Mapping[str, Any], side: str) -> str:
     if f"{side}_us" not in row:
         return ""
     low, high = row[f"{side}_us_range"]
-    return words(f"{_us(row[f'{side}_us'])} [{_us(low)}, {_us(high)}]")
+    return escape_line(f"{_us(row[f'{side}_us'])} [{_us(low)}, {_us(high)}]")
 
 
 def _lines(report: Mapping[str, Any]) -> Iterator[str]:
     for row in report["kernels"]:
         if "verdict" in row:
-            yield f"[red]{row['verdict']}[/red] {words(row['kernel'])}: {words(row['reason'])}"
+            yield f"[red]{row['verdict']}[/red] {escape_line(row['kernel'])}: {escape_line(row['reason'])}"
         for reason, count in row["fallback_reasons"].items():
-            yield f"[yellow]fell back[/yellow] {words(row['kernel'])}, {count}×: {words(reason)}"
+            yield f"[yellow]fell back[/yellow] {escape_line(row['kernel'])}, {count}×: {escape_line(reason)}"
         for reason in dict.fromkeys(row["refused"].values()):
-            yield f"[yellow]not installed[/yellow] {words(row['kernel'])}: {words(reason)}"
+            yield f"[yellow]not installed[/yellow] {escape_line(row['kernel'])}: {escape_line(reason)}"
     for note in (*report["remarks"], *report["notes"]):
-        yield f"[yellow]note[/yellow] {words(note)}"
+        yield f"[yellow]note[/yellow] {escape_line(note)}"
     yield from _results(report)
     if times := report.get("time"):
         ratio = ratio_text(Ratio(times["speedup"], times["low"], times["high"]))
         times_text = f"with kernels {_time(times['kernel_us'])}, without {_time(times['aten_us'])}, × ATen {ratio}"
-        yield words(f"time         {times_text}, {times['rounds']} rounds of {times['calls']}")
+        yield escape_line(f"time         {times_text}, {times['rounds']} rounds of {times['calls']}")
     if (blame := report.get("blame")) is not None:
         yield from _blame(blame)
 
@@ -73,46 +73,46 @@ def _results(report: Mapping[str, Any]) -> Iterator[str]:
     wrong = [row for row in results if not row["right"]]
     yield f"results      {len(results) - len(wrong)} of {len(results)} right" if results else "results      none"
     if report["reason"]:
-        yield f"  [red]{report['verdict']}[/red]: {words(report['reason'])}"
+        yield f"  [red]{report['verdict']}[/red]: {escape_line(report['reason'])}"
     for row in wrong[:_MAX_WRONG_RESULTS]:
         description = (
             row.get("fault")
             or f"error {row['error']:.3g}, allowed {row['bound']:.3g} (ATen's own {row['aten_error']:.3g})"
         )
-        yield words(f"  {row['name']}: {description}")
+        yield escape_line(f"  {row['name']}: {description}")
     if len(wrong) > _MAX_WRONG_RESULTS:
-        yield f"  … and {len(wrong) - _MAX_WRONG_RESULTS} more (all are in --format json)"
+        yield f"  … and {len(wrong) - _MAX_WRONG_RESULTS} more (--format json lists all)"
 
 
 def _blame(blame: Mapping[str, Any]) -> Iterator[str]:
     for row in blame["guilty"]:
-        yield f"[bold red]to blame[/bold red]     {words(row['kernel'])}, by itself {row['verdict']}: {words(row['reason'])}"
-        yield from _located(row)
+        yield f"[bold red]caused by[/bold red]    {escape_line(row['kernel'])}, {row['verdict']} by itself: {escape_line(row['reason'])}"
+        yield from _first_error_lines(row)
     for group in blame["together"]:
         names = ", ".join(row["kernel"] for row in group)
-        yield f"[bold red]to blame[/bold red]     {words(names)}: right without any one of them, wrong with all"
+        yield f"[bold red]caused by[/bold red]    {escape_line(names)}: wrong with all of them, right without any one"
         for row in group:
-            yield from _located(row)
+            yield from _first_error_lines(row)
     if not blame["guilty"] and not blame["together"]:
-        yield "[bold red]to blame[/bold red]     none was found: no set of kernels fails by itself"
+        yield "[bold red]caused by[/bold red]    unknown: no set of kernels fails by itself"
     yield f"found in {blame['trials']} more runs of the model"
 
 
-def _located(row: Mapping[str, Any]) -> Iterator[str]:
+def _first_error_lines(row: Mapping[str, Any]) -> Iterator[str]:
     first = row["first"]
     if first is None:
-        share = f"; the nearest took {row['largest_share_of_bound']:.0%} of what is allowed" if row["looked_at"] else ""
-        yield words(f"  {row['kernel']}: each of {row['looked_at']} calls by itself is within its bound{share}")
+        share = f"; the largest error is {row['largest_share_of_bound']:.0%} of its bound" if row["looked_at"] else ""
+        yield escape_line(f"  {row['kernel']}: each of {row['looked_at']} calls is within its bound by itself{share}")
         return
-    yield words(
-        f"  first off at call {first['number'] + 1} of {row['calls']} ({first['phase']}): {first['op']} {first['case']}"
+    yield escape_line(
+        f"  first wrong call: {first['number'] + 1} of {row['calls']} ({first['phase']}): {first['op']} {first['case']}"
     )
-    yield f"    [red]{first['verdict']}[/red]: {words(first['reason'])}"
+    yield f"    [red]{first['verdict']}[/red]: {escape_line(first['reason'])}"
     command = ["opforge", "time", str(row["file"]), "--op", first["op"], "--case", first["case"]]
     if first.get("also_with_seeded_contents", True):
-        yield words(f"    {shlex.join(command)}")
+        yield escape_line(f"    {shlex.join(command)}")
     else:
-        yield "    with seeded contents of the same shapes it is right: it depends on the values"
+        yield "    right with seeded contents of the same shapes: the error depends on the values"
 
 
 def _us(us: float) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from opforge.kernels.mutants import IGNORED, MUTANTS
-from opforge.runs.strength import Strength, Trace
+from opforge.kernels.mutants import IGNORED_PREFIX, MUTANTS
+from opforge.runs.strength import MutantResult, Strength
 
 _MAX_OPERATORS = 40
 
 
-def show(console: Console, strength: Strength) -> None:
+def print_strength(console: Console, strength: Strength) -> None:
     """Print a suite's strength."""
     console.print(_mutant_table(strength))
     weak = strength.weak
@@ -31,7 +31,7 @@ def _mutant_table(strength: Strength) -> Table:
     for name, description in MUTANTS.items():
         if name in rates:
             killed, count = rates[name]
-            label = "ignored argument" if name == IGNORED else name
+            label = "ignored argument" if name == IGNORED_PREFIX else name
             table.add_row(label, f"{killed}/{count}", f"{killed / count:.3f}", description)
     return table
 
@@ -40,9 +40,9 @@ def _operators(strength: Strength, names: list[str]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("weak operator", no_wrap=True)
     table.add_column("killed", justify="right")
-    table.add_column("survivors (* differed from ATen on a case and was let through)")
+    table.add_column("survivors (* differed from ATen on a case and still passed)")
     rates = strength.by_operator()
-    survivors: dict[str, list[Trace]] = {}
+    survivors: dict[str, list[MutantResult]] = {}
     for trace in strength.survivors:
         survivors.setdefault(trace.op, []).append(trace)
     for op in names:
@@ -51,8 +51,8 @@ def _operators(strength: Strength, names: list[str]) -> Table:
     return table
 
 
-def _survivor(trace: Trace) -> str:
-    return trace.mutant + ("*" if trace.let_through else "")
+def _survivor(trace: MutantResult) -> str:
+    return trace.mutant + ("*" if trace.passed_wrong else "")
 
 
 def _scores(console: Console, strength: Strength) -> None:
@@ -61,10 +61,10 @@ def _scores(console: Console, strength: Strength) -> None:
     console.print(
         f"kill rate    {row['kill_rate']:.4f}: {row['killed']} of {row['mutants']} mutants ({kills or 'none'})"
     )
-    console.print(f"not counted  {row['equivalent']} that no case could tell from ATen")
+    console.print(f"equivalent   {row['equivalent']} that no input distinguishes from ATen")
     survivors = strength.survivors
-    loose = sum(1 for t in survivors if t.let_through)
+    loose = sum(1 for t in survivors if t.passed_wrong)
     console.print(
-        f"survivors    {len(survivors)}: {len(survivors) - loose} that no case shows, {loose} that differed and were let through"
+        f"survivors    {len(survivors)}: {len(survivors) - loose} that differed in no case, {loose} that differed and still passed"
     )
     console.print(f"weak         {len(strength.weak)} of {len(strength.by_operator())} operators")

@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from opforge.judge.verdict import Outcome
-from opforge.reports import implementations, speed
-from opforge.reports.files import verdict_text, weak_text
-from opforge.reports.plain import line, visible
+from opforge.judge.verdict import VerdictKind
+from opforge.reports import implementations, speed_text
+from opforge.reports.escape import escape_controls, indented_line
+from opforge.reports.run_files import verdict_counts_text, weak_text
 from opforge.runs.score import OperatorTally, Summary
 
 _NON_TERMINAL_COLUMNS = 140
@@ -21,15 +21,15 @@ _MAX_FAILED_OPERATORS = 25
 _MAX_WEAK_OPERATORS = 5
 _MAX_ALARMS = 25
 _SPEED_COLUMNS: dict[str, Callable[[OperatorTally], str]] = {
-    "× ATen": speed.speed_cell,
-    "call × ATen": speed.call_cell,
-    "% light": speed.light_cell,
-    "": speed.marks,
+    "× ATen": speed_text.speed_cell,
+    "call × ATen": speed_text.call_cell,
+    "% SOL": speed_text.sol_cell,
+    "": speed_text.timing_remarks,
 }
 """Speed columns by title; empty columns are left out. Speed of light: the kernel's, then ATen's."""
 
 
-class PlainConsole(Console):
+class EscapingConsole(Console):
     """Shows control characters as numbers, and emoji codes literally.
 
     A kernel's text must not change what is shown.
@@ -39,53 +39,55 @@ class PlainConsole(Console):
         super().__init__(emoji=False, **options)
 
     def print(self, *objects: Any, **options: Any) -> None:
-        super().print(*(visible(part) if isinstance(part, str) else part for part in objects), **options)
+        super().print(*(escape_controls(part) if isinstance(part, str) else part for part in objects), **options)
 
 
 def console_for_results() -> Console:
     """Return a console on stdout; a wide one if it is not a terminal."""
-    console = PlainConsole()
-    return console if console.is_terminal else PlainConsole(width=_NON_TERMINAL_COLUMNS)
+    console = EscapingConsole()
+    return console if console.is_terminal else EscapingConsole(width=_NON_TERMINAL_COLUMNS)
 
 
-def words(text: str) -> str:
+def escape_line(text: str) -> str:
     """Return untrusted text, escaped for a line of console markup."""
-    return escape(line(text))
+    return escape(indented_line(text))
 
 
-def plain_table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
+def text_table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
     """Return a table of texts, escaped so that they are shown as they are."""
     table = Table(box=None, pad_edge=False)
     for title in titles:
         table.add_column(escape(title), overflow="fold")
     for row in rows:
-        table.add_row(*(escape(visible(cell)) for cell in row))
+        table.add_row(*(escape(escape_controls(cell)) for cell in row))
     return table
 
 
-def show(console: Console, manifest: dict[str, Any], summary: Summary) -> None:
+def print_run(console: Console, manifest: dict[str, Any], summary: Summary) -> None:
     """Print a run."""
-    tallies = sorted(summary.judged, key=lambda t: (t.right, t.op))
-    if summary.apart:
+    tallies = sorted(summary.judged, key=lambda t: (t.is_correct, t.op))
+    if summary.separate_kernels:
         console.print(_comparison(manifest, summary))
     else:
         console.print(_table(manifest, tallies[:_MAX_OPERATOR_ROWS]))
-    if len(tallies) > _MAX_OPERATOR_ROWS and not summary.apart:
+    if len(tallies) > _MAX_OPERATOR_ROWS and not summary.separate_kernels:
         hidden = tallies[_MAX_OPERATOR_ROWS:]
         console.print(
-            f"… and {len(hidden)} more operators, {sum(1 for t in hidden if t.right)} of them right; all are in operator_summary.csv"
+            f"… and {len(hidden)} more operators, {sum(1 for t in hidden if t.is_correct)} of them right; all are in operator_summary.csv"
         )
-    _show_reasons(console, [t for t in tallies if not t.right])
+    _show_reasons(console, [t for t in tallies if not t.is_correct])
     if summary.declined:
-        console.print(f"declined (not counted as served): {', '.join(summary.declined)}")
+        console.print(f"declined (not counted as covered): {', '.join(summary.declined)}")
     for kernel in manifest["plan"]["kernels"]:
-        if kernel.get("hints") and any(not t.right for t in tallies if t.op in kernel["ops"]):
-            console.print(f"[yellow]hint[/yellow] {words(kernel['name'])} {words('; '.join(kernel['hints']))}")
+        if kernel.get("hints") and any(not t.is_correct for t in tallies if t.op in kernel["ops"]):
+            console.print(
+                f"[yellow]hint[/yellow] {escape_line(kernel['name'])} {escape_line('; '.join(kernel['hints']))}"
+            )
     for remark in (*manifest["plan"]["remarks"], *manifest.get("proofs", {}).get("remarks", {}).values()):
-        console.print(f"[yellow]note[/yellow] {words(remark)}")
+        console.print(f"[yellow]note[/yellow] {escape_line(remark)}")
     if (losses := manifest["plan"]["losses"]) and not manifest["config"]["ops"]:
-        console.print(f"{len(losses)} kinds of samples could not become cases; they are listed in OVERALL_SUMMARY.md")
-    for remark in speed.machine_lines(summary):
+        console.print(f"{len(losses)} kinds of samples could not be converted to cases; see OVERALL_SUMMARY.md")
+    for remark in speed_text.machine_notes(summary):
         console.print(f"[yellow]machine[/yellow] {escape(remark)}", soft_wrap=True)
     _show_weak(console, summary)
     _show_alarms(console, summary)
@@ -116,11 +118,11 @@ def _table(manifest: dict[str, Any], tallies: list[OperatorTally]) -> Table:
 
 def _comparison(manifest: dict[str, Any], summary: Summary) -> Table:
     """Return the table of custom operators, with the implementations of each one together."""
-    rows = implementations.compared(manifest, summary)
+    rows = implementations.compare_implementations(manifest, summary)
     cells: dict[str, Callable[[implementations.Implementation], str]] = {
-        "× reference": lambda row: speed.speed_cell(row.tally),
+        "× reference": lambda row: speed_text.speed_cell(row.tally),
         "× fastest": lambda row: row.fastest_cell,
-        "": lambda row: speed.marks(row.tally),
+        "": lambda row: speed_text.timing_remarks(row.tally),
         "reference": lambda row: row.reference,
     }
     table = _titled_table(manifest, "implementation")
@@ -150,50 +152,50 @@ def _titled_table(manifest: dict[str, Any], kernel: str) -> Table:
 
 
 def _first_cells(tally: OperatorTally) -> list[str]:
-    colour = "green" if tally.right else "red"
+    colour = "green" if tally.is_correct else "red"
     return [
-        words(tally.op),
-        words(tally.kernel).replace("::", ":\\:"),  # cells are folded, and no line may begin with a command
+        escape_line(tally.op),
+        escape_line(tally.kernel).replace("::", ":\\:"),  # cells are folded, and no line may begin with a command
         f"{tally.passed}/{tally.total}",
         f"[{colour}]{_verdict_counts(tally)}[/{colour}]",
     ]
 
 
 def _verdict_counts(tally: OperatorTally) -> str:
-    if tally.right:
+    if tally.is_correct:
         return "passed"
-    return ", ".join(f"{tally.verdicts[o]} {o}" for o in Outcome if o is not Outcome.PASSED and tally.verdicts[o])
+    return ", ".join(
+        f"{tally.verdicts[o]} {o}" for o in VerdictKind if o is not VerdictKind.PASSED and tally.verdicts[o]
+    )
 
 
 def _show_alarms(console: Console, summary: Summary) -> None:
-    alarms = list(speed.alarm_lines(summary))
+    alarms = list(speed_text.alarm_lines(summary))
     for who, alarm, case in alarms[:_MAX_ALARMS]:
-        console.print(f"[bold red]ALARM[/bold red] {words(who)}: {words(alarm)}", soft_wrap=True)
-        console.print(f"  {words(case)}", soft_wrap=True)
+        console.print(f"[bold red]ALARM[/bold red] {escape_line(who)}: {escape_line(alarm)}", soft_wrap=True)
+        console.print(f"  {escape_line(case)}", soft_wrap=True)
     if len(alarms) > _MAX_ALARMS:
         console.print(f"[bold red]… and {len(alarms) - _MAX_ALARMS} more alarms[/bold red]; see OVERALL_SUMMARY.md")
 
 
 def _show_reasons(console: Console, wrong: list[OperatorTally]) -> None:
     for tally in wrong[:_MAX_FAILED_OPERATORS]:
-        console.print(f"[bold]{words(tally.op)}[/bold] ({words(tally.kernel)})")
+        console.print(f"[bold]{escape_line(tally.op)}[/bold] ({escape_line(tally.kernel)})")
         for verdict, reason, count in tally.main_reasons(2):
-            console.print(f"  {count}× [red]{words(verdict)}[/red]: {words(reason)}", soft_wrap=True)
+            console.print(f"  {count}× [red]{escape_line(verdict)}[/red]: {escape_line(reason)}", soft_wrap=True)
         if len(tally.reasons) > 2:
             console.print(f"  and {len(tally.reasons) - 2} other reasons")
     if len(wrong) > _MAX_FAILED_OPERATORS:
-        console.print(
-            f"… and {len(wrong) - _MAX_FAILED_OPERATORS} more operators that are not right; see OVERALL_SUMMARY.md"
-        )
+        console.print(f"… and {len(wrong) - _MAX_FAILED_OPERATORS} more failing operators; see OVERALL_SUMMARY.md")
 
 
 def _show_scores(console: Console, summary: Summary) -> None:
     scores = summary.scores()
     console.print(
-        f"correctness  {scores['correctness']:.4f} over {scores['operators']} {summary.things}; "
+        f"correctness  {scores['correctness']:.4f} over {scores['operators']} {summary.unit_noun}; "
         f"{scores['correctness_of_judged']:.4f} over the {scores['judged']} that the backend implements (coverage {scores['coverage']:.4f})",
         soft_wrap=True,
     )
-    for title, text in speed.score_lines(summary):
+    for title, text in speed_text.score_lines(summary):
         console.print(f"{title:12} {escape(text)}", soft_wrap=True)
-    console.print(f"cases        {scores['cases']}: {verdict_text(scores['verdicts'])}", soft_wrap=True)
+    console.print(f"cases        {scores['cases']}: {verdict_counts_text(scores['verdicts'])}", soft_wrap=True)

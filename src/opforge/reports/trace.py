@@ -6,19 +6,19 @@ from collections import Counter
 from collections.abc import Iterable
 
 from opforge.reports.terminal import console_for_results
-from opforge.traces.file import Trace
+from opforge.traces.trace_file import Trace
 
 _MAX_SHOWN_LOSSES = 10
 
 
-def show(trace: Trace, written: Iterable[str]) -> None:
+def print_trace(trace: Trace, paths: Iterable[str]) -> None:
     """Print the number of calls in a trace, by phase, and the calls that were lost."""
     console = console_for_results()
     phases: Counter[str] = Counter()
     for call in trace.calls:
         for seen in call.seen:
             phases[seen.phase] += seen.count
-    console.print(f"models       {', '.join(trace.about.get('models', []))}", soft_wrap=True)
+    console.print(f"models       {', '.join(trace.metadata.get('models', []))}", soft_wrap=True)
     console.print(f"calls        {phases.total()}: {', '.join(f'{n} {phase}' for phase, n in phases.most_common())}")
     console.print(f"distinct     {len(trace.calls)} calls of {trace.operators} operators")
     if trace.losses:
@@ -27,5 +27,5 @@ def show(trace: Trace, written: Iterable[str]) -> None:
         console.print(f"             {reason} ({count}×)", soft_wrap=True, markup=False)
     if len(trace.losses) > _MAX_SHOWN_LOSSES:
         console.print(f"             and {len(trace.losses) - _MAX_SHOWN_LOSSES} other reasons")
-    for path in written:
+    for path in paths:
         console.print(f"written      {path}", soft_wrap=True, markup=False)

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from opforge.traces.file import Trace, TracedCall
+from opforge.traces.trace_file import Trace, TracedCall
 
 _MAX_NAMED_MODELS = 3
 """Number of models to name for each operator."""
 
 
-def page(trace: Trace, path: Path, title: str = "The suite `torchbench`") -> str:
+def markdown(trace: Trace, path: Path, title: str = "The suite `torchbench`") -> str:
     """Return the page on a trace that was read from a file."""
     lines = [
         f"# {title}",
@@ -26,13 +26,13 @@ def page(trace: Trace, path: Path, title: str = "The suite `torchbench`") -> str
 
 
 def _head(trace: Trace, path: Path) -> Iterator[str]:
-    about = trace.about
+    about = trace.metadata
     phases: Counter[str] = Counter()
     for call in trace.calls:
         for seen in call.seen:
             phases[seen.phase] += seen.count
     device = str(about.get("device", "?")) + (", without contents" if about.get("fake") else "")
-    yield "Operator calls of whole models, with the shapes, strides and dtypes that they have there."
+    yield "Operator calls of whole models, with their shapes, strides and dtypes."
     yield "Each distinct call is a case, weighted by how often it was made."
     yield ""
     yield from _table(
@@ -42,7 +42,7 @@ def _head(trace: Trace, path: Path) -> Iterator[str]:
             ("operators", trace.operators),
             ("distinct calls", len(trace.calls)),
             ("calls", f"{phases.total()}: " + ", ".join(f"{n} {phase}" for phase, n in phases.most_common())),
-            ("of other namespaces than ATen's", sum("::" in call.op for call in trace.calls)),
+            ("outside ATen's namespace", sum("::" in call.op for call in trace.calls)),
             ("with stored contents", sum(bool(call.digest) for call in trace.calls)),
             ("size", f"{path.stat().st_size / (1 << 20):.2f} MiB"),
             ("recorded", f"{about.get('recorded', '?')[:10]}, torch {about.get('torch', '?')}, {device}"),
@@ -64,7 +64,7 @@ def _architecture_table(calls: Iterable[TracedCall]) -> Iterator[str]:
         for seen in call.seen:
             phases[seen.model][seen.phase] += seen.count
     yield "\n## Architectures"
-    yield "*Its own* are cases that no other architecture has.\n"
+    yield "*Unique* cases occur in no other architecture.\n"
     rows = [
         (
             f"`{m}`",
@@ -75,7 +75,7 @@ def _architecture_table(calls: Iterable[TracedCall]) -> Iterator[str]:
         )
         for m in sorted(cases)
     ]
-    yield from _table(("architecture", "operators", "cases", "its own", "forward", "backward", "optimizer"), rows)
+    yield from _table(("architecture", "operators", "cases", "unique", "forward", "backward", "optimizer"), rows)
 
 
 def _operators(calls: Iterable[TracedCall]) -> Iterator[str]:
@@ -86,7 +86,7 @@ def _operators(calls: Iterable[TracedCall]) -> Iterator[str]:
         for seen in call.seen:
             model_counts[call.op][seen.model] += seen.count
     yield "\n## Operators"
-    yield f"With the {_MAX_NAMED_MODELS} architectures that made most of the calls; the file has all of them, by case, in `seen`.\n"
+    yield f"Each with the {_MAX_NAMED_MODELS} architectures that call it most; the file lists all of them for each case in `seen`.\n"
     rows = [(f"`{op}`", cases[op], model_counts[op].total(), _named(model_counts[op])) for op in sorted(cases)]
     yield from _table(("operator", "cases", "calls", "from"), rows)
 
@@ -99,13 +99,13 @@ def _named(model_counts: Counter[str]) -> str:
 
 
 def _failures_and_losses(trace: Trace) -> Iterator[str]:
-    failed: dict[str, str] = trace.about.get("failed", {})
+    failed: dict[str, str] = trace.metadata.get("failed", {})
     if failed:
-        yield "\n## Runs that did not end well"
-        yield "What they did until then is kept.\n"
+        yield "\n## Failed runs"
+        yield "Calls recorded before the failure are kept.\n"
         yield from _table(("run", "why"), [(f"`{run}`", _cell(why)) for run, why in sorted(failed.items())])
     if trace.losses:
-        yield "\n## Calls that could not be kept\n"
+        yield "\n## Calls that could not be recorded\n"
         yield from _table(("why", "calls"), [(_cell(why), count) for why, count in trace.losses.items()])
 
 

@@ -4,13 +4,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from opforge.runs.conduct import run
     from opforge.runs.config import RunConfig
+    from opforge.runs.pipeline import run
     from opforge.runs.score import Summary
 
 __all__ = ["RunConfig", "Summary", "run"]
 
-_MODULE_OF_NAME = {"RunConfig": "config", "Summary": "score", "run": "conduct"}
+_MODULE_OF_NAME = {"RunConfig": "config", "Summary": "score", "run": "pipeline"}
 
 
 def __getattr__(name: str) -> Any:

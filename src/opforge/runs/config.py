@@ -11,8 +11,8 @@ from opforge import registry
 from opforge.backends.base import BackendOptions
 from opforge.errors import OpforgeError
 from opforge.suites.base import DEFAULT_DTYPES
-from opforge.suites.choosing import Choice
-from opforge.suites.finding import is_file
+from opforge.suites.case_selection import CaseSelection
+from opforge.suites.lookup import names_a_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class RunConfig:
     max_mib: float | None = None
     """The last four fields are those of ``Choice``."""
     generation: dict[str, Any] = field(default_factory=dict)
-    """Generation settings, for a backend that makes kernels; see `opforge.generate.settings`."""
+    """Generation settings, for a backend that makes kernels; see `opforge.generate.provider_options`."""
 
     def checked(self) -> RunConfig:
         """Return the settings with absolute paths; raises if one is out of range."""
@@ -61,20 +61,20 @@ class RunConfig:
         if not 1 <= self.workers <= max_workers:
             raise OpforgeError(f"--workers {self.workers} is out of range; it must be 1 to {max_workers}")
         if self.ray_address and self.executor == "local":
-            raise OpforgeError(f"--ray-address {self.ray_address} goes with --executor ray")
+            raise OpforgeError(f"--ray-address {self.ray_address} requires --executor ray")
         if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
             raise OpforgeError(f"unknown device {self.device!r}; allowed: cpu, cuda, cuda:N")
-        self.choice.checked()
+        self.selection.checked()
         return replace(
             self,
-            suite=str(Path(self.suite).resolve()) if is_file(self.suite) else self.suite,
+            suite=str(Path(self.suite).resolve()) if names_a_file(self.suite) else self.suite,
             ops_directory=str(Path(self.ops_directory).resolve()),
             custom_ops_root=str(Path(self.custom_ops_root).resolve()),
         )
 
     @property
-    def choice(self) -> Choice:
-        return Choice(self.topn, self.sample, self.profile, self.max_mib)
+    def selection(self) -> CaseSelection:
+        return CaseSelection(self.topn, self.sample, self.profile, self.max_mib)
 
     @property
     def backend_options(self) -> BackendOptions:

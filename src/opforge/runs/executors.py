@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from opforge.runs.config import RunConfig
 from opforge.runs.plan import Job, Plan
-from opforge.sandbox.client import ForkServer
+from opforge.sandbox.host.client import ForkServerHandle
 from opforge.suites.base import Progress
 
 Emit = Callable[[list[dict[str, Any]]], None]
@@ -40,7 +40,7 @@ class Executor(Protocol):
     """Number of kernels judged at once by default."""
     most_workers: int
 
-    def __init__(self, config: RunConfig, server: ForkServer) -> None: ...
+    def __init__(self, config: RunConfig, server: ForkServerHandle) -> None: ...
 
     def device_name(self) -> str:
         """Return the name of the requested device; raises if it is not available."""

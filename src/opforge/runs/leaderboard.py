@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from opforge.errors import OpforgeError, RunDirectoryError
-from opforge.runs.comparable import device_name, finished_manifest, key, suite_words
+from opforge.runs.compare.compatible import comparison_key, describe_suite, device_name, finished_manifest
 from opforge.runs.score import OperatorTally, Summary
 from opforge.runs.speed import Ratio, geomean
 from opforge.runs.store import MANIFEST, read_rows
 
-ORDERS = ("correctness", "performance", "common", "perf_at_p", "coverage")
+RANKING_SCORES = ("correctness", "performance", "common", "perf_at_p", "coverage")
 """The scores to rank by."""
 
 
@@ -30,7 +30,7 @@ class Entry:
     """The geometric mean over the operators that every run of the board has correct and timed."""
 
     @property
-    def served(self) -> dict[str, OperatorTally]:
+    def tallies(self) -> dict[str, OperatorTally]:
         return {t.unit: t for t in self.summary.judged}
 
     def score(self, order: str) -> Ratio | None:
@@ -40,7 +40,7 @@ class Entry:
         if order == "performance":
             return self.summary.speed
         if order == "perf_at_p":
-            share = self.summary.share_at(self.summary.p)
+            share = self.summary.perf_at(self.summary.p)
             return None if share is None else Ratio(share.value, share.low, share.high)
         value = self.summary.correctness if order == "correctness" else self.summary.coverage
         return Ratio(value, value, value)
@@ -60,7 +60,7 @@ class Board:
     """All operators that any of the runs has a verdict on or should have."""
     common: int
     """Number of operators that every run has correct and timed."""
-    differing: str = ""
+    setting_differences: str = ""
     """Relevant differences between the runs: the p of perf@p, or torch."""
 
 
@@ -69,41 +69,41 @@ class Leaderboard:
     """All boards, the one with most runs first, and the excluded runs."""
 
     boards: tuple[Board, ...]
-    left_out: tuple[tuple[str, str], ...]
+    excluded: tuple[tuple[str, str], ...]
     """Folder and reason."""
     order: str
 
 
-def leaderboard(folders: Iterable[Path], order: str = ORDERS[0]) -> Leaderboard:
+def leaderboard(folders: Iterable[Path], order: str = RANKING_SCORES[0]) -> Leaderboard:
     """Return the boards of the runs in some folders; each folder is a run or holds runs."""
-    if order not in ORDERS:
-        raise OpforgeError(f"cannot rank by {order!r}; allowed: {', '.join(ORDERS)}")
+    if order not in RANKING_SCORES:
+        raise OpforgeError(f"cannot rank by {order!r}; allowed: {', '.join(RANKING_SCORES)}")
     groups: dict[tuple[str, str], list[Entry]] = {}
     left_out: list[tuple[str, str]] = []
-    paths = runs_in(folders)
+    paths = find_runs(folders)
     for path in paths:
         try:
             manifest = finished_manifest(path)
         except RunDirectoryError as error:
             left_out.append((str(path), str(error)))
             continue
-        if not key(manifest)[0]:
+        if not comparison_key(manifest)[0]:
             left_out.append(
-                (str(path), "its manifest has no digest of the suite: it is of an older opforge; run it again")
+                (str(path), "its manifest has no digest of the suite: it comes from an older opforge; run it again")
             )
             continue
-        entry = Entry(path.resolve().name, str(path), manifest, Summary.of(manifest, read_rows(path)))
-        groups.setdefault(key(manifest), []).append(entry)
+        entry = Entry(path.resolve().name, str(path), manifest, Summary.from_rows(manifest, read_rows(path)))
+        groups.setdefault(comparison_key(manifest), []).append(entry)
     boards = sorted((_board(entries, order) for entries in groups.values()), key=lambda b: (-len(b.entries), b.suite))
     return Leaderboard(tuple(boards), tuple(left_out), order)
 
 
-def runs_in(folders: Iterable[Path]) -> list[Path]:
+def find_runs(folders: Iterable[Path]) -> list[Path]:
     """Return the runs in some folders, each once."""
     runs: dict[Path, Path] = {}
     for folder in folders:
         if not folder.is_dir():
-            raise RunDirectoryError(f"{str(folder)!r} is no folder")
+            raise RunDirectoryError(f"{str(folder)!r} is not a folder")
         paths = [folder] if (folder / MANIFEST).is_file() else sorted(p.parent for p in folder.glob(f"*/{MANIFEST}"))
         if not paths:
             raise RunDirectoryError(f"{str(folder)!r} holds no run: neither {MANIFEST} nor folders that have one")
@@ -116,14 +116,16 @@ def _board(entries: list[Entry], order: str) -> Board:
     first = entries[0].manifest
     common = _common(entries)
     scored = [
-        Entry(e.name, e.path, e.manifest, e.summary, geomean(s for u in common if (s := e.served[u].speed) is not None))
+        Entry(
+            e.name, e.path, e.manifest, e.summary, geomean(s for u in common if (s := e.tallies[u].speed) is not None)
+        )
         for e in entries
     ]
     ranked = sorted(scored, key=lambda e: (-_value(e, order), -e.summary.correctness, e.name))
-    operators = {u for e in scored for u in (*e.served, *e.summary.missing, *e.summary.declined)}
+    operators = {u for e in scored for u in (*e.tallies, *e.summary.missing, *e.summary.declined)}
     return Board(
-        suite_words(first),
-        key(first)[0],
+        describe_suite(first),
+        comparison_key(first)[0],
         device_name(first),
         tuple(ranked),
         tuple(1 + sum(_surely_better(other, e, order) for other in ranked) for e in ranked),
@@ -134,7 +136,7 @@ def _board(entries: list[Entry], order: str) -> Board:
 
 
 def _common(entries: list[Entry]) -> list[str]:
-    timed = [{unit for unit, tally in e.served.items() if tally.speed is not None} for e in entries]
+    timed = [{unit for unit, tally in e.tallies.items() if tally.speed is not None} for e in entries]
     return sorted(set.intersection(*timed))
 
 

@@ -13,18 +13,18 @@ from opforge.errors import NothingToJudgeError, OpforgeError
 from opforge.kernels import Kernel
 from opforge.ops import table
 from opforge.runs.config import RunConfig
-from opforge.runs.workshop import MakesKernels
+from opforge.runs.generation import KernelGenerator
 from opforge.suites import LoadedSuite, Suite, SuiteOptions
-from opforge.suites.base import Make, Progress
-from opforge.suites.choosing import Choice
-from opforge.suites.finding import find_suite
+from opforge.suites.base import MakeCases, Progress
+from opforge.suites.case_selection import CaseSelection
+from opforge.suites.lookup import find_suite
 
-Key = tuple[str, str, str, str]
+VerdictKey = tuple[str, str, str, str]
 """Kernel, operator, case id and phase; judged once per run."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class OperatorCases:
     """The cases of one operator in a job."""
 
     op: str
@@ -41,28 +41,28 @@ class Job:
     """One kernel with all its cases: the work of one worker process."""
 
     kernel: Kernel
-    parts: tuple[Part, ...]
-    until: str = ""
+    operators: tuple[OperatorCases, ...]
+    stop_on: str = ""
     """``rejected``: stop at the first case that rejects the kernel."""
-    serves: tuple[str, ...] = ()
+    all_ops: tuple[str, ...] = ()
     """The operators of the whole job, if this is only a part of it."""
 
     @property
-    def count(self) -> int:
-        return sum(len(part.cases) for part in self.parts)
+    def case_count(self) -> int:
+        return sum(len(part.cases) for part in self.operators)
 
-    def of(self, phase: Phase) -> Job:
+    def in_phase(self, phase: Phase) -> Job:
         """Return the part of the job in one phase that can be run."""
-        parts = (replace(p, cases=[c for c in p.cases if c.phase is phase and not c.lost]) for p in self.parts)
-        return replace(self, parts=tuple(p for p in parts if p.cases))
+        parts = (replace(p, cases=[c for c in p.cases if c.phase is phase and not c.lost]) for p in self.operators)
+        return replace(self, operators=tuple(p for p in parts if p.cases))
 
-    def without(self, done: set[Key]) -> Job:
+    def without(self, done: set[VerdictKey]) -> Job:
         """Return the job without the cases that already have a verdict."""
         parts = (
-            Part(p.op, p.required, [c for c in p.cases if (self.kernel.name, p.op, c.id, c.phase) not in done])
-            for p in self.parts
+            OperatorCases(p.op, p.required, [c for c in p.cases if (self.kernel.name, p.op, c.id, c.phase) not in done])
+            for p in self.operators
         )
-        return replace(self, parts=tuple(p for p in parts if p.cases))
+        return replace(self, operators=tuple(p for p in parts if p.cases))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,39 +75,39 @@ class Plan:
     remarks: tuple[str, ...] = ()
 
     @property
-    def count(self) -> int:
-        return sum(job.count for job in self.jobs)
+    def case_count(self) -> int:
+        return sum(job.case_count for job in self.jobs)
 
     @property
     def optional(self) -> frozenset[str]:
         """Return the operators that a kernel may decline."""
-        return frozenset(p.op for job in self.jobs for p in job.parts if not p.required)
+        return frozenset(p.op for job in self.jobs for p in job.operators if not p.required)
 
     @property
-    def judged_apart(self) -> bool:
+    def scores_kernels(self) -> bool:
         """Whether each kernel is scored by itself: several kernels may serve a custom operator."""
         return any(job.kernel.reference is not None for job in self.jobs)
 
     @property
-    def units(self) -> int:
+    def unit_count(self) -> int:
         """Return the denominator of the scores: the number of operators, or of kernels.
 
         It counts kernels if those are scored separately. Operators without a kernel count too.
         """
-        return len(self.jobs) + len(self.missing) if self.judged_apart else len(self.suite.cases)
+        return len(self.jobs) + len(self.missing) if self.scores_kernels else len(self.suite.cases)
 
     @property
-    def performance(self) -> tuple[str, ...]:
+    def timed_units(self) -> tuple[str, ...]:
         """Return the operators, or kernels, to be timed, including operators without a kernel."""
         cases = self.suite.cases.items()
         ops = [op for op, op_cases in cases if any(c.phase is Phase.PERFORMANCE for c in op_cases)]
-        if not self.judged_apart:
+        if not self.scores_kernels:
             return tuple(ops)
-        timed = [job.kernel.name for job in self.jobs if any(p.op in ops for p in job.parts)]
+        timed = [job.kernel.name for job in self.jobs if any(p.op in ops for p in job.operators)]
         return (*timed, *(op for op in self.missing if op in ops))
 
 
-def selected(config: RunConfig, suite: Suite) -> frozenset[str] | None:
+def selected_ops(config: RunConfig, suite: Suite) -> frozenset[str] | None:
     """Return the full names of the selected operators; None for all. A misspelt one raises."""
     if not config.ops:
         return None
@@ -122,18 +122,20 @@ def load_suite(
     progress: Progress,
     suite: Suite | None = None,
     *,
-    make: Make | None = None,
+    make: MakeCases | None = None,
     folder: Path | None = None,
 ) -> LoadedSuite:
     """Return the suite's cases for a configuration; the default suite is the registered one."""
     suite = suite or find_suite(config.suite)
-    ops = selected(config, suite)
-    if config.choice != Choice() and not getattr(suite, "weighted", False):
+    ops = selected_ops(config, suite)
+    if config.selection != CaseSelection() and not getattr(suite, "weighted", False):
         raise OpforgeError(
-            f"--topn, --sample, --profile and --max-mib choose among cases that have weights, and those of suite {config.suite!r} "
-            "have none; they go with files of `opforge trace` and operator-input logs"
+            f"--topn, --sample, --profile and --max-mib need cases with weights, and those of suite {config.suite!r} "
+            "have none; use a file of `opforge trace` or an operator-input log"
         )
-    options = SuiteOptions(config.device, config.dtypes, ops, Path(config.custom_ops_root), make, folder, config.choice)
+    options = SuiteOptions(
+        config.device, config.dtypes, ops, Path(config.custom_ops_root), make, folder, config.selection
+    )
     loaded: LoadedSuite = suite.load(options, progress)
     if not loaded.cases:
         problem = (
@@ -148,13 +150,13 @@ def load_suite(
 def make_plan(config: RunConfig, backend: Backend, suite: LoadedSuite) -> Plan:
     """Match a suite's operators with a backend's kernels."""
     kernels = backend.kernels(suite.cases)
-    if not kernels and not isinstance(backend, MakesKernels):  # a backend that makes kernels reports why it has none
+    if not kernels and not isinstance(backend, KernelGenerator):  # a backend that makes kernels reports why it has none
         raise NothingToJudgeError(
             f"backend {config.backend!r} implements none of the {len(suite.cases)} operators that suite {config.suite!r} selects"
             + "".join(f"; {remark}" for remark in getattr(backend, "remarks", ()))
         )
     jobs = tuple(Job(k, tuple(_parts(k, suite))) for k in kernels)
-    served = {part.op for job in jobs for part in job.parts}
+    served = {part.op for job in jobs for part in job.operators}
     missing = tuple(op for op in suite.cases if op not in served)
     return Plan(suite, jobs, missing, tuple(_remarks(config, backend)))
 
@@ -162,7 +164,7 @@ def make_plan(config: RunConfig, backend: Backend, suite: LoadedSuite) -> Plan:
 def _remarks(config: RunConfig, backend: Backend) -> Iterable[str]:
     """Report which folders and kernels of the selection are not judged, and why."""
     for stranger in getattr(backend, "strangers", ()):
-        yield f"passed over: {stranger}"
+        yield f"ignored: {stranger}"
     yield from getattr(backend, "remarks", ())
     idle = getattr(backend, "idle", ())
     wanted = {op.name for op in table().select(config.ops)} if config.ops and idle else None
@@ -171,7 +173,7 @@ def _remarks(config: RunConfig, backend: Backend) -> Iterable[str]:
             yield f"{kernel.name} is not judged: suite {config.suite!r} has no case for {kernel.primary}"
 
 
-def _parts(kernel: Kernel, suite: LoadedSuite) -> Iterable[Part]:
+def _parts(kernel: Kernel, suite: LoadedSuite) -> Iterable[OperatorCases]:
     for served in kernel.serves:
         if cases := suite.cases.get(served.op):
-            yield Part(served.op, served.required, cases)
+            yield OperatorCases(served.op, served.required, cases)

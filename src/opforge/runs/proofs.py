@@ -26,20 +26,21 @@ from typing import Any
 from filelock import FileLock
 
 from opforge import cache
-from opforge.cases.forms import LARGE_FORMS, LAYOUT_FORMS, enlarged
 from opforge.cases.text import parse_arguments
 from opforge.cases.values import DTYPES, Device, Dtype, TensorSpec
+from opforge.cases.variant_shapes import LARGE_VARIANT_NAMES, LAYOUT_VARIANT_NAMES, enlarged_shapes
 from opforge.errors import CaseSyntaxError
 from opforge.kernels import Kernel
-from opforge.kernels.proofs import proof_of
-from opforge.kernels.source import UNREADABLE, digest, located
+from opforge.kernels.proof import proof_path
+from opforge.kernels.source import UNREADABLE, digest, with_resolved_folder
 from opforge.ops import table
 from opforge.runtime import signing
-from opforge.runtime.layouts import SHAPES_DIFFER, layouts
-from opforge.runtime.proofs import FORMAT, read, signed
-from opforge.runtime.words import DEFAULT, Arguments, add_argument, argument_word, list_word, number_word
+from opforge.runtime.layouts import SHAPES_DIFFER, layout_names
+from opforge.runtime.proof_files import PROOF_FORMAT, read_proof_file, sign_proof
+from opforge.runtime.trees import instances
+from opforge.runtime.value_ranges import DEFAULT, CollectedValues, add_value, list_kind, number_kind, value_kind
 
-NEVER = frozenset({"cheated", "crashed", "timed_out"})
+VOIDING_VERDICTS = frozenset({"cheated", "crashed", "timed_out"})
 """Verdicts that void the whole proof."""
 _MAX_FAILED_CASES = 64
 """Maximum number of failed cases kept by name, per operator and signature."""
@@ -76,7 +77,7 @@ class _Call:
 
 
 @dataclass
-class _Group:
+class _PassedCases:
     """The passed cases of one operator and signature."""
 
     ranks: list[int] = field(default_factory=list)
@@ -85,21 +86,23 @@ class _Group:
     layouts: set[str] = field(default_factory=set)
     timed: list[tuple[int, bool]] = field(default_factory=list)
     """Numbers of elements, with whether the kernel was not slower at that size."""
-    arguments: Arguments = field(default_factory=dict)
+    arguments: CollectedValues = field(default_factory=dict)
 
     def add(self, call: _Call, row: Mapping[str, Any]) -> None:
         specs = call.specs
         numel = max((s.numel for s in specs), default=0)
         for name, value in call.others.items():
-            word, numbers = (DEFAULT, []) if value is _OMITTED else argument_word(value, _name)
+            word, numbers = (DEFAULT, []) if value is _OMITTED else value_kind(value, _constant_name)
             if word:
-                add_argument(self.arguments, name, word, numbers)
-        forms = set(row.get("forms", ()))
-        self.ranks += [len(s.shape) for s in specs] + ([0] if "zero_dim" in forms else [])
-        self.sizes += [numel] + ([0] if "empty" in forms else []) + ([1] if "zero_dim" in forms else [])
-        self.sizes += [max(map(math.prod, shapes)) for shapes in _enlarged(call, forms)]
-        self.extents = functools.reduce(_union_extents, _judged_extents(call, forms), self.extents)
-        self.layouts |= {word for s in specs for word in layouts(s.shape, s.strides)} | (forms & LAYOUT_FORMS)
+                add_value(self.arguments, name, word, numbers)
+        variants = set(row.get("variants", ()))
+        self.ranks += [len(s.shape) for s in specs] + ([0] if "zero_dim" in variants else [])
+        self.sizes += [numel] + ([0] if "empty" in variants else []) + ([1] if "zero_dim" in variants else [])
+        self.sizes += [max(map(math.prod, shapes)) for shapes in _enlarged(call, variants)]
+        self.extents = functools.reduce(_union_extents, _judged_extents(call, variants), self.extents)
+        self.layouts |= {word for s in specs for word in layout_names(s.shape, s.strides)} | (
+            variants & LAYOUT_VARIANT_NAMES
+        )
         self.layouts |= {"offset"} if any(s.offset for s in specs) else set()
         self.layouts |= {SHAPES_DIFFER} if len({tuple(s.shape) for s in specs}) > 1 else set()
         if "speedup_high" in row:
@@ -114,25 +117,25 @@ class _Group:
         }
         if arguments := {name: words for name, words in self.arguments.items() if words != {DEFAULT: []}}:
             row["arguments"] = arguments
-        return {**row, "timed": ranges(self.timed)} if self.timed else row
+        return {**row, "timed": timed_ranges(self.timed)} if self.timed else row
 
 
-def _judged_extents(call: _Call, forms: Collection[str]) -> Iterator[Extents]:
-    """Yield the extents of each tensor argument: of the case itself, then of its resized forms."""
+def _judged_extents(call: _Call, variants: Collection[str]) -> Iterator[Extents]:
+    """Yield the extents of each tensor argument: of the case itself, then of its resized variants."""
     case_shapes = [[s.shape for s in slot] for slot in call.slots]
     yield _extents_of(case_shapes)
-    if "empty" in forms:
+    if "empty" in variants:
         size = next(shape[0] for slot in case_shapes for shape in slot if shape and 0 not in shape)
         yield _extents_of([[(0, *s[1:]) if s and s[0] == size else s for s in slot] for slot in case_shapes])
-    for large_shapes in _enlarged(call, forms):
+    for large_shapes in _enlarged(call, variants):
         shapes = iter(large_shapes)
         yield _extents_of([[next(shapes) for _ in slot] for slot in case_shapes])
 
 
-def _enlarged(call: _Call, forms: Collection[str]) -> Iterator[list[tuple[int, ...]]]:
-    """Yield the shapes of all tensors in the enlarged forms that passed."""
-    for form in LARGE_FORMS:
-        if form in forms and (shapes := enlarged(form, [s.shape for s in call.specs])) is not None:
+def _enlarged(call: _Call, variants: Collection[str]) -> Iterator[list[tuple[int, ...]]]:
+    """Yield the shapes of all tensors in the enlarged variants that passed."""
+    for variant in LARGE_VARIANT_NAMES:
+        if variant in variants and (shapes := enlarged_shapes(variant, [s.shape for s in call.specs])) is not None:
             yield shapes
 
 
@@ -161,7 +164,7 @@ def not_slower(row: Mapping[str, Any]) -> bool:
     return bool(row["speedup_high"] >= 1.0 and call["high"] >= 1.0)
 
 
-def ranges(timed: Iterable[tuple[int, bool]]) -> list[list[Any]]:
+def timed_ranges(timed: Iterable[tuple[int, bool]]) -> list[list[Any]]:
     """Return size ranges with whether a kernel is not slower there.
 
     Each timed size covers the sizes nearer to it than to the next timed size.
@@ -190,10 +193,12 @@ class _KernelVerdicts:
     """The verdicts of a run on one kernel, by operator and signature."""
 
     kernel: Kernel
-    passed: dict[str, dict[str, _Group]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(_Group)))
+    passed: dict[str, dict[str, _PassedCases]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(_PassedCases))
+    )
     failed: dict[str, dict[str, dict[str, str]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(dict)))
     """Verdicts by case id."""
-    right: set[tuple[str, str]] = field(default_factory=set)
+    passed_ids: set[tuple[str, str]] = field(default_factory=set)
     """Operators and ids of passed cases, including those on which ATen raises."""
 
     def add(self, row: Mapping[str, Any], *, raises: bool) -> None:
@@ -203,13 +208,13 @@ class _KernelVerdicts:
         if row["verdict"] != "passed":
             self.failed[row["op"]][call.signature][row["id"]] = row["verdict"]
             return
-        self.right.add((row["op"], row["id"]))
+        self.passed_ids.add((row["op"], row["id"]))
         if not raises and call.specs:  # without a tensor there is no dtype or size to prove
             self.passed[row["op"]][call.signature].add(call, row)
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenProofs:
     """The proofs written by a run."""
 
     paths: list[Path]
@@ -221,10 +226,10 @@ def write_proofs(
     kernels: Iterable[Kernel],
     rows: Iterable[Mapping[str, Any]],
     manifest: Mapping[str, Any],
-    raising: Collection[str],
+    raising_case_ids: Collection[str],
     *,
     finished: bool = True,
-) -> Written:
+) -> WrittenProofs:
     """Write a proof beside each judged kernel, or remove one that no longer holds.
 
     A proof that cannot be written is reported and does not stop the others. ``raising`` holds the
@@ -236,25 +241,25 @@ def write_proofs(
     judged = {k.name: _KernelVerdicts(k) for k in kernels if k.file is not None and k.reference is None}
     for row in rows:
         if row["kernel"] in judged and (finished or row["verdict"] != "passed"):
-            judged[row["kernel"]].add(row, raises=row["id"] in raising)
-    written = Written([], {})
+            judged[row["kernel"]].add(row, raises=row["id"] in raising_case_ids)
+    written = WrittenProofs([], {})
     if _FILES in manifest["confinement"]["missing"]:
-        reason = f"no proof is written: kernels could read the key with which proofs are signed ({_FILES} are not kept from them)"
+        reason = f"no proof is written: kernels could read the key that signs proofs (missing protection: {_FILES})"
         for verdicts in judged.values():
             with contextlib.suppress(OSError):
                 if verdicts.failed:  # the existing proof no longer holds
-                    proof_of(Path(verdicts.kernel.file or "")).unlink(missing_ok=True)
-        return Written([], {name: reason for name, verdicts in judged.items() if verdicts.passed})
+                    proof_path(Path(verdicts.kernel.file or "")).unlink(missing_ok=True)
+        return WrittenProofs([], {name: reason for name, verdicts in judged.items() if verdicts.passed})
     for name, verdicts in sorted(judged.items(), key=lambda item: not item[1].failed):  # void proofs first
         if not finished and not verdicts.failed:
             continue
         file = Path(verdicts.kernel.file or "")
-        if verdicts.kernel.of_file and digest(file) != verdicts.kernel.digest:
+        if verdicts.kernel.is_file_digest and digest(file) != verdicts.kernel.digest:
             written.remarks[name] = (
-                f"{file} was changed while it was judged, and nothing is written of it; judge it again with `opforge run`"
+                f"{file} was changed while it was judged, so no proof is written; judge it again with `opforge run`"
             )
             continue
-        path = proof_of(file)
+        path = proof_path(file)
         try:
             if _write(path, verdicts, manifest, finished=finished):
                 written.paths.append(path)
@@ -268,12 +273,12 @@ def _write(path: Path, judged: _KernelVerdicts, manifest: Mapping[str, Any], *, 
 
     The file is locked, as another run may write it too.
     """
-    lock = cache.root() / "locks" / f"{hashlib.sha256(os.fsencode(located(path))).hexdigest()[:16]}.lock"
+    lock = cache.root() / "locks" / f"{hashlib.sha256(os.fsencode(with_resolved_folder(path))).hexdigest()[:16]}.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(lock, timeout=_PATIENCE_S):
-        proof = _proof(judged, manifest, read(path), finished=finished)
+        proof = _proof(judged, manifest, read_proof_file(path), finished=finished)
         if judged.kernel.digest != UNREADABLE and (proof["operators"] or proof.get("failed")):
-            cache.write_atomically(path, json.dumps(signed(signing.make_key(), proof), indent=1) + "\n")
+            cache.write_atomically(path, json.dumps(sign_proof(signing.load_or_create_key(), proof), indent=1) + "\n")
             return True
         path.unlink(missing_ok=True)
         return False
@@ -285,12 +290,12 @@ def _left(path: Path, judged: _KernelVerdicts) -> str:
         return ""
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
-    return "; what it says of before no longer holds: delete it" if path.is_file() else ""
+    return "; its old contents are no longer valid: delete it" if path.is_file() else ""
 
 
 def _proof(judged: _KernelVerdicts, manifest: Mapping[str, Any], before: Any, *, finished: bool) -> dict[str, Any]:
     head = {
-        "opforge_proof": FORMAT,
+        "opforge_proof": PROOF_FORMAT,
         "kernel": judged.kernel.name,
         "digest": judged.kernel.digest,
         "torch": manifest["versions"]["torch"],
@@ -306,7 +311,7 @@ def _proof(judged: _KernelVerdicts, manifest: Mapping[str, Any], before: Any, *,
             op_rows[signature] = _union_rows(op_rows.get(signature), group.as_json())
     failed = _failed(before["failed"], judged, finished=finished)
     void = any(
-        NEVER & {*row["cases"].values(), *row["more"]}
+        VOIDING_VERDICTS & {*row["cases"].values(), *row["more"]}
         for by_signature in failed.values()
         for row in by_signature.values()
     )
@@ -328,7 +333,7 @@ def _failed(before: Mapping[str, Any], judged: _KernelVerdicts, *, finished: boo
             still_failed = {
                 case: verdict
                 for case, verdict in row["cases"].items()
-                if not finished or (op, case) not in judged.right or case in new.get(signature, {})
+                if not finished or (op, case) not in judged.passed_ids or case in new.get(signature, {})
             }
             if entry := _bounded({**still_failed, **new.get(signature, {})}, row["more"]):
                 failed.setdefault(op, {})[signature] = entry
@@ -341,7 +346,7 @@ def _bounded(cases: Mapping[str, str], before: Mapping[str, int]) -> dict[str, A
     Errors beyond the limit are not counted. Most come from a kernel that cannot be loaded, which
     says nothing about its source, and no call is answered by an error.
     """
-    order = sorted(cases, key=lambda case: (cases[case] not in NEVER, cases[case] == "error"))
+    order = sorted(cases, key=lambda case: (cases[case] not in VOIDING_VERDICTS, cases[case] == "error"))
     excess = Counter(cases[case] for case in order[_MAX_FAILED_CASES:] if cases[case] != "error")
     more = {verdict: max(excess[verdict], before.get(verdict, 0)) for verdict in sorted({*excess, *before})}
     return {"cases": {case: cases[case] for case in order[:_MAX_FAILED_CASES]}, "more": more} if cases or more else None
@@ -356,11 +361,11 @@ def _union_rows(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str,
     }
     union["extents"] = _union_extents(before["extents"], now["extents"])
     union["layouts"] = sorted({*before["layouts"], *now["layouts"]})
-    arguments: Arguments = {}
+    arguments: CollectedValues = {}
     for one, other in ((before, now), (now, before)):
         for name, words in one.get("arguments", {}).items():
             for word, numbers in {**words, **({} if name in other.get("arguments", {}) else {DEFAULT: []})}.items():
-                add_argument(arguments, name, word, numbers)
+                add_value(arguments, name, word, numbers)
     union |= {"arguments": arguments} if arguments else {}
     timed = now.get("timed") or before.get("timed")
     return {**union, "timed": timed} if timed else union
@@ -380,15 +385,17 @@ def _call(row: Mapping[str, Any]) -> _Call | None:
     others = {
         a.name: _as_delivered(bound.get(a.name, _OMITTED), a.type) for a in op.arguments if "Tensor" not in a.type
     }
-    return _Call(",".join(map(_word, values)), [list(_tensor_specs([value])) for value in values], others)
+    return _Call(
+        ",".join(map(_dtype_signature, values)), [list(instances(value, TensorSpec)) for value in values], others
+    )
 
 
-def _word(value: Any) -> str:
+def _dtype_signature(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, list | tuple):
-        return list_word([_word(element) for element in value])
-    return DTYPES[value.dtype][0] if isinstance(value, TensorSpec) else number_word(value)
+        return list_kind([_dtype_signature(element) for element in value])
+    return DTYPES[value.dtype][0] if isinstance(value, TensorSpec) else number_kind(value)
 
 
 def _as_delivered(value: Any, type_: str) -> Any:
@@ -407,18 +414,10 @@ def _as_delivered(value: Any, type_: str) -> Any:
     return [value] * int(size[1]) if size else value
 
 
-def _name(value: Any) -> str:
+def _constant_name(value: Any) -> str:
     """Return the name of a value that stands for a torch constant, in the runtime's notation."""
     if isinstance(value, Device):
         return ""
     if isinstance(value, TensorSpec):
         return "tensor"  # where the schema has no tensor: matches no call
     return DTYPES[value.short][0] if isinstance(value, Dtype) else str(value.name)
-
-
-def _tensor_specs(values: Iterable[Any]) -> Iterator[TensorSpec]:
-    for value in values:
-        if isinstance(value, TensorSpec):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensor_specs(value)

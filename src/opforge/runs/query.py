@@ -8,6 +8,7 @@ from typing import Any
 
 from opforge.errors import OpforgeError
 from opforge.runs import table
+from opforge.runs.store import OLD_FIELDS
 
 
 def query(paths: Iterable[Path], sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
@@ -24,7 +25,14 @@ def query(paths: Iterable[Path], sql: str) -> tuple[list[str], list[tuple[Any, .
             connection.execute(f"CREATE TABLE {name} AS SELECT * FROM given")  # noqa: S608  # constant names
             connection.unregister("given")
         try:
-            answer = connection.execute(sql)
+            try:
+                answer = connection.execute(sql)
+            except duckdb.BinderException as error:
+                if not any(f'"{old}"' in str(error) for old in OLD_FIELDS):
+                    raise
+                aliases = ", ".join(f"{new} AS {old}" for old, new in OLD_FIELDS.items())
+                connection.execute(f"CREATE OR REPLACE TABLE results AS SELECT *, {aliases} FROM results")  # noqa: S608
+                answer = connection.execute(sql)
             return [column[0] for column in answer.description or ()], answer.fetchall()
         except duckdb.Error as error:
-            raise OpforgeError(f"the query cannot be answered: {error}") from None
+            raise OpforgeError(f"the query failed: {error}") from None

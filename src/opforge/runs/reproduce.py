@@ -14,38 +14,40 @@ from opforge.backends.directory import DirectoryBackend
 from opforge.backends.single import SingleBackend
 from opforge.errors import OpforgeError, RunDirectoryError
 from opforge.kernels import Kernel
-from opforge.runs.conduct import INPUTS, run
 from opforge.runs.config import RunConfig
+from opforge.runs.pipeline import INPUTS, run
 from opforge.runs.store import read_manifest, read_rows
 from opforge.suites import LoadedSuite, Suite, SuiteOptions
-from opforge.suites.base import Progress, silent
-from opforge.suites.finding import find_suite
+from opforge.suites.base import Progress, no_progress
 from opforge.suites.given import GivenSuite, performance_case
+from opforge.suites.lookup import find_suite
 
 _MAX_SHOWN_IDS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class Reproduction:
     """A repeated case."""
 
     before: dict[str, Any]
     """Its line in the run."""
-    now: dict[str, Any]
+    after: dict[str, Any]
     """Its new line."""
     changed: tuple[str, ...]
     """Files that changed since the run: the kernel, a reference, input generators."""
 
     @property
-    def same(self) -> bool:
-        return bool(self.before["verdict"] == self.now["verdict"])
+    def is_same_verdict(self) -> bool:
+        return bool(self.before["verdict"] == self.after["verdict"])
 
     @property
     def exit_code(self) -> int:
-        return 0 if self.now["verdict"] == "passed" else 1
+        return 0 if self.after["verdict"] == "passed" else 1
 
 
-def reproduce(folder: Path, case: str, out: Path, *, kernel: str | None = None, progress: Progress = silent) -> Again:
+def reproduce(
+    folder: Path, case: str, out: Path, *, kernel: str | None = None, progress: Progress = no_progress
+) -> Reproduction:
     """Judge one case of the run in ``folder`` again, into the new folder ``out``.
 
     Its settings are those of the run.
@@ -65,7 +67,7 @@ def reproduce(folder: Path, case: str, out: Path, *, kernel: str | None = None, 
     changed = [f for f, digest in result.manifest["plan"]["sources"].items() if digest != sources.get(f)]
     if served["digest"] != judged["digest"]:
         changed.append(served["file"])
-    return Again(before, now, tuple(sorted(changed)))
+    return Reproduction(before, now, tuple(sorted(changed)))
 
 
 def find_row(folder: Path, case: str, kernel: str | None = None) -> dict[str, Any]:
@@ -81,7 +83,7 @@ def find_row(folder: Path, case: str, kernel: str | None = None) -> dict[str, An
     if len(matches) > 1:
         ids = sorted({row["id"] for row in matches})
         if len(ids) > 1:
-            raise OpforgeError(f"{case!r} begins several ids: {', '.join(ids[:_MAX_SHOWN_IDS])}; give more of it")
+            raise OpforgeError(f"{case!r} matches several ids: {', '.join(ids[:_MAX_SHOWN_IDS])}; give more characters")
         names = sorted({row["kernel"] for row in matches})
         raise OpforgeError(f"case {case!r} was judged for several kernels: {', '.join(names)}; say which with --kernel")
     return matches[0]
@@ -98,7 +100,9 @@ def _backend(config: RunConfig, kernel: dict[str, Any], op: str) -> Backend:
     """Return the run's backend, pinned to the judged implementation if there may be a newer one."""
     if config.backend == SingleBackend.name:
         return (
-            SingleBackend.named(kernel["file"], op) if kernel["file"] is not None else SingleBackend.named(f"aten:{op}")
+            SingleBackend.from_argument(kernel["file"], op)
+            if kernel["file"] is not None
+            else SingleBackend.from_argument(f"aten:{op}")
         )
     backend_class = registry.load("backends", config.backend)
     makes = hasattr(backend_class, "make")  # its kernels were made in the run and are stored in a directory
@@ -125,7 +129,7 @@ class _SingleCaseSuite:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._suite, name)
 
-    def load(self, options: SuiteOptions, progress: Progress = silent) -> LoadedSuite:
+    def load(self, options: SuiteOptions, progress: Progress = no_progress) -> LoadedSuite:
         """Return the case; inputs made for the run are read from the run's folder."""
         if self._inputs.is_dir():
             options = replace(options, folder=self._inputs.resolve())
@@ -134,7 +138,7 @@ class _SingleCaseSuite:
         chosen = {op: cases for op, cases in chosen.items() if cases}
         if not chosen:
             raise RunDirectoryError(
-                f"suite {self.name!r} has no case {self._case} any more: its source, or torch, is another than at the time of the run"
+                f"suite {self.name!r} has no case {self._case} any more: its source or torch has changed since the run"
             )
         return replace(loaded, cases=chosen)
 
@@ -150,5 +154,5 @@ class _SingleKernelBackend:
     def kernels(self, ops: Iterable[str]) -> list[Kernel]:
         matches = [k for k in self._backend.kernels(ops) if k.name == self._kernel]
         if not matches:
-            raise RunDirectoryError(f"kernel {self._kernel} was there at the time of the run and is gone")
+            raise RunDirectoryError(f"kernel {self._kernel} was removed after the run")
         return matches

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opforge.cases import Phase
-from opforge.judge.verdict import FAULT, REFERENCE_FAULT, Outcome
-from opforge.runs.speed import Ratio, Share, Timed, geomean
+from opforge.judge.verdict import PYTORCH_DEFECT, REFERENCE_DEFECT, VerdictKind
+from opforge.runs.speed import PerfAtP, Ratio, TimedCase, geomean
 
-CURVE = (0.8, 1.0, 1.2, 1.5, 2.0)
+PERF_AT_P_THRESHOLDS = (0.8, 1.0, 1.2, 1.5, 2.0)
 """Speedups at which perf@p is always reported, besides the requested one."""
 _MACHINE_NOTE = re.compile(r"\bclock|throttl|\bpower\b|temperature", re.IGNORECASE)
 """Matches notes on clocks and power. They concern the machine and are reported once."""
@@ -25,7 +25,7 @@ class OperatorTally:
 
     op: str
     kernel: str = ""
-    apart: bool = False
+    per_kernel: bool = False
     """Whether it covers one kernel of an operator that others may serve too."""
     verdicts: Counter[str] = field(default_factory=Counter)
     reasons: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -34,18 +34,18 @@ class OperatorTally:
     """Cases that passed because the kernel raised where ATen does."""
     performance_cases: int = 0
     """Cases meant to be timed, whatever their verdict."""
-    times: list[Timed] = field(default_factory=list)
+    times: list[TimedCase] = field(default_factory=list)
     calls: dict[str, int] = field(default_factory=dict)
     """The ATen calls of the kernel in one case."""
     tolerated: int = 0
     """Cases judged by a tolerance because the operator has no float64 form."""
-    defects: Counter[str] = field(default_factory=Counter)
+    aten_bugs: Counter[str] = field(default_factory=Counter)
     """Checks skipped because of a PyTorch bug, and how often."""
 
     @property
     def unit(self) -> str:
         """Return the scored item: the operator, or the kernel if those are scored separately."""
-        return self.kernel if self.apart else self.op
+        return self.kernel if self.per_kernel else self.op
 
     @property
     def total(self) -> int:
@@ -53,19 +53,19 @@ class OperatorTally:
 
     @property
     def passed(self) -> int:
-        return self.verdicts[Outcome.PASSED]
+        return self.verdicts[VerdictKind.PASSED]
 
     @property
     def pass_rate(self) -> float:
         return self.passed / self.total if self.total else 0.0
 
-    def main_reasons(self, most: int) -> list[tuple[str, str, int]]:
+    def main_reasons(self, limit: int) -> list[tuple[str, str, int]]:
         """Return the most frequent reasons; cases not run because others crashed come last."""
         ordered = sorted(self.reasons.items(), key=lambda item: (item[0][1].startswith("not run"), -item[1]))
-        return [(verdict, reason, count) for (verdict, reason), count in ordered[:most]]
+        return [(verdict, reason, count) for (verdict, reason), count in ordered[:limit]]
 
     @property
-    def right(self) -> bool:
+    def is_correct(self) -> bool:
         return self.total > 0 and self.passed == self.total
 
     @property
@@ -74,32 +74,32 @@ class OperatorTally:
 
         Raising where ATen raises too is no sign of serving the operator.
         """
-        declined = self.verdicts[Outcome.UNSUPPORTED]
+        declined = self.verdicts[VerdictKind.UNSUPPORTED]
         return declined > 0 and declined + self.raised == self.total
 
     @property
-    def counted(self) -> list[Timed]:
+    def scored_times(self) -> list[TimedCase]:
         """Return the times that count: kernel correct, no alarm, not launch-bound."""
-        return [t for t in self.times if t.counts] if self.right else []
+        return [t for t in self.times if t.is_scored] if self.is_correct else []
 
     @property
-    def launch_bound(self) -> list[Timed]:
+    def launch_bound_times(self) -> list[TimedCase]:
         """Return the launch-bound times of a correct kernel, which are scored separately."""
-        return [t for t in self.times if t.launch_bound and not t.alarm] if self.right else []
+        return [t for t in self.times if t.launch_bound and not t.alarm] if self.is_correct else []
 
     @property
-    def stands_apart(self) -> bool:
+    def all_launch_bound(self) -> bool:
         """Whether all cases to be timed are launch-bound; the speed scores then exclude it."""
-        return 0 < self.performance_cases == len(self.launch_bound)
+        return 0 < self.performance_cases == len(self.launch_bound_times)
 
     @property
-    def alarms(self) -> list[Timed]:
+    def alarms(self) -> list[TimedCase]:
         return [t for t in self.times if t.alarm]
 
     @property
     def speed(self) -> Ratio | None:
         """Return the geometric mean over the timed cases that count."""
-        return geomean(t.speed for t in self.counted)
+        return geomean(t.speed for t in self.scored_times)
 
     @property
     def speedup(self) -> float | None:
@@ -108,7 +108,7 @@ class OperatorTally:
     @property
     def launch_speed(self) -> Ratio | None:
         """Return the geometric mean over the launch-bound cases."""
-        return geomean(t.speed for t in self.launch_bound)
+        return geomean(t.speed for t in self.launch_bound_times)
 
     @property
     def call_speed(self) -> Ratio | None:
@@ -116,16 +116,16 @@ class OperatorTally:
 
         Only cases with device time as their headline have a separate call time.
         """
-        return geomean(t.call for t in self.counted if t.call is not None)
+        return geomean(t.call_speed for t in self.scored_times if t.call_speed is not None)
 
     @property
-    def light(self) -> float | None:
+    def sol_percent(self) -> float | None:
         """Return the kernel's percent of the speed of light: the median of the cases that count."""
-        return _median(t.light for t in self.counted)
+        return _median(t.sol_percent for t in self.scored_times)
 
     @property
-    def aten_light(self) -> float | None:
-        return _median(t.aten_light for t in self.counted)
+    def aten_sol_percent(self) -> float | None:
+        return _median(t.aten_sol_percent for t in self.scored_times)
 
 
 @dataclass
@@ -140,11 +140,11 @@ class Summary:
     p: float = 1.0
     weak: dict[str, list[str]] = field(default_factory=dict)
     """Operators whose cases let mutants of ATen pass, with those mutants."""
-    planned_races: frozenset[str] | None = None
+    planned_timed_units: frozenset[str] | None = None
     """The selected operators with performance cases; None in manifests of older runs."""
-    machine: dict[str, tuple[str, int]] = field(default_factory=dict)
+    machine_notes: dict[str, tuple[str, int]] = field(default_factory=dict)
     """Notes on clocks and power: the first note of each kind, and the number of cases with it."""
-    apart: frozenset[str] = frozenset()
+    separate_kernels: frozenset[str] = frozenset()
     """Kernels that are scored by themselves: those of custom operators."""
 
     @classmethod
@@ -155,10 +155,10 @@ class Summary:
         races = frozenset(plan["performance"]) if "performance" in plan else None
         apart = frozenset(k["name"] for k in plan.get("kernels", ()) if "reference" in k)
         served = tuple(plan["missing"]), frozenset(plan["optional"]), plan["operators"]
-        return cls({}, *served, config["p"], weak, races, apart=apart)
+        return cls({}, *served, config["p"], weak, races, separate_kernels=apart)
 
     @classmethod
-    def of(cls, manifest: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> Summary:
+    def from_rows(cls, manifest: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> Summary:
         summary = cls.start(manifest)
         for row in rows:
             summary.add(row)
@@ -166,17 +166,19 @@ class Summary:
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Count one verdict."""
-        apart = row["kernel"] in self.apart
+        apart = row["kernel"] in self.separate_kernels
         new = OperatorTally(row["op"], row["kernel"], apart)
         tally = self.operators.setdefault(new.unit, new)
         tally.verdicts[row["verdict"]] += 1
-        if row["verdict"] != Outcome.PASSED:
+        if row["verdict"] != VerdictKind.PASSED:
             tally.reasons[row["verdict"], row["reason"]] += 1
         tally.raised += "raised" in row
         tally.tolerated += "rtol" in row
         tally.calls = tally.calls or row.get("calls", {})
-        tally.defects.update(note for note in row.get("notes", ()) if FAULT in note or REFERENCE_FAULT in note)
-        timed = Timed.of(row)
+        tally.aten_bugs.update(
+            note for note in row.get("notes", ()) if PYTORCH_DEFECT in note or REFERENCE_DEFECT in note
+        )
+        timed = TimedCase.from_row(row)
         tally.performance_cases += timed is not None or row.get("phase") == Phase.PERFORMANCE
         if timed is not None:
             tally.times.append(timed)
@@ -186,23 +188,23 @@ class Summary:
         """Record notes about the machine once: notes that differ only in their numbers are one."""
         for note in filter(_MACHINE_NOTE.search, notes):
             kind = re.sub(r"[\d.,]+", "#", note)
-            first, count = self.machine.get(kind, (note, 0))
-            self.machine[kind] = first, count + 1
+            first, count = self.machine_notes.get(kind, (note, 0))
+            self.machine_notes[kind] = first, count + 1
 
     @property
-    def against(self) -> str:
+    def baseline(self) -> str:
         """Return the baseline of the races, as columns and scores name it."""
-        return "reference" if self.apart else "ATen"
+        return "reference" if self.separate_kernels else "ATen"
 
     @property
-    def authority(self) -> str:
+    def reference_name(self) -> str:
         """Return the baseline as verdicts name it."""
-        return "the reference" if self.apart else "ATen"
+        return "the reference" if self.separate_kernels else "ATen"
 
     @property
-    def things(self) -> str:
+    def unit_noun(self) -> str:
         """Return the plural noun for the scored items."""
-        return "implementations" if self.apart else "operators"
+        return "implementations" if self.separate_kernels else "operators"
 
     @property
     def judged(self) -> list[OperatorTally]:
@@ -266,13 +268,13 @@ class Summary:
         return geomean(t.launch_speed for t in self.judged if t.launch_speed is not None)
 
     @property
-    def racing(self) -> frozenset[str]:
+    def timed_units(self) -> frozenset[str]:
         """Return the operators of perf@p: those with performance cases.
 
         Operators whose cases are all launch-bound are left out.
         """
-        races = self._operators_with_races() if self.planned_races is None else self.planned_races
-        return races - frozenset(t.unit for t in self.judged if t.stands_apart)
+        races = self._operators_with_races() if self.planned_timed_units is None else self.planned_timed_units
+        return races - frozenset(t.unit for t in self.judged if t.all_launch_bound)
 
     def _operators_with_races(self) -> frozenset[str]:
         """Return the operators with performance cases according to the results.
@@ -282,24 +284,24 @@ class Summary:
         seen = frozenset(t.op for t in self.operators.values() if t.performance_cases)
         return seen | frozenset(self.missing) if seen else seen
 
-    def share_at(self, p: float) -> Share | None:
+    def perf_at(self, p: float) -> PerfAtP | None:
         """Return perf@p; None if there is nothing to race.
 
         Wrong, crashed, missing and alarmed operators count as failures.
         """
-        racing = self.racing
+        racing = self.timed_units
         if not racing:
             return None
         speeds = (t.speed for t in self.judged if t.unit in racing and not t.alarms)
-        return Share.of(p, (s for s in speeds if s is not None), len(racing))
+        return PerfAtP.from_speeds(p, (s for s in speeds if s is not None), len(racing))
 
     @property
     def perf_at_p(self) -> float | None:
-        share = self.share_at(self.p)
+        share = self.perf_at(self.p)
         return None if share is None else share.value
 
     @property
-    def alarms(self) -> list[tuple[OperatorTally, Timed]]:
+    def alarms(self) -> list[tuple[OperatorTally, TimedCase]]:
         """Return the cases measured faster than the speed of light, of correct kernels or not."""
         return [(tally, timed) for _, tally in sorted(self.operators.items()) for timed in tally.alarms]
 
@@ -308,7 +310,7 @@ class Summary:
         """0 if all judged kernels are correct, 1 if some are not, 5 if nothing was judged."""
         if not self.judged:
             return 5
-        return 0 if all(t.right for t in self.judged) else 1
+        return 0 if all(t.is_correct for t in self.judged) else 1
 
     def scores(self) -> dict[str, Any]:
         """Return the scores as the reports write them."""
@@ -318,7 +320,7 @@ class Summary:
             "coverage": self.coverage,
             "operators": self.operator_count,
             "judged": len(self.judged),
-            "right": sum(1 for t in self.judged if t.right),
+            "right": sum(1 for t in self.judged if t.is_correct),
             "missing": len(self.missing),
             "declined": len(self.declined),
             "cases": self.case_counts.total(),
@@ -328,9 +330,9 @@ class Summary:
         }
 
     def _speed_scores(self) -> dict[str, Any]:
-        speed, call, launch, share = self.speed, self.call_speed, self.launch_speed, self.share_at(self.p)
+        speed, call, launch, share = self.speed, self.call_speed, self.launch_speed, self.perf_at(self.p)
         times = [t for tally in self.operators.values() for t in tally.times]
-        curve = (self.share_at(p) for p in CURVE)
+        curve = (self.perf_at(p) for p in PERF_AT_P_THRESHOLDS)
         return {
             "performance": _value(speed),
             "performance_interval": _interval(speed),
@@ -339,11 +341,11 @@ class Summary:
             "performance_call_interval": _interval(call),
             "performance_launch_bound": _value(launch),
             "performance_launch_bound_interval": _interval(launch),
-            "performance_launch_bound_operators": sum(1 for t in self.judged if t.launch_bound),
+            "performance_launch_bound_operators": sum(1 for t in self.judged if t.launch_bound_times),
             "p": self.p,
             "perf_at_p": None if share is None else share.value,
             "perf_at_p_interval": None if share is None else (share.low, share.high),
-            "perf_at_p_operators": len(self.racing),
+            "perf_at_p_operators": len(self.timed_units),
             "perf_curve": [point.as_json() for point in curve if point is not None],
             "performance_cases": sum(t.performance_cases for t in self.operators.values()),
             "timed_cases": len(times),
@@ -353,7 +355,7 @@ class Summary:
                 {"op": tally.op, "kernel": tally.kernel, "case": timed.case, "alarm": timed.alarm}
                 for tally, timed in self.alarms
             ],
-            "machine": [{"note": note, "cases": count} for note, count in self.machine.values()],
+            "machine": [{"note": note, "cases": count} for note, count in self.machine_notes.values()],
         }
 
 

@@ -22,17 +22,17 @@ class Ratio:
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class TimedCase:
     """One timed case, read from a line of the results. Lines of older runs have only speedups."""
 
     speed: Ratio
     """The headline: device times on a GPU, call times on the CPU."""
-    of_device: bool = False
-    call: Ratio | None = None
+    is_device_time: bool = False
+    call_speed: Ratio | None = None
     """Ratio of call times, if the headline is device times."""
-    light: float | None = None
+    sol_percent: float | None = None
     """Percent of the speed of light that the kernel reaches."""
-    aten_light: float | None = None
+    aten_sol_percent: float | None = None
     launch_bound: bool = False
     alarm: str = ""
     """Why the time is not credible; empty if it is."""
@@ -44,23 +44,23 @@ class Timed:
     """ATen's time."""
 
     @property
-    def counts(self) -> bool:
+    def is_scored(self) -> bool:
         """Whether the speed scores include it: no alarm and not launch-bound."""
         return not self.alarm and not self.launch_bound
 
     @classmethod
-    def of(cls, row: Mapping[str, Any]) -> Timed | None:
+    def from_row(cls, row: Mapping[str, Any]) -> TimedCase | None:
         """Return the times in a line; None if nothing was timed."""
         if row.get("speedup") is None:
             return None
-        device, light = row.get("device") or {}, row.get("light") or {}
+        device, sol = row.get("device") or {}, row.get("sol") or {}
         of_device = row.get("timed") == "device"
         return cls(
             Ratio(row["speedup"], row["speedup_low"], row["speedup_high"]),
-            of_device=of_device,
-            call=_ratio(row.get("call")) if of_device else None,
-            light=light.get("kernel"),
-            aten_light=light.get("aten"),
+            is_device_time=of_device,
+            call_speed=_ratio(row.get("call")) if of_device else None,
+            sol_percent=sol.get("kernel"),
+            aten_sol_percent=sol.get("aten"),
             launch_bound=bool(row.get("launch_bound")),
             alarm=row.get("alarm") or "",
             events=device.get("method") == "events",
@@ -88,19 +88,19 @@ def geomean(ratios: Iterable[Ratio]) -> Ratio | None:
     return Ratio(math.exp(centre), math.exp(centre - below), math.exp(centre + above))
 
 
-def over(one: Ratio, other: Ratio) -> Ratio:
+def divide(numerator: Ratio, denominator: Ratio) -> Ratio:
     """Return the ratio of two speeds with its 95 % interval.
 
     Both are independent measurements against the same baseline.
     """
-    value = math.log(one.value) - math.log(other.value)
-    below = math.hypot(math.log(one.value / one.low), math.log(other.high / other.value))
-    above = math.hypot(math.log(one.high / one.value), math.log(other.value / other.low))
+    value = math.log(numerator.value) - math.log(denominator.value)
+    below = math.hypot(math.log(numerator.value / numerator.low), math.log(denominator.high / denominator.value))
+    above = math.hypot(math.log(numerator.high / numerator.value), math.log(denominator.value / denominator.low))
     return Ratio(math.exp(value), math.exp(value - below), math.exp(value + above))
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class PerfAtP:
     """The share of raced operators that are correct and at least ``p`` times as fast as ATen."""
 
     p: float
@@ -111,7 +111,7 @@ class Share:
     """The share whose interval reaches ``p``."""
 
     @classmethod
-    def of(cls, p: float, speeds: Iterable[Ratio], total: int) -> Share:
+    def from_speeds(cls, p: float, speeds: Iterable[Ratio], total: int) -> PerfAtP:
         """Return the share among ``total`` operators; those without a speed are failures."""
         known = list(speeds)
         value = sum(1 for s in known if s.value >= p)

@@ -16,6 +16,8 @@ from opforge.errors import RunDirectoryError
 
 MANIFEST = "manifest.json"
 RESULTS = "results.jsonl"
+OLD_FIELDS = {"light": "sol", "forms": "variants"}
+"""Names of fields in runs of version 0.1, which are still read, and their names now."""
 _LOCK_NAME = ".lock"
 _FINISHED_FIELDS = ("finished", "scores", "proofs")
 """Manifest fields that only a finished run has."""
@@ -40,13 +42,13 @@ class RunStore:
         except OSError as error:
             raise RunDirectoryError(f"--out {str(path)!r} cannot be made: {error.strerror}") from None
         if not (path / MANIFEST).exists() and any(p.name != _LOCK_NAME for p in path.iterdir()):
-            raise RunDirectoryError(f"{str(path)!r} is not empty; --out wants a new folder")
+            raise RunDirectoryError(f"{str(path)!r} is not empty; --out needs a new folder")
         store = cls(path)
         store._acquire()
         if (path / MANIFEST).exists():
             store.close()
             raise RunDirectoryError(
-                f"{str(path)!r} already holds a run; go on with `--resume {path}`, or give another --out"
+                f"{str(path)!r} already holds a run; continue with `--resume {path}`, or give another --out"
             )
         write_atomically(path / MANIFEST, json.dumps(manifest, indent=2))
         store._open()
@@ -59,7 +61,7 @@ class RunStore:
             raise RunDirectoryError(f"{str(path)!r} holds no run (no {MANIFEST}); start one with --out")
         store = cls(path)
         store._acquire()
-        _mend(path / RESULTS)
+        _drop_partial_line(path / RESULTS)
         store._open()
         return store
 
@@ -69,7 +71,7 @@ class RunStore:
     def update_manifest(self, **fields: Any) -> None:
         write_atomically(self.path / MANIFEST, json.dumps({**self.manifest(), **fields}, indent=2))
 
-    def forget(self, plan: dict[str, Any]) -> None:
+    def restart(self, plan: dict[str, Any]) -> None:
         """Drop all verdicts and conclusions: the run starts over with another plan."""
         manifest = {name: value for name, value in self.manifest().items() if name not in _FINISHED_FIELDS}
         write_atomically(self.path / MANIFEST, json.dumps({**manifest, "plan": plan}, indent=2))
@@ -104,7 +106,7 @@ class RunStore:
         self._results = (self.path / RESULTS).open("a", encoding="utf-8")
 
 
-def is_held(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
     """Whether a process is writing to a run's folder; False if the system does not tell.
 
     Looks the lock up instead of trying to acquire it.
@@ -128,10 +130,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def read_rows(path: Path, start: int = 0, place: Callable[[int], None] | None = None) -> Iterator[dict[str, Any]]:
+def read_rows(path: Path, start: int = 0, on_offset: Callable[[int], None] | None = None) -> Iterator[dict[str, Any]]:
     """Yield the verdicts of a run one at a time, starting at a byte offset of its file.
 
-    ``place`` is called with the offset of the next line.
+    ``on_offset`` is called with the offset of the next line.
     """
     try:
         handle = (path / RESULTS).open("rb")
@@ -146,13 +148,15 @@ def read_rows(path: Path, start: int = 0, place: Callable[[int], None] | None = 
                 row = json.loads(line)
             except ValueError as error:
                 raise RunDirectoryError(f"{path / RESULTS}, line {number} is broken: {error}") from None
-            if place is not None:
+            for old in OLD_FIELDS.keys() & row.keys():
+                row.setdefault(OLD_FIELDS[old], row.pop(old))
+            if on_offset is not None:
                 start += len(line)
-                place(start)
+                on_offset(start)
             yield row
 
 
-def _mend(results: Path) -> None:
+def _drop_partial_line(results: Path) -> None:
     """Cut off an incomplete last line."""
     if not results.exists():
         return

@@ -11,59 +11,59 @@ from typing import Any
 from opforge.cache import torch_version
 from opforge.cases import Case, Phase
 from opforge.errors import NothingToJudgeError
-from opforge.judge.verdict import REJECTED
-from opforge.kernels import Kernel, Served
+from opforge.judge.verdict import REJECTING_KINDS
+from opforge.kernels import Kernel, ServedOperator
 from opforge.kernels.mutants import kind_of, mutants_of
 from opforge.ops import table
 from opforge.runs.config import RunConfig
-from opforge.runs.execute import LocalExecutor, start_server
-from opforge.runs.plan import Job, Part, Plan, load_suite
-from opforge.sandbox.client import ForkServer
-from opforge.sandbox.probe import check_device
+from opforge.runs.execute.judge_pool import JudgePool, start_server
+from opforge.runs.plan import Job, OperatorCases, Plan, load_suite
+from opforge.sandbox.host.client import ForkServerHandle
+from opforge.sandbox.host.system_check import check_device
 from opforge.suites import LoadedSuite
-from opforge.suites.base import Progress, silent
+from opforge.suites.base import Progress, no_progress
 
 _ORDER = ("", "void", "same", "changed")
-"""Effects of a mutant, from none to a wrong answer; see `opforge.sandbox.mutants.Seen`."""
+"""Effects of a mutant, from none to a wrong answer; see `opforge.sandbox.mutants.mutant.MutantEffect`."""
 
 
 @dataclass
-class Trace:
+class MutantResult:
     """The result for one mutant of one operator."""
 
     op: str
     mutant: str
-    killed: str = ""
+    killed_by: str = ""
     """The verdict that killed it."""
     reason: str = ""
     case: str = ""
-    seen: str = ""
+    effect: str = ""
     passed: int = 0
     """Number of cases it passed."""
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Add a verdict."""
-        self.seen = max(self.seen, str(row.get("mutant", "")), key=_ORDER.index)
+        self.effect = max(self.effect, str(row.get("mutant", "")), key=_ORDER.index)
         self.passed += row["verdict"] == "passed"
-        if row["verdict"] in REJECTED and not self.killed:
-            self.killed, self.reason, self.case = row["verdict"], row["reason"], row["case"]
+        if row["verdict"] in REJECTING_KINDS and not self.killed_by:
+            self.killed_by, self.reason, self.case = row["verdict"], row["reason"], row["case"]
 
     @property
     def survived(self) -> bool:
-        return not self.killed and self.seen in ("same", "changed")
+        return not self.killed_by and self.effect in ("same", "changed")
 
     @property
-    def counts(self) -> bool:
+    def is_detectable(self) -> bool:
         """Whether it could be detected.
 
         One that is correct on all cases and their witnesses is no mutant.
         """
-        return bool(self.killed) or self.survived
+        return bool(self.killed_by) or self.survived
 
     @property
-    def let_through(self) -> bool:
+    def passed_wrong(self) -> bool:
         """Whether a case produced a wrong answer and still passed."""
-        return self.survived and self.seen == "changed"
+        return self.survived and self.effect == "changed"
 
 
 @dataclass
@@ -77,30 +77,30 @@ class Strength:
     date: str
     ops: tuple[str, ...] = ()
     """The selection as typed; empty for the whole suite."""
-    traces: dict[tuple[str, str], Trace] = field(default_factory=dict)
+    results: dict[tuple[str, str], MutantResult] = field(default_factory=dict)
 
     def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
         for row in rows:
             key = row["op"], row["kernel"]
-            self.traces.setdefault(key, Trace(*key)).add(row)
+            self.results.setdefault(key, MutantResult(*key)).add(row)
 
     @property
-    def counted(self) -> list[Trace]:
-        return [t for t in self.traces.values() if t.counts]
+    def detectable(self) -> list[MutantResult]:
+        return [t for t in self.results.values() if t.is_detectable]
 
     @property
-    def survivors(self) -> list[Trace]:
-        return sorted((t for t in self.traces.values() if t.survived), key=lambda t: (t.op, t.mutant))
+    def survivors(self) -> list[MutantResult]:
+        return sorted((t for t in self.results.values() if t.survived), key=lambda t: (t.op, t.mutant))
 
     @property
     def kill_rate(self) -> float:
-        counted = self.counted
-        return sum(1 for t in counted if t.killed) / len(counted) if counted else 1.0
+        counted = self.detectable
+        return sum(1 for t in counted if t.killed_by) / len(counted) if counted else 1.0
 
     @property
     def kills(self) -> Counter[str]:
         """Return the number of mutants killed by each verdict."""
-        return Counter(t.killed for t in self.traces.values() if t.killed)
+        return Counter(t.killed_by for t in self.results.values() if t.killed_by)
 
     @property
     def weak(self) -> dict[str, list[str]]:
@@ -112,15 +112,15 @@ class Strength:
 
     def by_mutant(self) -> dict[str, tuple[int, int]]:
         """Return the killed and counted mutants by kind."""
-        return _rates(self.counted, lambda t: kind_of(t.mutant))
+        return _rates(self.detectable, lambda t: kind_of(t.mutant))
 
     def by_operator(self) -> dict[str, tuple[int, int]]:
         """Return the killed and counted mutants by operator."""
-        return dict(sorted(_rates(self.counted, lambda t: t.op).items()))
+        return dict(sorted(_rates(self.detectable, lambda t: t.op).items()))
 
     def as_json(self) -> dict[str, Any]:
         """Return everything, for the file in the cache and ``--format json``."""
-        counted = self.counted
+        counted = self.detectable
         return {
             "suite": self.suite,
             "device": self.device,
@@ -129,15 +129,15 @@ class Strength:
             "date": self.date,
             "ops": list(self.ops),
             "mutants": len(counted),
-            "killed": sum(1 for t in counted if t.killed),
+            "killed": sum(1 for t in counted if t.killed_by),
             "kill_rate": self.kill_rate,
-            "equivalent": len(self.traces) - len(counted),
+            "equivalent": len(self.results) - len(counted),
             "kills": dict(self.kills),
             "by_mutant": {m: {"killed": k, "mutants": n} for m, (k, n) in self.by_mutant().items()},
             "by_operator": {op: {"killed": k, "mutants": n} for op, (k, n) in self.by_operator().items()},
             "weak": self.weak,
             "survivors": [
-                {"op": t.op, "mutant": t.mutant, "differed": t.let_through, "cases": t.passed} for t in self.survivors
+                {"op": t.op, "mutant": t.mutant, "differed": t.passed_wrong, "cases": t.passed} for t in self.survivors
             ],
         }
 
@@ -147,7 +147,7 @@ class Strength:
         return {k: row[k] for k in ("suite", "device", "dtypes", "torch", "date", "ops", "mutants", "killed", "weak")}
 
 
-def measure(config: RunConfig, *, progress: Progress = silent) -> Strength:
+def measure_strength(config: RunConfig, *, progress: Progress = no_progress) -> Strength:
     """Run every mutant of a suite's operators until a case rejects it."""
     config = config.checked()
     table().select(config.ops)  # report a misspelt operator before starting anything
@@ -160,7 +160,7 @@ def measure(config: RunConfig, *, progress: Progress = silent) -> Strength:
         server.close()
 
 
-def _measure(config: RunConfig, suite: LoadedSuite, server: ForkServer, progress: Progress) -> Strength:
+def _measure(config: RunConfig, suite: LoadedSuite, server: ForkServerHandle, progress: Progress) -> Strength:
     jobs = mutant_jobs(suite)
     if not jobs:
         raise NothingToJudgeError(f"none of the operators that suite {suite.name!r} selects has a mutant")
@@ -170,9 +170,9 @@ def _measure(config: RunConfig, suite: LoadedSuite, server: ForkServer, progress
     def emit(rows: list[dict[str, Any]]) -> None:
         strength.add(rows)
         if rows:
-            progress(f"{rows[0]['op']} {rows[0]['kernel']}", len(strength.traces), len(jobs))
+            progress(f"{rows[0]['op']} {rows[0]['kernel']}", len(strength.results), len(jobs))
 
-    LocalExecutor(config, server, emit).execute(Plan(suite, tuple(jobs), ()), jobs)
+    JudgePool(config, server, emit).execute(Plan(suite, tuple(jobs), ()), jobs)
     return strength
 
 
@@ -181,10 +181,10 @@ def mutant_jobs(suite: LoadedSuite) -> list[Job]:
     jobs = []
     for name, cases in suite.cases.items():
         op = table().get(name)
-        part = Part(name, True, _judged(cases))
+        part = OperatorCases(name, True, _judged(cases))
         for mutant in mutants_of(op) if op is not None and part.cases else ():
-            kernel = Kernel(mutant, name, (Served(name),), mutant=mutant)
-            jobs.append(Job(kernel, (part,), until="rejected"))
+            kernel = Kernel(mutant, name, (ServedOperator(name),), mutant=mutant)
+            jobs.append(Job(kernel, (part,), stop_on="rejected"))
     return jobs
 
 
@@ -193,9 +193,9 @@ def _judged(cases: list[Case]) -> list[Case]:
     return [case for case in cases if case.phase is Phase.CORRECTNESS]
 
 
-def _rates(traces: Iterable[Trace], key: Any) -> dict[str, tuple[int, int]]:
+def _rates(traces: Iterable[MutantResult], key: Any) -> dict[str, tuple[int, int]]:
     rates: dict[str, tuple[int, int]] = {}
     for trace in traces:
         killed, count = rates.get(key(trace), (0, 0))
-        rates[key(trace)] = killed + bool(trace.killed), count + 1
+        rates[key(trace)] = killed + bool(trace.killed_by), count + 1
     return rates

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from opforge.runs.comparable import device_name
+from opforge.runs.compare.compatible import device_name
 from opforge.runs.score import Summary
 from opforge.runs.store import read_manifest, read_rows
 
@@ -41,7 +41,7 @@ RESULTS = pa.schema(
     {
         **dict.fromkeys(("run", "backend", "suite", "op", "kernel", "digest", "case", "id", "source"), _TEXT),
         **dict.fromkeys(("phase", "verdict", "reason"), _TEXT),
-        **dict.fromkeys(("notes", "forms"), pa.list_(_TEXT)),
+        **dict.fromkeys(("notes", "variants"), pa.list_(_TEXT)),
         "calls": pa.map_(_TEXT, _INTEGER),
         "raised": _BOOLEAN,
         **dict.fromkeys(("kernel_error", "aten_error", "bound", "rtol", "atol"), _FLOAT),
@@ -52,7 +52,7 @@ RESULTS = pa.schema(
         **dict.fromkeys(("kernel_us", "aten_us", "speedup", "speedup_low", "speedup_high"), _FLOAT),
         "rounds": _INTEGER,
         **dict.fromkeys(("device_time", "call_time", "sync_time"), _MEASUREMENT_TYPE),
-        "light": _ROOFLINE_TYPE,
+        "sol": _ROOFLINE_TYPE,
         "launch_bound": _BOOLEAN,
         **dict.fromkeys(("alarm", "clocks"), _TEXT),
     }.items()
@@ -111,7 +111,7 @@ def _row(row: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Any]:
     result = {**row, **common, **{name: row.get(old) for name, old in _SOURCE_FIELDS.items()}}
     result["calls"] = list(row.get("calls", {}).items())
     result["clocks"] = json.dumps(row["clocks"]) if "clocks" in row else None
-    result["notes"], result["forms"] = row.get("notes", []), row.get("forms", [])
+    result["notes"], result["variants"] = row.get("notes", []), row.get("variants", [])
     result["raised"] = "raised" in row
     result["launch_bound"] = bool(row.get("launch_bound"))
     return {name: result.get(name) for name in RESULTS.names}
@@ -119,7 +119,7 @@ def _row(row: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Any]:
 
 def _run(path: Path) -> dict[str, Any]:
     manifest = read_manifest(path)
-    scores = Summary.of(manifest, read_rows(path)).scores()
+    scores = Summary.from_rows(manifest, read_rows(path)).scores()
     low_high = {
         f"{name}_{end}": None if scores[f"{name}_interval"] is None else scores[f"{name}_interval"][index]
         for name in ("performance", "perf_at_p")

@@ -6,45 +6,46 @@ They do so before anything is written. ATen then answers the call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from .facts import FUNCTIONAL, INPLACE, OUT, Signature
+from .operator_schema import FUNCTIONAL, INPLACE, OUT, SchemaLike
+from .trees import instances
 
 Function = Callable[..., Any]
 Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 
 
-def adapt(function: Function, op: Signature, implements: Signature) -> Function:
+def adapt(function: Function, op: SchemaLike, implements: SchemaLike) -> Function:
     """Turn a kernel of another form into a callable with the signature and contract of ``op``."""
-    if op.form == implements.form:
+    if op.kind == implements.kind:
         return function
-    if implements.form != FUNCTIONAL or op.form not in (INPLACE, OUT):
+    if implements.kind != FUNCTIONAL or op.kind not in (INPLACE, OUT):
         raise NotImplementedError(
-            f"a kernel for {implements.name} ({implements.form}) cannot serve {op.name} ({op.form})"
+            f"a kernel for {implements.name} ({implements.kind}) cannot replace {op.name} ({op.kind})"
         )
-    if reason := _refusal(op, implements):
-        raise NotImplementedError(f"a kernel for {implements.name} cannot serve {op.name}, {reason}")
-    return _inplace(function, op) if op.form == INPLACE else _out(function, op, implements)
+    if reason := _why_not_adaptable(op, implements):
+        raise NotImplementedError(f"a kernel for {implements.name} cannot replace {op.name}, {reason}")
+    return _inplace(function, op) if op.kind == INPLACE else _out(function, op, implements)
 
 
-def _refusal(op: Signature, implements: Signature) -> str:
+def _why_not_adaptable(op: SchemaLike, implements: SchemaLike) -> str:
     """Say why a functional kernel cannot serve another form; empty if it can."""
     implemented = {a.name: a for a in implements.arguments}
     if "inplace_view" in op.tags:
-        return "which changes where its tensor lies and not what is in it"
-    if also_written := [a.name for a in op.arguments[op.form == INPLACE :] if a.writes and a.name in implemented]:
-        return f"which writes to {' and '.join(also_written)} besides"
+        return "which changes the geometry of its tensor and not its contents"
+    if also_written := [a.name for a in op.arguments[op.kind == INPLACE :] if a.writes and a.name in implemented]:
+        return f"which also writes to {' and '.join(also_written)}"
     if optional := [
         a.name for a in op.arguments if not a.required and a.name in implemented and implemented[a.name].required
     ]:
-        return f"in which {optional[0]} can be left out"
+        return f"in which {optional[0]} is optional"
     return ""
 
 
-def _inplace(function: Function, op: Signature) -> Function:
+def _inplace(function: Function, op: SchemaLike) -> Function:
     into_itself = "pointwise" in op.tags
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -56,9 +57,9 @@ def _inplace(function: Function, op: Signature) -> Function:
                 raise RuntimeError(
                     f"output with shape {list(target.shape)} doesn't match the broadcast shape {list(source.shape)}"
                 )
-            _refuse_cast(target, source)
+            _check_castable(target, source)
             if target.is_complex() and source.is_floating_point():
-                raise NotImplementedError("the result is real, and complex what it is to be written to")
+                raise NotImplementedError("cannot write a real result to a complex tensor")
         for target, source in pairs:
             target.copy_(source)
         return self if op.returns else None
@@ -66,7 +67,7 @@ def _inplace(function: Function, op: Signature) -> Function:
     return call
 
 
-def _out(function: Function, op: Signature, implements: Signature) -> Function:
+def _out(function: Function, op: SchemaLike, implements: SchemaLike) -> Function:
     into_itself = "pointwise" in op.tags
     names = [a.name for a in op.arguments if a.writes]
     functional_only = {a.name for a in implements.arguments} - {a.name for a in op.arguments}
@@ -79,13 +80,11 @@ def _out(function: Function, op: Signature, implements: Signature) -> Function:
         _decline_shared(outs, [*args, *kwargs.values()], into_itself=into_itself)
         pairs = _pairs(outs, function(*args, **kwargs, **{name: getattr(outs[0], name) for name in by_out}))
         for target, source in pairs:
-            _refuse_cast(target, source)
+            _check_castable(target, source)
             if target.dtype != source.dtype:
-                raise NotImplementedError(
-                    f"the result is {source.dtype}, and {target.dtype} what it is to be written to"
-                )
+                raise NotImplementedError(f"cannot write a result of {source.dtype} to a tensor of {target.dtype}")
             if target.shape != source.shape and (target.numel() or not source.is_contiguous()):
-                raise NotImplementedError("what the result is to be written to has another shape")
+                raise NotImplementedError("cannot write the result to a tensor of another shape")
         for target, source in pairs:
             if target.shape != source.shape:
                 target.resize_(source.shape)
@@ -103,12 +102,12 @@ def _decline_overlap(targets: Sequence[Any]) -> None:
     ATen raises for most such calls.
     """
     ranges: list[tuple[int, int]] = []
-    for target in _tensors(targets):
+    for target in instances(targets, torch.Tensor):
         if target.numel() > 1 and 0 in target.stride() and not target.is_contiguous():
-            raise NotImplementedError("several elements of what is written lie in one place")
+            raise NotImplementedError("elements of a written tensor share memory")
         begin, end = _address_range(target)
         if any(begin < other_end and other_begin < end for other_begin, other_end in ranges):
-            raise NotImplementedError("tensors that are written share memory")
+            raise NotImplementedError("written tensors share memory")
         ranges.append((begin, end))
 
 
@@ -117,13 +116,13 @@ def _decline_shared(targets: Sequence[Any], arguments: Sequence[Any], *, into_it
 
     With ``into_itself``, an argument may be exactly the tensor that is written.
     """
-    read = list(_tensors(arguments))
-    for target in _tensors(targets):
+    read = list(instances(arguments, torch.Tensor))
+    for target in instances(targets, torch.Tensor):
         begin, end = _address_range(target)
         for value in read:
             read_begin, read_end = _address_range(value)
             if read_begin < end and begin < read_end and not (into_itself and _same_memory(value, target)):
-                raise NotImplementedError("what is read and what is written share memory")
+                raise NotImplementedError("a read and a written tensor share memory")
 
 
 def _address_range(tensor: torch.Tensor) -> tuple[int, int]:
@@ -148,14 +147,6 @@ def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     )
 
 
-def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)
-
-
 def _pairs(targets: Sequence[Any], result: Any) -> Pairs:
     results = list(result) if isinstance(result, tuple) and len(targets) > 1 else [result]
     pairs: Pairs = []
@@ -169,6 +160,6 @@ def _pairs(targets: Sequence[Any], result: Any) -> Pairs:
     return pairs
 
 
-def _refuse_cast(target: torch.Tensor, source: torch.Tensor) -> None:
+def _check_castable(target: torch.Tensor, source: torch.Tensor) -> None:
     if not torch.can_cast(source.dtype, target.dtype):
         raise RuntimeError(f"result type {source.dtype} can't be cast to the desired output type {target.dtype}")

@@ -19,12 +19,12 @@ def device_name(device: str) -> str:
 def cpu_name() -> str:
     """Return the name of this machine's CPU."""
     try:
-        return _named(Path("/proc/cpuinfo").read_text()) or platform.processor() or platform.machine()
+        return _parse_cpu_name(Path("/proc/cpuinfo").read_text()) or platform.processor() or platform.machine()
     except OSError:
         return platform.processor() or platform.machine()
 
 
-def _named(cpuinfo: str) -> str:
+def _parse_cpu_name(cpuinfo: str) -> str:
     """Return the CPU's name from the text of /proc/cpuinfo.
 
     ARM CPUs list numbers of implementer and part instead. One machine may have several kinds.

@@ -14,22 +14,22 @@ from typing import Any, Self
 
 import torch
 
-from . import files, proofs, signing
+from . import proof_files, signing, untrusted_files
 from .adapters import adapt
-from .compiling import watch_compilation
+from .aten_kernels import dispatch_key
+from .compile_warning import watch_compilation
 from .devices import device_name
-from .domain import Domain
-from .facts import FUNCTIONAL, OUT, Facts, facts
-from .loading import Function, LoadError, load
-from .originals import device_key
-from .results import Likeness
-from .serving import LOCK, KernelWarning, Place, Server
+from .dispatch import INSTALL_LOCK, InstalledKernel, KernelWarning, OperatorSlot
+from .loading import Function, LoadError, load_function
+from .operator_schema import FUNCTIONAL, OUT, OperatorSchema, schema_of
+from .proven_calls import ProvenCalls
+from .results import ResultCheck
 
 SIGNERS_VARIABLE = "OPFORGE_SIGNERS"
 """Environment variable with the trusted signers. Without it, all signers are trusted."""
 POLICIES = {
-    "proven": "calls for which a kernel is proven right, at sizes at which it was timed and is not slower",
-    "right": "calls for which a kernel is proven right, however fast",
+    "proven": "calls for which a kernel is proven right, at sizes where it was timed and is not slower",
+    "right": "calls for which a kernel is proven right, at any speed",
     "all": "every call that the kernel does not decline",
 }
 
@@ -54,7 +54,7 @@ class Source:
     """Why the package's statements about it are not trusted; empty if they are."""
 
     @classmethod
-    def of(cls, row: Mapping[str, Any], folder: Path) -> Source:
+    def from_row(cls, row: Mapping[str, Any], folder: Path) -> Source:
         """Return a source from a row of a package's manifest."""
         proof, library = row.get("proof"), row.get("library")
         return cls(
@@ -74,7 +74,7 @@ def packed_sources(folder: Path) -> list[Source]:
     """Return an installed package's kernels, each with any reason to distrust its signature."""
     rows = json.loads((folder / "kernels.json").read_text(encoding="utf-8"))
     distrust = _distrust_reason(folder, rows)
-    return [replace(Source.of(row, folder), distrust=distrust) for row in rows]
+    return [replace(Source.from_row(row, folder), distrust=distrust) for row in rows]
 
 
 def packed_signer(folder: Path) -> str | None:
@@ -85,7 +85,7 @@ def packed_signer(folder: Path) -> str | None:
 
 def _signer(folder: Path, rows: Any) -> str | None:
     try:
-        signature = json.loads(files.read(folder / "signature.json"))
+        signature = json.loads(untrusted_files.read(folder / "signature.json"))
     except (OSError, ValueError, RecursionError):
         return None
     return signing.signer_of(rows, signature) if isinstance(signature, dict) else None
@@ -94,7 +94,7 @@ def _signer(folder: Path, rows: Any) -> str | None:
 def _distrust_reason(folder: Path, rows: Any) -> str:
     signer = _signer(folder, rows)
     if signer is None:
-        return f"the signature of {folder.name} does not hold; install the package again, or pack it again"
+        return f"the signature of {folder.name} is invalid; install the package again, or pack it again"
     trusted = [name.strip() for name in os.environ.get(SIGNERS_VARIABLE, "").split(",") if name.strip()]
     if trusted and signer not in trusted:
         return f"{folder.name} is signed by {signer}, who is not among {SIGNERS_VARIABLE} ({', '.join(trusted)})"
@@ -109,35 +109,35 @@ class Enabled:
     policy: str
     refused: dict[str, str] = field(default_factory=dict)
     """Operators with a kernel that could not be installed, and the reasons."""
-    _servers: dict[str, Server] = field(default_factory=dict)
+    _kernels: dict[str, InstalledKernel] = field(default_factory=dict)
     _on: bool = True
 
     @property
     def operators(self) -> list[str]:
         """Return the operators that have a kernel installed."""
-        return list(self._servers)
+        return list(self._kernels)
 
     def counters(self) -> dict[str, dict[str, Any]]:
         """Return each operator's kernel, its calls served, and its calls passed on, by reason."""
         return {
-            op: {"kernel": s.kernel, "served": s.count.served, "aten": dict(s.count.aten)}
-            for op, s in self._servers.items()
+            op: {"kernel": s.name, "served": s.counts.served, "aten": dict(s.counts.aten)}
+            for op, s in self._kernels.items()
         }
 
     def disable(self) -> None:
         """Remove these kernels; other enabled kernels stay. A second call does nothing."""
-        with LOCK:
+        with INSTALL_LOCK:
             if not self._on:
                 return
             self._on = False
             if self in _enabled:
                 _enabled.remove(self)
-            key = device_key(self.device)
-            for op, server in self._servers.items():
-                place = _places[op, key]
-                place.servers = tuple(s for s in place.servers if s is not server)
-                if not any(op in other._servers for other in _enabled if device_key(other.device) == key):  # noqa: SLF001
-                    _places.pop((op, key)).leave()
+            key = dispatch_key(self.device)
+            for op, server in self._kernels.items():
+                place = _slots[op, key]
+                place.kernels = tuple(s for s in place.kernels if s is not server)
+                if not any(op in other._kernels for other in _enabled if dispatch_key(other.device) == key):  # noqa: SLF001
+                    _slots.pop((op, key)).restore()
         watch_compilation(on=bool(_enabled))
 
     def __enter__(self) -> Self:
@@ -160,7 +160,7 @@ _NEVER_REPLACED = frozenset({"alias.default", "detach.default"})
 
 It demands results that have not passed through Python.
 """
-_places: dict[tuple[str, str], Place] = {}
+_slots: dict[tuple[str, str], OperatorSlot] = {}
 _enabled: list[Enabled] = []
 
 
@@ -172,21 +172,21 @@ def enable(
     A call goes to the kernel enabled last, then to those before it, then to ATen.
     """
     if policy not in POLICIES:
-        raise ValueError(f"policy {policy!r} is unknown; there are {', '.join(map(repr, POLICIES))}")
+        raise ValueError(f"policy {policy!r} is unknown; allowed: {', '.join(map(repr, POLICIES))}")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     enabled = Enabled(device, policy)
-    with LOCK:
+    with INSTALL_LOCK:
         for source in sources:
             _add(enabled, source, ops)
-        if enabled.refused and not enabled._servers:  # noqa: SLF001  # its own
+        if enabled.refused and not enabled._kernels:  # noqa: SLF001  # its own
             op, reason = next(iter(enabled.refused.items()))
-            warnings.warn(f"no kernel is put in place; {op}: {reason}", KernelWarning, stacklevel=3)
-        key = device_key(device)
-        for op, server in enabled._servers.items():  # noqa: SLF001  # its own
-            place = _places.get((op, key))
+            warnings.warn(f"no kernel is enabled; {op}: {reason}", KernelWarning, stacklevel=3)
+        key = dispatch_key(device)
+        for op, server in enabled._kernels.items():  # noqa: SLF001  # its own
+            place = _slots.get((op, key))
             if place is None:
-                place = _places[op, key] = Place(_facts(op), key)
-            place.servers = (server, *place.servers)
+                place = _slots[op, key] = OperatorSlot(_schema(op), key)
+            place.kernels = (server, *place.kernels)
         _enabled.append(enabled)
     watch_compilation(on=True)
     return enabled
@@ -207,78 +207,79 @@ def _add(enabled: Enabled, source: Source, ops: Collection[str] | None) -> None:
     function: Function | None = None
     load_error: LoadError | None = None
     for op, required in operators:
-        if op in enabled._servers:  # noqa: SLF001
+        if op in enabled._kernels:  # noqa: SLF001
             continue
         try:
-            proven_domain = _server(enabled, source, op, proof, no_proof_reason)
+            proven_domain = _proven_calls(enabled, source, op, proof, no_proof_reason)
             if proven_domain is None:
                 continue
             if function is None:
-                function = _loaded(source, load_error)
-            implements = _facts(source.primary)
+                function = _load_once(source, load_error)
+            implements = _schema(source.primary)
             kernel = function
-            if enabled.policy == "all" and implements.form == FUNCTIONAL:  # calls are not checked, so results are
-                kernel = Likeness(implements).checked(function)
-            adapted = adapt(kernel, _facts(op), implements)
+            if enabled.policy == "all" and implements.kind == FUNCTIONAL:  # calls are not checked, so results are
+                kernel = ResultCheck(implements).wrap(function)
+            adapted = adapt(kernel, _schema(op), implements)
         except (LoadError, NotImplementedError, _RefusedError) as error:
             enabled.refused[op] = str(error)
             load_error = error if isinstance(error, LoadError) else load_error
             continue
         domain = None if enabled.policy == "all" else proven_domain
-        own_form = adapted is kernel
-        enabled._servers[op] = Server(_facts(op), source.name, adapted, domain, required=required, own_form=own_form)  # noqa: SLF001
+        schema, own = _schema(op), adapted is kernel
+        installed = InstalledKernel(schema, source.name, adapted, domain, required=required, unadapted=own)
+        enabled._kernels[op] = installed  # noqa: SLF001  # its own module
 
 
-def _loaded(source: Source, load_error: LoadError | None) -> Function:
+def _load_once(source: Source, load_error: LoadError | None) -> Function:
     """Load a source's function. A file that failed to load is not executed again."""
     if load_error is not None:
         raise load_error
-    return load(source.file, source.entries, source.library)
+    return load_function(source.file, source.entries, source.library)
 
 
 class _RefusedError(Exception):
     """A kernel cannot be installed at an operator; the message says why."""
 
 
-def _server(
+def _proven_calls(
     enabled: Enabled, source: Source, op: str, proof: Mapping[str, Any] | None, no_proof_reason: str | None
-) -> Domain | None:
+) -> ProvenCalls | None:
     """Return the domain of a kernel at an operator; raise if the kernel cannot serve it."""
-    op_facts = _facts(op)
+    op_facts = _schema(op)
     if op_facts.composite:
         raise _RefusedError(
-            f"{op} is made of other operators (CompositeImplicitAutograd): a kernel in its place would cut off gradients. "
-            "Write one for an operator that it is made of"
+            f"{op} is made of other operators (CompositeImplicitAutograd): overriding it would cut off gradients. "
+            "Write a kernel for one of these operators"
         )
     if op in _NEVER_REPLACED:
         raise _RefusedError(
-            f"what {op} returns becomes a parameter, or another subclass of a tensor, which nothing can that Python has seen"
+            f"results of {op} become parameters or other tensor subclasses, which is impossible for results of a Python kernel"
         )
     if (
-        op_facts.form == OUT
+        op_facts.kind == OUT
         and "nondeterministic_seeded" in op_facts.tags
-        and _facts(source.primary).form == FUNCTIONAL
+        and _schema(source.primary).kind == FUNCTIONAL
     ):
         raise _RefusedError(
-            f"{op} draws random numbers, which a kernel for {source.primary} has drawn when it declines"
+            f"{op} uses random numbers, and a kernel for {source.primary} would use them up before it declines"
         )
     has = torch._C._dispatch_has_computed_kernel_for_dispatch_key  # noqa: SLF001
     name = f"aten::{op.removesuffix('.default')}"
-    if not has(name, device_key(enabled.device)):
-        raise _RefusedError(f"{op} has no kernel of ATen's for {device_key(enabled.device)} to be put in place of")
+    if not has(name, dispatch_key(enabled.device)):
+        raise _RefusedError(f"{op} has no ATen kernel for {dispatch_key(enabled.device)} to override")
     if enabled.policy == "all":
-        return Domain(op_facts, {}, speed=False)
+        return ProvenCalls(op_facts, {}, check_speed=False)
     if proof is None:
         raise _RefusedError(
-            no_proof_reason or f"{source.name} has no proof; judge it with `opforge run`, or take policy='all'"
+            no_proof_reason or f"{source.name} has no proof; judge it with `opforge run`, or use policy='all'"
         )
     rows = proof["operators"].get(op)
     if not rows:
         raise _RefusedError(f"{source.name} is not proven for {op}")
-    domain = Domain(op_facts, rows, speed=enabled.policy == "proven")
+    domain = ProvenCalls(op_facts, rows, check_speed=enabled.policy == "proven")
     if not domain.serves_any:
         raise _RefusedError(
-            f"{source.name} is at no size both timed and not slower than ATen at {op}; policy='right' takes it all the same"
+            f"{source.name} was not timed for {op}, or is slower than ATen at every size; policy='right' uses it anyway"
         )
     return domain
 
@@ -287,21 +288,21 @@ def _proof(source: Source, device: str) -> tuple[Mapping[str, Any] | None, str |
     """Return a source's proof, or the reason why none is valid here."""
     if source.distrust:
         return None, source.distrust
-    proof = None if source.proof is None else proofs.read(source.proof, packed=bool(source.files))
+    proof = None if source.proof is None else proof_files.read_proof_file(source.proof, packed=bool(source.files))
     if proof is None or isinstance(proof, str):
         return None, proof
     proven_torch, proven_device = proof["torch"], proof["device"]
     if proof["digest"] != source.digest:
         return None, f"{source.file.name} has changed since it was proven; judge it again with `opforge run`"
     if edited := _change_since_packing(source):
-        return None, f"{edited} since it was packed; install the package again, or judge the kernel and pack it again"
+        return None, f"{edited} after packing; install the package again, or judge the kernel and pack it again"
     current = {"torch": ".".join(torch.__version__.split(".")[:2]), "device": device_name(device)}
     if ".".join(proven_torch.split(".")[:2]) != current["torch"]:
         return None, f"{source.name} was proven with torch {proven_torch}, and this is {torch.__version__}"
     if proven_device != current["device"]:
         return None, f"{source.name} was proven on {proven_device}, and this is {current['device']}"
-    if not proof["operators"] and (summary := proofs.failures(proof["failed"])):
-        return None, f"{source.name} is not proven: {summary}; mend it, and judge it again with `opforge run`"
+    if not proof["operators"] and (summary := proof_files.failure_summary(proof["failed"])):
+        return None, f"{source.name} is not proven: {summary}; fix it, and judge it again with `opforge run`"
     return proof, None
 
 
@@ -311,18 +312,18 @@ def _change_since_packing(source: Source) -> str:
         try:
             unchanged = hashlib.sha256(file.read_bytes()).hexdigest() == digest
         except OSError:
-            return f"{file.name} has gone"
+            return f"{file.name} was removed"
         if not unchanged:
-            return f"{file.name} has changed"
+            return f"{file.name} was changed"
     packed_files = {file for file, _ in source.files}
     for file in source.file.parent.rglob("*") if packed_files else ():
         if file.suffix in (".py", ".so") and file not in packed_files:  # it may shadow another module
-            return f"{file.name} has come"
+            return f"{file.name} was added"
     return ""
 
 
-def _facts(op: str) -> Facts:
-    op_facts = facts(op)
+def _schema(op: str) -> OperatorSchema:
+    op_facts = schema_of(op)
     if op_facts is None:
         raise _RefusedError(f"this torch ({torch.__version__}) has no operator {op}")
     return op_facts

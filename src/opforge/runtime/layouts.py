@@ -23,7 +23,7 @@ SHAPES_DIFFER = "shapes differ"
 """Listed with layouts: the tensors of a call differ in shape, as with broadcasting."""
 
 
-def layouts(shape: Sequence[int], stride: Sequence[int]) -> frozenset[str]:
+def layout_names(shape: Sequence[int], stride: Sequence[int]) -> frozenset[str]:
     """Return the layout for a shape and strides. An expanded tensor may have a second layout."""
     if 0 in shape:
         return frozenset({EMPTY})

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .modules import load_file
+from .isolated_import import load_file
 
 Function = Callable[..., Any]
 
@@ -17,7 +17,7 @@ class LoadError(Exception):
     """A kernel's file cannot be loaded; the message says why."""
 
 
-def load(file: Path, entries: Sequence[str], library: str = "") -> Function:
+def load_function(file: Path, entries: Sequence[str], library: str = "") -> Function:
     """Return the first named function of a Python file, or the operator of the built library."""
     return _operator(Path(library), entries) if library else _function(file, entries)
 
@@ -44,8 +44,9 @@ def _operator(library: Path, entries: Sequence[str]) -> Function:
     if operators is None:
         if _is_claimed(library.stem):  # the value of OPFORGE_NAMESPACE in its sources
             raise LoadError(
-                f"{library.name} has operators in the namespace {library.stem}, which another library has in this process "
-                "already, perhaps an earlier build of the same source; loading both would end it. Start anew, or rename one"
+                f"{library.name} has operators in the namespace {library.stem}, which another library in this "
+                "process has already, perhaps an earlier build of the same source; loading both would end the process. "
+                "Start a new process, or rename one"
             )
         try:
             torch.ops.load_library(str(library))

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from .facts import Signature
+from .operator_schema import SchemaLike
 
 Function = Callable[..., Any]
-Like = list[tuple[torch.dtype, torch.Size, torch.device | None] | None]
+ResultSpecs = list[tuple[torch.dtype, torch.Size, torch.device | None] | None]
 """Dtype, shape and device of each tensor of a result; None for an absent tensor.
 
 The device is None if it is not known.
@@ -24,11 +24,11 @@ _MAY_RETURN_NONE = frozenset({"mkldnn_rnn_layer.default"})
 
 This one has a workspace only for a backward pass.
 """
-_MOST_KNOWN = 1024
+_MAX_CACHED_CALLS = 1024
 """Calls whose expected results are cached. A full cache is emptied."""
 
 
-def check_kind(op: Signature, result: Any) -> None:
+def check_result_types(op: SchemaLike, result: Any) -> None:
     """Raise TypeError for results that do not have the types of the schema.
 
     The dispatcher would accept them, or end the process.
@@ -52,16 +52,16 @@ def check_kind(op: Signature, result: Any) -> None:
             raise TypeError(f"a kernel for {op.name} returned {type(value).__name__}, not a list of tensors")
 
 
-class Likeness:
+class ResultCheck:
     """Compares results of a functional operator with a run on the meta device, which it caches."""
 
-    def __init__(self, op: Signature) -> None:
+    def __init__(self, op: SchemaLike) -> None:
         self._op = op
         base, _, overload = op.name.partition(".")
         self._function = getattr(getattr(torch.ops.aten, base), overload)
-        self._known: dict[Any, Like | None] = {}
+        self._expected: dict[Any, ResultSpecs | None] = {}
 
-    def checked(self, function: Function) -> Function:
+    def wrap(self, function: Function) -> Function:
         """Wrap a function so that its results are checked."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -76,20 +76,20 @@ class Likeness:
 
         Call it only inside a kernel, where operators are ATen's own.
         """
-        check_kind(self._op, result)
+        check_result_types(self._op, result)
         key = (_key([*args, *kwargs.items()]), torch.get_default_dtype())
-        if key not in self._known:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            self._known[key] = self._expected_from_meta(args, kwargs)
-        expected = self._known[key]
+        if key not in self._expected:
+            if len(self._expected) >= _MAX_CACHED_CALLS:
+                self._expected.clear()
+            self._expected[key] = self._expected_from_meta(args, kwargs)
+        expected = self._expected[key]
         if expected is None or not self._mismatch(result, expected):
             return
-        self._known[key] = expected = _like(self._function(*args, **kwargs))  # the meta device may differ
+        self._expected[key] = expected = _specs_of(self._function(*args, **kwargs))  # the meta device may differ
         if wrong := self._mismatch(result, expected):
             raise TypeError(f"a kernel for {self._op.name} returned {wrong}")
 
-    def _mismatch(self, result: Any, expected: Like) -> str:
+    def _mismatch(self, result: Any, expected: ResultSpecs) -> str:
         """Say how a result differs from what is expected; empty if it does not."""
         tensors = _flat(result)
         if len(tensors) != len(expected):
@@ -104,11 +104,11 @@ class Likeness:
                 return f"{tensor.dtype}, not {dtype}"
             if tensor.shape != shape:
                 return f"the shape {list(tensor.shape)}, not {list(shape)}"
-            if device is not None and _elsewhere(tensor.device, device):
+            if device is not None and _on_other_device(tensor.device, device):
                 return f"a tensor on {tensor.device}, not {device}"
         return ""
 
-    def _expected_from_meta(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Like | None:
+    def _expected_from_meta(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ResultSpecs | None:
         tensors = [t for t in _flat([*args, *kwargs.values()]) if t is not None]
         if not tensors and kwargs.get("device") is None:  # the result would be on the default device
             return None
@@ -121,11 +121,11 @@ class Likeness:
             return None
 
 
-def _elsewhere(device: torch.device, expected: torch.device) -> bool:
+def _on_other_device(device: torch.device, expected: torch.device) -> bool:
     return device.type != expected.type or (expected.index is not None and device.index != expected.index)
 
 
-def _like(result: Any) -> Like:
+def _specs_of(result: Any) -> ResultSpecs:
     return [None if t is None else (t.dtype, t.shape, t.device) for t in _flat(result)]
 
 

@@ -38,11 +38,13 @@ def load_key() -> bytes | None:
     except FileNotFoundError:
         return None
     if len(key) != _KEY_BYTES:
-        raise OSError(0, f"it is no key: it holds {len(key)} bytes, and a key has {_KEY_BYTES}; delete it", str(path))
+        raise OSError(
+            0, f"it is not a key: it holds {len(key)} bytes, and a key has {_KEY_BYTES}; delete it", str(path)
+        )
     return key
 
 
-def make_key() -> bytes:
+def load_or_create_key() -> bytes:
     """Return this installation's key. Creates it if there is none."""
     path = key_file()
     while (key := load_key()) is None:
@@ -60,26 +62,30 @@ def make_key() -> bytes:
     return key
 
 
-def canonical(value: Any) -> bytes:
+def canonical_bytes(value: Any) -> bytes:
     """Return the bytes to sign for a JSON value."""
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
 def mac(key: bytes, value: Any) -> str:
     """Return this installation's own signature of a value. Only it can verify that."""
-    return hmac.new(_derive_key(key, b"proofs"), canonical(value), hashlib.sha256).hexdigest()
+    return hmac.new(_derive_key(key, b"proofs"), canonical_bytes(value), hashlib.sha256).hexdigest()
 
 
-def holds(key: bytes | None, value: Any, signature: Any) -> bool:
+def verify_mac(key: bytes | None, value: Any, signature: Any) -> bool:
     """Whether a signature of a value is this installation's own."""
     return key is not None and isinstance(signature, str) and hmac.compare_digest(mac(key, value), signature)
 
 
-def signed(key: bytes, value: Any) -> dict[str, str]:
+def sign(key: bytes, value: Any) -> dict[str, str]:
     """Return a signature that anyone can verify, with the public key and the signer's name."""
     seed = _derive_key(key, b"packages")
     public = _public(seed)
-    return {"signer": name_of(public.hex()), "public": public.hex(), "signature": _sign(seed, canonical(value)).hex()}
+    return {
+        "signer": signer_name(public.hex()),
+        "public": public.hex(),
+        "signature": _sign(seed, canonical_bytes(value)).hex(),
+    }
 
 
 def signer_of(value: Any, signature: Mapping[str, Any]) -> str | None:
@@ -88,12 +94,12 @@ def signer_of(value: Any, signature: Mapping[str, Any]) -> str | None:
         public, signed_by = bytes.fromhex(signature["public"]), bytes.fromhex(signature["signature"])
     except (KeyError, TypeError, ValueError):
         return None
-    return name_of(public.hex()) if _verifies(public, canonical(value), signed_by) else None
+    return signer_name(public.hex()) if _verifies(public, canonical_bytes(value), signed_by) else None
 
 
-def name_of(public: str) -> str:
+def signer_name(public_key: str) -> str:
     """Return a signer's name: the beginning of the digest of the public key."""
-    return hashlib.sha256(bytes.fromhex(public)).hexdigest()[:16]
+    return hashlib.sha256(bytes.fromhex(public_key)).hexdigest()[:16]
 
 
 def _derive_key(key: bytes, purpose: bytes) -> bytes:

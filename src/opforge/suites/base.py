@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Protocol
 
 from opforge.cases import Case
-from opforge.suites.choosing import Choice
+from opforge.suites.case_selection import CaseSelection
 
 Progress = Callable[[str, int, int], None]
 """Callback: label of the current step, steps done, steps in total."""
 
-Make = Callable[[Mapping[str, Path], Path, str, Progress], dict[str, list[Case]]]
+MakeCases = Callable[[Mapping[str, Path], Path, str, Progress], dict[str, list[Case]]]
 """Runs users' input generators in the sandbox and returns the cases by operator.
 
 Arguments: generator files by operator, blob file for the tensors' bytes, blob name, progress.
@@ -23,7 +23,7 @@ Arguments: generator files by operator, blob file for the tensors' bytes, blob n
 DEFAULT_DTYPES = ("f32", "bf16", "i64", "b8", "c64")
 
 
-def silent(_what: str, _done: int, _total: int) -> None:
+def no_progress(_label: str, _done: int, _total: int) -> None:
     """Show no progress."""
 
 
@@ -36,10 +36,10 @@ class SuiteOptions:
     ops: frozenset[str] | None = None
     """Full names of the selected operators; None for all."""
     custom_ops_root: Path = Path("custom_ops")
-    make: Make | None = None
+    make_cases: MakeCases | None = None
     folder: Path | None = None
     """Folder for the files made for one run; a resumed run finds its earlier files there."""
-    choice: Choice = field(default_factory=Choice)
+    selection: CaseSelection = field(default_factory=CaseSelection)
     """Selection among cases that have weights."""
 
 
@@ -57,7 +57,7 @@ class LoadedSuite:
     """User files other than kernels that affect verdicts, with their digests."""
 
     @property
-    def count(self) -> int:
+    def case_count(self) -> int:
         return sum(len(cases) for cases in self.cases.values())
 
     @property
@@ -75,12 +75,12 @@ class Suite(Protocol):
 
     name: str
 
-    def load(self, options: SuiteOptions, progress: Progress = silent) -> LoadedSuite:
+    def load(self, options: SuiteOptions, progress: Progress = no_progress) -> LoadedSuite:
         """Return the cases; generate them first if needed."""
         ...
 
 
-class NamesItsOperators(Protocol):
+class OperatorResolver(Protocol):
     """A suite of non-ATen operators, which resolves the names typed by the user itself."""
 
     def operators(self, options: SuiteOptions, names: Iterable[str]) -> list[str]:

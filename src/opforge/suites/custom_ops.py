@@ -10,9 +10,9 @@ from typing import Any
 
 from opforge.cases import Case, Expect, Phase
 from opforge.errors import InternalError
-from opforge.kernels.custom import GEN_INPUT, CustomFolder, CustomOps, find
+from opforge.kernels.custom import GEN_INPUT, CustomFolder, CustomOps, find_custom_ops
 from opforge.kernels.source import digest
-from opforge.suites.base import LoadedSuite, Progress, SuiteOptions, silent
+from opforge.suites.base import LoadedSuite, Progress, SuiteOptions, no_progress
 
 CASES, BLOB = "cases.json", "tensors.safetensors"
 
@@ -24,12 +24,12 @@ class CustomOpsSuite:
 
     def operators(self, options: SuiteOptions, names: Iterable[str]) -> list[str]:
         """Resolve names typed by the user to operators."""
-        return find(options.custom_ops_root).select(names)
+        return find_custom_ops(options.custom_ops_root).select(names)
 
-    def load(self, options: SuiteOptions, progress: Progress = silent) -> LoadedSuite:
-        if options.folder is None or options.make is None:
-            raise InternalError("suite 'custom_ops' was given no place to make its cases in")
-        chosen = _chosen(find(options.custom_ops_root), options.ops)
+    def load(self, options: SuiteOptions, progress: Progress = no_progress) -> LoadedSuite:
+        if options.folder is None or options.make_cases is None:
+            raise InternalError("suite 'custom_ops' needs a folder for its cases")
+        chosen = _chosen(find_custom_ops(options.custom_ops_root), options.ops)
         cases = _kept(options.folder) or self._made(chosen, options, options.folder, progress)
         return LoadedSuite(
             self.name,
@@ -44,11 +44,11 @@ class CustomOpsSuite:
     ) -> dict[str, list[Case]]:
         """Generate the cases in the sandbox and store them."""
         files = {op: folder.gen_input for op, folder in chosen.items() if folder.gen_input.is_file()}
-        make = options.make
+        make = options.make_cases
         cases = {} if make is None else make(files, target_folder / BLOB, self.name, progress)
         for op in chosen:
             if op not in files:
-                reason = f"there is no {GEN_INPUT}; it is to define get_correctness_tests() and get_performance_tests()"
+                reason = f"there is no {GEN_INPUT}; it must define get_correctness_tests() and get_performance_tests()"
                 cases[op] = [Case.make(op, f"({GEN_INPUT})", source=GEN_INPUT, lost=reason)]
         (target_folder / CASES).write_text(
             json.dumps([asdict(case) for op_cases in cases.values() for case in op_cases])

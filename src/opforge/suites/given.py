@@ -6,9 +6,10 @@ from collections.abc import Iterable
 
 from opforge.cases import Case, Phase
 from opforge.cases.text import format_arguments, parse_arguments
-from opforge.cases.values import TensorSpec, Value
+from opforge.cases.values import TensorSpec
 from opforge.errors import CaseSyntaxError
-from opforge.suites.base import LoadedSuite, Progress, SuiteOptions, silent
+from opforge.runtime.trees import instances
+from opforge.suites.base import LoadedSuite, Progress, SuiteOptions, no_progress
 
 
 class GivenSuite:
@@ -21,7 +22,7 @@ class GivenSuite:
         for case in cases:
             self._cases.setdefault(case.op, {})[case.id] = case
 
-    def load(self, options: SuiteOptions, progress: Progress = silent) -> LoadedSuite:
+    def load(self, options: SuiteOptions, progress: Progress = no_progress) -> LoadedSuite:
         progress(self.name, 1, 1)
         chosen = {op: list(cases.values()) for op, cases in self._cases.items()}
         return LoadedSuite(self.name, {op: c for op, c in chosen.items() if options.ops is None or op in options.ops})
@@ -30,17 +31,9 @@ class GivenSuite:
 def performance_case(op: str, text: str) -> Case:
     """Parse a case to be timed from its text form; its contents are drawn from a seed."""
     args, kwargs = parse_arguments(text)
-    if any(spec.at is not None for spec in _tensors((*args, *kwargs.values()))):
+    if any(spec.at is not None for spec in instances((args, kwargs), TensorSpec)):
         raise CaseSyntaxError(
-            f"{text!r} points with at= into a suite's stored contents, which are not here; leave at= out, "
-            "and say with low= and high= where values must lie"
+            f"{text!r} refers with at= to a suite's stored contents, which are not here; remove at=, "
+            "and give the range of values with low= and high="
         )
     return Case.make(op, format_arguments(args, kwargs), phase=Phase.PERFORMANCE, source="given")
-
-
-def _tensors(value: Value) -> Iterable[TensorSpec]:
-    if isinstance(value, TensorSpec):
-        yield value
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _tensors(inner)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from opforge.cases import Case, Phase
-from opforge.suites.base import LoadedSuite, Progress, SuiteOptions, silent
+from opforge.suites.base import LoadedSuite, Progress, SuiteOptions, no_progress
 
 
 class SmokeSuite:
@@ -11,7 +11,7 @@ class SmokeSuite:
 
     name = "smoke"
 
-    def load(self, options: SuiteOptions, progress: Progress = silent) -> LoadedSuite:
+    def load(self, options: SuiteOptions, progress: Progress = no_progress) -> LoadedSuite:
         progress("smoke", 1, 1)
         op = "relu.default"
         if options.ops is not None and op not in options.ops:

@@ -12,16 +12,16 @@ from typing import Any
 
 from opforge import cache
 from opforge.cases import Case, Expect, Phase
-from opforge.cases.case import id_of
+from opforge.cases.case import case_id
 from opforge.cases.text import format_arguments, parse_arguments
 from opforge.cases.values import Arguments, Device, TensorSpec
 from opforge.ops import table
-from opforge.suites.base import LoadedSuite, Progress, SuiteOptions, silent
-from opforge.traces import file
-from opforge.traces.contents import mapped
-from opforge.traces.file import TracedCall
-from opforge.traces.measure import near
-from opforge.traces.reading import check, read_any
+from opforge.suites.base import LoadedSuite, Progress, SuiteOptions, no_progress
+from opforge.traces import trace_file
+from opforge.traces.call_cost import with_small_offset
+from opforge.traces.contents import map_specs
+from opforge.traces.formats import check_format, read_calls
+from opforge.traces.trace_file import TracedCall
 
 _BLOB_OFFSET = re.compile(r", at=\d+")
 _OFFSET_OR_DEVICE = re.compile(r", (?:offset=\d+|device='[^']*')|device\('[^']*'\)")
@@ -34,16 +34,16 @@ class TraceSuite:
     """Whether cases can be chosen by weight."""
 
     def __init__(self, path: Path, name: str | None = None) -> None:
-        check(path)
+        check_format(path)
         self._path = path
         self.name = name or path.stem
 
-    def load(self, options: SuiteOptions, progress: Progress = silent) -> LoadedSuite:
+    def load(self, options: SuiteOptions, progress: Progress = no_progress) -> LoadedSuite:
         progress(self.name, 0, 1)
-        trace = read_any(self._path, options.ops, whole=False)
+        trace = read_calls(self._path, options.ops, all_columns=False)
         usable, losses = _usable(trace.calls, options.device)
-        home = trace.about["device"]
-        chosen, too_large = options.choice.of(_distinct(usable, home, options.device), options.device)
+        home = trace.metadata["device"]
+        chosen, too_large = options.selection.select(_distinct(usable, home, options.device), options.device)
         cases: dict[str, list[Case]] = {}
         for call in chosen:
             cases.setdefault(call.op, []).extend(self._cases(call, home, options.device))
@@ -62,7 +62,7 @@ class TraceSuite:
         blob = self.name if "at=" in args else ""
         text_for_id = _BLOB_OFFSET.sub("", args) if blob else args  # ids do not depend on blob offsets
         for phase in Phase:
-            id_ = id_of(call.op, text_for_id, call.digest, Expect.RETURNS, phase)
+            id_ = case_id(call.op, text_for_id, call.digest, Expect.RETURNS, phase)
             yield Case(call.op, args, phase=phase, source=call.source, id=id_, blob=blob)
 
     def _blobs(self, chosen: Iterable[TracedCall]) -> dict[str, Path]:
@@ -71,7 +71,7 @@ class TraceSuite:
             return {}
         blob = cache.root() / "traces" / f"{_digest(self._path)}.safetensors"
         if not blob.exists():
-            file.write_blob(self._path, blob)
+            trace_file.write_blob(self._path, blob)
         return {self.name: blob}
 
 
@@ -83,7 +83,7 @@ def _usable(calls: Iterable[TracedCall], device: str) -> tuple[list[TracedCall],
     for call in calls:
         facts = table().get(call.op)
         if "::" in call.op:
-            losses[f"{call.op}: not an operator of ATen, so there is nothing to hold a kernel against"] += 1
+            losses[f"{call.op}: not an operator of ATen, so there is nothing to compare a kernel with"] += 1
         elif facts is None:
             losses[f"{call.op}: no such operator in torch {cache.torch_version()}"] += 1
         elif kind not in facts.devices:
@@ -116,13 +116,13 @@ def _placed(args: str, home: str, device: str) -> str:
     """Move arguments to the device of a run; reduce storage offsets, keeping the alignment."""
     if "device" not in args and "offset=" not in args:
         return args
-    data = mapped(parse_arguments(args), lambda spec: _here(spec, home))
+    data = map_specs(parse_arguments(args), lambda spec: _here(spec, home))
     return format_arguments(*_on_device(data, home, device))
 
 
 def _here(spec: TensorSpec, home: str) -> TensorSpec:
     elsewhere = spec.device is not None and spec.device.partition(":")[0] != home
-    return replace(near(spec), device=spec.device if elsewhere else None)
+    return replace(with_small_offset(spec), device=spec.device if elsewhere else None)
 
 
 def _on_device(data: Arguments, home: str, device: str) -> Arguments:

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from opforge.cases.encoding import TORCH_DTYPES
+from opforge.cases.wire import TORCH_DTYPES
 from opforge.errors import OpforgeError, UnknownNameError
+from opforge.runtime.trees import instances
 from opforge.traces import hf_inputs
-from opforge.traces.hf_inputs import Follow
+from opforge.traces.hf_inputs import FollowUp
 from opforge.traces.targets import LIBRARIES, Settings, Target
 
 _LAYER_COUNT_FIELDS = (
@@ -27,17 +28,17 @@ _DERIVED = ("stage_names", "out_features", "out_indices", "_out_features", "_out
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class ModelWithInputs:
     """A model of an architecture, with its inputs."""
 
     model: Any
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
-    follow: Follow | None = None
+    follow_up: FollowUp | None = None
     """Second call that continues from the first result, for models that generate."""
 
 
-def make(target: Target, settings: Settings) -> Made:
+def build_model(target: Target, settings: Settings) -> ModelWithInputs:
     """Build the model of an architecture with random weights, and inputs of the given size."""
     library = _library(target)
     with _dtype(settings.dtype), torch.device(settings.device):
@@ -46,9 +47,9 @@ def make(target: Target, settings: Settings) -> Made:
     return made
 
 
-def prepared(target: Target, settings: Settings) -> Callable[[], None]:
+def model_runner(target: Target, settings: Settings) -> Callable[[], None]:
     """Build a model and its inputs; return a function that runs it, or trains it for one step."""
-    made = make(target, settings)
+    made = build_model(target, settings)
     if not settings.train:
         return lambda: _run_inference(made)
     fused = True if settings.fake else None  # unfused ones read the step number, which a fake tensor lacks
@@ -66,14 +67,14 @@ def _library(target: Target) -> Any:
         ) from None
 
 
-def _run_inference(made: Made) -> None:
+def _run_inference(made: ModelWithInputs) -> None:
     with torch.no_grad():
         result = made.model(*made.args, **made.kwargs)
-        if made.follow is not None:
-            made.follow(made.model, result)
+        if made.follow_up is not None:
+            made.follow_up(made.model, result)
 
 
-def _run_training_step(made: Made, optimizer: Any) -> None:
+def _run_training_step(made: ModelWithInputs, optimizer: Any) -> None:
     loss_of(made.model(*made.args, **made.kwargs)).backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -84,20 +85,10 @@ def loss_of(result: Any) -> torch.Tensor:
     loss = getattr(result, "loss", None)
     if isinstance(loss, torch.Tensor):
         return loss
-    floats = [t for t in _tensors(result) if t.is_floating_point() and t.requires_grad]
+    floats = [t for t in instances(result, torch.Tensor) if t.is_floating_point() and t.requires_grad]
     if not floats:
-        raise OpforgeError("the model gave back nothing that a loss could be made of")
+        raise OpforgeError("the model returned nothing from which a loss can be computed")
     return torch.stack([t.float().mean() for t in floats]).sum()
-
-
-def _tensors(tree: Any) -> Iterator[torch.Tensor]:
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, dict):
-        yield from _tensors(list(tree.values()))
-    elif isinstance(tree, list | tuple):
-        for inner in tree:
-            yield from _tensors(inner)
 
 
 @contextmanager
@@ -110,18 +101,18 @@ def _dtype(short: str) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _build_hf(library: Any, name: str, settings: Settings) -> Made:
+def _build_hf(library: Any, name: str, settings: Settings) -> ModelWithInputs:
     cls = getattr(library, name, None)
     if cls is None or not hasattr(cls, "config_class"):
         models = [n for n in dir(library) if n[0].isupper() and ("Model" in n or "For" in n)]
         raise UnknownNameError(
             "model class of transformers", name, models, "a class such as BertModel, not a checkpoint"
         )
-    config = configured(cls.config_class, settings)
+    config = make_config(cls.config_class, settings)
     with _skip_weight_initialisation() if settings.fake else nullcontext():
         model = cls(config)
-    inputs, follow = hf_inputs.inputs(model, config, settings)
-    return Made(model, (), inputs, follow)
+    inputs, follow = hf_inputs.make_inputs(model, config, settings)
+    return ModelWithInputs(model, (), inputs, follow)
 
 
 @contextmanager
@@ -139,7 +130,7 @@ def _skip_weight_initialisation() -> Iterator[None]:
         functions.update(before)
 
 
-def configured(config_class: Any, settings: Settings) -> Any:
+def make_config(config_class: Any, settings: Settings) -> Any:
     """Return a configuration with fewer layers and the requested changes."""
     config = config_class().to_dict()
     if settings.layers is not None:
@@ -172,7 +163,7 @@ def _reduce_layers(config: dict[str, Any], layers: int) -> None:
             _reduce_layers(value, layers)
 
 
-def _build_timm(library: Any, name: str, settings: Settings) -> Made:
+def _build_timm(library: Any, name: str, settings: Settings) -> ModelWithInputs:
     if name not in library.list_models():
         raise UnknownNameError("architecture of timm", name, library.list_models())
     size_option = {} if settings.image is None else {"img_size": settings.image}
@@ -182,10 +173,10 @@ def _build_timm(library: Any, name: str, settings: Settings) -> Made:
         model = library.create_model(name, pretrained=False, **settings.changes)
     channels, height, width = model.default_cfg["input_size"]
     size = (settings.image, settings.image) if settings.image else (height, width)
-    return Made(model, (torch.randn(settings.batch, channels, *size),))
+    return ModelWithInputs(model, (torch.randn(settings.batch, channels, *size),))
 
 
-def _build_torchvision(library: Any, name: str, settings: Settings) -> Made:
+def _build_torchvision(library: Any, name: str, settings: Settings) -> ModelWithInputs:
     models = library.models.list_models()
     if name not in models:
         raise UnknownNameError("architecture of torchvision", name, models)
@@ -195,10 +186,10 @@ def _build_torchvision(library: Any, name: str, settings: Settings) -> Made:
     side = settings.image or 224
     shape = (3, 16, side, side) if ".video." in kind else (3, side, side)
     images = torch.randn(settings.batch, *shape)
-    return Made(model, (list(images) if ".detection." in kind else images,))
+    return ModelWithInputs(model, (list(images) if ".detection." in kind else images,))
 
 
-_MODEL_BUILDERS: dict[str, Callable[[Any, str, Settings], Made]] = {
+_MODEL_BUILDERS: dict[str, Callable[[Any, str, Settings], ModelWithInputs]] = {
     "hf": _build_hf,
     "timm": _build_timm,
     "torchvision": _build_torchvision,

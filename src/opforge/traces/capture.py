@@ -8,24 +8,24 @@ from typing import Any
 
 import torch
 
-from opforge.cases.encoding import SHORT_DTYPES, encode, from_torch, spec_row
 from opforge.cases.values import Arguments, TensorSpec, contiguous_strides
+from opforge.cases.wire import SHORT_DTYPES, encode, from_torch, spec_row
 from opforge.ops import table
 
 
-def as_data(args: Any, kwargs: dict[str, Any], tensor: Callable[[torch.Tensor], TensorSpec]) -> Arguments:
+def to_arguments(args: Any, kwargs: dict[str, Any], to_spec: Callable[[torch.Tensor], TensorSpec]) -> Arguments:
     """Return a call's arguments as data; raise TypeError for values that a case cannot hold."""
-    return tuple(from_torch(a, tensor) for a in args), {n: from_torch(v, tensor) for n, v in kwargs.items()}
+    return tuple(from_torch(a, to_spec) for a in args), {n: from_torch(v, to_spec) for n, v in kwargs.items()}
 
 
-def tree_text(data: Arguments) -> str:
+def arguments_json(data: Arguments) -> str:
     """Return the JSON tree of a call's arguments."""
     args, kwargs = data
     tree = [encode(list(args), spec_row), {n: encode(v, spec_row) for n, v in kwargs.items()}]
     return json.dumps(tree, separators=(",", ":"))
 
 
-def geometry(value: torch.Tensor, home: str) -> TensorSpec:
+def spec_of(value: torch.Tensor, device_type: str) -> TensorSpec:
     """Return the geometry of a tensor, without its contents.
 
     ``home`` is the device type of the recording; a tensor on another device keeps its device.
@@ -42,7 +42,7 @@ def geometry(value: torch.Tensor, home: str) -> TensorSpec:
         SHORT_DTYPES[value.dtype],
         None if strides == contiguous_strides(shape) else strides,
         value.storage_offset() if value.numel() else 0,  # an empty view may point beyond its storage
-        None if value.device.type == home else str(value.device),
+        None if value.device.type == device_type else str(value.device),
     )
     if storage_size(value) < spec.storage_nbytes:
         raise TypeError("a case cannot hold a tensor that reaches beyond its storage")
@@ -84,10 +84,10 @@ def _overlaps(value: Any) -> bool:
     return False
 
 
-def strange(result: Any) -> str:
+def unsendable_part(result: Any) -> str:
     """Return which part of a result cannot be sent between processes; empty if none."""
     if isinstance(result, list | tuple):
-        return next(filter(None, map(strange, result)), "")
+        return next(filter(None, map(unsendable_part, result)), "")
     if not isinstance(result, torch.Tensor):
         return ""
     if result.layout != torch.strided or result.is_quantized or result.is_meta or result.dtype not in SHORT_DTYPES:

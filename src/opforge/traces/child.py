@@ -19,17 +19,17 @@ from torch._subclasses import FakeTensorMode
 
 from opforge.errors import OpforgeError
 from opforge.frames import is_from_torch
-from opforge.processes import die_with_parent
-from opforge.traces.guesses import GUESSED, Guesses
+from opforge.procs.linux import die_with_parent
+from opforge.traces.fake_reads import FAKE_READ_REASON, FakeReads
 from opforge.traces.recorder import Recorder
 from opforge.traces.stream import send
 from opforge.traces.targets import SCRIPT, Settings, Target
 
 
-def run(target: Target, settings: Settings, fd: int) -> None:
+def record_target(target: Target, settings: Settings, fd: int) -> None:
     """Run a target under a recorder, and send the recorded calls and any error of the target."""
     with os.fdopen(fd, "wb") as pipe:
-        recorder, guesses = Recorder(pipe, settings.device), Guesses()
+        recorder, guesses = Recorder(pipe, settings.device), FakeReads()
         try:
             with _fake(guesses) if settings.fake else contextlib.nullcontext():
                 action = _function_to_record(target, settings)
@@ -37,18 +37,18 @@ def run(target: Target, settings: Settings, fd: int) -> None:
                     action()
         except SystemExit as exit_error:
             if exit_error.code not in (None, 0):
-                send(pipe, {"error": f"the program left with status {exit_error.code}"})
+                send(pipe, {"error": f"the program exited with status {exit_error.code}"})
         except OpforgeError as error:
             send(pipe, {"error": str(error), "ours": True})
         except BaseException as error:  # noqa: BLE001  # user code: any error ends the trace and is reported
-            send(pipe, {"error": _words(error, settings), "traceback": _user_traceback(error)})
+            send(pipe, {"error": _error_message(error, settings), "traceback": _user_traceback(error)})
         finally:
-            recorder.lost(GUESSED, guesses.count)
+            recorder.add_loss(FAKE_READ_REASON, guesses.count)
             recorder.flush()
 
 
 @contextlib.contextmanager
-def _fake(guesses: Guesses) -> Iterator[None]:
+def _fake(guesses: FakeReads) -> Iterator[None]:
     """Use fake tensors, which have no contents."""
     with FakeTensorMode(allow_non_fake_inputs=True), guesses:
         yield
@@ -57,9 +57,9 @@ def _fake(guesses: Guesses) -> Iterator[None]:
 def _function_to_record(target: Target, settings: Settings) -> Callable[[], None]:
     """Return the function to record; an architecture's model is built here, before recording."""
     if target.is_architecture:
-        from opforge.traces.architectures import prepared
+        from opforge.traces.architectures import model_runner
 
-        return prepared(target, settings)
+        return model_runner(target, settings)
     if target.kind == SCRIPT:
         return lambda: _script(target)
     return _function(target.name)
@@ -100,11 +100,11 @@ def _user_traceback(error: BaseException) -> str:
     return "".join(summary.format(chain=False))
 
 
-def _words(error: BaseException, settings: Settings) -> str:
+def _error_message(error: BaseException, settings: Settings) -> str:
     first = (str(error).splitlines() or [""])[0]
     text = f"the program raised {type(error).__name__}: {first}"
     if settings.fake and type(error).__name__ in ("DataDependentOutputException", "DynamicOutputShapeException"):
-        text += " (it asks for values, which tensors do not have with --fake)"
+        text += " (it reads tensor values, which do not exist with --fake)"
     return text
 
 
@@ -112,4 +112,4 @@ if __name__ == "__main__":
     die_with_parent()
     given = json.loads(sys.argv[1])
     target = Target(given["kind"], given["name"], tuple(given["args"]))
-    run(target, Settings(**given["settings"]), int(sys.argv[2]))
+    record_target(target, Settings(**given["settings"]), int(sys.argv[2]))

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from opforge.cases.store import BlobWriter
-from opforge.traces.file import Seen, Trace, TracedCall
-from opforge.traces.stream import PLACE
+from opforge.traces.stream import OFFSET_PLACEHOLDER
+from opforge.traces.trace_file import CallCount, Trace, TracedCall
 
 
 class Collector:
@@ -25,41 +25,41 @@ class Collector:
         self._counts: list[Counter[tuple[str, str]]] = []
         self._numbers: dict[int, int] = {}
         """Index of a call, by the number that the current process gave it."""
-        self._places: dict[bytes, int] = {}
+        self._blob_offsets: dict[bytes, int] = {}
         self._size = 0
         self.losses: Counter[str] = Counter()
         self.models: list[str] = []
-        self.at = ""
+        self.started_op = ""
         """Operator of the last new call that was started; empty once counts have arrived."""
 
-    def begin(self, model: str) -> None:
+    def start_model(self, model: str) -> None:
         """Continue with another process, which runs another model."""
         self.models.append(model)
         self._numbers.clear()
-        self.at = ""
+        self.started_op = ""
 
-    def take(self, row: dict[str, Any], contents: bytes) -> None:
+    def add_message(self, message: dict[str, Any], contents: bytes) -> None:
         """Process one message of the current process."""
-        if "at" in row:
-            self.at = row["at"]
-        elif "new" in row:
-            self._numbers[row["new"]] = self._place(row, contents)
-        elif "counts" in row:
-            self.at = ""
-            for number, phase, count in row["counts"]:
+        if "at" in message:
+            self.started_op = message["at"]
+        elif "new" in message:
+            self._numbers[message["new"]] = self._add_call(message, contents)
+        elif "counts" in message:
+            self.started_op = ""
+            for number, phase, count in message["counts"]:
                 self._counts[self._numbers[number]][self.models[-1], phase] += count
-            self.losses.update(row["losses"])
+            self.losses.update(message["losses"])
 
-    def trace(self, about: dict[str, Any]) -> Trace:
+    def merged_trace(self, metadata: dict[str, Any]) -> Trace:
         """Return the merged trace."""
         calls = [self._counted(call, counts) for call, counts in zip(self._calls, self._counts, strict=True) if counts]
-        return Trace(calls, {**about, "models": self.models}, dict(self.losses.most_common()))
+        return Trace(calls, {**metadata, "models": self.models}, dict(self.losses.most_common()))
 
     def _counted(self, call: TracedCall, counts: Counter[tuple[str, str]]) -> TracedCall:
-        seen = tuple(Seen(model, phase, count) for (model, phase), count in counts.most_common())
+        seen = tuple(CallCount(model, phase, count) for (model, phase), count in counts.most_common())
         return replace(call, count=counts.total(), seen=seen, source=f"{seen[0].model} {seen[0].phase}")
 
-    def _place(self, row: dict[str, Any], contents: bytes) -> int:
+    def _add_call(self, row: dict[str, Any], contents: bytes) -> int:
         """Return the index of a call; a call that another model made before keeps its contents."""
         if (known := self._known.get(row["signature"])) is not None:
             return known
@@ -71,7 +71,7 @@ class Collector:
             if padded and first_offset < 0:
                 first_offset = offset
             new_bytes += padded
-            args = args.replace(f"at={PLACE + index}", f"at={offset}")
+            args = args.replace(f"at={OFFSET_PLACEHOLDER + index}", f"at={offset}")
         digest = hashlib.blake2b(contents, digest_size=8).hexdigest() if contents else ""
         figures = {name: row[name] for name in ("input_bytes", "result_bytes", "flops")}
         call = TracedCall(row["op"], args, digest=digest, stored_at=first_offset, stored=new_bytes, **figures)
@@ -83,9 +83,9 @@ class Collector:
     def _stored(self, part: bytes) -> tuple[int, bytes]:
         """Return the offset of some bytes, and what to append: nothing if they are stored."""
         digest = hashlib.blake2b(part, digest_size=16).digest()
-        if digest in self._places:
-            return self._places[digest], b""
-        offset = self._places[digest] = self._size
+        if digest in self._blob_offsets:
+            return self._blob_offsets[digest], b""
+        offset = self._blob_offsets[digest] = self._size
         padded = part + b"\0" * (-len(part) % BlobWriter.ALIGN)
         self._size += len(padded)
         return offset, padded

@@ -13,25 +13,26 @@ from typing import Any, TypeAlias
 
 from opforge.cases.values import Arguments, TensorSpec, Value
 from opforge.ops import Operator, table
-from opforge.ops.undefined import solves
+from opforge.ops.undefined import is_solver
+from opforge.runtime.trees import instances
 
 
 class Need(enum.Enum):
     """Contents that a tensor needs, apart from a range."""
 
-    FREE = "any values like those that it had"
-    KEPT = "the very values that it had"
+    ANY = "any similar values"
+    EXACT = "the original values"
 
 
 @dataclass(frozen=True, slots=True)
-class Below:
+class IntegersBelow:
     """Integers from 0 up to ``high``, which is excluded."""
 
     high: int
 
 
-Needed: TypeAlias = "Need | Below"
-Given: TypeAlias = "dict[str, Any]"
+ContentNeed: TypeAlias = "Need | IntegersBelow"
+BoundArguments: TypeAlias = "dict[str, Any]"
 
 _ANY_INTEGER_OPERATORS = frozenset({
     "cat", "stack", "clone", "copy", "_to_copy", "sum", "cumsum", "cumprod", "prod", "sort", "argsort", "topk", "max", "min",
@@ -48,7 +49,7 @@ _ANY_INTEGER_OPERATORS = frozenset({
 })  # fmt: skip
 """Operators that accept any integers, besides pointwise operators, reductions and views."""
 
-_FLOATS = {"bucketize": {"boundaries"}, "searchsorted": {"sorted_sequence"}}
+_SORTED_FLOAT_ARGUMENTS = {"bucketize": {"boundaries"}, "searchsorted": {"sorted_sequence"}}
 """Float arguments that must keep their values, because they are sorted."""
 
 _NON_NEGATIVE_OPERATORS = frozenset({
@@ -64,7 +65,7 @@ Its format is private, and ATen crashes on anything else.
 """
 
 
-def needs(op: str, data: Arguments) -> list[Needed]:
+def content_needs(op: str, data: Arguments) -> list[ContentNeed]:
     """Return the contents that each tensor of a call needs, in the order of its arguments.
 
     Raises ValueError if no contents would work.
@@ -73,10 +74,10 @@ def needs(op: str, data: Arguments) -> list[Needed]:
     if facts is not None and facts.packet in _WORKSPACE_OPERATORS:
         raise ValueError("reads the workspace of the call before it, which cannot be replayed")
     if facts is None:
-        return [_default_need(spec) for value in _values(data) for spec in tensors(value)]
+        return [_default_need(spec) for value in _values(data) for spec in instances(value, TensorSpec)]
     given = facts.bind(*data)
     names = [*(a.name for a in facts.arguments)][: len(data[0])] + list(data[1])
-    needed: list[Needed] = []
+    needed: list[ContentNeed] = []
     for name, value in zip(names, _values(data), strict=True):
         needed += _needs_of_argument(facts, name, value, given)
     return needed
@@ -87,33 +88,33 @@ def _needs_positive_floats(op: str) -> bool:
     return facts is not None and facts.packet in _NON_NEGATIVE_OPERATORS
 
 
-def without_values(op: str, data: Arguments) -> Arguments:
+def with_value_ranges(op: str, data: Arguments) -> Arguments:
     """Return a call with value ranges for tensors whose values are unknown.
 
     Raises ValueError if it cannot be replayed without the values.
     """
-    wanted = iter(needs(op, data))
+    wanted = iter(content_needs(op, data))
 
     def change(spec: TensorSpec) -> TensorSpec:
         need = next(wanted)
-        if isinstance(need, Below):
+        if isinstance(need, IntegersBelow):
             return replace(spec, low=0, high=need.high)
-        if need is Need.KEPT and spec.numel:
-            raise ValueError("needs the very contents of its tensors, and there are none that can be read")
-        return unseen(op, spec)
+        if need is Need.EXACT and spec.numel:
+            raise ValueError("needs the exact contents of its tensors, which cannot be read")
+        return with_default_range(op, spec)
 
-    return mapped(data, change)
+    return map_specs(data, change)
 
 
-def unseen(op: str, spec: TensorSpec) -> TensorSpec:
+def with_default_range(op: str, spec: TensorSpec) -> TensorSpec:
     """Return a tensor with unknown or irrelevant values, in a positive range if needed."""
-    return replace(spec, low=0.01, high=1.0) if _needs_positive_floats(op) and not is_whole(spec) else spec
+    return replace(spec, low=0.01, high=1.0) if _needs_positive_floats(op) and not is_integral(spec) else spec
 
 
-def mapped(data: Arguments, change: Callable[[TensorSpec], TensorSpec]) -> Arguments:
+def map_specs(data: Arguments, function: Callable[[TensorSpec], TensorSpec]) -> Arguments:
     """Return a call's arguments with each tensor replaced."""
     args, kwargs = data
-    return tuple(_changed(a, change) for a in args), {n: _changed(v, change) for n, v in kwargs.items()}
+    return tuple(_changed(a, function) for a in args), {n: _changed(v, function) for n, v in kwargs.items()}
 
 
 def _changed(value: Value, change: Callable[[TensorSpec], TensorSpec]) -> Value:
@@ -128,16 +129,7 @@ def _changed(value: Value, change: Callable[[TensorSpec], TensorSpec]) -> Value:
             return value
 
 
-def tensors(value: Value) -> Iterator[TensorSpec]:
-    """Yield the tensors of a value, in order."""
-    if isinstance(value, TensorSpec):
-        yield value
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from tensors(inner)
-
-
-def is_whole(spec: TensorSpec) -> bool:
+def is_integral(spec: TensorSpec) -> bool:
     """Whether a tensor holds integers or booleans."""
     return spec.dtype[0] in "iu" or spec.dtype == "b8"
 
@@ -147,21 +139,23 @@ def _values(data: Arguments) -> Iterator[Value]:
     yield from data[1].values()
 
 
-def _default_need(spec: TensorSpec) -> Needed:
-    return Need.KEPT if is_whole(spec) else Need.FREE
+def _default_need(spec: TensorSpec) -> ContentNeed:
+    return Need.EXACT if is_integral(spec) else Need.ANY
 
 
-def _needs_of_argument(facts: Operator, name: str, value: Value, given: Given) -> list[Needed]:
-    specs = list(tensors(value))
-    if name in _FLOATS.get(facts.packet, ()) or (solves(facts.packet) and facts.packet not in _ANY_INTEGER_OPERATORS):
-        return [Need.KEPT for _ in specs]
-    if not any(map(is_whole, specs)):
-        return [Need.FREE for _ in specs]
+def _needs_of_argument(facts: Operator, name: str, value: Value, given: BoundArguments) -> list[ContentNeed]:
+    specs = list(instances(value, TensorSpec))
+    if name in _SORTED_FLOAT_ARGUMENTS.get(facts.packet, ()) or (
+        is_solver(facts.packet) and facts.packet not in _ANY_INTEGER_OPERATORS
+    ):
+        return [Need.EXACT for _ in specs]
+    if not any(map(is_integral, specs)):
+        return [Need.ANY for _ in specs]
     rule = _RULES.get(facts.packet)
     if rule is not None and name in rule:
-        return rule[name](given) if callable(rule[name]) else [Need.KEPT for _ in specs]
+        return rule[name](given) if callable(rule[name]) else [Need.EXACT for _ in specs]
     if rule is not None or _accepts_any_integers(facts):
-        return [Need.FREE for _ in specs]
+        return [Need.ANY for _ in specs]
     return [_default_need(spec) for spec in specs]
 
 
@@ -171,54 +165,54 @@ def _accepts_any_integers(facts: Operator) -> bool:
     return views or bool(tagged) or facts.packet in _ANY_INTEGER_OPERATORS or facts.packet.endswith("_like")
 
 
-def _rows(argument: str) -> Callable[[Given], list[Needed]]:
+def _rows(argument: str) -> Callable[[BoundArguments], list[ContentNeed]]:
     """Indices into the first dimension of another argument."""
-    return lambda given: [Below(given[argument].shape[0])]
+    return lambda given: [IntegersBelow(given[argument].shape[0])]
 
 
-def _indices_along_dim(given: Given) -> list[Needed]:
+def _indices_along_dim(given: BoundArguments) -> list[ContentNeed]:
     """Indices into the dimension ``dim`` of ``self``."""
     shape = given["self"].shape
-    return [Below(shape[given["dim"]] if shape else 1)]
+    return [IntegersBelow(shape[given["dim"]] if shape else 1)]
 
 
-def _number(argument: str) -> Callable[[Given], list[Needed]]:
+def _number(argument: str) -> Callable[[BoundArguments], list[ContentNeed]]:
     """Indices below a number that is an argument itself."""
-    return lambda given: [Below(given[argument])]
+    return lambda given: [IntegersBelow(given[argument])]
 
 
-def _class_indices(given: Given) -> list[Needed]:
+def _class_indices(given: BoundArguments) -> list[ContentNeed]:
     """Class indices of a loss; the classes are the second dimension, or the only one."""
     shape = given["self"].shape
-    return [Below(shape[1] if len(shape) > 1 else shape[0])]
+    return [IntegersBelow(shape[1] if len(shape) > 1 else shape[0])]
 
 
-def _flat(given: Given) -> list[Needed]:
-    return [Below(max(1, given["self"].numel))]
+def _flat(given: BoundArguments) -> list[ContentNeed]:
+    return [IntegersBelow(max(1, given["self"].numel))]
 
 
-def _advanced_indices(given: Given) -> list[Needed]:
+def _advanced_indices(given: BoundArguments) -> list[ContentNeed]:
     """Indices of advanced indexing: one per dimension, except that a mask spans its own number."""
     shape, dim = given["self"].shape, 0
-    needed: list[Needed] = []
+    needed: list[ContentNeed] = []
     writes = "values" in given
     for index in given["indices"]:
         if index is None:
             dim += 1
         elif index.dtype in ("b8", "u8"):
             dim += len(index.shape)
-            needed.append(Need.KEPT if writes else Need.FREE)
+            needed.append(Need.EXACT if writes else Need.ANY)
         else:
             may_repeat = not writes or given.get("accumulate") is True or index.numel == 1
-            needed.append(Below(max(1, shape[dim])) if may_repeat else Need.KEPT)
+            needed.append(IntegersBelow(max(1, shape[dim])) if may_repeat else Need.EXACT)
             dim += 1
     return needed
 
 
-def _scatter_indices(given: Given) -> list[Needed]:
+def _scatter_indices(given: BoundArguments) -> list[ContentNeed]:
     """Indices to write to; kept if each gets its own value, because none may occur twice."""
     distinct_values = isinstance(given.get("src"), TensorSpec) and given["index"].numel > 1
-    return [Need.KEPT] if distinct_values else _indices_along_dim(given)
+    return [Need.EXACT] if distinct_values else _indices_along_dim(given)
 
 
 _RULES: dict[str, dict[str, Any]] = {

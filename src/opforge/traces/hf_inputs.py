@@ -11,7 +11,7 @@ import torch
 
 from opforge.traces.targets import Settings
 
-Follow = Callable[[Any, Any], Any]
+FollowUp = Callable[[Any, Any], Any]
 """Calls a model again, with the result of the previous call."""
 
 _AUDIO_SAMPLES = 16000
@@ -20,7 +20,7 @@ _GENERATING_CLASSES = ("CausalLM", "MaskedLM", "LMHead", "ConditionalGeneration"
 _CLASSIFYING_CLASSES = ("SequenceClassification", "ImageClassification", "AudioClassification", "VideoClassification")
 
 
-def inputs(model: Any, config: Any, settings: Settings) -> tuple[dict[str, Any], Follow | None]:
+def make_inputs(model: Any, config: Any, settings: Settings) -> tuple[dict[str, Any], FollowUp | None]:
     """Return a model's inputs by name, and a follow-up call or None.
 
     The follow-up call passes a single token, if the model caches the first call.
@@ -79,7 +79,7 @@ def _vocabulary_size(config: Any) -> int:
     return next((int(size) for size in sizes if size), 2)
 
 
-def _part(config: Any, name: str, default: Any) -> Any:
+def _config_value(config: Any, name: str, default: Any) -> Any:
     """Return a setting of a configuration, or of its image part."""
     for part in (config, getattr(config, "vision_config", None), getattr(config, "backbone_config", None)):
         value = getattr(part, name, None)
@@ -89,9 +89,9 @@ def _part(config: Any, name: str, default: Any) -> Any:
 
 
 def _image_shape(config: Any, settings: Settings) -> tuple[int, ...]:
-    side = settings.image or _part(config, "image_size", 224)
+    side = settings.image or _config_value(config, "image_size", 224)
     height, width = side if isinstance(side, list | tuple) else (side, side)
-    channels = _part(config, "num_channels", 3)
+    channels = _config_value(config, "num_channels", 3)
     frames = getattr(config, "num_frames", None)
     return (channels, height, width) if frames is None else (frames, channels, height, width)
 

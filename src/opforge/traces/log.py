@@ -19,9 +19,9 @@ from opforge.cases.text import LogEntry, format_arguments, format_log, parse_arg
 from opforge.cases.values import Arguments, Device, TensorSpec, Value
 from opforge.errors import CaseSyntaxError
 from opforge.ops import Operator, table
-from opforge.traces.contents import mapped, without_values
-from opforge.traces.file import Seen, Trace, TracedCall
-from opforge.traces.measure import flops, input_bytes, made_bytes
+from opforge.traces.call_cost import estimate_result_bytes, flops, input_bytes
+from opforge.traces.contents import map_specs, with_value_ranges
+from opforge.traces.trace_file import CallCount, Trace, TracedCall
 
 PHASE = "log"
 _SYMINT_REPLACEMENTS = ("default", "dim_IntList", "int")
@@ -79,7 +79,7 @@ def _log_name(op: str) -> str:
 
 def _log_text(args: str) -> str:
     """Return arguments in log form: tensors without offset and contents, devices as strings."""
-    positional, named = mapped(parse_arguments(args), lambda s: TensorSpec(s.shape, s.dtype, s.stride))
+    positional, named = map_specs(parse_arguments(args), lambda s: TensorSpec(s.shape, s.dtype, s.stride))
     return format_arguments((_device_as_text(v) for v in positional), {n: _device_as_text(v) for n, v in named.items()})
 
 
@@ -103,13 +103,13 @@ def _call(entry: LogEntry, model: str) -> TracedCall:
     data = parse_arguments(entry.args)
     facts = _operator(entry.op, data)
     data = _with_devices(facts, data)
-    data = without_values(facts.name, data)
+    data = with_value_ranges(facts.name, data)
     figures: dict[str, Any] = {
         "input_bytes": input_bytes(data),
-        "result_bytes": made_bytes(facts.name, data),
+        "result_bytes": estimate_result_bytes(facts.name, data),
         "flops": flops(facts.name, data),
     }
-    seen = (Seen(model, PHASE, entry.count),)
+    seen = (CallCount(model, PHASE, entry.count),)
     return TracedCall(facts.name, format_arguments(*data), entry.count, **figures, source=f"{model} {PHASE}", seen=seen)
 
 
@@ -123,18 +123,18 @@ def _operator(name: str, data: Arguments) -> Operator:
     candidates = [facts for facts in map(table().get, names) if facts is not None]
     if not candidates:
         raise ValueError(f"no such operator in torch {torch_version()}")
-    reasons = [misfit(facts, data) for facts in candidates]
+    reasons = [schema_mismatch(facts, data) for facts in candidates]
     if all(reasons):
         raise ValueError(f"its arguments are not those of torch {torch_version()}: {reasons[0]}")
     return candidates[reasons.index("")]
 
 
-def misfit(facts: Operator, data: Arguments) -> str:
+def schema_mismatch(facts: Operator, data: Arguments) -> str:
     """Return why a schema does not take some arguments; empty if it does."""
     args, kwargs = data
     positional = [a for a in facts.arguments if not a.kwarg_only]
     if len(args) > len(positional):
-        return f"{len(args)} arguments by position, and it takes {len(positional)}"
+        return f"{len(args)} positional arguments, and it takes {len(positional)}"
     names = {a.name for a in facts.arguments}
     if unknown := [name for name in kwargs if name not in names]:
         return f"no argument {unknown[0]!r}"
@@ -143,12 +143,12 @@ def misfit(facts: Operator, data: Arguments) -> str:
         if argument.name not in given:
             if argument.default is None:
                 return f"{argument.name!r} is missing"
-        elif wrong := _wrong(argument.type, given[argument.name]):
+        elif wrong := _type_mismatch(argument.type, given[argument.name]):
             return f"{argument.name!r} is {wrong}, not {argument.type}"
     return ""
 
 
-def _wrong(type_: str, value: Value) -> str:
+def _type_mismatch(type_: str, value: Value) -> str:
     """Describe a value that a type does not take, or return ''; a number may stand for a tensor."""
     if value is None:
         return "" if "?" in type_ else "None"

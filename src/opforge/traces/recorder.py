@@ -26,22 +26,31 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from opforge.cases.text import format_arguments
 from opforge.cases.values import TensorSpec
 from opforge.ops import table
-from opforge.traces.capture import as_data, geometry, storage_bytes, strange, writes_to_overlap
-from opforge.traces.contents import Below, Need, Needed, is_whole, mapped, needs, unseen
-from opforge.traces.measure import flops, input_bytes
-from opforge.traces.stream import PLACE, send
+from opforge.runtime.trees import instances
+from opforge.traces.call_cost import flops, input_bytes
+from opforge.traces.capture import spec_of, storage_bytes, to_arguments, unsendable_part, writes_to_overlap
+from opforge.traces.contents import (
+    ContentNeed,
+    IntegersBelow,
+    Need,
+    content_needs,
+    is_integral,
+    map_specs,
+    with_default_range,
+)
+from opforge.traces.stream import OFFSET_PLACEHOLDER, send
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
-_KEPT_BYTES = 1 << 20
+_MAX_STORED_BYTES = 1 << 20
 """Largest storage whose exact contents are kept."""
-_LOOKED_AT = 1 << 28
+_MAX_READ_ELEMENTS = 1 << 28
 """Maximum elements of a tensor whose values are read."""
-_EVERY_S = 0.2
+_FLUSH_INTERVAL_S = 0.2
 """Seconds between sends of counts; short, so that a crash loses few of them."""
 _UNRECORDED = frozenset({"prim", "prims", "profiler"})
 """Namespaces of torch's own queries and markers, which are no work for a device."""
 _NUMBERS = re.compile(r", offset=\d+|(?<![\w.])-?\d+(\.\d+(e[-+]?\d+)?|e[-+]?\d+)")
-_ALIKE = 4
+_MAX_SIMILAR_CALLS = 4
 """Number of calls to keep that differ only in such numbers; others count with the first.
 
 Examples are the step size of an optimizer and the offset of a view.
@@ -54,7 +63,7 @@ class _KnownCall:
     """A known signature: its number, or why it is not kept."""
 
     number: int
-    lost: str = ""
+    loss_reason: str = ""
 
 
 class Recorder(TorchDispatchMode):
@@ -69,9 +78,9 @@ class Recorder(TorchDispatchMode):
         self._pipe = pipe
         self._pid = os.getpid()
         """Forks, such as data loader workers, inherit the recorder but must not write too."""
-        self._home = torch.device(device).type
+        self._device_type = torch.device(device).type
         self._known: dict[bytes, _KnownCall] = {}
-        self._alike: dict[bytes, list[_KnownCall]] = {}
+        self._similar: dict[bytes, list[_KnownCall]] = {}
         self._counts: Counter[tuple[int, str]] = Counter()
         self._losses: Counter[str] = Counter()
         self._composite: dict[Any, bool] = {}
@@ -88,12 +97,12 @@ class Recorder(TorchDispatchMode):
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        op, phase = name_of(func), self._phase()
+        op, phase = operator_name(func), self._phase()
         with self._lock:
-            known, message = self._look(op, args, kwargs)
+            known, message = self._inspect_call(op, args, kwargs)
         result = func(*args, **kwargs)
         with self._lock:
-            self._seen(known, phase, result, message)
+            self._count_call(known, phase, result, message)
         return result
 
     @contextmanager
@@ -114,10 +123,10 @@ class Recorder(TorchDispatchMode):
             for hook in hooks:
                 hook.remove()
 
-    def lost(self, what: str, count: int) -> None:
+    def add_loss(self, reason: str, count: int) -> None:
         """Count calls that could not be kept as they were."""
         if count:
-            self._losses[what] += count
+            self._losses[reason] += count
 
     def flush(self) -> None:
         """Send the counts since the last time."""
@@ -143,36 +152,38 @@ class Recorder(TorchDispatchMode):
         if known is None:
             has = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001  # torch has no public question for it
             name = func.name()
-            known = has(name, "CompositeImplicitAutograd") and not has(name, self._home.upper())
+            known = has(name, "CompositeImplicitAutograd") and not has(name, self._device_type.upper())
             self._composite[func] = known
         return known
 
-    def _look(self, op: str, args: Any, kwargs: dict[str, Any]) -> tuple[_KnownCall, dict[str, Any] | None]:
+    def _inspect_call(self, op: str, args: Any, kwargs: dict[str, Any]) -> tuple[_KnownCall, dict[str, Any] | None]:
         """Inspect a call before it is made; return its record, and the message if it is new."""
         try:
-            data = as_data(args, kwargs, self._geometry)
+            data = to_arguments(args, kwargs, self._geometry)
         except TypeError as error:
             return _KnownCall(-1, f"{op}: {error}"), None
         signature = f"{op}|{format_arguments(*data)}"
         key = _digest(signature)
         if (known := self._known.get(key)) is not None:
             return known, None
-        alike = self._alike.setdefault(_digest(_NUMBERS.sub("", signature)), [])
-        if len(alike) == _ALIKE:
+        alike = self._similar.setdefault(_digest(_NUMBERS.sub("", signature)), [])
+        if len(alike) == _MAX_SIMILAR_CALLS:
             return alike[0], None
         send(self._pipe, {"at": op})
         self._pipe.flush()
         known = self._known[key] = _KnownCall(len(self._known))
         alike.append(known)
         if writes_to_overlap(op, args, kwargs):
-            known.lost = f"{op}: writes to a tensor that overlaps itself, so its result depends on the order of writing"
+            known.loss_reason = (
+                f"{op}: writes to a tensor that overlaps itself, so its result depends on the order of writing"
+            )
             return known, None
         try:
-            contents = _ReplayContents(op, _tensors([args, list(kwargs.values())]), needs(op, data))
+            contents = _ReplayContents(op, list(instances([args, kwargs], torch.Tensor)), content_needs(op, data))
             with unset_fake_temporarily():  # tensors that are real in a fake run can be read
-                with_contents = mapped(data, contents.next)
+                with_contents = map_specs(data, contents.next_spec)
         except ValueError as error:
-            known.lost = f"{op}: {error}"
+            known.loss_reason = f"{op}: {error}"
             return known, None
         row = {
             "new": known.number,
@@ -188,21 +199,21 @@ class Recorder(TorchDispatchMode):
     def _geometry(self, value: torch.Tensor) -> TensorSpec:
         if type(value) not in _PLAIN:
             raise TypeError(f"a case cannot hold a {type(value).__name__}")
-        return geometry(value, self._home)
+        return spec_of(value, self._device_type)
 
-    def _seen(self, known: _KnownCall, phase: str, result: Any, message: dict[str, Any] | None) -> None:
+    def _count_call(self, known: _KnownCall, phase: str, result: Any, message: dict[str, Any] | None) -> None:
         """Count a call that was made, and send it if it is new."""
         if message is not None:
-            if strange_part := strange(result):
-                known.lost = f"{message['op']}: its result is {strange_part}"
+            if strange_part := unsendable_part(result):
+                known.loss_reason = f"{message['op']}: its result is {strange_part}"
             else:
                 contents = message.pop("contents")
                 send(self._pipe, {**message, "result_bytes": _result_bytes(message["op"], result)}, contents)
-        if known.lost:
-            self._losses[known.lost] += 1
+        if known.loss_reason:
+            self._losses[known.loss_reason] += 1
         else:
             self._counts[known.number, phase] += 1
-        if message is not None or time.monotonic() - self._last_flush_s > _EVERY_S:
+        if message is not None or time.monotonic() - self._last_flush_s > _FLUSH_INTERVAL_S:
             self.flush()
 
 
@@ -213,35 +224,35 @@ def _digest(text: str) -> bytes:
 class _ReplayContents:
     """Gives each tensor of a new call the contents that a replay needs."""
 
-    def __init__(self, op: str, values: list[torch.Tensor], wanted: list[Needed]) -> None:
+    def __init__(self, op: str, values: list[torch.Tensor], wanted: list[ContentNeed]) -> None:
         self._op = op
         self._pairs = iter(zip(values, wanted, strict=True))
         self.storages: list[bytes] = []
 
-    def next(self, spec: TensorSpec) -> TensorSpec:
+    def next_spec(self, spec: TensorSpec) -> TensorSpec:
         """Return the next tensor with a range or stored contents; raise ValueError if it cannot."""
         value, need = next(self._pairs)
-        if isinstance(need, Below):
+        if isinstance(need, IntegersBelow):
             return replace(spec, low=0, high=need.high)
-        if need is Need.KEPT and spec.numel:
-            return self._kept(value, spec)
+        if need is Need.EXACT and spec.numel:
+            return self._with_stored_contents(value, spec)
         if not spec.numel or spec.dtype == "b8" or not _readable(value):
-            return unseen(self._op, spec)
-        return _with_value_range(value, spec) or unseen(self._op, spec)
+            return with_default_range(self._op, spec)
+        return _with_value_range(value, spec) or with_default_range(self._op, spec)
 
-    def _kept(self, value: torch.Tensor, spec: TensorSpec) -> TensorSpec:
+    def _with_stored_contents(self, value: torch.Tensor, spec: TensorSpec) -> TensorSpec:
         if not _readable(value):
-            raise ValueError("needs the very contents of its tensors, and there are none that can be read")
-        if spec.storage_nbytes > _KEPT_BYTES:
-            raise ValueError(f"needs the very contents of a tensor of more than {_KEPT_BYTES} bytes")
+            raise ValueError("needs the exact contents of its tensors, which cannot be read")
+        if spec.storage_nbytes > _MAX_STORED_BYTES:
+            raise ValueError(f"needs the exact contents of a tensor of more than {_MAX_STORED_BYTES} bytes")
         plain = value.detach().resolve_conj().resolve_neg()
         self.storages.append(storage_bytes(plain, spec.storage_nbytes))
-        return replace(spec, at=PLACE + len(self.storages) - 1)
+        return replace(spec, at=OFFSET_PLACEHOLDER + len(self.storages) - 1)
 
 
 def _readable(value: torch.Tensor) -> bool:
     """Whether a tensor's values can be read: not fake, not too large, no graph capture running."""
-    if isinstance(value, FakeTensor) or value.numel() > _LOOKED_AT:
+    if isinstance(value, FakeTensor) or value.numel() > _MAX_READ_ELEMENTS:
         return False
     return not (value.is_cuda and torch.cuda.is_current_stream_capturing())
 
@@ -255,9 +266,9 @@ def _with_value_range(value: torch.Tensor, spec: TensorSpec) -> TensorSpec | Non
         return None
     plain = value.detach().resolve_neg()
     plain = plain.float() if plain.is_floating_point() and plain.element_size() == 1 else plain
-    plain = plain.long() if is_whole(spec) else plain
+    plain = plain.long() if is_integral(spec) else plain
     low, high = (bound.item() for bound in torch.aminmax(plain))
-    if is_whole(spec):
+    if is_integral(spec):
         return replace(spec, low=int(low), high=min(int(high) + 1, (1 << 63) - 1))
     varied = low < high or (spec.numel == 1 and low > 0)
     if not (math.isfinite(high) and low >= 0 and varied):
@@ -273,17 +284,11 @@ def _rounded_outward(number: float, towards: Callable[[float], int]) -> float:
     return float(f"{towards(number / unit) * unit:.3g}")
 
 
-def name_of(func: Any) -> str:
+def operator_name(func: Any) -> str:
     """Return an overload's full name; the namespace ``aten`` is omitted, as in ``add.Tensor``."""
     base = func.overloadpacket.__name__
     name = f"{base}.{func._overloadname}"  # noqa: SLF001  # torch has no public name for it
     return name if func.namespace == "aten" else f"{func.namespace}::{name}"
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    if isinstance(tree, torch.Tensor):
-        return [tree]
-    return [t for v in tree for t in _tensors(v)] if isinstance(tree, list | tuple) else []
 
 
 def _result_bytes(op: str, result: Any) -> int:
@@ -291,4 +296,4 @@ def _result_bytes(op: str, result: Any) -> int:
     facts = table().get(op)
     if facts is not None and facts.returns and all(r.alias is not None for r in facts.returns):
         return 0
-    return sum(t.numel() * t.element_size() for t in _tensors([result]))
+    return sum(t.numel() * t.element_size() for t in instances(result, torch.Tensor))

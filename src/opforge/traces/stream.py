@@ -11,47 +11,49 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO, cast
 
-from opforge.processes import describe_returncode
+from opforge.procs.linux import describe_returncode
 
-LENGTHS = struct.Struct("<II")
+HEADER = struct.Struct("<II")
 """Header of each message: the length of its JSON and of the bytes after it."""
-PLACE = 10**15
+OFFSET_PLACEHOLDER = 10**15
 """Placeholder for a blob offset not yet assigned: ``PLACE + n`` is the n-th storage of a call."""
 
 
 def send(pipe: BinaryIO, message: dict[str, Any], contents: bytes = b"") -> None:
     """Send a message; it may stay in the pipe's buffer until a flush."""
     body = json.dumps(message).encode()
-    pipe.write(LENGTHS.pack(len(body), len(contents)) + body + contents)
+    pipe.write(HEADER.pack(len(body), len(contents)) + body + contents)
 
 
-def messages(file: BinaryIO) -> Iterator[tuple[dict[str, Any], bytes]]:
+def read_messages(file: BinaryIO) -> Iterator[tuple[dict[str, Any], bytes]]:
     """Yield the messages in a file, up to the first incomplete one."""
-    while len(head := file.read(LENGTHS.size)) == LENGTHS.size:
-        size, extra = LENGTHS.unpack(head)
+    while len(head := file.read(HEADER.size)) == HEADER.size:
+        size, extra = HEADER.unpack(head)
         body, contents = file.read(size), file.read(extra)
         if (len(body), len(contents)) != (size, extra):
             return
         yield json.loads(body), contents
 
 
-class Child:
+class RecordingProcess:
     """A recording process that user code may kill; its last argument is the pipe's descriptor."""
 
-    def __init__(self, command: Sequence[str], limit_s: float | None, **how: Any) -> None:
+    def __init__(self, command: Sequence[str], max_silence_s: float | None, **popen_options: Any) -> None:
         read, write = os.pipe()
-        self._limit_s = limit_s
-        self._process = subprocess.Popen([*command, str(write)], pass_fds=[write], stdin=subprocess.DEVNULL, **how)
+        self._limit_s = max_silence_s
+        self._process = subprocess.Popen(
+            [*command, str(write)], pass_fds=[write], stdin=subprocess.DEVNULL, **popen_options
+        )
         os.close(write)
         self._pipe = cast("io.BufferedReader", os.fdopen(read, "rb", buffering=1 << 20))
-        self.hung = False
+        self.timed_out = False
 
-    def message(self) -> tuple[dict[str, Any], bytes] | None:
+    def next_message(self) -> tuple[dict[str, Any], bytes] | None:
         """Return the next message, or None if the child has ended or is silent for too long."""
-        head = self._read(LENGTHS.size)
-        if len(head) < LENGTHS.size:
+        head = self._read(HEADER.size)
+        if len(head) < HEADER.size:
             return None
-        size, extra = LENGTHS.unpack(head)
+        size, extra = HEADER.unpack(head)
         body, contents = self._read(size), self._read(extra)
         return (json.loads(body), contents) if (len(body), len(contents)) == (size, extra) else None
 
@@ -59,7 +61,7 @@ class Child:
         parts: list[bytes] = []
         while size:
             if not select.select([self._pipe], [], [], self._limit_s)[0]:
-                self.hung = True
+                self.timed_out = True
                 break
             part = self._pipe.raw.read(size)
             if not part:
@@ -68,15 +70,15 @@ class Child:
             size -= len(part)
         return b"".join(parts)
 
-    def end(self) -> tuple[int, str]:
+    def wait(self) -> tuple[int, str]:
         """Wait for the process, killing it if it hangs; return its exit code and how it ended."""
-        if self.hung:
+        if self.timed_out:
             self._process.kill()
         self._pipe.close()
         code = self._process.wait()
-        return code, f"took more than {self._limit_s:g} s" if self.hung else describe_returncode(code)
+        return code, f"took more than {self._limit_s:g} s" if self.timed_out else describe_returncode(code)
 
     def kill(self) -> None:
         """Kill the process."""
         self._process.kill()
-        self.end()
+        self.wait()

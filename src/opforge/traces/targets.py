@@ -27,7 +27,7 @@ class Target:
     """Command-line arguments of a script."""
 
     @property
-    def model(self) -> str:
+    def model_name(self) -> str:
         """Return the model name for its calls."""
         return Path(self.name).stem if self.kind == SCRIPT else self.name
 
@@ -65,7 +65,7 @@ class Settings:
             if (value := getattr(self, name)) is not None and value < 1:
                 raise OpforgeError(f"--{name} {value} is too small; it must be at least 1")
         if not DTYPES[self.dtype][0].startswith(("float", "bfloat")) or DTYPES[self.dtype][1] == 1:
-            raise OpforgeError(f"--dtype {self.dtype} is no dtype for a model; allowed: f32, f16, bf16, f64")
+            raise OpforgeError(f"--dtype {self.dtype} is not a dtype for a model; allowed: f32, f16, bf16, f64")
         return self
 
     def as_json(self) -> dict[str, Any]:
@@ -90,14 +90,14 @@ def parse_target(text: str, args: tuple[str, ...] = ()) -> Target:
             "hf:BertModel), timm:NAME, torchvision:NAME, or a trace or operator-input log to be converted"
         )
     if args:
-        raise OpforgeError(f"arguments ({' '.join(args)}) are for scripts, and {text} is none")
+        raise OpforgeError(f"arguments ({' '.join(args)}) are for scripts only, and {text} is not one")
     return target
 
 
-def parse_changes(words: list[str]) -> dict[str, Any]:
+def parse_changes(assignments: list[str]) -> dict[str, Any]:
     """Parse ``--set name=value``; a value is a Python literal, or else a string."""
     changes: dict[str, Any] = {}
-    for word in words:
+    for word in assignments:
         name, separator, text = word.partition("=")
         if not (separator and re.fullmatch(r"\w+(\.\w+)*", name)):
             raise OpforgeError(f"--set {word!r} is not NAME=VALUE, for example hidden_size=256")

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from opforge.traces.parts import Run
+from opforge.traces.recordings import TracedRun
 from opforge.traces.targets import Settings, Target
 
 
 @dataclass(frozen=True, slots=True)
-class How:
+class ModeSettings:
     """Settings for inference or training of a family's architectures."""
 
     dtype: str
@@ -27,8 +27,8 @@ class How:
 class Family:
     """Architectures that run with the same settings."""
 
-    infer: How
-    train: How | None
+    inference: ModeSettings
+    training: ModeSettings | None
     layers: int | None = 2
 
 
@@ -46,7 +46,7 @@ class Architecture:
     def runs(self, device: str, *, fake: bool = False) -> Iterator[tuple[str, Settings]]:
         """Yield the name and settings of each of its runs."""
         family = FAMILIES[self.family]
-        for name, run in (("inference", family.infer), ("training", family.train)):
+        for name, run in (("inference", family.inference), ("training", family.training)):
             if run is not None:
                 train = name == "training"
                 yield (
@@ -66,16 +66,16 @@ class Architecture:
 
 
 FAMILIES = {
-    "encoder": Family(How("f16", 16, 256), How("f32", 8, 128)),
-    "decoder": Family(How("bf16", 1, 1024), How("bf16", 2, 512)),
-    "mixture": Family(How("bf16", 1, 512), How("bf16", 1, 256)),
-    "encoder-decoder": Family(How("bf16", 4, 256), How("f32", 4, 128)),
-    "state-space": Family(How("bf16", 1, 32), How("f32", 1, 16)),
-    "vision": Family(How("f16", 16), How("f32", 8), layers=None),
-    "convolution": Family(How("f16", 16), How("f32", 8), layers=None),
-    "detection": Family(How("f32", 1), None, layers=None),
-    "audio": Family(How("f16", 2), How("f32", 2)),
-    "multimodal": Family(How("f16", 8, 64), How("f32", 4, 64)),
+    "encoder": Family(ModeSettings("f16", 16, 256), ModeSettings("f32", 8, 128)),
+    "decoder": Family(ModeSettings("bf16", 1, 1024), ModeSettings("bf16", 2, 512)),
+    "mixture": Family(ModeSettings("bf16", 1, 512), ModeSettings("bf16", 1, 256)),
+    "encoder-decoder": Family(ModeSettings("bf16", 4, 256), ModeSettings("f32", 4, 128)),
+    "state-space": Family(ModeSettings("bf16", 1, 32), ModeSettings("f32", 1, 16)),
+    "vision": Family(ModeSettings("f16", 16), ModeSettings("f32", 8), layers=None),
+    "convolution": Family(ModeSettings("f16", 16), ModeSettings("f32", 8), layers=None),
+    "detection": Family(ModeSettings("f32", 1), None, layers=None),
+    "audio": Family(ModeSettings("f16", 2), ModeSettings("f32", 2)),
+    "multimodal": Family(ModeSettings("f16", 8, 64), ModeSettings("f32", 4, 64)),
 }
 
 _LLAMA_CONFIG = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8}
@@ -213,10 +213,10 @@ def architectures() -> list[Architecture]:
     return all_architectures
 
 
-def runs(device: str, *, fake: bool = False) -> list[Run]:
+def runs(device: str, *, fake: bool = False) -> list[TracedRun]:
     """Return every run of every architecture."""
     return [
-        Run(architecture.target, way, settings)
+        TracedRun(architecture.target, way, settings)
         for architecture in architectures()
         for way, settings in architecture.runs(device, fake=fake)
     ]

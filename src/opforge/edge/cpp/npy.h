@@ -47,7 +47,7 @@ inline std::vector<int32_t> numbers_in(const std::string& text) {
 }
 
 inline Array parse(const std::string& path, const std::vector<char>& file) {
-  const std::string wrong = path + " is no array that can be read: ";
+  const std::string wrong = path + " is not a readable array: ";
   if (file.size() < 12 || std::memcmp(file.data(), "\x93NUMPY", 6) != 0) {
     throw std::runtime_error(wrong + "it does not begin as an .npy file does; write it with numpy.save");
   }

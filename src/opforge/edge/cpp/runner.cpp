@@ -125,7 +125,7 @@ Request parsed(int count, char** arguments) {
     } else if (word == "--repeat") {
       request.repeat = std::atoi(arguments[++i]);
       if (request.repeat < 1) {
-        throw Failure(2, std::string("--repeat ") + arguments[i] + " is no number of runs; give 1 or more");
+        throw Failure(2, std::string("--repeat ") + arguments[i] + " is not a number of runs; give 1 or more");
       }
     } else if (word.rfind("--", 0) == 0) {
       throw Failure(2, "unknown option " + word + "; " + USAGE);
@@ -172,7 +172,7 @@ void check_backends(const Request& request, const MethodMeta& meta) {
 MethodMeta loaded(Module& module, const Request& request) {
   npy::read_bytes(request.model);
   if (module.load(executorch::runtime::Program::Verification::InternalConsistency) != Error::Ok) {
-    throw Failure(2, request.model + " is no program that can be run: " + last_words());
+    throw Failure(2, request.model + " cannot be run: " + last_words());
   }
   const auto names = module.method_names();
   if (names.ok() && names->count(request.method) == 0) {

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opforge.errors import OpforgeError
-from opforge.kernels.native.looking import Look, look
+from opforge.kernels.native.inspect import LibraryInspection, inspect_libraries
 from opforge.kernels.native.sources import Registration
 
 
@@ -40,7 +40,7 @@ class Clash:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class ProcessRegistrations:
     """Registrations in some namespaces of a process, as far as torch knows.
 
     For each namespace, its claimant; for each operator, where it was registered.
@@ -50,14 +50,14 @@ class Loaded:
     operators: Mapping[str, str]
 
     @classmethod
-    def here(cls, namespaces: Collection[str]) -> Loaded:
+    def of_this_process(cls, namespaces: Collection[str]) -> ProcessRegistrations:
         """Return the registrations of this process."""
         import torch
 
         names = torch._C._dispatch_get_all_op_names()  # noqa: SLF001  # torch has no public list of operators
         selected = [name for name in names if name.partition("::")[0] in namespaces]
         dumps = {name: torch._C._dispatch_dump(name) for name in selected}  # noqa: SLF001
-        operators = {name: _found(r"^debug: registered at (.+)$", dump) for name, dump in dumps.items()}
+        operators = {name: _first_match(r"^debug: registered at (.+)$", dump) for name, dump in dumps.items()}
         return cls({name: owner for name in sorted(namespaces) if (owner := _claimant(name)) is not None}, operators)
 
 
@@ -71,13 +71,13 @@ def _claimant(namespace: str) -> str | None:
     try:
         torch.library.Library(namespace, "DEF")._destroy()  # noqa: SLF001  # torch has no public way to release it
     except RuntimeError as error:
-        return _found(r"Previous registration of TORCH_LIBRARY was registered at (.+?)(?:;|$)", str(error))
+        return _first_match(r"Previous registration of TORCH_LIBRARY was registered at (.+?)(?:;|$)", str(error))
     except ValueError:  # a name reserved by torch
         return "torch"
     return None
 
 
-def _found(pattern: str, text: str) -> str:
+def _first_match(pattern: str, text: str) -> str:
     match = re.search(pattern, text, re.MULTILINE)
     return match[1] if match else "this process"
 
@@ -100,9 +100,9 @@ def clashes_of_sources(units: Mapping[str, Sequence[Registration]]) -> list[Clas
 def _claimed_twice(units: Mapping[str, Sequence[Registration]]) -> list[Clash]:
     claims: dict[str, list[Registration]] = {}
     for block in itertools.chain.from_iterable(units.values()):
-        if block.whole:
+        if block.claims_namespace:
             claims.setdefault(block.namespace, []).append(block)
-    return [Clash(name, _place(a), _place(b)) for name, (a, *rest) in claims.items() for b in rest]
+    return [Clash(name, _file_and_line(a), _file_and_line(b)) for name, (a, *rest) in claims.items() for b in rest]
 
 
 def _defined_twice(units: Mapping[str, Sequence[Registration]]) -> list[Clash]:
@@ -111,29 +111,31 @@ def _defined_twice(units: Mapping[str, Sequence[Registration]]) -> list[Clash]:
     for block in itertools.chain.from_iterable(units.values()):
         for operator in block.operators:
             first = seen.setdefault((block.namespace, operator), block)
-            if first is not block and not (first.whole and block.whole):
-                clashes.append(Clash(block.namespace, _place(first), _place(block), operator))
+            if first is not block and not (first.claims_namespace and block.claims_namespace):
+                clashes.append(Clash(block.namespace, _file_and_line(first), _file_and_line(block), operator))
     return clashes
 
 
-def _place(block: Registration) -> str:
+def _file_and_line(block: Registration) -> str:
     """Return the file and line of a block, relative to the working folder if it is inside."""
     path = block.file.relative_to(Path.cwd()) if block.file.is_relative_to(Path.cwd()) else block.file
     return f"{path}:{block.line}"
 
 
-def clashes_of_libraries(looks: Sequence[Look], loaded: Loaded | None = None) -> list[Clash]:
+def clashes_of_libraries(
+    inspections: Sequence[LibraryInspection], registered: ProcessRegistrations | None = None
+) -> list[Clash]:
     """Return the clashes among libraries, and with those already loaded."""
-    claimed = dict(loaded.claims) if loaded else {}
-    defined = dict(loaded.operators) if loaded else {}
+    claimed = dict(registered.claims) if registered else {}
+    defined = dict(registered.operators) if registered else {}
     clashes = []
-    for library in looks:
+    for library in inspections:
         file = str(library.paths[0])
-        taken = [name for name in library.whole if name in claimed]
+        taken = [name for name in library.claimed_namespaces if name in claimed]
         clashes += [Clash(name, claimed[name], file) for name in taken]
         redefined = [name for name in library.operators if name in defined and name.partition("::")[0] not in taken]
         clashes += [Clash(name.partition("::")[0], defined[name], file, name.partition("::")[2]) for name in redefined]
-        claimed = dict.fromkeys(library.whole, file) | claimed
+        claimed = dict.fromkeys(library.claimed_namespaces, file) | claimed
         defined = dict.fromkeys(library.operators, file) | defined
     return clashes
 
@@ -145,11 +147,13 @@ def load(*libraries: Path) -> dict[str, str]:
     """
     import torch  # the process that loads operators has it
 
-    looks = look([[path] for path in libraries if str(path.resolve()) not in torch.ops.loaded_libraries])
+    looks = inspect_libraries([[path] for path in libraries if str(path.resolve()) not in torch.ops.loaded_libraries])
     for library in looks:
         if library.error:
             raise OpforgeError(f"{library.paths[0]} cannot be loaded: {library.error}")
-    if clashes := clashes_of_libraries(looks, Loaded.here({n for library in looks for n in library.namespaces})):
+    if clashes := clashes_of_libraries(
+        looks, ProcessRegistrations.of_this_process({n for library in looks for n in library.namespaces})
+    ):
         raise ClashError(clashes)
     for library in looks:
         torch.ops.load_library(str(library.paths[0].resolve()))

@@ -40,7 +40,7 @@ def symbols(path: Path, matching: str) -> Iterator[Symbol]:
         try:
             names, table = _dynamic_symbols(data)
         except (struct.error, ValueError, StopIteration, IndexError) as error:
-            raise NotALibraryError(f"{path} is no shared library: {error}") from None
+            raise NotALibraryError(f"{path} is not a shared library: {error}") from None
     pattern = re.compile(rb"(?<=\0)(?:" + matching.encode() + rb")[^\0]*")
     named = {match.start(): match[0].decode(errors="replace") for match in pattern.finditer(names)}
     for name, _info, _other, section, value, size in table[np.isin(table["name"], list(named))].tolist():
@@ -50,7 +50,7 @@ def symbols(path: Path, matching: str) -> Iterator[Symbol]:
 def _dynamic_symbols(data: mmap.mmap) -> tuple[bytes, np.ndarray]:
     """Return the names of the dynamic symbols, concatenated, and the symbol table."""
     if data[:6] != _MAGIC:
-        raise ValueError("it does not begin as one")
+        raise ValueError("it does not begin like one")
     (sections_offset,) = struct.unpack_from("<Q", data, 0x28)
     section_size, count = struct.unpack_from("<HH", data, 0x3A)
     sections = [

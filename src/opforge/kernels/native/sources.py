@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from opforge.runtime import files
+from opforge.runtime import untrusted_files
 
 SUFFIXES = (".cpp", ".cu")
 """File suffixes of kernels."""
-SOURCES = (*SUFFIXES, ".cc", ".cxx")
-HEADERS = (".h", ".hh", ".hpp", ".hxx", ".cuh", ".inl", ".inc", ".ipp", ".tpp")
+SOURCE_SUFFIXES = (*SUFFIXES, ".cc", ".cxx")
+HEADER_SUFFIXES = (".h", ".hh", ".hpp", ".hxx", ".cuh", ".inl", ".inc", ".ipp", ".tpp")
 _MAX_FILES = 20_000
-SKIPPED = ("build", "dist", "__pycache__")
+SKIPPED_FOLDERS = ("build", "dist", "__pycache__")
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]', re.MULTILINE)
 _STABLE_ABI_PREFIXES = ("torch/csrc/stable/", "torch/headeronly/", "torch/csrc/inductor/aoti_torch/c/")
 _PYTHON_HEADER = re.compile(r"Python\.h|pybind11/.*|torch/extension\.h|torch/python\.h|torch/csrc/.*python.*")
@@ -33,7 +33,7 @@ class Registration:
     file: Path
     line: int
     namespace: str
-    whole: bool
+    claims_namespace: bool
     """Whether it claims the whole namespace, as TORCH_LIBRARY does and a fragment does not."""
     operators: tuple[str, ...]
     """The operators it defines, such as ``mm`` or ``mm.out``."""
@@ -46,17 +46,17 @@ def is_native(file: str | Path | None) -> bool:
 
 def sources_in(folder: Path) -> list[Path]:
     """Return the sources in a library's folder and its subfolders, except build folders."""
-    return [path for path in _files(folder) if path.suffix in SOURCES]
+    return [path for path in _files(folder) if path.suffix in SOURCE_SUFFIXES]
 
 
 def headers_in(folder: Path) -> list[Path]:
     """Return the headers in a source's folder and below it."""
-    return [path for path in _files(folder) if path.suffix in HEADERS]
+    return [path for path in _files(folder) if path.suffix in HEADER_SUFFIXES]
 
 
 def _files(folder: Path) -> list[Path]:
-    paths = files.below(folder, _MAX_FILES)
-    return sorted(path for path in paths if not set(path.relative_to(folder).parts[:-1]) & set(SKIPPED))
+    paths = untrusted_files.files_below(folder, _MAX_FILES)
+    return sorted(path for path in paths if not set(path.relative_to(folder).parts[:-1]) & set(SKIPPED_FOLDERS))
 
 
 def without_comments(text: str) -> str:
@@ -82,19 +82,19 @@ def needs_python(included: Iterable[str]) -> bool:
     return any(_PYTHON_HEADER.fullmatch(name) for name in included)
 
 
-def registrations(file: Path, names: dict[str, str] | None = None) -> list[Registration]:
+def registrations(file: Path, macros: dict[str, str] | None = None) -> list[Registration]:
     """Return the blocks of a source that define operators; ``names`` maps macros to namespaces."""
-    return list(_registrations(file, without_comments(file.read_text(errors="replace")), names or {}))
+    return list(_registrations(file, without_comments(file.read_text(errors="replace")), macros or {}))
 
 
-def _registrations(file: Path, text: str, names: dict[str, str]) -> Iterator[Registration]:
+def _registrations(file: Path, text: str, macros: dict[str, str]) -> Iterator[Registration]:
     blocks = [match for match in _BLOCK.finditer(text) if not _in_macro_definition(text, match.start())]
     for number, match in enumerate(blocks):
         if match[1] == "_IMPL":
             continue
         end = blocks[number + 1].start() if number + 1 < len(blocks) else len(text)
         body = _braced_block(text[match.end() : end])
-        namespace = names.get(match[2], match[2])
+        namespace = macros.get(match[2], match[2])
         operators = tuple(dict.fromkeys(_operators(body)))
         yield Registration(file, text.count("\n", 0, match.start()) + 1, namespace, match[1] is None, operators)
 

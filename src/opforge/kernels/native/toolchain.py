@@ -22,11 +22,11 @@ from typing import Any
 from opforge import cache
 from opforge.errors import OpforgeError
 
-OLDEST_TARGET = "2.11"
+OLDEST_TORCH = "2.11"
 """The oldest torch that opforge supports, and the default target of stable-ABI libraries."""
 _LIMIT_S = 120.0
-_PLACES = ("/usr/local/cuda", "/opt/cuda")
-_ASK = """
+_CUDA_FOLDERS = ("/usr/local/cuda", "/opt/cuda")
+_QUERY_SCRIPT = """
 import json, torch
 from torch.utils import cpp_extension as e
 cuda = e.CUDA_HOME is not None
@@ -39,15 +39,15 @@ print(json.dumps({
 
 
 @dataclass(frozen=True, slots=True)
-class Torch:
+class TorchBuild:
     """Build settings of the installed torch."""
 
     version: str
     cuda: str | None
     """The CUDA version it was built with; None for a build without CUDA."""
     path: str
-    include: tuple[str, ...]
-    library: tuple[str, ...]
+    include_folders: tuple[str, ...]
+    library_folders: tuple[str, ...]
     cxx11_abi: bool
     nvcc_flags: tuple[str, ...]
 
@@ -61,7 +61,7 @@ class Compiler:
 
 
 @functools.cache
-def torch_facts() -> Torch:
+def torch_build() -> TorchBuild:
     """Return the installed torch's build settings, queried once per installation and cached."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
@@ -70,17 +70,17 @@ def torch_facts() -> Torch:
     path = cache.root() / "native" / f"torch-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.json"
     facts: dict[str, Any] | None = cache.read_json(path)
     if facts is None or not Path(facts["include"][0]).is_dir():
-        facts = _ask()
+        facts = _query_torch()
         cache.write_atomically(path, json.dumps(facts))
-    return Torch(
+    return TorchBuild(
         facts["version"], facts["cuda"], facts["path"], tuple(facts["include"]), tuple(facts["library"]),
         facts["cxx11_abi"], tuple(facts["nvcc_flags"]),
     )  # fmt: skip
 
 
-def _ask() -> dict[str, Any]:
+def _query_torch() -> dict[str, Any]:
     completed = subprocess.run(
-        [sys.executable, "-P", "-W", "ignore", "-c", _ASK],
+        [sys.executable, "-P", "-W", "ignore", "-c", _QUERY_SCRIPT],
         capture_output=True,
         text=True,
         timeout=_LIMIT_S,
@@ -114,7 +114,7 @@ def nvcc() -> Compiler:
     Looks in ``$CUDA_HOME`` and ``$CUDA_PATH``, then on the PATH, then in the usual places.
     """
     homes = [home for name in ("CUDA_HOME", "CUDA_PATH") if (home := os.environ.get(name))]
-    candidates = [*(f"{home}/bin/nvcc" for home in homes), "nvcc", *(f"{prefix}/bin/nvcc" for prefix in _PLACES)]
+    candidates = [*(f"{home}/bin/nvcc" for home in homes), "nvcc", *(f"{prefix}/bin/nvcc" for prefix in _CUDA_FOLDERS)]
     for candidate in candidates:
         if (path := shutil.which(candidate)) is not None:
             return Compiler(path, _version(path))
@@ -182,17 +182,17 @@ def python_include() -> str:
     folder = sysconfig.get_path("include")
     if not (Path(folder) / "Python.h").is_file():
         raise OpforgeError(
-            f"the source wants Python.h, and {folder} has none; install Python's headers (`apt install python3-dev`), "
+            f"the source needs Python.h, and {folder} has none; install Python's headers (`apt install python3-dev`), "
             "or include torch/library.h instead of torch/extension.h, which needs no Python"
         )
     return folder
 
 
-def target_version(word: str) -> str:
+def target_version(version: str) -> str:
     """Return the value of TORCH_TARGET_VERSION for a version such as ``2.11``."""
-    match = re.fullmatch(r"(\d+)\.(\d+)", word)
+    match = re.fullmatch(r"(\d+)\.(\d+)", version)
     if match is None:
         raise OpforgeError(
-            f"{word!r} is no version of torch to build for; give major and minor, such as {OLDEST_TARGET}"
+            f"{version!r} is not a version of torch to build for; give major and minor, such as {OLDEST_TORCH}"
         )
     return f"0x{int(match[1]):02x}{int(match[2]):02x}000000000000"

@@ -6,24 +6,24 @@ from pathlib import Path
 from typing import Any
 
 from opforge.cache import write_atomically
-from opforge.reports.page.columns import Columns
-from opforge.reports.page.content import content, state_of
-from opforge.reports.page.html import page
+from opforge.reports.page.case_data import CaseData
+from opforge.reports.page.content import run_page_data, run_state
+from opforge.reports.page.render import render_page
 from opforge.reports.page.sources import Sources
 from opforge.runs.score import Summary
-from opforge.runs.store import is_held, read_rows
+from opforge.runs.store import is_locked, read_rows
 
-__all__ = ["PAGE", "write_page"]
+__all__ = ["PAGE_FILE", "write_page"]
 
-PAGE = "report.html"
+PAGE_FILE = "report.html"
 
 
 def write_page(path: Path, manifest: dict[str, Any], summary: Summary) -> None:
     """Write the page of a run into its folder; rows are read one at a time and kept compressed."""
-    columns, sources = Columns(), Sources(manifest, summary)
+    columns, sources = CaseData(), Sources(manifest, summary)
     for row in read_rows(path):
         columns.add(row, summary)
-    data = content(path, manifest, summary, columns, state_of(manifest, summary, held=is_held(path)))
+    data = run_page_data(path, manifest, summary, columns, run_state(manifest, summary, is_locked=is_locked(path)))
     makers = (columns, columns.names()), (sources, sources.names())
     blobs = ((name, maker.blob(name) or []) for maker, names in makers for name in names)
-    write_atomically(path / PAGE, page(data, blobs))
+    write_atomically(path / PAGE_FILE, render_page(data, blobs))

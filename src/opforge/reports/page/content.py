@@ -11,56 +11,58 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from opforge.judge.verdict import Outcome
-from opforge.reports import speed
-from opforge.reports.page.columns import Columns
+from opforge.judge.verdict import VerdictKind
+from opforge.reports import speed_text
+from opforge.reports.page.case_data import CaseData
 from opforge.reports.page.sources import kernel_rows
-from opforge.runs.score import CURVE, OperatorTally, Summary
+from opforge.runs.score import PERF_AT_P_THRESHOLDS, OperatorTally, Summary
 
 FINISHED, RUNNING, INTERRUPTED = "finished", "running", "interrupted"
 _MISSING, _DECLINED, _WAITING = "no kernel", "declined", "not judged"
 """Labels for operators without a verdict."""
 _WORST_FIRST = (
-    Outcome.CHEATED, Outcome.CRASHED, Outcome.TIMED_OUT, Outcome.WRONG, Outcome.CONTRACT, Outcome.ERROR,
-    Outcome.UNSUPPORTED, Outcome.PASSED,
+    VerdictKind.CHEATED, VerdictKind.CRASHED, VerdictKind.TIMED_OUT, VerdictKind.WRONG, VerdictKind.CONTRACT, VerdictKind.ERROR,
+    VerdictKind.UNSUPPORTED, VerdictKind.PASSED,
 )  # fmt: skip
-_MOST_REASONS = 200
-_MOST_LINES = 500
+_MAX_REASONS = 200
+_MAX_SECTION_LINES = 500
 _NUMBER_PATTERN = re.compile(r"-?\d[\d.]*(?:e[-+]?\d+)?")
 
 
-def content(path: Path, manifest: dict[str, Any], summary: Summary, columns: Columns, state: str) -> dict[str, Any]:
+def run_page_data(
+    path: Path, manifest: dict[str, Any], summary: Summary, case_data: CaseData, state: str
+) -> dict[str, Any]:
     """Return the data of a run's page, except cases and sources."""
     config = manifest["config"]
     judged, planned = summary.case_counts.total(), manifest["plan"]["cases"]
-    names = _unit_names(manifest, summary, columns)
+    names = _unit_names(manifest, summary, case_data)
     return {
         "kind": "run",
         "title": f"{config['backend']} on {Path(config['suite']).name}",
         "device": config["device"],
         "state": {"word": state, "judged": judged, "planned": planned, "resume": _command("run", "--resume", path)},
         "reproduce": _command("reproduce", path),
-        "against": summary.against,
-        "things": summary.things,
-        "outcomes": [outcome.value for outcome in Outcome],
+        "against": summary.baseline,
+        "things": summary.unit_noun,
+        "outcomes": [outcome.value for outcome in VerdictKind],
         "scores": list(_scores(summary)),
-        "verdicts": {o.value: n for o in Outcome if (n := summary.case_counts[o.value])},
+        "verdicts": {o.value: n for o in VerdictKind if (n := summary.case_counts[o.value])},
         "units": _units(names, manifest, summary),
         "kernels": kernel_rows(manifest),
         "reasons": _reasons(names, summary),
-        "alarms": [{"who": who, "alarm": alarm, "case": case} for who, alarm, case in speed.alarm_lines(summary)],
+        "alarms": [{"who": who, "alarm": alarm, "case": case} for who, alarm, case in speed_text.alarm_lines(summary)],
         "sections": list(_sections(manifest, summary)),
         "about": list(_about(manifest)),
         "roofs": _roofs(manifest.get("peaks")),
     }
 
 
-def state_of(manifest: dict[str, Any], summary: Summary, *, held: bool = False) -> str:
+def run_state(manifest: dict[str, Any], summary: Summary, *, is_locked: bool = False) -> str:
     """Return the state of a run; ``held`` says whether a process is writing to its folder."""
     complete = summary.case_counts.total() >= manifest["plan"]["cases"]
     if complete and "finished" in manifest:
         return FINISHED
-    return RUNNING if held else INTERRUPTED
+    return RUNNING if is_locked else INTERRUPTED
 
 
 def _command(*arguments: str | Path) -> str:
@@ -69,18 +71,20 @@ def _command(*arguments: str | Path) -> str:
     )
 
 
-def _unit_names(manifest: dict[str, Any], summary: Summary, columns: Columns) -> list[str]:
+def _unit_names(manifest: dict[str, Any], summary: Summary, columns: CaseData) -> list[str]:
     """Return the names of rows: judged (in the order of `columns`), waiting, without a kernel."""
     kernels = manifest["plan"]["kernels"]
-    planned = [k["name"] if k["name"] in summary.apart else op for k in kernels for op in k["ops"]]
-    return list(dict.fromkeys([*columns.units, *planned, *summary.missing]))
+    planned = [k["name"] if k["name"] in summary.separate_kernels else op for k in kernels for op in k["ops"]]
+    return list(dict.fromkeys([*columns.unit_numbers, *planned, *summary.missing]))
 
 
 def _units(names: list[str], manifest: dict[str, Any], summary: Summary) -> dict[str, list[Any]]:
     """Return the operators as columns."""
     kernels = manifest["plan"]["kernels"]
     numbers = {(k["name"], op): number for number, k in enumerate(kernels) for op in k["ops"]}
-    planned = {(kernel if kernel in summary.apart else op): OperatorTally(op, kernel) for kernel, op in numbers}
+    planned = {
+        (kernel if kernel in summary.separate_kernels else op): OperatorTally(op, kernel) for kernel, op in numbers
+    }
     missing, declined = set(summary.missing), set(summary.declined)
     rows = []
     for name in names:
@@ -99,19 +103,19 @@ def _unit(tally: OperatorTally, kernel: int, label: str, summary: Summary) -> di
         "op": tally.op,
         "kernel": kernel,
         "verdict": label,
-        "counts": {o.value: n for o in Outcome if (n := tally.verdicts[o.value])},
+        "counts": {o.value: n for o in VerdictKind if (n := tally.verdicts[o.value])},
         "cases": tally.total,
         "passed": tally.passed,
         "speedup": None if ratio is None else ratio.value,
         "low": None if ratio is None else ratio.low,
         "high": None if ratio is None else ratio.high,
         "timed": len(tally.times),
-        "light": tally.light,
-        "aten_light": tally.aten_light,
-        "marks": speed.marks(tally),
+        "sol": tally.sol_percent,
+        "aten_sol": tally.aten_sol_percent,
+        "marks": speed_text.timing_remarks(tally),
         "calls": ", ".join(f"{name} {count}×" for name, count in sorted(tally.calls.items())),
         "weak": ", ".join(summary.weak.get(tally.op, ())),
-        "option": f" --kernel {shlex.quote(tally.kernel)}" if tally.apart else "",
+        "option": f" --kernel {shlex.quote(tally.kernel)}" if tally.per_kernel else "",
     }
 
 
@@ -133,7 +137,7 @@ def _reasons(names: list[str], summary: Summary) -> list[dict[str, Any]]:
             group = groups.setdefault(key, {"verdict": verdict, "reason": reason, "count": 0, "units": {}})
             group["count"] += count
             group["units"][index_of[unit]] = None
-    most_frequent = sorted(groups.values(), key=lambda g: -g["count"])[:_MOST_REASONS]
+    most_frequent = sorted(groups.values(), key=lambda g: -g["count"])[:_MAX_REASONS]
     return [{**group, "units": list(group["units"])} for group in most_frequent]
 
 
@@ -144,30 +148,32 @@ def _scores(summary: Summary) -> Iterator[dict[str, str]]:
         "correctness",
         f"{summary.correctness:.4f}",
         "",
-        f"of {scores['operators']} {summary.things}; {summary.correctness_of_judged:.4f} of the {scores['judged']} that were judged",
+        f"of {scores['operators']} {summary.unit_noun}; {summary.correctness_of_judged:.4f} of the {scores['judged']} that were judged",
     )
     yield _score(
         "coverage",
         f"{summary.coverage:.4f}",
         "",
-        f"{scores['judged']} of {scores['operators']} {summary.things} were judged",
+        f"{scores['judged']} of {scores['operators']} {summary.unit_noun} were judged",
     )
     ratios = {
-        "performance": (summary.speed, f"over {summary.against}, geometric mean of {scores['performance_operators']}"),
-        "call times": (summary.call_speed, f"over {summary.against}"),
+        "performance": (summary.speed, f"over {summary.baseline}, geometric mean of {scores['performance_operators']}"),
+        "call times": (summary.call_speed, f"over {summary.baseline}"),
         "launch-bound": (
             summary.launch_speed,
-            f"over {summary.against}, {scores['launch_bound_cases']} cases, scored apart",
+            f"over {summary.baseline}, {scores['launch_bound_cases']} cases, scored separately",
         ),
     }
     for title, (ratio, remark) in ratios.items():
         if ratio is not None:
             yield _score(title, f"{ratio.value:.3f}×", f"[{ratio.low:.3f}, {ratio.high:.3f}]", remark)
     if summary.speed is None:
-        yield _score("performance", "–", "", "nothing was timed that counts")
-    if (share := summary.share_at(summary.p)) is not None:
-        curve = ", ".join(f"{s.value:.2f} at {s.p:g}" for p in CURVE if (s := summary.share_at(p)) is not None)
-        remark = f"right and that fast, of {len(summary.racing)} {summary.things}; {curve}"
+        yield _score("performance", "–", "", "no timed case counts")
+    if (share := summary.perf_at(summary.p)) is not None:
+        curve = ", ".join(
+            f"{s.value:.2f} at {s.p:g}" for p in PERF_AT_P_THRESHOLDS if (s := summary.perf_at(p)) is not None
+        )
+        remark = f"right and at least that fast, of {len(summary.timed_units)} {summary.unit_noun}; {curve}"
         yield _score(f"perf@{share.p:g}", f"{share.value:.2f}", f"[{share.low:.2f}, {share.high:.2f}]", remark)
 
 
@@ -180,21 +186,21 @@ def _sections(manifest: dict[str, Any], summary: Summary) -> Iterator[dict[str, 
     plan, tallies = manifest["plan"], [t for _, t in sorted(summary.operators.items())]
     missing_protections = manifest.get("confinement", {}).get("missing", ())
     sections = {
-        "The machine while it was timed": list(speed.machine_lines(summary)),
+        "Machine state during timing": list(speed_text.machine_notes(summary)),
         "Weak cases: mutants of ATen that pass": [
             f"{op}: {', '.join(mutants)}" for op, mutants in sorted(summary.weak_judged.items())
         ],
-        "Not judged because of a defect of the standard": [
-            f"{t.unit}: {note} ({count}×)" for t in tallies for note, count in sorted(t.defects.items())
+        "Not judged because of a bug in the baseline": [
+            f"{t.unit}: {note} ({count}×)" for t in tallies for note, count in sorted(t.aten_bugs.items())
         ],
-        "Kernels were not kept from": list(missing_protections),
+        "Protections missing on this system": list(missing_protections),
         "Remarks": list(plan["remarks"]),
-        "Samples that could not become cases": list(plan["losses"]),
+        "Samples that could not be converted to cases": list(plan["losses"]),
     }
     for title, lines in sections.items():
         if lines:
-            remainder = [f"… and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
-            yield {"title": title, "lines": [*lines[:_MOST_LINES], *remainder]}
+            remainder = [f"… and {len(lines) - _MAX_SECTION_LINES} more"] if len(lines) > _MAX_SECTION_LINES else []
+            yield {"title": title, "lines": [*lines[:_MAX_SECTION_LINES], *remainder]}
 
 
 def _about(manifest: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from opforge.errors import RunDirectoryError
-from opforge.reports.page.columns import Columns
-from opforge.reports.page.content import FINISHED, INTERRUPTED, RUNNING, content, state_of
+from opforge.reports.page.case_data import CaseData
+from opforge.reports.page.content import FINISHED, INTERRUPTED, RUNNING, run_page_data, run_state
 from opforge.reports.page.sources import Sources
 from opforge.runs.score import Summary
-from opforge.runs.store import MANIFEST, RESULTS, is_held, read_manifest, read_rows
+from opforge.runs.store import MANIFEST, RESULTS, is_locked, read_manifest, read_rows
 
 
 class LiveRun:
@@ -28,8 +28,8 @@ class LiveRun:
         with self._lock:
             version = self._catch_up()
             if self._page_data is None or self._page_data["version"] != version:
-                state = state_of(self._manifest, self._summary, held=version.endswith("held"))
-                page_data = content(self._path, self._manifest, self._summary, self._columns, state)
+                state = run_state(self._manifest, self._summary, is_locked=version.endswith("held"))
+                page_data = run_page_data(self._path, self._manifest, self._summary, self._columns, state)
                 self._page_data = {**page_data, "version": version}
             return self._page_data
 
@@ -43,8 +43,8 @@ class LiveRun:
     def _reset(self, manifest: dict[str, Any]) -> None:
         self._manifest = manifest
         self._summary = Summary.start(manifest)
-        self._columns = Columns()
-        self._place = 0
+        self._columns = CaseData()
+        self._position = 0
         self._page_data = None
 
     def _catch_up(self) -> str:
@@ -53,27 +53,27 @@ class LiveRun:
         written = (self._path / MANIFEST).stat().st_mtime_ns
         results = self._path / RESULTS
         size = results.stat().st_size if results.exists() else 0
-        if manifest.get("started") != self._manifest.get("started") or size < self._place:
+        if manifest.get("started") != self._manifest.get("started") or size < self._position:
             self._reset(manifest)  # another run has replaced it
         self._manifest = manifest
-        for row in read_rows(self._path, self._place, self._note):
+        for row in read_rows(self._path, self._position, self._set_position):
             self._summary.add(row)
             self._columns.add(row, self._summary)
-        return f"{written}.{self._place}.{'held' if is_held(self._path) else 'free'}"
+        return f"{written}.{self._position}.{'held' if is_locked(self._path) else 'free'}"
 
-    def _note(self, place: int) -> None:
-        self._place = place
+    def _set_position(self, place: int) -> None:
+        self._position = place
 
 
-def runs_in(folder: Path) -> dict[str, Path]:
+def runs_by_name(folder: Path) -> dict[str, Path]:
     """Return the runs in a folder by name, the newest first."""
     runs = [p for p in folder.iterdir() if (p / MANIFEST).is_file() and p.name.isprintable()]
     return {p.name: p for p in sorted(runs, key=lambda p: ((p / MANIFEST).stat().st_mtime_ns, p.name), reverse=True)}
 
 
-def list_content(folder: Path) -> dict[str, Any]:
+def list_page_data(folder: Path) -> dict[str, Any]:
     """Return the data of the page that lists a folder's runs."""
-    rows = [_row(name, path) for name, path in runs_in(folder).items()]
+    rows = [_row(name, path) for name, path in runs_by_name(folder).items()]
     version = str(hash(str(rows)))
     return {"kind": "list", "title": f"Runs in {folder.resolve().name}", "runs": rows, "version": version}
 
@@ -85,7 +85,7 @@ def _row(name: str, path: Path) -> dict[str, str]:
     except RunDirectoryError as error:
         return {"name": name, "state": str(error)}
     config, scores = manifest["config"], manifest.get("scores") or {}
-    state = FINISHED if "finished" in manifest else RUNNING if is_held(path) else INTERRUPTED
+    state = FINISHED if "finished" in manifest else RUNNING if is_locked(path) else INTERRUPTED
     speed, interval = scores.get("performance"), scores.get("performance_interval")
     return {
         "name": name,

@@ -23,9 +23,9 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from opforge import __version__
 from opforge.errors import OpforgeError, RunDirectoryError
-from opforge.reports.page.columns import as_json
-from opforge.reports.page.html import page
-from opforge.reports.page.live import LiveRun, list_content, runs_in
+from opforge.reports.page.case_data import strict_json
+from opforge.reports.page.live import LiveRun, list_page_data, runs_by_name
+from opforge.reports.page.render import render_page
 from opforge.runs.store import MANIFEST
 
 PORT = 8484
@@ -40,17 +40,19 @@ _RESPONSE_HEADERS = {
 }
 
 
-class Viewer(ThreadingHTTPServer):
+class ViewServer(ThreadingHTTPServer):
     """Serves one folder until it is closed."""
 
     daemon_threads = True
 
     def __init__(self, folder: Path, host: str = "127.0.0.1", port: int | None = None) -> None:
         if not folder.is_dir():
-            raise RunDirectoryError(f"there is no folder {str(folder)!r}; give that of a run, or one that holds runs")
+            raise RunDirectoryError(
+                f"there is no folder {str(folder)!r}; give the folder of a run, or one with runs in it"
+            )
         self.folder = folder
-        self.single = (folder / MANIFEST).is_file()
-        if not self.single and not any(runs_in(folder)):
+        self.is_single_run = (folder / MANIFEST).is_file()
+        if not self.is_single_run and not any(runs_by_name(folder)):
             raise RunDirectoryError(f"{str(folder)!r} holds no run; make one with `opforge run --out {folder}/NAME`")
         self.token = "" if _is_loopback(host) else secrets.token_urlsafe(24)
         self._host = host
@@ -69,7 +71,9 @@ class Viewer(ThreadingHTTPServer):
                 failure = error
             else:
                 return
-        raise OpforgeError(f"cannot listen on {host} port {port}: {failure}; give another --host or --port, 0 for any")
+        raise OpforgeError(
+            f"cannot listen on {host} port {port}: {failure}; give another --host or --port (0 for any free port)"
+        )
 
     def server_bind(self) -> None:
         """Bind without looking up this machine's host name, which may take long."""
@@ -80,7 +84,7 @@ class Viewer(ThreadingHTTPServer):
         """Ignore errors: a client that disconnects is no fault, and others have their answer."""
 
     @property
-    def address(self) -> str:
+    def url(self) -> str:
         """URL to open, with the token if one is needed."""
         host = socket.gethostname() if self._host in ("0.0.0.0", "::") else self._host  # noqa: S104  # not bound here
         url_host = f"[{host}]" if ":" in host else host
@@ -90,12 +94,12 @@ class Viewer(ThreadingHTTPServer):
     def cookie(self) -> str:
         return f"opforge-{self.server_port}"
 
-    def expects(self, host: str) -> bool:
+    def accepts_host(self, host: str) -> bool:
         """Whether a request's host is a name of this server."""
         names = {self._host, "localhost", "127.0.0.1", "[::1]", f"[{self._host}]"}
         return bool(self.token) or host in {f"{name}:{self.server_port}" for name in names}
 
-    def run(self, path: Path) -> LiveRun:
+    def live_run(self, path: Path) -> LiveRun:
         """Return a run, reusing it if it was read before."""
         with self._guard:
             if path not in self._runs:
@@ -113,7 +117,7 @@ def _is_loopback(host: str) -> bool:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: Viewer
+    server: ViewServer
     protocol_version = "HTTP/1.1"
     server_version = f"opforge/{__version__}"
     sys_version = ""
@@ -131,23 +135,23 @@ class _Handler(BaseHTTPRequestHandler):
         """Print nothing."""
 
     def _answer(self) -> None:
-        if not self.server.expects(self.headers.get("Host", "")):
+        if not self.server.accepts_host(self.headers.get("Host", "")):
             self._send(HTTPStatus.FORBIDDEN, "this server answers only to its own address")
             return
         address = urlsplit(self.path)
         query = parse_qs(address.query)
-        if self.server.token and not self._known(address.path, query):
+        if self.server.token and not self._has_token(address.path, query):
             return
         parts = [unquote(part) for part in address.path.split("/")[1:]]
         since = query.get("since", [""])[0]
-        if self.server.single:
+        if self.server.is_single_run:
             self._answer_run(self.server.folder, parts, since)
         elif parts in ([""], ["data"]):
             self._answer_list(parts, since)
         else:
             self._answer_listed_run(address.path, parts, since)
 
-    def _known(self, path: str, query: dict[str, list[str]]) -> bool:
+    def _has_token(self, path: str, query: dict[str, list[str]]) -> bool:
         """Whether a request has the token in its cookie.
 
         A request with the token in its URL gets the cookie and a redirect.
@@ -162,18 +166,18 @@ class _Handler(BaseHTTPRequestHandler):
             sent_cookie = None
         if sent_cookie is not None and _same(sent_cookie.value, self.server.token):
             return True
-        self._send(HTTPStatus.FORBIDDEN, "a token is needed: open the address that `opforge view` has printed")
+        self._send(HTTPStatus.FORBIDDEN, "a token is needed: open the address that `opforge view` printed")
         return False
 
     def _answer_list(self, parts: list[str], since: str) -> None:
-        data = list_content(self.server.folder)
+        data = list_page_data(self.server.folder)
         if parts == ["data"]:
             self._send_data(data, since)
         else:
-            self._send(HTTPStatus.OK, page(data), {"Content-Type": "text/html; charset=utf-8"})
+            self._send(HTTPStatus.OK, render_page(data), {"Content-Type": "text/html; charset=utf-8"})
 
     def _answer_listed_run(self, path: str, parts: list[str], since: str) -> None:
-        run_path = runs_in(self.server.folder).get(parts[1]) if parts[0] == "run" and len(parts) > 1 else None
+        run_path = runs_by_name(self.server.folder).get(parts[1]) if parts[0] == "run" and len(parts) > 1 else None
         if run_path is None:
             self._send(HTTPStatus.NOT_FOUND, "there is no such page")
         elif len(parts) == 2:
@@ -183,11 +187,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer_run(self, path: Path, parts: list[str], since: str) -> None:
         if parts == [""]:
-            text = page(self.server.run(path).data())
+            text = render_page(self.server.live_run(path).data())
             self._send(HTTPStatus.OK, text, {"Content-Type": "text/html; charset=utf-8"})
         elif parts == ["data"]:
-            self._send_data(self.server.run(path).data(), since)
-        elif parts[0] == "blob" and len(parts) == 2 and (blob := self.server.run(path).blob(parts[1])) is not None:
+            self._send_data(self.server.live_run(path).data(), since)
+        elif parts[0] == "blob" and len(parts) == 2 and (blob := self.server.live_run(path).blob(parts[1])) is not None:
             self._send(HTTPStatus.OK, json.dumps(blob), {"Content-Type": "application/json"})
         else:
             self._send(HTTPStatus.NOT_FOUND, "there is no such page")
@@ -196,7 +200,7 @@ class _Handler(BaseHTTPRequestHandler):
         if since == data["version"]:
             self._send(HTTPStatus.NO_CONTENT, "")
         else:
-            self._send(HTTPStatus.OK, as_json(data), {"Content-Type": "application/json"})
+            self._send(HTTPStatus.OK, strict_json(data), {"Content-Type": "application/json"})
 
     def _send(self, status: HTTPStatus, text: str, headers: dict[str, str] | None = None) -> None:
         body = text.encode()

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from opforge.kernels.source import digest
-from opforge.reports.page.columns import packed
-from opforge.reports.page.proven import Proofs
+from opforge.reports.page.case_data import pack
+from opforge.reports.page.proof_text import ProofText
 from opforge.runs.score import Summary
-from opforge.runtime import files
+from opforge.runtime import untrusted_files
 
-_MOST = 1 << 18
+_MAX_SOURCE_CHARS = 1 << 18
 """Maximum characters of a source to show."""
 
 
@@ -23,7 +23,7 @@ class Sources:
 
     def __init__(self, manifest: dict[str, Any], summary: Summary) -> None:
         self._kernels: list[dict[str, Any]] = manifest["plan"]["kernels"]
-        self._proofs = Proofs(manifest, summary)
+        self._proofs = ProofText(manifest, summary)
 
     def names(self) -> list[str]:
         return [f"kernel:{number}" for number, kernel in enumerate(self._kernels) if kernel.get("file")]
@@ -35,8 +35,8 @@ class Sources:
             return None
         kernel = self._kernels[int(number)]
         text, remark = _source(kernel)
-        proof = self._proofs.shown(kernel) if kernel.get("file") else {}
-        return [packed({"text": text, "remark": remark, "proof": proof})]
+        proof = self._proofs.describe(kernel) if kernel.get("file") else {}
+        return [pack({"text": text, "remark": remark, "proof": proof})]
 
 
 def kernel_rows(manifest: dict[str, Any]) -> list[dict[str, Any]]:
@@ -48,12 +48,14 @@ def kernel_rows(manifest: dict[str, Any]) -> list[dict[str, Any]]:
 def _source(kernel: dict[str, Any]) -> tuple[str, str]:
     """Return a kernel's source and a remark; the source must have the digest in the manifest."""
     if not kernel.get("file"):
-        return "", "ATen's own kernel, which comes with torch."
+        return "", "ATen's own kernel, part of torch."
     path = Path(kernel["file"])
     try:
         if digest(path) != kernel.get("digest"):
-            return "", f"{path} has changed since the run, or is gone; what was judged is not there any more."
-        text = files.read_text(path)
+            return "", f"{path} was changed or removed after the run, so its source is not shown."
+        text = untrusted_files.read_text(path)
     except OSError as error:
         return "", f"{path} cannot be read: {error.strerror}"
-    return text[:_MOST], "" if len(text) <= _MOST else f"The first {_MOST} of {len(text)} characters."
+    return text[:_MAX_SOURCE_CHARS], "" if len(
+        text
+    ) <= _MAX_SOURCE_CHARS else f"The first {_MAX_SOURCE_CHARS} of {len(text)} characters."

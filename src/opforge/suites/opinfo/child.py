@@ -10,7 +10,7 @@ import os
 import sys
 import warnings
 
-from opforge.processes import die_with_parent
+from opforge.procs.linux import die_with_parent
 from opforge.suites.opinfo.stream import send_call
 from opforge.traces.stream import send
 
@@ -28,7 +28,7 @@ def run(device: str, slot: str, first: int, fd: int) -> None:
     """Record the entries from ``first`` on."""
     import torch
 
-    from opforge.cases.encoding import TORCH_DTYPES
+    from opforge.cases.wire import TORCH_DTYPES
     from opforge.suites.opinfo import entries
     from opforge.suites.opinfo.recorder import Recorder
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from opforge.ops import table
+from opforge.runtime.trees import instances, map_instances
 from opforge.suites.opinfo.recorder import Recorder, RecordingMode, call_aten
 
 
@@ -137,8 +138,12 @@ def _backward(entry: Any, sample: Any, recorder: Recorder) -> None:
         with mode:
             result = entry(sample.input, *sample.args, **sample.kwargs)
             result = sample.output_process_fn_grad(result) if sample.output_process_fn_grad else result
-        outputs = [t for t in _tensors(result) if t.requires_grad]
-        inputs = [t for t in _tensors([sample.input, sample.args, sample.kwargs]) if t.requires_grad and t.is_leaf]
+        outputs = [t for t in instances(result, torch.Tensor) if t.requires_grad]
+        inputs = [
+            t
+            for t in instances([sample.input, sample.args, sample.kwargs], torch.Tensor)
+            if t.requires_grad and t.is_leaf
+        ]
         if not outputs or not inputs:
             return
         grads = [torch.randn_like(t) for t in outputs]
@@ -163,7 +168,7 @@ def _composite(entry: Any, sample: Any, recorder: Recorder) -> None:
     if facts is None or not facts.composite:
         return
     recorder.phase = "composite"
-    finish = recorder.take(op, args, kwargs)
+    finish = recorder.begin_call(op, args, kwargs)
     if finish is None:
         return
     try:
@@ -171,32 +176,12 @@ def _composite(entry: Any, sample: Any, recorder: Recorder) -> None:
     except (TypeError, RuntimeError, IndexError, ValueError):
         return  # the operator itself rejects arguments that the Python function takes
     finish(False, result)
-    recorder.derive(op, args, kwargs)
+    recorder.record_other_kinds(op, args, kwargs)
 
 
 def _detached(tree: Any) -> Any:
-    return _mapped(tree, lambda t: t.detach())
+    return map_instances(tree, torch.Tensor, torch.Tensor.detach)
 
 
 def _cloned(tree: Any) -> Any:
-    return _mapped(tree, lambda t: t.detach().clone())
-
-
-def _mapped(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    if isinstance(tree, torch.Tensor):
-        return change(tree)
-    if type(tree) in (list, tuple):
-        return type(tree)(_mapped(v, change) for v in tree)
-    if isinstance(tree, dict):
-        return {n: _mapped(v, change) for n, v in tree.items()}
-    return tree
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    if isinstance(tree, torch.Tensor):
-        return [tree]
-    if isinstance(tree, list | tuple):
-        return [t for v in tree for t in _tensors(v)]
-    if isinstance(tree, dict):
-        return [t for v in tree.values() for t in _tensors(v)]
-    return []
+    return map_instances(tree, torch.Tensor, lambda t: t.detach().clone())

@@ -17,13 +17,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from opforge import processes
 from opforge.cases import Case, Expect
-from opforge.cases.store import BLOB, TABLE, BlobWriter, write_table
-from opforge.traces.stream import PLACE, Child
+from opforge.cases.store import BLOB_FILE, TABLE_FILE, BlobWriter, write_table
+from opforge.procs import linux
+from opforge.traces.stream import OFFSET_PLACEHOLDER, RecordingProcess
 
 LOSSES = "losses.json"
-UNKNOWN_ENTRY = 2
+UNKNOWN_ENTRY_EXIT_CODE = 2
 """Exit code for a selection that names an unknown OpInfo entry."""
 _ENTRY_LIMIT_S = 300.0
 CHILD = (sys.executable, "-P", "-m", "opforge.suites.opinfo.child")
@@ -38,7 +38,7 @@ class _CaseWriter:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._blob = BlobWriter(folder / BLOB)
+        self._blob = BlobWriter(folder / BLOB_FILE)
         self._cases: list[Case] = []
         self._known: dict[str, int] = {}
         """Index into ``_cases``, by signature."""
@@ -57,15 +57,15 @@ class _CaseWriter:
             storage = contents[offset : offset + size]
             offset += size
             blob_offset = self._blob.add(storage, hashlib.blake2b(storage, digest_size=16).digest())
-            text = text.replace(f"at={PLACE + index}", f"at={blob_offset}")
-            tree = tree.replace(f"[{PLACE + index},", f"[{blob_offset},")
+            text = text.replace(f"at={OFFSET_PLACEHOLDER + index}", f"at={blob_offset}")
+            tree = tree.replace(f"[{OFFSET_PLACEHOLDER + index},", f"[{blob_offset},")
         expect = Expect.RAISES if row["raises"] else Expect.RETURNS
         case = Case.make(row["op"], row["signature"], contents=contents_digest, expect=expect)
         self._cases.append(replace(case, args=text, tree=tree, source=source))
 
     def finish(self, losses: Counter[str]) -> None:
         self._blob.close()
-        write_table(self._folder / TABLE, self._cases)
+        write_table(self._folder / TABLE_FILE, self._cases)
         (self._folder / LOSSES).write_text(
             json.dumps([[message, count] for message, count in losses.most_common()], indent=0)
         )
@@ -81,18 +81,20 @@ def record(
     """Record one slot (a dtype, or the invalid inputs) into a folder."""
     writer, losses = _CaseWriter(folder), Counter[str]()
     environment = {
-        **processes.plain_environment(),
+        **linux.environment_without_kernels(),
         "PYTHONHASHSEED": "0",
     }  # some OpInfo samples depend on the order of a set
     index, total, name = 0, 1, ""
     while index < total:
-        child = Child([*command, device, slot, str(index)], _ENTRY_LIMIT_S, stdout=subprocess.DEVNULL, env=environment)
+        child = RecordingProcess(
+            [*command, device, slot, str(index)], _ENTRY_LIMIT_S, stdout=subprocess.DEVNULL, env=environment
+        )
         entry_started = False
-        while (message := child.message()) is not None:
+        while (message := child.next_message()) is not None:
             row, contents = message
             if "unknown" in row:
                 child.kill()
-                child.end()
+                child.wait()
                 raise UnknownEntryError(row["unknown"])
             if "entry" in row:
                 entry_started = True
@@ -103,7 +105,7 @@ def record(
                 index += 1
             else:
                 writer.add(name, row, contents)
-        _code, ending = child.end()
+        _code, ending = child.wait()
         if not entry_started:
             raise RuntimeError(f"the process that runs OpInfo's entries {ending} before its first entry")
         if index < total:
@@ -125,10 +127,10 @@ def main() -> None:
     except UnknownEntryError as error:
         names = ", ".join(error.args[0])
         sys.stderr.write(
-            f"OPFORGE_OPINFO_ENTRIES names what OpInfo does not have: {names}; "
+            f"OPFORGE_OPINFO_ENTRIES names unknown entries of OpInfo: {names}; "
             "allowed are names such as add, nn_functional_relu, linalg_qr, separated by commas\n"
         )
-        sys.exit(UNKNOWN_ENTRY)
+        sys.exit(UNKNOWN_ENTRY_EXIT_CODE)
 
 
 if __name__ == "__main__":

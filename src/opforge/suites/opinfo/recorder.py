@@ -12,10 +12,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from opforge.cases.text import format_arguments
 from opforge.cases.values import TensorSpec
-from opforge.ops import Form, Operator, table
-from opforge.suites.opinfo.stream import Recorded
-from opforge.traces.capture import as_data, geometry, storage_bytes, storage_size, strange, tree_text, writes_to_overlap
-from opforge.traces.stream import PLACE
+from opforge.ops import Operator, SchemaKind, table
+from opforge.suites.opinfo.stream import RecordedCall
+from opforge.traces.capture import (
+    arguments_json,
+    spec_of,
+    storage_bytes,
+    storage_size,
+    to_arguments,
+    unsendable_part,
+    writes_to_overlap,
+)
+from opforge.traces.stream import OFFSET_PLACEHOLDER
 
 PHASES = ("forward", "backward", "variant", "composite", "error")
 """Origins of a call, the best first.
@@ -45,12 +53,12 @@ class _Snapshot:
             raise TypeError(f"a case cannot hold a {type(value).__name__}")
         if value.layout == torch.strided and not value.is_meta:
             value = _plain(value)
-        spec = geometry(value, self.home)
+        spec = spec_of(value, self.home)
         nbytes = storage_size(value)
         is_seeded = nbytes > _MAX_STORED_BYTES and value.is_floating_point()
         if is_seeded or not nbytes:
             return spec
-        at = PLACE + len(self.storages)
+        at = OFFSET_PLACEHOLDER + len(self.storages)
         self.storages.append(storage_bytes(value, nbytes) if self.keep else b"")
         size = None if nbytes == spec.storage_nbytes else nbytes
         return TensorSpec(spec.shape, spec.dtype, spec.stride, spec.offset, spec.device, at, size)
@@ -66,7 +74,7 @@ def _plain(value: torch.Tensor) -> torch.Tensor:
 class Recorder:
     """Emits one case for each new signature."""
 
-    def __init__(self, emit: Callable[[Recorded], None], device: str) -> None:
+    def __init__(self, emit: Callable[[RecordedCall], None], device: str) -> None:
         self._emit = emit
         self._home = torch.device(device).type
         self._seen: dict[str, int] = {}
@@ -79,13 +87,15 @@ class Recorder:
         """Reset the count of derived cases for a new OpInfo entry."""
         self._variants.clear()
 
-    def take(self, op: str, args: Any, kwargs: dict[str, Any]) -> Finish | None:
+    def begin_call(self, op: str, args: Any, kwargs: dict[str, Any]) -> Finish | None:
         """Snapshot a call before it runs.
 
         Returns a function to call with the outcome, or None if the call is known or unusable.
         """
         try:
-            signature = f"{op}|{format_arguments(*as_data(args, kwargs, _Snapshot(self._home, keep=False).tensor))}"
+            signature = (
+                f"{op}|{format_arguments(*to_arguments(args, kwargs, _Snapshot(self._home, keep=False).tensor))}"
+            )
         except TypeError as error:
             self.losses[f"{op}: {error}"] += 1
             return None
@@ -98,17 +108,19 @@ class Recorder:
             self._emit_earlier_phase(op, signature)
             return None
         snapshot = _Snapshot(self._home, keep=True)
-        data = as_data(args, kwargs, snapshot.tensor)
+        data = to_arguments(args, kwargs, snapshot.tensor)
 
         def finish(raised: bool, result: Any = None) -> None:
             if raised != (self.phase == "error"):
                 return
-            if oddity := strange(result):
+            if oddity := unsendable_part(result):
                 self.losses[f"{op}: its result is {oddity}"] += 1
                 return
             self._seen[signature] = PHASES.index(self.phase)
             self._emit(
-                Recorded(op, self.phase, raised, format_arguments(*data), signature, tree_text(data), snapshot.storages)
+                RecordedCall(
+                    op, self.phase, raised, format_arguments(*data), signature, arguments_json(data), snapshot.storages
+                )
             )
 
         return finish
@@ -121,17 +133,20 @@ class Recorder:
         rank = PHASES.index(self.phase)
         if rank < self._seen[signature] and self.phase != "error":
             self._seen[signature] = rank
-            self._emit(Recorded(op, self.phase, False, "", signature, "", []))
+            self._emit(RecordedCall(op, self.phase, False, "", signature, "", []))
 
-    def derive(self, op: str, args: Any, kwargs: dict[str, Any]) -> None:
+    def record_other_kinds(self, op: str, args: Any, kwargs: dict[str, Any]) -> None:
         """Record the in-place and out forms of a functional call, if ATen accepts them."""
         facts = table().get(op)
-        if facts is None or facts.form is not Form.FUNCTIONAL or facts.random:
+        if facts is None or facts.kind is not SchemaKind.FUNCTIONAL or facts.is_random:
             return
         phase, self.phase = self.phase, "variant"
         try:
             for other in table().family(facts):
-                if other.form in (Form.INPLACE, Form.OUT) and self._variants[other.name] < _MAX_CASES_PER_VARIANT:
+                if (
+                    other.kind in (SchemaKind.INPLACE, SchemaKind.OUT)
+                    and self._variants[other.name] < _MAX_CASES_PER_VARIANT
+                ):
                     self._variants[other.name] += self._derive_form(facts, other, args, kwargs)
         finally:
             self.phase = phase
@@ -139,7 +154,7 @@ class Recorder:
     def _derive_form(self, functional: Operator, other: Operator, args: Any, kwargs: dict[str, Any]) -> bool:
         named = dict(kwargs)
         try:
-            if other.form is Form.OUT:
+            if other.kind is SchemaKind.OUT:
                 result = call_aten(functional.name, _copied(args), _copied(named))
                 outs = list(result) if isinstance(result, tuple) else [result]
                 names = [a.name for a in other.arguments if a.writes]
@@ -147,7 +162,7 @@ class Recorder:
             result = call_aten(other.name, _copied(args), _copied(named))
         except Exception:  # noqa: BLE001  # ATen rejects this form with these arguments: no case
             return False
-        finish = self.take(other.name, args, named)
+        finish = self.begin_call(other.name, args, named)
         if finish is None:
             return False
         finish(False, result)
@@ -166,7 +181,7 @@ class RecordingMode(TorchDispatchMode):
         if func.namespace != "aten":
             return func(*args, **kwargs)
         op = f"{func.overloadpacket.__name__}.{func._overloadname}"  # noqa: SLF001  # torch has no public name for it
-        finish = self._recorder.take(op, args, kwargs)
+        finish = self._recorder.begin_call(op, args, kwargs)
         if finish is None:
             return func(*args, **kwargs)
         copies = _copied([list(args), kwargs])
@@ -175,7 +190,7 @@ class RecordingMode(TorchDispatchMode):
         except Exception:
             if _raises_only_for_out(op, *copies):
                 self._recorder.losses[
-                    f"{op}: raises only because of the tensor to write to, which a functional kernel never sees"
+                    f"{op}: raises only because of its out tensor, which a functional kernel never sees"
                 ] += 1
             elif _raises_on_copies(op, *copies):
                 finish(True)
@@ -184,7 +199,7 @@ class RecordingMode(TorchDispatchMode):
             raise
         finish(False, result)
         if self._recorder.phase != "error":
-            self._recorder.derive(op, *copies)
+            self._recorder.record_other_kinds(op, *copies)
         return result
 
 
@@ -207,9 +222,9 @@ def _raises_on_copies(op: str, args: Any, kwargs: Any) -> bool:
 def _raises_only_for_out(op: str, args: Any, kwargs: dict[str, Any]) -> bool:
     """Whether the functional form of an out call accepts the same inputs."""
     facts = table().get(op)
-    if facts is None or facts.form is not Form.OUT:
+    if facts is None or facts.kind is not SchemaKind.OUT:
         return False
-    functional = next((o for o in table().family(facts) if o.form is Form.FUNCTIONAL), None)
+    functional = next((o for o in table().family(facts) if o.kind is SchemaKind.FUNCTIONAL), None)
     if functional is None:
         return False
     written = {a.name for a in facts.arguments if a.writes}

@@ -9,7 +9,7 @@ from opforge.traces.stream import send
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedCall:
     """One call, ready to be written."""
 
     op: str
@@ -22,10 +22,10 @@ class Recorded:
     storages: list[bytes]
 
 
-_SENT_FIELDS = [field.name for field in fields(Recorded) if field.name != "storages"]
+_SENT_FIELDS = [field.name for field in fields(RecordedCall) if field.name != "storages"]
 
 
-def send_call(pipe: BinaryIO, recorded: Recorded) -> None:
+def send_call(pipe: BinaryIO, recorded: RecordedCall) -> None:
     """Send one call with the contents of its tensors."""
     row = {name: getattr(recorded, name) for name in _SENT_FIELDS}
     send(pipe, {**row, "sizes": [len(s) for s in recorded.storages]}, b"".join(recorded.storages))

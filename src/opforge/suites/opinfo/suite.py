@@ -17,33 +17,36 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from opforge import cache, processes
+from opforge import cache
 from opforge.cases import Case
-from opforge.cases.store import BLOB, TABLE, read_table
+from opforge.cases.store import BLOB_FILE, TABLE_FILE, read_table
 from opforge.errors import InternalError, OpforgeError
-from opforge.suites.base import LoadedSuite, Progress, SuiteOptions, silent
+from opforge.procs import linux
+from opforge.suites.base import LoadedSuite, Progress, SuiteOptions, no_progress
 from opforge.suites.opinfo.child import ERRORS, wanted_entries
-from opforge.suites.opinfo.record import LOSSES, UNKNOWN_ENTRY
+from opforge.suites.opinfo.record import LOSSES, UNKNOWN_ENTRY_EXIT_CODE
 
 _FORMAT = 2
 
 
 class OpInfoSuite:
-    """PyTorch's own samples, forward and backward, with in-place and out forms and wrong inputs."""
+    """PyTorch's own samples, forward and backward, with in-place and out variants and invalid inputs."""
 
     name = "opinfo"
 
-    def load(self, options: SuiteOptions, progress: Progress = silent) -> LoadedSuite:
+    def load(self, options: SuiteOptions, progress: Progress = no_progress) -> LoadedSuite:
         folders = {slot: slot_folder(options.device, slot) for slot in (*options.dtypes, ERRORS)}
         _record_missing(options.device, folders, progress)
         cases: dict[str, dict[str, Case]] = defaultdict(dict)
         losses: list[str] = []
         for slot, folder in folders.items():
-            for case in read_table(folder / TABLE, options.ops, blob=slot):
+            for case in read_table(folder / TABLE_FILE, options.ops, blob=slot):
                 cases[case.op].setdefault(case.id, case)  # without tensors: same in every dtype
             losses += [f"{slot}: {message} ({count}×)" for message, count in json.loads((folder / LOSSES).read_text())]
         ordered = {op: list(op_cases.values()) for op, op_cases in sorted(cases.items())}
-        return LoadedSuite(self.name, ordered, {slot: folder / BLOB for slot, folder in folders.items()}, tuple(losses))
+        return LoadedSuite(
+            self.name, ordered, {slot: folder / BLOB_FILE for slot, folder in folders.items()}, tuple(losses)
+        )
 
 
 def slot_folder(device: str, slot: str) -> Path:
@@ -101,7 +104,7 @@ def _record_in_process(device: str, slot: str, draft: Path) -> Iterator[tuple[in
     log = draft.with_suffix(".log")
     package = str(Path(__file__).resolve().parents[3])
     environment = {
-        **processes.plain_environment(),
+        **linux.environment_without_kernels(),
         "PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")])),
     }
     command = [sys.executable, "-P", "-m", "opforge.suites.opinfo.record", device, slot, str(draft)]
@@ -116,7 +119,7 @@ def _record_in_process(device: str, slot: str, draft: Path) -> Iterator[tuple[in
         finally:
             if process.poll() is None and sys.exc_info()[0] is not None:
                 process.kill()
-    if process.returncode == UNKNOWN_ENTRY:
+    if process.returncode == UNKNOWN_ENTRY_EXIT_CODE:
         raise OpforgeError(log.read_text(errors="replace").strip())
     if process.returncode != 0:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])

@@ -152,5 +152,5 @@ function tenTo(value) {
 function errorChart(points, say, pick) {
   const [low, high] = extent(points.map((point) => point.x));
   const guides = [{ from: [low, low], to: [high, high], name: "error = bound" }];
-  return chart({ points, guides, xTitle: "allowed", yTitle: "error", xText: short, yText: short, say, pick, label: "error of the kernel against what is allowed" });
+  return chart({ points, guides, xTitle: "allowed", yTitle: "error", xText: short, yText: short, say, pick, label: "error of the kernel over the allowed error" });
 }

@@ -5,12 +5,12 @@ const FIGURES = [
   ["error", (c) => c.kernel_error === undefined ? "" : `${short(c.kernel_error)} (${data.against} ${short(c.aten_error)}), allowed ${short(c.bound)}`],
   ["tolerance", (c) => (c.rtol === undefined ? "" : `rtol ${short(c.rtol)}, atol ${short(c.atol)}`)],
   ["residual", (c) => (c.kernel_residual === undefined ? "" : `${short(c.kernel_residual)} (${data.against} ${short(c.aten_residual)}), allowed ${short(c.residual_bound)}`)],
-  ["draws", (c) => (c.z === undefined ? (c.identical_draws ? `${data.against}'s own` : "") : `${c.draws}, largest test ${short(c.z)}, allowed ${short(c.z_limit)}`)],
+  ["samples", (c) => (c.z === undefined ? (c.identical_draws ? `the same as ${data.against}'s` : "") : `${c.draws}, largest test ${short(c.z)}, allowed ${short(c.z_limit)}`)],
   ["times", (c) => (c.kernel_us === undefined ? "" : `${short(c.kernel_us, 4)} µs, ${data.against} ${short(c.aten_us, 4)} µs (${c.timed || "call"}, ${c.rounds} rounds)`)],
   ["speedup", (c) => interval(c.speedup, c.speedup_low, c.speedup_high) + (c.launch_bound ? " launch-bound" : "")],
-  ["light", (c) => (c.light_us === undefined ? "" : `${short(c.light_kernel)} % (${data.against} ${short(c.light_aten)} %) of ${c.light_bound}: ${bytes(c.light_bytes)}, ${short(c.light_flops)} operations`)],
-  ["forms", (c) => (c.forms || []).join(", ")],
-  ["seen in", (c) => c.source || ""],
+  ["SOL", (c) => (c.sol_us === undefined ? "" : `${short(c.sol_kernel)} % (${data.against} ${short(c.sol_aten)} %) of ${c.sol_bound}: ${bytes(c.sol_bytes)}, ${short(c.sol_flops)} operations`)],
+  ["variants", (c) => (c.variants || []).join(", ")],
+  ["source", (c) => c.source || ""],
 ];
 
 const PROVEN = { op: "operator", dtypes: "dtypes", dimensions: "dimensions", elements: "elements", extents: "extents", layouts: "layouts", arguments: "other arguments", speed: "not slower at" };
@@ -99,9 +99,9 @@ function facts(unit) {
     ["kernel", unit.kernelName || "none"],
     ["cases", unit.cases ? `${unit.passed} of ${unit.cases} passed${unit.passed < unit.cases ? `: ${countsText(unit).replaceAll("_", " ")}` : ""}` : unit.verdict],
     [`× ${data.against}`, `${interval(unit.speedup, unit.low, unit.high)} ${unit.marks}`.trim()],
-    ["% of light", unit.light === null ? "" : `${short(unit.light)} (${data.against} ${short(unit.aten_light)})`],
-    ["calls of ATen", unit.calls],
-    ["weak to", unit.weak],
+    ["% of SOL", unit.sol === null ? "" : `${short(unit.sol)} (${data.against} ${short(unit.aten_sol)})`],
+    ["ATen calls", unit.calls],
+    ["surviving mutants", unit.weak],
   ];
   return [list(rows)];
 }
@@ -112,9 +112,9 @@ function list(rows) {
 
 function unitCharts(cases) {
   const charts = [];
-  const timed = cases.filter((c) => c.speedup && c.light_bytes);
+  const timed = cases.filter((c) => c.speedup && c.sol_bytes);
   if (timed.length) {
-    const points = timed.map((c) => ({ x: power(c.light_bytes), y: power(c.speedup), low: power(c.speedup_low), high: power(c.speedup_high), kind: c.alarm ? "wrong" : c.launch_bound ? "faint" : "passed", of: c }));
+    const points = timed.map((c) => ({ x: power(c.sol_bytes), y: power(c.speedup), low: power(c.speedup_low), high: power(c.speedup_high), kind: c.alarm ? "wrong" : c.launch_bound ? "faint" : "passed", of: c }));
     const [low, high] = extent(points.map((point) => point.x));
     charts.push(make("h3", {}, "Speedup over size"), chart({ points, guides: [{ from: [low, 0], to: [high, 0], name: `as fast as ${data.against}`, keep: true }], xTitle: "bytes moved", yTitle: `× ${data.against}`, xText: bytes, yText: short, xBase: 2, label: "speedup over size", say: ({ of }) => `${interval(of.speedup, of.speedup_low, of.speedup_high)} at ${bytes(of.light_bytes)}: ${of.case}` }));
   }
@@ -132,7 +132,7 @@ function kindOfVerdict(verdict) {
 
 /** List cases in steps, failing ones first; existing rows are reused. */
 function casesSection(unit, cases, before = []) {
-  if (!cases.length) return make("p", {}, unit.verdict === "no kernel" ? "No kernel serves this operator." : "No case of it has been judged.");
+  if (!cases.length) return make("p", {}, unit.verdict === "no kernel" ? "No kernel implements this operator." : "None of its cases has been judged.");
   const sorted = cases.map((c, at) => [GRADES.indexOf(c.verdict), at, c]).sort((a, b) => a[0] - b[0] || a[1] - b[1]).map(([, , c]) => c);
   const failing = sorted.filter((c) => c.verdict !== "passed").length;
   const box = make("div", { class: "cases" });
@@ -153,7 +153,7 @@ function casesSection(unit, cases, before = []) {
   more.addEventListener("click", () => grow(AT_ONCE));
   grow(Math.max(AT_ONCE, before.length));
   if (failing && !before.length) box.firstElementChild.open = true;
-  return make("section", { "aria-label": "cases" }, make("h3", {}, failing ? `Cases: ${failing} of ${cases.length} are not right` : `Cases: all ${cases.length} right`), box, more);
+  return make("section", { "aria-label": "cases" }, make("h3", {}, failing ? `Cases: ${failing} of ${cases.length} failed` : `Cases: all ${cases.length} right`), box, more);
 }
 
 function caseKey(c) {
@@ -174,7 +174,7 @@ function caseBody(unit, c) {
     make("pre", { class: "call" }, c.case),
     list(FIGURES.map(([name, text]) => [name, text(c)])),
     (c.notes || []).length ? make("ul", {}, c.notes.map((note) => make("li", {}, note))) : "",
-    make("p", {}, "Judge it again:"),
+    make("p", {}, "Judge this case again:"),
     make("div", { class: "command" }, make("code", {}, command), copyButton(command)));
 }
 
@@ -199,7 +199,7 @@ function proofSection(unit, { remark, about = [], rows = [], without = {} }) {
   const heads = make("tr", {}, names.map(([, title]) => make("th", { scope: "col" }, title)));
   if (lines.length) section.append(make("div", { class: "wide" }, make("table", { class: "proof" }, make("thead", {}, heads), make("tbody", {}, lines))));
   const absent = Object.entries(without);
-  if (absent.length) section.append(make("p", {}, "Nothing is proven of:"), list(absent));
+  if (absent.length) section.append(make("p", {}, "Not proven:"), list(absent));
   if (about.length) section.append(list(about));
   return section;
 }

@@ -2,7 +2,7 @@
 
 function stateLine() {
   const { word, judged, planned, resume } = data.state;
-  const told = { finished: `finished: ${judged} cases judged`, running: `running: ${judged} of ${planned} cases judged`, interrupted: `interrupted: ${judged} of ${planned} cases judged; go on with ` };
+  const told = { finished: `finished: ${judged} cases judged`, running: `running: ${judged} of ${planned} cases judged`, interrupted: `interrupted: ${judged} of ${planned} cases judged; continue with ` };
   const rest = word === "interrupted" ? [make("code", {}, resume), copyButton(resume)] : [];
   return make("p", { id: "state", class: `state s-${word}`, role: "status" }, told[word], ...rest);
 }
@@ -25,13 +25,13 @@ function verdictBar() {
 
 function alarmBox() {
   if (!data.alarms.length) return "";
-  return make("section", { class: "alarm", "aria-label": "alarms" }, make("h2", {}, `ALARM: ${data.alarms.length} faster than light`), make("p", {}, "These cases are no records and count in no score of speed."), make("ul", {}, data.alarms.slice(0, 20).map((a) => make("li", {}, make("b", {}, a.who), `: ${a.alarm} `, make("code", {}, a.case)))), data.alarms.length > 20 ? make("p", {}, "… the others: filter by “faster than light”.") : "");
+  return make("section", { class: "alarm", "aria-label": "alarms" }, make("h2", {}, `ALARM: ${data.alarms.length} faster than the speed of light (SOL)`), make("p", {}, "These cases are no records and count in no score of speed."), make("ul", {}, data.alarms.slice(0, 20).map((a) => make("li", {}, make("b", {}, a.who), `: ${a.alarm} `, make("code", {}, a.case)))), data.alarms.length > 20 ? make("p", {}, "… the others: filter by “faster than SOL”.") : "");
 }
 
 function reasonsBox() {
   if (!data.reasons.length) return "";
   const rows = data.reasons.map((group) => make("li", {}, make("button", { type: "button", class: "group", on: { click: () => showGroup(group) } }, badge(group.verdict, `${group.count} ${group.verdict}`), make("span", { class: "why" }, group.reason), make("small", {}, ` ${group.units.length} ${group.units.length === 1 ? data.things.replace(/s$/, "") : data.things}`))));
-  return fold("reasons", `Why cases are not right (${data.reasons.length} kinds of reasons)`, () => [make("ol", { class: "reasons" }, rows)], true);
+  return fold("reasons", `Why cases failed (${data.reasons.length} kinds of reasons)`, () => [make("ol", { class: "reasons" }, rows)], true);
 }
 
 function showGroup(group) {
@@ -61,12 +61,12 @@ const pickUnit = (point) => openUnit(units[point.unit]);
 async function errorsBody() {
   const points = await pointsOf("errors");
   if (!points.length) return [make("p", {}, "No case has an error and a bound.")];
-  return [make("p", {}, "Each point is a case: its error against float64, over what was allowed. Above the line is wrong."), errorChart(points, (p) => `${units[p.unit].op} (${units[p.unit].kernelName}), ${p.verdict}: error ${tenTo(p.y)}, allowed ${tenTo(p.x)}`, pickUnit)];
+  return [make("p", {}, "Each point is a case: its error against float64, over the allowed error. Points above the line are wrong."), errorChart(points, (p) => `${units[p.unit].op} (${units[p.unit].kernelName}), ${p.verdict}: error ${tenTo(p.y)}, allowed ${tenTo(p.x)}`, pickUnit)];
 }
 
 async function rooflineBody() {
   const points = await pointsOf("roofline");
-  if (!points.length) return [make("p", {}, "No case that computes was timed.")];
+  if (!points.length) return [make("p", {}, "No timed case does arithmetic.")];
   const [low, high] = extent(points.map((point) => point.x));
   const guides = [];
   for (const [name, rate] of Object.entries(data.roofs?.bandwidths ?? {})) {
@@ -75,7 +75,7 @@ async function rooflineBody() {
   }
   for (const [name, rate] of Object.entries(data.roofs?.rates ?? {})) guides.push({ from: [low, Math.log10(rate)], to: [high, Math.log10(rate)], name: `${name}: ${short(rate / 1e9)} GFLOP/s` });
   const names = guides.map((guide) => guide.name).join(", ");
-  return [make("p", {}, "Each point is a timed case of a kernel: what it computes in a second, over what it computes for each byte. Lines are the device's measured peaks", names ? ` (${names})` : "", ". Cases that compute nothing, such as copies, have no place here."), chart({ points, guides, xTitle: "operations for each byte", yTitle: "operations in a second", xText: short, yText: short, label: "roofline", say: (p) => `${units[p.unit].op} (${units[p.unit].kernelName}): ${tenTo(p.y)} operations/s at ${tenTo(p.x)} for each byte`, pick: pickUnit })];
+  return [make("p", {}, "Each point is a timed case: operations per second, over operations per byte. Lines are the device's measured peaks", names ? ` (${names})` : "", ". Cases without arithmetic, such as copies, are not shown."), chart({ points, guides, xTitle: "operations per byte", yTitle: "operations per second", xText: short, yText: short, label: "roofline", say: (p) => `${units[p.unit].op} (${units[p.unit].kernelName}): ${tenTo(p.y)} operations/s at ${tenTo(p.x)} operations per byte`, pick: pickUnit })];
 }
 
 function sectionsBoxes() {

@@ -6,16 +6,16 @@ const COLUMNS = [
   { key: "verdict", title: "verdict", value: (unit) => unit.grade },
   { key: "passed", title: "passed", value: (unit) => (unit.cases ? unit.passed / unit.cases : null) },
   { key: "speedup", title: "speedup", value: (unit) => unit.speedup },
-  { key: "light", title: "% of light", value: (unit) => unit.light },
+  { key: "sol", title: "% of SOL", value: (unit) => unit.sol },
 ];
 const GRADES = ["cheated", "crashed", "timed_out", "wrong", "contract", "error", "unsupported", "not judged", "no kernel", "declined", "passed"];
 const SPEEDS = {
   "any speed": () => true,
-  "surely faster": (unit) => unit.low > 1,
-  "surely slower": (unit) => unit.high !== null && unit.high < 1,
+  "significantly faster": (unit) => unit.low > 1,
+  "significantly slower": (unit) => unit.high !== null && unit.high < 1,
   "timed": (unit) => unit.speedup !== null,
   "not timed": (unit) => unit.speedup === null,
-  "faster than light": (unit) => unit.marks.includes("ALARM"),
+  "faster than SOL": (unit) => unit.marks.includes("ALARM"),
   "launch-bound": (unit) => unit.marks.includes("launch-bound"),
 };
 const BEYOND = 8;
@@ -77,7 +77,7 @@ function tableSection() {
 
 function heading(column) {
   const button = make("button", { type: "button" }, column.title);
-  button.addEventListener("click", () => change(view.sort === column.key ? { down: !view.down } : { sort: column.key, down: ["speedup", "light"].includes(column.key) }));
+  button.addEventListener("click", () => change(view.sort === column.key ? { down: !view.down } : { sort: column.key, down: ["speedup", "sol"].includes(column.key) }));
   return make("div", { role: "columnheader", class: `c-${column.key}`, "data-key": column.key }, button);
 }
 
@@ -121,7 +121,7 @@ function showRows() {
     const key = `${at} ${view.chosen === shown[at].key}`;
     wanted.set(key, present.get(key) || rowOf(shown[at], at));
   }
-  if (!shown.length) wanted.set("", make("p", { class: "empty" }, units.length ? "Nothing fits this search." : "No operators."));
+  if (!shown.length) wanted.set("", make("p", { class: "empty" }, units.length ? "No matches." : "No operators."));
   for (const row of [...rows.children]) if (![...wanted.values()].includes(row)) row.remove();
   let before = null;
   for (const row of wanted.values()) {
@@ -138,14 +138,14 @@ function rowHeight() {
 
 function rowOf(unit, at) {
   const chosen = view.chosen === unit.key;
-  const light = unit.light === null ? "" : `${short(unit.light, 2)} (${short(unit.aten_light, 2)})`;
+  const sol = unit.sol === null ? "" : `${short(unit.sol, 2)} (${short(unit.aten_sol, 2)})`;
   const cells = {
     op: unit.op,
     kernel: unit.kernelName,
     verdict: badge(unit.verdict, unit.verdict === "passed" || !unit.cases ? unit.verdict : countsText(unit)),
     passed: unit.cases ? `${unit.passed}/${unit.cases}` : "",
     speedup: [interval(unit.speedup, unit.low, unit.high), unit.marks ? make("small", {}, ` ${unit.marks}`) : ""],
-    light,
+    sol,
   };
   const row = make("div", { class: `row${chosen ? " chosen" : ""}`, id: chosen ? "chosen" : null, role: "row", "aria-rowindex": at + 2, "aria-selected": String(chosen), "data-at": unit.at, title: unit.op }, COLUMNS.map((column) => make("div", { role: "gridcell", class: `c-${column.key}` }, cells[column.key])));
   row.style.top = `calc(var(--row) * ${at})`;

@@ -1,0 +1,149 @@
+"""Check torch.compile on an operator and its public functions: no graph breaks, any size."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import _dynamo as dynamo
+
+from opforge.check import fixes
+from opforge.check.call import OperatorCall, flat_results
+from opforge.check.compare import first_difference
+from opforge.check.report import KIND_CONTENTS
+from opforge.check.subject import Findings, Subject, describe_error, failed
+from opforge.frames import is_user_file
+from opforge.sandbox.guest.global_state import seed_generator
+
+_OPERATOR_NAME = "torch.ops.{}"
+
+
+def check(subject: Subject) -> Findings:
+    """Yield graph breaks, results that change when compiled, and recompilation for new sizes."""
+    random = subject.is_random()
+    function = _OPERATOR_NAME.format(subject.name.replace("::", "."))
+    yield from _check_function(subject, function, subject.overload, random=random)
+    for public in subject.functions:
+        if _gives_same_results(public, subject, random=random):
+            yield from _check_function(subject, f"{public.__module__}.{public.__name__}", public, random=random)
+
+
+def _gives_same_results(function: Callable[..., Any], subject: Subject, *, random: bool) -> bool:
+    """Whether a function with the operator's name gives the same results, or is unrelated."""
+    call = subject.calls[0]
+    try:
+        call_copy = call.copy()
+        with torch.no_grad():
+            actual = flat_results(function(*call_copy.args, **call_copy.kwargs))
+    except Exception:  # noqa: BLE001
+        return False
+    return random or subject.mutates or not first_difference(subject.run_copy(call), actual)
+
+
+def _check_function(subject: Subject, name: str, function: Callable[..., Any], *, random: bool) -> Findings:
+    calls = subject.calls_with_dtypes(torch.float32)
+    for call in (calls[0], *calls[1:][-1:]):  # the last differs most
+        fault, fix, kind = _static_fault(subject, function, call, random=random)
+        if fault:
+            yield failed("compile", f"{name}: {fault}, for {subject.base_name}{call}", fix, kind)
+            return
+    yield from _dynamic(subject, name, function)
+
+
+def _results(subject: Subject, function: Callable[..., Any], call: OperatorCall) -> list[Any]:
+    seed_generator(0, torch.device(subject.device))
+    with torch.no_grad():
+        value = function(*call.args, **call.kwargs)
+    return [*flat_results(value), *subject.written_tensors(call)]
+
+
+def _wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return called
+
+
+def _static_fault(
+    subject: Subject, function: Callable[..., Any], call: OperatorCall, *, random: bool
+) -> tuple[str, str, str]:
+    dynamo.reset()
+    expected = _results(subject, function, call.copy())
+    compiled = torch.compile(_wrapped(function), fullgraph=True, backend="aot_eager", dynamic=False)
+    try:
+        actual = _results(subject, compiled, call.copy())
+    except Exception as error:  # noqa: BLE001  # any error of the compiler is a fault
+        return *_compile_fault(error), ""
+    if not random and (message := first_difference(expected, actual)):
+        return f"compiled, it gives a different result: {message}", fixes.COMPILED_DIFFERS, KIND_CONTENTS
+    return "", "", ""
+
+
+def _compile_fault(error: Exception) -> tuple[str, str]:
+    """Return the fault and the fix for an error of the compiler."""
+    text = str(error)
+    cause = text.splitlines()[0] if text else ""
+    reason = re.search(r"Explanation: *(.+)", text)
+    places = [
+        (file, line, code)
+        for file, line, code in re.findall(r'File "([^"]+)", line (\d+), in .*\n\s*(.+)', text)
+        if is_user_file(file)
+    ]
+    where = f" at {places[-1][0]}:{places[-1][1]} (`{places[-1][2].strip()}`)" if places else ""
+    if places or (type(error).__name__ == "Unsupported" and "fake" not in cause):
+        return (
+            f"graph break{where}: {cause}{f': {reason[1]}' if reason and reason[1].strip() else ''}",
+            fixes.GRAPH_BREAK,
+        )
+    fix = fixes.SEE_FAKE
+    return f"torch.compile(fullgraph=True) raises{where}: {describe_error(error)}", fix
+
+
+def _dynamic(subject: Subject, name: str, function: Callable[..., Any]) -> Findings:
+    """Compile with dynamic sizes, and check that three sizes share one graph."""
+    dynamo.reset()
+    counter = _CountingBackend()
+    compiled = torch.compile(_wrapped(function), fullgraph=True, backend=counter, dynamic=True)
+    for call in subject.calls_with_dtypes(torch.float32)[:4]:
+        resized_calls = [call, subject.resized(call, lambda n: 2 * n + 3), subject.resized(call, lambda n: 3 * n + 1)]
+        expected = [_results_or_none(subject, function, resized_call) for resized_call in resized_calls]
+        if any(answer is None for answer in expected) or not call.tensors:
+            continue
+        first = 0
+        for resized_call in resized_calls:
+            try:
+                _results(subject, compiled, resized_call.copy())
+                first = first or counter.graphs  # one call may invoke the backend twice
+            except Exception as error:  # noqa: BLE001
+                fault, fix = _compile_fault(error)
+                yield failed(
+                    "compile", f"{name} with dynamic=True: {fault}, for {subject.base_name}{resized_call}", fix
+                )
+                return
+        if counter.graphs > first:
+            calls = ", ".join(f"{subject.base_name}{resized_call}" for resized_call in resized_calls)
+            yield failed(
+                "compile", f"{name} with dynamic=True: {1 + counter.graphs - first} graphs for the sizes of {calls}",
+                fixes.RECOMPILES,
+            )  # fmt: skip
+        return
+
+
+def _results_or_none(subject: Subject, function: Callable[..., Any], call: OperatorCall) -> list[Any] | None:
+    try:
+        return _results(subject, function, call.copy())
+    except Exception:  # noqa: BLE001  # an unsupported size
+        return None
+
+
+class _CountingBackend:
+    """A backend that counts its graphs."""
+
+    def __init__(self) -> None:
+        self.graphs = 0
+
+    def __call__(self, graph: Any, inputs: Any) -> Any:
+        self.graphs += 1
+        return dynamo.lookup_backend("aot_eager")(graph, inputs)

@@ -1,0 +1,282 @@
+"""Check an operator's fake against its real results, in other layouts and with symbolic sizes."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)  # fmt: skip
+
+from opforge.check import fixes
+from opforge.check.call import OperatorCall, describe_tensor, flat_results, layout_variants
+from opforge.check.subject import Findings, Subject, describe_error, failed
+from opforge.frames import is_user_file
+
+_MISSING_FAKE_ERRORS = (
+    "no fake impl registered",
+    "There was no fake impl",
+    "no meta",
+    "Meta tensors",
+    "'Meta' backend",
+)
+_DATA_DEPENDENT_ERRORS = (
+    "data-dependent",
+    "Cannot access data pointer",
+    "aten._local_scalar_dense",
+    "aten.equal",
+    "aten.nonzero",
+    "FakeTensor, which is not supported",
+)
+
+
+def check(subject: Subject) -> Findings:
+    """Yield the faults of the fake, each kind once."""
+    seen: set[str] = set()
+    for layout, call in _calls_in_layouts(subject):
+        for kind, what, fix in _compare_with_real(subject, call):
+            if kind not in seen:
+                seen.add(kind)
+                where = "" if layout == "as it stands" else f" ({layout})"
+                yield failed("fake", f"{what}, for {subject.base_name}{call}{where}", fix)
+    if not seen:
+        yield from _check_symbolic(subject)
+
+
+def _calls_in_layouts(subject: Subject) -> list[tuple[str, OperatorCall]]:
+    calls = [("as it stands", call) for call in subject.calls]
+    for call in subject.calls[:3]:
+        calls += layout_variants(call, subject.written_indices(call)).items()
+    return calls
+
+
+def _compare_with_real(subject: Subject, call: OperatorCall) -> list[tuple[str, str, str]]:
+    """Return faults as (kind, what, fix); empty if the operator itself refuses the call."""
+    call_copy = call.copy()
+    try:
+        with torch.no_grad():
+            real = subject.results(call_copy)
+    except Exception:  # noqa: BLE001  # it refuses this layout: nothing to compare
+        return []
+    try:
+        faked = run_fake(subject, call.copy())
+    except Exception as error:  # noqa: BLE001  # any error of the fake is a fault
+        return [_classify_error(subject, error)]
+    return _compare_results(real, faked)
+
+
+def run_fake(subject: Subject, call: OperatorCall) -> list[Any]:
+    """Run an operator's fake with static input sizes; data-dependent sizes become symbols."""
+    with FakeTensorMode(shape_env=ShapeEnv()) as mode, torch.no_grad():
+        fake = call.map_tensors(lambda t: mode.from_tensor(t, static_shapes=True))
+        return flat_results(subject.overload(*fake.args, **fake.kwargs))
+
+
+def refusal_reason(subject: Subject, call: OperatorCall) -> str:
+    """Return why the fake refuses a call; empty if it accepts the call or cannot tell."""
+    try:
+        run_fake(subject, call)
+    except Exception as error:  # noqa: BLE001  # the fake may raise anything
+        return describe_error(error, 160) if _classify_error(subject, error)[0] == "raises" else ""
+    return ""
+
+
+def _classify_error(subject: Subject, error: Exception) -> tuple[str, str, str]:
+    text = str(error)
+    if isinstance(error, UnsupportedOperatorException) or any(words in text for words in _MISSING_FAKE_ERRORS):
+        return (
+            "missing",
+            "there is no fake: torch.compile and torch.export cannot trace the operator",
+            fake_skeleton(subject),
+        )
+    if _is_data_dependent(error):
+        return (
+            "data",
+            f"the fake reads the contents of a tensor{_user_location(error)}: {describe_error(error, 160)}",
+            fixes.FAKE_CONTENTS,
+        )
+    return (
+        "raises",
+        f"the fake raises where the operator does not{_user_location(error)}: {describe_error(error)}",
+        (fixes.FAKE_RAISES),
+    )
+
+
+def _is_data_dependent(error: Exception) -> bool:
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    return (
+        isinstance(error, GuardOnDataDependentSymNode)
+        or bool(kinds & {"DataDependentOutputException", "DynamicOutputShapeException"})
+        or any(words in str(error) for words in _DATA_DEPENDENT_ERRORS)
+    )
+
+
+def _user_location(error: Exception) -> str:
+    """Return the file and line where the user's code raised."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if is_user_file(f.filename)]
+    return f" at {frames[-1].filename}:{frames[-1].lineno} (`{frames[-1].line}`)" if frames else ""
+
+
+def fake_skeleton(subject: Subject) -> str:
+    """Return a skeleton of an operator's fake."""
+    names = ", ".join(a.name for a in subject.arguments)
+    first = next((a.name for a in subject.arguments if str(a.type) == "Tensor"), "x")
+    count = len(subject.returns)
+    body = ", ".join([f"torch.empty_like({first})"] * count) if count else "None"
+    name = subject.name.removesuffix(".default")
+    return f'register one, with the shapes and dtypes of the real results: @torch.library.register_fake("{name}") def _({names}): return {body}'
+
+
+def _compare_results(real: list[Any], faked: list[Any]) -> list[tuple[str, str, str]]:
+    if len(real) != len(faked):
+        return [
+            (
+                "count",
+                f"the fake returns {len(faked)} results, the operator {len(real)}",
+                "return as many results as the schema has",
+            )
+        ]
+    faults = []
+    for index, (r, f) in enumerate(zip(real, faked, strict=True)):
+        which = "" if len(real) == 1 else f" for result {index}"
+        if isinstance(r, torch.Tensor) and isinstance(f, torch.Tensor):
+            faults += _metadata(which, r, f)
+        elif isinstance(r, torch.Tensor) != isinstance(f, torch.Tensor):
+            faults.append(
+                ("kind", f"the fake gives {f!r}{which}, the operator {r!r}", "return tensors where the operator does")
+            )
+    return faults
+
+
+def _metadata(which: str, real: torch.Tensor, fake: torch.Tensor) -> list[tuple[str, str, str]]:
+    shape, dtype = list(real.shape), real.dtype
+    has_symbols = any(isinstance(size, torch.SymInt) for size in fake.shape)  # data-dependent
+    fake_shape = [n if isinstance(f, torch.SymInt) else int(f) for f, n in zip(fake.shape, shape, strict=False)]
+    if fake.dim() != real.dim() or fake_shape != shape:
+        return [
+            (
+                "shape",
+                f"the fake says shape {list(fake.shape)}{which}, the operator returns {shape}",
+                f"compute the shape of the result in the fake as the operator does; here it is {shape}",
+            )
+        ]
+    faults = []
+    if fake.dtype != dtype:
+        faults.append(
+            (
+                "dtype",
+                f"the fake says {fake.dtype}{which}, the operator returns {dtype}",
+                f"pass dtype={dtype} to the empty… of the fake (or x.dtype, where it follows the input), or convert the result",
+            )
+        )
+    if fake.device != real.device:
+        faults.append(
+            (
+                "device",
+                f"the fake says device {fake.device}{which}, the operator returns {real.device}",
+                fixes.FAKE_DEVICE,
+            )
+        )
+    if real.layout == torch.strided and not has_symbols and _significant_strides(real) != _significant_strides(fake):
+        faults.append(
+            (
+                "stride",
+                f"the fake says strides {list(fake.stride())}{which}, the operator returns {list(real.stride())}",
+                _stride_fix(real, fake),
+            )
+        )
+    return faults
+
+
+def _significant_strides(t: torch.Tensor) -> list[int]:
+    """Return the strides that affect element addresses: those of dimensions with size above 1."""
+    return [] if 0 in t.shape else [int(stride) for size, stride in zip(t.shape, t.stride(), strict=True) if size != 1]
+
+
+def _stride_fix(real: torch.Tensor, fake: torch.Tensor) -> str:
+    if real.is_contiguous():
+        return fixes.FAKE_CONTIGUOUS
+    if fake.is_contiguous():
+        return fixes.REAL_CONTIGUOUS
+    return f"allocate in the fake as the operator does: the real one is {describe_tensor(real)}"
+
+
+def _check_symbolic(subject: Subject) -> Findings:
+    """Run the fake with symbolic sizes, and compare it with the operator at another size."""
+    for call in subject.calls_with_dtypes(torch.float32)[:4]:
+        other = subject.resized(call, lambda size: 2 * size + 3)
+        try:
+            call_copy = other.copy()
+            with torch.no_grad():
+                real = subject.results(call_copy)
+        except Exception:  # noqa: BLE001, S112  # an unsupported size: nothing to compare
+            continue
+        yield from _check_symbolic_call(subject, call, other, real)
+        return
+
+
+def _check_symbolic_call(subject: Subject, call: OperatorCall, other: OperatorCall, real: list[Any]) -> Findings:
+    env = ShapeEnv()
+    values: dict[Any, int] = {}
+    try:
+        with FakeTensorMode(shape_env=env) as mode, torch.no_grad():
+            fake = call.map_tensors(lambda t: mode.from_tensor(t, symbolic_context=_symbolic_context(t)))
+            for fake_tensor, other_tensor in zip(fake.tensors, other.tensors, strict=True):
+                values |= {
+                    s.node.expr: n
+                    for s, n in zip(fake_tensor.shape, other_tensor.shape, strict=True)
+                    if isinstance(s, torch.SymInt)
+                }
+            results = flat_results(subject.overload(*fake.args, **fake.kwargs))
+    except Exception as error:  # noqa: BLE001  # any error of the fake is a fault
+        kind, fault, fix = _classify_error(subject, error)
+        if kind == "raises" and _is_traceable(subject, call):
+            return  # a kernel without its own fake, which torch.compile traces differently
+        yield failed("fake", f"with symbolic sizes: {fault}, for {subject.base_name}{call}", fix)
+        return
+    fixed = {s: int(env.replacements[s]) for s in values if s in env.replacements and env.replacements[s].is_number}
+    if fixed:
+        sizes = ", ".join(str(n) for n in fixed.values())
+        fault = f"the fake fixes sizes ({sizes}), and the operator takes others: torch.compile makes a new graph for every size"
+        yield failed("fake", f"{fault}; seen with {subject.base_name}{call}", fixes.FAKE_SIZES)
+        return
+    for index, (f, r) in enumerate(zip(results, real, strict=False)):
+        if isinstance(f, torch.Tensor) and isinstance(r, torch.Tensor):
+            fake_shape = [_evaluate_size(size, values) for size in f.shape]
+            if None not in fake_shape and fake_shape != list(r.shape):
+                fault = f"the fake computes shape {fake_shape} for result {index} of {subject.base_name}{other}, and the operator returns {list(r.shape)}"
+                yield failed("fake", f"{fault}; for {subject.base_name}{call} both agree", fixes.FAKE_SHAPE)
+                return
+
+
+def _is_traceable(subject: Subject, call: OperatorCall) -> bool:
+    """Whether torch.compile can trace the operator with symbolic sizes."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return subject.overload(*args, **kwargs)
+
+    call_copy = call.copy()
+    try:
+        with torch.no_grad():
+            torch.compile(called, fullgraph=True, backend="eager", dynamic=True)(*call_copy.args, **call_copy.kwargs)
+    except Exception:  # noqa: BLE001  # the compiler may raise anything
+        return False
+    return True
+
+
+def _symbolic_context(t: torch.Tensor) -> Any:
+    return StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC if s > 1 else DimDynamic.STATIC for s in t.shape])
+
+
+def _evaluate_size(size: Any, values: dict[Any, int]) -> int | None:
+    """Evaluate a size for given symbol values; None if it contains another symbol."""
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    expression = size.node.expr.subs(values)
+    return int(expression) if expression.is_number else None

@@ -1,0 +1,181 @@
+"""Calls of an operator: from the user's file, from its package, or made from the schema."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from opforge.check import fake, generated_calls, guarded_memory
+from opforge.check.call import OperatorCall, to_device
+from opforge.check.compare import first_difference
+from opforge.check.forks import SendRow
+from opforge.check.subject import Subject, describe_error
+from opforge.errors import OpforgeError
+
+_PASS_TIMEOUT_S = 8.0
+"""Time limit for each of two passes through the plans."""
+_MAX_REPORTED_ERRORS = 3
+ALIAS_ERROR_TEXT = "may not alias any inputs"
+"""Part of torch's error when an operator of torch.library.custom_op returns an input."""
+
+
+@dataclass(frozen=True)
+class DeclaredInputs:
+    """Calls and references declared in a file, by operator name."""
+
+    calls: dict[str, list[OperatorCall]]
+    references: dict[str, Callable[..., Any]]
+
+
+def declared_inputs(package: str, file: str, device: str) -> tuple[DeclaredInputs, str]:
+    """Return the declarations of the user's file or else of the package, and their source."""
+    if file:
+        return _read(_run_file(file), file, device), Path(file).name
+    name = f"{package}.opforge_inputs"
+    if hasattr(sys.modules.get(package), "__path__") and importlib.util.find_spec(name) is not None:
+        return _read(importlib.import_module(name), name, device), name
+    return DeclaredInputs({}, {}), ""
+
+
+def _run_file(file: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("_opforge_check_inputs", file)
+    if spec is None or spec.loader is None:
+        raise OpforgeError(f"{file!r} is not a Python file; --inputs needs one with a function inputs()")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _read(module: ModuleType, source: str, device: str) -> DeclaredInputs:
+    if not callable(getattr(module, "inputs", None)):
+        raise OpforgeError(f'{source} has no function inputs(); it returns {{"ns::op": [(args, kwargs), …]}}')
+    torch.manual_seed(0)
+    rows = module.inputs()
+    references = module.references() if callable(getattr(module, "references", None)) else {}
+    if not isinstance(rows, dict) or not isinstance(references, dict):
+        raise OpforgeError(f'inputs() and references() of {source} return a dict each, by operator, such as "ns::op"')
+    return DeclaredInputs(
+        {name: [_call(row, source, name, device) for row in op_rows] for name, op_rows in rows.items()}, references
+    )
+
+
+def _call(row: Any, source: str, name: str, device: str) -> OperatorCall:
+    match row:
+        case (tuple() | list() as args, dict() as kwargs):
+            return OperatorCall(tuple(args), kwargs).map_tensors(lambda t: to_device(t.detach(), device))
+    raise OpforgeError(
+        f"inputs() of {source} has {row!r:.80} for {name}; allowed is (args, kwargs), a tuple and a dict"
+    )
+
+
+def lookup(table: dict[str, Any], name: str) -> Any:
+    """Look up an operator in a table by its full name or without the overload; None if absent."""
+    for key in (name, name.removesuffix(".default"), name.partition(".")[0]):
+        if key in table:
+            return table[key]
+    return None
+
+
+def search_calls(subject: Subject, start: int, send_row: SendRow) -> None:
+    """Try calls made from the schema, and report the accepted ones; runs in a fork."""
+    search = _Search(subject, start, send_row)
+    search.run()
+    if not search.accepted:
+        commonest = [f"{error} ({count} calls)" for error, count in search.errors.most_common(_MAX_REPORTED_ERRORS)]
+        send_row({"none": True, "tried": search.tried, "errors": commonest})
+
+
+class _Search:
+    """Tries plans for calls; skips those tried before a crash."""
+
+    def __init__(self, subject: Subject, start: int, send_row: SendRow) -> None:
+        self.subject, self.start, self.send_row = subject, start, send_row
+        self.deadline = 0.0
+        self.errors: Counter[str] = Counter()
+        self.seen: set[str] = set()
+        self.accepted: list[generated_calls.CallPlan] = []
+        self.tried = self.number = 0
+        self.stopped = False
+
+    def run(self) -> None:
+        """Try the plans in two passes.
+
+        The first pass takes only plausible calls: the fake accepts them, and the result is stable.
+        """
+        for careful in (True, False):
+            self.deadline = time.monotonic() + _PASS_TIMEOUT_S
+            self.implausible: set[str] = set()
+            for plan in generated_calls.candidate_plans():
+                if self.stopped or time.monotonic() > self.deadline:
+                    break
+                if self.try_plan(plan, plausible_only=careful):
+                    self.try_variations(plan, plausible_only=careful)
+                    return
+
+    def try_variations(self, plan: generated_calls.CallPlan, *, plausible_only: bool) -> None:
+        for other in generated_calls.variations(plan):
+            if len(self.accepted) >= generated_calls.MAX_CALLS or self.stopped or time.monotonic() > self.deadline:
+                return
+            if other.given == plan.given or not any(one.given != plan.given for one in self.accepted):
+                self.try_plan(other, plausible_only=plausible_only)
+
+    def try_plan(self, plan: generated_calls.CallPlan, *, plausible_only: bool) -> bool:
+        """Try one call; return whether the operator accepts it."""
+        self.number += 1
+        call = generated_calls.make_call(self.subject.arguments, plan, self.subject.device)
+        if call is None or self.number <= self.start or str(call) in self.seen | self.implausible:
+            return False
+        if plausible_only and (refusal := fake.refusal_reason(self.subject, call)):
+            self.errors[f"the fake says {refusal}"] += 1
+            self.implausible.add(str(call))
+            return False
+        self.seen.add(str(call))
+        self.send_row({"at": self.number, "call": str(call)})
+        self.tried += 1
+        if guarded_memory.writes_out_of_bounds(self.subject.overload, call, self.subject.device):
+            return self.accept(plan, call)  # `mask` reports it; unguarded it would corrupt memory
+        try:
+            answer = self.subject.run_copy(call)
+            if plausible_only and first_difference(answer, self.subject.run_copy(call), exact=True):
+                self.errors["results that change from call to call"] += 1
+                self.seen.discard(str(call))
+                self.implausible.add(str(call))
+                return False
+        except Exception as error:  # noqa: BLE001  # an operator may refuse with any error
+            self.note_refusal(error)
+            return False
+        return self.accept(plan, call)
+
+    def accept(self, plan: generated_calls.CallPlan, call: OperatorCall) -> bool:
+        self.accepted.append(plan)
+        self.send_row({"plan": [plan.shapes, plan.dtypes, plan.numbers, plan.given], "call": str(call)})
+        return True
+
+    def note_refusal(self, error: Exception) -> None:
+        text = str(error)
+        self.errors[describe_error(error, 160)] += 1
+        if ALIAS_ERROR_TEXT in text:
+            self.send_row({"alias": True})
+            self.stopped = True
+        elif isinstance(error, NotImplementedError) and f"Could not run '{self.subject.name}'" in text:
+            self.send_row({"no_kernel": describe_error(error, 160)})
+            self.stopped = True
+
+
+def rebuild_calls(subject: Subject, plan_rows: list[list[Any]]) -> Iterator[OperatorCall]:
+    """Recreate the accepted calls from their plans."""
+    for row in plan_rows:
+        call = generated_calls.make_call(subject.arguments, generated_calls.CallPlan(*row), subject.device)
+        if call is not None:
+            yield call

@@ -1,0 +1,282 @@
+"""Check unaligned sizes for out-of-bounds reads and writes, and for unwritten elements."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from opforge.check import fixes, guarded_memory
+from opforge.check.call import OperatorCall, flat_results
+from opforge.check.compare import first_difference
+from opforge.check.report import KIND_MEMORY, Finding
+from opforge.check.subject import Findings, Subject, describe_error, failed, note, skipped
+
+_UNALIGNED_SIZES = (1, 31, 33, 127, 129, 1000, 1025)
+_FULL_SIZES = (256, 512, 2048)
+"""Full sizes for comparison with parts of a call; the largest that is fast enough is used."""
+_MAX_CALL_S = 0.1
+_BUDGET_S, _MIN_CHECKED_WAYS = 5.0, 2
+"""Seconds for starting checks beyond the first few; Triton's interpreter is slow."""
+_SMALL_SIZE = 3
+_POISONS = (math.nan, 1e30, -1e30)
+_Resize = Callable[[Subject, OperatorCall, int, int], OperatorCall]
+
+
+def check(subject: Subject) -> Findings:
+    """Yield faults at sizes near those of blocks."""
+    calls = [call for call in subject.calls_with_dtypes(torch.float32) if call.tensors and subject.variable_sizes(call)]
+    if not calls:
+        yield skipped("mask", "no call has a tensor whose size can be changed")
+        return
+    ways = [(call, group) for call in calls[:3] for group in subject.variable_sizes(call)[:3]]
+    deadline = time.monotonic() + _BUDGET_S
+    seen: set[str] = set()
+    # Out-of-bounds writes corrupt the process, so they are checked first, in guarded memory only.
+    for kind, what, fix in itertools.chain.from_iterable(_check_writes_at_sizes(subject, *way) for way in ways):
+        if kind not in seen:
+            seen.add(kind)
+            yield _finding(kind, what, fix)
+        if kind == "writes":
+            return
+    random = subject.is_random()
+    in_time = (way for index, way in enumerate(ways) if index < _MIN_CHECKED_WAYS or time.monotonic() < deadline)
+    for kind, what, fix in itertools.chain.from_iterable(
+        _check_at_sizes(subject, *way, random=random) for way in in_time
+    ):
+        if kind not in seen:
+            seen.add(kind)
+            yield _finding(kind, what, fix)
+
+
+def _finding(kind: str, what: str, fix: str) -> Finding:
+    """Return a finding; wrong values alone are not a memory fault."""
+    if kind in ("unseen", "slow"):
+        return note("mask", what)
+    return failed("mask", what, fix, "" if kind == "values" else KIND_MEMORY)
+
+
+def _check_writes_at_sizes(subject: Subject, call: OperatorCall, group: int) -> Iterator[tuple[str, str, str]]:
+    for size in _UNALIGNED_SIZES:
+        start = time.monotonic()
+        yield from _check_writes(subject, _resized_small(subject, call, group, size))
+        if time.monotonic() - start > 2 * _MAX_CALL_S:
+            return
+
+
+def _resized_small(subject: Subject, call: OperatorCall, group: int, size: int) -> OperatorCall:
+    """Return a call with one size changed and the others small."""
+    return subject.resized(call, lambda n: size if n == group else min(n, _SMALL_SIZE + (n % 3)))
+
+
+def _check_at_sizes(
+    subject: Subject, call: OperatorCall, group: int, *, random: bool
+) -> Iterator[tuple[str, str, str]]:
+    resize: _Resize = _resized_small if _accepts(subject, _resized_small(subject, call, group, 64)) else _resized_one
+    if not _accepts(subject, resize(subject, call, group, 64)):
+        return
+    size = _largest_fast_size(lambda n: subject.run_copy(resize(subject, call, group, n)))
+    if size != _FULL_SIZES[-1]:
+        yield (
+            "slow",
+            f"sizes above {size} of {subject.base_name}{call} were left out: a call takes too long, as in Triton's interpreter",
+            "",
+        )
+    parts = (
+        None
+        if random or subject.reference is not None
+        else _find_parts(subject, resize(subject, call, group, size), size)
+    )
+    for size in [s for s in _UNALIGNED_SIZES if s < size]:
+        sized_call = resize(subject, call, group, size)
+        expected = _run_or_none(subject, sized_call)
+        if expected is None:
+            continue
+        if not random:
+            yield from _check_reads(subject, sized_call)
+        if not random:
+            yield from _check_against_reference(subject, sized_call, expected)
+        if parts is not None:
+            yield from _check_part(subject, parts, size)
+
+
+def _largest_fast_size(run: Callable[[int], Any]) -> int:
+    """Return the largest of the full sizes at which a call is fast enough."""
+    for size, larger in itertools.pairwise(_FULL_SIZES):
+        start = time.monotonic()
+        with contextlib.suppress(Exception):  # an unsupported size is no fault here
+            run(size)
+        if (time.monotonic() - start) * larger / size > _MAX_CALL_S:
+            return size
+    return _FULL_SIZES[-1]
+
+
+def _resized_one(subject: Subject, call: OperatorCall, group: int, size: int) -> OperatorCall:
+    """Return a call with one size changed and the others kept."""
+    return subject.resized(call, lambda n: size if n == group else n)
+
+
+def _accepts(subject: Subject, call: OperatorCall) -> bool:
+    return _run_or_none(subject, call) is not None
+
+
+def _run_or_none(subject: Subject, call: OperatorCall) -> list[Any] | None:
+    try:
+        return subject.run_copy(call)
+    except Exception:  # noqa: BLE001  # an unsupported size is no fault here
+        return None
+
+
+def _check_reads(subject: Subject, call: OperatorCall) -> Iterator[tuple[str, str, str]]:
+    """Check whether the result depends on memory around the inputs."""
+    with torch.no_grad():
+        expected = subject.run(guarded_memory.guard_arguments(call, 0.0)[0])
+        _dirty_freed_memory(expected, 77)
+        again = subject.run(guarded_memory.guard_arguments(call, 0.0)[0])
+        if message := first_difference(expected, again):
+            fault = f"the same call gives a different result each time, at this size: {message}, for {subject.base_name}{call}"
+            yield "changes", fault, fixes.UNINITIALISED_READ
+            return
+        for poison in _POISONS:
+            guarded_call, _buffers = guarded_memory.guard_arguments(call, poison)
+            actual = subject.run(guarded_call)
+            if message := first_difference(expected, actual):
+                yield (
+                    "reads",
+                    f"the result depends on memory outside its arguments: {message} when they are surrounded by {poison:g}, for {subject.base_name}{call}",
+                    fixes.OUT_OF_BOUNDS_READ,
+                )
+                return
+
+
+def _dirty_freed_memory(values: list[Any], number: int) -> None:
+    """Fill and free memory of the same sizes, so unwritten elements of later allocations show."""
+    for value in values:
+        if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+            torch.empty_like(value).fill_(number)
+
+
+def _check_writes(subject: Subject, call: OperatorCall) -> Iterator[tuple[str, str, str]]:
+    """Check the kernel's writes in and around its tensors.
+
+    Memory is prefilled with NaN in the first run and with a number in the second.
+    """
+    if any(t.layout != torch.strided for t in call.tensors):
+        return
+    answers, buffers = [], []
+    for fill in (math.nan, guarded_memory.FILL_VALUE):
+        guarded_call, argument_buffers = guarded_memory.guard_arguments(call, fill)
+        subject.before_call(guarded_call)
+        try:
+            value, allocated_buffers = guarded_memory.call_guarded(subject.overload, guarded_call, subject.device, fill)
+        except (NotImplementedError, AttributeError) as error:  # not callable this way: no fault
+            yield "unseen", f"its writes to its results could not be checked: {describe_error(error, 160)}", ""
+            return
+        except Exception:  # noqa: BLE001  # an unsupported size
+            return
+        answers.append(flat_results(value))
+        buffers += [("a tensor that it allocated", buffer) for buffer in allocated_buffers] + [
+            ("an argument", buffer) for buffer in argument_buffers
+        ]
+    for owner, buffer in buffers:
+        if damage := buffer.describe_damage():
+            yield (
+                "writes",
+                f"it writes outside {owner}: {damage}, for {subject.base_name}{call}",
+                fixes.OUT_OF_BOUNDS_WRITE,
+            )
+            return
+    for index, (first, second) in enumerate(zip(*answers, strict=False)):
+        if (
+            isinstance(first, torch.Tensor)
+            and isinstance(second, torch.Tensor)
+            and (message := _describe_unwritten(first, second))
+        ):
+            yield (
+                "unwritten",
+                f"elements of result {index} are never written: {message}, for {subject.base_name}{call}",
+                fixes.UNWRITTEN_ELEMENTS,
+            )
+            return
+
+
+def _describe_unwritten(first: torch.Tensor, second: torch.Tensor) -> str:
+    """Describe the elements that kept the prefilled value in both runs."""
+    if first.shape != second.shape or not first.numel() or first.dtype == torch.bool:
+        return ""
+    unwritten = (
+        guarded_memory.GuardedTensor(first, first, 0, math.nan).unwritten_mask()
+        & guarded_memory.GuardedTensor(second, second, 0, guarded_memory.FILL_VALUE).unwritten_mask()
+    )
+    if not bool(unwritten.any()):
+        return ""
+    index = [int(i) for i in unwritten.nonzero()[0]]
+    return f"{int(unwritten.sum())} of {unwritten.numel()}, the first at {index}"
+
+
+def _check_against_reference(subject: Subject, call: OperatorCall, actual: list[Any]) -> Iterator[tuple[str, str, str]]:
+    call_copy = call.copy()
+    reference = subject.reference
+    if reference is None:
+        return
+    with torch.no_grad(), contextlib.suppress(NotImplementedError):
+        value = reference(*call_copy.args, **call_copy.kwargs)
+        expected = [*(flat_results(value) if subject.returns else []), *subject.written_tensors(call_copy)]
+        if not subject.returns and value is not None and subject.mutates:
+            expected = flat_results(value)
+        if message := first_difference(expected, actual):
+            yield (
+                "values",
+                f"a different result than the reference: {message}, for {subject.base_name}{call}",
+                fixes.WRONG_VALUES,
+            )
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """A call for which, at aligned sizes, a part of the inputs gives that part of the result."""
+
+    full_call: OperatorCall
+    results: list[Any]
+    size: int
+    aligned: list[int]
+
+    def narrow(self, value: Any, size: int) -> Any:
+        """Return the beginning of a tensor along the dimensions with the full size."""
+        if isinstance(value, torch.Tensor):
+            for dimension, length in enumerate(value.shape):
+                if length == self.size:
+                    value = value.narrow(dimension, 0, size)
+        return value
+
+    def part(self, size: int) -> OperatorCall:
+        return self.full_call.map_tensors(lambda t: self.narrow(t, size).contiguous())
+
+    def describe_difference(self, subject: Subject, size: int) -> str | None:
+        """Describe how the part's result differs from that part of the result; None if refused."""
+        actual = _run_or_none(subject, self.part(size))
+        return (
+            None if actual is None else first_difference([self.narrow(value, size) for value in self.results], actual)
+        )
+
+
+def _find_parts(subject: Subject, full_call: OperatorCall, size: int) -> _Parts | None:
+    """Return the parts of a call if, at aligned sizes, they give parts of the result; else None."""
+    answer = _run_or_none(subject, full_call)
+    if answer is None or any(torch.is_tensor(v) and size not in v.shape for v in answer):
+        return None
+    parts = _Parts(full_call, answer, size, [size // 4, size // 2])
+    return parts if all(parts.describe_difference(subject, part_size) == "" for part_size in parts.aligned) else None
+
+
+def _check_part(subject: Subject, parts: _Parts, size: int) -> Iterator[tuple[str, str, str]]:
+    if message := parts.describe_difference(subject, size):
+        aligned_sizes = " and ".join(map(str, parts.aligned))
+        fault = f"the first {size} elements of {parts.size} give a different result than {size} alone, but {aligned_sizes} alone do not"
+        yield "values", f"{fault}: {message}, for {subject.base_name}{parts.part(size)}", fixes.WRONG_PARTS

@@ -1,0 +1,229 @@
+"""Import the target of a check, and find the operators it registers."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import fnmatch
+import gc
+import importlib
+import importlib.util
+import json
+import os
+import re
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from opforge import cache
+from opforge.check import forks
+from opforge.errors import InternalError, NothingToJudgeError, OpforgeError, UnknownNameError
+from opforge.frames import is_from_opforge, is_from_torch, is_import_system, torch_folder
+
+_IMPORT_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTarget:
+    """An imported target."""
+
+    operators: list[str]
+    package: str
+    """Name of the imported module."""
+    interpreted: bool
+    """Whether Triton kernels run in the interpreter."""
+    notes: list[str]
+
+
+def load_target(target: dict[str, Any], device: str, patterns: Sequence[str]) -> LoadedTarget:
+    """Import a target, and select the wanted operators among those it registers."""
+    import torch
+
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    before, kernels = _operator_names(), _count_interpreted_kernels()
+    sys.path[:0] = target["paths"]
+    faulthandler.dump_traceback_later(_IMPORT_TIMEOUT_S, exit=True)
+    with _recording_cuda_starts() as starts:
+        package = _import_target(target)
+    faulthandler.cancel_dump_traceback_later()
+    after = _operator_names()
+    if device != "cpu" and torch.cuda.is_initialized():
+        raise OpforgeError(
+            f"importing {target['text']} starts CUDA{starts[0] if starts else ''}, and processes forked after that cannot use it; "
+            "let the package touch the GPU when an operator is called, not when it is imported"
+        )
+    notes = []
+    if interpreted and _count_interpreted_kernels() > kernels:
+        notes.append("Triton kernels run in its interpreter (TRITON_INTERPRET=1)")
+    if target["operator"]:
+        return LoadedTarget(_select_operators([target["operator"]], after), package, interpreted, notes)
+    registered = {name for name in after - before if not _is_registered_by_torch(name)}
+    if not registered:
+        raise NothingToJudgeError(
+            f"importing {target['text']} registers no operator; give the module that does (it may be a submodule), "
+            f"or an operator by name: ns::op --import {target['text']}"
+        )
+    return LoadedTarget(_select_operators(patterns, registered), package, interpreted, notes)
+
+
+@contextlib.contextmanager
+def _recording_cuda_starts() -> Iterator[list[str]]:
+    """List the places where CUDA is initialised within the block."""
+    import torch
+
+    starts: list[str] = []
+    start = torch.cuda._lazy_init  # noqa: SLF001  # torch has no public hook for it
+
+    def noting() -> None:
+        if not torch.cuda.is_initialized():
+            frames = [f for f in traceback.extract_stack()[:-1] if not _is_import_frame(f.filename)]
+            outside = [f for f in frames if not is_from_torch(f.filename)] or frames
+            starts.append(f" at {outside[-1].filename}:{outside[-1].lineno}")
+        start()
+
+    torch.cuda._lazy_init = noting  # noqa: SLF001
+    try:
+        yield starts
+    finally:
+        torch.cuda._lazy_init = start  # noqa: SLF001
+
+
+def _operator_names() -> set[str]:
+    import torch
+
+    return set(torch._C._dispatch_get_all_op_names())  # noqa: SLF001  # torch has no public list of operators
+
+
+def set_up_torch(device: str) -> None:
+    """Set up devices and import torch, before the target and once for all forks."""
+    kind, _, number = device.partition(":")
+    if number:
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        os.environ["CUDA_VISIBLE_DEVICES"] = seen[int(number)] if int(number) < len(seen) and seen[0] else number
+    # the check for a GPU must not initialise CUDA: forks could not use it
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    import torch
+
+    torch.set_num_threads(1)  # a fork has only one thread
+    if kind != "cpu" and not torch.cuda.device_count():
+        raise OpforgeError(f"--device {device}: torch sees no such GPU here; use --device cpu")
+    if kind == "cpu":
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def preload_modules(*, with_compiler: bool) -> None:
+    """Import the modules that checks need, once before forking."""
+    importlib.import_module("torch._dynamo")  # a call of a Python operator imports it
+
+    if not with_compiler:
+        return
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no extra compile processes
+    for name in _compiler_modules():
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    import torch
+
+    if torch.cuda.is_initialized():
+        raise InternalError("importing torch's compiler started CUDA, and processes forked after that cannot use it")
+
+
+def _compiler_modules() -> list[str]:
+    """Return the modules imported by opcheck and the compiler; a fork finds them once per torch."""
+    import torch.testing._internal.optests
+
+    cache_file = cache.root() / "checking" / f"modules-{cache.torch_version()}.json"
+    cached = cache.read_json(cache_file)
+    if isinstance(cached, list):
+        return [str(name) for name in cached]
+
+    def look(tell: forks.SendRow) -> None:
+        before = set(sys.modules)
+        torch.library.opcheck(torch.ops.aten.sin.default, (torch.ones(2, requires_grad=True),))
+        torch.compile(torch.sin, backend="aot_eager", fullgraph=True, dynamic=True)(torch.ones(3))
+        new = [name for name in sys.modules if name not in before]  # in an order without cycles
+        tell({"modules": [name for name in new if name.partition(".")[0] in ("torch", "sympy")]})
+
+    (outcome,) = forks.run_jobs([forks.ForkedJob("look", look, _IMPORT_TIMEOUT_S)], 1)
+    modules = [str(name) for row in outcome.rows for name in row.get("modules", ())]
+    if modules:
+        with contextlib.suppress(OSError):
+            cache.write_atomically(cache_file, json.dumps(modules))
+    return modules
+
+
+def _import_target(target: dict[str, Any]) -> str:
+    """Import the target's module or run its file; return the module's name."""
+    try:
+        if target["file"]:
+            return _run_file(Path(target["file"]))
+        if target["module"]:
+            importlib.import_module(target["module"])
+    except BaseException as error:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_import_frame(f.filename)]
+        where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+        raise OpforgeError(f"importing {target['text']} raises {type(error).__name__}{where}: {error}") from error
+    return str(target["module"])
+
+
+def _is_import_frame(filename: str) -> bool:
+    return is_from_opforge(filename) or is_import_system(filename)
+
+
+def _run_file(file: Path) -> str:
+    name = file.stem if file.stem.isidentifier() and file.stem not in sys.modules else "_opforge_checked_file"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{str(file)!r} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return name
+
+
+def _count_interpreted_kernels() -> int:
+    """Count the Triton kernels that run in the interpreter."""
+    interpreter = sys.modules.get("triton.runtime.interpreter")
+    return 0 if interpreter is None else sum(type(o) is interpreter.InterpretedFunction for o in gc.get_objects())
+
+
+def _select_operators(patterns: Sequence[str], names: set[str]) -> list[str]:
+    """Select operators by patterns, or by names with or without namespace and overload."""
+    if not patterns:
+        return sorted(names)
+    chosen: set[str] = set()
+    for pattern in patterns:
+        matches = {name for name in names if any(fnmatch.fnmatchcase(form, pattern) for form in _spellings(name))}
+        if not matches:
+            hint = "say what registers it with --import" if "::" in pattern else ""
+            raise UnknownNameError("operator", pattern, names, hint)
+        chosen |= matches
+    return sorted(chosen)
+
+
+def _spellings(name: str) -> tuple[str, ...]:
+    base = name.partition(".")[0]
+    default = () if "." in name else (f"{name}.default",)
+    return (name, base, name.partition("::")[2], base.partition("::")[2], *default)
+
+
+def _is_registered_by_torch(name: str) -> bool:
+    """Whether torch itself registered an operator, in a module imported because of the target."""
+    import torch
+    from torch._library.custom_ops import OPDEFS
+
+    if name in OPDEFS:
+        module = str(getattr(OPDEFS[name]._init_fn, "__module__", ""))  # noqa: SLF001  # torch has no public name
+        # torch._library.triton: a user's triton_op
+        return module.partition(".")[0] in ("torch", "functorch") and module != "torch._library.triton"
+    try:
+        lines = torch._C._dispatch_dump(name).splitlines()  # noqa: SLF001
+    except RuntimeError:
+        return False
+    places = [match[1] for line in lines if (match := re.fullmatch(r"debug: registered at (.+):\d+", line))]
+    by_users = (torch_folder() / "library.py", torch_folder() / "_library")
+    return any(
+        is_from_torch(p) and not any(Path(p).resolve().is_relative_to(path) for path in by_users) for p in places
+    )

@@ -1,0 +1,78 @@
+"""Find the kernels that a run called, from the runtime's event trace. Needs no torch.
+
+The program's instructions supply the operators' full names.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from opforge.edge import toolchain
+from opforge.errors import OpforgeError
+
+_DECODE_LIMIT_S = 60.0
+
+
+def kernel_calls(program: Path, trace: Path) -> dict[str, int]:
+    """Return how often each operator's kernel ran, by the operator's full name.
+
+    An event has the kernel's name without its namespace. The event's instruction has the full name.
+    """
+    package = toolchain.find_executorch()
+    etdump = package.path / "devtools" / "etdump" / "etdump_schema_flatcc.fbs"
+    plan = _decode_flatbuffer(package.path / "schema" / "program.fbs", program, "--raw-binary")["execution_plan"][0]
+    events = _decode_flatbuffer(etdump, trace, "--size-prefixed")
+    called: Counter[str] = Counter()
+    for run in events.get("run_data", []):
+        for event in run.get("events", []):
+            profile = event.get("profile_event") or {}
+            operator = _operator(plan, profile)
+            if operator and profile.get("name") == f"native_call_{operator.partition('::')[2]}":
+                called[operator] += 1
+    return dict(called)
+
+
+def _operator(plan: dict[str, Any], event: dict[str, Any]) -> str:
+    """Return the operator of an event's instruction; empty if there is none."""
+    chain, number = event.get("chain_index", -1), event.get("instruction_id", -1)
+    if not 0 <= chain < len(plan["chains"]) or not 0 <= number < len(plan["chains"][chain]["instructions"]):
+        return ""
+    instruction = plan["chains"][chain]["instructions"][number]
+    if instruction["instr_args_type"] != "KernelCall":
+        return ""
+    operator = plan["operators"][instruction["instr_args"]["op_index"]]
+    return f"{operator['name']}.{operator['overload']}" if operator.get("overload") else str(operator["name"])
+
+
+def _decode_flatbuffer(schema: Path, data: Path, kind: str) -> dict[str, Any]:
+    """Decode a file of ExecuTorch with the flatc of its package."""
+    flatc = toolchain.find_executorch().path / "data" / "bin" / "flatc"
+    for needed in (flatc, schema):
+        if not needed.is_file():
+            raise OpforgeError(
+                f"executorch has no {needed}, which reads its traces; install it again: `{toolchain.INSTALL_COMMAND}`"
+            )
+    with tempfile.TemporaryDirectory() as place:
+        command = [
+            str(flatc),
+            "--json",
+            "--defaults-json",
+            "--strict-json",
+            kind,
+            "-o",
+            place,
+            str(schema),
+            "--",
+            str(data),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_DECODE_LIMIT_S, check=False)
+        outputs = list(Path(place).glob("*.json"))
+        if done.returncode or not outputs:
+            raise OpforgeError(f"{str(data)!r} cannot be decoded: {done.stderr.strip() or done.stdout.strip()}")
+        decoded: dict[str, Any] = json.loads(outputs[0].read_text())
+    return decoded

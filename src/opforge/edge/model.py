@@ -1,0 +1,128 @@
+"""Load the model to export. It is the user's code, so this runs in a child process."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from opforge.edge.target import DynamicRanges, Target
+from opforge.errors import OpforgeError
+from opforge.sandbox.guest.loader import KernelLoadError, describe_exception, import_file
+
+
+class ModelLoadError(OpforgeError):
+    """No model can be loaded for export; the message says why."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model, its inputs, and the module that defines them."""
+
+    model: torch.nn.Module
+    inputs: tuple[Any, ...]
+    module: Any
+    """The module that defines the model."""
+
+    def input_names(self) -> list[str]:
+        """Return the names of the inputs, from ``forward``."""
+        return list(inspect.signature(self.model.forward).parameters)[: len(self.inputs)]
+
+    def dynamic_shapes(self, ranges: DynamicRanges, inputs: tuple[Any, ...]) -> dict[str, Any] | None:
+        """Return ranges in torch.export's form; raise if one matches no dimension of an input."""
+        if not ranges:
+            return None
+        names = self.input_names()
+        shapes: dict[str, Any] = dict.fromkeys(names)
+        for key, dims in ranges.items():
+            name = names[int(key)] if key.isdigit() and int(key) < len(names) else key
+            if name not in names:
+                raise ModelLoadError(f"--dynamic names the input {key!r}; forward has {', '.join(names)}")
+            tensor = inputs[names.index(name)]
+            if not isinstance(tensor, torch.Tensor):
+                raise ModelLoadError(f"--dynamic names {name}, which is {type(tensor).__name__}, not a tensor")
+            shapes[name] = {dim: _size(name, tensor, dim, *ends) for dim, ends in dims.items()}
+        return shapes
+
+
+def _size(name: str, tensor: torch.Tensor, dim: int, low: int, high: int) -> Any:
+    if dim >= tensor.dim():
+        raise ModelLoadError(f"{name} has {tensor.dim()} dimensions; there is no dimension {dim} to be dynamic")
+    if not max(low, 2) <= tensor.shape[dim] <= high:
+        raise ModelLoadError(
+            f"dimension {dim} of {name} is {tensor.shape[dim]} in the example inputs; to be dynamic from {low} to {high} it must be "
+            f"in that range, and not 1, which export takes as a constant"
+        )
+    return torch.export.Dim.DYNAMIC(min=low, max=high)
+
+
+def load_model(target: Target) -> LoadedModel:
+    """Load the model and inputs of a target."""
+    module = _module(target)
+    definition = getattr(module, target.function, None)
+    if definition is None:
+        raise ModelLoadError(f"{target.name} does not define {target.function}; it must define model() and inputs()")
+    result = (
+        definition
+        if isinstance(definition, torch.nn.Module)
+        else call_user_function(definition, f"{target.function}() of {target.name}")
+    )
+    if isinstance(result, tuple | list) and len(result) == 2:
+        model, inputs = result
+    elif callable(getattr(module, "inputs", None)):
+        model, inputs = result, call_user_function(module.inputs, f"inputs() of {target.name}")
+    else:
+        raise ModelLoadError(
+            f"{target.name} gives a model without inputs; define inputs() beside it, or return (model, inputs)"
+        )
+    if not isinstance(model, torch.nn.Module):
+        raise ModelLoadError(f"{target.name} gives {type(model).__name__}, not a torch.nn.Module")
+    return LoadedModel(model.eval(), order_inputs(model, inputs), module)
+
+
+def order_inputs(model: torch.nn.Module, inputs: Any) -> tuple[Any, ...]:
+    """Return inputs in forward's order, from a tuple, a dict by name, or one tensor."""
+    if isinstance(inputs, torch.Tensor):
+        return (inputs,)
+    if isinstance(inputs, Mapping):
+        names = list(inspect.signature(model.forward).parameters)
+        if unknown := [name for name in inputs if name not in names]:
+            raise ModelLoadError(f"inputs name {unknown[0]!r}; forward has {', '.join(names)}")
+        return tuple(inputs[name] for name in names if name in inputs)
+    if isinstance(inputs, tuple | list):
+        return tuple(inputs)
+    raise ModelLoadError(f"the inputs are {type(inputs).__name__}; allowed: a tuple, a dict by name, or one tensor")
+
+
+def call_user_function(function: Any, label: str) -> Any:
+    """Call a function of the user's code; raise SubjectError if it raises."""
+    if not callable(function):
+        raise ModelLoadError(f"{label.partition('()')[0]} is {type(function).__name__}, not a function")
+    try:
+        return function()
+    except Exception as error:  # noqa: BLE001  # boundary: it is the user's code
+        raise ModelLoadError(f"{label} raised {describe_exception(error)}") from None
+
+
+def _module(target: Target) -> Any:
+    if target.file:
+        try:
+            return import_file(Path(target.file))
+        except KernelLoadError as error:
+            raise ModelLoadError(str(error)) from None
+    if target.folder not in sys.path:
+        sys.path.insert(0, target.folder)
+    try:
+        module: ModuleType = importlib.import_module(target.module)
+    except Exception as error:  # noqa: BLE001  # boundary: it is the user's code
+        raise ModelLoadError(f"{target.module} raised while it was imported: {describe_exception(error)}") from None
+    return module

@@ -1,0 +1,104 @@
+"""Inputs of a program: from text, from a file of tensors, or as the program describes them.
+
+Runs where torch is.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from opforge.cases.tensors import seeded_bytes
+from opforge.cases.text import format_arguments, parse_arguments
+from opforge.cases.values import SHORT_NAMES, TensorSpec
+from opforge.cases.wire import TORCH_DTYPES, from_torch
+from opforge.errors import OpforgeError
+
+
+def inputs_text(inputs: tuple[Any, ...]) -> str:
+    """Return the text form of inputs: shapes and dtypes, not contents."""
+    return format_arguments([_plain(value) for value in inputs], {})
+
+
+def _plain(value: Any) -> Any:
+    return from_torch(value, tensor_spec)
+
+
+def tensor_spec(tensor: torch.Tensor) -> TensorSpec:
+    return TensorSpec(tuple(tensor.shape), SHORT_NAMES[str(tensor.dtype).removeprefix("torch.")])
+
+
+def flatten(values: Any) -> list[Any]:
+    """Return inputs flattened as the runtime takes them, lists and dicts included."""
+    return list(torch.utils._pytree.tree_leaves(values))  # noqa: SLF001  # as torch.export does it
+
+
+def inputs_from_text(text: str, seed: int) -> list[Any]:
+    """Return inputs from ``((T([2, 3], f32),), {})``, or short ``T([2, 3], f32)``.
+
+    Their contents are seeded.
+    """
+    full_text = text if text.lstrip().startswith("((") else f"(({text},), {{}})"
+    args, kwargs = parse_arguments(full_text)
+    if kwargs:
+        raise OpforgeError(
+            f"inputs of a program have no names, and {text!r} gives {', '.join(kwargs)}; give them in order"
+        )
+    return flatten([_make_input(value, f"{seed}/{index}") for index, value in enumerate(args)])
+
+
+def _make_input(value: Any, seed: str) -> Any:
+    if isinstance(value, TensorSpec):
+        return make_tensor(value, seed)
+    if isinstance(value, list | tuple):
+        return [_make_input(item, f"{seed}/{index}") for index, item in enumerate(value)]
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    raise OpforgeError(f"a program takes tensors and numbers as inputs, not {value!r}")
+
+
+def make_tensor(spec: TensorSpec, seed: str) -> torch.Tensor:
+    """Return a contiguous tensor with seeded contents."""
+    dense = TensorSpec(spec.shape, spec.dtype, low=spec.low, high=spec.high)
+    data = np.ascontiguousarray(seeded_bytes(dense, seed))
+    flat = torch.from_numpy(data.copy()).view(torch.uint8)
+    if not flat.numel():
+        return torch.empty(spec.shape, dtype=TORCH_DTYPES[spec.dtype])
+    return flat.view(TORCH_DTYPES[spec.dtype]).reshape(spec.shape).clone()
+
+
+def load_inputs(path: Path) -> list[Any]:
+    """Return the tensors of a safetensors file, named 0, 1, … in the order of the inputs."""
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise OpforgeError(f"{str(path)!r} cannot be read as safetensors: {error}") from None
+    names = [str(number) for number in range(len(tensors))]
+    if sorted(tensors, key=str) != sorted(names):
+        raise OpforgeError(
+            f"{str(path)!r} holds {', '.join(sorted(tensors))}; inputs are named {', '.join(names)}, in their order"
+        )
+    return [tensors[name] for name in names]
+
+
+def save_tensors(path: Path, values: list[Any]) -> list[Any]:
+    """Write the tensors among values to a file, named by position.
+
+    Returns the values with None for each tensor.
+    """
+    tensors = {
+        str(n): value.detach().contiguous().clone() for n, value in enumerate(values) if isinstance(value, torch.Tensor)
+    }
+    save_file(tensors, path)
+    return [None if isinstance(value, torch.Tensor) else value for value in values]
+
+
+def load_values(path: Path, non_tensors: list[Any]) -> list[Any]:
+    """Return the values that ``to_file`` was given."""
+    tensors = load_file(path)
+    return [tensors.get(str(number), other) for number, other in enumerate(non_tensors)]

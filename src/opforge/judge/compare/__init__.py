@@ -1,0 +1,1 @@
+"""Comparison of a kernel's results with the reference."""

@@ -1,0 +1,604 @@
+"""Judge process: takes jobs (a kernel and its cases) from the main process, returns verdicts."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from opforge.cases.case import Expect, Phase
+from opforge.cases.store import open_blob
+from opforge.cases.tensors import Bytes
+from opforge.cases.variant_shapes import LARGE_VARIANT_NAMES
+from opforge.errors import CaseSyntaxError
+from opforge.judge import extra_checks, forbidden_calls, variants
+from opforge.judge.batch import MAX_INPUT_BYTES, Batch, BatchEntry, CaseRow, TriedVariants
+from opforge.judge.compare.contract import CaseCheck
+from opforge.judge.compare.properties import PROPERTY_CHECKS
+from opforge.judge.kernel_worker import MAX_TIMEOUTS, KernelWorker, WorkerConfig, WorkerDiedError
+from opforge.judge.random.sampling import judge_draws
+from opforge.judge.reference.aten import Float64Answers, abort_if_gpu_lost
+from opforge.judge.reference.custom_operators import CustomOperators
+from opforge.judge.reference.user import LOAD_TIMEOUT_S, UserCall, UserReference
+from opforge.judge.replies import MALFORMED_REPLY, parse_replies, results_end
+from opforge.judge.roofline.peaks import Peaks
+from opforge.judge.timing.case_timer import CaseTimer
+from opforge.judge.verdict import PYTORCH_DEFECT, REJECTING_KINDS, Verdict, VerdictKind
+from opforge.judge.worker_folders import WorkerFolders
+from opforge.ops import Operator, SchemaKind, table
+from opforge.procs.channel import Channel
+from opforge.sandbox.host.client import Spawner
+
+_MAX_DEATHS = 3
+"""After this many dead processes on one operator, the rest of its cases are not run."""
+_FIRST_BATCH_CASES = 2
+"""Cases in a batch for a kernel of unknown speed.
+
+The time of a request is limited, and each case is many calls.
+"""
+_TARGET_BATCH_S = 20.0
+_REDUCED_TIMEOUT_S = 10.0
+"""Time limit of a kernel that has hit the ordinary limit before."""
+_MIN_ALLOWED_SLOWDOWN = 20.0
+"""A call may take at least this many times as long as ATen."""
+_MAX_CASES_FOR_PARTS = 4
+_MAX_GRADIENT_CASES = 3
+"""Number of cases per operator that are run for their gradients."""
+_MAX_CACHED_GPU_BYTES = 1 << 30
+"""GPU memory above this is released after each batch, for other judges and workers."""
+_MALFORMED_REPLY = Verdict(VerdictKind.CONTRACT, MALFORMED_REPLY)
+_EARLY_BATCH_SIZES = (4, 24)
+"""Sizes of the first batches of a job that ends with its first rejection.
+
+Most mutants fail in the first batch.
+"""
+
+_ATEN_ALONE_BUDGET_FACTOR = 4
+"""Factor on ATen's time budget where it runs alone.
+
+It must reach the variant on which a judge was lost.
+"""
+
+
+def prepare() -> None:
+    """Do in the fork server what each judge would otherwise repeat."""
+    forbidden_calls.packets_by_stem()
+    np.random  # noqa: B018  # numpy imports it on first access
+
+
+def serve(config: dict[str, Any], fds: list[int]) -> None:
+    """Judge jobs until the main process hangs up."""
+    channel, spawner = Channel.from_fd(fds[0]), Spawner.from_fd(fds[1])
+    blobs = {name: open_blob(Path(path)) for name, path in config["blobs"].items()}
+    workers = WorkerConfig(config["device"], config["timeout_s"], config["memory_bytes"])
+    rooms = WorkerFolders(spawner, **config["confine"]) if config.get("confine") else None
+    peaks = Peaks.from_json(config["peaks"]) if config.get("peaks") else None
+    judge = Judge(channel, spawner, workers, blobs, rooms, peaks)
+    while True:
+        judge.judge_job(channel.receive())
+        channel.send({"done": True})
+
+
+@dataclass
+class _JudgedOperator:
+    operator: Operator
+    required: bool
+    kernel: dict[str, Any]
+    case_count: int = 1
+    """Number of its cases in this job."""
+    cases_seen: int = 0
+    reference: UserReference | None = None
+    """Answers in ATen's place, for a user's own operator."""
+    until_rejected: bool = False
+    """Whether the job ends with the first rejection."""
+    rejected: bool = False
+    deaths: int = 0
+    gradient_cases: int = 0
+    """Number of its cases whose gradients were judged."""
+    tried: TriedVariants = field(default_factory=TriedVariants)
+    checked_for_late_results: bool = False
+    """Whether the kernel was checked for results that come late."""
+
+    @property
+    def is_settled(self) -> bool:
+        return self.until_rejected and self.rejected
+
+
+class Judge:
+    """Judges one job at a time, with at most one worker for the kernel and one for ATen to race."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        spawner: Spawner,
+        config: WorkerConfig,
+        blobs: Mapping[str, Bytes],
+        worker_folders: WorkerFolders | None = None,
+        peaks: Peaks | None = None,
+    ) -> None:
+        self._channel = channel
+        self._spawner = spawner
+        self._config = config
+        self._device = torch.device(config.device)
+        self._blobs = blobs
+        self._worker_folders = worker_folders
+        self._case_timer = CaseTimer(spawner, config, worker_folders, peaks)
+        self._buffer: Bytes = np.zeros(MAX_INPUT_BYTES + (1 << 20), np.uint8)
+        self._worker: KernelWorker | None = None
+        self._custom = CustomOperators(spawner, config, worker_folders, blobs, self._buffer)
+        self._loaded: dict[str, Any] = {}
+        self._registrations_checked = False
+        self._load_failure: Verdict | None = None
+        self._max_batch_cases = _FIRST_BATCH_CASES
+        """Maximum cases in a batch, from the time that the last batch took."""
+        self._allow_large_variants = True
+        """Whether the current job's kernel gets large variants; it has answered them so far."""
+        self._timeouts = 0
+        """Number of time limits that the current job's kernel has used up."""
+
+    def judge_job(self, job: dict[str, Any]) -> None:
+        """Judge one kernel on the cases of the operators that it serves."""
+        broken = job["kernel"].get("broken")
+        self._load_failure = Verdict(VerdictKind.ERROR, broken) if broken else None
+        self._unvaried_case_ids = frozenset(job.get("plain", ()))
+        self._timeouts, self._max_batch_cases, self._allow_large_variants = 0, _FIRST_BATCH_CASES, True
+        cases_of = [[CaseRow.from_wire(row) for row in part["cases"]] for part in job["ops"]]
+        if job.get("aten_alone"):
+            self._run_aten_alone(job, cases_of[0][0])
+            return
+        untimed = all(case.phase is not Phase.PERFORMANCE for cases in cases_of for case in cases)
+        kernel = {**job["kernel"], "forbidden": self._forbidden_operators(job, cases_of), "untimed": untimed}
+        try:
+            for part, cases in zip(job["ops"], cases_of, strict=True):
+                facts, reference = self._operator_and_reference(job, part["op"], cases)
+                until_rejected = job.get("until") == "rejected"
+                op = _JudgedOperator(
+                    facts, part["required"], kernel, len(cases), reference=reference, until_rejected=until_rejected
+                )
+                self._judge(op, cases, job["batch"])
+        finally:
+            if "mutant" not in job["kernel"]:  # mutants are our own code and may share a process
+                self._end_worker()
+                if self._worker_folders is not None:
+                    self._worker_folders.remove_job_folder()
+
+    def _run_aten_alone(self, job: dict[str, Any], case: CaseRow) -> None:
+        """Run one case in all its variants with ATen alone, in float64 and backward too.
+
+        The caller sees whether this process survives.
+        """
+        number, count = job["aten_alone"]
+        facts, reference = self._operator_and_reference(job, job["ops"][0]["op"], [case])
+        op = _JudgedOperator(facts, True, job["kernel"], count, number, reference)
+        batch, _refused = self._fill_batch(
+            op, deque([case]), 1, _ATEN_ALONE_BUDGET_FACTOR * variants.ATEN_TIME_BUDGET_S
+        )
+        for placed in batch.entries:
+            with contextlib.suppress(Exception):  # ATen may raise
+                exact = Float64Answers(placed.call)
+                _ = exact.tensors, exact.with_gaps(), exact.perturbed(torch.finfo(torch.float32).eps, 1)
+                placed.call.gradient_call().run()
+
+    def _operator_and_reference(
+        self, job: dict[str, Any], name: str, cases: list[CaseRow]
+    ) -> tuple[Operator, UserReference | None]:
+        """Return the facts of an operator and, for a user's own operator, its reference."""
+        if (described := job["kernel"].get("reference")) is not None:
+            return self._custom.operator_and_reference(described, name, cases)
+        facts = table().get(name)
+        if facts is None:
+            raise ValueError(f"the job names an unknown operator {name!r}")
+        return facts, None
+
+    def _forbidden_operators(self, job: dict[str, Any], cases_of: list[list[CaseRow]]) -> list[str]:
+        """Return the operators the job's kernel may not call; they are trapped before it loads."""
+        if job["kernel"]["file"] is None or job.get("allow_fallback"):
+            return []
+        served = map(table().get, job.get("serves") or [part["op"] for part in job["ops"]])
+        names = forbidden_calls.forbidden_operators(op for op in served if op is not None)
+        for part, cases in zip(job["ops"], cases_of, strict=True):
+            if cases and (op := table().get(part["op"])) is not None and op.composite:
+                names += self._wrapped_operators(op, cases)
+        return list(dict.fromkeys(names))
+
+    def _wrapped_operators(self, op: Operator, cases: list[CaseRow]) -> list[str]:
+        """Return the operators a composite one only wraps, by its first case that can be built."""
+        for case in cases[:_MAX_CASES_FOR_PARTS]:
+            batch = Batch(op, self._device, self._config.input_bytes, self._blobs, self._buffer)
+            try:
+                placed = batch.add(case)
+            except (CaseSyntaxError, MemoryError, KeyError, ValueError, RuntimeError) as error:
+                abort_if_gpu_lost(error)
+                continue
+            return [] if placed is None else forbidden_calls.wrapped_operators(op, placed.call)
+        return []
+
+    def _judge(self, op: _JudgedOperator, cases: list[CaseRow], batch_size: int) -> None:
+        waiting = deque(cases)
+        sizes = iter(_EARLY_BATCH_SIZES if op.until_rejected else ())
+        while waiting and not op.is_settled:
+            if (op.deaths >= _MAX_DEATHS or self._timeouts >= MAX_TIMEOUTS) and self._load_failure is None:
+                self._send_verdicts(op, [(case, self._not_run(op)) for case in waiting])
+                return
+            worker = self._ready_worker(op.kernel)
+            if worker is None or self._load_failure is not None:
+                self._send_verdicts(op, [(case, self._load_failure or self._not_run(op)) for case in waiting])
+                return
+            size = min(batch_size, next(sizes, batch_size), self._max_batch_cases)
+            batch, refused = self._fill_batch(op, waiting, size)
+            self._send_verdicts(op, refused)
+            if batch.entries:
+                self._run(op, worker, batch, waiting)
+
+    def _fill_batch(
+        self,
+        op: _JudgedOperator,
+        waiting: deque[CaseRow],
+        batch_size: int,
+        budget_s: float = variants.ATEN_TIME_BUDGET_S,
+    ) -> tuple[Batch, list[tuple[CaseRow, Verdict]]]:
+        batch = Batch(
+            op.operator, self._device, self._config.input_bytes, self._blobs, self._buffer, op.reference, op.tried
+        )
+        refused: list[tuple[CaseRow, Verdict]] = []
+        taken = 0
+        while waiting and taken < batch_size and not batch.is_full:
+            case = waiting[0]
+            try:
+                hostile = case.id not in self._unvaried_case_ids
+                if not variants.add_with_variants(
+                    batch,
+                    op.operator,
+                    case,
+                    op.cases_seen,
+                    op.case_count,
+                    hostile=hostile,
+                    allow_large_variants=self._allow_large_variants,
+                    budget_s=budget_s,
+                ):
+                    break
+            except (CaseSyntaxError, MemoryError, KeyError, ValueError, RuntimeError) as error:
+                abort_if_gpu_lost(error)
+                refused.append((case, Verdict(VerdictKind.UNSUPPORTED, f"the case cannot be made here: {error}")))
+            waiting.popleft()
+            taken += 1
+            op.cases_seen += 1
+        return batch, refused
+
+    def _run(self, op: _JudgedOperator, worker: KernelWorker, batch: Batch, waiting: deque[CaseRow]) -> None:
+        batch.copy_to(worker.arena_view)
+        try:
+            worker.begin(self._request(op, batch))
+            began = time.monotonic()
+            reply = worker.answer(timeout_s=self._limit_s(batch), cases=len(batch.entries))
+        except WorkerDiedError as death:
+            self._handle_death(op, batch, death, waiting)
+            return
+        case_s = (time.monotonic() - began) / len({id(p.case) for p in batch.entries})
+        self._max_batch_cases = max(1, int(_TARGET_BATCH_S / max(case_s, 1e-3)))
+        replies = parse_replies(reply, len(batch.entries))
+        if replies is None:
+            self._end_worker()
+            self._send_verdicts(op, [(p.case, _MALFORMED_REPLY) for p in batch.entries if not p.variant])
+            return
+        raised = next((index for index, case_reply in enumerate(replies) if "raised" in case_reply), None)
+        try:  # first: a kernel beyond its process limit may raise for that reason
+            worker.check_limits(raised or 0, force=True)
+        except WorkerDiedError as death:
+            self._handle_death(op, batch, death, waiting)
+            return
+        findings = self._check_replies(op, worker, batch, replies)
+        if any(finding.passed for _, finding in findings) and (breach := self._breach(worker, reply)):
+            findings = [(case, breach if finding.passed else finding) for case, finding in findings]
+        if self._worker is not None:  # else lost while timing or drawing
+            worker.release_arena(batch.used_bytes)
+        if self._device.type == "cuda" and torch.cuda.memory_reserved() > _MAX_CACHED_GPU_BYTES:
+            torch.cuda.empty_cache()
+        self._send_verdicts(op, findings)
+
+    def _limit_s(self, batch: Batch) -> float:
+        """Return the time limit of a call: less after a kernel hung, more where ATen is slow."""
+        patience_s = min(self._config.timeout_s, _REDUCED_TIMEOUT_S) if self._timeouts else self._config.timeout_s
+        return max(patience_s, _MIN_ALLOWED_SLOWDOWN * batch.aten_s)
+
+    def _not_run(self, op: _JudgedOperator) -> Verdict:
+        if self._timeouts >= MAX_TIMEOUTS:
+            return Verdict(
+                VerdictKind.TIMED_OUT, f"not run: the kernel ran into its time limit {self._timeouts} times before"
+            )
+        return Verdict(
+            VerdictKind.CRASHED, f"not run: the kernel's process died {op.deaths} times on {op.operator.name}"
+        )
+
+    def _request(self, op: _JudgedOperator, batch: Batch) -> dict[str, Any]:
+        cases = [p.request() for p in batch.entries]
+        request: dict[str, Any] = {
+            "do": "call",
+            "op": op.operator.name,
+            "random": op.operator.is_random,
+            "cases": cases,
+        }
+        listed = next((i for i, p in enumerate(batch.entries) if p.variant == "again"), None)
+        if op.kernel["forbidden"] and listed is not None:
+            cases[listed]["list"] = True
+        return request
+
+    def _breach(self, worker: KernelWorker, reply: dict[str, Any]) -> Verdict | None:
+        """Return what the kernel did, beside its answers, that invalidates all of them."""
+        if tampered := reply.get("tampered"):
+            return _tampering(tampered)
+        if self._worker is None:  # lost while timing or drawing
+            return None
+        if self._loaded.get("mutant") is None and (strays := worker.kill_orphans()):
+            return Verdict(VerdictKind.CHEATED, f"left {strays} detached process(es) running")
+        return _dispatcher_bypass(worker, self._loaded) or self._check_registrations(worker)
+
+    def _check_registrations(self, worker: KernelWorker) -> Verdict | None:
+        """Check once everything that is registered under ``aten``.
+
+        This is slow, so it is done only for kernels that would pass.
+        """
+        if self._registrations_checked:
+            return None
+        self._registrations_checked = True
+        try:
+            reply = worker.ask({"do": "registrations"})
+        except WorkerDiedError as death:
+            self._worker = None
+            return Verdict(death.kind, f"while its registrations were checked: {death}")
+        if not isinstance(reply, dict):
+            return _MALFORMED_REPLY
+        return _tampering(reply["tampered"]) if reply.get("tampered") else None
+
+    def _handle_death(self, op: _JudgedOperator, batch: Batch, death: WorkerDiedError, waiting: deque[CaseRow]) -> None:
+        """Give the case that was running its verdict, and put the others of its batch back."""
+        self._worker = None
+        op.deaths += 1
+        self._timeouts += death.timeouts
+        placed = batch.entries[min(death.case_index, len(batch.entries) - 1)]
+        if placed.variant in LARGE_VARIANT_NAMES and death.kind is VerdictKind.TIMED_OUT and self._allow_large_variants:
+            self._allow_large_variants, op.deaths = False, op.deaths - 1
+            waiting.extendleft(reversed([p.case for p in batch.entries if not p.variant]))  # without large ones
+            return
+        victim = placed.case
+        unfinished = [p.case for p in batch.entries if not p.variant and p.case is not victim]
+        waiting.extendleft(reversed(unfinished))
+        variant = f"{variants.describe(placed.variant)}: " if placed.variant else ""
+        self._send_verdicts(op, [(victim, Verdict(death.kind, f"{variant}{death}"))])
+
+    def _check_replies(
+        self, op: _JudgedOperator, worker: KernelWorker, batch: Batch, replies: list[dict[str, Any]]
+    ) -> list[tuple[CaseRow, Verdict]]:
+        touched = batch.changed_inputs(worker.arena_view)
+        results = bytearray(worker.arena_view[self._config.input_bytes : results_end(replies, self._config)])
+        groups: dict[int, list[tuple[BatchEntry, Verdict]]] = {}
+        first: CaseCheck | None = None
+        shown: dict[str, str] = {}
+        for placed, reply, inputs in zip(batch.entries, replies, touched, strict=True):
+            hearing = CaseCheck(
+                op.operator, op.required, placed.expect, placed.call, placed.answer, reply, results, self._config.input_bytes,
+                inputs, measure_errors=not placed.variant and "mutant" not in op.kernel,
+            )  # fmt: skip
+            finding = hearing.verdict()
+            if not placed.variant:
+                first = hearing
+                finding = self._extra_checks(op, worker, batch, placed, hearing, finding)
+            elif finding.kind is VerdictKind.WRONG and first is not None and batch.is_aten_at_fault(first.aten, placed):
+                continue
+            elif placed.variant in variants.REPLAY_VARIANTS and finding.kind is VerdictKind.WRONG and first is not None:
+                finding = _replayed_result(first, hearing) or finding
+            elif placed.variant == "again" and finding.passed and "calls" in reply:
+                finding = replace(finding, figures={"calls": _sanitise_counts(reply["calls"])})
+            if "mutant" in op.kernel:
+                shown[placed.case.id] = str(reply.get("mutant", ""))
+            groups.setdefault(id(placed.case), []).append((placed, finding))
+            if op.until_rejected and finding.kind in REJECTING_KINDS:
+                break
+        settled = [(group[0][0].case, variants.combine_verdicts(group)) for group in groups.values()]
+        if "mutant" in op.kernel:
+            return [(c, replace(f, figures={**f.figures, "mutant": shown[c.id]})) for c, f in settled]
+        return [(case, self._with_notes(batch, case, finding)) for case, finding in settled]
+
+    def _with_notes(self, batch: Batch, case: CaseRow, finding: Verdict) -> Verdict:
+        """Add notes on what was not judged because ATen is wrong, slow or dies there."""
+        notes = [
+            f"not judged {variants.describe(name)}: {batch.authority}'s own answer is another one there, {batch.fault_note}"
+            for name in batch.aten_bugs.get(case.id, ())
+        ]
+        if case.id in batch.slow_aten_s:
+            notes.append(
+                f"judged in fewer variants: {batch.authority} takes {batch.slow_aten_s[case.id]:.1f} s for a call"
+            )
+        if case.id in self._unvaried_case_ids:
+            notes.append(
+                f"judged as it stands only: ATen's own process dies on a hostile variant of this case, {PYTORCH_DEFECT}"
+            )
+        return replace(finding, notes=(*finding.notes, *notes)) if notes else finding
+
+    def _extra_checks(
+        self,
+        op: _JudgedOperator,
+        worker: KernelWorker,
+        batch: Batch,
+        placed: BatchEntry,
+        hearing: CaseCheck,
+        finding: Verdict,
+    ) -> Verdict:
+        """Check what needs more than one call: late results, gradients, random draws, times."""
+        foreign = "mutant" not in op.kernel
+        timed = foreign and placed.case.phase is Phase.PERFORMANCE
+        if (
+            foreign
+            and finding.kind is VerdictKind.WRONG
+            and not op.checked_for_late_results
+            and self._worker is not None
+        ):
+            op.checked_for_late_results = True
+            return self._or_death(extra_checks.check_late_result, worker, self._config, placed, hearing) or finding
+        if foreign and finding.passed and self._worker is not None and _differentiable(op, placed):
+            finding = self._or_death(self._judge_gradients, op, worker, placed) or finding
+        drew = hearing.aten.used_rng
+        if not finding.passed or not (drew or timed):
+            return finding
+        if self._worker is None:
+            return Verdict(VerdictKind.CRASHED, "extra checks skipped: the kernel's process died on an earlier case")
+        if drew:
+            draw_arguments = (worker, op.operator, placed, hearing, hearing.reply, self._config, finding)
+            finding = self._or_death(judge_draws, *draw_arguments) or finding
+        if finding.passed and timed:
+            race = functools.partial(
+                self._case_timer.time_case,
+                required=op.required,
+                reference=op.reference,
+                recheck=functools.partial(self._recheck_in_new_process, op, placed),
+            )
+            with self._exclusive(worker):
+                finding = self._or_death(race, op.operator, worker, batch, placed, finding) or finding
+        return finding
+
+    def _recheck_in_new_process(self, op: _JudgedOperator, placed: BatchEntry, contents_seed: int) -> Verdict | None:
+        """Judge the kernel on the contents of a timed call, in a new process and untimed."""
+        kernel = op.kernel
+        room = (
+            self._worker_folders.reference_confinement(kernel["file"], kernel.get("library"))
+            if self._worker_folders is not None
+            else None
+        )
+        worker = KernelWorker(self._spawner, self._config, room)
+        return extra_checks.recheck_in_new_process(
+            worker, self._config, kernel, op.operator, placed, contents_seed, required=op.required
+        )
+
+    @contextlib.contextmanager
+    def _exclusive(self, worker: KernelWorker) -> Iterator[None]:
+        """Wait for exclusive use of the device, then for the other judges."""
+        self._announce_and_wait("ready", worker)
+        yield
+        self._announce_and_wait("raced", worker)
+
+    def _announce_and_wait(self, state: str, worker: KernelWorker) -> None:
+        worker.pause()
+        self._channel.send({state: True})
+        self._channel.receive()
+        worker.resume()
+
+    def _judge_gradients(self, op: _JudgedOperator, worker: KernelWorker, placed: BatchEntry) -> Verdict | None:
+        """Judge gradients through the operator while the kernel is installed in ATen's place."""
+        call = placed.call.gradient_call()
+        aten = call.run()
+        if aten.raised is not None:  # no derivative, or not of these inputs
+            return None
+        op.gradient_cases += 1
+        return extra_checks.check_gradients(worker, self._config, op.operator, placed, call, aten)
+
+    def _or_death(self, check: Callable[..., Verdict | None], *args: Any) -> Verdict | None:
+        """Run a further check on a worker; if the worker dies, that is the verdict."""
+        try:
+            return check(*args)
+        except WorkerDiedError as death:
+            self._end_worker()
+            self._timeouts += death.timeouts
+            return Verdict(death.kind, str(death))
+
+    def _ready_worker(self, kernel: dict[str, Any]) -> KernelWorker | None:
+        """Return a worker with the kernel loaded; None, with the reason kept, if loading fails."""
+        if self._load_failure is not None or (self._worker is not None and self._loaded == kernel):
+            return self._worker
+        room = (
+            self._worker_folders.kernel_confinement(kernel["file"], kernel.get("library"))
+            if self._worker_folders is not None and self._worker is None
+            else None
+        )
+        worker = self._worker or KernelWorker(self._spawner, self._config, room)
+        self._worker = None
+        try:
+            reply = worker.ask({"do": "load", "kernel": kernel}, timeout_s=max(LOAD_TIMEOUT_S, self._config.timeout_s))
+        except WorkerDiedError as death:
+            self._load_failure = Verdict(death.kind, f"while loading: {death}")
+            return None
+        if not isinstance(reply, dict):
+            worker.close()
+            self._load_failure = Verdict(VerdictKind.CONTRACT, f"while loading: {MALFORMED_REPLY}")
+            return None
+        if (refusal := _load_rejection(reply) or _dispatcher_bypass(worker, kernel)) is not None:
+            worker.close()
+            self._load_failure = refusal
+            return None
+        self._worker, self._loaded, self._registrations_checked = worker, kernel, False
+        return worker
+
+    def _end_worker(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+
+    def _send_verdicts(self, op: _JudgedOperator, findings: list[tuple[CaseRow, Verdict]]) -> None:
+        op.rejected |= any(finding.kind in REJECTING_KINDS for _, finding in findings)
+        if findings:
+            rows = [{"id": case.id, "phase": case.phase.value, **finding.to_row()} for case, finding in findings]
+            self._channel.send({"op": op.operator.name, "verdicts": rows})
+
+
+def _differentiable(judged: _JudgedOperator, placed: BatchEntry) -> bool:
+    """Whether the gradients of a case can be judged; ATen decides whether there are any."""
+    op = judged.operator
+    if judged.gradient_cases >= _MAX_GRADIENT_CASES:
+        return False
+    if judged.kernel["file"] is not None and not judged.kernel["forbidden"]:
+        return False  # a kernel that falls back on the operator would call itself once installed
+    if op.packet in PROPERTY_CHECKS:
+        return False  # a different right answer has different gradients
+    plain = op.kind is SchemaKind.FUNCTIONAL and not op.composite and not op.is_random and "_backward" not in op.base
+    floats = any(row[2][0] in "fbc" and row[2] != "b8" and row[6] is None for row in placed.input_rows)
+    large = sum(row[1] for row in placed.input_rows) > variants.MAX_VARIED_INPUT_BYTES
+    return plain and floats and not large and placed.case.expect is Expect.RETURNS
+
+
+def _replayed_result(first: CaseCheck, replayed: CaseCheck) -> Verdict | None:
+    """Return the verdict on a kernel that answers for the earlier contents of its memory."""
+    is_user_call = isinstance(first.call, UserCall)  # it returns all inputs, and they rightly hold the new contents
+    call = replace(first.call, owns_storage=False) if is_user_call else first.call
+    earlier = replace(replayed, call=call, aten=first.aten, notes=[], result_pairs=[], measure_errors=False)
+    if not earlier.verdict().passed:
+        return None
+    return Verdict(VerdictKind.CHEATED, "returned the result of earlier contents of the same memory: a replayed result")
+
+
+def _sanitise_counts(calls: Any) -> dict[str, int]:
+    """Return the counts of a kernel's own calls, sanitised: its process is untrusted."""
+    if not isinstance(calls, dict):
+        return {}
+    return {str(name)[:80]: count for name, count in list(calls.items())[:100] if isinstance(count, int)}
+
+
+def _dispatcher_bypass(worker: KernelWorker, kernel: dict[str, Any]) -> Verdict | None:
+    """Return the verdict on a kernel whose libraries call ATen's code past the dispatcher."""
+    objection = worker.rejection_reason(kernel["forbidden"]) if kernel["forbidden"] else None
+    return None if objection is None else Verdict(VerdictKind.CHEATED, objection)
+
+
+def _tampering(changes: Any, when: str = "") -> Verdict:
+    """Return the verdict on a kernel that has changed the process it runs in."""
+    listed = changes if isinstance(changes, list) else [changes]
+    return Verdict(VerdictKind.CHEATED, f"{when}tampered with its process: {'; '.join(map(str, listed))}")
+
+
+def _load_rejection(reply: dict[str, Any]) -> Verdict | None:
+    """Return why a kernel is rejected when it is loaded, or cannot be loaded."""
+    if "tried" in reply:
+        return Verdict(VerdictKind.CHEATED, f"while loading: {reply['tried']}")
+    if "error" in reply:
+        return Verdict(VerdictKind.ERROR, f"cannot be loaded: {reply['error']}")
+    if tampered := reply.get("tampered"):
+        return _tampering(tampered, "while loading, ")
+    if changes := reply.get("state"):
+        return Verdict(VerdictKind.CONTRACT, f"while loading, changed global state: {'; '.join(map(str, changes))}")
+    return None

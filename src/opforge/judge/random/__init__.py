@@ -1,0 +1,1 @@
+"""Judging of operators that draw random numbers, by statistics of many draws."""

@@ -1,0 +1,1 @@
+"""Calls of the reference: ATen, or a user's own function."""

@@ -1,0 +1,249 @@
+"""Speed of light: least cost of a call, its time at measured peaks, and alarms for faster times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from opforge.judge.roofline.arithmetic import ArithmeticKind
+from opforge.judge.roofline.costed_call import CostedCall
+from opforge.judge.roofline.formulas import (
+    CallWork,
+    Formula,
+    default_work,
+    full_copy,
+    gather,
+    norm_backward,
+    normalisation,
+    part_replacement,
+    partial_copy,
+    pointwise,
+    read_arguments,
+    reduction,
+    scatter,
+    triangular,
+    zero_work,
+)
+from opforge.judge.roofline.matrix_formulas import matrix_work
+from opforge.judge.roofline.memory import distinct_bytes
+from opforge.judge.roofline.peaks import Peaks
+from opforge.ops import Operator, table
+from opforge.ops.undefined import UNDEFINED_CONTENTS
+
+ALARM_MARGIN = {"cpu": 0.25, "cuda": 0.15}
+"""Share of the hard bound by which a time must be shorter to raise an alarm.
+
+It allows for the accuracy of the peaks. They are ATen's best, which another kernel may beat. A
+CPU's clock and caches are shared, so they may have been measured at a slow time."""
+
+_READS_WITHOUT_TENSOR_RESULT = frozenset({"equal", "allclose", "item", "_local_scalar_dense", "is_nonzero"})
+"""Packets that read contents although they return no tensor."""
+_DYNAMIC_SHAPE_TAG = "dynamic_output_shape"
+"""Tag of operators that must read contents to know the size of their result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Least cost of a call."""
+
+    moved_bytes: int
+    """Fewest bytes that must move: the needed inputs once, the results once."""
+    in_place: bool
+    """Whether results are written where inputs were read."""
+    flops: int
+    kind: ArithmeticKind
+    method: str
+    """``formula``, or ``estimate`` for operators without one."""
+    required_bytes: int = 0
+    """Bytes that every honest kernel must read or write, whatever the contents."""
+    required_input_bytes: int = 0
+    """Those of them that are inputs."""
+    required_flops: int = 0
+
+
+def cost(op: Operator, args: Iterable[Any], kwargs: dict[str, Any], result: Any) -> Cost:
+    """Return the least cost of a call, from shapes and strides of its arguments and ATen's result.
+
+    The arguments must be those of the call: results that share memory with them count as views.
+    """
+    call = CostedCall(op, tuple(args), kwargs, result)
+    need = _need(call)
+    written = distinct_bytes(call.outputs) if need.written_bytes is None else need.written_bytes
+    sure_tensors = [*need.required_inputs, *(call.outputs if need.requires_all_writes else [])]
+    sure_input_tensors = [*need.required_inputs, *(call.written if need.requires_all_writes and call.in_place else [])]
+    return Cost(
+        moved_bytes=need.read_bytes + written,
+        in_place=call.in_place and any(a.writes and a.name in read_arguments(call) for a in op.arguments),
+        flops=need.flops,
+        kind=need.kind,
+        method="formula" if need.has_formula else "estimate",
+        required_bytes=distinct_bytes(sure_tensors),
+        required_input_bytes=distinct_bytes(sure_input_tensors),
+        required_flops=need.required_flops,
+    )
+
+
+def _need(call: CostedCall) -> CallWork:
+    packet = call.op.packet
+    empty = not any(t.numel() for t in call.outputs) and not (call.new_results and _DYNAMIC_SHAPE_TAG in call.op.tags)
+    if packet not in _READS_WITHOUT_TENSOR_RESULT and (empty or call.op.base in UNDEFINED_CONTENTS):
+        return zero_work(call)
+    if any(t.layout is not torch.strided for t in [*call.outputs, *call.tensors(*call.bound_arguments)]):
+        return default_work(call)
+    formula = _FORMULAS.get(packet) or _formula_by_tag(call.op)
+    return formula(call) if formula is not None else matrix_work(call) or default_work(call)
+
+
+@cache
+def _tags(family: str) -> frozenset[str]:
+    op = table().get(family)
+    members = table().family(op) if op is not None else []
+    return frozenset(tag for member in members for tag in member.tags)
+
+
+def _formula_by_tag(op: Operator) -> Formula | None:
+    """Return the formula implied by torch's tags on any variant of the operator."""
+    tags = _tags(op.family) | op.tags
+    if "reduction" in tags:
+        return reduction
+    if "pointwise" in tags or (op.base.startswith("_foreach_") and not op.base.startswith(_FOREACH_NOT_POINTWISE)):
+        return pointwise
+    return partial_copy if "view_copy" in tags else None
+
+
+_FOREACH_NOT_POINTWISE = ("_foreach_mm", "_foreach_norm", "_foreach_max", "_foreach_powsum")
+
+
+def _for_packets(formula: Formula, *packets: str) -> dict[str, Formula]:
+    return dict.fromkeys(packets, formula)
+
+
+_FORMULAS: dict[str, Formula] = {
+    **_for_packets(
+        pointwise, "where", "__and__", "__or__", "__iand_", "__ior_", "__irshift_", "absolute", "arccos", "arccosh",
+        "arcsin", "arcsinh", "arctan", "arctan2", "arctanh", "divide", "multiply", "subtract", "negative", "greater",
+        "greater_equal", "less", "less_equal", "not_equal", "fix", "floor_divide", "hardswish", "hardswish_backward",
+        "elu_backward", "leaky_relu_backward", "mish_backward", "softplus_backward", "hardsigmoid_backward",
+        "hardtanh_backward", "hardshrink_backward", "softshrink_backward", "prelu", "_prelu_kernel", "isclose",
+        "isreal", "polar", "complex", "_masked_scale", "log_sigmoid_forward", "log_sigmoid", "special_expit", "glu",
+        "special_erf", "special_erfc", "special_exp2", "special_expm1", "special_log1p", "special_xlogy",
+    ),
+    **_for_packets(
+        reduction, "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "_logcumsumexp", "sort", "argsort", "topk",
+        "msort", "median", "nanmedian", "mode", "kthvalue", "nonzero", "nanmean", "bincount", "_aminmax", "dist",
+        "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss", "_unique2", "unique_dim",
+        "allclose", "item", "_local_scalar_dense", "is_nonzero", "special_logsumexp", "_is_all_true", "_is_any_true",
+        "equal", "_foreach_norm", "_foreach_max",
+    ),
+    **_for_packets(
+        normalisation(5), "_softmax", "softmax", "special_softmax", "_log_softmax", "log_softmax", "special_log_softmax",
+        "_safe_softmax", "_softmax_backward_data", "_log_softmax_backward_data",
+    ),
+    **_for_packets(
+        normalisation(7), "layer_norm", "native_layer_norm", "group_norm", "native_group_norm", "batch_norm",
+        "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "instance_norm",
+        "_native_batch_norm_legit_functional", "_batch_norm_with_update", "_batch_norm_no_update", "cudnn_batch_norm",
+        "rms_norm", "_fused_rms_norm",
+    ),
+    **_for_packets(
+        norm_backward, "native_layer_norm_backward", "native_group_norm_backward", "native_batch_norm_backward",
+        "_fused_rms_norm_backward", "batch_norm_backward",
+    ),
+    **_for_packets(
+        full_copy, "clone", "copy", "_to_copy", "to", "type_as", "contiguous", "cat", "concat", "concatenate", "stack",
+        "_stack", "hstack", "vstack", "dstack", "column_stack", "row_stack", "flip", "fliplr", "flipud", "roll", "rot90",
+        "transpose_copy", "permute_copy", "t_copy", "view_copy", "expand_copy", "repeat", "tile", "pixel_shuffle",
+        "pixel_unshuffle", "channel_shuffle", "native_channel_shuffle", "reshape", "flatten", "_foreach_copy",
+        "alias_copy", "unsqueeze_copy", "squeeze_copy", "detach_copy", "fill", "full", "full_like", "new_full", "ones",
+        "ones_like", "new_ones", "zeros", "zeros_like", "new_zeros", "zero", "_foreach_zero", "arange", "range",
+        "linspace", "logspace", "eye", "scalar_tensor",
+    ),
+    **_for_packets(partial_copy, "constant_pad_nd", "pad", "diag", "diag_embed", "diagflat", "select_backward", "slice_backward"),
+    **_for_packets(part_replacement, "slice_scatter", "select_scatter", "diagonal_scatter"),
+    **_for_packets(triangular, "tril", "triu"),
+    **_for_packets(gather("self"), "gather", "index_select", "index", "_unsafe_index", "take", "take_along_dim", "masked_select"),
+    "embedding": gather("weight"),
+    **_for_packets(
+        gather("weight", lambda c: c.tensors("indices")[0].numel() * c.tensors("weight")[0].shape[-1]),
+        "embedding_bag", "_embedding_bag", "_embedding_bag_forward_only",
+    ),
+    **_for_packets(
+        gather("self", lambda c: c.tensors("target")[0].numel()), "nll_loss", "nll_loss_forward", "nll_loss2d",
+        "nll_loss2d_forward",
+    ),
+    **_for_packets(scatter("src"), "scatter", "scatter_add", "scatter_reduce"),
+    **_for_packets(scatter("source"), "index_add", "index_copy", "index_reduce", "put"),
+    **_for_packets(scatter("values"), "index_put", "_index_put_impl", "_unsafe_index_put"),
+    **_for_packets(scatter("value"), "index_fill"),
+}  # fmt: skip
+
+
+def sol_us(cost: Cost, peaks: Peaks, footprint_bytes: int, *, tf32: bool = False) -> tuple[float, str]:
+    """Return the least time that a call can take, and its limit: ``memory`` or ``compute``.
+
+    ``footprint_bytes`` is the memory touched before the same memory is used again. It sets the
+    bandwidth.
+    """
+    memory_us = _us(cost.moved_bytes, peaks.bandwidth(footprint_bytes, in_place=cost.in_place))
+    kind = ArithmeticKind.TF32_MATMUL if tf32 and cost.kind is ArithmeticKind.F32_MATMUL else cost.kind
+    rate = peaks.rate(kind)
+    compute_us = _us(cost.flops, rate) if rate else 0.0
+    return (compute_us, "compute") if compute_us > memory_us else (memory_us, "memory")
+
+
+def hard_bound_us(cost: Cost, peaks: Peaks, footprint_bytes: int) -> float:
+    """Return a time that no honest kernel beats, from required memory and fastest arithmetic."""
+    fastest = peaks.fastest_rate
+    return max(
+        _us(cost.required_input_bytes, peaks.bandwidth(footprint_bytes)),
+        _us(cost.required_bytes, peaks.bandwidth(min(footprint_bytes, cost.required_bytes))),
+        _us(cost.required_flops, fastest) if fastest else 0.0,
+    )
+
+
+def sol_figures(
+    cost: Cost,
+    peaks: Peaks,
+    footprint_bytes: int,
+    kernel_us: float,
+    aten_us: float,
+    *,
+    kernel_us_high: float | None = None,
+    tf32: bool = False,
+) -> dict[str, Any]:
+    """Return the field ``sol`` of a line of results, and ``alarm`` if the kernel is too fast.
+
+    ``kernel_us_high`` is the slow end of the interval of the kernel's time. If ATen's time is also below
+    the bound, the peaks are too low, and there is no alarm.
+    """
+    us, bound = sol_us(cost, peaks, footprint_bytes, tf32=tf32)
+    sol = {
+        "bytes": cost.moved_bytes,
+        "flops": cost.flops,
+        "us": us,
+        "bound": bound,
+        "kernel": 100 * us / kernel_us,
+        "aten": 100 * us / aten_us,
+        "counted": cost.method,
+    }
+    slow = kernel_us if kernel_us_high is None else max(kernel_us_high, kernel_us)
+    least = hard_bound_us(cost, peaks, footprint_bytes)
+    limit = least * (1 - ALARM_MARGIN[peaks.device_type])
+    if slow >= limit or aten_us < limit:
+        return {"sol": sol}
+    work = f"{cost.required_bytes:,} bytes" + (
+        f" and {cost.required_flops:,} operations" if cost.required_flops else ""
+    )
+    alarm = (
+        f"faster than the speed of light (SOL): {slow:.3g} µs for {work}, "
+        f"which take at least {least:.3g} µs at the measured peaks of {peaks.device}"
+    )
+    return {"sol": sol, "alarm": alarm}
+
+
+def _us(amount: float, per_second: float) -> float:
+    return amount / per_second * 1e6

@@ -1,0 +1,157 @@
+"""Find the first call of a model at which a kernel's answer is wrong.
+
+The calls come from a run without kernels, and the judge checks each.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from opforge.cases.case import Expect, Phase
+from opforge.cases.tensors import Bytes
+from opforge.errors import CaseSyntaxError
+from opforge.judge.batch import Batch, CaseRow
+from opforge.judge.compare.contract import CaseCheck
+from opforge.judge.kernel_worker import KernelWorker, WorkerConfig, WorkerDiedError
+from opforge.judge.reference.user import LOAD_TIMEOUT_S
+from opforge.judge.replies import MALFORMED_REPLY, parse_replies, results_end
+from opforge.judge.verdict import Verdict, VerdictKind
+from opforge.models.model_process import ModelProcess, ModelProcessError
+from opforge.ops import Operator, table
+
+_BLOB_NAME = "calls"
+_CASE_ID_FORMAT = "{:016x}"
+
+
+@dataclass
+class WrongCallReport:
+    """The check of the calls of a kernel's operators."""
+
+    call_count: int = 0
+    """Number of calls in a run of the model."""
+    checked_count: int = 0
+    first_wrong_call: dict[str, Any] | None = None
+    """The first call with a wrong answer; None if each call by itself is within its bound."""
+    largest_bound_ratio: float = 0.0
+    """The largest ratio of a call's error to its bound."""
+
+    def to_row(self) -> dict[str, Any]:
+        row: dict[str, Any] = {
+            "calls": self.call_count,
+            "looked_at": self.checked_count,
+            "first": self.first_wrong_call,
+        }
+        return row if self.first_wrong_call is not None else {**row, "largest_share_of_bound": self.largest_bound_ratio}
+
+
+class WrongCallFinder:
+    """Checks the calls of one kernel, which runs in its own worker."""
+
+    def __init__(self, worker: KernelWorker, config: WorkerConfig, kernel: dict[str, Any]) -> None:
+        self._worker = worker
+        self._config = config
+        self._device = torch.device(config.device)
+        self._required = dict(kernel["ops"])
+        self._buffer: Bytes = np.zeros(1 << 20, np.uint8)
+        wire = {name: value for name, value in kernel.items() if name != "ops"}
+        worker.ask({"do": "load", "kernel": wire}, timeout_s=max(LOAD_TIMEOUT_S, config.timeout_s))
+
+    def find_first(self, aten: ModelProcess, ops: Sequence[str]) -> WrongCallReport:
+        """Return the first call of a run at which the kernel's answer is wrong."""
+        located = WrongCallReport()
+        for call, blob in _recorded_calls(aten, ops, located):
+            facts = table().get(call.get("op", ""))
+            if facts is None or "tree" not in call:
+                continue
+            located.checked_count += 1
+            case = CaseRow(
+                _CASE_ID_FORMAT.format(call["number"]),
+                call["text"],
+                json.dumps(call["tree"]),
+                Expect.RETURNS,
+                Phase.CORRECTNESS,
+                _BLOB_NAME,
+            )
+            finding = self._judge_call(facts, case, blob)
+            if finding.passed or finding.kind is VerdictKind.UNSUPPORTED:
+                located.largest_bound_ratio = max(located.largest_bound_ratio, _bound_ratio(finding))
+                continue
+            located.first_wrong_call = self._wrong_call_row(facts, call, finding)
+            return located
+        return located
+
+    def _wrong_call_row(self, facts: Operator, call: dict[str, Any], finding: Verdict) -> dict[str, Any]:
+        row = {name: call[name] for name in ("number", "op", "phase")} | {"case": call["text"]}
+        return {**row, **finding.to_row(), **self._check_seeded_contents(facts, call["text"], finding)}
+
+    def _check_seeded_contents(self, facts: Operator, text: str, finding: Verdict) -> dict[str, Any]:
+        """Report whether the kernel also fails with seeded contents; not if its process is gone."""
+        if finding.kind in (VerdictKind.CRASHED, VerdictKind.TIMED_OUT):
+            return {}
+        case = CaseRow(_CASE_ID_FORMAT.format(0), text, "", Expect.RETURNS, Phase.CORRECTNESS, "")
+        return {"also_with_seeded_contents": not self._judge_call(facts, case, None).passed}
+
+    def _judge_call(self, facts: Operator, case: CaseRow, blob: Bytes | None) -> Verdict:
+        """Judge the kernel on one call."""
+        blobs = {} if blob is None else {_BLOB_NAME: blob}
+        batch = Batch(facts, self._device, self._config.input_bytes, blobs, self._buffer)
+        try:
+            placed = batch.add(case)
+        except (CaseSyntaxError, MemoryError, KeyError, ValueError, RuntimeError) as error:
+            return Verdict(VerdictKind.UNSUPPORTED, f"the case cannot be made here: {error}")
+        if placed is None:
+            return Verdict(VerdictKind.UNSUPPORTED, "not enough memory for the case")
+        batch.copy_to(self._worker.arena_view)
+        request = {"do": "call", "op": facts.name, "random": facts.is_random, "cases": [placed.request()]}
+        try:
+            replies = parse_replies(self._worker.ask(request), 1)
+        except WorkerDiedError as death:
+            return Verdict(death.kind, str(death))
+        if replies is None:
+            return Verdict(VerdictKind.CONTRACT, MALFORMED_REPLY)
+        results = bytearray(self._worker.arena_view[self._config.input_bytes : results_end(replies, self._config)])
+        touched = batch.changed_inputs(self._worker.arena_view)[0]
+        required = bool(self._required.get(facts.name, True))
+        return CaseCheck(
+            facts,
+            required,
+            case.expect,
+            placed.call,
+            placed.answer,
+            replies[0],
+            results,
+            self._config.input_bytes,
+            touched,
+        ).verdict()
+
+
+def _recorded_calls(
+    aten: ModelProcess, ops: Sequence[str], located: WrongCallReport
+) -> Iterator[tuple[dict[str, Any], Bytes]]:
+    """Yield the calls of a run in order, with the bytes of their tensors."""
+    start, has_more = 0, True
+    while has_more:
+        reply = aten.ask({"do": "record", "ops": list(ops), "start": start})
+        calls, seen = reply.get("calls"), reply.get("seen")
+        if not isinstance(calls, list) or not isinstance(seen, int) or not all(isinstance(c, dict) for c in calls):
+            raise ModelProcessError(VerdictKind.CONTRACT, MALFORMED_REPLY)
+        located.call_count = seen
+        blob = aten.copy_bytes(aten.config.input_bytes, reply.get("used"))
+        if blob is None:
+            raise ModelProcessError(VerdictKind.CONTRACT, MALFORMED_REPLY)
+        for call in calls:
+            yield call, blob
+        aten.worker.release_arena(len(blob))
+        start += len(calls)
+        has_more = bool(calls) and start < seen
+
+
+def _bound_ratio(finding: Verdict) -> float:
+    bound = finding.figures.get("bound") or 0.0
+    return float(finding.figures.get("kernel_error", 0.0)) / bound if bound else 0.0

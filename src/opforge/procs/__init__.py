@@ -1,0 +1,1 @@
+"""Processes of Linux, and the channel between two of them."""

@@ -1,0 +1,321 @@
+"""A whole run: suite, backend, plan, execution, store, summary."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import functools
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from opforge import registry
+from opforge.backends import Backend
+from opforge.cache import torch_version
+from opforge.cases import Case
+from opforge.cases.case import Expect
+from opforge.errors import OpforgeError, RunDirectoryError
+from opforge.kernels import Kernel
+from opforge.kernels.hints import native_hints, python_hints
+from opforge.kernels.native import is_native
+from opforge.runs.config import RunConfig
+from opforge.runs.execute.judge_pool import confinement_settings, start_server
+from opforge.runs.execute.service import JudgingService
+from opforge.runs.executors import Executor, Work
+from opforge.runs.generation import GenerationContext, KernelGenerator
+from opforge.runs.input_generators import case_maker
+from opforge.runs.plan import Job, Plan, VerdictKey, load_suite, make_plan, selected_ops
+from opforge.runs.proofs import write_proofs
+from opforge.runs.score import Summary
+from opforge.runs.store import RunStore
+from opforge.runtime import untrusted_files as files
+from opforge.sandbox.host import system_check
+from opforge.sandbox.host.client import ForkServerHandle
+from opforge.suites import LoadedSuite, Suite
+from opforge.suites.base import MakeCases, Progress, no_progress
+from opforge.suites.lookup import find_suite
+from opforge.suites.strength import stored_strength
+
+INPUTS = "inputs"
+"""Subfolder of a run's folder for cases made for this run."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """A finished run."""
+
+    store: RunStore
+    manifest: dict[str, Any]
+    summary: Summary
+
+
+def run(
+    config: RunConfig,
+    out: Path,
+    *,
+    resume: bool = False,
+    progress: Progress = no_progress,
+    command: list[str] | None = None,
+    suite: Suite | None = None,
+    backend: Backend | None = None,
+) -> RunResult:
+    """Judge a backend on a suite and store everything in ``out``.
+
+    The suite and the backend are the registered ones unless given.
+    """
+    config = config.checked()
+    backend = backend or registry.load("backends", config.backend)(config.backend_options)
+    suite = suite or find_suite(config.suite)
+    selected_ops(config, suite)  # report a misspelt operator before starting anything
+    if isinstance(backend, KernelGenerator) and config.executor != "local":
+        raise OpforgeError(
+            f"backend {config.backend!r} judges its kernels on this machine while it makes them, not with --executor {config.executor}; "
+            f"judge them afterwards with --backend {'custom_ops' if config.suite == 'custom_ops' else 'directory'} --executor {config.executor}"
+        )
+    executor_class = registry.load("executors", config.executor)
+    server = start_server(config.device, confined=config.confine)
+    executor: Executor | None = None
+    try:
+        executor = executor_class(config, server)
+        device_name = executor.device_name()
+        with tempfile.TemporaryDirectory(prefix="opforge-inputs-") as temporary:
+            folder = out / INPUTS if resume and (out / INPUTS).is_dir() else Path(temporary)
+            loaded = load_suite(config, progress, suite, make=_input_maker(config, server, out), folder=folder)
+            makes = isinstance(backend, KernelGenerator)
+            plan = Plan(loaded, (), tuple(loaded.cases)) if makes else make_plan(config, backend, loaded)
+            manifest = _manifest(config, plan, command or sys.argv, device_name)
+            store = RunStore.reopen(out) if resume else RunStore.create(out, manifest)
+            plan = replace(plan, suite=_keep_blobs(loaded, folder, out / INPUTS))
+        try:
+            confinement = executor.confinement() if config.confine else system_check.no_protections()
+            store.update_manifest(confinement=confinement, peaks=_peaks(config, plan, executor, progress))
+            if isinstance(backend, KernelGenerator):
+                plan = _generate_kernels(config, backend, plan.suite, store, server, progress)
+            return _judge(plan, store, executor, progress)
+        finally:
+            store.close()
+    finally:
+        if executor is not None:
+            executor.close()
+        server.close()
+
+
+def load_cases(config: RunConfig, suite: Suite, progress: Progress = no_progress) -> LoadedSuite:
+    """Return the cases of a suite that makes them in the sandbox, to list them without running."""
+    server = start_server(config.device, confined=config.confine)
+    try:
+        with tempfile.TemporaryDirectory(prefix="opforge-inputs-") as folder:
+            make = _input_maker(config, server, Path(folder))
+            return load_suite(config, progress, suite, make=make, folder=Path(folder))
+    finally:
+        server.close()
+
+
+def _input_maker(config: RunConfig, server: ForkServerHandle, out: Path) -> MakeCases:
+    """Return a function that makes inputs in the sandbox; it probes the confinement when called."""
+
+    def make(files: Mapping[str, Path], blob: Path, name: str, progress: Progress) -> dict[str, list[Case]]:
+        confine = None
+        if config.confine:
+            confine = {
+                "run": str(out.resolve()),
+                "held": not system_check.working_protections(server.spawner)["missing"],
+            }
+        return case_maker(config, server, confine)(files, blob, name, progress)
+
+    return make
+
+
+def _keep_blobs(loaded: LoadedSuite, source: Path, destination: Path) -> LoadedSuite:
+    """Return the suite with the blobs made for this run copied into the run's folder."""
+    if source == destination or not any(source.iterdir()):
+        return loaded
+    shutil.copytree(source, destination)
+    blobs = {name: destination / path.name if path.parent == source else path for name, path in loaded.blobs.items()}
+    return replace(loaded, blobs=blobs)
+
+
+def _generate_kernels(
+    config: RunConfig,
+    backend: KernelGenerator,
+    suite: LoadedSuite,
+    store: RunStore,
+    server: ForkServerHandle,
+    progress: Progress,
+) -> Plan:
+    """Let a backend make its kernels, judged as often as it likes, and plan with the results."""
+    manifest = store.manifest()
+    _check_sources_unchanged(manifest, suite)  # before any kernel is made from changed files
+    if manifest["config"].get("generation") != config.generation:
+        store.update_manifest(config={**manifest["config"], "generation": config.generation})
+    empty_plan = _plan_row(config, Plan(suite, (), tuple(suite.cases)))
+    confine = confinement_settings(config, store.path, manifest)
+    with JudgingService(config, server, suite, confine, manifest.get("peaks")) as judging:
+        backend.make(
+            GenerationContext(config, suite, store.path, manifest, judging, progress, lambda: store.restart(empty_plan))
+        )
+    plan = make_plan(config, backend, suite)
+    if not store.manifest()["plan"]["kernels"]:  # otherwise the run is resumed after the kernels were made
+        store.update_manifest(plan=_plan_row(config, plan))
+    return plan
+
+
+def _judge(plan: Plan, store: RunStore, executor: Executor, progress: Progress) -> RunResult:
+    manifest = store.manifest()
+    _check_kernels_unchanged(manifest, plan)
+    _check_sources_unchanged(manifest, plan.suite)
+    summary = Summary.start(manifest)
+    done: set[VerdictKey] = set()
+    for row in store.rows():
+        done.add((row["kernel"], row["op"], row["id"], row["phase"]))
+        summary.add(row)
+    jobs = [job for job in (j.without(done) for j in plan.jobs) if job.operators] if done else list(plan.jobs)
+    count, total = len(done), plan.case_count
+
+    def emit(rows: list[dict[str, Any]]) -> None:
+        nonlocal count
+        rows = [{"suite": plan.suite.name, **row} for row in rows]
+        store.append(rows)
+        count += len(rows)
+        for row in rows:
+            summary.add(row)
+        if rows:
+            progress(rows[-1]["op"], count, total)
+
+    def judging(ops: str) -> None:
+        progress(ops, count, total)
+
+    try:
+        executor.execute(Work(plan, jobs, emit, store.path, manifest, progress, judging))
+    except BaseException:
+        with contextlib.suppress(OSError, OpforgeError):  # the error that ended the run takes precedence
+            _proofs(plan, store, manifest, finished=False)
+        raise
+    store.update_manifest(finished=_utc_now(), scores=summary.scores(), proofs=_proofs(plan, store, manifest))
+    return RunResult(store, store.manifest(), summary)
+
+
+def _proofs(plan: Plan, store: RunStore, manifest: dict[str, Any], *, finished: bool = True) -> dict[str, Any]:
+    """Write proofs of the judged kernels beside their files; report those not writable."""
+    raising = {
+        case.id for job in plan.jobs for part in job.operators for case in part.cases if case.expect is Expect.RAISES
+    }
+    kernels = [job.kernel for job in plan.jobs]
+    written = write_proofs(kernels, store.rows(), manifest, raising, finished=finished)
+    return {"written": [str(path) for path in written.paths], "remarks": written.remarks}
+
+
+def _peaks(config: RunConfig, plan: Plan, executor: Executor, progress: Progress) -> dict[str, Any] | None:
+    """Return the device's measured peaks if anything is timed; measuring takes seconds, once."""
+    if not plan.timed_units:
+        return None
+    progress(f"peaks of {config.device}", 0, 1)
+    return executor.peaks()
+
+
+def _check_kernels_unchanged(manifest: dict[str, Any], plan: Plan) -> None:
+    """Refuse to mix verdicts on two versions of a kernel, or of torch, in one run."""
+    if manifest["versions"]["torch"] != torch_version():
+        raise RunDirectoryError(
+            f"the run was started with torch {manifest['versions']['torch']}, and this is {torch_version()}; start a new run with --out"
+        )
+    old_digests = {k["name"]: k["digest"] for k in manifest["plan"]["kernels"]}
+    if gone := set(old_digests) - {job.kernel.name for job in plan.jobs}:
+        raise RunDirectoryError(f"kernel {min(gone)} was removed after the run started; start a new run with --out")
+    for job in plan.jobs:
+        kernel = job.kernel
+        if kernel.file is not None and old_digests.get(kernel.name) != kernel.digest:
+            raise RunDirectoryError(
+                f"kernel {kernel.name} ({kernel.file}) has changed since the run started; start a new run with --out"
+            )
+
+
+def _check_sources_unchanged(manifest: dict[str, Any], suite: LoadedSuite) -> None:
+    """Refuse to resume with changed cases or references."""
+    for file, digest in manifest["plan"].get("sources", {}).items():
+        if suite.sources.get(file) != digest:
+            raise RunDirectoryError(f"{file} has changed since the run started; start a new run with --out")
+
+
+def _manifest(config: RunConfig, plan: Plan, command: list[str], device_name: str) -> dict[str, Any]:
+    return {
+        "opforge": 1,
+        "command": command,
+        "config": config.as_json(),
+        "versions": {name: _version(name) for name in ("opforge", "torch", "triton", "numpy")}
+        | {"python": platform.python_version()},
+        "machine": {
+            "platform": platform.platform(),
+            "processor": platform.machine(),
+            "device": config.device,
+            "name": device_name,
+        },
+        "started": _utc_now(),
+        "plan": _plan_row(config, plan),
+    }
+
+
+def _plan_row(config: RunConfig, plan: Plan) -> dict[str, Any]:
+    return {
+        "suite": plan.suite.name,
+        "suite_digest": plan.suite.digest,
+        "cases": plan.case_count,
+        "operators": plan.unit_count,
+        "missing": list(plan.missing),
+        "optional": sorted(plan.optional),
+        "performance": list(plan.timed_units),
+        "kernels": [_kernel_row(job) for job in plan.jobs],
+        "sources": dict(plan.suite.sources),
+        "losses": list(plan.suite.losses),
+        "remarks": list(plan.remarks),
+        "weak": _weak_operators(config, plan),
+    }
+
+
+def _weak_operators(config: RunConfig, plan: Plan) -> dict[str, Any]:
+    """Return the judged operators whose cases let mutants pass, and the origin of that data."""
+    measured = stored_strength(config.suite, config.device, config.dtypes)
+    if measured is None:
+        return {"origin": "", "ops": {}}
+    return {"origin": measured.origin, "ops": measured.weak_among(p.op for job in plan.jobs for p in job.operators)}
+
+
+def _kernel_row(job: Job) -> dict[str, Any]:
+    kernel = job.kernel
+    return {
+        "name": kernel.name,
+        "primary": kernel.primary,
+        "file": kernel.file,
+        "digest": kernel.digest,
+        "ops": [p.op for p in job.operators],
+        "hints": _source_hints(kernel),
+    } | ({} if kernel.reference is None else {"reference": kernel.reference.name})
+
+
+def _source_hints(kernel: Kernel) -> list[str]:
+    """Return hints on a kernel's source; none if it cannot be read, as its verdicts will say."""
+    if kernel.file is None:
+        return []
+    find_hints = native_hints if is_native(kernel.file) else python_hints
+    try:
+        return find_hints(files.read_text(Path(kernel.file)))
+    except OSError:
+        return []
+
+
+@functools.cache
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _utc_now() -> str:
+    return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")

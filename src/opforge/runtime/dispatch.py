@@ -1,0 +1,237 @@
+"""One operator's slot in the dispatcher: the kernels tried in order, and the answer to a call.
+
+A kernel runs below autograd: ATen's derivative formulas apply above it. Inside a kernel every
+operator is ATen's own, so kernels neither run on each other nor recurse.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .aten_kernels import aten_kernel, override
+from .fast_path import HAS_GUARDS, INSIDE_KERNEL, DecisionCache, below_autocast, make_fast_path
+from .operator_schema import FUNCTIONAL, OperatorSchema, takes_any_number, tensor_positions, tensors_come_first
+from .proven_calls import ProvenCalls
+from .results import check_result_types
+from .trees import map_instances
+
+Function = Callable[..., Any]
+_MAX_REASONS = 16
+"""Reasons for falling back that are counted separately; further ones share one count."""
+_OTHER_REASONS = "other reasons"
+
+
+class KernelWarning(RuntimeWarning):
+    """A kernel failed and was removed, or is bypassed."""
+
+
+INSTALL_LOCK = threading.RLock()
+"""Held while kernels are installed or removed."""
+
+
+@dataclass
+class CallCounts:
+    """Counts of the calls to one kernel, by outcome."""
+
+    kernel: InstalledKernel
+    served: int = 0
+    aten: Counter[str] = field(default_factory=Counter)
+    """How often the kernel was skipped, by reason."""
+
+    def count_fallback(self, reason: str) -> None:
+        has_own_count = reason in self.aten or len(self.aten) < _MAX_REASONS
+        self.aten[reason if has_own_count else _OTHER_REASONS] += 1
+
+
+class InstalledKernel:
+    """A kernel installed at one operator."""
+
+    def __init__(
+        self,
+        op: OperatorSchema,
+        name: str,
+        function: Function,
+        proven_calls: ProvenCalls | None,
+        *,
+        required: bool = True,
+        unadapted: bool,
+    ) -> None:
+        self.name = name
+        self.counts = CallCounts(self)
+        self._op = op
+        self._function = function
+        self._proven_calls = proven_calls
+        self.decisions: DecisionCache | None = None
+        if proven_calls is not None and HAS_GUARDS:
+            self.decisions = DecisionCache(proven_calls, function, self._detached, any_number=takes_any_number(op))
+        self._required = required
+        self._aten_can_retry = not unadapted or op.kind == FUNCTIONAL
+        """Whether ATen can still answer after the kernel raised. Adapters write last."""
+
+    def why_not(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        """Say why a call is not for this kernel; empty if it is."""
+        return "" if self._proven_calls is None else self._proven_calls.why_not(args, kwargs)
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the kernel on a call, and check the types of its result."""
+        function = self._detached if _requires_grad([*args, *kwargs.values()]) else self._function
+        result = below_autocast(function)(*args, **kwargs)
+        check_result_types(self._op, result)
+        return result
+
+    def _detached(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the kernel, which is below autograd, so that it records no gradients.
+
+        Tensors are detached if grad mode is on. The mode itself stays: some ATen operators keep
+        more for a backward pass when it is on.
+        """
+        if not torch.is_grad_enabled():
+            return self._function(*args, **kwargs)
+        args, kwargs = map_instances((args, kwargs), torch.Tensor, torch.Tensor.detach)
+        return self._function(*args, **kwargs)
+
+    def is_failure(self, error: Exception) -> bool:
+        """Whether an exception is a failure of the kernel rather than its way of declining."""
+        return self._required and not isinstance(error, NotImplementedError)
+
+    @property
+    def aten_can_retry(self) -> bool:
+        return self._aten_can_retry
+
+
+class OperatorSlot:
+    """An operator's dispatcher slot for one device. ``leave`` gives it back to ATen."""
+
+    def __init__(self, op: OperatorSchema, key: str) -> None:
+        self.op = op
+        self._aten_kernel = aten_kernel(op, key)
+        self._kernels: tuple[InstalledKernel, ...] = ()
+        self._library = torch.library.Library("aten", "IMPL")
+        check = functools.partial(check_result_types, op)
+        call, self._set_first = make_fast_path(self._call, tensor_positions(op), check, leading=tensors_come_first(op))
+        override(self._library, op, call, key)
+
+    @property
+    def kernels(self) -> tuple[InstalledKernel, ...]:
+        """Return the installed kernels. The one enabled last is tried first."""
+        return self._kernels
+
+    @kernels.setter
+    def kernels(self, servers: tuple[InstalledKernel, ...]) -> None:
+        self._kernels = servers
+        match servers:
+            case ():
+                self._set_first(None, None, self._aten_kernel)
+            case (only,):
+                self._set_first(only.decisions, only.counts, self._aten_kernel)
+            case (first, *_):
+                self._set_first(first.decisions, first.counts, None)
+
+    def restore(self) -> None:
+        """Remove the override. The dispatcher is then as it was before."""
+        self._library._destroy()  # noqa: SLF001  # torch has no public way to remove an implementation
+
+    def _call(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        raised: Exception | None = None,
+        counted: CallCounts | None = None,
+    ) -> Any:
+        """Answer a call on the slow path.
+
+        If a kernel has been tried, ``raised`` is its exception and ``counted`` are its counts.
+        """
+        failures: list[tuple[InstalledKernel, Exception]] = []
+        try:
+            return self._answer(args, kwargs, failures, raised, counted)
+        finally:
+            failures.clear()  # an error keeps its frames alive, and these keep the call's tensors alive
+
+    def _answer(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        failures: list[tuple[InstalledKernel, Exception]],
+        raised: Exception | None,
+        counted: CallCounts | None,
+    ) -> Any:
+        tried = counted.kernel if counted is not None else None
+        if tried is not None and raised is not None:
+            failures += self._failed(tried, raised, args, kwargs)
+        for server in self._kernels if not INSIDE_KERNEL.now else ():
+            if server is tried:
+                continue
+            if reason := server.why_not(args, kwargs):
+                server.counts.count_fallback(reason)
+                continue
+            try:
+                result = _run_inside(server, args, kwargs)
+            except Exception as error:  # noqa: BLE001  # kernels raise anything
+                failures += self._failed(server, error, args, kwargs)
+                continue
+            server.counts.served += 1
+            self._remove_failed(failures, f"{server.name} handles calls from now on")
+            return result
+        result = self._aten_kernel(*args, **kwargs)
+        # If ATen raises too, the kernel is not at fault.
+        self._remove_failed(failures, "ATen handles calls from now on")
+        return result
+
+    def _failed(
+        self, server: InstalledKernel, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[tuple[InstalledKernel, Exception]]:
+        """Count a kernel's exception; return it with the kernel if it is a failure.
+
+        A kernel that declines has not written. If a failed kernel may have written, its exception
+        is raised: the call is lost.
+        """
+        is_failure = server.is_failure(error)
+        server.counts.count_fallback(f"{'raised' if is_failure else 'declined:'} {type(error).__name__}: {error}")
+        if not is_failure:
+            return []
+        if server.aten_can_retry:
+            return [(server, error)]
+        if not self._aten_raises(args, kwargs):
+            self._remove_failed([(server, error)], "the call fails, because the kernel may have written already")
+        raise error
+
+    def _aten_raises(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether ATen raises on copies of the arguments."""
+        try:
+            args, kwargs = map_instances((args, kwargs), torch.Tensor, lambda t: t.detach().clone())
+            self._aten_kernel(*args, **kwargs)
+        except Exception:  # noqa: BLE001  # any exception counts
+            return True
+        return False
+
+    def _remove_failed(self, failures: list[tuple[InstalledKernel, Exception]], then: str) -> None:
+        for server, error in failures:
+            with INSTALL_LOCK:
+                self.kernels = tuple(s for s in self.kernels if s is not server)
+            cause = f"{type(error).__name__}: {error}"
+            text = f"kernel {server.name} failed in a call of {self.op.name} and was removed ({cause}); {then}"
+            warnings.warn(text, KernelWarning, stacklevel=3)
+
+
+def _run_inside(server: InstalledKernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a kernel with this thread marked as inside a kernel."""
+    INSIDE_KERNEL.now = True
+    try:
+        return server.call(args, kwargs)
+    finally:
+        INSIDE_KERNEL.now = False
+
+
+def _requires_grad(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_requires_grad, value))
+    return isinstance(value, torch.Tensor) and value.requires_grad

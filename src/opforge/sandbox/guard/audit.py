@@ -1,0 +1,294 @@
+"""Record a kernel's attempts to break out of its confinement, for its verdict.
+
+Confinement works without this. Libraries probe files and variables and are not accused: an attempt
+counts only if the nearest code outside the standard library is the kernel's own. A kernel that
+bypasses Python is stopped as well, but its attempt is not named.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from opforge.kernels.native.aten_calls import rejection_reason, stems_of
+from opforge.procs import linux
+from opforge.sandbox.guard import readable_paths
+from opforge.sandbox.guard.confinement import Confinement
+from opforge.sandbox.guard.secret_names import looks_secret
+
+_MAX_ATTEMPTS = 8
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_SECRET_FILES = (
+    "/etc/shadow",
+    "/etc/gshadow",
+    "/etc/sudoers",
+    "/etc/ssh",
+    "/root",
+    "/home",
+    "/var/lib",
+    "/run/secrets",
+)
+_SECRET_AT_HOME = {".ssh", ".aws", ".gnupg", ".netrc", ".pypirc", ".git-credentials", ".docker", ".kube", ".azure",
+                   ".bashrc", ".bash_profile", ".bash_history", ".profile", ".zshrc", ".env", ".anthropic",
+                   ".openai", ".huggingface"}  # fmt: skip
+_PRIVATE_PROC_FILES = {"environ", "mem", "maps", "fd", "root", "cwd", "auxv", "stack"}
+_OWN_DEVICES = (
+    "/dev/null",
+    "/dev/zero",
+    "/dev/full",
+    "/dev/random",
+    "/dev/urandom",
+    "/dev/tty",
+    "/dev/nvidia",
+    "/dev/dri",
+)
+_TORCH_SYMBOL = re.compile(r"_ZNK?(?:2at|5torch)|aoti_torch|torch_call")
+_LOOKUP_FUNCTIONS = ("dlsym", "dlvsym", "dlopen", "dlmopen", "__libc_dlsym", "_dl_sym", "mprotect", "pkey_mprotect")
+_STANDARD = sysconfig.get_path("stdlib") + os.sep
+_PACKAGES = tuple(f"{_STANDARD}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+
+Handler = Callable[["AuditHook", tuple[Any, ...]], None]
+
+
+class AuditHook:
+    """The kernel's attempts since they were last taken."""
+
+    def __init__(self, room: Confinement, homes: tuple[str, ...]) -> None:
+        self._room = room
+        self._homes = homes
+        self._worker_home = f"{room.folder}/home"
+        folders = {os.path.dirname(path) for path in room.reads} & {*room.lists}
+        self._kernel_folders = tuple(f"{path}{os.sep}" for path in folders)
+        self._kernel_files = frozenset(room.reads)
+        self._readable = tuple(p.rstrip("/") for p in (*readable_paths.shared_rights(), *room.reads, room.folder))
+        self._attempts: list[str] = []
+        self._any_succeeded = False
+        """Whether an attempt succeeded because confinement does not prevent it."""
+        self._stems: frozenset[str] = frozenset()
+        self._system = (
+            "/usr", "/lib", "/lib64", "/opt", "/nix/store", sys.prefix, sys.base_prefix, _real(torch.__path__[0]) or "",
+        )  # fmt: skip
+
+    def start(self) -> None:
+        """Install the audit hook, until the process ends."""
+        handlers = _HANDLERS
+        sys.addaudithook(lambda event, args: self._handle_event(handlers[event], args) if event in handlers else None)
+        for variables in (os.environ, os.environb):
+            variables.__class__ = _watched(type(variables), self)
+
+    def pop_attempts(self) -> str | None:
+        """Return the attempts as one sentence and clear them; None if there were none."""
+        tried, self._attempts = self._attempts, []
+        if not tried:
+            return None
+        sentence = f"tried to {', to '.join(tried)}"
+        return f"{sentence}; all of it was blocked" if self._room.held and not self._any_succeeded else sentence
+
+    def record(self, attempt: str) -> None:
+        if attempt not in self._attempts and len(self._attempts) < _MAX_ATTEMPTS:
+            self._attempts.append(attempt[:300])
+
+    def record_variable_lookup(self, name: Any) -> None:
+        """Record a lookup of a missing variable with a secret-looking name."""
+        name = os.fsdecode(name) if isinstance(name, bytes) else name
+        if isinstance(name, str) and looks_secret(name) and self._from_kernel():
+            self.record(f"read the environment variable {name}")
+
+    def _handle_event(self, handler: Handler, args: tuple[Any, ...]) -> None:
+        try:
+            handler(self, args)
+        except Exception:  # noqa: BLE001  # an unreadable event accuses nobody, and must not disturb the call
+            return
+
+    def _from_kernel(self, *, nearest: bool = True) -> bool:
+        """Whether the kernel's code does this.
+
+        ``nearest`` looks at the nearest frame outside the standard library, otherwise any frame
+        counts.
+        """
+        frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # no other way to read the stack
+        while frame is not None:
+            name = frame.f_code.co_filename
+            if name.startswith("<frozen importlib"):
+                return False
+            if self._is_kernel(name):
+                return True
+            if nearest and name != __file__ and not _is_standard(name):
+                return False
+            frame = frame.f_back
+        return False
+
+    def _is_kernel(self, name: str) -> bool:
+        if name.startswith("<"):
+            return not name.startswith("<frozen")  # code compiled from text
+        return name in self._kernel_files or name.startswith(self._kernel_folders)
+
+    def record_write(self, path: Any) -> None:
+        """Record a file that is written, created, moved or deleted."""
+        if not self._from_kernel() or (where := _real(path)) is None:
+            return
+        if where.startswith(self._kernel_folders) and not where.endswith(".py"):
+            return  # a cache beside its source: refused, and the kernel's error says so
+        if _lies_in(where, self._room.folder):
+            if self._is_of_home(where):
+                self.record(f"write {self._name(where)}")
+        elif not where.startswith((*_OWN_DEVICES, f"/proc/{os.getpid()}/")):
+            self.record(f"write {self._name(where)}")
+
+    def record_read(self, path: Any) -> None:
+        """Record a file or folder that is read."""
+        if not self._from_kernel() or (where := _real(path)) is None:
+            return
+        if where.startswith(self._kernel_folders):
+            return  # a file outside its digest: refused, and the kernel's error says so
+        if _is_of_other_process(where):
+            self.record(f"read {where}")
+        elif self._is_of_home(where):
+            if not os.path.lexists(where):
+                self.record(f"read {self._name(where)}")
+        elif _lies_in(where, self._room.run, *self._homes, *_SECRET_FILES) and not _lies_in(where, *self._readable):
+            self.record(f"read {self._name(where)}")
+
+    def record_signal(self, pid: Any, number: Any) -> None:
+        """Record a signal to a foreign process."""
+        if isinstance(pid, int) and pid != 0 and number and not _is_family(abs(pid)) and self._from_kernel():
+            target = "every process of the user" if pid == -1 else f"process {pid}"
+            names = {s.value: s.name for s in signal.Signals}
+            self.record(f"send {names.get(number, f'signal {number}')} to {target}")
+
+    def record_socket(self, family: int) -> None:
+        if family != socket.AF_UNIX and self._from_kernel():
+            self.record(f"open a socket ({socket.AddressFamily(family).name})")
+
+    def check_library(self, name: Any) -> None:
+        """Check a library before it is loaded; its file may be gone when the judge looks."""
+        where = _real(name) if name and self._stems else None
+        if where is None or _lies_in(where, *self._system) or not os.path.isfile(where):
+            return
+        if (reason := rejection_reason(Path(where), self._stems)) is not None:
+            self._record_success(reason.replace("has loaded", "load", 1))
+
+    def forbid(self, operators: Iterable[str]) -> None:
+        """Add operators that the kernel may not call, not even past the dispatcher."""
+        self._stems |= stems_of(operators)
+
+    def record_symbol_lookup(self, name: Any) -> None:
+        """Record a lookup of torch's functions, or of functions that look up others unseen."""
+        if isinstance(name, str) and _TORCH_SYMBOL.match(name):
+            if self._from_kernel(nearest=False):
+                self._record_success(f"call {name}, a function of torch's libraries, past the dispatcher")
+        elif name in _LOOKUP_FUNCTIONS and self._from_kernel():
+            self._record_success(f"reach functions or memory with {name}")
+
+    def _record_success(self, what: str) -> None:
+        self.record(what)
+        self._any_succeeded = True
+
+    def record_host_lookup(self, name: Any) -> None:
+        if name not in (None, "", b"", "localhost", "127.0.0.1", "::1") and self._from_kernel(nearest=False):
+            self.record(f"look up the host {os.fsdecode(name)}")
+
+    def _name(self, where: str) -> str:
+        if self._room.run and _lies_in(where, self._room.run):
+            return f"the run's own {os.path.relpath(where, self._room.run)}"
+        for home in (self._worker_home, *self._homes):
+            if _lies_in(where, home):
+                return f"~{where[len(home) :]} in the home folder"
+        return where
+
+    def _is_of_home(self, where: str) -> bool:
+        """Whether a path lies in the stand-in home folder, outside the libraries' caches."""
+        if not where.startswith(f"{self._worker_home}/"):
+            return False
+        first = where[len(self._worker_home) + 1 :].split("/", 1)[0]
+        return first in _SECRET_AT_HOME or not first.startswith(".")
+
+
+def _real(path: Any) -> str | None:
+    """Return the real path; None for a file descriptor or anything that is not a path."""
+    if isinstance(path, int) or path is None:
+        return None
+    return os.path.realpath(os.fsdecode(path))
+
+
+def _lies_in(path: str, *folders: str) -> bool:
+    return any(path == folder or path.startswith(f"{folder}/") for folder in folders if folder)
+
+
+def _is_family(pid: int) -> bool:
+    """Whether a process is this one, a descendant, or gone."""
+    own = os.getpid()
+    return pid == own or not os.path.exists(f"/proc/{pid}") or pid in linux.descendants(own, 1000)
+
+
+def _is_of_other_process(where: str) -> bool:
+    parts = where.split("/")
+    is_secret = len(parts) > 3 and parts[1] == "proc" and parts[2].isdigit() and parts[3] in _PRIVATE_PROC_FILES
+    return is_secret and not _is_family(int(parts[2]))
+
+
+def _is_standard(name: str) -> bool:
+    return name.startswith("<frozen") or (name.startswith(_STANDARD) and not name.startswith(_PACKAGES))
+
+
+def _opened(watch: AuditHook, args: tuple[Any, ...]) -> None:
+    path, _mode, flags = args
+    if isinstance(flags, int) and flags & _WRITES:
+        watch.record_write(path)
+    else:
+        watch.record_read(path)
+
+
+def _writes_first(watch: AuditHook, args: tuple[Any, ...]) -> None:
+    watch.record_write(args[0])
+
+
+def _writes_both(watch: AuditHook, args: tuple[Any, ...]) -> None:
+    watch.record_write(args[0])
+    watch.record_write(args[1])
+
+
+_HANDLERS: Mapping[str, Handler] = {
+    "open": _opened,
+    "os.listdir": lambda watch, args: watch.record_read(args[0]),
+    "os.scandir": lambda watch, args: watch.record_read(args[0]),
+    **dict.fromkeys(
+        ("os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.chmod", "os.chown", "os.utime"), _writes_first
+    ),
+    "os.rename": _writes_both,
+    "os.link": lambda watch, args: watch.record_write(args[1]),
+    "os.symlink": lambda watch, args: watch.record_write(args[1]),
+    "socket.__new__": lambda watch, args: watch.record_socket(args[1]),
+    "socket.getaddrinfo": lambda watch, args: watch.record_host_lookup(args[0]),
+    "socket.gethostbyname": lambda watch, args: watch.record_host_lookup(args[0]),
+    "ctypes.dlopen": lambda watch, args: watch.check_library(args[0]),
+    "import": lambda watch, args: watch.check_library(args[1]),
+    "ctypes.dlsym": lambda watch, args: watch.record_symbol_lookup(args[1]),
+    "ctypes.dlsym/handle": lambda watch, args: watch.record_symbol_lookup(args[1]),
+    "os.kill": lambda watch, args: watch.record_signal(args[0], args[1]),
+    "os.killpg": lambda watch, args: watch.record_signal(-args[0], args[1]),
+}
+
+
+def _watched(kind: Any, watch: AuditHook) -> Any:
+    """Return a subclass of an environment class that reports lookups of missing names."""
+
+    class Environment(kind):  # type: ignore[misc]  # derived from the class that os used
+        def __getitem__(self, key: Any) -> Any:
+            try:
+                return super().__getitem__(key)
+            except KeyError:
+                watch.record_variable_lookup(key)
+                raise
+
+    return Environment

@@ -1,0 +1,565 @@
+"""The process of one kernel: calls it on cases and returns the results. It judges nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import math
+import mmap
+import os
+import struct
+from collections.abc import Callable
+from os import getpid
+from pathlib import Path
+from time import perf_counter_ns, sleep  # bound before any kernel is loaded
+from typing import Any
+
+import torch
+from torch.cuda import _sleep, empty_cache, mem_get_info, memory_reserved, synchronize
+
+from opforge.cases.tensors import flat_bytes, flat_storage, one_tensor_per_offset, owned_copy, tensor_from_row
+from opforge.cases.wire import SHORT_DTYPES, decode
+from opforge.procs.channel import Channel
+from opforge.sandbox.guard import blocked_functions, readable_paths
+from opforge.sandbox.guard.audit import AuditHook
+from opforge.sandbox.guard.confinement import confinement_from_wire
+from opforge.sandbox.guard.integrity import FunctionSnapshot
+from opforge.sandbox.guard.registrations import registration_snapshot
+from opforge.sandbox.guard.traps import Traps, non_aten_operators
+from opforge.sandbox.guest.aliases import InputAliases
+from opforge.sandbox.guest.cpu_timed_calls import HostTrack, result_parts
+from opforge.sandbox.guest.global_state import GlobalState, generator_state, seed_generator
+from opforge.sandbox.guest.input_file import InputFileRunner
+from opforge.sandbox.guest.kept_results import KeptResults, call_and_keep
+from opforge.sandbox.guest.loader import (
+    KernelLoadError,
+    LoadedKernel,
+    aten_function,
+    describe_exception,
+    find_operator,
+    gradients,
+    override_aten,
+)
+from opforge.sandbox.guest.situations import (
+    INFERENCE_MODE,
+    KEPT_RESULTS,
+    LAZY_CLONE,
+    REQUIRES_GRAD,
+    THREADS,
+    call_in,
+    call_in_two_threads,
+    input_for,
+)
+from opforge.sandbox.guest.timed_calls import Track
+from opforge.sandbox.guest.triton_autotuning import keep_short
+from opforge.sandbox.guest.triton_interpreter import serialize_launches
+from opforge.sandbox.mutants.mutant import Mutant
+
+CASE_COUNTER = struct.Struct("<Q")
+"""Index of the running case, at the start of the arena: tells which case a dead process was on."""
+ARENA_ALIGNMENT = 64
+_STREAM_PAUSE_CYCLES = 2_000_000
+_MAX_OTHER_STREAMS_NS = 5_000_000
+_MAX_LARGE_CASE_S = 1.0
+"""Time limit for a large variant, estimated from the time per element of other cases.
+
+A kernel estimated to take longer is not called on it.
+"""
+_MIN_TIMED_ELEMENTS = 64
+"""A call on up to this many elements takes as long as a call on one."""
+_MAX_CACHED_MEMORY_SHARE = 1 / 64
+"""Share of GPU memory; above it, cached memory is released after a race."""
+
+
+function_snapshot = functools.cache(FunctionSnapshot)
+"""Functions that no kernel may replace; the server takes this snapshot before any kernel loads."""
+
+
+def prepare() -> None:
+    """Compute in the server what every worker would otherwise compute again."""
+    function_snapshot()
+    registration_snapshot()
+    non_aten_operators()
+    blocked_functions.function_addresses()
+
+
+def serve(config: dict[str, Any], fds: list[int]) -> None:
+    """Answer requests until the judge hangs up."""
+    memory_fd, channel_fd, arena_fd = fds
+    channel = Channel.from_fd(channel_fd)
+    channel.send({"memory": True}, [memory_fd])  # for the judge; it ignores later messages of this kind
+    os.close(memory_fd)
+    arena = mmap.mmap(arena_fd, config["arena_bytes"])
+    os.close(arena_fd)
+    watch = (
+        AuditHook(confinement_from_wire(config["room"]), readable_paths.home_folders()) if config.get("room") else None
+    )
+    Worker(channel, arena, torch.device(config["device"]), config["out_at"], watch).run()
+
+
+class Worker:
+    """The request loop, and the calls of a kernel."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        arena: mmap.mmap,
+        device: torch.device,
+        results_offset: int,
+        audit: AuditHook | None = None,
+    ) -> None:
+        self._channel = channel
+        self._arena = arena
+        self._device = device
+        self._results_offset = results_offset
+        self._next_offset = results_offset
+        self._kernel: LoadedKernel | None = None
+        self._path: Path | None = None
+        self._track: Track | HostTrack | None = None
+        self._before_track: GlobalState | None = None
+        self._inputs = InputFileRunner(self._device)
+        self._audit = audit
+        self._pid = getpid()
+        self._traps = Traps(device.type, (gradients.__code__, Worker._gradient.__code__, Worker.run.__code__))
+        self._kept = KeptResults()
+
+    def run(self) -> None:
+        torch.set_grad_enabled(False)
+        if self._audit is not None:
+            self._audit.start()
+        while True:
+            request = self._channel.receive()
+            match request["do"]:
+                case "load":
+                    reply = self._load(request["kernel"])
+                case "call":
+                    reply = self._call_all(request)
+                case "gradient":
+                    reply = self._gradient(request)
+                case "lay":
+                    reply = self._allocate_timed_calls(request)
+                case "guess":
+                    reply = self._on_gpu(Track.guess)
+                case "warm up":
+                    reply = self._on_gpu(Track.warm_up)
+                case "go":
+                    reply = self._go(request)
+                case "show":
+                    reply = self._show(request)
+                case "registrations":
+                    reply = self._tampering(thorough=True)
+                case "clear":
+                    reply = self._clear()
+                case "tests":
+                    reply = self._with_escape_attempts(self._inputs.load_tests(request["file"]))
+                case "make":
+                    reply = self._with_escape_attempts(
+                        self._inputs.make_inputs(request, self._arena, self._results_offset)
+                    )
+                case unknown:
+                    raise ValueError(f"unknown request {unknown!r}")
+            self._exit_if_forked()
+            self._channel.send(reply)
+
+    def _exit_if_forked(self) -> None:
+        """Exit if this is a process forked by the kernel: it must not answer for the worker."""
+        if getpid() != self._pid:
+            os._exit(0)
+
+    def _with_escape_attempts(self, reply: dict[str, Any]) -> dict[str, Any]:
+        """Add the kernel's attempts to break out of its confinement, if any."""
+        tried = self._audit.pop_attempts() if self._audit is not None else None
+        return reply if tried is None else {**reply, "tried": tried}
+
+    def _load(self, description: dict[str, Any]) -> dict[str, Any]:
+        self._path = Path(description["file"]) if description["file"] else None
+        state = GlobalState.now()
+        if self._path is not None:
+            self._traps.set_kernel_folder(self._path)
+        self._forbid(description.get("forbidden", []))
+        try:
+            self._kernel = LoadedKernel(description, self._traps.wrap_kernel)
+        except KernelLoadError as error:
+            return self._with_escape_attempts({"error": str(error)})
+        if description.get("untimed"):
+            keep_short()
+        changes = GlobalState.now().changes_since(state, rng=False)
+        return self._with_escape_attempts(
+            {**self._tampering(thorough=False), **({"state": changes} if changes else {})}
+        )
+
+    def _forbid(self, operators: list[str]) -> None:
+        new = [name for name in operators if name not in self._traps.trapped]
+        if new:
+            self._traps.add(new)
+            blocked_functions.block(new)
+            if self._audit is not None:
+                self._audit.forbid(new)
+
+    def _tampering(self, *, thorough: bool) -> dict[str, Any]:
+        """Return the kernel's changes to functions and operators of this process, if any."""
+        done = [f"replaced {name}" for name in function_snapshot().replaced()]
+        if self._path is not None:
+            anew = registration_snapshot().changed(self._traps.trapped, thorough=thorough)
+            done += [
+                f"re-registered {name}" for name in (*(f"aten::{n}" for n in self._traps.reregistered()), *anew[:8])
+            ]
+        return {"tampered": done} if done else {}
+
+    def _function(self, op: str) -> Callable[..., Any]:
+        if self._kernel is None:
+            raise RuntimeError("no kernel is loaded")
+        return self._kernel.callable_for(op)
+
+    def _call_all(self, request: dict[str, Any]) -> dict[str, Any]:
+        op, cases = request["op"], request["cases"]
+        random = request["random"] if "random" in request else _is_random(op)
+        self._next_offset = self._results_offset
+        self._kept = KeptResults()
+        results = []
+        try:
+            function = self._function(op)
+        except NotImplementedError as error:
+            return {"results": [{"raised": ["NotImplementedError", str(error)]} for _ in cases]}
+        state, pace_s = GlobalState.now(), math.inf
+        for index, case in enumerate(cases):
+            CASE_COUNTER.pack_into(self._arena, 0, index)
+            began_ns = perf_counter_ns()
+            if (elements := case.get("large", 0)) * pace_s > _MAX_LARGE_CASE_S:
+                result: dict[str, Any] = {"raised": ["NotImplementedError", "it would take too long"]}
+            else:
+                result = self._call(function, case, index)
+            if not elements and case.get("elements"):
+                pace_s = min(pace_s, (perf_counter_ns() - began_ns) / 1e9 / max(case["elements"], _MIN_TIMED_ELEMENTS))
+            if isinstance(function, Mutant):
+                result["mutant"] = function.effect
+            after = GlobalState.now()
+            if changes := after.changes_since(state, rng=not random):
+                result["state"] = changes
+                state.restore()
+            elif random:
+                state = after
+            results.append(self._with_escape_attempts(result))
+        for index in self._kept.changed_calls():
+            results[index]["changed_later"] = True
+        self._kept = KeptResults()
+        return {"results": results, **({} if request.get("trusted") else self._tampering(thorough=False))}
+
+    def _call(self, function: Callable[..., Any], case: dict[str, Any], index: int) -> dict[str, Any]:
+        own, situation = case["own"], case.get("situation", "")
+        inputs: list[torch.Tensor] = []
+        cloned: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+        @one_tensor_per_offset
+        def made_of(row: list[Any]) -> torch.Tensor:
+            made = tensor_from_row(self._arena, row)
+            if own or situation == LAZY_CLONE:
+                cloned.append((made, owned_copy(made, torch.device(row[6]) if row[6] else self._device)))
+                made = cloned[-1][1]
+            return input_for(situation, made)
+
+        def tensor(row: list[Any]) -> torch.Tensor:
+            inputs.append(made_of(row))
+            return inputs[-1]
+
+        listing = self._traps.count_calls() if case.get("list") else None
+        try:  # includes making the arguments: on a GPU an earlier call may have ruined the context
+            args, kwargs = decode(case["args"], tensor), {n: decode(v, tensor) for n, v in case["kwargs"].items()}
+            geometry = [(t.shape, t.stride(), t.storage_offset()) for t in inputs]
+            if "begin_at" in case:
+                self._begin(function, args, kwargs, inputs, case["begin_at"])
+            if "seed" in case:
+                seed_generator(case["seed"], self._device)
+            before = generator_state(self._device) if case.get("watch_draws") else None
+            with listing or contextlib.nullcontext():
+                result, inputs, shared = self._call_in_situation(function, case, args, kwargs, inputs)
+            early = self._early(result) if "begin_at" in case else []
+            busy = self._busy_elsewhere() if "begin_at" in case else False
+            if "linger_s" in case:
+                sleep(case["linger_s"])
+            self._wait()
+            reply: dict[str, Any] = {"returned": self._describe(result, InputAliases(inputs))}
+            reply["shares_result"] = self._kept.add(index, result, InputAliases(inputs)) or shared
+            if odd := _describe_unusable(result, inputs, situation):
+                reply["odd"] = odd
+            through = [
+                i for i, pair in enumerate(cloned if situation == LAZY_CLONE else ()) if not _same_storage(*pair)
+            ]
+            reply |= {"written_through": through} if through else {}
+            if before is not None and before != generator_state(self._device):
+                reply["drew"] = True
+            if busy or any(not torch.equal(flat_bytes(then), flat_bytes(now)) for now, then in early):
+                reply["late"] = True
+        except SystemExit as error:
+            self._exit_if_forked()
+            return {"exited": repr(error.code)}
+        except BaseException as error:  # noqa: BLE001  # a kernel may raise anything; it becomes the verdict
+            self._exit_if_forked()
+            return {
+                "raised": [type(error).__name__, describe_exception(error, self._path)],
+                **self._forbidden_calls(inputs),
+            }
+        self._exit_if_forked()
+        if own:
+            described = [self._tensor(t) for t in inputs]
+            if junk := next((d["junk"] for d in described if "junk" in d), None):
+                return {"raised": ["NotImplementedError", f"what it wrote to cannot be returned: {junk}"]}
+            reply["inputs"] = [d["T"] for d in described]
+        elif changed := [i for i, t in enumerate(inputs) if (t.shape, t.stride(), t.storage_offset()) != geometry[i]]:
+            reply["reshaped"] = changed
+        if listing is not None:
+            reply["calls"] = dict(listing.calls)
+        return {**reply, **self._forbidden_calls(inputs)}
+
+    def _call_in_situation(
+        self, function: Callable[..., Any], case: dict[str, Any], args: Any, kwargs: Any, inputs: list[torch.Tensor]
+    ) -> tuple[Any, list[torch.Tensor], bool]:
+        """Call the kernel in the case's situation.
+
+        Returns its result, the inputs of that call, and whether two results share memory.
+        """
+        situation = case.get("situation", "")
+        if situation == KEPT_RESULTS:
+            result, shared = call_and_keep(functools.partial(function, *args, **kwargs), inputs)
+            return result, inputs, shared
+        if situation == THREADS:
+            serialize_launches()  # only for Triton's interpreter; kernels on a GPU need no lock
+            try:
+                return *call_in_two_threads(function, lambda: self._copy_arguments(case)), False
+            except Exception as error:  # noqa: BLE001  # a kernel may raise anything; ATen serves such calls
+                raise NotImplementedError(f"it cannot be called from two threads: {error}") from None
+        return call_in(situation, function, args, kwargs), inputs, False
+
+    def _forbidden_calls(self, inputs: list[torch.Tensor]) -> dict[str, Any]:
+        """Return the forbidden operators that the kernel called."""
+        operators = self._traps.pop_forbidden_calls(floats=any(t.is_floating_point() or t.is_complex() for t in inputs))
+        return {"bypass": operators} if operators else {}
+
+    def _begin(
+        self,
+        function: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        inputs: list[torch.Tensor],
+        prefill_offsets: list[int],
+    ) -> None:
+        """Call the kernel on other contents first, then restore the case's in the same tensors."""
+        flats = [flat_storage(t) for t in inputs]
+        saved = [flat.clone() for flat in flats]
+        geometry = [(t.storage_offset(), t.shape, t.stride()) for t in inputs]
+        for flat, at in zip(flats, prefill_offsets, strict=True):
+            if flat.numel():
+                flat.copy_(torch.frombuffer(self._arena, dtype=torch.uint8, count=flat.numel(), offset=at))
+        function(*args, **kwargs)
+        if self._device.type == "cuda":
+            _sleep(_STREAM_PAUSE_CYCLES)  # a stream that does not wait reads the old contents
+        for flat, contents, tensor, (offset, shape, strides) in zip(flats, saved, inputs, geometry, strict=True):
+            if (tensor.storage_offset(), tensor.shape, tensor.stride()) != (offset, shape, strides):
+                tensor.set_(contents.untyped_storage(), offset, shape, strides)  # the kernel resizes what it writes to
+            else:
+                flat.copy_(contents)
+
+    def _early(self, result: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return results on a GPU with copies made on the current stream.
+
+        The copies miss whatever another stream has not finished.
+        """
+        results = result if isinstance(result, list | tuple) else [result]
+        return [(t, t.clone()) for t in results if isinstance(t, torch.Tensor) and t.is_cuda]
+
+    def _busy_elsewhere(self) -> bool:
+        """Whether other GPU streams are still busy when the current one is done."""
+        if self._device.type != "cuda":
+            return False
+        torch.cuda.current_stream().synchronize()
+        start = perf_counter_ns()
+        synchronize()
+        return perf_counter_ns() - start > _MAX_OTHER_STREAMS_NS
+
+    def _describe(self, value: Any, origins: InputAliases | None = None) -> Any:
+        match value:
+            case torch.Tensor():
+                return self._tensor(value, origins)
+            case list() | tuple():
+                return [self._describe(v, origins) for v in value]
+            case None | bool() | int() | float():
+                return value
+            case complex():
+                return {"complex": [value.real, value.imag]}
+            case torch.dtype() if value in SHORT_DTYPES:
+                return {"dtype": SHORT_DTYPES[value]}
+            case _:
+                return {"junk": f"{type(value).__module__}.{type(value).__qualname__}"}
+
+    def _tensor(self, tensor: torch.Tensor, origins: InputAliases | None = None) -> dict[str, Any]:
+        if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
+            return {"junk": f"a tensor of layout {tensor.layout} on {tensor.device}"}
+        if tensor.dtype not in SHORT_DTYPES:
+            return {"junk": f"a tensor of dtype {tensor.dtype}"}
+        flat = flat_bytes(tensor)
+        at = self._next_offset
+        nbytes = flat.numel()
+        if at + nbytes > len(self._arena):
+            return {
+                "junk": f"a tensor of {nbytes} bytes, more than the {len(self._arena) - at} that are left for results"
+            }
+        if nbytes:
+            torch.frombuffer(self._arena, dtype=torch.uint8, count=nbytes, offset=at).copy_(flat)
+        self._next_offset = at + nbytes + (-nbytes % ARENA_ALIGNMENT)
+        row = [at, nbytes, SHORT_DTYPES[tensor.dtype], list(tensor.shape), list(tensor.stride()), 0, str(tensor.device)]
+        described: dict[str, Any] = {"T": row}
+        if origins is not None and (same := origins.identical(tensor)):
+            described["same"] = same
+        if origins is not None and nbytes and (alias := origins.sharing_memory(tensor)):
+            described["alias"] = alias
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+            described["class"] = type(tensor).__name__
+        return described
+
+    def _gradient(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the gradients through the operator, with the kernel installed."""
+        args, kwargs, inputs = self._copy_arguments(request["case"])
+        self._next_offset = self._results_offset
+        try:
+            function = self._function(request["op"])
+            key = "CPU" if self._device.type == "cpu" else "CUDA"
+            with override_aten(function, request["op"], key) if self._path else contextlib.nullcontext():
+                grads = gradients(aten_function(request["op"]), args, kwargs, inputs)
+            self._wait()
+            return {"results": [{"returned": self._describe(grads)}]}
+        except BaseException as error:  # noqa: BLE001  # a kernel may raise anything; it becomes the verdict
+            return {"results": [{"raised": [type(error).__name__, describe_exception(error, self._path)]}]}
+
+    def _allocate_timed_calls(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Allocate the calls to be timed."""
+        if "case" in request:
+            self._track = None  # frees its memory first
+            function, case, device = self._function(request["op"]), request["case"], torch.device(request["device"])
+            self._track = (
+                HostTrack(function, case, self._arena, self._results_offset)
+                if device.type == "cpu"
+                else Track(function, case, self._arena, device)
+            )
+            self._before_track = GlobalState.now()
+        track = self._require_track()
+
+        def laid() -> dict[str, Any]:
+            if isinstance(track, HostTrack):
+                return track.allocate(request["sets"], request["parts"])
+            return track.allocate(
+                request["calls"], request["sets"], graph=request["graph"], flush_bytes=request["cold"]
+            )
+
+        return self._catching_kernel_errors(laid)
+
+    def _on_gpu(self, step: Callable[[Track], dict[str, Any]]) -> dict[str, Any]:
+        """Run a step that only races on a GPU have."""
+        track = self._require_track()
+        if isinstance(track, HostTrack):
+            raise TypeError("unknown step of host timing")
+        return self._catching_kernel_errors(functools.partial(step, track))
+
+    def _go(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Run a block of timed calls. The reply goes out at once: the judge's clock is running."""
+        track = self._require_track()
+
+        def gone() -> dict[str, Any]:
+            if isinstance(track, HostTrack):
+                track.go(dry=request["dry"])
+                return {}
+            return track.go(request)
+
+        return self._catching_kernel_errors(gone)
+
+    def _show(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the result of one of the calls timed last."""
+        self._next_offset = self._results_offset
+        result, inputs = self._require_track().shown(request["call"])
+        reply: dict[str, Any] = {"returned": self._describe(result, InputAliases(inputs))}
+        if request["own"]:
+            reply["inputs"] = [self._tensor(t).get("T") for t in inputs]
+        if changes := GlobalState.now().changes_since(self._before_track or GlobalState.now(), rng=False):
+            reply["state"] = changes
+        bypass = self._forbidden_calls(inputs)
+        return {
+            "result": self._with_escape_attempts({**reply, **bypass}),
+            **(self._tampering(thorough=request["thorough"]) if request["seals"] else {}),
+        }
+
+    def _clear(self) -> dict[str, Any]:
+        """Release the timed calls: others need the memory."""
+        self._track = None
+        if self._device.type == "cuda" and memory_reserved() > _MAX_CACHED_MEMORY_SHARE * mem_get_info()[1]:
+            empty_cache()
+        return {}
+
+    def _require_track(self) -> Track | HostTrack:
+        if self._track is None:
+            raise RuntimeError("no calls are prepared for timing")
+        return self._track
+
+    def _catching_kernel_errors(self, timed: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return the result of a timing step, or the exception that the kernel raised."""
+        try:
+            return timed()
+        except BaseException as error:  # noqa: BLE001  # a kernel may raise anything; it becomes the verdict
+            self._exit_if_forked()
+            return {"raised": [type(error).__name__, describe_exception(error, self._path)]}
+
+    def _copy_arguments(self, case: dict[str, Any]) -> tuple[list[Any], dict[str, Any], list[torch.Tensor]]:
+        """Return the arguments of a case in newly allocated memory."""
+        inputs: list[torch.Tensor] = []
+
+        def tensor(row: list[Any]) -> torch.Tensor:
+            inputs.append(
+                owned_copy(tensor_from_row(self._arena, row), torch.device(row[6]) if row[6] else self._device)
+            )
+            return inputs[-1]
+
+        return decode(case["args"], tensor), {n: decode(v, tensor) for n, v in case["kwargs"].items()}, inputs
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            synchronize()
+
+
+def _same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return bool(torch.equal(flat_storage(one).cpu(), flat_storage(other).cpu()))
+
+
+def _is_random(op: str) -> bool:
+    facts = find_operator(op)
+    return facts is not None and facts.is_random
+
+
+def _describe_unusable(result: Any, inputs: list[torch.Tensor], situation: str) -> str:
+    """Describe how results or inputs are less usable than after ATen; empty if they are not."""
+    results = [t for t in result_parts(result) if isinstance(t, torch.Tensor) and t.layout == torch.strided]
+    if situation != INFERENCE_MODE and any(t.is_inference() for t in results):
+        return "its result is an inference tensor: autograd cannot use it"
+    if situation != REQUIRES_GRAD and any(t.requires_grad for t in (*results, *inputs)):
+        return "its result, or an input after the call, requires gradients"
+    if not situation and not all(_can_be_written(t.untyped_storage()) for t in results if t.device.type == "cpu"):
+        return "its result is in read-only memory"
+    return ""
+
+
+def _can_be_written(storage: torch.UntypedStorage) -> bool:
+    """Whether the first and last byte of a storage are writable.
+
+    The operating system writes them: it returns an error where our own write would crash.
+    """
+    begin, nbytes = storage.data_ptr(), storage.nbytes()
+    source, target = os.pipe()
+    try:
+        for at in {begin, begin + nbytes - 1} if nbytes else ():
+            byte = (ctypes.c_char * 1).from_address(at)
+            os.write(target, byte)
+            os.readv(source, [byte])
+    except OSError:
+        return False
+    finally:
+        os.close(source)
+        os.close(target)
+    return True

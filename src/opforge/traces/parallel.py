@@ -1,0 +1,215 @@
+"""Record many runs in parallel, each in a fork of this process, which has the libraries imported.
+
+A run that fails, dies or takes too long affects only itself. A run that is out of memory is
+repeated alone at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from opforge.procs.linux import describe_returncode, die_with_parent
+from opforge.traces.record import CHILD_COMMAND, child_environment
+from opforge.traces.recordings import Parts, RunEnd, TracedRun
+from opforge.traces.targets import LIBRARIES
+
+_OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|ALLOC_FAILED|MemoryError|SIGKILL", re.IGNORECASE)
+_POLL_INTERVAL_S = 0.02
+
+OnEnd = Callable[[TracedRun, RunEnd], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Number of parallel runs, and their time limits."""
+
+    workers: int = 1
+    run_s: float = 300.0
+    """Seconds after which a run is ended; calls recorded until then are kept."""
+    until: float = float("inf")
+    """Deadline for all runs, on `time.monotonic`; unfinished runs count as never started."""
+
+
+@dataclass
+class _ActiveRun:
+    run: TracedRun
+    start_s: float
+    was_concurrent: bool
+    """Whether other runs were active at the same time."""
+
+
+def preload(kinds: Iterable[str]) -> None:
+    """Import the libraries that runs need, so that forks have them.
+
+    A missing library is an error of each run that needs it.
+    """
+    import opforge.ops
+    import opforge.traces.architectures
+    import opforge.traces.child
+    import opforge.traces.recorder
+
+    opforge.ops.table()
+    for kind in sorted(set(kinds) & set(LIBRARIES)):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(LIBRARIES[kind])
+    if "transformers" in sys.modules:
+        importlib.import_module(
+            "transformers.modeling_utils"
+        )  # loaded only when a class is asked for; it takes longest
+
+
+@dataclass
+class Recording:
+    """Many runs, and their progress."""
+
+    parts: Parts
+    limits: Limits
+    on_end: OnEnd = lambda _run, _ended: None
+    fork: bool = True
+    """Whether to fork processes; if False, fresh ones import everything themselves."""
+    _active: dict[int, _ActiveRun] = field(default_factory=dict)
+    _retry_alone: deque[TracedRun] = field(default_factory=deque)
+    """Runs that were out of memory while others were active."""
+
+    def record(self, runs: Iterable[TracedRun]) -> None:
+        """Record runs that have not succeeded: those never run first, then those that failed."""
+        known = [(run, self.parts.read_end(run)) for run in runs]
+        waiting = deque(run for run, ended in known if ended is None)
+        waiting.extend(run for run, ended in known if ended is not None and ended.error)
+        try:
+            while (waiting or self._active or self._retry_alone) and time.monotonic() < self.limits.until:
+                self._start_waiting_runs(waiting)
+                if not self._collect_ended():
+                    time.sleep(_POLL_INTERVAL_S)
+        finally:
+            for pid, active in list(self._active.items()):
+                _kill(pid)
+                os.waitpid(pid, 0)
+                self.parts.delete(active.run)
+            self._active.clear()
+
+    def _start_waiting_runs(self, waiting: deque[TracedRun]) -> None:
+        while waiting and len(self._active) < self.limits.workers:
+            self._start(waiting.popleft())
+        if self._retry_alone and not waiting and not self._active:
+            self._start(self._retry_alone.popleft())
+
+    def _start(self, run: TracedRun) -> None:
+        self.parts.delete(run)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = _start_fork(self.parts, run, self.limits.workers) if self.fork else _start_process(self.parts, run)
+        for other in self._active.values():
+            other.was_concurrent = True
+        self._active[pid] = _ActiveRun(run, time.monotonic(), was_concurrent=bool(self._active))
+
+    def _collect_ended(self) -> bool:
+        """Record which runs have ended, and end those over their limit; return whether any did."""
+        any_ended = False
+        for pid, active in list(self._active.items()):
+            seconds = time.monotonic() - active.start_s
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended == 0 and seconds <= self.limits.run_s:
+                continue
+            any_ended = True
+            del self._active[pid]
+            if ended == 0:
+                _kill(pid)
+                os.waitpid(pid, 0)
+                self._record_end(active, f"took more than {self.limits.run_s:g} s")
+            else:
+                code = os.waitstatus_to_exitcode(status)
+                error = self.parts.reported_error(active.run)
+                self._record_end(active, error or (f"its process {describe_returncode(code)}" if code else ""))
+        return any_ended
+
+    def _record_end(self, active: _ActiveRun, error: str) -> None:
+        if active.was_concurrent and _OUT_OF_MEMORY.search(error):
+            self._retry_alone.append(active.run)
+            return
+        ended = RunEnd(round(time.monotonic() - active.start_s, 1), error)
+        self.parts.write_end(active.run, ended)
+        self.on_end(active.run, ended)
+
+
+def _start_fork(parts: Parts, run: TracedRun, workers: int) -> int:
+    """Run in a fork of this process, and return its PID."""
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        os.setsid()
+        die_with_parent()
+        _redirect_output(parts, run)
+        import torch
+
+        from opforge.traces.child import record_target as run_here
+
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+        run_here(run.target, run.settings, _opened(parts, run))
+        status = 0
+    finally:
+        os._exit(status)  # never continue in the parent's code
+
+
+def _start_process(parts: Parts, run: TracedRun) -> int:
+    """Run in a fresh process, and return its PID."""
+    fd = _opened(parts, run)
+    os.set_inheritable(fd, True)
+    out = os.open(parts.output_file(run), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        return os.posix_spawn(
+            CHILD_COMMAND[0],
+            [*CHILD_COMMAND, json.dumps(run.as_json()), str(fd)],
+            child_environment(),
+            setsid=True,
+            file_actions=[(os.POSIX_SPAWN_DUP2, out, 1), (os.POSIX_SPAWN_DUP2, out, 2)],
+        )
+    finally:
+        os.close(fd)
+        os.close(out)
+
+
+def _redirect_output(parts: Parts, run: TracedRun) -> None:
+    out = os.open(parts.output_file(run), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    null_fd = os.open(os.devnull, os.O_RDONLY)
+    for fd, target_fd in ((null_fd, 0), (out, 1), (out, 2)):
+        os.dup2(fd, target_fd)
+
+
+def _opened(parts: Parts, run: TracedRun) -> int:
+    return os.open(parts.messages_file(run), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+
+
+def _kill(pid: int) -> None:
+    """Kill a process and the processes it started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or has no session of its own yet
+        os.killpg(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def forks_reach(device: str) -> bool:
+    """Whether a fork of this process can use a device; CUDA fails if asked for before the fork."""
+    pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            import torch
+
+            torch.zeros(1, device=device).sum().item()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitpid(pid, 0)[1] == 0

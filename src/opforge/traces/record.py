@@ -1,0 +1,84 @@
+"""Trace programs, each in a process of its own, into one trace. Needs no torch."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from opforge.cache import torch_version
+from opforge.errors import OpforgeError
+from opforge.traces.collect import Collector
+from opforge.traces.stream import RecordingProcess
+from opforge.traces.targets import Settings, Target
+
+CHILD_COMMAND = (sys.executable, "-P", "-m", "opforge.traces.child")
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceResult:
+    """How the tracing of one program ended."""
+
+    error: str = ""
+    """Error message; empty if the program ran to its end."""
+    traceback: str = ""
+
+
+def record(
+    collector: Collector, target: Target, settings: Settings, progress: Progress, max_silence_s: float | None = None
+) -> TraceResult:
+    """Run a target in a process of its own and collect its calls.
+
+    Its output goes to stderr. After a crash, the calls recorded before are kept.
+    """
+    payload = {**asdict(target), "settings": settings.checked().as_json()}
+    collector.start_model(target.model_name)
+    child = RecordingProcess(
+        [*CHILD_COMMAND, json.dumps(payload)], max_silence_s, stdout=sys.stderr.fileno(), env=child_environment()
+    )
+    error_row: dict[str, Any] = {}
+    calls = 0
+    try:
+        while (message := child.next_message()) is not None:
+            row, contents = message
+            error_row = row if "error" in row else error_row
+            calls += "new" in row
+            collector.add_message(row, contents)
+            progress(f"{target.model_name}: {calls} distinct calls", calls, calls)
+    except BaseException:
+        child.kill()
+        raise
+    code, ending = child.wait()
+    if error_row.get("ours"):
+        raise OpforgeError(error_row["error"])
+    if error_row:
+        return TraceResult(error_row["error"], error_row.get("traceback", ""))
+    if code or child.timed_out:
+        during = f" in its first call of {collector.started_op}" if collector.started_op else ""
+        return TraceResult(f"the program's process {ending}{during}; what was recorded before is kept")
+    return TraceResult()
+
+
+def recording_metadata(settings: Settings, command: list[str]) -> dict[str, Any]:
+    """Return the metadata of a recording for the trace file."""
+    now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+    return {
+        "torch": torch_version(),
+        "device": settings.device.partition(":")[0],
+        "fake": settings.fake,
+        "command": command,
+        "recorded": now,
+    }
+
+
+def child_environment() -> dict[str, str]:
+    """Return an environment in which a process imports this same copy of the package."""
+    package = str(Path(__file__).resolve().parents[2])
+    paths = [package, os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
