@@ -101,6 +101,7 @@ class ReferenceCall:
         if self.rng_seed is not None:
             seed_generator(self.rng_seed, self.device)
         before = None if self.rng_seed is None else generator_state(self.device)
+        torch._C._set_mkldnn_enabled(True)  # noqa: SLF001  # an earlier call of ATen may have turned it off
         try:
             with torch.no_grad(), _default_dtype(self.default_dtype):
                 result = aten_function(self.op)(*args, **kwargs)
@@ -110,7 +111,10 @@ class ReferenceCall:
             abort_if_gpu_lost(error)
             return CallOutcome(inputs=inputs, raised=error)
         return CallOutcome(
-            inputs=inputs, result=result, used_rng=before is not None and before != generator_state(self.device)
+            inputs=inputs,
+            result=result,
+            used_rng=before is not None and before != generator_state(self.device),
+            turned_onednn_off=not torch._C._get_mkldnn_enabled(),  # noqa: SLF001
         )
 
     def rounds_internally(self) -> bool:
@@ -162,6 +166,8 @@ class CallOutcome:
     raised: Exception | None = None
     used_rng: bool = False
     """Whether a random operator used the generator; with dropout at zero, say, it does not."""
+    turned_onednn_off: bool = False
+    """Whether ATen turned oneDNN off: bfloat16 products do on CPUs without instructions for them."""
     shared_inputs: dict[int, list[int]] | None = None
     """For an answer from another process: inputs that share memory with a result, by its id."""
 
