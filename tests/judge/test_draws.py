@@ -217,7 +217,7 @@ def rand_like_kernel_impl(self, **options):
     ended = judge_tiny(kernel_directory({"rand_like": source(body)}), {"rand_like.default": cases}, timeout_s=30.0)
     found = {row["case"]: (row["verdict"], row["reason"]) for row in ended.store.rows()}
     expected = {
-        text: ("contract" if "fix" in words else "wrong", words)
+        text: ("contract" if "determine" in words else "wrong", words)
         for text, (_, words) in zip(cases, LIES.values(), strict=True)
     }
     assert {t: v for t, v in found.items() if v[0] != expected[t][0] or expected[t][1] not in v[1]} == {}
