@@ -98,8 +98,8 @@ _LISTED: dict[tuple[str, ...], OperatorFacts] = {
         "__and__", "__or__", "__iand_", "__ior_", "__irshift_", "absolute", "arccos", "arccosh", "arcsin", "arcsinh",
         "arctan", "arctan2", "arctanh", "divide", "multiply", "subtract", "negative", "greater", "greater_equal",
         "less", "less_equal", "not_equal", "fix", "floor_divide", "elu_backward", "leaky_relu_backward",
-        "mish_backward", "softplus_backward", "polar", "complex", "log_sigmoid_forward", "log_sigmoid", "glu", "special_expit",
-        "special_erf", "special_erfc", "special_exp2", "special_expm1", "special_log1p",
+        "mish_backward", "softplus_backward", "polar", "complex", "log_sigmoid_forward", "log_sigmoid", "glu",
+        "special_expit", "special_erf", "special_erfc", "special_exp2", "special_expm1", "special_log1p",
     ): OperatorFacts(formula=pointwise),
     (
         "celu", "clamp", "clamp_max", "clamp_min", "clip", "elu", "fmax", "fmin", "hardshrink", "hardsigmoid",

@@ -316,7 +316,10 @@ class Comparison:
         count, total = int(where.sum()), where.numel()
         at = where.nonzero()[0].tolist()
         got, expected = self.kernel[tuple(at)].item(), self.aten[tuple(at)].item()
-        text = f"{self.label}: {count} of {total} elements: {reason}; first at {at}: got {got!r}, {self.reference_name} has {expected!r}"
+        text = (
+            f"{self.label}: {count} of {total} elements: {reason}; "
+            f"first at {at}: got {got!r}, {self.reference_name} has {expected!r}"
+        )
         return RejectedError(VerdictKind.WRONG, text, **figures)
 
 

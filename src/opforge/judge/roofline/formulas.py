@@ -214,9 +214,13 @@ def scatter(source: str, *, accumulates: bool = False) -> Formula:
         source_read = sum(bytes_of_elements(s, touched) for s in sources)
         sure = [*call.tensors(*index), *(s for s in sources if adds and distinct_elements(s) <= touched)]
         return CallWork(
-            target_read + source_read + argument_bytes(call, index), touched if adds else 0, call.arithmetic_kind(), write, tuple(sure),
+            target_read + source_read + argument_bytes(call, index),
+            touched if adds else 0,
+            call.arithmetic_kind(),
+            write,
+            tuple(sure),
             requires_all_writes=writes_all(call) and not call.in_place,
-        )  # fmt: skip
+        )
 
     return formula
 

@@ -53,7 +53,8 @@ def topk(call: Results) -> Accepted | None:
     off = ~equal_or_both_nan(source.gather(dim, kernel[1]), kernel[0])
     if bool(off.any()):
         raise wrong_result(
-            f"{call.result_names[1]}: {int(off.sum())} of {off.numel()} positions point at other values than {call.result_names[0]} has"
+            f"{call.result_names[1]}: {int(off.sum())} of {off.numel()} positions point at other values "
+            f"than {call.result_names[0]} has"
         )
     if not bool(equal_or_both_nan(kernel[0].sort(dim).values, aten[0].sort(dim).values).all()):
         raise wrong_result(f"{call.result_names[0]}: the values differ from ATen's in any order")
@@ -101,6 +102,6 @@ def _check_same_elements(name: str, source: torch.Tensor, dim: int, kernel: torc
     if bool(off.any()):
         at = tuple(off.nonzero()[0].tolist())
         raise wrong_result(
-            f"{name}: {int(off.sum())} of {off.numel()} positions point at other values than ATen's; first at {list(at)}:"
-            f" {int(kernel[at])} holds {left[at].item()!r}, ATen's {int(aten[at])} holds {right[at].item()!r}"
+            f"{name}: {int(off.sum())} of {off.numel()} positions point at other values than ATen's; "
+            f"first at {list(at)}: {int(kernel[at])} holds {left[at].item()!r}, ATen's {int(aten[at])} holds {right[at].item()!r}"
         )
