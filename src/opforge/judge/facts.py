@@ -53,7 +53,10 @@ class OperatorFacts:
     """Check of every single draw."""
 
     crashes_on: tuple[str, ...] = ()
-    """Variants on which ATen writes out of bounds, reads uninitialised memory, or aborts."""
+    """Variants on which ATen writes out of bounds, reads uninitialised memory, or aborts.
+
+    One operator copies lazy clones in a parallel loop, which its own assertion forbids; others resize them.
+    """
     crashes_only_in: str = ""
     """Name of the only overload that does so; empty for all."""
 
@@ -175,7 +178,6 @@ _LISTED: dict[tuple[str, ...], OperatorFacts] = {
     ("var", "std", "var_mean", "std_mean"): OperatorFacts(operations=("variance",)),
     ("norm", "linalg_vector_norm", "linalg_matrix_norm", "frobenius_norm"): OperatorFacts(operations=("norm",)),
     ("dist",): OperatorFacts(formula=reduction, operations=("norm",)),
-    # the loop that copies lazy clones is parallel, which ATen's own assertion forbids; or they are resized
     ("mse_loss",): OperatorFacts(formula=reduction, crashes_on=("lazy_clone",), crashes_only_in="mse_loss.out"),
     ("huber_loss",): OperatorFacts(formula=reduction, crashes_on=("lazy_clone",), crashes_only_in="huber_loss.out"),
     ("smooth_l1_loss",): OperatorFacts(

@@ -83,7 +83,7 @@ class Comparison:
     """Whether zeros must have ATen's signs, where these do not depend on the computation."""
 
     def check(self, *, measure: bool = True) -> dict[str, float]:
-        """Return the figures of the errors; raises NotRightError if the result is wrong."""
+        """Return the figures of the errors; raises RejectedError if the result is wrong."""
         same = same_bytes(self.kernel, self.aten)
         if not (self.aten.is_floating_point() or self.aten.is_complex()):
             if not same:

@@ -103,5 +103,6 @@ def _check_same_elements(name: str, source: torch.Tensor, dim: int, kernel: torc
         at = tuple(off.nonzero()[0].tolist())
         raise wrong_result(
             f"{name}: {int(off.sum())} of {off.numel()} positions point at other values than ATen's; "
-            f"first at {list(at)}: {int(kernel[at])} holds {left[at].item()!r}, ATen's {int(aten[at])} holds {right[at].item()!r}"
+            f"first at {list(at)}: {int(kernel[at])} holds {left[at].item()!r}, "
+            f"ATen's {int(aten[at])} holds {right[at].item()!r}"
         )
