@@ -41,8 +41,8 @@ def plain_loop(dtype: str) -> dict[str, Any]:
     from opforge.cases.tensors import owned_copy, tensor_from_row, write_storage
     from opforge.cases.values import TensorSpec
     from opforge.cases.wire import decode
-    from opforge.judge.compare.properties import UNDEFINED_CONTENTS
     from opforge.ops import table
+    from opforge.ops.undefined import UNDEFINED_CONTENTS
 
     torch.set_num_threads(1)
     suite = OpInfoSuite().load(SuiteOptions("cpu", (dtype,)))

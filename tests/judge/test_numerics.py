@@ -10,7 +10,7 @@ import torch
 
 from opforge.cases.wire import SHORT_DTYPES
 from opforge.judge.compare.numerics import Comparison, same_bytes
-from opforge.judge.compare.properties import zero_signs_matter
+from opforge.judge.compare.properties.signed_zeros import zero_signs_matter
 from opforge.judge.reference.aten import Float64Answers, ReferenceCall
 from opforge.judge.verdict import RejectedError
 from opforge.ops import table

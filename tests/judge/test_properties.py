@@ -9,7 +9,8 @@ import torch
 from torch.nn import functional
 
 from opforge.cases import Case
-from opforge.judge.compare.properties import PROPERTY_CHECKS, Results
+from opforge.judge.compare.properties.property_check import Results
+from opforge.judge.facts import OPERATOR_FACTS
 from opforge.judge.verdict import RejectedError
 from tests.conftest import slow
 from tests.corpora import disjoint, judge
@@ -247,7 +248,7 @@ def test_out_forms_are_judged_by_their_property_too(kernel_directory, judge_tiny
 
 def rule(packet, given, kernel, aten):
     names = [f"result[{i}]" for i in range(len(aten))]
-    return PROPERTY_CHECKS[packet](Results(packet, given, list(kernel), list(aten), names))
+    return OPERATOR_FACTS[packet].property_check(Results(packet, given, list(kernel), list(aten), names))
 
 
 TWO_WAYS = torch.tensor([[1.0, 2.0], [-1.0, 1.0]])

@@ -21,7 +21,7 @@ from opforge.cases.values import TensorSpec
 from opforge.cases.variant_shapes import LARGE_VARIANT_NAMES, ONE_TENSOR_TWICE, SAME_ELEMENT_VARIANTS
 from opforge.cases.variants import MAY_RAISE, VARIANTS, CallTensors, MakeVariant, changed_contents
 from opforge.cases.wire import decode, json_tree
-from opforge.judge.compare.properties import CHECKS_INDICES, LAYOUT_IS_INPUT, UNDECLARED_WRITES, UNDEFINED_CONTENTS
+from opforge.judge.facts import facts_of
 from opforge.judge.reference.aten import (
     CallOutcome,
     ReferenceCall,
@@ -33,6 +33,7 @@ from opforge.judge.reference.user import UserCall, UserReference
 from opforge.judge.verdict import PYTORCH_DEFECT, REFERENCE_DEFECT
 from opforge.judge.wire_arguments import INPUTS_OFFSET, aligned_size, replace_tensor_rows, storage_bytes, tensor_rows
 from opforge.ops import Operator, SchemaKind
+from opforge.ops.undefined import UNDEFINED_CONTENTS
 from opforge.runtime.trees import instances
 from opforge.sandbox.guest.loader import aten_function
 from opforge.sandbox.guest.situations import (
@@ -201,7 +202,8 @@ class Batch:
 
     def _is_layout_independent(self, original_answer: CallOutcome) -> bool:
         """Whether the operator's answer is independent of the memory layout of its inputs."""
-        return not original_answer.used_rng and self._op.base not in UNDEFINED_CONTENTS | LAYOUT_IS_INPUT
+        undefined = original_answer.used_rng or self._op.base in UNDEFINED_CONTENTS
+        return not undefined and not facts_of(self._op).layout_is_input
 
     @property
     def authority(self) -> str:
@@ -278,7 +280,7 @@ class Batch:
         Return False where the situation does not apply, ATen rejects it, or memory is full.
         """
         call, answer = original.call, original.answer
-        writes = self._op.mutates or self._op.base in UNDECLARED_WRITES or self._reference is not None
+        writes = self._op.mutates or facts_of(self._op).undeclared_writes or self._reference is not None
         if situation in (KEPT_RESULTS, REQUIRES_GRAD) and writes:
             return False  # it can run only once on its inputs, and may resize them
         if situation == LAZY_CLONE and writes and any(not row[1] for row in original.input_rows):
@@ -408,7 +410,7 @@ class Batch:
         )
 
     def _checked_positions(self, call: ReferenceCall) -> Iterator[int]:
-        if self._op.base in CHECKS_INDICES:
+        if facts_of(self._op).checks_indices and self._op.kind is not SchemaKind.INPLACE:
             yield from tensor_indices(self._op, call, {"index", "indices"})
 
     def _dim(self, call: ReferenceCall) -> int:
@@ -448,7 +450,7 @@ class Batch:
                 self._op.name, args, kwargs, self._buffer, self._device,
                 owns_storage=True, rng_seed=seed, may_hold_indices=positions, reference=self._reference,
             )  # fmt: skip
-        own = self._op.mutates or self._op.base in UNDECLARED_WRITES or self._device.type != "cpu"
+        own = self._op.mutates or facts_of(self._op).undeclared_writes or self._device.type != "cpu"
         return ReferenceCall(
             self._op.name, args, kwargs, self._buffer, self._device, own, seed, may_hold_indices=positions
         )

@@ -107,7 +107,7 @@ def _checked_replies(
 ) -> tuple[list[dict[str, Any]], bytearray]:
     """Return the replies to a request and a private copy of the results.
 
-    Raise NotRightError if opforge's harness cannot have written the replies.
+    Raise RejectedError if opforge's harness cannot have written the replies.
     """
     replies = parse_replies(worker.ask(request, cases=count), count)
     if replies is None:

@@ -5,72 +5,37 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 
-from opforge.judge.compare.properties import UNDEFINED_CONTENTS
+from opforge.judge.facts import OPERATOR_FACTS, OperatorFacts
 from opforge.judge.reference.aten import ReferenceCall
 from opforge.ops import Operator, table
 from opforge.ops.stems import stem
+from opforge.ops.undefined import UNDEFINED_CONTENTS
 from opforge.sandbox.guard.traps import CallCounter
 from opforge.sandbox.guest.loader import aten_function
 
-EQUIVALENCE_GROUPS: dict[str, frozenset[str]] = {
-    "matrix product": frozenset({
-        "mm", "bmm", "addmm", "baddbmm", "addbmm", "addmv", "mv", "dot", "vdot", "matmul", "linear", "inner", "einsum",
-        "tensordot", "chain_matmul", "linalg_matmul", "linalg_multi_dot", "linalg_vecdot", "_addmm_activation", "_int_mm",
-        "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm", "bilinear", "_trilinear", "mkldnn_linear", "_sparse_mm",
-    }),
-    "convolution": frozenset({
-        "convolution", "_convolution", "convolution_overrideable", "conv1d", "conv2d", "conv3d", "conv_transpose1d",
-        "conv_transpose2d", "conv_transpose3d", "_convolution_mode", "cudnn_convolution", "cudnn_convolution_transpose",
-        "cudnn_convolution_relu", "mkldnn_convolution", "miopen_convolution", "mps_convolution", "thnn_conv2d",
-        "_slow_conv2d_forward", "slow_conv3d", "slow_conv3d_forward", "slow_conv_transpose2d", "slow_conv_transpose3d",
-        "slow_conv_dilated2d", "slow_conv_dilated3d", "conv_depthwise3d", "_conv_depthwise2d", "conv_tbc",
-        "_nnpack_spatial_convolution", "cudnn_convolution_add_relu", "miopen_depthwise_convolution",
-    }),
-    "attention": frozenset({
-        "scaled_dot_product_attention", "_scaled_dot_product_attention_math", "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_cudnn_attention", "_flash_attention_forward", "_efficient_attention_forward",
-        "_cudnn_attention_forward", "_scaled_dot_product_fused_attention_overrideable", "_native_multi_head_attention",
-        "_transformer_encoder_layer_fwd", "_triton_scaled_dot_attention", "_triton_multi_head_attention",
-    }),
-    "softmax": frozenset({"softmax", "log_softmax"}),
-    "normalisation": frozenset({"layer_norm", "group_norm", "batch_norm", "instance_norm", "rms_norm", "batch_norm_elemt"}),
-    "maximum pooling": frozenset({"max_pool2d", "adaptive_max_pool2d", "fractional_max_pool2d"}),
-    "average pooling": frozenset({"avg_pool2d", "adaptive_avg_pool2d"}),
-    "sorting": frozenset({"sort", "argsort", "msort", "topk"}),
-    "greatest element": frozenset({"max", "amax", "argmax", "aminmax"}),
-    "least element": frozenset({"min", "amin", "argmin", "aminmax"}),
-    "variance": frozenset({"var", "std", "var_mean", "std_mean"}),
-    "norm": frozenset({"norm", "linalg_vector_norm", "linalg_matrix_norm", "frobenius_norm", "dist"}),
-    "distance": frozenset({"cdist", "pdist", "_euclidean_dist"}),
-    "inverse": frozenset({"inverse", "linalg_inv", "linalg_inv_ex", "linalg_solve", "linalg_solve_ex", "_linalg_solve_ex"}),
-    "triangular solution": frozenset({"triangular_solve", "linalg_solve_triangular"}),
-    "Cholesky decomposition": frozenset({"cholesky", "linalg_cholesky_ex"}),
-    "singular values": frozenset({"svd", "linalg_svdvals"}),
-    "Fourier transform": frozenset({"_fft_c2c", "_fft_r2c", "_fft_c2r"}),
-}  # fmt: skip
+
+def _packets_by_operation(operations: Callable[[OperatorFacts], tuple[str, ...]]) -> dict[str, frozenset[str]]:
+    packets: dict[str, set[str]] = {}
+    for packet, facts in OPERATOR_FACTS.items():
+        for operation in operations(facts):
+            packets.setdefault(operation, set()).add(packet)
+    return {operation: frozenset(names) for operation, names in packets.items()}
+
+
+_EQUIVALENCE_GROUPS = _packets_by_operation(lambda facts: facts.operations)
 """Packets that are one operation under several names.
 
 A kernel for one of them may call none of them, nor packets with the same stem."""
-
-_GENERAL: dict[str, tuple[str, ...]] = {
-    "matrix product": (
-        *EQUIVALENCE_GROUPS["convolution"], *EQUIVALENCE_GROUPS["attention"], *EQUIVALENCE_GROUPS["distance"],
-        *EQUIVALENCE_GROUPS["inverse"], *EQUIVALENCE_GROUPS["triangular solution"],
-        "convolution_backward", "_compute_linear_combination", "embedding_bag", "mkldnn_rnn_layer", "lstm", "gru", "rnn_tanh",
-        "rnn_relu", "linalg_lu_solve", "ormqr", "linalg_householder_product", "cholesky_solve", "sspaddmm", "hspmm",
-        "_dyn_quant_matmul_4bit", "matrix_exp", "fbgemm_linear_int8_weight", "_mixed_dtypes_linear",
-        "linalg_ldl_solve", "linalg_lstsq",
-    ),
-    "convolution": ("convolution_backward",),
-    "softmax": tuple(EQUIVALENCE_GROUPS["attention"]),
-    "inverse": ("linalg_ldl_solve", "linalg_lstsq"),
-}  # fmt: skip
-"""Packets of which an operation is a special case.
+_GENERAL_PACKETS = _packets_by_operation(lambda facts: facts.generalises)
+_GENERAL_OPERATIONS = {
+    "matrix product": ("convolution", "attention", "distance", "inverse", "triangular solution"),
+    "softmax": ("attention",),
+}
+"""Packets and operations of which an operation is a special case.
 
 They may be built from the operation. A kernel for it may not call them."""
 
@@ -103,10 +68,11 @@ def equivalent_packets(packet: str) -> tuple[str, ...]:
     stems = packets_by_stem()
     related = {packet, *stems.get(stem(packet), ())}
     groups = [
-        operation for operation, group in EQUIVALENCE_GROUPS.items() if any(_group_contains(group, p) for p in related)
+        operation for operation, group in _EQUIVALENCE_GROUPS.items() if any(_group_contains(group, p) for p in related)
     ]
     for operation in groups:
-        related |= {*EQUIVALENCE_GROUPS[operation], *_GENERAL.get(operation, ())}
+        related |= {*_EQUIVALENCE_GROUPS[operation], *_GENERAL_PACKETS.get(operation, ())}
+        related.update(*(_EQUIVALENCE_GROUPS[general] for general in _GENERAL_OPERATIONS.get(operation, ())))
         if operation == "matrix product":
             related |= {p for packets in stems.values() for p in packets if _MATRIX_PRODUCT_NAME.search(p)}
     return tuple(sorted({p for name in related for p in (name, *stems.get(stem(name), ()))} - {packet}))
@@ -149,7 +115,7 @@ def describe(op: Operator, called: list[str]) -> str:
     packet = first.partition(".")[0]
     if packet in (op.packet, op.base) or packet.rstrip("_") == op.packet:
         return f"calls aten::{first}, the operator that it replaces"
-    for operation, group in EQUIVALENCE_GROUPS.items():
+    for operation, group in _EQUIVALENCE_GROUPS.items():
         if _group_contains(group, packet.rstrip("_")) and _group_contains(group, op.packet):
             return f"calls aten::{first}, ATen's own {operation}, to replace {op.name}"
     if packet.rstrip("_") in equivalent_packets(op.packet):

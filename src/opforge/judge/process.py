@@ -22,7 +22,7 @@ from opforge.errors import CaseSyntaxError
 from opforge.judge import extra_checks, forbidden_calls, variants
 from opforge.judge.batch import MAX_INPUT_BYTES, Batch, BatchEntry, CaseRow, TriedVariants
 from opforge.judge.compare.contract import CaseCheck
-from opforge.judge.compare.properties import PROPERTY_CHECKS
+from opforge.judge.facts import facts_of
 from opforge.judge.kernel_worker import MAX_TIMEOUTS, KernelWorker, WorkerConfig, WorkerDiedError
 from opforge.judge.random.sampling import judge_draws
 from opforge.judge.reference.aten import Float64Answers, abort_if_gpu_lost
@@ -554,7 +554,7 @@ def _differentiable(judged: _JudgedOperator, placed: BatchEntry) -> bool:
         return False
     if judged.kernel["file"] is not None and not judged.kernel["forbidden"]:
         return False  # a kernel that falls back on the operator would call itself once installed
-    if op.packet in PROPERTY_CHECKS:
+    if facts_of(op).property_check is not None:
         return False  # a different right answer has different gradients
     plain = op.kind is SchemaKind.FUNCTIONAL and not op.composite and not op.is_random and "_backward" not in op.base
     floats = any(row[2][0] in "fbc" and row[2] != "b8" and row[6] is None for row in placed.input_rows)

@@ -12,12 +12,11 @@ from opforge.cases.variant_shapes import DIM_VARIANTS, EQUAL_SIZE_VARIANTS, LARG
 from opforge.cases.variants import VARIANTS, CallTensors, is_moderate, variants_to_try
 from opforge.judge import aten_bugs
 from opforge.judge.batch import ARGUMENT_PREFIX, Batch, BatchEntry, CaseRow, dtypes_of, named_arguments
-from opforge.judge.compare.properties import UNDEFINED_CONTENTS
 from opforge.judge.reference.aten import ReferenceCall
 from opforge.judge.verdict import Verdict, VerdictKind
 from opforge.ops import Operator, SchemaKind
 from opforge.ops.arguments import is_omittable, other_required_values, other_values
-from opforge.ops.undefined import is_solver
+from opforge.ops.undefined import UNDEFINED_CONTENTS, is_solver
 from opforge.sandbox.guest.situations import SINGLE_CALL_SITUATIONS, SITUATIONS
 
 _REPEATED_CASES = 2

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 _STEM_PREFIXES = re.compile(
-    r"^_*(?:(?:special|linalg|native|cudnn|mkldnn|miopen|mps|quantized|thnn|fused|sparse|nested|foreach|safe|chunk|slow)_"
+    r"^_*(?:(?:special|linalg|native|cudnn|mkldnn|miopen|mps|quantized|thnn|fused|sparse|nested|foreach|safe|chunk"
+    r"|slow)_"
     r"|(?<=_)masked_)+"
 )
 _STEM_SUFFIXES = re.compile(

@@ -136,7 +136,8 @@ class Enabled:
             for op, server in self._kernels.items():
                 place = _slots[op, key]
                 place.kernels = tuple(s for s in place.kernels if s is not server)
-                if not any(op in other._kernels for other in _enabled if dispatch_key(other.device) == key):  # noqa: SLF001
+                others = (other for other in _enabled if dispatch_key(other.device) == key)
+                if not any(op in other._kernels for other in others):  # noqa: SLF001
                     _slots.pop((op, key)).restore()
         watch_compilation(on=bool(_enabled))
 
@@ -253,7 +254,8 @@ def _proven_calls(
         )
     if op in _NEVER_REPLACED:
         raise _RefusedError(
-            f"results of {op} become parameters or other tensor subclasses, which is impossible for results of a Python kernel"
+            f"results of {op} become parameters or other tensor subclasses, "
+            "which is impossible for results of a Python kernel"
         )
     if (
         op_facts.kind == OUT

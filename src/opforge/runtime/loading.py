@@ -52,7 +52,8 @@ def _operator(library: Path, entries: Sequence[str]) -> Function:
             torch.ops.load_library(str(library))
         except (OSError, RuntimeError) as error:
             raise LoadError(f"{library.name} cannot be loaded: {error}") from error
-        operators = sorted({n.partition(".")[0] for n in set(torch._C._dispatch_get_all_op_names()) - before})  # noqa: SLF001
+        added = set(torch._C._dispatch_get_all_op_names()) - before  # noqa: SLF001
+        operators = sorted({name.partition(".")[0] for name in added})
         _LIBRARIES[library] = operators
     names = [*entries, *(entry.removesuffix("_kernel_impl") for entry in entries)]
     matches = [packet for name in names for packet in operators if packet.partition("::")[2] == name]

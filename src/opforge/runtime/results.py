@@ -97,7 +97,7 @@ class ResultCheck:
         for tensor, like in zip(tensors, expected, strict=True):
             if tensor is None or like is None:
                 if tensor is not like:
-                    return f"{'nothing' if tensor is None else 'a tensor'}, not {'nothing' if like is None else 'a tensor'}"
+                    return "nothing, not a tensor" if tensor is None else "a tensor, not nothing"
                 continue
             dtype, shape, device = like
             if tensor.dtype != dtype:

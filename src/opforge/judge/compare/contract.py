@@ -21,9 +21,11 @@ from opforge.cases.tensors import tensor_from_row
 from opforge.cases.values import contiguous_strides
 from opforge.cases.wire import SHORT_DTYPES
 from opforge.judge import forbidden_calls
-from opforge.judge.compare import properties
 from opforge.judge.compare.numerics import Comparison, same_bytes
+from opforge.judge.compare.properties.property_check import Accepted, Results
+from opforge.judge.compare.properties.signed_zeros import zero_signs_matter
 from opforge.judge.compare.uninitialised import uninitialised_elements
+from opforge.judge.facts import facts_of
 from opforge.judge.reference.aten import (
     CallOutcome,
     Float64Answers,
@@ -38,6 +40,7 @@ from opforge.judge.reference.aten import (
 )
 from opforge.judge.verdict import RejectedError, Verdict, VerdictKind
 from opforge.ops import Operator
+from opforge.ops.undefined import UNDEFINED_CONTENTS
 from opforge.runtime.trees import instances
 from opforge.sandbox.guest.aliases import InputAliases
 
@@ -203,7 +206,7 @@ class CaseCheck:
             and any(_draws_fewer_numbers(kernel, aten) for kernel, aten in self.result_pairs)
         ):
             raise RejectedError(VerdictKind.WRONG, "returns the same few random numbers again and again")
-        if self.aten.used_rng or self.op.base in properties.UNDEFINED_CONTENTS:
+        if self.aten.used_rng or self.op.base in UNDEFINED_CONTENTS:
             return {}
         ruling = self._judge_by_property(labels)
         figures = dict(ruling.figures)
@@ -212,18 +215,16 @@ class CaseCheck:
                 _keep_worst(figures, self._compare(label, kernel, aten, index))
         return figures
 
-    def _judge_by_property(self, names: list[str]) -> properties.Accepted:
+    def _judge_by_property(self, names: list[str]) -> Accepted:
         """Judge results that may differ from ATen's by the property that makes them right."""
-        judge = properties.PROPERTY_CHECKS.get(self.op.packet)
-        if judge is None or isinstance(self.call, GradientCall) or all(same_bytes(k, a) for k, a in self.result_pairs):
-            return properties.Accepted(frozenset())
+        check = facts_of(self.op).property_check
+        if check is None or isinstance(self.call, GradientCall) or all(same_bytes(k, a) for k, a in self.result_pairs):
+            return Accepted(frozenset())
         kernel = [k.cpu() for k, _ in self.result_pairs]
         aten = [a.cpu() for _, a in self.result_pairs]
         args, kwargs, _inputs = self.call.build_arguments()
         given = {n: v.cpu() if isinstance(v, torch.Tensor) else v for n, v in self.op.bind(args, kwargs).items()}
-        ruling = judge(properties.Results(self.op.packet, given, kernel, aten, names)) or properties.Accepted(
-            frozenset()
-        )
+        ruling = check(Results(self.op.packet, given, kernel, aten, names)) or Accepted(frozenset())
         self.notes.extend([ruling.note] if ruling.note else [])
         return ruling
 
@@ -308,7 +309,7 @@ class CaseCheck:
             return self._make_comparison(label, kernel, aten, index).check(measure=self.measure_errors)
         except RejectedError:
             undefined = uninitialised_elements(
-                self.call, aten, index, may_be_nan=self.op.base in properties.PARTLY_UNDEFINED
+                self.call, aten, index, may_be_nan=facts_of(self.op).nan_is_uninitialised
             )
             if undefined is None or not undefined.any():
                 raise
@@ -328,7 +329,7 @@ class CaseCheck:
         return Comparison(
             kernel, aten, self.exact, index, label, self._reduction_length(aten), undecided, slack, self._authority,
             zero_signs_matter=not isinstance(self.call, GradientCall)
-            and properties.zero_signs_matter(self.op, is_complex=aten.is_complex()),
+            and zero_signs_matter(self.op, is_complex=aten.is_complex()),
         )  # fmt: skip
 
     def _undecided(self, index: int) -> torch.Tensor | None:
@@ -342,7 +343,7 @@ class CaseCheck:
         """Compare every input after the call: written ones numerically, the others bit for bit."""
         figures: dict[str, float] = {}
         count = len(list(instances(self.aten.result, torch.Tensor)))
-        undefined = self.aten.used_rng or self.op.base in properties.UNDEFINED_CONTENTS
+        undefined = self.aten.used_rng or self.op.base in UNDEFINED_CONTENTS
         for i, (row, aten) in enumerate(zip(self.reply["inputs"], self.aten.inputs, strict=True)):
             label = f"{self._name(i)} after the call"
             kernel = self._check_tensor(label, {"T": row}, aten)
@@ -360,7 +361,7 @@ class CaseCheck:
                 untouched = written and kernel.shape == before.shape and same_bytes(kernel, before) and kernel.numel()
                 try:
                     if not (
-                        self._is_written(i) and self.op.packet in properties.PROPERTY_CHECKS
+                        self._is_written(i) and facts_of(self.op).property_check is not None
                     ):  # judged among the results
                         _keep_worst(figures, self._compare(label, kernel, after, count + i))
                 except RejectedError as error:
@@ -375,7 +376,7 @@ class CaseCheck:
     @property
     def _may_write_inputs(self) -> bool:
         """Whether the operator may write to its inputs; on a GPU all replies include inputs."""
-        return self.op.mutates or self.op.base in properties.UNDECLARED_WRITES or self.aten.shared_inputs is not None
+        return self.op.mutates or facts_of(self.op).undeclared_writes or self.aten.shared_inputs is not None
 
     def _not_written(self, index: int) -> RejectedError:
         return RejectedError(

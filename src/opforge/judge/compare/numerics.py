@@ -83,7 +83,7 @@ class Comparison:
     """Whether zeros must have ATen's signs, where these do not depend on the computation."""
 
     def check(self, *, measure: bool = True) -> dict[str, float]:
-        """Return the figures of the errors; raises NotRightError if the result is wrong."""
+        """Return the figures of the errors; raises RejectedError if the result is wrong."""
         same = same_bytes(self.kernel, self.aten)
         if not (self.aten.is_floating_point() or self.aten.is_complex()):
             if not same:
@@ -316,7 +316,10 @@ class Comparison:
         count, total = int(where.sum()), where.numel()
         at = where.nonzero()[0].tolist()
         got, expected = self.kernel[tuple(at)].item(), self.aten[tuple(at)].item()
-        text = f"{self.label}: {count} of {total} elements: {reason}; first at {at}: got {got!r}, {self.reference_name} has {expected!r}"
+        text = (
+            f"{self.label}: {count} of {total} elements: {reason}; "
+            f"first at {at}: got {got!r}, {self.reference_name} has {expected!r}"
+        )
         return RejectedError(VerdictKind.WRONG, text, **figures)
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-from opforge.ops import Operator
-
 _MAX_ROUNDING_STEPS = 8.0
 """Rounding steps by which a product may be off."""
 
@@ -31,10 +29,9 @@ class Draws:
 Rule = Callable[[Draws], str | None]
 
 
-def broken_rule(op: Operator, draws: Draws) -> str | None:
-    """Return which rule of the operator a draw breaks, or None."""
-    check = _RULES.get(op.packet)
-    return check(draws) if check is not None and draws.results and draws.results[0].numel() else None
+def broken_rule(rule: Rule | None, draws: Draws) -> str | None:
+    """Return how a draw breaks the operator's rule, or None."""
+    return rule(draws) if rule is not None and draws.results and draws.results[0].numel() else None
 
 
 def _why_not_integers(values: torch.Tensor, low: float, high: float) -> str | None:
@@ -52,11 +49,11 @@ def _between(values: torch.Tensor, low: float, high: float) -> str | None:
     return None
 
 
-def _bernoulli(draws: Draws) -> str | None:
+def bernoulli(draws: Draws) -> str | None:
     return _why_not_integers(draws.results[0], 0, 1)
 
 
-def _randint(draws: Draws) -> str | None:
+def randint(draws: Draws) -> str | None:
     arguments = draws.arguments
     high = arguments.get("high", arguments.get("to"))
     if isinstance(high, torch.Tensor) or high is None:
@@ -71,32 +68,32 @@ def _randint(draws: Draws) -> str | None:
     return _why_not_integers(draws.results[0], low, top)
 
 
-def _uniform(draws: Draws) -> str | None:
+def uniform(draws: Draws) -> str | None:
     real = torch.view_as_real(draws.results[0]) if draws.results[0].is_complex() else draws.results[0]
     low, high = (torch.tensor(draws.number_argument(n, d)).to(real.dtype) for n, d in (("from", 0.0), ("to", 1.0)))
     return _between(real, float(low), float(high))
 
 
-def _positive(draws: Draws) -> str | None:
+def positive(draws: Draws) -> str | None:
     return _between(draws.results[0], 0.0, float("inf"))
 
 
-def _counts(draws: Draws) -> str | None:
+def counts(draws: Draws) -> str | None:
     return _why_not_integers(draws.results[0], 0, float("inf"))
 
 
-def _geometric(draws: Draws) -> str | None:
+def geometric(draws: Draws) -> str | None:
     return _why_not_integers(draws.results[0], 1, float("inf"))
 
 
-def _randperm(draws: Draws) -> str | None:
+def randperm(draws: Draws) -> str | None:
     drawn = draws.results[0]
     if torch.equal(drawn.sort(dim=-1).values, torch.arange(drawn.shape[-1]).to(drawn.dtype).expand(drawn.shape)):
         return None
     return f"a sample is not a permutation of 0 to {drawn.shape[-1] - 1}"
 
 
-def _multinomial(draws: Draws) -> str | None:
+def multinomial(draws: Draws) -> str | None:
     weights, drawn = draws.arguments["self"].detach().cpu(), draws.results[0].long()
     if reason := _between(drawn, 0, weights.shape[-1] - 1):
         return reason
@@ -106,7 +103,7 @@ def _multinomial(draws: Draws) -> str | None:
     return "a sample holds a category of weight zero" if bool((rows.gather(-1, drawn) == 0).any()) else None
 
 
-def _native_dropout(draws: Draws) -> str | None:
+def native_dropout(draws: Draws) -> str | None:
     source = draws.arguments["input" if "input" in draws.arguments else "self"].detach().cpu()
     result, mask = draws.results[0], draws.results[1].bool()
     # _fused_dropout's p is the probability to keep
@@ -119,14 +116,14 @@ def _native_dropout(draws: Draws) -> str | None:
     return "result[0] is not the input times the mask in result[1], scaled" if _differs(result, expected) else None
 
 
-def _dropout(draws: Draws) -> str | None:
+def dropout(draws: Draws) -> str | None:
     source, result = draws.arguments["input"].detach().cpu(), draws.results[0]
     keep_probability = 1 - draws.number_argument("p", 0.5)
     expected = torch.where(result == 0, 0, source * (1 / keep_probability if keep_probability else 0.0))
     return "elements are neither zero nor the input, scaled" if _differs(result, expected) else None
 
 
-def _rrelu(draws: Draws) -> str | None:
+def rrelu(draws: Draws) -> str | None:
     source, (result, noise) = draws.arguments["self"].detach().cpu(), draws.results[:2]
     low, high = draws.number_argument("lower", 0.125), draws.number_argument("upper", 1 / 3)
     negative = (source <= 0).expand(noise.shape)
@@ -138,17 +135,17 @@ def _rrelu(draws: Draws) -> str | None:
     return "the result is not the input times `noise`" if _differs(result, source * noise) else None
 
 
-def _binomial(draws: Draws) -> str | None:
+def binomial(draws: Draws) -> str | None:
     count, drawn = draws.arguments["count"].detach().cpu(), draws.results[0]
     if bool((drawn > count).any()):
         return "samples exceed the number of trials"
     return _why_not_integers(drawn, 0, float("inf"))
 
 
-def _dirichlet(draws: Draws) -> str | None:
+def dirichlet(draws: Draws) -> str | None:
     sums = draws.results[0].double().sum(-1)
     allowed = _MAX_ROUNDING_STEPS * torch.finfo(draws.results[0].dtype).eps * draws.results[0].shape[-1]
-    return "a sample does not sum to 1" if bool(((sums - 1).abs() > allowed).any()) else _positive(draws)
+    return "a sample does not sum to 1" if bool(((sums - 1).abs() > allowed).any()) else positive(draws)
 
 
 def _differs(result: torch.Tensor, expected: torch.Tensor) -> bool:
@@ -160,13 +157,3 @@ def _differs(result: torch.Tensor, expected: torch.Tensor) -> bool:
     info = torch.finfo(result.dtype)
     close = (left - right).abs() <= _MAX_ROUNDING_STEPS * info.eps * right.abs() + info.tiny
     return not bool((close | (left == right) | (left.isnan() & right.isnan())).all())
-
-
-_RULES: dict[str, Rule] = {
-    "bernoulli": _bernoulli, "randint": _randint, "randint_like": _randint, "random": _randint, "rand": _uniform,
-    "rand_like": _uniform, "uniform": _uniform, "exponential": _positive, "log_normal": _positive,
-    "_standard_gamma": _positive, "geometric": _geometric, "poisson": _counts, "randperm": _randperm,
-    "multinomial": _multinomial, "native_dropout": _native_dropout, "_fused_dropout": _native_dropout,
-    "dropout": _dropout, "rrelu_with_noise": _rrelu, "rrelu_with_noise_functional": _rrelu, "binomial": _binomial,
-    "_sample_dirichlet": _dirichlet,
-}  # fmt: skip

@@ -19,6 +19,7 @@ from opforge.cases.tensors import flat_bytes
 from opforge.cases.wire import TORCH_DTYPES
 from opforge.judge.batch import BatchEntry
 from opforge.judge.compare.contract import CaseCheck, tensor_names
+from opforge.judge.facts import facts_of
 from opforge.judge.kernel_worker import KernelWorker, WorkerConfig
 from opforge.judge.random import rules
 from opforge.judge.random.distribution import (
@@ -219,7 +220,7 @@ class _DrawJudge:
                 )
         args, kwargs, _inputs = self.entry.call.build_arguments()
         look = rules.Draws(self.op.bind(args, kwargs), [torch.stack(k.whole_draws) for k in kept])
-        if reason := rules.broken_rule(self.op, look):
+        if reason := rules.broken_rule(facts_of(self.op).random_rule, look):
             raise RejectedError(VerdictKind.WRONG, reason)
 
     def _run_tests(self, kept: list[_ResultDraws]) -> tuple[JointTestResult, dict[str, Any]]:

@@ -9,26 +9,20 @@ from typing import Any
 
 import torch
 
+from opforge.judge.facts import facts_of
 from opforge.judge.roofline.arithmetic import ArithmeticKind
 from opforge.judge.roofline.costed_call import CostedCall
 from opforge.judge.roofline.formulas import (
     CallWork,
     Formula,
     default_work,
-    full_copy,
-    gather,
-    norm_backward,
-    normalisation,
-    part_replacement,
     partial_copy,
     pointwise,
     read_arguments,
     reduction,
-    scatter,
-    triangular,
     zero_work,
 )
-from opforge.judge.roofline.matrix_formulas import matrix_work
+from opforge.judge.roofline.matrix_formulas import attention
 from opforge.judge.roofline.memory import distinct_bytes
 from opforge.judge.roofline.peaks import Peaks
 from opforge.ops import Operator, table
@@ -40,8 +34,6 @@ ALARM_MARGIN = {"cpu": 0.25, "cuda": 0.15}
 It allows for the accuracy of the peaks. They are ATen's best, which another kernel may beat. A
 CPU's clock and caches are shared, so they may have been measured at a slow time."""
 
-_READS_WITHOUT_TENSOR_RESULT = frozenset({"equal", "allclose", "item", "_local_scalar_dense", "is_nonzero"})
-"""Packets that read contents although they return no tensor."""
 _DYNAMIC_SHAPE_TAG = "dynamic_output_shape"
 """Tag of operators that must read contents to know the size of their result."""
 
@@ -70,7 +62,7 @@ def cost(op: Operator, args: Iterable[Any], kwargs: dict[str, Any], result: Any)
 
     The arguments must be those of the call: results that share memory with them count as views.
     """
-    call = CostedCall(op, tuple(args), kwargs, result)
+    call = CostedCall(op, tuple(args), kwargs, result, facts_of(op))
     need = _need(call)
     written = distinct_bytes(call.outputs) if need.written_bytes is None else need.written_bytes
     sure_tensors = [*need.required_inputs, *(call.outputs if need.requires_all_writes else [])]
@@ -88,14 +80,15 @@ def cost(op: Operator, args: Iterable[Any], kwargs: dict[str, Any], result: Any)
 
 
 def _need(call: CostedCall) -> CallWork:
-    packet = call.op.packet
     empty = not any(t.numel() for t in call.outputs) and not (call.new_results and _DYNAMIC_SHAPE_TAG in call.op.tags)
-    if packet not in _READS_WITHOUT_TENSOR_RESULT and (empty or call.op.base in UNDEFINED_CONTENTS):
+    if not call.facts.returns_no_tensor and (empty or call.op.base in UNDEFINED_CONTENTS):
         return zero_work(call)
     if any(t.layout is not torch.strided for t in [*call.outputs, *call.tensors(*call.bound_arguments)]):
         return default_work(call)
-    formula = _FORMULAS.get(packet) or _formula_by_tag(call.op)
-    return formula(call) if formula is not None else matrix_work(call) or default_work(call)
+    formula = call.facts.formula or _formula_by_tag(call.op)
+    if formula is None:
+        formula = attention if "attention" in call.op.packet and call.tensors("query") else default_work
+    return formula(call)
 
 
 @cache
@@ -116,70 +109,6 @@ def _formula_by_tag(op: Operator) -> Formula | None:
 
 
 _FOREACH_NOT_POINTWISE = ("_foreach_mm", "_foreach_norm", "_foreach_max", "_foreach_powsum")
-
-
-def _for_packets(formula: Formula, *packets: str) -> dict[str, Formula]:
-    return dict.fromkeys(packets, formula)
-
-
-_FORMULAS: dict[str, Formula] = {
-    **_for_packets(
-        pointwise, "where", "__and__", "__or__", "__iand_", "__ior_", "__irshift_", "absolute", "arccos", "arccosh",
-        "arcsin", "arcsinh", "arctan", "arctan2", "arctanh", "divide", "multiply", "subtract", "negative", "greater",
-        "greater_equal", "less", "less_equal", "not_equal", "fix", "floor_divide", "hardswish", "hardswish_backward",
-        "elu_backward", "leaky_relu_backward", "mish_backward", "softplus_backward", "hardsigmoid_backward",
-        "hardtanh_backward", "hardshrink_backward", "softshrink_backward", "prelu", "_prelu_kernel", "isclose",
-        "isreal", "polar", "complex", "_masked_scale", "log_sigmoid_forward", "log_sigmoid", "special_expit", "glu",
-        "special_erf", "special_erfc", "special_exp2", "special_expm1", "special_log1p", "special_xlogy",
-    ),
-    **_for_packets(
-        reduction, "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "_logcumsumexp", "sort", "argsort", "topk",
-        "msort", "median", "nanmedian", "mode", "kthvalue", "nonzero", "nanmean", "bincount", "_aminmax", "dist",
-        "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss", "_unique2", "unique_dim",
-        "allclose", "item", "_local_scalar_dense", "is_nonzero", "special_logsumexp", "_is_all_true", "_is_any_true",
-        "equal", "_foreach_norm", "_foreach_max",
-    ),
-    **_for_packets(
-        normalisation(5), "_softmax", "softmax", "special_softmax", "_log_softmax", "log_softmax", "special_log_softmax",
-        "_safe_softmax", "_softmax_backward_data", "_log_softmax_backward_data",
-    ),
-    **_for_packets(
-        normalisation(7), "layer_norm", "native_layer_norm", "group_norm", "native_group_norm", "batch_norm",
-        "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "instance_norm",
-        "_native_batch_norm_legit_functional", "_batch_norm_with_update", "_batch_norm_no_update", "cudnn_batch_norm",
-        "rms_norm", "_fused_rms_norm",
-    ),
-    **_for_packets(
-        norm_backward, "native_layer_norm_backward", "native_group_norm_backward", "native_batch_norm_backward",
-        "_fused_rms_norm_backward", "batch_norm_backward",
-    ),
-    **_for_packets(
-        full_copy, "clone", "copy", "_to_copy", "to", "type_as", "contiguous", "cat", "concat", "concatenate", "stack",
-        "_stack", "hstack", "vstack", "dstack", "column_stack", "row_stack", "flip", "fliplr", "flipud", "roll", "rot90",
-        "transpose_copy", "permute_copy", "t_copy", "view_copy", "expand_copy", "repeat", "tile", "pixel_shuffle",
-        "pixel_unshuffle", "channel_shuffle", "native_channel_shuffle", "reshape", "flatten", "_foreach_copy",
-        "alias_copy", "unsqueeze_copy", "squeeze_copy", "detach_copy", "fill", "full", "full_like", "new_full", "ones",
-        "ones_like", "new_ones", "zeros", "zeros_like", "new_zeros", "zero", "_foreach_zero", "arange", "range",
-        "linspace", "logspace", "eye", "scalar_tensor",
-    ),
-    **_for_packets(partial_copy, "constant_pad_nd", "pad", "diag", "diag_embed", "diagflat", "select_backward", "slice_backward"),
-    **_for_packets(part_replacement, "slice_scatter", "select_scatter", "diagonal_scatter"),
-    **_for_packets(triangular, "tril", "triu"),
-    **_for_packets(gather("self"), "gather", "index_select", "index", "_unsafe_index", "take", "take_along_dim", "masked_select"),
-    "embedding": gather("weight"),
-    **_for_packets(
-        gather("weight", lambda c: c.tensors("indices")[0].numel() * c.tensors("weight")[0].shape[-1]),
-        "embedding_bag", "_embedding_bag", "_embedding_bag_forward_only",
-    ),
-    **_for_packets(
-        gather("self", lambda c: c.tensors("target")[0].numel()), "nll_loss", "nll_loss_forward", "nll_loss2d",
-        "nll_loss2d_forward",
-    ),
-    **_for_packets(scatter("src"), "scatter", "scatter_add", "scatter_reduce"),
-    **_for_packets(scatter("source"), "index_add", "index_copy", "index_reduce", "put"),
-    **_for_packets(scatter("values"), "index_put", "_index_put_impl", "_unsafe_index_put"),
-    **_for_packets(scatter("value"), "index_fill"),
-}  # fmt: skip
 
 
 def sol_us(cost: Cost, peaks: Peaks, footprint_bytes: int, *, tf32: bool = False) -> tuple[float, str]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,6 +14,9 @@ from opforge.judge.roofline.arithmetic import ArithmeticKind
 from opforge.judge.roofline.memory import distinct_bytes, storage_id
 from opforge.ops import Operator, SchemaKind
 from opforge.runtime.trees import instances
+
+if TYPE_CHECKING:
+    from opforge.judge.facts import OperatorFacts
 
 _F8_DTYPES = {d for d in vars(torch).values() if isinstance(d, torch.dtype) and d.is_floating_point and d.itemsize == 1}
 _MATMUL_KINDS = {
@@ -38,6 +41,7 @@ class CostedCall:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     result: Any
+    facts: OperatorFacts
 
     @cached_property
     def bound_arguments(self) -> dict[str, Any]:

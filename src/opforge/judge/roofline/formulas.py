@@ -35,59 +35,6 @@ class CallWork:
 
 Formula = Callable[[CostedCall], CallWork]
 
-_UNREAD_SELF = frozenset({
-    "fill", "zero", "copy", "normal", "uniform", "random", "exponential", "geometric", "cauchy", "log_normal",
-    "full_like", "zeros_like", "ones_like", "empty_like", "rand_like", "randn_like", "randint_like", "new_full",
-    "new_zeros", "new_ones", "new_empty", "new_empty_strided", "_foreach_zero", "_foreach_copy",
-})  # fmt: skip
-"""Packets that ignore the contents of ``self`` and use only its shape or its memory."""
-
-_CONDITIONALLY_READ: dict[str, tuple[str, ...]] = {
-    "where": ("self", "other"),
-    "masked_fill": ("self",),
-    "heaviside": ("values",),
-    "logical_and": ("self", "other"),
-    "logical_or": ("self", "other"),
-    "xlogy": ("other",),
-    "special_xlogy": ("other",),
-    "special_xlog1py": ("other",),
-    "equal": ("self", "other"),
-    "isclose": ("self", "other"),
-    "threshold_backward": ("grad_output",),
-    "hardtanh_backward": ("grad_output",),
-    "hardshrink_backward": ("grad_out",),
-    "softshrink_backward": ("grad_output",),
-    "hardsigmoid_backward": ("grad_output",),
-    "hardswish_backward": ("grad_output",),
-    "logit_backward": ("grad_output",),
-    "native_dropout_backward": ("grad_output",),
-    "_masked_scale": ("self",),
-    "prelu": ("weight",),
-    "_prelu_kernel": ("weight",),
-}
-"""Arguments of elementwise operators that are not needed where another argument decides."""
-
-_DETERMINED_BY_DTYPE = frozenset({"isnan", "isinf", "isfinite", "isposinf", "isneginf", "isreal", "signbit"})
-"""Packets whose answer for integers and booleans follows from the dtype."""
-
-_MOSTLY_ZERO = frozenset({
-    "zeros", "zeros_like", "new_zeros", "eye", "select_backward", "slice_backward", "diagonal_backward", "diag_embed",
-    "diagflat", "diag", "constant_pad_nd", "pad", "tril", "triu", "embedding_dense_backward", "embedding_backward",
-    "one_hot", "unfold_backward", "trace_backward", "index_select_backward", "value_selecting_reduction_backward",
-    "block_diag", "masked_select_backward", "max_unpool2d", "max_unpool3d", "nll_loss_backward", "nll_loss2d_backward",
-    "max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward", "gather_backward", "_efficientzerotensor",
-})  # fmt: skip
-"""Packets whose results hold zeros that need no write: the system hands out zeroed memory."""
-
-_PARTLY_WRITTEN = frozenset({
-    "_ctc_loss", "_cudnn_ctc_loss", "_cudnn_rnn", "_efficient_attention_forward", "native_batch_norm",
-    "_scaled_dot_product_efficient_attention", "cudnn_batch_norm", "miopen_batch_norm", "_fused_sdp_choice",
-})  # fmt: skip
-"""Packets that leave some of their results unwritten."""
-
-_STOPS_EARLY = frozenset({"all", "any", "equal", "allclose", "is_nonzero", "_is_all_true", "_is_any_true"})
-_STOPS_EARLY_ON_INTEGERS = frozenset({"max", "min", "amax", "amin", "aminmax", "_aminmax", "argmax", "argmin", "prod"})
-
 
 def argument_bytes(call: CostedCall, names: Iterable[str]) -> int:
     """Return the distinct bytes of some arguments."""
@@ -96,16 +43,14 @@ def argument_bytes(call: CostedCall, names: Iterable[str]) -> int:
 
 def read_arguments(call: CostedCall) -> list[str]:
     """Return the arguments whose contents can matter."""
-    packet = call.op.packet
-    unread = packet in _UNREAD_SELF or (packet == "bernoulli" and "p" in call.bound_arguments)
+    unread = call.facts.ignores_self or (call.op.packet == "bernoulli" and "p" in call.bound_arguments)
     return [name for name in call.inputs if not (unread and name == "self")]
 
 
 def writes_all(call: CostedCall) -> bool:
     """Whether every element of the results must be written."""
-    packet = call.op.packet
-    zeros = packet in _MOSTLY_ZERO and not call.written
-    return not zeros and packet not in _PARTLY_WRITTEN and call.op.base not in UNDEFINED_CONTENTS
+    zeros = call.facts.mostly_zeros and not call.written
+    return not zeros and not call.facts.partly_written and call.op.base not in UNDEFINED_CONTENTS
 
 
 def zero_work(call: CostedCall) -> CallWork:
@@ -129,13 +74,13 @@ def default_work(call: CostedCall) -> CallWork:
 def pointwise(call: CostedCall) -> CallWork:
     """Elementwise operators, with broadcasting; expanded inputs are read once."""
     names = _needed_arguments(call, read_arguments(call))
-    conditional = _CONDITIONALLY_READ.get(call.op.packet, ())
+    conditional = call.facts.conditionally_read
     read = argument_bytes(call, names)
     if call.op.packet == "where":  # for each element, one of the two is read
         read = argument_bytes(call, ["condition"]) + max((argument_bytes(call, [n]) for n in conditional), default=0)
     sure = [] if _independent_of_contents(call) else call.tensors(*(n for n in names if n not in conditional))
     flops = max((t.numel() for t in call.outputs), default=call.max_elements)
-    overwritten = call.op.packet not in _CONDITIONALLY_READ or not call.in_place
+    overwritten = not conditional or not call.in_place
     return CallWork(
         read,
         flops,
@@ -160,7 +105,7 @@ def _independent_of_contents(call: CostedCall) -> bool:
     zero = call.bound_arguments.get("alpha", 1) == 0 or (
         call.op.packet.startswith("addc") and call.bound_arguments.get("value") == 0
     )
-    return zero or has_nan(call.bound_arguments.values()) or (integral and call.op.packet in _DETERMINED_BY_DTYPE)
+    return zero or has_nan(call.bound_arguments.values()) or (integral and call.facts.dtype_decides)
 
 
 def partial_copy(call: CostedCall) -> CallWork:
@@ -197,9 +142,8 @@ def reduction(call: CostedCall) -> CallWork:
 
 def _stops_early(call: CostedCall) -> bool:
     """Whether the first elements may settle the answer."""
-    packet = call.op.packet
     integral = not any(t.is_floating_point() for t in call.tensors(*call.inputs))
-    return packet in _STOPS_EARLY or (integral and packet in _STOPS_EARLY_ON_INTEGERS)
+    return call.facts.stops_early or (integral and call.facts.stops_early_on_integers)
 
 
 def normalisation(flops_per_element: int) -> Formula:
@@ -249,8 +193,8 @@ def gather(table: str, count: Callable[[CostedCall], int] | None = None) -> Form
     return formula
 
 
-def scatter(source: str) -> Formula:
-    """Writes to indexed elements.
+def scatter(source: str, *, accumulates: bool = False) -> Formula:
+    """Writes to indexed elements; with ``accumulates``, always to add to them.
 
     In place, only these elements are written, and read only to be added to.
     """
@@ -260,7 +204,7 @@ def scatter(source: str) -> Formula:
         sources = call.tensors(source)
         index = [n for n in read_arguments(call) if n not in ("self", source)]
         touched = _written_elements(call, target, sources)
-        adds = _accumulates(call)
+        adds = accumulates or bool(call.bound_arguments.get("accumulate")) or "reduce" in call.bound_arguments
         target_bytes = distinct_bytes([target])
         touched_bytes = min(touched * target.element_size(), target_bytes)
         if call.in_place:
@@ -270,17 +214,15 @@ def scatter(source: str) -> Formula:
         source_read = sum(bytes_of_elements(s, touched) for s in sources)
         sure = [*call.tensors(*index), *(s for s in sources if adds and distinct_elements(s) <= touched)]
         return CallWork(
-            target_read + source_read + argument_bytes(call, index), touched if adds else 0, call.arithmetic_kind(), write, tuple(sure),
+            target_read + source_read + argument_bytes(call, index),
+            touched if adds else 0,
+            call.arithmetic_kind(),
+            write,
+            tuple(sure),
             requires_all_writes=writes_all(call) and not call.in_place,
-        )  # fmt: skip
+        )
 
     return formula
-
-
-def _accumulates(call: CostedCall) -> bool:
-    packet = call.op.packet
-    by_name = packet in ("scatter_add", "scatter_reduce", "index_add", "index_reduce")
-    return by_name or bool(call.bound_arguments.get("accumulate")) or "reduce" in call.bound_arguments
 
 
 def _written_elements(call: CostedCall, target: torch.Tensor, sources: list[torch.Tensor]) -> int:

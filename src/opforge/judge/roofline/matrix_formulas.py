@@ -8,34 +8,8 @@ from typing import Any
 import torch
 
 from opforge.judge.roofline.costed_call import CostedCall, matmul_kind, real_flops
-from opforge.judge.roofline.formulas import CallWork, argument_bytes, default_work, read_arguments, writes_all
+from opforge.judge.roofline.formulas import CallWork, Formula, argument_bytes, default_work, read_arguments, writes_all
 from opforge.judge.roofline.memory import distinct_elements
-
-_FACTOR_NAMES: dict[str, tuple[str, str]] = {
-    "mm": ("self", "mat2"), "bmm": ("self", "mat2"), "addmm": ("mat1", "mat2"), "baddbmm": ("batch1", "batch2"),
-    "addbmm": ("batch1", "batch2"), "addmv": ("mat", "vec"), "mv": ("self", "vec"), "dot": ("self", "tensor"),
-    "vdot": ("self", "other"), "matmul": ("self", "other"), "linalg_matmul": ("self", "other"), "inner": ("self", "other"),
-    "linear": ("input", "weight"), "_addmm_activation": ("mat1", "mat2"), "_int_mm": ("self", "mat2"),
-    "_scaled_mm": ("self", "mat2"), "linalg_vecdot": ("x", "y"), "mkldnn_linear": ("self", "weight"),
-}  # fmt: skip
-"""The two factors of a matrix product; the left one's last dimension is summed over."""
-
-_CONVOLUTIONS = frozenset({
-    "convolution", "_convolution", "convolution_overrideable", "conv1d", "conv2d", "conv3d", "conv_transpose1d",
-    "conv_transpose2d", "conv_transpose3d", "_convolution_mode", "cudnn_convolution", "cudnn_convolution_transpose",
-    "cudnn_convolution_relu", "mkldnn_convolution", "miopen_convolution", "mps_convolution", "thnn_conv2d",
-    "_slow_conv2d_forward", "slow_conv3d", "slow_conv3d_forward", "slow_conv_transpose2d", "slow_conv_transpose3d",
-    "slow_conv_dilated2d", "slow_conv_dilated3d", "conv_depthwise3d", "_conv_depthwise2d",
-})  # fmt: skip
-
-_FLOP_COUNTER_EQUIVALENTS: dict[str, str] = {
-    "scaled_dot_product_attention": "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_attention_math": "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_flash_attention_for_cpu": "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_fused_attention_overrideable": "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_flash_attention_for_cpu_backward": "_scaled_dot_product_flash_attention_backward",
-}
-"""Attention that torch's counter lacks, and one it has that takes the same tensors first."""
 
 _MAX_FLOPS_REDUCTION = 2
 """Factor by which a clever product may take fewer operations than are counted.
@@ -44,43 +18,32 @@ Strassen's algorithm reaches it after five levels.
 """
 
 
-def matrix_work(call: CostedCall) -> CallWork | None:
-    """Return the need of a matrix product, a convolution or attention; None for any other call."""
-    packet = call.op.packet
-    if packet in _FACTOR_NAMES:
-        return _product(call, *_FACTOR_NAMES[packet])
-    if packet in _CONVOLUTIONS:
-        return _convolution(call)
-    if packet == "convolution_backward":
-        return _convolution_backward(call)
-    if packet == "linear_backward":
-        return _linear_backward(call)
-    if "attention" in packet and call.tensors("query"):
-        return _attention(call)
-    return None
+def product(left_name: str, right_name: str) -> Formula:
+    """Matrix products of two arguments; the left one's last dimension is summed over."""
 
-
-def _product(call: CostedCall, left_name: str, right_name: str) -> CallWork:
-    left, right = call.tensors(left_name)[0], call.tensors(right_name)[0]
-    names = [n for n in read_arguments(call) if n != "self" or n == left_name or call.number("beta", 1) != 0]
-    if call.number("alpha", 1) == 0:
-        names = [n for n in names if n not in (left_name, right_name)]
+    def formula(call: CostedCall) -> CallWork:
+        left, right = call.tensors(left_name)[0], call.tensors(right_name)[0]
+        names = [n for n in read_arguments(call) if n != "self" or n == left_name or call.number("beta", 1) != 0]
+        if call.number("alpha", 1) == 0:
+            names = [n for n in names if n not in (left_name, right_name)]
+            return CallWork(
+                argument_bytes(call, names),
+                call.max_elements,
+                matmul_kind(left),
+                required_inputs=tuple(call.tensors(*names)),
+            )
+        flops = real_flops(left, _torch_flops(call) or _product_operations(call, left))
+        without_overlap = all(distinct_elements(t) == t.numel() for t in (left, right))
+        sure = tuple(call.tensors(*names)) if left.numel() and right.numel() else ()
         return CallWork(
             argument_bytes(call, names),
-            call.max_elements,
+            flops,
             matmul_kind(left),
-            required_inputs=tuple(call.tensors(*names)),
+            required_inputs=sure,
+            required_flops=flops // _MAX_FLOPS_REDUCTION if without_overlap else 0,
         )
-    flops = real_flops(left, _torch_flops(call) or _product_operations(call, left))
-    without_overlap = all(distinct_elements(t) == t.numel() for t in (left, right))
-    sure = tuple(call.tensors(*names)) if left.numel() and right.numel() else ()
-    return CallWork(
-        argument_bytes(call, names),
-        flops,
-        matmul_kind(left),
-        required_inputs=sure,
-        required_flops=flops // _MAX_FLOPS_REDUCTION if without_overlap else 0,
-    )
+
+    return formula
 
 
 def _product_operations(call: CostedCall, left: torch.Tensor) -> int:
@@ -111,7 +74,7 @@ def _torch_flops(call: CostedCall, packet: str = "") -> int:
         return 0
 
 
-def _convolution(call: CostedCall) -> CallWork:
+def convolution(call: CostedCall) -> CallWork:
     names = read_arguments(call)
     source, weight = call.tensors("input", "self")[0], call.tensors("weight")[0]
     transposed = call.op.packet.startswith("conv_transpose") or "transpose" in call.op.packet
@@ -129,7 +92,7 @@ def _numbers(value: Any) -> list[int]:
     return list(value) if isinstance(value, list | tuple) else [value] if isinstance(value, int) else []
 
 
-def _convolution_backward(call: CostedCall) -> CallWork:
+def convolution_backward(call: CostedCall) -> CallWork:
     """Gradients of a convolution: each of the two costs as much as the convolution.
 
     Torch's counter forgets groups here.
@@ -143,7 +106,7 @@ def _convolution_backward(call: CostedCall) -> CallWork:
     return CallWork(argument_bytes(call, names), real_flops(source, flops), matmul_kind(source), required_inputs=sure)
 
 
-def _linear_backward(call: CostedCall) -> CallWork:
+def linear_backward(call: CostedCall) -> CallWork:
     source, grad, weight = (call.tensors(n)[0] for n in ("self", "grad_output", "weight"))
     mask = call.bound_arguments["output_mask"]
     names = ["grad_output", *(["weight"] if mask[0] else []), *(["self"] if mask[1] else [])]
@@ -156,14 +119,14 @@ def _linear_backward(call: CostedCall) -> CallWork:
     )
 
 
-def _attention(call: CostedCall) -> CallWork:
+def attention(call: CostedCall) -> CallWork:
     """Attention, forward and backward.
 
     With a mask, dropout or a causal order, some of the inputs may not be needed.
     """
     query = call.tensors("query")[0]
     packet = call.op.packet
-    flops = _torch_flops(call, _FLOP_COUNTER_EQUIVALENTS.get(packet, packet)) or _attention_operations(call)
+    flops = _torch_flops(call, call.facts.flops_like) or _attention_operations(call)
     if not flops:
         return default_work(call)
     names = read_arguments(call)
@@ -184,7 +147,7 @@ def _attention(call: CostedCall) -> CallWork:
 
 def _attention_operations(call: CostedCall) -> int:
     """Return the operations of attention with any batch dimensions; 0 for its gradients."""
-    if call.op.packet not in _FLOP_COUNTER_EQUIVALENTS or "backward" in call.op.packet:
+    if not call.facts.flops_like or "backward" in call.op.packet:
         return 0
     query, key, value = (call.tensors(n)[0] for n in ("query", "key", "value"))
     rows = math.prod(query.shape[:-1])

@@ -15,7 +15,7 @@ from opforge.cases.wire import decode
 from opforge.judge.batch import Batch, BatchEntry
 from opforge.judge.compare.contract import CaseCheck, has_many_values
 from opforge.judge.compare.numerics import same_bytes
-from opforge.judge.compare.properties import UNDECLARED_WRITES
+from opforge.judge.facts import facts_of
 from opforge.judge.kernel_worker import KernelWorker, WorkerConfig
 from opforge.judge.reference.aten import CallOutcome, Float64Answers, ReferenceFaultError
 from opforge.judge.reference.user import UserCall, UserReference, load_reference
@@ -106,7 +106,7 @@ class CaseTimer:
         required: bool,
     ) -> gpu_race.GpuRace | CpuRace:
         """Return the race over a case."""
-        writes = op.mutates or op.base in UNDECLARED_WRITES or _reference_writes_inputs(placed)
+        writes = op.mutates or facts_of(op).undeclared_writes or _reference_writes_inputs(placed)
         judge_result = functools.partial(_judge_timed_result, op, placed, self.config, set(), required=required)
         judging = ResultJudge(
             functools.partial(_aten_answer, placed), judge_result, functools.partial(_require_in_domain, placed)

@@ -49,7 +49,7 @@ class Accepted:
 
 
 PropertyCheck = Callable[[Results], Accepted | None]
-"""Returns a ruling, or None if numbers decide; raises NotRightError if the property is broken."""
+"""Returns a ruling, or None if numbers decide; raises RejectedError if the property is broken."""
 
 
 def wrong_result(text: str, **figures: float) -> RejectedError:

@@ -17,9 +17,6 @@ from opforge.judge.compare.properties.property_check import (
 )
 from opforge.judge.compare.properties.spectral import check_matrix_residual, check_orthonormal
 
-_PACKED_FACTORS_INDEX = {"_linalg_det": 1, "_linalg_solve_ex": 1, "_linalg_slogdet": 2}
-"""Index of the result with the packed factors, if not the first; the pivots follow it."""
-
 
 def qr(call: Results) -> Accepted | None:
     """Check Q R = A with orthonormal Q and upper triangular R; with mode='r', Rᴴ R = Aᴴ A."""
@@ -105,9 +102,12 @@ def lu(call: Results) -> Accepted | None:
     return Accepted(frozenset({0, 1, 2}), _note(call, 2, "pivots differ from ATen's; P L U = A holds"), figures)
 
 
-def lu_packed(call: Results) -> Accepted | None:
-    """Check P L U = A for packed factors and pivots; some operators factor the transpose."""
-    index = _PACKED_FACTORS_INDEX.get(call.packet, 0)
+def lu_packed(call: Results, *, factors_index: int = 0) -> Accepted | None:
+    """Check P L U = A for packed factors and pivots; some operators factor the transpose.
+
+    ``factors_index`` is the index of the result with the packed factors; the pivots follow it.
+    """
+    index = factors_index
     matrix = to_float64(call.tensor_argument("A", "self"))
     if call.same_bits(index, index + 1) or not call.arguments.get("pivot", True) or not matrix.numel():
         return None

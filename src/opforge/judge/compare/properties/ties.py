@@ -6,21 +6,21 @@ import torch
 
 from opforge.judge.compare.properties.property_check import Accepted, Results, equal_or_both_nan, wrong_result
 
-_ONLY_POSITIONS = ("argmax", "argmin", "argsort")
-"""Packets whose only result is positions; elsewhere they are the second of a pair."""
-_DISTINCT_POSITIONS = ("sort", "argsort")
-"""Packets whose positions along ``dim`` must all differ."""
 _TIES_NOTE = "ties are broken differently from ATen"
 
 
-def positions(call: Results) -> Accepted | None:
-    """Check that positions point at elements equal to those at ATen's positions."""
-    index = 0 if call.packet in _ONLY_POSITIONS else 1
-    if len(call.aten) != index + 1 or call.same_bits(index) or call.arguments.get("stable"):
+def positions(
+    call: Results, *, result_index: int = 1, distinct: bool = False, default_dim: int | None = -1
+) -> Accepted | None:
+    """Check that positions point at elements equal to those at ATen's positions.
+
+    With ``distinct``, all positions along ``dim`` must differ.
+    """
+    if len(call.aten) != result_index + 1 or call.same_bits(result_index) or call.arguments.get("stable"):
         return None
-    dim = call.arguments.get("dim", None if call.packet in ("argmax", "argmin") else -1)
+    dim = call.arguments.get("dim", default_dim)
     source = call.tensor_argument("self")
-    kernel, aten = call.kernel[index], call.aten[index]
+    kernel, aten = call.kernel[result_index], call.aten[result_index]
     if isinstance(dim, str):
         return None
     if dim is None:
@@ -29,12 +29,12 @@ def positions(call: Results) -> Accepted | None:
         return None
     if kernel.dim() < source.dim():
         kernel, aten = kernel.unsqueeze(dim), aten.unsqueeze(dim)
-    name = call.result_names[index]
+    name = call.result_names[result_index]
     _check_in_range(name, kernel, source.shape[dim])
-    if call.packet in _DISTINCT_POSITIONS:
+    if distinct:
         _check_distinct(name, kernel, dim)
     _check_same_elements(name, source, dim, kernel, aten)
-    return Accepted(frozenset({index}), f"{name}: {_TIES_NOTE}")
+    return Accepted(frozenset({result_index}), f"{name}: {_TIES_NOTE}")
 
 
 def topk(call: Results) -> Accepted | None:
@@ -53,7 +53,8 @@ def topk(call: Results) -> Accepted | None:
     off = ~equal_or_both_nan(source.gather(dim, kernel[1]), kernel[0])
     if bool(off.any()):
         raise wrong_result(
-            f"{call.result_names[1]}: {int(off.sum())} of {off.numel()} positions point at other values than {call.result_names[0]} has"
+            f"{call.result_names[1]}: {int(off.sum())} of {off.numel()} positions point at other values "
+            f"than {call.result_names[0]} has"
         )
     if not bool(equal_or_both_nan(kernel[0].sort(dim).values, aten[0].sort(dim).values).all()):
         raise wrong_result(f"{call.result_names[0]}: the values differ from ATen's in any order")
@@ -101,6 +102,7 @@ def _check_same_elements(name: str, source: torch.Tensor, dim: int, kernel: torc
     if bool(off.any()):
         at = tuple(off.nonzero()[0].tolist())
         raise wrong_result(
-            f"{name}: {int(off.sum())} of {off.numel()} positions point at other values than ATen's; first at {list(at)}:"
-            f" {int(kernel[at])} holds {left[at].item()!r}, ATen's {int(aten[at])} holds {right[at].item()!r}"
+            f"{name}: {int(off.sum())} of {off.numel()} positions point at other values than ATen's; "
+            f"first at {list(at)}: {int(kernel[at])} holds {left[at].item()!r}, "
+            f"ATen's {int(aten[at])} holds {right[at].item()!r}"
         )
