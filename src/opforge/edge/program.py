@@ -41,13 +41,8 @@ def program_operators(model: Path) -> list[str]:
     truncated program. Both happen in a child process.
     """
     check_program(model)
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", _READER_SOURCE, str(model)],
-        capture_output=True,
-        text=True,
-        timeout=_READ_LIMIT_S,
-        check=False,
-    )
+    command = [sys.executable, "-P", "-c", _READER_SOURCE, str(model)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_READ_LIMIT_S, check=False)
     if done.returncode:
         outcome = linux.describe_returncode(done.returncode)
         last_line = (done.stderr.strip().splitlines() or [""])[-1]
@@ -113,18 +108,8 @@ def _decode_flatbuffer(schema: Path, data: Path, kind: str) -> dict[str, Any]:
                 f"executorch has no {needed}, which reads its traces; install it again: `{toolchain.INSTALL_COMMAND}`"
             )
     with tempfile.TemporaryDirectory() as place:
-        command = [
-            str(flatc),
-            "--json",
-            "--defaults-json",
-            "--strict-json",
-            kind,
-            "-o",
-            place,
-            str(schema),
-            "--",
-            str(data),
-        ]
+        command = [str(flatc), "--json", "--defaults-json", "--strict-json", kind, "-o", place, str(schema), "--"]
+        command.append(str(data))
         done = subprocess.run(command, capture_output=True, text=True, timeout=_DECODE_LIMIT_S, check=False)
         outputs = list(Path(place).glob("*.json"))
         if done.returncode or not outputs:
