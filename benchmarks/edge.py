@@ -63,11 +63,10 @@ def timed(name: str, repeats: int, step: Callable[[], T]) -> T:
 
 
 def steps(place: Path, count: int, repeats: int) -> None:
-    from opforge.edge import build, codegen, runner, selection
-    from opforge.edge.export import export_model
+    from opforge.edge import bindings, build, runner
+    from opforge.edge.export import export_model, parse_target
     from opforge.edge.init import make_folder
     from opforge.edge.run import ProgramJob, run_program
-    from opforge.edge.target import parse_target
 
     path, program = place / "ops", place / "one.pte"
     make_folder(path, "my_ops", [f"mul{number}" for number in range(count)])
@@ -76,13 +75,13 @@ def steps(place: Path, count: int, repeats: int) -> None:
     timed("export, a process of its own", repeats, lambda: export_model(target, program))
     timed("open the folder, read its bindings", repeats, lambda: build.read_folder(path))
     folder = build.read_folder(path)
-    timed("select what a program needs", repeats, lambda: selection.select_for_model(folder.entries, program))
-    whole, part = selection.select_all(folder.entries), selection.select_for_model(folder.entries, program)
+    timed("select what a program needs", repeats, lambda: bindings.select_for_model(folder.entries, program))
+    whole, part = bindings.select_all(folder.entries), bindings.select_for_model(folder.entries, program)
     for name, chosen in ((f"{count} operators", whole), ("1 operator", part)):
         timed(
             f"generate, {name}",
             repeats,
-            lambda c=chosen: codegen.generate_registration(folder.bindings_file, c, place / "generated"),
+            lambda c=chosen: build.generate_registration(folder.bindings_file, c, place / "generated"),
         )
     made_by = {
         tool: timed(

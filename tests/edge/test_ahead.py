@@ -24,7 +24,7 @@ STABLE_TORCH_LIBRARY_IMPL(claimed_ops, CPU, m) { m.impl("NAME", TORCH_BOX(&same)
 SITUATIONS = """
 import json, sys
 import torch
-from opforge.edge.ahead import load_sources
+from opforge.edge.build_definitions import load_sources
 from opforge.errors import OpforgeError
 claim = torch.library.Library("claimed_ops", "DEF")
 answers = {}

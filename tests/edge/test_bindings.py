@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from opforge.edge.bindings import BindingError, read_bindings
+from opforge.edge.bindings import BindingError, read_bindings, select_all, select_names
+from opforge.edge.export import parse_dynamic, parse_target
 from opforge.edge.init import make_folder
-from opforge.edge.schemas import out_variant
-from opforge.edge.selection import check_program, select_all, select_names
-from opforge.edge.target import parse_dynamic, parse_target
+from opforge.edge.out_variants import out_variant
+from opforge.edge.program import check_program
 from opforge.errors import OpforgeError, UnknownNameError
 
 MUL3 = "my_ops::mul3.out(Tensor x, *, Tensor(a!) out) -> Tensor(a!)"

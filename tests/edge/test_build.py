@@ -9,10 +9,17 @@ from pathlib import Path
 import pytest
 
 from opforge.edge import toolchain
-from opforge.edge.bindings import BindingError
-from opforge.edge.build import _key, build, check_registration, library_product, read_folder
-from opforge.edge.codegen import SOURCE_NAME, GeneratedCode, generate_registration
-from opforge.edge.selection import Selection, select_all
+from opforge.edge.bindings import BindingError, Selection, select_all
+from opforge.edge.build import (
+    SOURCE_NAME,
+    GeneratedCode,
+    _key,
+    build,
+    check_registration,
+    generate_registration,
+    library_product,
+    read_folder,
+)
 from opforge.errors import NothingToJudgeError, OpforgeError
 from opforge.kernels.native.compiler import BuildError
 from tests.command import opforge

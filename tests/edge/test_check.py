@@ -6,15 +6,16 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from opforge.edge import check
 from opforge.edge.bindings import BindingError
+from opforge.edge.export import parse_target
 from opforge.edge.init import make_folder
 from opforge.edge.model import ModelLoadError, load_model
-from opforge.edge.target import parse_target
 from opforge.errors import NothingToJudgeError
 from tests.command import opforge
 from tests.edge import folders
@@ -141,8 +142,8 @@ def test_a_new_folder_passes_its_own_tests(tmp_path):
     assert "2 passed" in done.stdout
 
 
-def program(*operators: str) -> list[dict[str, Any]]:
-    return [{"kind": "static", "example": "((), {})", "program": "none.pte", "operators": list(operators), "runs": []}]
+def program(*operators: str) -> tuple[check.CheckedProgram]:
+    return (check.CheckedProgram("static", "((), {})", Path("none.pte"), operators),)
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,12 @@ from safetensors.numpy import load_file, save_file
 from opforge.edge import export as export_module
 from opforge.edge import lowering
 from opforge.edge import run as run_module
-from opforge.edge.bindings import BindingEntry, BindingError
+from opforge.edge.bindings import BindingEntry, BindingError, select_all, select_for_model, select_names
 from opforge.edge.build import build, read_folder
-from opforge.edge.definitions import refuse_decomposed
+from opforge.edge.export import ExportRequest, ExportResult, write_program
+from opforge.edge.model import refuse_decomposed
+from opforge.edge.program import program_operators
 from opforge.edge.run import ProgramJob, ProgramResult, run_programs
-from opforge.edge.selection import program_operators, select_all, select_for_model, select_names
 from opforge.edge.toolchain import Product, compile_product
 from opforge.errors import OpforgeError
 from tests.command import opforge
@@ -102,15 +103,15 @@ def test_a_composite_operator_is_taken_apart_and_that_is_noticed(exports):
 def test_the_command_says_what_was_exported(exports, tmp_path, monkeypatch):
     (tmp_path / "net.py").write_text("")
     program = exports["mul3"]
-    asked: list[dict] = []
-    reply = {"operators": exports.said["adds_too"], "delegated": 2, "taken_apart": ["my_ops::composite"]}
-    reply |= {"inputs": "((T([4, 3], f32),), {})", "bytes": program.stat().st_size}
-    monkeypatch.setattr(export_module, "ask", lambda _child, request, **_: asked.append(request) or reply)
+    asked: list[ExportRequest] = []
+    inputs, size = "((T([4, 3], f32),), {})", program.stat().st_size
+    reply = ExportResult(program, tuple(exports.said["adds_too"]), 2, ("my_ops::composite",), inputs, size)
+    monkeypatch.setattr(export_module, "ask", lambda _step, request, **_: asked.append(request) or reply)
     words = ("edge", "export", "net.py", "-o", "net.pte", "--dynamic", "x.0=1..8")
     done = opforge(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     first, *rest = done.stdout.splitlines()
-    assert first.startswith(f"wrote net.pte, {reply['bytes']} bytes, in ")
+    assert first.startswith(f"wrote net.pte, {size} bytes, in ")
     assert rest == [
         "inputs     ((T([4, 3], f32),), {})",
         "operators  aten::add.out, my_ops::add.out",
@@ -118,14 +119,12 @@ def test_the_command_says_what_was_exported(exports, tmp_path, monkeypatch):
         "note       my_ops::composite was decomposed because it is CompositeImplicitAutograd: a kernel for it would not run",
         "needs      kernels of my_ops::add.out: opforge edge build DIR --model net.pte",
     ]
-    assert (asked[0]["dynamic"], asked[0]["out"]) == ({"x": {0: (1, 8)}}, str(tmp_path / "net.pte"))
+    assert (asked[0].dynamic, asked[0].out) == ({"x": {0: (1, 8)}}, tmp_path / "net.pte")
     answer = json.loads(opforge(*words, "--format", "json", cwd=tmp_path).stdout)
     assert (answer["path"], answer["custom"], answer["delegated"]) == ("net.pte", ["my_ops::add.out"], 2)
 
 
 def test_a_program_is_written_whole_or_not_at_all(tmp_path):
-    from opforge.edge.export_child import write_program
-
     path = tmp_path / "model.pte"
     write_program(path, b"first")
     write_program(path, b"second")
@@ -143,7 +142,7 @@ def test_what_xnnpack_can_run_is_delegated_beside_an_operator_of_ours(exports, r
     assert exports.said["mul3 delegates"] == 0
     assert ran["delegated"].error == ""
     assert ran["delegated"].kernels == {"my_ops::mul3.out": 1}
-    assert ran["delegated"].results[0]["first"] == pytest.approx([36.0] * 6, abs=1e-4)
+    assert ran["delegated"].results[0].first == pytest.approx([36.0] * 6, abs=1e-4)
 
 
 def test_without_what_delegation_needs_it_is_named(monkeypatch):
@@ -207,13 +206,13 @@ def ran(exports: Exports, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 def test_a_program_runs_on_its_library_and_the_trace_names_the_kernel(ran, name):
     assert ran[name].error == ""
     assert ran[name].kernels == {"my_ops::mul3.out": 1}
-    assert ran[name].results[0]["shape"] == ([8, 3] if name == "larger" else [4, 3])
+    assert ran[name].results[0].shape == ((8, 3) if name == "larger" else (4, 3))
 
 
 def test_inputs_come_from_a_file_and_results_go_to_one(ran):
-    assert ran["from file"].results[0]["first"] == [6.0] * 6
+    assert ran["from file"].results[0].first == (6.0,) * 6
     out = ran["right"].job.out
-    assert load_file(out)["0"].reshape(-1)[:6].tolist() == ran["right"].results[0]["first"]
+    assert load_file(out)["0"].reshape(-1)[:6].tolist() == list(ran["right"].results[0].first)
 
 
 def test_the_trace_tells_operators_of_one_name_apart(ran):
@@ -254,16 +253,19 @@ def test_the_command_shows_results_and_the_kernels_that_ran(ran, monkeypatch):
     done = opforge(*words, "--inputs", "T([4, 3], f32)", "-o", "kept.safetensors")
     assert done.returncode == 0, done.stderr
     result = ran["two adds"].results[0]
-    numbers = ", ".join(f"{value:.6g}" for value in result["first"])
+    numbers = ", ".join(f"{value:.6g}" for value in result.first)
     assert done.stdout.splitlines() == [
         f"inputs   {ran['two adds'].inputs}",
-        f"result 0 T([4, 3], {result['dtype']})  {numbers}, …",
+        f"result 0 T([4, 3], {result.dtype})  {numbers}, …",
         "kernels  my_ops::add.out 1×, aten::add.out 1×",
     ]
     libraries, kept = (Path("a.so"), Path("b.so")), Path("kept.safetensors")
     assert given == [ProgramJob(Path("m.pte"), libraries, "T([4, 3], f32)", seed=3, out=kept, limit_s=9.0)]
     answer = json.loads(opforge("edge", "run", "m.pte", "--inputs", "x.safetensors", "--format", "json").stdout)
-    assert (answer["results"], answer["kernels"]) == ([result], ran["two adds"].kernels)
+    assert (answer["results"], answer["kernels"]) == (
+        [{"type": result.type, "shape": [4, 3], "dtype": result.dtype, "first": list(result.first)}],
+        ran["two adds"].kernels,
+    )
     assert given[1] == ProgramJob(Path("m.pte"), inputs_file=Path("x.safetensors"))
 
 
@@ -283,7 +285,7 @@ def test_missing_operators_are_listed(ran):
 
 
 def test_a_kernel_that_does_not_resize_is_not_silently_right(ran):
-    assert ran["unsized"].error or ran["unsized"].results[0]["shape"] != [2, 3]
+    assert ran["unsized"].error or ran["unsized"].results[0].shape != (2, 3)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from opforge.edge import build, selection
+from opforge.edge import bindings, build
 from opforge.edge.runner import build_runner
 from tests.authoring.packages import stored_package
 from tests.command import opforge
@@ -116,7 +116,7 @@ def runners(place: Path) -> dict[str, Path]:
     made = {}
     for name in (CPP, TRITON):
         folder = build.read_folder(place / name / "edge")
-        made[name] = build_runner(folder, selection.select_all(folder.entries), place / f"{name}_runner").path
+        made[name] = build_runner(folder, bindings.select_all(folder.entries), place / f"{name}_runner").path
     return made
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from opforge.edge import build, runner, selection
+from opforge.edge import bindings, build, runner
 from opforge.edge import run as run_module
 from opforge.edge.runner import ATEN_LIBRARY, XNNPACK_LIBRARY, RunnerOptions, build_runner
 from opforge.errors import OpforgeError
@@ -142,7 +142,7 @@ def rich(place: Path) -> Path:
 
     def make(out: Path) -> None:
         folder = build.read_folder(RICH)
-        build_runner(folder, selection.select_for_model(folder.entries, place / "rich.pte"), out / "runner")
+        build_runner(folder, bindings.select_for_model(folder.entries, place / "rich.pte"), out / "runner")
 
     return stored("runner", INPUTS, make) / "runner"
 
@@ -151,7 +151,7 @@ def rich(place: Path) -> Path:
 def one(place: Path) -> runner.BuiltRunner:
     """Return a runner with one of the rich operators, its library beside it."""
     folder = build.read_folder(RICH)
-    chosen = selection.select_names(folder.entries, ["affine"])
+    chosen = bindings.select_names(folder.entries, ["affine"])
     return build_runner(folder, chosen, place / "one" / "runner", RunnerOptions(copy_libraries=True))
 
 
@@ -161,7 +161,7 @@ def mul4(place: Path) -> Path:
     folder = build.read_folder(place / "ends")
     libraries = runner.needed_libraries(place / "mul4_aten.pte")
     assert libraries == (ATEN_LIBRARY,)
-    return build_runner(folder, selection.select_all(folder.entries), place / "mul4", RunnerOptions(libraries)).path
+    return build_runner(folder, bindings.select_all(folder.entries), place / "mul4", RunnerOptions(libraries)).path
 
 
 def run(program: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -215,7 +215,7 @@ def test_it_says_how_long_a_run_takes(place, rich):
 def own_kernels(program: Path) -> list[str]:
     listed = run(program, "--kernels").stdout.splitlines()
     assert "executorch_prim::add.Scalar" in listed
-    return selection.custom_operators(listed)
+    return bindings.custom_operators(listed)
 
 
 def code_bytes(path):
@@ -240,9 +240,9 @@ def build_names() -> list[str]:
 @pytest.mark.slow
 def test_a_library_has_the_kernels_that_a_model_needs_and_no_others(place, tmp_path):
     folder = build.read_folder(RICH)
-    chosen = selection.select_for_model(folder.entries, place / "affine.pte")
+    chosen = bindings.select_for_model(folder.entries, place / "affine.pte")
     part = build.build(folder, chosen, tmp_path / "part")
-    whole = build.build(folder, selection.select_all(folder.entries), tmp_path / "whole")
+    whole = build.build(folder, bindings.select_all(folder.entries), tmp_path / "whole")
     assert part.operators == ("rich_ops::affine.out",)
     assert part.left_out == ("rich_ops::weighted_sum.out", "rich_ops::row_range.out")
     table = (tmp_path / "part" / "generated" / "RegisterCodegenUnboxedKernels_0.cpp").read_text()
@@ -417,4 +417,4 @@ def test_a_backend_that_a_program_names_is_linked(place, tmp_path):
 def test_a_model_of_other_operators_is_refused_when_it_is_built(place):
     folder = build.read_folder(MUL4)
     with pytest.raises(OpforgeError, match=r"rich.pte needs rich_ops::affine.out"):
-        selection.select_for_model(folder.entries, place / "rich.pte")
+        bindings.select_for_model(folder.entries, place / "rich.pte")

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from opforge.edge import define, variants
-from opforge.edge.define import define as define_operator
-from opforge.edge.variants import register_out
+from opforge.edge.define import define
+from opforge.edge.out_variants import LIBRARIES, register_out
 from opforge.errors import OpforgeError
 
 OPS = torch.ops.variants_test
@@ -18,21 +17,20 @@ OPS = torch.ops.variants_test
 @pytest.fixture(scope="module", autouse=True)
 def _operators() -> Iterator[None]:
     """Register operators without an out variant, and two with theirs; all are gone at the end."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(define, "_LIBRARIES", [])
-        patch.setattr(variants, "_LIBRARIES", [])
-        library = torch.library.Library("variants_test", "FRAGMENT")
-        library.define("triple(Tensor x) -> Tensor")
-        library.impl("triple", lambda x: x * 3, "CompositeExplicitAutograd")
-        library.define("ends(Tensor x, int dim) -> (Tensor, Tensor)")
-        library.impl("ends", lambda x, dim: (x.amin(dim), x.amax(dim)), "CompositeExplicitAutograd")
-        define_operator("variants_test::halve(Tensor x) -> Tensor", lambda x: x / 2)
-        define_operator("variants_test::parts(Tensor x) -> (Tensor, Tensor)", lambda x: (x.floor(), x - x.floor()))
-        names = register_out("variants_test::triple", "variants_test::ends", "variants_test::halve")
-        assert names == ["variants_test::triple.out", "variants_test::ends.out"]
-        yield
-        for one in (library, *define._LIBRARIES, *variants._LIBRARIES):
-            one._destroy()
+    before = len(LIBRARIES)
+    library = torch.library.Library("variants_test", "FRAGMENT")
+    library.define("triple(Tensor x) -> Tensor")
+    library.impl("triple", lambda x: x * 3, "CompositeExplicitAutograd")
+    library.define("ends(Tensor x, int dim) -> (Tensor, Tensor)")
+    library.impl("ends", lambda x, dim: (x.amin(dim), x.amax(dim)), "CompositeExplicitAutograd")
+    define("variants_test::halve(Tensor x) -> Tensor", lambda x: x / 2)
+    define("variants_test::parts(Tensor x) -> (Tensor, Tensor)", lambda x: (x.floor(), x - x.floor()))
+    names = register_out("variants_test::triple", "variants_test::ends", "variants_test::halve")
+    assert names == ["variants_test::triple.out", "variants_test::ends.out"]
+    yield
+    for one in (library, *LIBRARIES[before:]):
+        one._destroy()
+    del LIBRARIES[before:]
 
 
 X = torch.tensor([[1.0, 2.5], [4.0, -3.0]])
@@ -76,4 +74,4 @@ def test_a_name_that_is_none_is_answered(name, said):
 
 def test_an_operator_is_not_registered_twice():
     with pytest.raises(OpforgeError, match=r"variants_test::halve cannot be registered: .* is it registered twice"):
-        define_operator("variants_test::halve(Tensor x) -> Tensor", lambda x: x / 2)
+        define("variants_test::halve(Tensor x) -> Tensor", lambda x: x / 2)

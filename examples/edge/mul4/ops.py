@@ -2,6 +2,6 @@
 
 from pathlib import Path
 
-from opforge.edge.ahead import load_sources
+from opforge.edge.build_definitions import load_sources
 
 OPERATORS = load_sources(Path(__file__).parent / "aot")

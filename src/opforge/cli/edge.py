@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -15,9 +16,10 @@ from opforge.cli.progress import ProgressLine
 from opforge.errors import OpforgeError
 
 if TYPE_CHECKING:
+    from opforge.edge.bindings import Selection
     from opforge.edge.build import BuiltLibrary, OperatorFolder
     from opforge.edge.check import CheckReport, CheckRow
-    from opforge.edge.selection import Selection
+    from opforge.edge.run import ProgramOutput
 
 _FORMAT = typer.Option("--format", help="text or json.")
 _WITH = typer.Option("--with", help="Build tool: direct (calls the compiler) or cmake.")
@@ -56,7 +58,8 @@ def export(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="FILE.py with model() and inputs(), FILE.py:NAME for another function or class of it, or module:function.",
+            help="FILE.py with model() and inputs(), FILE.py:NAME for another function or class of it, "
+            "or module:function.",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path("model.pte"),
@@ -69,8 +72,7 @@ def export(
 ) -> int:
     """Export a model to an ExecuTorch program, in its own process."""
     _check_format(format_)
-    from opforge.edge.export import export_model
-    from opforge.edge.target import parse_dynamic, parse_target
+    from opforge.edge.export import export_model, parse_dynamic, parse_target
 
     target, ranges = parse_target(model), parse_dynamic(dynamic or [])
     with ProgressLine() as progress:
@@ -124,7 +126,7 @@ def build(
 
 
 def select_operators(folder: OperatorFolder, ops: str | None, model: Path | None) -> Selection:
-    from opforge.edge.selection import select_all, select_for_model, select_names
+    from opforge.edge.bindings import select_all, select_for_model, select_names
 
     if ops is not None and model is not None:
         raise OpforgeError("--ops and --model cannot be combined; give one of them")
@@ -152,7 +154,8 @@ def run(
     inputs: Annotated[
         str,
         typer.Option(
-            help="Shapes and dtypes such as 'T([2, 3], f32)', or a .safetensors file with tensors 0, 1, … (default: as in the program)."
+            help="Shapes and dtypes such as 'T([2, 3], f32)', or a .safetensors file with tensors 0, 1, … "
+            "(default: as in the program)."
         ),
     ] = "",
     library: Annotated[list[Path] | None, typer.Option(help="A library of kernels; may be repeated.")] = None,
@@ -178,7 +181,7 @@ def run(
         row = {
             "program": str(program),
             "inputs": ran.inputs,
-            "results": ran.results,
+            "results": [result.as_json() for result in ran.results],
             "kernels": ran.kernels,
             "seconds": ran.seconds,
         }
@@ -190,19 +193,12 @@ def run(
     return 0
 
 
-def _result(result: dict[str, Any]) -> str:
-    if "shape" not in result:
-        return repr(result["value"])
-    shown = ", ".join(f"{value:.6g}" if isinstance(value, float) else str(value) for value in result["first"])
-    more = ", …" if _count(result["shape"]) > len(result["first"]) else ""
-    return f"T({result['shape']}, {result['dtype']})  {shown}{more}"
-
-
-def _count(shape: list[int]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total
+def _result(result: ProgramOutput) -> str:
+    if not result.type:
+        return repr(result.value)
+    shown = ", ".join(f"{value:.6g}" if isinstance(value, float) else str(value) for value in result.first)
+    more = ", …" if math.prod(result.shape) > len(result.first) else ""
+    return f"T({list(result.shape)}, {result.dtype})  {shown}{more}"
 
 
 def _kernels(kernels: dict[str, int]) -> str:

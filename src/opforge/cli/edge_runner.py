@@ -68,8 +68,8 @@ def _build_with_all_operators(folder: OperatorFolder, wishes: RunnerOptions) -> 
     import tempfile
     from dataclasses import replace
 
+    from opforge.edge.bindings import select_all
     from opforge.edge.runner import build_runner
-    from opforge.edge.selection import select_all
 
     with tempfile.TemporaryDirectory(prefix="opforge-runner-") as place:
         return build_runner(

@@ -11,21 +11,21 @@ import os
 import platform
 import re
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from filelock import FileLock
 
 from opforge import cache
 from opforge.edge import toolchain
-from opforge.edge.bindings import BindingEntry, read_bindings
-from opforge.edge.child import ask
-from opforge.edge.codegen import GeneratedCode, generate_registration
-from opforge.edge.selection import Selection
+from opforge.edge.bindings import BindingEntry, BindingError, Selection, read_bindings
+from opforge.edge.child import Message, ask
 from opforge.edge.toolchain import Product
-from opforge.errors import OpforgeError
+from opforge.errors import NothingToJudgeError, OpforgeError
 from opforge.kernels.native import compiler
 from opforge.kernels.native.compiler import BuildError
 from opforge.kernels.native.sources import HEADER_SUFFIXES, SKIPPED_FOLDERS, without_comments
@@ -37,6 +37,11 @@ BINDINGS_FILE, KERNELS_FOLDER, DEFINITIONS_FILE, MODEL_FILE = "ops.yaml", "kerne
 Bindings of operators to kernels, C++ sources, ahead-of-time registration, and a model that uses the
 operators.
 """
+TEMPLATES = Path(__file__).parent / "templates" / "codegen"
+"""Templates for the generator. The wheel has the generator but not its templates."""
+SOURCE_NAME = "RegisterCodegenUnboxedKernels_0.cpp"
+_CODEGEN_LIMIT_S = 120.0
+_REGISTRATION_PATTERN = re.compile(r'^\s*Kernel\(\s*"([^"]+)"', re.MULTILINE)
 _SOURCE_SUFFIXES = (".cpp", ".cc", ".cxx")
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 _UNDEFINED = re.compile(r"undefined (?:reference to|symbol:?) [`']?(?P<what>[\w:]+)\(")
@@ -60,6 +65,14 @@ class OperatorFolder:
 
 
 @dataclass(frozen=True, slots=True)
+class Definitions(Message):
+    """A folder's registration, and the entries that it must register."""
+
+    file: Path
+    entries: tuple[BindingEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class BuiltLibrary:
     """A library that was built."""
 
@@ -73,6 +86,17 @@ class BuiltLibrary:
     seconds: dict[str, float] = field(default_factory=dict)
     """Time of each step."""
     bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedCode:
+    """The generated registration."""
+
+    source: Path
+    folder: Path
+    """Folder of the generated headers."""
+    operators: tuple[str, ...]
+    """The operators that the source registers."""
 
 
 def read_folder(path: Path) -> OperatorFolder:
@@ -99,9 +123,17 @@ def check_registration(folder: OperatorFolder) -> bool:
     definitions = folder.path / DEFINITIONS_FILE
     if not definitions.is_file():
         return False
-    request = {"definitions": str(definitions.resolve()), "entries": [asdict(entry) for entry in folder.entries]}
-    ask("schema_child", request, label=f"importing {definitions}")
+    ask(compare_schemas, Definitions(definitions.resolve(), folder.entries), label=f"importing {definitions}")
     return True
+
+
+def compare_schemas(question: Definitions) -> Message:
+    """Import the registration, and compare its schemas with the entries: a step of the child."""
+    from opforge.edge.model import check_schemas, import_definitions
+
+    import_definitions(question.file)
+    check_schemas(question.entries, question.file.name)
+    return Message()
 
 
 def build(
@@ -130,6 +162,61 @@ def build(
     return BuiltLibrary(
         library, generated.operators, left_out, selection.origin, tool, cached, seconds, library.stat().st_size
     )
+
+
+def generate_registration(bindings: Path, selection: Selection, folder: Path) -> GeneratedCode:
+    """Generate the registration of the selected operators in a folder.
+
+    Raises if it does not register exactly these.
+    """
+    if not selection.names:
+        raise NothingToJudgeError(
+            f"no operator of {bindings} is selected ({selection.origin}); there is nothing to build"
+        )
+    toolchain.find_executorch()
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    chosen, empty = folder / "selected_operators.yaml", folder / "aten.yaml"
+    empty.write_text("[]\n")
+    _run_generator(
+        "executorch.codegen.tools.gen_oplist", "--output_path", str(chosen), f"--root_ops={','.join(selection.names)}"
+    )
+    _run_generator(
+        "executorch.codegen.gen", "--source-path", str(TEMPLATES), "--install-dir", str(folder),
+        "--tags-path", str(toolchain.tags_file()), "--aten-yaml-path", str(empty),
+        "--op-selection-yaml-path", str(chosen), "--functions-yaml-path", str(bindings),
+    )  # fmt: skip
+    (folder / "RegisterCodegenUnboxedKernelsEverything.cpp").unlink(missing_ok=True)  # a copy of the same
+    source = folder / SOURCE_NAME
+    return GeneratedCode(source, folder, _registered_operators(source, selection.names))
+
+
+def _registered_operators(source: Path, selected: Sequence[str]) -> tuple[str, ...]:
+    """Return the operators that a source registers; raise if they are not the selected ones.
+
+    The generator silently leaves out operators that it does not know.
+    """
+    registered = tuple(_REGISTRATION_PATTERN.findall(source.read_text()))
+    if missing := sorted(set(selected) - set(registered)):
+        raise BindingError(
+            f"code generation omitted {', '.join(missing)}, which is selected; check the entry in the YAML file"
+        )
+    if unexpected := sorted(set(registered) - set(selected)):
+        raise BindingError(f"code generation registers {', '.join(unexpected)}, which is not selected")
+    if len(registered) != len(set(registered)):
+        raise BindingError(f"code generation registers an operator twice: {', '.join(registered)}")
+    return registered
+
+
+def _run_generator(module: str, *arguments: str) -> None:
+    command = [sys.executable, "-P", "-m", module, *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_CODEGEN_LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise OpforgeError(f"{module} did not finish within {_CODEGEN_LIMIT_S:g} s") from None
+    if done.returncode:
+        last_line = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+        raise BindingError(f"ExecuTorch's code generation ({module}) failed; output: {last_line}")
 
 
 def library_product(folder: OperatorFolder, generated: GeneratedCode) -> Product:
@@ -170,9 +257,10 @@ def _explained(error: BuildError, entries: Sequence[BindingEntry]) -> BuildError
     for entry in entries:
         if entry.cpp_function in undefined:
             message = (
-                f"{BINDINGS_FILE} binds {entry.name} to kernel_name {entry.kernel_name}, and no source in {KERNELS_FOLDER}/ defines {entry.cpp_function} "
-                f"with the arguments of {entry.schema!r}, a KernelRuntimeContext& first. "
-                "Check its name, its namespace (native is added) and its arguments; generated/NativeFunctions.h declares it as it must be"
+                f"{BINDINGS_FILE} binds {entry.name} to kernel_name {entry.kernel_name}, and no source in "
+                f"{KERNELS_FOLDER}/ defines {entry.cpp_function} with the arguments of {entry.schema!r}, "
+                "a KernelRuntimeContext& first. Check its name, its namespace (native is added) and its arguments; "
+                "generated/NativeFunctions.h declares it as it must be"
             )
             return BuildError(error.name, message, error.output)
     return error
@@ -195,8 +283,9 @@ def _key(folder: OperatorFolder, product: Product, tool: str) -> str | None:
             return None
     settings = [os.environ.get(name, "") for name in compiler.COMPILER_VARIABLES]
     key_parts = [
-        package.version, str(package.path), program.path, program.version, platform.machine(), tool, settings, product.name,
-        product.compile_options, product.defines, product.link_options, product.libraries, product.shared, product.rpath,
+        package.version, str(package.path), program.path, program.version, platform.machine(), tool, settings,
+        product.name, product.compile_options, product.defines, product.link_options, product.libraries,
+        product.shared, product.rpath,
     ]  # fmt: skip
     digest = hashlib.sha256(json.dumps(key_parts).encode())
     for path, text in texts.items():

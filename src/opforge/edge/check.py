@@ -1,6 +1,6 @@
 """Run an operator folder's model in ExecuTorch, and compare the results with eager PyTorch.
 
-Needs no torch.
+Only the steps of the child need torch.
 """
 
 from __future__ import annotations
@@ -8,19 +8,18 @@ from __future__ import annotations
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from opforge import cache
 from opforge.edge import toolchain
-from opforge.edge.bindings import BindingError
+from opforge.edge.bindings import BindingEntry, BindingError, Selection, custom_operators
 from opforge.edge.build import DEFINITIONS_FILE, MODEL_FILE, BuiltLibrary, OperatorFolder, build, read_folder
-from opforge.edge.child import ask
+from opforge.edge.child import Message, ask
+from opforge.edge.export import Target, parse_target
 from opforge.edge.run import ProgramJob, ProgramResult, run_programs
-from opforge.edge.selection import Selection, custom_operators
-from opforge.edge.target import parse_target
 from opforge.errors import NothingToJudgeError
 
 Progress = Callable[[str, int, int], None]
@@ -74,6 +73,73 @@ class CheckReport:
         return {**asdict(self), "counts": self.counts(), "right": self.exit_code == 0}
 
 
+@dataclass(frozen=True, slots=True)
+class FolderQuestion(Message):
+    """A folder whose model to export."""
+
+    definitions: Path | None
+    """The file that registers its operators, if it has one."""
+    entries: tuple[BindingEntry, ...]
+    target: Target
+    out: Path
+    """Folder to write programs and tensors to."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """Inputs of a program, and the results that eager PyTorch gives for them.
+
+    Tensors are in files of the folder. The fields hold the other values, and None for each tensor.
+    """
+
+    case: str
+    """Inputs in the text form of a case's arguments."""
+    folder: Path
+    inputs: tuple[Any, ...]
+    expected: tuple[Any, ...]
+    exact: tuple[Any, ...] | None
+    """Results in float64, if the model can run so."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedProgram:
+    """A program of the model, or the reason why it could not be exported."""
+
+    kind: str
+    """``static`` or ``dynamic``."""
+    example: str
+    """Inputs that it was exported for."""
+    program: Path = Path()
+    operators: tuple[str, ...] = ()
+    runs: tuple[PlannedRun, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedPrograms(Message):
+    programs: tuple[CheckedProgram, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRuns(Message):
+    """Runs with results to compare."""
+
+    runs: tuple[PlannedRun, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ResultComparison:
+    reason: str
+    """Why the results are wrong; empty if they are right."""
+    difference: float
+    """Largest difference from eager PyTorch."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResultComparisons(Message):
+    runs: tuple[ResultComparison, ...]
+
+
 def check(path: Path, *, tool: str = "direct", progress: Progress = _silent) -> CheckReport:
     """Check a folder's schemas and exports, build the selected library, and run the programs.
 
@@ -86,10 +152,10 @@ def check(path: Path, *, tool: str = "direct", progress: Progress = _silent) -> 
     work.mkdir(parents=True)
     timer = _StepTimer()
     progress("exporting", 0, _STEPS)
-    programs = _prepared(folder, model.wire(), work)
+    programs = _prepared(folder, model, work)
     timer.lap("export")
-    used = sorted({name for one in programs for name in custom_operators(one.get("operators", []))})
-    if not used and not any("error" in one for one in programs):
+    used = sorted({name for one in programs for name in custom_operators(one.operators)})
+    if not used and not any(one.error for one in programs):
         raise NothingToJudgeError(
             f"{path / MODEL_FILE} uses no operator of {path / 'ops.yaml'}; there is nothing to check"
         )
@@ -103,7 +169,7 @@ def check(path: Path, *, tool: str = "direct", progress: Progress = _silent) -> 
     ]
     timer.lap("build")
     progress("running", 2, _STEPS)
-    planned = [(one, run) for one in programs for run in one["runs"]]
+    planned = [(one, run) for one in programs for run in one.runs]
     negative = [
         _NegativeRun(name, half, library, _program_using(programs, name))
         for half, library in zip(halves, reduced, strict=True)
@@ -112,7 +178,7 @@ def check(path: Path, *, tool: str = "direct", progress: Progress = _silent) -> 
     ran = run_programs(_jobs(planned, built) + [one.job() for one in negative])
     timer.lap("run")
     progress("comparing", 3, _STEPS)
-    rows = [CheckRow(one["example"], one["kind"], "error", one["error"]) for one in programs if "error" in one]
+    rows = [CheckRow(one.example, one.kind, "error", one.error) for one in programs if one.error]
     rows += _judged(planned, ran[: len(planned)])
     rows += [one.judged(result) for one, result in zip(negative, ran[len(planned) :], strict=True)]
     timer.lap("compare")
@@ -134,19 +200,39 @@ class _StepTimer:
         self._last = now
 
 
-def _prepared(folder: OperatorFolder, target: dict[str, Any], work: Path) -> list[dict[str, Any]]:
-    definitions = folder.path / DEFINITIONS_FILE
-    request = {
-        "step": "prepare",
-        "definitions": str(definitions.resolve()) if definitions.is_file() else "",
-        "entries": [asdict(entry) for entry in folder.entries],
-        "target": target,
-        "out": str(work.resolve()),
-    }
-    programs: list[dict[str, Any]] = ask("check_child", request, label=f"exporting {folder.path / MODEL_FILE}")[
-        "programs"
-    ]
-    return programs
+def _prepared(folder: OperatorFolder, target: Target, work: Path) -> tuple[CheckedProgram, ...]:
+    path = folder.path / DEFINITIONS_FILE
+    definitions = path.resolve() if path.is_file() else None
+    question = FolderQuestion(definitions, folder.entries, target, work.resolve())
+    return ask(prepare_programs, question, label=f"exporting {folder.path / MODEL_FILE}").programs
+
+
+def prepare_programs(question: FolderQuestion) -> CheckedPrograms:
+    """Import the folder's operators, and export its model for all programs to check.
+
+    A step of the child. The operators are compared with the entries of the YAML file.
+    """
+    import torch
+
+    from opforge.edge import model, model_cases
+
+    torch.manual_seed(0)
+    if question.definitions is not None:
+        model.import_definitions(question.definitions)
+        model.check_schemas(question.entries, question.definitions.name)
+    loaded = model.load_model(question.target)
+    programs = (
+        model_cases.export_group(loaded, group, question.entries, question.out / f"{number}.pte")
+        for number, group in enumerate(model_cases.case_groups(loaded))
+    )
+    return CheckedPrograms(tuple(programs))
+
+
+def compare_results(question: FinishedRuns) -> ResultComparisons:
+    """Compare the results of runs with the expected ones: a step of the child."""
+    from opforge.edge.model_cases import compare_run
+
+    return ResultComparisons(tuple(map(compare_run, question.runs)))
 
 
 def _refuse_unbound(folder: OperatorFolder, used: Sequence[str]) -> None:
@@ -163,47 +249,40 @@ def _library(folder: OperatorFolder, names: Sequence[str], out: Path, tool: str)
     return build(folder, Selection(tuple(names), "for the check"), out, tool=tool) if names else None
 
 
-def _jobs(planned: Sequence[tuple[dict[str, Any], dict[str, Any]]], built: BuiltLibrary | None) -> list[ProgramJob]:
+def _jobs(planned: Sequence[tuple[CheckedProgram, PlannedRun]], built: BuiltLibrary | None) -> list[ProgramJob]:
     libraries = (built.library,) if built else ()
     return [
         ProgramJob(
-            Path(program["program"]), libraries, tensors_file=Path(run["place"]) / "inputs.safetensors",
-            non_tensors=tuple(run["others"]), out=Path(run["place"]) / "results.safetensors",
+            program.program, libraries, tensors_file=run.folder / "inputs.safetensors", non_tensors=run.inputs,
+            out=run.folder / "results.safetensors",
         )
         for program, run in planned
     ]  # fmt: skip
 
 
-def _judged(planned: Sequence[tuple[dict[str, Any], dict[str, Any]]], ran: Sequence[ProgramResult]) -> list[CheckRow]:
-    answered = [run for (_, run), result in zip(planned, ran, strict=True) if not result.error]
-    request = {"step": "compare", "runs": answered}
-    compared = iter(ask("check_child", request, label="comparing results")["compared"] if answered else ())
-    rows = []
-    for (program, run), result in zip(planned, ran, strict=True):
+def _judged(
+    planned: Sequence[tuple[CheckedProgram, PlannedRun]], results: Sequence[ProgramResult]
+) -> Iterator[CheckRow]:
+    finished = tuple(run for (_, run), result in zip(planned, results, strict=True) if not result.error)
+    compared = iter(ask(compare_results, FinishedRuns(finished), label="comparing results").runs if finished else ())
+    for (program, run), result in zip(planned, results, strict=True):
         if result.error:
-            rows.append(
-                CheckRow(
-                    run["case"], program["kind"], "crashed" if " died of " in result.error else "error", result.error
-                )
-            )
-            continue
-        comparison = next(compared)
-        rows.append(_row(program, run, result, comparison))
-    return rows
+            verdict = "crashed" if " died of " in result.error else "error"
+            yield CheckRow(run.case, program.kind, verdict, result.error)
+        else:
+            yield _row(program, run, result, next(compared))
 
 
-def _row(program: dict[str, Any], run: dict[str, Any], result: ProgramResult, comparison: dict[str, Any]) -> CheckRow:
-    custom = custom_operators(program["operators"])
-    kernels = {name: result.kernels.get(name, 0) for name in custom}
+def _row(program: CheckedProgram, run: PlannedRun, result: ProgramResult, comparison: ResultComparison) -> CheckRow:
+    kernels = {name: result.kernels.get(name, 0) for name in custom_operators(program.operators)}
     idle = [name for name, count in kernels.items() if not count]
-    reason = comparison["reason"] or (f"the event trace has no call of {', '.join(idle)}" if idle else "")
-    return CheckRow(
-        run["case"], program["kind"], "wrong" if reason else "passed", reason, comparison["difference"], kernels
-    )
+    reason = comparison.reason or (f"the event trace has no call of {', '.join(idle)}" if idle else "")
+    verdict = "wrong" if reason else "passed"
+    return CheckRow(run.case, program.kind, verdict, reason, comparison.difference, kernels)
 
 
-def _program_using(programs: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
-    return next(program for program in programs if name in program.get("operators", []))
+def _program_using(programs: Sequence[CheckedProgram], name: str) -> CheckedProgram:
+    return next(program for program in programs if name in program.operators)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,14 +295,14 @@ class _NegativeRun:
     name: str
     left_out: Sequence[str]
     library: BuiltLibrary | None
-    program: dict[str, Any]
+    program: CheckedProgram
 
     def job(self) -> ProgramJob:
-        return ProgramJob(Path(self.program["program"]), (self.library.library,) if self.library else ())
+        return ProgramJob(self.program.program, (self.library.library,) if self.library else ())
 
     def judged(self, result: ProgramResult) -> CheckRow:
         kind = f"without {self.name}"
         if self.name in result.missing and set(result.missing) <= set(self.left_out):
-            return CheckRow(self.program["example"], kind, "passed")
+            return CheckRow(self.program.example, kind, "passed")
         reason = result.error or "it ran, although its kernel was left out; find out what registers it"
-        return CheckRow(self.program["example"], kind, "wrong", f"the runtime should have missed {self.name}: {reason}")
+        return CheckRow(self.program.example, kind, "wrong", f"the runtime should have missed {self.name}: {reason}")

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import jinja2
-
 from opforge.edge.bindings import RUNTIME_NAMESPACES
-from opforge.edge.folders import write_folder
+from opforge.edge.toolchain import templates
 from opforge.errors import OpforgeError
 from opforge.kernels.native.builder import checked_namespace
 from opforge.package.names import check_operator_name
 
-TEMPLATES = Path(__file__).parent / "templates" / "folder"
 _FILES = ("ops.py", "ops.yaml", "model.py", "tests/test_ops.py", "README.md")
 _FIRST_FACTOR = 3
 
@@ -40,13 +38,7 @@ def _refuse_names(namespace: str, ops: Sequence[str]) -> None:
 
 
 def _texts(name: str, namespace: str, ops: Sequence[str]) -> dict[str, str]:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        undefined=jinja2.StrictUndefined,
-        keep_trailing_newline=True,
-        trim_blocks=True,
-        autoescape=False,  # noqa: S701  # source files
-    )
+    environment = templates("folder")
     rows = [{"name": op, "factor": _factor(op, _FIRST_FACTOR + number)} for number, op in enumerate(ops)]
     library = re.sub(r"\W", "_", name) + "_kernels"
     texts = {
@@ -61,3 +53,20 @@ def _factor(op: str, default: int) -> int:
     """Return the factor of an operator's placeholder kernel: 7 for mul7."""
     match = re.fullmatch(r"mul(\d{1,2})", op)
     return int(match[1]) if match else default
+
+
+def write_folder(folder: Path, texts: Mapping[str, str]) -> tuple[Path, ...]:
+    """Create a folder with these files, and return their relative paths. Overwrites nothing."""
+    if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
+        raise OpforgeError(f"{str(folder)!r} is there already and not an empty folder; choose another")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as workshop:
+            draft = Path(workshop) / "made"
+            for name, text in texts.items():
+                (draft / name).parent.mkdir(parents=True, exist_ok=True)
+                (draft / name).write_text(text)
+            draft.rename(folder)  # replaces at most an empty folder
+    except OSError as error:
+        raise OpforgeError(f"folder {str(folder)!r} cannot be made: {error.strerror}") from None
+    return tuple(sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file()))

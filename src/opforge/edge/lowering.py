@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from opforge.edge.bindings import RUNTIME_NAMESPACES
+from opforge.edge.child import user_code
+from opforge.edge.export import DynamicRanges, ExportError
 from opforge.edge.model import LoadedModel
-from opforge.edge.schemas import out_variant
-from opforge.edge.target import DynamicRanges
+from opforge.edge.out_variants import out_variant
 from opforge.errors import OpforgeError
 
 _CONSTANT_DIM_PATTERN = re.compile(
-    r"L\['(?P<input>\w+)'\]\.size\(\)\[(?P<dim>\d+)\] as dynamic but your code specialized it to be a constant \((?P<size>\d+)\)"
+    r"L\['(?P<input>\w+)'\]\.size\(\)\[(?P<dim>\d+)\] "
+    r"as dynamic but your code specialized it to be a constant \((?P<size>\d+)\)"
 )
-
-
-class ExportError(OpforgeError):
-    """A model cannot be exported to a program."""
-
-    exit_code = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +46,15 @@ def lower(
     """Export a model for given inputs and dynamic dimensions; with ``xnnpack``, delegate to it."""
     shapes = loaded_model.dynamic_shapes(ranges, inputs)
     with torch.no_grad():
-        try:
+        with user_code(_export_error):
             exported = torch.export.export(loaded_model.model, inputs, dynamic_shapes=shapes)
-        except Exception as error:  # noqa: BLE001  # boundary: export runs the user's code, and raises anything
-            raise _export_error(error) from None
         overloads = {op.name(): op for op in _custom(exported.graph_module)}
         for name, op in overloads.items():
             if not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"):  # noqa: SLF001
                 _check_out_variant(op)
         edge = _to_edge(exported, xnnpack=xnnpack)
-        try:
+        with _failing("the program cannot be made"):
             program = edge.to_executorch()
-        except Exception as error:  # noqa: BLE001  # boundary: export runs the user's code, and raises anything
-            raise ExportError(f"the program cannot be made: {_error_summary(error)}") from None
     operators = tuple(_operators(program.buffer))
     remaining = {name.partition(".")[0] for name in operators}
     decomposed = sorted({name.partition(".")[0] for name in overloads} - remaining)
@@ -72,12 +66,8 @@ def _to_edge(exported: Any, *, xnnpack: bool) -> Any:
     from executorch.exir import to_edge, to_edge_transform_and_lower
 
     if not xnnpack:
-        try:
+        with _failing("the model cannot be converted to ExecuTorch's operators"):
             return to_edge(exported)
-        except Exception as error:  # noqa: BLE001  # boundary: export runs the user's code, and raises anything
-            raise ExportError(
-                f"the model cannot be converted to ExecuTorch's operators: {_error_summary(error)}"
-            ) from None
     try:
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     except ModuleNotFoundError as error:
@@ -85,10 +75,8 @@ def _to_edge(exported: Any, *, xnnpack: bool) -> Any:
             f"delegating to XNNPACK needs {error.name}, which ExecuTorch requires and is not installed here; "
             f"install it with `pip install {error.name}`, or leave --xnnpack out"
         ) from None
-    try:
+    with _failing("the model cannot be delegated to XNNPACK"):
         return to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()])
-    except Exception as error:  # noqa: BLE001  # boundary: export runs the user's code, and raises anything
-        raise ExportError(f"the model cannot be delegated to XNNPACK: {_error_summary(error)}") from None
 
 
 def _operators(data: bytes) -> list[str]:
@@ -101,8 +89,9 @@ def _custom(graph_module: Any) -> Iterator[Any]:
     """Yield the operators in a graph whose kernels are not part of ExecuTorch."""
     for part in graph_module.modules():
         for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
-            if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in RUNTIME_NAMESPACES:  # noqa: SLF001
-                yield node.target
+            target = node.target
+            if isinstance(target, OpOverload) and target.namespace not in RUNTIME_NAMESPACES:
+                yield target
 
 
 def _check_out_variant(op: Any) -> None:
@@ -120,7 +109,8 @@ def _check_out_variant(op: Any) -> None:
     inputs = [[one.name for one in schema.arguments if not _is_written(one)] for schema in out_variants]
     if arguments not in inputs:
         raise ExportError(
-            f"{name} takes ({', '.join(arguments)}), and its out variant ({', '.join(inputs[0])}): both must have the same argument names; register {hint}"
+            f"{name} takes ({', '.join(arguments)}), and its out variant ({', '.join(inputs[0])}): "
+            f"both must have the same argument names; register {hint}"
         )
 
 
@@ -141,6 +131,11 @@ def _out_variant_hint(op: Any) -> str:
     return f"{form.namespace}::{form.out_schema}, or both at once with opforge.edge.define.define"
 
 
+def _failing(what: str) -> AbstractContextManager[None]:
+    """Explain whatever a step of export raises."""
+    return user_code(lambda error: ExportError(f"{what}: {_error_summary(error)}"))
+
+
 def _export_error(error: Exception) -> ExportError:
     """Explain an error of torch.export."""
     text = str(error)
@@ -153,7 +148,8 @@ def _export_error(error: Exception) -> ExportError:
         match = re.match(r"(\w+)\.(\w+)\.\w+", text)
         name = f"{match[1]}::{match[2]}" if match else "an operator of the model"
         return ExportError(
-            f"{name} has no fake, from which export gets shapes and dtypes; give it one: define(…, fake=…), or torch.library.register_fake"
+            f"{name} has no fake, from which export gets shapes and dtypes; "
+            "give it one: define(…, fake=…), or torch.library.register_fake"
         )
     return ExportError(f"the model cannot be exported: {_error_summary(error)}")
 

@@ -1,19 +1,20 @@
-"""Load the model to export. It is the user's code, so this runs in a child process."""
+"""Load the user's registration of operators and the model to export. Only the child does this."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 
-from opforge.edge.target import DynamicRanges, Target
+from opforge.edge.bindings import BindingEntry, BindingError
+from opforge.edge.child import user_code
+from opforge.edge.export import DynamicRanges, Target
 from opforge.errors import OpforgeError
 from opforge.sandbox.guest.loader import KernelLoadError, describe_exception, import_file
 
@@ -59,8 +60,8 @@ def _size(name: str, tensor: torch.Tensor, dim: int, low: int, high: int) -> Any
         raise ModelLoadError(f"{name} has {tensor.dim()} dimensions; there is no dimension {dim} to be dynamic")
     if not max(low, 2) <= tensor.shape[dim] <= high:
         raise ModelLoadError(
-            f"dimension {dim} of {name} is {tensor.shape[dim]} in the example inputs; to be dynamic from {low} to {high} it must be "
-            f"in that range, and not 1, which export takes as a constant"
+            f"dimension {dim} of {name} is {tensor.shape[dim]} in the example inputs; "
+            f"to be dynamic from {low} to {high} it must be in that range, and not 1, which export takes as a constant"
         )
     return torch.export.Dim.DYNAMIC(min=low, max=high)
 
@@ -104,13 +105,11 @@ def order_inputs(model: torch.nn.Module, inputs: Any) -> tuple[Any, ...]:
 
 
 def call_user_function(function: Any, label: str) -> Any:
-    """Call a function of the user's code; raise SubjectError if it raises."""
+    """Call a function of the user's code; raise ModelLoadError if it raises."""
     if not callable(function):
         raise ModelLoadError(f"{label.partition('()')[0]} is {type(function).__name__}, not a function")
-    try:
+    with user_code(lambda error: ModelLoadError(f"{label} raised {describe_exception(error)}")):
         return function()
-    except Exception as error:  # noqa: BLE001  # boundary: it is the user's code
-        raise ModelLoadError(f"{label} raised {describe_exception(error)}") from None
 
 
 def _module(target: Target) -> Any:
@@ -121,8 +120,58 @@ def _module(target: Target) -> Any:
             raise ModelLoadError(str(error)) from None
     if target.folder not in sys.path:
         sys.path.insert(0, target.folder)
+    label = f"{target.module} raised while it was imported"
+    with user_code(lambda error: ModelLoadError(f"{label}: {describe_exception(error)}")):
+        return importlib.import_module(target.module)
+
+
+def import_definitions(path: Path) -> None:
+    """Run the file that registers operators. Models import it by its own name."""
+    sys.path.insert(0, str(path.parent))
     try:
-        module: ModuleType = importlib.import_module(target.module)
-    except Exception as error:  # noqa: BLE001  # boundary: it is the user's code
-        raise ModelLoadError(f"{target.module} raised while it was imported: {describe_exception(error)}") from None
-    return module
+        sys.modules[path.stem] = import_file(path)
+    except KernelLoadError as error:
+        raise BindingError(str(error)) from None
+
+
+def check_schemas(entries: Sequence[BindingEntry], definitions: str) -> None:
+    """Raise if an entry's operator is not registered, or is registered with another schema."""
+    problems = [problem for entry in entries if (problem := _problem(entry, definitions))]
+    if problems:
+        raise BindingError("\n".join(problems))
+
+
+def refuse_decomposed(entries: Sequence[BindingEntry], names: Iterable[str]) -> None:
+    """Raise if export decomposed an operator that has a kernel: the kernel would never run."""
+    bound = {entry.name.partition(".")[0] for entry in entries}
+    if lost := sorted(bound & set(names)):
+        raise BindingError(
+            f"{', '.join(lost)} is in the model but not in the program: export decomposed it, "
+            "as it does with operators registered as CompositeImplicitAutograd, and its kernel would never run. "
+            "Register it with CompositeExplicitAutograd, or for CPU with a fake"
+        )
+
+
+def _problem(entry: BindingEntry, definitions: str) -> str:
+    registered = _overloads(entry)
+    bare = entry.name.partition("::")[2]
+    if entry.name not in registered:
+        registered_names = ", ".join(sorted(registered)) or f"nothing of the name {bare.partition('.')[0]}"
+        return (
+            f"ops.yaml binds {entry.name}, and {definitions} does not register it (it registers {registered_names}); "
+            "register the functional form and the out variant there"
+        )
+    ours, theirs = str(torch._C.parse_schema(entry.schema)), str(registered[entry.name])  # noqa: SLF001
+    if ours != theirs:
+        return (
+            f"{entry.name} has one schema in ops.yaml and another where it is registered:\n"
+            f"  ops.yaml  {ours}\n  {definitions}  {theirs}\nmake them the same"
+        )
+    return ""
+
+
+def _overloads(entry: BindingEntry) -> dict[str, torch.FunctionSchema]:
+    """Return all overloads of an entry's operator, by full name."""
+    packet = entry.name.partition(".")[0]
+    schemas = torch._C._jit_get_schemas_for_operator(packet)  # noqa: SLF001  # torch has no public list
+    return {f"{packet}.{one.overload_name}" if one.overload_name else packet: one for one in schemas}

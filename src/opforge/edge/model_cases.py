@@ -1,20 +1,25 @@
-"""The inputs that a folder's model is checked on. Runs where torch is.
+"""Export a folder's model for each case, and compare the results of the runs. Only the child does this.
 
-Each case is exported as a program of its own. Dynamic programs serve many sizes.
+Each case is exported as a program of its own. Dynamic programs serve many sizes. No kernel runs here.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from opforge.edge.model import LoadedModel, ModelLoadError, call_user_function, order_inputs
-from opforge.edge.program_inputs import flatten
-from opforge.edge.target import DynamicRanges
+from opforge.edge.bindings import BindingEntry
+from opforge.edge.check import CheckedProgram, PlannedRun, ResultComparison
+from opforge.edge.child import user_code
+from opforge.edge.export import DynamicRanges
+from opforge.edge.model import LoadedModel, ModelLoadError, call_user_function, order_inputs, refuse_decomposed
+from opforge.edge.program_inputs import flatten, inputs_text, load_values, save_tensors
+from opforge.errors import OpforgeError
 
 Inputs = tuple[Any, ...]
 
@@ -30,7 +35,7 @@ class CaseGroup:
     inputs: tuple[Inputs, ...]
 
 
-def listed_cases(loaded_model: LoadedModel) -> list[Inputs]:
+def _listed_cases(loaded_model: LoadedModel) -> list[Inputs]:
     """Return the inputs that ``cases()`` in the model's file lists, or else its only inputs."""
     listed = getattr(loaded_model.module, "cases", None)
     if listed is None:
@@ -43,7 +48,7 @@ def listed_cases(loaded_model: LoadedModel) -> list[Inputs]:
     return [order_inputs(loaded_model.model, case) for case in result]
 
 
-def dynamic_ranges(loaded_model: LoadedModel) -> DynamicRanges:
+def _dynamic_ranges(loaded_model: LoadedModel) -> DynamicRanges:
     """Return the ranges that ``dynamic()`` in the model's file gives.
 
     They hold the minimum and maximum size for each input and dimension.
@@ -75,7 +80,7 @@ def case_groups(loaded_model: LoadedModel) -> list[CaseGroup]:
 
     There is a dynamic program for each rank and dtype that fits the ranges.
     """
-    cases, ranges = listed_cases(loaded_model), dynamic_ranges(loaded_model)
+    cases, ranges = _listed_cases(loaded_model), _dynamic_ranges(loaded_model)
     all_groups = [CaseGroup("static", {}, case, (case,)) for case in cases]
     if ranges:
         all_groups += _dynamic(loaded_model.input_names(), cases, ranges)
@@ -120,25 +125,89 @@ def _resized_case(names: list[str], case: Inputs, ranges: DynamicRanges, end: in
     return tuple(values)
 
 
-def reference_results(model: torch.nn.Module, case: Inputs) -> tuple[list[Any], list[Any] | None]:
+def export_group(
+    loaded_model: LoadedModel, group: CaseGroup, entries: Sequence[BindingEntry], path: Path
+) -> CheckedProgram:
+    """Export the program of a group to a file, and save the inputs and expected results of its runs."""
+    from opforge.edge.lowering import lower  # takes seconds to import
+
+    example = inputs_text(group.example)
+    try:
+        lowered = lower(loaded_model, group.example, group.ranges)
+        refuse_decomposed(entries, lowered.decomposed)
+    except OpforgeError as error:
+        return CheckedProgram(group.kind, example, error=str(error))
+    path.write_bytes(lowered.data)
+    folders = (path.with_name(f"{path.stem}-{index}") for index in range(len(group.inputs)))
+    runs = tuple(_planned_run(loaded_model, case, folder) for case, folder in zip(group.inputs, folders, strict=True))
+    return CheckedProgram(group.kind, example, path, lowered.operators, runs)
+
+
+def _planned_run(loaded_model: LoadedModel, case: Inputs, folder: Path) -> PlannedRun:
+    """Save the inputs of a run and its expected results."""
+    folder.mkdir()
+    expected, exact = _reference_results(loaded_model.model, case)
+    return PlannedRun(
+        inputs_text(case),
+        folder,
+        save_tensors(folder / "inputs.safetensors", flatten(case)),
+        save_tensors(folder / "expected.safetensors", expected),
+        save_tensors(folder / "exact.safetensors", exact) if exact is not None else None,
+    )
+
+
+def _reference_results(model: torch.nn.Module, case: Inputs) -> tuple[list[Any], list[Any] | None]:
     """Return a model's results in eager PyTorch, and in float64 if it can run so.
 
     The inputs are not changed.
     """
     with torch.no_grad():
-        try:
+        with user_code(_eager_error):
             results = flatten(model(*copy.deepcopy(case)))
-        except Exception as error:  # noqa: BLE001  # boundary: it is the user's code
-            raise ModelLoadError(f"the model raised in eager PyTorch: {type(error).__name__}: {error}") from None
         try:
             wide = flatten(copy.deepcopy(model).double()(*torch.utils._pytree.tree_map(_widened, case)))  # noqa: SLF001
         except Exception:  # noqa: BLE001  # not every model can; eager alone is the reference then
-            wide = None
-    fits = wide is not None and [getattr(v, "shape", None) for v in wide] == [
-        getattr(v, "shape", None) for v in results
-    ]
-    return results, wide if fits else None
+            return results, None
+    shapes, wide_shapes = ([getattr(value, "shape", None) for value in values] for values in (results, wide))
+    return results, wide if shapes == wide_shapes else None
+
+
+def _eager_error(error: Exception) -> ModelLoadError:
+    return ModelLoadError(f"the model raised in eager PyTorch: {type(error).__name__}: {error}")
 
 
 def _widened(value: Any) -> Any:
     return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else copy.deepcopy(value)
+
+
+def compare_run(run: PlannedRun) -> ResultComparison:
+    """Compare the results of a run with eager PyTorch.
+
+    The tolerance comes from eager PyTorch's own error against float64.
+    """
+    from opforge.models.compare import compare
+
+    expected = load_values(run.folder / "expected.safetensors", run.expected)
+    exact: list[Any] = [None] * len(expected)
+    if run.exact is not None:
+        exact = load_values(run.folder / "exact.safetensors", run.exact)
+    results = load_values(run.folder / "results.safetensors", [None] * len(expected))
+    reasons, difference = [], 0.0
+    for number, (ours, eager, wide) in enumerate(zip(results, expected, exact, strict=True)):
+        if not isinstance(eager, torch.Tensor):
+            continue  # a constant of the program
+        if not isinstance(ours, torch.Tensor):
+            reasons.append(f"result {number} is not a tensor")
+            continue
+        compared = compare(f"result {number}", ours, eager, wide if isinstance(wide, torch.Tensor) else None)
+        reasons += [] if compared.passed else [compared.reason]
+        difference = max(difference, _difference(ours, eager))
+    return ResultComparison("; ".join(reasons), difference)
+
+
+def _difference(ours: torch.Tensor, eager: torch.Tensor) -> float:
+    if ours.shape != eager.shape or not eager.numel():
+        return 0.0
+    differences = (ours.double() - eager.double()).abs()
+    equal = (ours == eager) | (ours.isnan() & eager.isnan())
+    return float(torch.where(equal, 0.0, differences).max())

@@ -1,26 +1,37 @@
-"""Run programs in processes of their own, and explain failures. Needs no torch."""
+"""Run programs in processes of their own, and explain failures.
+
+One child forks a process for each program. Only the child needs torch.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import json
+import os
 import re
+import select
+import signal
 import tempfile
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from opforge.edge import toolchain
-from opforge.edge.child import CHILD_LIMIT_S, ask
-from opforge.edge.event_trace import kernel_calls
-from opforge.edge.selection import check_program, custom_operators
+from opforge.edge.bindings import custom_operators
+from opforge.edge.child import CHILD_LIMIT_S, Message, ask, write_message
+from opforge.edge.program import check_program, kernel_calls
 from opforge.errors import OpforgeError
 from opforge.procs import linux
 
+_RESULTS_FILE, _TRACE_FILE = "results.safetensors", "trace.etdp"
 _MISSING = re.compile(r"Missing operator: \[\d+\] (\S+)")
 _DUPLICATE_OPERATOR = re.compile(r"Re-registering (\S+?),")
 _MISSING_BACKEND = re.compile(r"Backend (\S+) is not registered")
 _FAILED_CHECK = re.compile(
-    r"^\[(?P<where>[\w.]+:\d+)\] (?P<what>.*(?:Check failed|assert failed|Attempted to resize|unexpected scalar type).*)$",
+    r"^\[(?P<where>[\w.]+:\d+)\] "
+    r"(?P<what>.*(?:Check failed|assert failed|Attempted to resize|unexpected scalar type).*)$",
     re.MULTILINE,
 )
 
@@ -49,12 +60,29 @@ class ProgramJob:
 
 
 @dataclass(frozen=True, slots=True)
+class ProgramOutput:
+    """One result of a program: a tensor, or another value."""
+
+    type: str = ""
+    """Shape and dtype of a tensor, in the text form of a case's arguments."""
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    first: tuple[Any, ...] = ()
+    """First elements of a tensor."""
+    value: Any = None
+
+    def as_json(self) -> dict[str, Any]:
+        if not self.type:
+            return {"value": self.value}
+        return {"type": self.type, "shape": self.shape, "dtype": self.dtype, "first": self.first}
+
+
+@dataclass(frozen=True, slots=True)
 class ProgramResult:
     """Result of a run."""
 
     job: ProgramJob
-    results: tuple[dict[str, Any], ...] = ()
-    """Shape, dtype and first elements of each result."""
+    results: tuple[ProgramOutput, ...] = ()
     inputs: str = ""
     kernels: dict[str, int] = field(default_factory=dict)
     """How often each operator's kernel ran, according to the event trace."""
@@ -63,6 +91,46 @@ class ProgramResult:
     """Why there are no results; empty if there are."""
     missing: tuple[str, ...] = ()
     """Operators without a registered kernel."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobList(Message):
+    """Programs to run, each with a folder for its files."""
+
+    jobs: tuple[ProgramJob, ...]
+    folders: tuple[Path, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ForkAnswer(Message):
+    """Answer of the fork that runs one program."""
+
+    results: tuple[ProgramOutput, ...] = ()
+    inputs: str = ""
+    seconds: float = 0.0
+    error: str = ""
+    raised: bool = False
+    """Whether the error is an exception of the runtime or a kernel, not one of opforge."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForkReport:
+    """How a fork ended."""
+
+    answer: ForkAnswer
+    """Empty if the fork ended before it answered."""
+    status: int
+    hung: bool
+    stage: str
+    """What it did last: ``library PATH``, ``program``, ``inputs``, ``run`` or ``results``."""
+    output: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForkReports(Message):
+    """The reports of all jobs."""
+
+    jobs: tuple[ForkReport, ...]
 
 
 class RunError(OpforgeError):
@@ -81,12 +149,12 @@ def run_programs(jobs: Sequence[ProgramJob]) -> list[ProgramResult]:
         _check(job)
     if not jobs:
         return []
-    with tempfile.TemporaryDirectory(prefix="opforge-edge-") as folder:
-        places = [Path(folder) / str(number) for number in range(len(jobs))]
-        rows = [_row(job, place) for job, place in zip(jobs, places, strict=True)]
+    with tempfile.TemporaryDirectory(prefix="opforge-edge-") as place:
+        folders = tuple(Path(place) / str(number) for number in range(len(jobs)))
+        question = JobList(tuple(_with_full_paths(job) for job in jobs), folders)
         total_limit_s = CHILD_LIMIT_S + sum(job.limit_s for job in jobs)
-        reply = ask("run_child", {"jobs": rows}, label="running a program", limit_s=total_limit_s)
-        return [_run_result(job, place, row) for job, place, row in zip(jobs, places, reply["jobs"], strict=True)]
+        reports = ask(run_jobs, question, label="running a program", limit_s=total_limit_s).jobs
+        return [_run_result(*run) for run in zip(jobs, folders, reports, strict=True)]
 
 
 def run_program(job: ProgramJob) -> ProgramResult:
@@ -106,63 +174,153 @@ def _check(job: ProgramJob) -> None:
         raise OpforgeError(f"there is no file {str(job.inputs_file)!r} of inputs")
 
 
-def _row(job: ProgramJob, place: Path) -> dict[str, Any]:
-    place.mkdir()
-    return {
-        "place": str(place),
-        "program": str(job.program.resolve()),
-        "libraries": [str(library.resolve()) for library in job.libraries],
-        "text": job.inputs_text,
-        "file": str(job.inputs_file.resolve()) if job.inputs_file else "",
-        "values": str(job.tensors_file.resolve()) if job.tensors_file else "",
-        "others": list(job.non_tensors),
-        "seed": job.seed,
-        "limit_s": job.limit_s,
-    }
+def _with_full_paths(job: ProgramJob) -> ProgramJob:
+    return replace(
+        job,
+        program=job.program.resolve(),
+        libraries=tuple(library.resolve() for library in job.libraries),
+        inputs_file=job.inputs_file.resolve() if job.inputs_file else None,
+        tensors_file=job.tensors_file.resolve() if job.tensors_file else None,
+    )
 
 
-def _run_result(job: ProgramJob, place: Path, row: dict[str, Any]) -> ProgramResult:
-    missing = tuple(dict.fromkeys(_MISSING.findall(row["said"])))
-    if error := _failure_reason(job, row, missing):
+def run_jobs(question: JobList) -> ForkReports:
+    """Run programs, each in a fork: a step of the child. A kernel may end its fork."""
+    import torch
+    from executorch.runtime import Runtime  # noqa: F401  # imported here once for all forks
+
+    from opforge.edge import program_inputs  # noqa: F401
+
+    torch.set_num_threads(1)
+    return ForkReports(tuple(map(_run_in_fork, question.jobs, question.folders)))
+
+
+def _run_in_fork(job: ProgramJob, folder: Path) -> ForkReport:
+    folder.mkdir()
+    answer_file, output_file, stage_file = (folder / name for name in ("answer.json", "output.txt", "stage.txt"))
+    pid = os.fork()
+    if pid == 0:
+        _run_and_exit(job, answer_file, output_file, stage_file)
+    hung = not _ended_in_time(pid, job.limit_s)
+    if hung:
+        os.kill(pid, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    answer = ForkAnswer.from_wire(json.loads(_text(answer_file) or "{}"))
+    return ForkReport(answer, status, hung, _text(stage_file), _text(output_file))
+
+
+def _text(path: Path) -> str:
+    return path.read_text(errors="replace") if path.is_file() else ""
+
+
+def _ended_in_time(pid: int, limit_s: float) -> bool:
+    handle = os.pidfd_open(pid)
+    try:
+        return bool(select.select([handle], [], [], limit_s)[0])
+    finally:
+        os.close(handle)
+
+
+def _run_and_exit(job: ProgramJob, answer_file: Path, output_file: Path, stage_file: Path) -> NoReturn:
+    """Run a job and end the process."""
+    code = 1
+    linux.die_with_parent()
+    try:
+        output = os.open(output_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        try:
+            answer = _execute(job, stage_file)
+        except OpforgeError as error:
+            answer = ForkAnswer(error=str(error))
+        except Exception as error:  # noqa: BLE001  # boundary: the runtime or a kernel may raise anything
+            answer = ForkAnswer(error=f"{type(error).__name__}: {error}", raised=True)
+        write_message(answer_file, answer.wire())
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _execute(job: ProgramJob, stage_file: Path) -> ForkAnswer:
+    """Run a program in this process, and write its results and event trace beside the stage file."""
+    from executorch.runtime import Runtime
+
+    from opforge.edge import program_inputs
+
+    for library in job.libraries:
+        stage_file.write_text(f"library {library}")
+        ctypes.CDLL(str(library))
+    stage_file.write_text("program")
+    program = Runtime.get().load_program(job.program, enable_etdump=True, debug_buffer_size=0)
+    method = program.load_method("forward")
+    if method is None:
+        raise OpforgeError(f"{job.program} has no method forward; it has {', '.join(sorted(program.method_names))}")
+    stage_file.write_text("inputs")
+    values = program_inputs.job_inputs(job, method.metadata)
+    stage_file.write_text("run")
+    start = time.perf_counter()
+    results = list(method.execute(values))
+    seconds = time.perf_counter() - start
+    stage_file.write_text("results")
+    program_inputs.save_tensors(stage_file.with_name(_RESULTS_FILE), results)
+    program.write_etdump_result_to_file(str(stage_file.with_name(_TRACE_FILE)), str(stage_file.with_name("debug.bin")))
+    outputs = tuple(map(program_inputs.describe_output, results))
+    return ForkAnswer(outputs, program_inputs.inputs_text(tuple(values)), seconds)
+
+
+def _run_result(job: ProgramJob, folder: Path, report: ForkReport) -> ProgramResult:
+    missing = tuple(dict.fromkeys(_MISSING.findall(report.output)))
+    if error := _failure_reason(job, report, missing):
         return ProgramResult(job, error=error, missing=missing)
-    calls = kernel_calls(job.program, place / "trace.etdp")
+    calls = kernel_calls(job.program, folder / _TRACE_FILE)
     if job.out is not None:
-        job.out.write_bytes((place / "results.safetensors").read_bytes())
-    return ProgramResult(job, tuple(row["results"]), row["inputs"], calls, row["seconds"])
+        job.out.write_bytes((folder / _RESULTS_FILE).read_bytes())
+    answer = report.answer
+    return ProgramResult(job, answer.results, answer.inputs, calls, answer.seconds)
 
 
-def _failure_reason(job: ProgramJob, row: dict[str, Any], missing: Sequence[str]) -> str:
+def _failure_reason(job: ProgramJob, report: ForkReport, missing: Sequence[str]) -> str:
     """Return why a run failed: a known cause first, else the runtime's last output."""
-    output, stage = row["said"], row["stage"]
-    if row["hung"]:
+    output, stage, error = report.output, report.stage, report.answer.error
+    if report.hung:
         return f"{job.program} was stopped after {job.limit_s:g} s without a result (at: {stage})"
     if missing:
         return _missing_kernel_message(job, missing)
     if (duplicate := _DUPLICATE_OPERATOR.search(output)) is not None:
         return (
-            f"{stage.removeprefix('library ')} registers {duplicate[1]}, which is registered already, by another library or by ExecuTorch itself; "
-            "the runtime ends the process then. Give one library only, or rename the operator"
+            f"{stage.removeprefix('library ')} registers {duplicate[1]}, which is registered already, by another "
+            "library or by ExecuTorch itself; the runtime ends the process then. "
+            "Give one library only, or rename the operator"
         )
     if (backend := _MISSING_BACKEND.search(output)) is not None:
-        return f"{job.program} is delegated to {backend[1]}, which this runtime does not have; export it without, or install a runtime with it"
-    if row["status"] < 0:
-        return f"{job.program}: the process {linux.describe_returncode(row['status'])} {_stage_text(stage)}.{_failed_checks(output)}"
-    if not row.get("error"):
-        return "" if row["status"] == 0 else f"{job.program}: the process {linux.describe_returncode(row['status'])}"
-    if not row.get("raised"):
-        return str(row["error"])
+        return (
+            f"{job.program} is delegated to {backend[1]}, which this runtime does not have; "
+            "export it without, or install a runtime with it"
+        )
+    ended = f"{job.program}: the process {linux.describe_returncode(report.status)}"
+    if report.status < 0:
+        return f"{ended} {_stage_text(stage)}.{_failed_checks(output)}"
+    if not error:
+        return ended if report.status else ""
+    if not report.answer.raised:
+        return error
+    message = error.partition(": ")[2]
     if stage.startswith("library "):
-        return f"library {stage.removeprefix('library ')} cannot be loaded: {row['error'].partition(': ')[2]}"
-    if "set_inputs" in row["error"]:
-        return f"the inputs do not fit {job.program}.{_failed_checks(output)}. Give inputs as it was exported for, or export it with --dynamic"
-    return f"{job.program} failed {_stage_text(stage)}: {row['error'].partition(': ')[2]}.{_failed_checks(output)}"
+        return f"library {stage.removeprefix('library ')} cannot be loaded: {message}"
+    if "set_inputs" in error:
+        return (
+            f"the inputs do not fit {job.program}.{_failed_checks(output)}. "
+            "Give inputs as it was exported for, or export it with --dynamic"
+        )
+    return f"{job.program} failed {_stage_text(stage)}: {message}.{_failed_checks(output)}"
 
 
 def _missing_kernel_message(job: ProgramJob, missing: Sequence[str]) -> str:
     libraries = ", ".join(str(library) for library in job.libraries) or "no library was given"
     message = f"{job.program} needs {', '.join(missing)}, and no kernel is registered for it ({libraries}); "
     if custom_operators(missing):
-        return f"{message}build a library that has it, `opforge edge build DIR --model {job.program}`, and give it with --library"
+        command = f"opforge edge build DIR --model {job.program}"
+        return f"{message}build a library that has it, `{command}`, and give it with --library"
     return f"{message}ExecuTorch's own kernels lack it: use other operators in the model, or delegate it (--xnnpack)"
 
 

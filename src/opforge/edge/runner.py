@@ -13,9 +13,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from opforge.edge import selection, toolchain
-from opforge.edge.build import OperatorFolder, compile_cached, library_product
-from opforge.edge.codegen import GeneratedCode, generate_registration
+from opforge.edge import toolchain
+from opforge.edge.bindings import Selection
+from opforge.edge.build import GeneratedCode, OperatorFolder, compile_cached, generate_registration, library_product
+from opforge.edge.program import program_operators
 from opforge.errors import OpforgeError
 from opforge.kernels.native import compiler
 
@@ -67,7 +68,7 @@ class BuiltRunner:
 
 def needed_libraries(model: Path) -> tuple[str, ...]:
     """Return the package's libraries that a ``.pte`` needs besides the runtime."""
-    namespaces = {name.partition("::")[0] for name in selection.program_operators(model)}
+    namespaces = {name.partition("::")[0] for name in program_operators(model)}
     libraries = {_KERNEL_LIBRARIES[name] for name in namespaces if name in _KERNEL_LIBRARIES}
     data = model.read_bytes()
     libraries |= {library for mark, library in _BACKEND_LIBRARIES.items() if mark in data}
@@ -75,7 +76,7 @@ def needed_libraries(model: Path) -> tuple[str, ...]:
 
 
 def build_runner(
-    folder: OperatorFolder, chosen: selection.Selection, out: Path, options: RunnerOptions = RunnerOptions()
+    folder: OperatorFolder, chosen: Selection, out: Path, options: RunnerOptions = RunnerOptions()
 ) -> BuiltRunner:  # frozen
     """Build a runner with the selected operators of an operator folder.
 
@@ -121,7 +122,8 @@ def _files(package: toolchain.ExecuTorch, libraries: Sequence[str]) -> list[str]
     names = [f"lib{name}.so" for name in (RUNTIME_LIBRARY, THREADPOOL_LIBRARY, *libraries)]
     if missing := [name for name in names if not (package.library_folder / name).is_file()]:
         raise OpforgeError(
-            f"executorch {package.version} has no {missing[0]} in {package.library_folder}; install another version of it"
+            f"executorch {package.version} has no {missing[0]} in {package.library_folder}; "
+            "install another version of it"
         )
     return names
 

@@ -102,7 +102,8 @@ def find_executorch() -> ExecuTorch:
     )
     if missing := [str(path) for path in needed if not path.exists()]:
         raise OpforgeError(
-            f"executorch {number} at {package.path} has no {missing[0]}; opforge needs the wheel of 1.5 or newer: `{INSTALL_COMMAND} --upgrade`"
+            f"executorch {number} at {package.path} has no {missing[0]}; "
+            f"opforge needs the wheel of 1.5 or newer: `{INSTALL_COMMAND} --upgrade`"
         )
     return package
 
@@ -182,24 +183,32 @@ def _compile_with_cmake(package: ExecuTorch, product: Product, work: Path, name:
 
 def cmake_text(product: Product, output: str) -> str:
     """Return a product's CMakeLists.txt. It needs no opforge, so it also builds elsewhere."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+    return (
+        templates("")
+        .get_template("CMakeLists.txt.j2")
+        .render(
+            name=product.name,
+            output=output,
+            shared=product.shared,
+            sources=[path.resolve() for path in product.sources],
+            include=[path.resolve() for path in product.include_folders],
+            libraries=product.libraries,
+            defines=product.defines,
+            compile_options=product.compile_options,
+            link_options=product.link_options,
+            standard=STANDARD,
+        )
+    )
+
+
+def templates(folder: str) -> jinja2.Environment:
+    """Return the templates in a folder of ``edge/templates``."""
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates" / folder),
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
         trim_blocks=True,
-        autoescape=False,  # noqa: S701  # a source file
-    )
-    return environment.get_template("CMakeLists.txt.j2").render(
-        name=product.name,
-        output=output,
-        shared=product.shared,
-        sources=[path.resolve() for path in product.sources],
-        include=[path.resolve() for path in product.include_folders],
-        libraries=product.libraries,
-        defines=product.defines,
-        compile_options=product.compile_options,
-        link_options=product.link_options,
-        standard=STANDARD,
+        autoescape=False,  # noqa: S701  # source files
     )
 
 
@@ -207,7 +216,8 @@ def find_cmake() -> str:
     """Return the CMake on the PATH, else the one of this Python's environment."""
     if (program := _program("cmake")) is None:
         raise OpforgeError(
-            "there is no cmake on the PATH or beside this Python; install it with `pip install cmake ninja`, or use `--with direct`"
+            "there is no cmake on the PATH or beside this Python; "
+            "install it with `pip install cmake ninja`, or use `--with direct`"
         )
     return program
 

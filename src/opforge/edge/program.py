@@ -1,12 +1,13 @@
-"""Find the kernels that a run called, from the runtime's event trace. Needs no torch.
+"""Read a ``.pte``: its operators, and from a run's event trace the kernels that ran.
 
-The program's instructions supply the operators' full names.
+Needs no torch.
 """
 
 from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -14,8 +15,57 @@ from typing import Any
 
 from opforge.edge import toolchain
 from opforge.errors import OpforgeError
+from opforge.procs import linux
 
 _DECODE_LIMIT_S = 60.0
+_READ_LIMIT_S = 60.0
+_MAGIC = slice(4, 6)
+_READER_SOURCE = """
+import json, sys
+import torch  # its libraries are those of the next module
+from executorch.extension.pybindings import _C as runtime
+from executorch.codegen.tools.selective_build import _get_program_from_buffer, _get_program_operators
+data = open(sys.argv[1], "rb").read()
+try:
+    runtime._load_program_from_buffer(data, program_verification=runtime.Verification.InternalConsistency)
+except RuntimeError:
+    sys.exit("the runtime's verifier refuses it: it is cut off or damaged; export it again")
+print(json.dumps(sorted(set(_get_program_operators(_get_program_from_buffer(data))))))
+"""
+
+
+def program_operators(model: Path) -> list[str]:
+    """Return the names of all operators that a ``.pte`` calls.
+
+    The program is verified first: the reader trusts its input, and would read past the end of a
+    truncated program. Both happen in a child process.
+    """
+    check_program(model)
+    command = [sys.executable, "-P", "-c", _READER_SOURCE, str(model)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_READ_LIMIT_S, check=False)
+    if done.returncode:
+        outcome = linux.describe_returncode(done.returncode)
+        last_line = (done.stderr.strip().splitlines() or [""])[-1]
+        raise OpforgeError(
+            f"{str(model)!r} cannot be read as a program of ExecuTorch: its reader {outcome}. {last_line}".rstrip()
+        )
+    names: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return names
+
+
+def check_program(model: Path) -> None:
+    """Raise if a file is not a ``.pte``, before anything trusts it."""
+    try:
+        with model.open("rb") as handle:
+            head = handle.read(8)
+    except OSError as error:
+        raise OpforgeError(
+            f"{str(model)!r} cannot be read: {error.strerror}; `opforge edge export` makes a .pte"
+        ) from None
+    if head[_MAGIC] != b"ET":
+        raise OpforgeError(
+            f"{str(model)!r} is not a program of ExecuTorch: a .pte has ET at byte 4; `opforge edge export` makes one"
+        )
 
 
 def kernel_calls(program: Path, trace: Path) -> dict[str, int]:
@@ -58,18 +108,8 @@ def _decode_flatbuffer(schema: Path, data: Path, kind: str) -> dict[str, Any]:
                 f"executorch has no {needed}, which reads its traces; install it again: `{toolchain.INSTALL_COMMAND}`"
             )
     with tempfile.TemporaryDirectory() as place:
-        command = [
-            str(flatc),
-            "--json",
-            "--defaults-json",
-            "--strict-json",
-            kind,
-            "-o",
-            place,
-            str(schema),
-            "--",
-            str(data),
-        ]
+        command = [str(flatc), "--json", "--defaults-json", "--strict-json", kind, "-o", place, str(schema), "--"]
+        command.append(str(data))
         done = subprocess.run(command, capture_output=True, text=True, timeout=_DECODE_LIMIT_S, check=False)
         outputs = list(Path(place).glob("*.json"))
         if done.returncode or not outputs:
