@@ -22,7 +22,7 @@ from opforge.frames import is_from_torch
 from opforge.procs.linux import die_with_parent
 from opforge.traces.fake_reads import FAKE_READ_REASON, FakeReads
 from opforge.traces.recorder import Recorder
-from opforge.traces.stream import send
+from opforge.traces.stream import TargetError, send
 from opforge.traces.targets import SCRIPT, Settings, Target
 
 
@@ -37,11 +37,12 @@ def record_target(target: Target, settings: Settings, fd: int) -> None:
                     action()
         except SystemExit as exit_error:
             if exit_error.code not in (None, 0):
-                send(pipe, {"error": f"the program exited with status {exit_error.code}"})
+                send(pipe, TargetError(f"the program exited with status {exit_error.code}").wire())
         except OpforgeError as error:
-            send(pipe, {"error": str(error), "ours": True})
+            send(pipe, TargetError(str(error), ours=True).wire())
         except BaseException as error:  # noqa: BLE001  # user code: any error ends the trace and is reported
-            send(pipe, {"error": _error_message(error, settings), "traceback": _user_traceback(error)})
+            failure = TargetError(_error_message(error, settings), traceback=_user_traceback(error))
+            send(pipe, failure.wire())
         finally:
             recorder.add_loss(FAKE_READ_REASON, guesses.count)
             recorder.flush()
