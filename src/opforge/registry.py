@@ -25,9 +25,9 @@ BUILTIN: dict[str, dict[str, str]] = {
         "kernel_agent": "opforge.generate.backend:KernelAgentBackend",
     },
     "providers": {
-        "anthropic": "opforge.generate.anthropic:AnthropicProvider",
-        "openai": "opforge.generate.openai:OpenAIProvider",
-        "relay": "opforge.generate.openai:RelayProvider",
+        "anthropic": "opforge.generate.hosted:AnthropicProvider",
+        "openai": "opforge.generate.hosted:OpenAIProvider",
+        "relay": "opforge.generate.hosted:RelayProvider",
         "transcript": "opforge.generate.transcript:TranscriptProvider",
     },
     "executors": {

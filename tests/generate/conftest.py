@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
+from opforge.generate.connection import ProviderOptions, open_provider
 from opforge.generate.provider import Message, Provider, Request
-from opforge.generate.provider_lookup import open_provider
-from opforge.generate.provider_options import ProviderOptions
 from opforge.generate.retry import RetryPolicy
 from tests.generate.servers import AnthropicServer, ModelServer, OpenAIServer, Script
 

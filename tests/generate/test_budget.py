@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from opforge.errors import OpforgeError
-from opforge.generate.budget import Budget, BudgetSpentError, Spent
+from opforge.generate.budget import Budget, BudgetSpentError
 from opforge.generate.prices import Prices, max_input_tokens
-from opforge.generate.provider import Message, ProviderError, Reply, Request, Usage, silent
+from opforge.generate.provider import Message, ProviderError, Reply, Request, Spent, Usage, silent
 
 PRICES = Prices.load()
 MODEL = "claude-sonnet-5"
@@ -45,9 +45,8 @@ class Failing(Answering):
 
 
 def test_what_is_taken_is_counted() -> None:
-    budget = Budget(PRICES)
+    budget = Budget(PRICES, spent=Spent().plus(Usage(10, 5, None)))
     budget.ask(Answering(50, 100), REQUEST)
-    budget.add_usage(Usage(10, 5, None))
     assert budget.spent == Spent(2, 110, 55, pytest.approx((100 * 2 + 50 * 10) / 1e6), 1)
     assert budget.spent.tokens == 165
 

@@ -11,9 +11,8 @@ import pytest
 from opforge import registry
 from opforge.cli.main import call
 from opforge.errors import UnknownNameError
+from opforge.generate.connection import ProviderOptions, open_provider
 from opforge.generate.provider import Message, Reply, Request, Usage
-from opforge.generate.provider_lookup import open_provider
-from opforge.generate.provider_options import ProviderOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -12,10 +12,9 @@ from itertools import chain, repeat
 import pytest
 
 from opforge.errors import OpforgeError
-from opforge.generate.openai import RelayProvider
+from opforge.generate.connection import ProviderOptions, open_provider
+from opforge.generate.hosted import RelayProvider
 from opforge.generate.provider import Message, MissingKeyError, ProviderError, Request
-from opforge.generate.provider_lookup import open_provider
-from opforge.generate.provider_options import ProviderOptions
 from opforge.generate.retry import RetryPolicy
 from opforge.sandbox.guard.secret_names import looks_secret
 from tests.generate.conftest import KEY, MODELS, Desk, Desks
@@ -310,7 +309,7 @@ def test_closing_ends_a_wait() -> None:
 
 def test_no_sdk_is_imported_before_it_is_needed() -> None:
     code = (
-        "import sys, opforge.cli.main, opforge.generate.anthropic, opforge.generate.openai, opforge.generate.provider_lookup\n"
+        "import sys, opforge.cli.main, opforge.generate.hosted, opforge.generate.connection\n"
         "print([name for name in ('anthropic', 'openai', 'httpx', 'httpx2', 'torch') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

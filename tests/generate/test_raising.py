@@ -8,8 +8,8 @@ from itertools import repeat
 import pytest
 
 from opforge.errors import InternalError, OpforgeError
+from opforge.generate.budget import with_raised_limits
 from opforge.generate.journal import Journal
-from opforge.generate.raise_budget import with_raised_limits
 from opforge.runs import RunConfig
 from tests.command import opforge
 from tests.conftest import verdicts

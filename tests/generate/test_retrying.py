@@ -9,8 +9,7 @@ import pytest
 
 from opforge.errors import OpforgeError
 from opforge.generate.provider import ProviderError, Reply, Usage, silent
-from opforge.generate.retry import RetryPolicy, TryFailedError, ask_with_retries
-from opforge.generate.sdk_errors import retry_after_s
+from opforge.generate.retry import RetryPolicy, TryFailedError, ask_with_retries, retry_after_s
 
 
 def test_waits_double_up_to_a_bound_and_are_spread() -> None:

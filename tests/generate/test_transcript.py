@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from opforge.errors import OpforgeError
+from opforge.generate.connection import ProviderOptions, open_provider
 from opforge.generate.provider import Message, ProviderError, Reply, Request, Usage
-from opforge.generate.provider_lookup import open_provider
-from opforge.generate.provider_options import ProviderOptions
 from opforge.generate.transcript import RecordingProvider, TranscriptProvider, request_digest
 from tests.generate.conftest import KEY, Desks
 from tests.generate.servers import Cut, Say, Status

@@ -21,7 +21,7 @@ _FILE = "{folder}_implementation_"
 
 
 class DirectoryBackend:
-    """Kernels in a folder, {op}/{op}_implementation_1.py (or .cpp, .cu); the newest of each by natural order, unless one is named."""
+    """Kernels in a folder, {op}/{op}_implementation_1.py (or .cpp, .cu); the newest of each, unless one is named."""
 
     name = "directory"
 
@@ -29,8 +29,8 @@ class DirectoryBackend:
         self._root = options.ops_directory
         if not self._root.is_dir():
             raise OpforgeError(
-                f"there is no kernel directory {str(self._root)!r}; make one with `opforge setup --ops-directory {self._root}`, "
-                "or name another with --ops-directory"
+                f"there is no kernel directory {str(self._root)!r}; "
+                f"make one with `opforge setup --ops-directory {self._root}`, or name another with --ops-directory"
             )
         self._chosen = dict(options.implementations or {})
         self.strangers: list[str] = []

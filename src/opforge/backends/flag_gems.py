@@ -28,7 +28,8 @@ import flag_gems
 def is_autograd(key):
     if isinstance(key, (list, tuple, set, frozenset)):
         return bool(key) and all(map(is_autograd, key))
-    words = str(key).split(".")  # AutogradCUDA, DispatchKey.AutogradCUDA; in old releases Autograd.enable or Autograd.disable
+    # AutogradCUDA, DispatchKey.AutogradCUDA; in old releases Autograd.enable or Autograd.disable
+    words = str(key).split(".")
     return words[-1].startswith("Autograd") or words[-2:] == ["Autograd", "enable"]
 
 def is_kernel(row):
@@ -46,7 +47,7 @@ try:
         if is_kernel(row):
             found.setdefault(row[0], index)  # a second one is not registered: torch refuses it
     answer = {"vendor": vendor, "rows": found}
-except Exception as error:
+except Exception as error:  # of the package's own conditions, which may raise anything
     answer = {"error": f"{type(error).__name__}: {error}"}
 sys.stdout.write("\\n" + ANSWER + json.dumps(answer) + "\\n")
 """
@@ -84,7 +85,8 @@ class FlagGemsBackend:
             release = version("flag_gems")
         except PackageNotFoundError:
             raise OpforgeError(
-                "backend 'flag_gems' needs the package flag_gems, which is not installed; pip install 'opforge[flag_gems]'"
+                "backend 'flag_gems' needs the package flag_gems, which is not installed; "
+                "pip install 'opforge[flag_gems]'"
             ) from None
         folder = cache.root() / "flag_gems" / release
         kernels = []
@@ -120,12 +122,14 @@ def _registered() -> tuple[str, dict[str, int]]:
     if not replies:
         errors = re.findall(r"^\w+(?:Error|Exception)\b.*$", process.stderr, re.MULTILINE) or ["it gives no reason"]
         raise OpforgeError(
-            f"flag_gems cannot be imported here ({errors[-1].strip()}); it needs a GPU that Triton supports, and a torch built for it"
+            f"flag_gems cannot be imported here ({errors[-1].strip()}); "
+            "it needs a GPU that Triton supports, and a torch built for it"
         )
     reply = json.loads(replies[-1])
     if "error" in reply:
         raise OpforgeError(
-            f"flag_gems was imported, but its list of operators, flag_gems._FULL_CONFIG, cannot be read ({reply['error']}); "
+            "flag_gems was imported, but its list of operators, flag_gems._FULL_CONFIG, "
+            f"cannot be read ({reply['error']}); "
             "expected rows of operator name, function and condition, as in FlagGems 5.0"
         )
     return reply["vendor"], reply["rows"]

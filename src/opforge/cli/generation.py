@@ -106,7 +106,7 @@ def with_new_budget(folder: Path, config: RunConfig, bounds: dict[str, float]) -
         raise OpforgeError(
             f"--{min(bounds).replace('_', '-')} cannot be combined with the run in {str(folder)!r}: its backend {config.backend} calls no model"
         )
-    from opforge.generate.raise_budget import with_raised_limits
+    from opforge.generate.budget import with_raised_limits
 
     return with_raised_limits(folder, config.generation, bounds)
 

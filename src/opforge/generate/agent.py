@@ -8,16 +8,15 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from opforge.cache import write_atomically
 from opforge.errors import OpforgeError
 from opforge.generate.attempts import KernelWriter, OperatorAttempts, WriterContext, judged_attempts
-from opforge.generate.custom_tasks import Task
+from opforge.generate.journal import OperatorResult, Winner
 from opforge.generate.prompting import shorten
+from opforge.generate.tasks import Task
 from opforge.suites.base import Progress
 
 _MAX_UNANSWERED_REQUESTS = 3
@@ -29,26 +28,6 @@ _MAX_REASON_CHARS = 400
 
 class NoAnswerError(OpforgeError):
     """The model does not answer at all."""
-
-
-@dataclass(frozen=True, slots=True)
-class OperatorResult:
-    """Result for one operator."""
-
-    name: str
-    file: str | None
-    """File in a kernel directory; None if no attempt produced a kernel."""
-    right: bool
-    attempts: int
-    explanation: str
-    """Which attempt was kept, or why there is none."""
-
-    def as_json(self) -> dict[str, Any]:
-        return {"file": self.file, "right": self.right, "attempts": self.attempts, "words": self.explanation}
-
-    @classmethod
-    def from_json(cls, name: str, row: dict[str, Any]) -> OperatorResult:
-        return cls(name, row["file"], row["right"], row["attempts"], row["words"])
 
 
 class GenerationProgress:
@@ -91,8 +70,8 @@ class Agent:
         contests: list[OperatorAttempts] = []
         units: list[Callable[[], None]] = []
         for task in tasks:
-            if (row := self._context.journal.winner(task.name)) is not None:
-                self._progress.add_result(self._write_kernel(task, row))
+            if (winner := self._context.journal.winner(task.name)) is not None:
+                self._progress.add_result(_write_kernel(task, winner))
                 continue
             contest = OperatorAttempts(task, options.target)
             for attempt in judged_attempts(self._context.journal, options, task):
@@ -118,32 +97,30 @@ class Agent:
         explanation = best.summary if best.right else f"{best.summary}; {shorten(best.reason, _MAX_REASON_CHARS)}"
         with self._lock:
             file = operator_attempts.task.next_file(self._folders[best.right], best.file.suffix)
-            row = {
-                **OperatorResult(name, str(file), best.right, len(operator_attempts.attempts), explanation).as_json(),
-                "source": source,
-            }
+            kept = OperatorResult(name, str(file), best.right, len(operator_attempts.attempts), explanation)
+            winner = Winner(kept, source)
             if not operator_attempts.failures:
-                self._context.journal.write_winner(name, row)
-            self._progress.add_result(self._write_kernel(operator_attempts.task, row))
+                self._context.journal.write_winner(winner)
+            self._progress.add_result(_write_kernel(operator_attempts.task, winner))
 
     def _abort_if_never_answered(self, operator_attempts: OperatorAttempts) -> None:
         """Abort the run if the model has never answered, so that it can be resumed later."""
         if not operator_attempts.failures or self._context.budget.stop_reason:
             return
-        rows = list(self._context.journal.requests())
-        if len(rows) >= _MAX_UNANSWERED_REQUESTS and all("failed" in row for row in rows):
+        requests = list(self._context.journal.requests())
+        if len(requests) >= _MAX_UNANSWERED_REQUESTS and all(request.failed is not None for request in requests):
             raise NoAnswerError(
-                f"{len(rows)} requests failed and none was answered; the last one: {operator_attempts.failures[-1]}"
+                f"{len(requests)} requests failed and none was answered; the last one: {operator_attempts.failures[-1]}"
             )
 
-    def _write_kernel(self, task: Task, row: dict[str, Any]) -> OperatorResult:
-        """Write a kernel and the files it is judged with into its directory, unless present."""
-        kept = OperatorResult.from_json(task.name, row)
-        file = Path(kept.file or "")
-        task.write_companions(file.parent.parent)
-        if not file.is_file() or file.read_text(encoding="utf-8") != row["source"]:
-            write_atomically(file, row["source"])
-        return kept
+
+def _write_kernel(task: Task, winner: Winner) -> OperatorResult:
+    """Write a kernel and the files it is judged with into its directory, unless present."""
+    file = Path(winner.result.file or "")
+    task.write_companions(file.parent.parent)
+    if not file.is_file() or file.read_text(encoding="utf-8") != winner.source:
+        write_atomically(file, winner.source)
+    return winner.result
 
 
 class _OperatorWorkers:

@@ -7,16 +7,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from opforge.generate.budget import Budget, BudgetSpentError
-from opforge.generate.custom_tasks import Task
 from opforge.generate.extract import Code, extract
-from opforge.generate.journal import Journal, Round
+from opforge.generate.journal import AnsweredRequest, AttemptVerdict, Journal, Round
 from opforge.generate.options import DSLS, GenerationOptions
-from opforge.generate.prompting import Prompts
-from opforge.generate.provider import Message, Provider, ProviderError, Reply, Request, Usage
-from opforge.generate.tasks import is_timed
+from opforge.generate.prompting import EarlierAttempt, Prompts
+from opforge.generate.provider import Message, Provider, ProviderError, Reply, Request
+from opforge.generate.tasks import Task, is_timed
 from opforge.generate.transcript import request_digest
 from opforge.reports.feedback import feedback
 from opforge.runs.execute.service import JudgingService, Row, is_correct, tally_by_op
@@ -51,21 +49,23 @@ class Attempt:
     """Whether only the user's reference failed and no case passed: no kernel can be right."""
 
     @classmethod
-    def from_verdict(cls, attempt_round: Round, file: Path | None, verdict: dict[str, Any], baseline: str) -> Attempt:
-        scores = verdict["scores"]
-        failures = verdict["failures"]
-        reason = verdict["problem"] or (f"{failures[0]['verdict']}: {failures[0]['reason']}" if failures else "")
+    def from_verdict(cls, attempt_round: Round, file: Path | None, verdict: AttemptVerdict, baseline: str) -> Attempt:
+        scores = verdict.report["scores"]
+        failures = verdict.report["failures"]
+        reason = verdict.problem or (f"{failures[0]['verdict']}: {failures[0]['reason']}" if failures else "")
         return cls(
             attempt_round.worker,
             attempt_round.number,
             file,
-            verdict["right"],
+            verdict.right,
             "cheated" in scores["verdicts"],
             scores["correctness"],
             scores["performance"] if scores["performance"] is not None else scores.get("performance_launch_bound"),
             reason,
             baseline,
-            bool(failures) and not scores["verdicts"].get("passed") and all(_is_reference_failure(f) for f in failures),
+            bool(failures)
+            and not scores["verdicts"].get("passed")
+            and all(f["verdict"] == "error" and f["reason"].startswith("the reference ") for f in failures),
         )
 
     @property
@@ -76,7 +76,8 @@ class Attempt:
     @property
     def summary(self) -> str:
         speed = f", {self.speedup:.3f}× {self.baseline}" if self.speedup is not None else ""
-        return f"worker {self.worker}, round {self.round}: {'right' if self.right else f'{self.correctness:.0%} right'}{speed}"
+        right = "right" if self.right else f"{self.correctness:.0%} right"
+        return f"worker {self.worker}, round {self.round}: {right}{speed}"
 
 
 @dataclass
@@ -167,7 +168,7 @@ class KernelWriter:
         this_round.write_prompt(request)
         self._context.report("asking", self._task.name)
         started = time.monotonic()
-        note: dict[str, Any] = {"digest": request_digest(request)}
+        digest = request_digest(request)
         try:
             reply = self._context.budget.ask(
                 self._context.provider, request, lambda message: self._context.report(message, self._task.name)
@@ -176,14 +177,13 @@ class KernelWriter:
             self._operator_attempts.fail(str(error))
             return None
         except ProviderError as error:
-            note |= {"failed": str(error), **_usage(error.usage), "seconds": round(time.monotonic() - started, 3)}
-            self._context.journal.log_request(this_round, request, **note)
+            failure = AnsweredRequest(error.usage, time.monotonic() - started, digest, failed=str(error))
+            self._context.journal.log_request(this_round, request.model, failure)
             self._operator_attempts.fail(str(error))
             return None
         seconds = time.monotonic() - started
-        self._context.journal.log_request(
-            this_round, request, **note, **_usage(reply.usage), stop=reply.stop, seconds=round(seconds, 3)
-        )
+        answered = AnsweredRequest(reply.usage, seconds, digest, reply.stop)
+        self._context.journal.log_request(this_round, request.model, answered)
         this_round.write_reply(reply, seconds)
         return reply
 
@@ -201,7 +201,7 @@ class KernelWriter:
             return None
         return round(0.4 + 0.6 * (self._number - 1) / max(1, self._context.options.workers - 1), 2)
 
-    def _judge(self, this_round: Round, reply: Reply) -> dict[str, Any]:
+    def _judge(self, this_round: Round, reply: Reply) -> AttemptVerdict:
         code = extract(reply.text, self._task.entry, DSLS[self._context.options.dsl])
         if isinstance(code, Code):
             file = this_round.write_kernel(code.text, DSLS[self._context.options.dsl])
@@ -217,26 +217,24 @@ class KernelWriter:
         file = this_round.path / f"kernel{DSLS[self._context.options.dsl]}"
         return file if file.exists() else None
 
-    def _remember(self, reply: Reply, attempt: Attempt, verdict: dict[str, Any], attempts_left: int) -> None:
+    def _remember(self, reply: Reply, attempt: Attempt, verdict: AttemptVerdict, attempts_left: int) -> None:
         """Keep a reply and its feedback, with this worker's best attempt if that ranks higher."""
         own_attempts = [
             a
             for a in self._operator_attempts.attempts.copy().values()
-            if a.worker == self._number and a.file is not None
+            if a.worker == self._number and a.file is not None and a.round <= attempt.round
         ]
-        best = max(
-            (a for a in own_attempts if a.round <= attempt.round), key=lambda a: (a.rank, -a.round), default=None
-        )
+        best = max(own_attempts, key=lambda a: (a.rank, -a.round), default=None)
         better_attempt = None
         if best is not None and best.file is not None and best.rank > attempt.rank:
-            better_attempt = {"words": best.summary, "source": best.file.read_text(encoding="utf-8")}
+            better_attempt = EarlierAttempt(best.summary, best.file.read_text(encoding="utf-8"))
         feedback_text = self._context.prompts.feedback_prompt(self._task, verdict, attempts_left, better_attempt)
         turn = (Message("assistant", reply.text.strip() or "(nothing)"), Message("user", feedback_text))
         self._turns = [*self._turns, turn][-_MAX_REMEMBERED_ATTEMPTS:]
 
 
-def verdict_on(job: Job, rows: list[Row]) -> dict[str, Any]:
-    """Return the verdict on a kernel, in the form of `opforge run --format json`."""
+def verdict_on(job: Job, rows: list[Row]) -> AttemptVerdict:
+    """Return the verdict on a kernel."""
     optional = frozenset(part.op for part in job.operators if not part.required)
     if all(tally.op in optional and tally.declined for tally in tally_by_op(rows).values()):
         optional = frozenset()  # a kernel may not decline everything, so report what it raised
@@ -252,17 +250,12 @@ def verdict_on(job: Job, rows: list[Row]) -> dict[str, Any]:
     )
     for row in rows:
         summary.add(row)
-    return {"right": is_correct(job, rows), "problem": "", **feedback(summary, rows)}
+    return AttemptVerdict(is_correct(job, rows), "", feedback(summary, rows))
 
 
-def _is_reference_failure(failure: dict[str, Any]) -> bool:
-    """Whether the user's reference failed, not the kernel."""
-    return bool(failure["verdict"] == "error" and failure["reason"].startswith("the reference "))
-
-
-def _no_kernel(problem: str) -> dict[str, Any]:
+def _no_kernel(problem: str) -> AttemptVerdict:
     scores = {"verdicts": {}, "cases": 0, "correctness": 0.0, "performance": None}
-    return {"right": False, "problem": problem, "scores": scores, "operators": [], "failures": [], "times": []}
+    return AttemptVerdict(False, problem, {"scores": scores, "operators": [], "failures": [], "times": []})
 
 
 def _problem(reason: str, reply: Reply, limit: int) -> str:
@@ -271,10 +264,6 @@ def _problem(reason: str, reply: Reply, limit: int) -> str:
     if reply.stop == "refusal":
         return f"{reason}; the model refused to answer"
     return reason
-
-
-def _usage(usage: Usage) -> dict[str, Any]:
-    return {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens, "cost": usage.cost}
 
 
 def judged_attempts(journal: Journal, options: GenerationOptions, task: Task) -> Iterator[Attempt]:

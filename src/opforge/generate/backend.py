@@ -9,23 +9,19 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from opforge.backends import BackendOptions
 from opforge.backends.directory import assign_operators
-from opforge.generate.agent import Agent, GenerationProgress, OperatorResult
+from opforge.generate.agent import Agent, GenerationProgress
 from opforge.generate.attempts import WriterContext
-from opforge.generate.budget import Budget, Spent
-from opforge.generate.custom_tasks import Task, custom_tasks
-from opforge.generate.journal import Journal
+from opforge.generate.budget import Budget, reopen
+from opforge.generate.connection import ProviderOptions, open_provider
+from opforge.generate.journal import GenerationSummary, Journal, OperatorResult
 from opforge.generate.options import GenerationOptions
 from opforge.generate.prices import Prices
 from opforge.generate.prompting import Prompts
 from opforge.generate.provider import Provider
-from opforge.generate.provider_lookup import open_provider
-from opforge.generate.provider_options import ProviderOptions
-from opforge.generate.raise_budget import reopen
-from opforge.generate.tasks import aten_tasks
+from opforge.generate.tasks import Task, aten_tasks, custom_tasks
 from opforge.generate.transcript import RecordingProvider
 from opforge.kernels import Kernel
 from opforge.kernels.custom import find_custom_ops
@@ -48,7 +44,7 @@ class GeneratingBackend:
         self._directory = options.ops_directory
         self._custom_root = options.custom_ops_root
         self._options = GenerationOptions.from_json(options.generation or {})
-        self._results: list[OperatorResult] = []
+        self._results: tuple[OperatorResult, ...] = ()
         self._tasks: dict[str, Task] = {}
         self.strangers: list[str] = []
         """Messages about folders that hold no operator."""
@@ -60,58 +56,55 @@ class GeneratingBackend:
         matching, _ = assign_operators(written, ops)
         return matching
 
-    def make(self, workshop: GenerationContext) -> None:
+    def make(self, context: GenerationContext) -> None:
         """Ask the model until every operator has a right kernel or its attempts are spent."""
-        options = self._options.checked(workshop.config.device)
-        self._tasks = {task.name: task for task in self._find_tasks(workshop)}
-        journal = Journal(workshop.folder)
+        options = self._options.checked(context.config.device)
+        self._tasks = {task.name: task for task in self._find_tasks(context)}
+        journal = Journal(context.folder)
         summary = journal.summary()
-        if summary is not None and summary["stopped"] and summary.get("bounds") != options.spending_limits:
-            reopen(journal, summary, workshop)
+        if summary is not None and summary.stopped and summary.bounds != options.spending_limits:
+            reopen(journal, summary, context)
             summary = None
         if summary is None:
-            summary = self._generate(workshop, journal, options)
+            summary = self._generate(context, journal, options)
             journal.write_summary(summary)
-        self._results = [OperatorResult.from_json(name, row) for name, row in summary["operators"].items()]
+        self._results = summary.operators
         self.remarks += [remark for kept in self._results if (remark := _remark(kept))]
 
-    def _find_tasks(self, workshop: GenerationContext) -> list[Task]:
+    def _find_tasks(self, context: GenerationContext) -> list[Task]:
         """Return the kernels to write."""
-        if workshop.suite.name != CustomOpsSuite.name:
-            return [*aten_tasks(workshop.suite)]
+        if context.suite.name != CustomOpsSuite.name:
+            return [*aten_tasks(context.suite)]
         custom_ops = find_custom_ops(self._custom_root)
-        work = custom_tasks(custom_ops, workshop.suite, self.name.replace("-", "_"), self._directory)
+        work = custom_tasks(custom_ops, context.suite, self.name.replace("-", "_"), self._directory)
         self.strangers, self.remarks = list(custom_ops.skipped), work.remarks
         return [*work.tasks]
 
-    def _generate(self, workshop: GenerationContext, journal: Journal, options: GenerationOptions) -> dict[str, Any]:
+    def _generate(self, context: GenerationContext, journal: Journal, options: GenerationOptions) -> GenerationSummary:
         prices = Prices.load(Path(options.prices) if options.prices else None)
         budget = Budget(prices, options.max_cost, options.max_tokens, journal.spent())
-        board = GenerationProgress(len(self._tasks), workshop.progress)
+        board = GenerationProgress(len(self._tasks), context.progress)
         board.cost = lambda: budget.spent.cost
-        started, judged_before = time.monotonic(), workshop.judge_service.busy_s
+        started, judged_before = time.monotonic(), context.judge_service.busy_s
         with open_configured_provider(options, prices) as provider:
-            prompts = Prompts(options.prompts, options.dsl, _machine(workshop))
-            means = WriterContext(provider, budget, workshop.judge_service, journal, prompts, options, board.report)
-            kept = Agent(means, board, self._directory, workshop.folder / REJECTED_FOLDER).write_kernels(
-                self._tasks.values()
-            )
-        return {
-            "model": options.model,
-            "operators": {k.name: k.as_json() for k in kept},
-            "right": sum(1 for k in kept if k.right),
-            "attempts": sum(k.attempts for k in kept),
-            **_spent_row(budget.spent),
-            "stopped": budget.stop_reason,
-            "bounds": options.spending_limits,
-            "seconds": round(time.monotonic() - started, 3),
-            "judging_seconds": round(workshop.judge_service.busy_s - judged_before, 3),
-            "asking_seconds": round(sum(row.get("seconds", 0.0) for row in journal.requests()), 3),
-        }
+            prompts = Prompts(options.prompts, options.dsl, _machine(context))
+            shared = WriterContext(provider, budget, context.judge_service, journal, prompts, options, board.report)
+            agent = Agent(shared, board, self._directory, context.folder / REJECTED_FOLDER)
+            kept = agent.write_kernels(self._tasks.values())
+        return GenerationSummary(
+            options.model,
+            tuple(kept),
+            budget.spent,
+            budget.stop_reason,
+            options.spending_limits,
+            seconds=time.monotonic() - started,
+            judging_seconds=context.judge_service.busy_s - judged_before,
+            asking_seconds=sum(request.seconds for request in journal.requests()),
+        )
 
 
 class LlmBackend(GeneratingBackend):
-    """Kernels by the Claude API (ANTHROPIC_API_KEY), attempt after attempt with what the judge says; see docs/generation.md."""
+    """Kernels by the Claude API (ANTHROPIC_API_KEY), attempt after attempt with feedback; see docs/generation.md."""
 
 
 class RelayBackend(GeneratingBackend):
@@ -138,20 +131,10 @@ def open_configured_provider(options: GenerationOptions, prices: Prices) -> Iter
             yield recorder
 
 
-def _machine(workshop: GenerationContext) -> dict[str, Any]:
+def _machine(context: GenerationContext) -> dict[str, str | None]:
     """Return the values that prompts use to describe the machine."""
-    machine, versions = workshop.manifest["machine"], workshop.manifest["versions"]
+    machine, versions = context.manifest["machine"], context.manifest["versions"]
     return {"device": machine["device"], "name": machine["name"], **versions}
-
-
-def _spent_row(spent: Spent) -> dict[str, Any]:
-    return {
-        "requests": spent.requests,
-        "input_tokens": spent.input_tokens,
-        "output_tokens": spent.output_tokens,
-        "cost": round(spent.cost, 6),
-        "unpriced": spent.unpriced,
-    }
 
 
 def _remark(kept: OperatorResult) -> str:

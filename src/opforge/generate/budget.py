@@ -8,48 +8,28 @@ Most requests use far less. A request that does not fit waits while others are i
 they return the difference when they end. If it does not fit with nothing in flight, the budget is
 spent, for this request and all later ones. Only tries that were cut off and billed anyway can
 exceed the limit.
+
+A run that its budget stopped can be continued with a larger one.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 from opforge.errors import OpforgeError
+from opforge.generate.journal import GenerationSummary, Journal
 from opforge.generate.prices import Prices, max_input_tokens
-from opforge.generate.provider import Provider, ProviderError, Reply, Request, Usage, silent
+from opforge.generate.provider import Provider, ProviderError, Reply, Request, Spent, Usage, silent
+from opforge.kernels.proof import proof_path
+from opforge.runs.generation import GenerationContext
 
 
 class BudgetSpentError(OpforgeError):
     """The next request could exceed the limit, so it was not sent."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spent:
-    """Amounts used so far."""
-
-    requests: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cost: float = 0.0
-    """USD, for the requests with a known price."""
-    unpriced: int = 0
-    """Number of requests without a known price."""
-
-    @property
-    def tokens(self) -> int:
-        return self.input_tokens + self.output_tokens
-
-    def plus(self, usage: Usage) -> Spent:
-        return Spent(
-            self.requests + 1,
-            self.input_tokens + usage.input_tokens,
-            self.output_tokens + usage.output_tokens,
-            self.cost + (usage.cost or 0.0),
-            self.unpriced + (usage.cost is None),
-        )
 
 
 class Budget:
@@ -85,12 +65,6 @@ class Budget:
         with self._changed:
             return self._stop_reason
 
-    def add_usage(self, usage: Usage) -> None:
-        """Add usage from elsewhere, such as from the run before it was resumed."""
-        with self._changed:
-            self._spent = self._spent.plus(usage)
-            self._changed.notify_all()
-
     def ask(self, provider: Provider, request: Request, waiting: Callable[[str], None] = silent) -> Reply:
         """Ask within the budget; raise ``BudgetSpentError`` if the request does not fit."""
         self._warn_if_unpriced(request.model, waiting)
@@ -114,7 +88,8 @@ class Budget:
         maximum = self._prices.usage(request.model, max_input_tokens(request), request.max_tokens)
         if self._max_cost is not None and maximum.cost is None:
             raise OpforgeError(
-                f"--max-cost needs the price of model {request.model!r}, which is unknown; give it in a file (--prices), or limit tokens with --max-tokens"
+                f"--max-cost needs the price of model {request.model!r}, which is unknown; "
+                "give it in a file (--prices), or limit tokens with --max-tokens"
             )
         with self._changed:
             while True:
@@ -132,15 +107,12 @@ class Budget:
         """Return which limit a request could exceed; empty if none."""
         cost = self._spent.cost + sum(reserved.cost or 0.0 for reserved in self._reserved) + (maximum.cost or 0.0)
         if self._max_cost is not None and cost > self._max_cost:
-            return f"the budget is spent: {self._spent.cost:.4f} of {self._max_cost:g} USD, and the next request can take {maximum.cost:.4f}"
-        size = maximum.input_tokens + maximum.output_tokens
-        tokens = (
-            self._spent.tokens
-            + sum(reserved.input_tokens + reserved.output_tokens for reserved in self._reserved)
-            + size
-        )
+            amount = f"{self._spent.cost:.4f} of {self._max_cost:g} USD"
+            return f"the budget is spent: {amount}, and the next request can take {maximum.cost:.4f}"
+        tokens = self._spent.tokens + sum(reserved.tokens for reserved in self._reserved) + maximum.tokens
         if self._max_tokens is not None and tokens > self._max_tokens:
-            return f"the budget is spent: {self._spent.tokens} of {self._max_tokens} tokens, and the next request can take {size}"
+            amount = f"{self._spent.tokens} of {self._max_tokens} tokens"
+            return f"the budget is spent: {amount}, and the next request can take {maximum.tokens}"
         return ""
 
     def _warn_if_unpriced(self, model: str, waiting: Callable[[str], None]) -> None:
@@ -151,3 +123,44 @@ class Budget:
             self._unpriced.add(model)
         if first_time:
             waiting(f"the price of model {model!r} is unknown: tokens are counted, cost is not")
+
+
+def with_raised_limits(folder: Path, generation: Mapping[str, Any], limits: Mapping[str, float]) -> dict[str, Any]:
+    """Return a run's generation options with new spending limits.
+
+    Each limit must be more than the run has spent.
+    """
+    journal = Journal(folder)
+    summary, spent = journal.summary(), journal.spent()
+    option = {name: f"--{name.replace('_', '-')} {bound:g}" for name, bound in limits.items()}
+    if summary is not None and not summary.stopped:
+        given = " and ".join(option.values())
+        raise OpforgeError(f"{given}: the run in {str(folder)!r} was not stopped by its budget; continue without")
+    used = {"max_cost": (spent.cost, f"{spent.cost:.4f} USD"), "max_tokens": (spent.tokens, f"{spent.tokens} tokens")}
+    for name, bound in limits.items():
+        amount, amount_text = used[name]
+        if not (bound > amount and math.isfinite(bound)):
+            raise OpforgeError(
+                f"{option[name]} is too small for the run in {str(folder)!r}: "
+                f"it must be more than the {amount_text} that were spent there"
+            )
+    return {**generation, **limits}
+
+
+def reopen(journal: Journal, summary: GenerationSummary, context: GenerationContext) -> None:
+    """Undo the end of a run that still had attempts left; the attempts stay.
+
+    If this is interrupted, it is done again from the start: the summary is removed last.
+    """
+    context.drop_verdicts()
+    for kept in summary.operators:
+        if kept.file is not None and journal.winner(kept.name) is None:
+            _withdraw(Path(kept.file), journal, kept.name)
+    journal.drop_summary()
+
+
+def _withdraw(file: Path, journal: Journal, name: str) -> None:
+    """Remove a kernel from a directory, unless it was changed since it was written."""
+    if file.is_file() and file.read_text(encoding="utf-8", errors="replace") in journal.sources(name):
+        file.unlink()
+        proof_path(file).unlink(missing_ok=True)

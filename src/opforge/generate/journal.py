@@ -18,18 +18,130 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from opforge.cache import read_json, write_atomically
-from opforge.generate.budget import Spent
-from opforge.generate.provider import Reply, Request, Usage
+from opforge.generate.provider import Reply, Request, Spent, Usage
 
 FOLDER = "generation"
 _SUMMARY = "summary.json"
 _REQUEST_LOG = "requests.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptVerdict:
+    """The judge's verdict on one attempt; `verdict.json`."""
+
+    right: bool
+    problem: str
+    """Why there was no kernel to judge; empty if there was one."""
+    report: Mapping[str, Any]
+    """The output of `opforge run --format json` for the kernel."""
+
+    def wire(self) -> dict[str, Any]:
+        return {"right": self.right, "problem": self.problem, **self.report}
+
+    @classmethod
+    def from_wire(cls, row: Mapping[str, Any]) -> AttemptVerdict:
+        return cls(row["right"], row["problem"], {k: v for k, v in row.items() if k not in ("right", "problem")})
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorResult:
+    """Result for one operator."""
+
+    name: str
+    file: str | None
+    """File in a kernel directory; None if no attempt produced a kernel."""
+    right: bool
+    attempts: int
+    explanation: str
+    """Which attempt was kept, or why there is none."""
+
+    def wire(self) -> dict[str, str | int | None]:
+        return {"file": self.file, "right": self.right, "attempts": self.attempts, "words": self.explanation}
+
+    @classmethod
+    def from_wire(cls, name: str, row: Mapping[str, Any]) -> OperatorResult:
+        return cls(name, row["file"], row["right"], row["attempts"], row["words"])
+
+
+@dataclass(frozen=True, slots=True)
+class Winner:
+    """The attempt that was kept for an operator, with its source; `winner.json`."""
+
+    result: OperatorResult
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationSummary:
+    """Results and costs of all operators; `summary.json`."""
+
+    model: str
+    operators: tuple[OperatorResult, ...]
+    spent: Spent
+    stopped: str
+    """Why the budget stopped the run; empty if it did not."""
+    bounds: Mapping[str, float | None] | None
+    """Spending limits; None in runs of older versions."""
+    seconds: float
+    judging_seconds: float
+    asking_seconds: float
+
+    def wire(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "operators": {kept.name: kept.wire() for kept in self.operators},
+            "right": sum(1 for kept in self.operators if kept.right),
+            "attempts": sum(kept.attempts for kept in self.operators),
+            **asdict(self.spent),
+            "cost": round(self.spent.cost, 6),
+            "stopped": self.stopped,
+            "bounds": self.bounds,
+            "seconds": round(self.seconds, 3),
+            "judging_seconds": round(self.judging_seconds, 3),
+            "asking_seconds": round(self.asking_seconds, 3),
+        }
+
+    @classmethod
+    def from_wire(cls, row: Mapping[str, Any]) -> GenerationSummary:
+        return cls(
+            row["model"],
+            tuple(OperatorResult.from_wire(name, kept) for name, kept in row["operators"].items()),
+            Spent(**{field.name: row[field.name] for field in fields(Spent)}),
+            row["stopped"],
+            row.get("bounds"),
+            row["seconds"],
+            row["judging_seconds"],
+            row["asking_seconds"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredRequest:
+    """A request that was answered or failed; a line of `requests.jsonl`."""
+
+    usage: Usage
+    seconds: float
+    digest: str = ""
+    stop: str = ""
+    """Why the reply ended."""
+    failed: str | None = None
+    """Why there is no reply; None if there is one."""
+
+    def wire(self) -> dict[str, str | float | None]:
+        outcome = {"digest": self.digest} if self.failed is None else {"digest": self.digest, "failed": self.failed}
+        stop = {"stop": self.stop} if self.failed is None else {}
+        return {**outcome, **asdict(self.usage), **stop, "seconds": round(self.seconds, 3)}
+
+    @classmethod
+    def from_wire(cls, row: Mapping[str, Any]) -> AnsweredRequest:
+        usage = Usage.from_wire(row)
+        return cls(usage, row.get("seconds", 0.0), row.get("digest", ""), row.get("stop", ""), row.get("failed"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +164,11 @@ class Round:
         except FileNotFoundError:
             return None
         row = read_json(self.path / "cost.json") or {}
-        usage = Usage(row.get("input_tokens", 0), row.get("output_tokens", 0), row.get("cost"))
-        return Reply(text, usage, row.get("stop", "end"))
+        return Reply(text, Usage.from_wire(row), row.get("stop", "end"))
 
-    def verdict(self) -> dict[str, Any] | None:
+    def verdict(self) -> AttemptVerdict | None:
         row = read_json(self.path / "verdict.json")
-        return row if isinstance(row, dict) else None
+        return AttemptVerdict.from_wire(row) if isinstance(row, dict) else None
 
     def write_prompt(self, request: Request) -> None:
         parts = [f"# system\n\n{request.system}", *(f"# {m.role}\n\n{m.text}" for m in request.messages)]
@@ -66,7 +177,7 @@ class Round:
     def write_reply(self, reply: Reply, seconds: float) -> None:
         """Write a reply. It counts as present once its text is, so the text is written last."""
         row = {**asdict(reply.usage), "stop": reply.stop, "seconds": round(seconds, 3)}
-        write_atomically(self.path / "cost.json", json.dumps(row, indent=1) + "\n")
+        _write_json(self.path / "cost.json", row)
         write_atomically(self.path / "reply.md", reply.text)
 
     def write_kernel(self, source: str, suffix: str) -> Path:
@@ -74,8 +185,8 @@ class Round:
         write_atomically(path, source)
         return path
 
-    def write_verdict(self, verdict: dict[str, Any]) -> None:
-        write_atomically(self.path / "verdict.json", json.dumps(verdict, indent=1) + "\n")
+    def write_verdict(self, verdict: AttemptVerdict) -> None:
+        _write_json(self.path / "verdict.json", verdict.wire())
 
 
 class Journal:
@@ -97,15 +208,10 @@ class Journal:
                 if (attempt_round.path / "verdict.json").exists():
                     yield attempt_round
 
-    def log_request(self, attempt_round: Round, request: Request, **fields: Any) -> None:
+    def log_request(self, attempt_round: Round, model: str, answered: AnsweredRequest) -> None:
         """Add a line about a request; it is on disk when this returns."""
-        head = {
-            "op": attempt_round.op,
-            "worker": attempt_round.worker,
-            "round": attempt_round.number,
-            "model": request.model,
-        }
-        line = json.dumps({**head, **fields}) + "\n"
+        head = {"op": attempt_round.op, "worker": attempt_round.worker, "round": attempt_round.number, "model": model}
+        line = json.dumps({**head, **answered.wire()}) + "\n"
         with self._lock, (self.path / _REQUEST_LOG).open("ab") as handle:
             if handle.tell() and not _ends_with_newline(self.path / _REQUEST_LOG):
                 line = "\n" + line  # after a partial line of a killed process
@@ -113,8 +219,8 @@ class Journal:
             handle.flush()
             os.fsync(handle.fileno())
 
-    def requests(self) -> Iterator[dict[str, Any]]:
-        """Yield the lines about requests; skip a partial line of a killed process."""
+    def requests(self) -> Iterator[AnsweredRequest]:
+        """Yield the requests so far, also of earlier processes; skip a partial line of a killed process."""
         try:
             text = (self.path / _REQUEST_LOG).read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
@@ -125,18 +231,13 @@ class Journal:
             except ValueError:
                 continue
             if isinstance(row, dict):
-                yield row
-
-    def usages(self) -> Iterator[Usage]:
-        """Yield the usage of each request so far, also of earlier processes."""
-        for row in self.requests():
-            yield Usage(row.get("input_tokens", 0), row.get("output_tokens", 0), row.get("cost"))
+                yield AnsweredRequest.from_wire(row)
 
     def spent(self) -> Spent:
         """Return the total usage so far."""
         spent = Spent()
-        for usage in self.usages():
-            spent = spent.plus(usage)
+        for request in self.requests():
+            spent = spent.plus(request.usage)
         return spent
 
     def sources(self, op: str) -> Iterator[str]:
@@ -144,22 +245,26 @@ class Journal:
         for file in (self.path / op).glob("worker_*/round_*/kernel.*"):
             yield file.read_text(encoding="utf-8")
 
-    def winner(self, op: str) -> dict[str, Any] | None:
+    def winner(self, op: str) -> Winner | None:
         row = read_json(self.path / op / "winner.json")
-        return row if isinstance(row, dict) else None
+        return Winner(OperatorResult.from_wire(op, row), row["source"]) if isinstance(row, dict) else None
 
-    def write_winner(self, op: str, row: dict[str, Any]) -> None:
-        write_atomically(self.path / op / "winner.json", json.dumps(row, indent=1) + "\n")
+    def write_winner(self, winner: Winner) -> None:
+        _write_json(self.path / winner.result.name / "winner.json", {**winner.result.wire(), "source": winner.source})
 
-    def summary(self) -> dict[str, Any] | None:
+    def summary(self) -> GenerationSummary | None:
         row = read_json(self.path / _SUMMARY)
-        return row if isinstance(row, dict) else None
+        return GenerationSummary.from_wire(row) if isinstance(row, dict) else None
 
     def drop_summary(self) -> None:
         (self.path / _SUMMARY).unlink(missing_ok=True)
 
-    def write_summary(self, row: dict[str, Any]) -> None:
-        write_atomically(self.path / _SUMMARY, json.dumps(row, indent=1) + "\n")
+    def write_summary(self, summary: GenerationSummary) -> None:
+        _write_json(self.path / _SUMMARY, summary.wire())
+
+
+def _write_json(path: Path, row: Mapping[str, Any]) -> None:
+    write_atomically(path, json.dumps(row, indent=1) + "\n")
 
 
 def _ends_with_newline(path: Path) -> bool:

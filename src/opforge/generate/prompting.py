@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jinja2
 
@@ -12,9 +12,9 @@ from opforge.backends.scaffold import python_signature
 from opforge.cases import Case, Phase
 from opforge.cases.case import Expect
 from opforge.errors import OpforgeError
-from opforge.generate.custom_tasks import CustomTask, Task
+from opforge.generate.journal import AttemptVerdict
 from opforge.generate.options import DSLS
-from opforge.generate.tasks import AtenTask, call_text, sample_cases, without_storage
+from opforge.generate.tasks import AtenTask, CustomTask, Task, call_text, sample_cases, without_storage
 from opforge.ops import table
 
 BUILTIN_TEMPLATES = Path(__file__).parent / "prompts"
@@ -23,10 +23,19 @@ _MAX_FEEDBACK_CHARS = 16_000
 """Maximum length of the feedback on one attempt."""
 
 
+@dataclass(frozen=True, slots=True)
+class EarlierAttempt:
+    """An earlier attempt that was better, as templates use it."""
+
+    words: str
+    """Its rank: worker, round, how right, how fast."""
+    source: str
+
+
 class Prompts:
     """Renders the prompts for a model."""
 
-    def __init__(self, folder: str, dsl: str, machine: Mapping[str, Any]) -> None:
+    def __init__(self, folder: str, dsl: str, machine: Mapping[str, str | None]) -> None:
         user_loaders = [jinja2.FileSystemLoader(folder)] if folder else []
         self._templates = jinja2.Environment(
             loader=jinja2.ChoiceLoader([*user_loaders, jinja2.FileSystemLoader(BUILTIN_TEMPLATES)]),
@@ -50,16 +59,13 @@ class Prompts:
         return self._render("first.md.j2", task, **_aten_values(task), **team)
 
     def feedback_prompt(
-        self, task: Task, verdict: Mapping[str, Any], attempts_left: int, best: Mapping[str, Any] | None
+        self, task: Task, verdict: AttemptVerdict, attempts_left: int, best: EarlierAttempt | None
     ) -> str:
-        """Return the feedback on a worker's last attempt, with the number of attempts left.
-
-        ``best`` describes an earlier attempt that was better.
-        """
-        text = self._render("feedback.md.j2", task, left=attempts_left, best=best, **verdict)
+        """Return the feedback on a worker's last attempt, with the number of attempts left."""
+        text = self._render("feedback.md.j2", task, left=attempts_left, best=best, **verdict.wire())
         return shorten(text, _MAX_FEEDBACK_CHARS)
 
-    def _render(self, name: str, task: Task, **values: Any) -> str:
+    def _render(self, name: str, task: Task, **values: object) -> str:
         task_values = {"custom": isinstance(task, CustomTask), "authority": task.authority}
         try:
             template = self._templates.get_template(name)
@@ -72,7 +78,7 @@ class Prompts:
             ) from None
 
 
-def _aten_values(task: AtenTask) -> dict[str, Any]:
+def _aten_values(task: AtenTask) -> dict[str, object]:
     """Return the template values for an ATen operator."""
     required = {part.op: part.cases for part in task.parts if part.required}
     others = {part.op: part.cases for part in task.parts if not part.required}
@@ -87,7 +93,7 @@ def _aten_values(task: AtenTask) -> dict[str, Any]:
     }
 
 
-def _custom_values(task: CustomTask) -> dict[str, Any]:
+def _custom_values(task: CustomTask) -> dict[str, object]:
     """Return the template values for a user's operator."""
     cases = [case for part in task.parts for case in part.cases]
     return {

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from opforge.errors import OpforgeError
 
@@ -38,9 +38,44 @@ class Usage:
     cost: float | None
     """USD; None if no price is known."""
 
+    @classmethod
+    def from_wire(cls, row: Mapping[str, Any]) -> Usage:
+        """Return the usage in a row that may lack it."""
+        return cls(row.get("input_tokens", 0), row.get("output_tokens", 0), row.get("cost"))
+
+    @property
+    def tokens(self) -> int:
+        return self.input_tokens + self.output_tokens
+
     def __add__(self, other: Usage) -> Usage:
         cost = None if self.cost is None or other.cost is None else self.cost + other.cost
         return Usage(self.input_tokens + other.input_tokens, self.output_tokens + other.output_tokens, cost)
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Amounts used so far."""
+
+    requests: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost: float = 0.0
+    """USD, for the requests with a known price."""
+    unpriced: int = 0
+    """Number of requests without a known price."""
+
+    @property
+    def tokens(self) -> int:
+        return self.input_tokens + self.output_tokens
+
+    def plus(self, usage: Usage) -> Spent:
+        return Spent(
+            self.requests + 1,
+            self.input_tokens + usage.input_tokens,
+            self.output_tokens + usage.output_tokens,
+            self.cost + (usage.cost or 0.0),
+            self.unpriced + (usage.cost is None),
+        )
 
 
 @dataclass(frozen=True, slots=True)

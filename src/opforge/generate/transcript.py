@@ -7,14 +7,14 @@ import json
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from opforge.errors import OpforgeError
+from opforge.generate.connection import ProviderOptions
 from opforge.generate.provider import Provider, ProviderError, Reply, Request, Usage, silent
-from opforge.generate.provider_options import ProviderOptions
 
 
 def request_digest(request: Request) -> str:
@@ -107,7 +107,10 @@ class TranscriptProvider:
             f"the request {key[:12]} (model {request.model!r}, {len(request.messages)} messages, the last one {last!r})"
         )
         if key in known:
-            return f"{self._path} answers {asked} {known[key]} times, and one more request was made; record the transcript again"
+            return (
+                f"{self._path} answers {asked} {known[key]} times, and one more request was made; "
+                "record the transcript again"
+            )
         return (
             f"{self._path} has no answer to {asked}; it holds {len(self._lines)} replies, to other requests: "
             "replay it with the model, prompts and settings of its recording, or record it again"
@@ -138,7 +141,7 @@ def _read(path: Path) -> Iterator[_RecordedReply]:
             ) from None
 
 
-def _line(number: int, row: dict[str, Any]) -> _RecordedReply:
+def _line(number: int, row: Mapping[str, Any]) -> _RecordedReply:
     reply_row = row["reply"]
     usage = reply_row.get("usage") or {}
     reply_usage = Usage(usage.get("input_tokens", 0), usage.get("output_tokens", 0), usage.get("cost", 0.0))

@@ -84,7 +84,7 @@ class Installation:
 
     @contextmanager
     def active(self, *, active: bool = True) -> Iterator[None]:
-        """Activate kernels within the block; ``awake=False`` keeps them installed but unused."""
+        """Activate kernels within the block; ``active=False`` keeps them installed but unused."""
         before, self._paused = self._paused, not active
         try:
             yield
@@ -162,7 +162,7 @@ class Installation:
                 result = function(*args, **kwargs)
                 check_result_types(op, result)
                 count.answered += 1
-            except Exception as error:
+            except Exception as error:  # a kernel may raise anything; if it must not, the error is passed on
                 if required and not isinstance(error, NotImplementedError):
                     count.raised = f"{type(error).__name__}: {error}"
                     raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,7 +84,7 @@ class Operator:
         """Return the names of the operator's input arguments: all but ``out`` ones."""
         return tuple(a.name for a in self.arguments if not (self.kind is SchemaKind.OUT and a.writes))
 
-    def bind(self, args: Iterable[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def bind(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call by name, without omitted defaults."""
         return {**{a.name: v for a, v in zip(self.arguments, args, strict=False)}, **kwargs}
 

@@ -46,7 +46,7 @@ class RunConfig:
     max_mib: float | None = None
     """The last four fields are those of ``Choice``."""
     generation: dict[str, Any] = field(default_factory=dict)
-    """Generation settings, for a backend that makes kernels; see `opforge.generate.provider_options`."""
+    """Generation settings, for a backend that makes kernels; see `opforge.generate.options`."""
 
     def checked(self) -> RunConfig:
         """Return the settings with absolute paths; raises if one is out of range."""

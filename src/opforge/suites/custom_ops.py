@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -50,9 +50,8 @@ class CustomOpsSuite:
             if op not in files:
                 reason = f"there is no {GEN_INPUT}; it must define get_correctness_tests() and get_performance_tests()"
                 cases[op] = [Case.make(op, f"({GEN_INPUT})", source=GEN_INPUT, lost=reason)]
-        (target_folder / CASES).write_text(
-            json.dumps([asdict(case) for op_cases in cases.values() for case in op_cases])
-        )
+        rows = [asdict(case) for op_cases in cases.values() for case in op_cases]
+        (target_folder / CASES).write_text(json.dumps(rows))
         return cases
 
 
@@ -71,7 +70,7 @@ def _kept(folder: Path) -> dict[str, list[Case]]:
     return cases
 
 
-def _case(row: dict[str, Any]) -> Case:
+def _case(row: Mapping[str, Any]) -> Case:
     return Case(**{**row, "expect": Expect(row["expect"]), "phase": Phase(row["phase"])})
 
 

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from opforge import cache
 from opforge.cases import Case, Expect, Phase
@@ -16,6 +15,7 @@ from opforge.cases.case import case_id
 from opforge.cases.text import format_arguments, parse_arguments
 from opforge.cases.values import Arguments, Device, TensorSpec
 from opforge.ops import table
+from opforge.runtime.trees import map_instances
 from opforge.suites.base import LoadedSuite, Progress, SuiteOptions, no_progress
 from opforge.traces import trace_file
 from opforge.traces.call_cost import with_small_offset
@@ -126,11 +126,11 @@ def _here(spec: TensorSpec, home: str) -> TensorSpec:
 
 
 def _on_device(data: Arguments, home: str, device: str) -> Arguments:
-    def moved(value: Any) -> Any:
-        return Device(device) if isinstance(value, Device) and value.name.partition(":")[0] == home else value
+    def moved(value: Device) -> Device:
+        return Device(device) if value.name.partition(":")[0] == home else value
 
-    args, kwargs = data
-    return tuple(map(moved, args)), {name: moved(value) for name, value in kwargs.items()}
+    placed: Arguments = map_instances(data, Device, moved)
+    return placed
 
 
 def _digest(path: Path) -> str:

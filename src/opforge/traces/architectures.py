@@ -63,7 +63,8 @@ def _library(target: Target) -> Any:
         return importlib.import_module(package)
     except ImportError as error:
         raise OpforgeError(
-            f"{target.kind}:{target.name} needs the package {package} ({error}); install it with `pip install {package}`"
+            f"{target.kind}:{target.name} needs the package {package} ({error}); "
+            f"install it with `pip install {package}`"
         ) from None
 
 

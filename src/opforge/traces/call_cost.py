@@ -10,6 +10,7 @@ from typing import Any
 from opforge.cases.values import Arguments, TensorSpec
 from opforge.ops import table
 from opforge.runtime.trees import instances
+from opforge.traces.contents import BoundArguments
 
 _OFFSET_LIMIT_ELEMENTS = 4096
 """Storage offsets of this many elements or more are reduced."""
@@ -17,11 +18,7 @@ _OFFSET_LIMIT_ELEMENTS = 4096
 
 def input_bytes(data: Arguments) -> int:
     """Return the bytes of memory that a call's tensors span."""
-    return sum(
-        with_small_offset(spec).storage_nbytes
-        for value in (*data[0], *data[1].values())
-        for spec in instances(value, TensorSpec)
-    )
+    return sum(with_small_offset(spec).storage_nbytes for spec in instances(data, TensorSpec))
 
 
 def with_small_offset(spec: TensorSpec) -> TensorSpec:
@@ -52,7 +49,7 @@ def estimate_result_bytes(op: str, data: Arguments) -> int:
     if facts is None or any(r.alias is not None for r in facts.returns):
         return 0
     given = facts.bind(*data)
-    specs = [s for value in (*data[0], *data[1].values()) for s in instances(value, TensorSpec)]
+    specs = list(instances(data, TensorSpec))
     sizes = given.get("size")
     if isinstance(sizes, list | tuple) and all(isinstance(n, int) for n in sizes):
         return math.prod(n for n in sizes if isinstance(n, int)) * (specs[0].itemsize if specs else 4)
@@ -63,11 +60,11 @@ def estimate_result_bytes(op: str, data: Arguments) -> int:
     return max((s.numel * s.itemsize for s in specs), default=0)
 
 
-def _product(left: str, right: str) -> Callable[[dict[str, Any]], int]:
+def _product(left: str, right: str) -> Callable[[BoundArguments], int]:
     return lambda given: 2 * math.prod(given[left].shape) * given[right].shape[-1]
 
 
-def _convolution(given: dict[str, Any]) -> Any:
+def _convolution(given: BoundArguments) -> Any:
     data, weight = given["input"].shape, given["weight"].shape
     inner = math.prod(weight[1:])
     if given.get("transposed"):
@@ -80,7 +77,7 @@ def _stride_per_dim(steps: list[int]) -> list[int]:
     return steps * 3 if len(steps) == 1 else steps
 
 
-def _attention(given: dict[str, Any]) -> Any:
+def _attention(given: BoundArguments) -> Any:
     query, key = given["query"].shape, given["key"].shape
     return 4 * math.prod(query) * key[-2]
 
@@ -92,7 +89,7 @@ _PRODUCTS = {
     "baddbmm": ("batch1", "batch2"),
     "_scaled_mm": ("self", "mat2"),
 }
-_FLOP_FORMULAS: dict[str, Callable[[dict[str, Any]], float]] = {
+_FLOP_FORMULAS: dict[str, Callable[[BoundArguments], float]] = {
     **{name: _product(*arguments) for name, arguments in _PRODUCTS.items()},
     "convolution": _convolution,
     "cudnn_convolution": _convolution,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -11,9 +11,12 @@ import torch
 from opforge.cases.values import Arguments, TensorSpec, contiguous_strides
 from opforge.cases.wire import SHORT_DTYPES, encode, from_torch, spec_row
 from opforge.ops import table
+from opforge.runtime.trees import instances
+
+OVERLAPPING_WRITE = "writes to a tensor that overlaps itself, so its result depends on the order of writing"
 
 
-def to_arguments(args: Any, kwargs: dict[str, Any], to_spec: Callable[[torch.Tensor], TensorSpec]) -> Arguments:
+def to_arguments(args: Any, kwargs: Mapping[str, Any], to_spec: Callable[[torch.Tensor], TensorSpec]) -> Arguments:
     """Return a call's arguments as data; raise TypeError for values that a case cannot hold."""
     return tuple(from_torch(a, to_spec) for a in args), {n: from_torch(v, to_spec) for n, v in kwargs.items()}
 
@@ -28,7 +31,7 @@ def arguments_json(data: Arguments) -> str:
 def spec_of(value: torch.Tensor, device_type: str) -> TensorSpec:
     """Return the geometry of a tensor, without its contents.
 
-    ``home`` is the device type of the recording; a tensor on another device keeps its device.
+    ``device_type`` is that of the recording; a tensor on another device keeps its device.
     """
     if value.layout != torch.strided or value.is_quantized or value.is_meta:
         raise TypeError(
@@ -62,19 +65,18 @@ def storage_bytes(value: torch.Tensor, nbytes: int) -> bytes:
     return contents
 
 
-def writes_to_overlap(op: str, args: Any, kwargs: dict[str, Any]) -> bool:
+def writes_to_overlap(op: str, args: Any, kwargs: Mapping[str, Any]) -> bool:
     """Whether a call writes to a tensor with overlapping elements."""
     facts = table().get(op)
     if facts is None or not facts.mutates:
         return False
     given = facts.bind(args, kwargs)
-    return any(_overlaps(given.get(a.name)) for a in facts.arguments if a.writes)
+    written = [given.get(a.name) for a in facts.arguments if a.writes]
+    return any(map(_overlaps, instances(written, torch.Tensor)))
 
 
-def _overlaps(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return any(map(_overlaps, value))
-    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.numel() < 2:
+def _overlaps(value: torch.Tensor) -> bool:
+    if value.layout != torch.strided or value.numel() < 2:
         return False
     reach = 0
     for step, size in sorted((s, n) for s, n in zip(value.stride(), value.shape, strict=True) if n > 1):
@@ -86,10 +88,16 @@ def _overlaps(value: Any) -> bool:
 
 def unsendable_part(result: Any) -> str:
     """Return which part of a result cannot be sent between processes; empty if none."""
-    if isinstance(result, list | tuple):
-        return next(filter(None, map(unsendable_part, result)), "")
-    if not isinstance(result, torch.Tensor):
-        return ""
-    if result.layout != torch.strided or result.is_quantized or result.is_meta or result.dtype not in SHORT_DTYPES:
-        return f"a tensor of layout {result.layout}, dtype {result.dtype}"
-    return "a tensor without storage" if torch._is_zerotensor(result) else ""  # noqa: SLF001  # no public test for it
+    for value in instances(result, torch.Tensor):
+        if value.layout != torch.strided or value.is_quantized or value.is_meta or value.dtype not in SHORT_DTYPES:
+            return f"a tensor of layout {value.layout}, dtype {value.dtype}"
+        if torch._is_zerotensor(value):  # noqa: SLF001  # no public test for it
+            return "a tensor without storage"
+    return ""
+
+
+def operator_name(func: Any) -> str:
+    """Return an overload's full name; the namespace ``aten`` is omitted, as in ``add.Tensor``."""
+    base = func.overloadpacket.__name__
+    name = f"{base}.{func._overloadname}"  # noqa: SLF001  # torch has no public name for it
+    return name if func.namespace == "aten" else f"{func.namespace}::{name}"

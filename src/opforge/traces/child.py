@@ -14,22 +14,27 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from opforge.errors import OpforgeError
 from opforge.frames import is_from_torch
 from opforge.procs.linux import die_with_parent
-from opforge.traces.fake_reads import FAKE_READ_REASON, FakeReads
 from opforge.traces.recorder import Recorder
-from opforge.traces.stream import send
+from opforge.traces.stream import TargetError, send
 from opforge.traces.targets import SCRIPT, Settings, Target
+
+_FAKE_READ_REASON = "_local_scalar_dense.default: the program read a value, which is unknown with --fake; 0 was used"
 
 
 def record_target(target: Target, settings: Settings, fd: int) -> None:
     """Run a target under a recorder, and send the recorded calls and any error of the target."""
     with os.fdopen(fd, "wb") as pipe:
-        recorder, guesses = Recorder(pipe, settings.device), FakeReads()
+        recorder, guesses = Recorder(pipe, settings.device), _FakeReads()
         try:
             with _fake(guesses) if settings.fake else contextlib.nullcontext():
                 action = _function_to_record(target, settings)
@@ -37,21 +42,55 @@ def record_target(target: Target, settings: Settings, fd: int) -> None:
                     action()
         except SystemExit as exit_error:
             if exit_error.code not in (None, 0):
-                send(pipe, {"error": f"the program exited with status {exit_error.code}"})
+                send(pipe, TargetError(f"the program exited with status {exit_error.code}").wire())
         except OpforgeError as error:
-            send(pipe, {"error": str(error), "ours": True})
+            send(pipe, TargetError(str(error), ours=True).wire())
         except BaseException as error:  # noqa: BLE001  # user code: any error ends the trace and is reported
-            send(pipe, {"error": _error_message(error, settings), "traceback": _user_traceback(error)})
+            failure = TargetError(_error_message(error, settings), traceback=_user_traceback(error))
+            send(pipe, failure.wire())
         finally:
-            recorder.add_loss(FAKE_READ_REASON, guesses.count)
+            recorder.add_loss(_FAKE_READ_REASON, guesses.count)
             recorder.flush()
 
 
 @contextlib.contextmanager
-def _fake(guesses: FakeReads) -> Iterator[None]:
+def _fake(guesses: _FakeReads) -> Iterator[None]:
     """Use fake tensors, which have no contents."""
     with FakeTensorMode(allow_non_fake_inputs=True), guesses:
         yield
+
+
+class _FakeReads(TorchDispatchMode):
+    """Answers 0 when a program reads a value of a fake tensor, which has none, and counts it.
+
+    It is entered after the mode of fake tensors.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # otherwise torch imports its compiler for the first mode, which takes seconds
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        if func is not torch.ops.aten._local_scalar_dense.default:  # noqa: SLF001  # it has no public name
+            return func(*args, **(kwargs or {}))
+        try:
+            return func(*args)
+        except DataDependentOutputException:
+            self.count += 1
+            return _zero(args[0].dtype)
+
+
+def _zero(dtype: torch.dtype) -> bool | int | float | complex:
+    if dtype == torch.bool:
+        return False
+    if dtype.is_complex:
+        return 0j
+    return 0.0 if dtype.is_floating_point else 0
 
 
 def _function_to_record(target: Target, settings: Settings) -> Callable[[], None]:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from opforge.cases.store import BlobWriter
-from opforge.traces.stream import OFFSET_PLACEHOLDER
+from opforge.traces.stream import OFFSET_PLACEHOLDER, NewCall, split_contents
 from opforge.traces.trace_file import CallCount, Trace, TracedCall
 
 
@@ -38,19 +39,20 @@ class Collector:
         self._numbers.clear()
         self.started_op = ""
 
-    def add_message(self, message: dict[str, Any], contents: bytes) -> None:
+    def add_message(self, message: Mapping[str, Any], contents: bytes) -> None:
         """Process one message of the current process."""
         if "at" in message:
             self.started_op = message["at"]
         elif "new" in message:
-            self._numbers[message["new"]] = self._add_call(message, contents)
+            call = NewCall.from_wire(message)
+            self._numbers[call.number] = self._add_call(call, contents)
         elif "counts" in message:
             self.started_op = ""
             for number, phase, count in message["counts"]:
                 self._counts[self._numbers[number]][self.models[-1], phase] += count
             self.losses.update(message["losses"])
 
-    def merged_trace(self, metadata: dict[str, Any]) -> Trace:
+    def merged_trace(self, metadata: Mapping[str, Any]) -> Trace:
         """Return the merged trace."""
         calls = [self._counted(call, counts) for call, counts in zip(self._calls, self._counts, strict=True) if counts]
         return Trace(calls, {**metadata, "models": self.models}, dict(self.losses.most_common()))
@@ -59,23 +61,29 @@ class Collector:
         seen = tuple(CallCount(model, phase, count) for (model, phase), count in counts.most_common())
         return replace(call, count=counts.total(), seen=seen, source=f"{seen[0].model} {seen[0].phase}")
 
-    def _add_call(self, row: dict[str, Any], contents: bytes) -> int:
+    def _add_call(self, new: NewCall, contents: bytes) -> int:
         """Return the index of a call; a call that another model made before keeps its contents."""
-        if (known := self._known.get(row["signature"])) is not None:
+        if (known := self._known.get(new.signature)) is not None:
             return known
-        args, position, new_bytes, first_offset = row["args"], 0, b"", -1
-        for index, size in enumerate(row["sizes"]):
-            part = contents[position : position + size]
-            position += size
+        args, new_bytes, first_offset = new.args, b"", -1
+        for index, part in enumerate(split_contents(contents, new.sizes)):
             offset, padded = self._stored(part)
             if padded and first_offset < 0:
                 first_offset = offset
             new_bytes += padded
             args = args.replace(f"at={OFFSET_PLACEHOLDER + index}", f"at={offset}")
         digest = hashlib.blake2b(contents, digest_size=8).hexdigest() if contents else ""
-        figures = {name: row[name] for name in ("input_bytes", "result_bytes", "flops")}
-        call = TracedCall(row["op"], args, digest=digest, stored_at=first_offset, stored=new_bytes, **figures)
-        self._known[row["signature"]] = len(self._calls)
+        call = TracedCall(
+            new.op,
+            args,
+            input_bytes=new.input_bytes,
+            result_bytes=new.result_bytes,
+            flops=new.flops,
+            digest=digest,
+            stored_at=first_offset,
+            stored=new_bytes,
+        )
+        self._known[new.signature] = len(self._calls)
         self._calls.append(call)
         self._counts.append(Counter())
         return len(self._calls) - 1

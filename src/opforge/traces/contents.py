@@ -7,14 +7,14 @@ masks; then arbitrary values do not work.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from opforge.cases.values import Arguments, TensorSpec, Value
 from opforge.ops import Operator, table
 from opforge.ops.undefined import is_solver
-from opforge.runtime.trees import instances
+from opforge.runtime.trees import instances, map_instances
 
 
 class Need(enum.Enum):
@@ -32,19 +32,22 @@ class IntegersBelow:
 
 
 ContentNeed: TypeAlias = "Need | IntegersBelow"
-BoundArguments: TypeAlias = "dict[str, Any]"
+BoundArguments: TypeAlias = "Mapping[str, Any]"
+_Rule: TypeAlias = Callable[[BoundArguments], list[ContentNeed]]
 
 _ANY_INTEGER_OPERATORS = frozenset({
-    "cat", "stack", "clone", "copy", "_to_copy", "sum", "cumsum", "cumprod", "prod", "sort", "argsort", "topk", "max", "min",
-    "amax", "amin", "aminmax", "any", "all", "argmax", "argmin", "mean", "nonzero", "count_nonzero", "unique_dim", "_unique",
-    "_unique2", "unique_consecutive", "fill", "zero", "tril", "triu", "flip", "roll", "repeat", "constant_pad_nd", "isin", "equal",
-    "_local_scalar_dense", "is_nonzero", "item", "masked_select", "mm", "bmm", "addmm", "select_backward", "slice_backward",
-    "select_scatter", "slice_scatter", "diagonal_scatter", "new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided",
-    "lift_fresh", "lift_fresh_copy", "native_dropout_backward", "masked_fill", "_foreach_copy", "cummax", "cummin", "logcumsumexp",
-    "_pin_memory", "resize", "set", "view_as_real", "diff", "bincount", "norm", "linalg_vector_norm", "im2col", "col2im",
-    "reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d", "upsample_nearest2d", "_unsafe_view",
-    "floor_divide", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "_reshape_copy", "_reshape_alias", "nan_to_num", "histc",
-    "_scaled_dot_product_attention_math", "_scaled_dot_product_flash_attention_for_cpu", "scaled_dot_product_attention",
+    "cat", "stack", "clone", "copy", "_to_copy", "sum", "cumsum", "cumprod", "prod", "sort", "argsort", "topk", "max",
+    "min", "amax", "amin", "aminmax", "any", "all", "argmax", "argmin", "mean", "nonzero", "count_nonzero",
+    "unique_dim", "_unique", "_unique2", "unique_consecutive", "fill", "zero", "tril", "triu", "flip", "roll", "repeat",
+    "constant_pad_nd", "isin", "equal", "_local_scalar_dense", "is_nonzero", "item", "masked_select", "mm", "bmm",
+    "addmm", "select_backward", "slice_backward", "select_scatter", "slice_scatter", "diagonal_scatter", "new_empty",
+    "new_zeros", "new_ones", "new_full", "new_empty_strided", "lift_fresh", "lift_fresh_copy",
+    "native_dropout_backward", "masked_fill", "_foreach_copy", "cummax", "cummin", "logcumsumexp", "_pin_memory",
+    "resize", "set", "view_as_real", "diff", "bincount", "norm", "linalg_vector_norm", "im2col", "col2im",
+    "reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d", "upsample_nearest2d",
+    "_unsafe_view", "floor_divide", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "_reshape_copy",
+    "_reshape_alias", "nan_to_num", "histc", "_scaled_dot_product_attention_math",
+    "_scaled_dot_product_flash_attention_for_cpu", "scaled_dot_product_attention",
     "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
 })  # fmt: skip
 """Operators that accept any integers, besides pointwise operators, reductions and views."""
@@ -74,11 +77,11 @@ def content_needs(op: str, data: Arguments) -> list[ContentNeed]:
     if facts is not None and facts.packet in _WORKSPACE_OPERATORS:
         raise ValueError("reads the workspace of the call before it, which cannot be replayed")
     if facts is None:
-        return [_default_need(spec) for value in _values(data) for spec in instances(value, TensorSpec)]
+        return [_default_need(spec) for spec in instances(data, TensorSpec)]
     given = facts.bind(*data)
     names = [*(a.name for a in facts.arguments)][: len(data[0])] + list(data[1])
     needed: list[ContentNeed] = []
-    for name, value in zip(names, _values(data), strict=True):
+    for name, value in zip(names, (*data[0], *data[1].values()), strict=True):
         needed += _needs_of_argument(facts, name, value, given)
     return needed
 
@@ -113,30 +116,13 @@ def with_default_range(op: str, spec: TensorSpec) -> TensorSpec:
 
 def map_specs(data: Arguments, function: Callable[[TensorSpec], TensorSpec]) -> Arguments:
     """Return a call's arguments with each tensor replaced."""
-    args, kwargs = data
-    return tuple(_changed(a, function) for a in args), {n: _changed(v, function) for n, v in kwargs.items()}
-
-
-def _changed(value: Value, change: Callable[[TensorSpec], TensorSpec]) -> Value:
-    match value:
-        case TensorSpec():
-            return change(value)
-        case tuple():
-            return tuple(_changed(v, change) for v in value)
-        case list():
-            return [_changed(v, change) for v in value]
-        case _:
-            return value
+    changed: Arguments = map_instances(data, TensorSpec, function)
+    return changed
 
 
 def is_integral(spec: TensorSpec) -> bool:
     """Whether a tensor holds integers or booleans."""
     return spec.dtype[0] in "iu" or spec.dtype == "b8"
-
-
-def _values(data: Arguments) -> Iterator[Value]:
-    yield from data[0]
-    yield from data[1].values()
 
 
 def _default_need(spec: TensorSpec) -> ContentNeed:
@@ -151,10 +137,11 @@ def _needs_of_argument(facts: Operator, name: str, value: Value, given: BoundArg
         return [Need.EXACT for _ in specs]
     if not any(map(is_integral, specs)):
         return [Need.ANY for _ in specs]
-    rule = _RULES.get(facts.packet)
-    if rule is not None and name in rule:
-        return rule[name](given) if callable(rule[name]) else [Need.EXACT for _ in specs]
-    if rule is not None or _accepts_any_integers(facts):
+    rules = _RULES.get(facts.packet)
+    if rules is not None and name in rules:
+        rule = rules[name]
+        return [Need.EXACT for _ in specs] if rule is None else rule(given)
+    if rules is not None or _accepts_any_integers(facts):
         return [Need.ANY for _ in specs]
     return [_default_need(spec) for spec in specs]
 
@@ -165,7 +152,7 @@ def _accepts_any_integers(facts: Operator) -> bool:
     return views or bool(tagged) or facts.packet in _ANY_INTEGER_OPERATORS or facts.packet.endswith("_like")
 
 
-def _rows(argument: str) -> Callable[[BoundArguments], list[ContentNeed]]:
+def _rows(argument: str) -> _Rule:
     """Indices into the first dimension of another argument."""
     return lambda given: [IntegersBelow(given[argument].shape[0])]
 
@@ -176,7 +163,7 @@ def _indices_along_dim(given: BoundArguments) -> list[ContentNeed]:
     return [IntegersBelow(shape[given["dim"]] if shape else 1)]
 
 
-def _number(argument: str) -> Callable[[BoundArguments], list[ContentNeed]]:
+def _number(argument: str) -> _Rule:
     """Indices below a number that is an argument itself."""
     return lambda given: [IntegersBelow(given[argument])]
 
@@ -215,7 +202,7 @@ def _scatter_indices(given: BoundArguments) -> list[ContentNeed]:
     return [Need.EXACT] if distinct_values else _indices_along_dim(given)
 
 
-_RULES: dict[str, dict[str, Any]] = {
+_RULES: dict[str, dict[str, _Rule | None]] = {
     "embedding": {"indices": _rows("weight")},
     "embedding_dense_backward": {"indices": _number("num_weights")},
     "index_select": {"index": _indices_along_dim},

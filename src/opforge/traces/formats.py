@@ -18,7 +18,8 @@ def check_format(path: Path) -> None:
         trace_file.read_metadata(path)
     elif not log.is_log(path):
         raise OpforgeError(
-            f"{path} is neither a trace (as `opforge trace` writes it) nor an operator-input log, which begins with 'Operator: NAME'"
+            f"{path} is neither a trace (as `opforge trace` writes it) nor an operator-input log, "
+            "which begins with 'Operator: NAME'"
         )
 
 

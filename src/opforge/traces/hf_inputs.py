@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -110,7 +110,7 @@ def _feature_shape(config: Any, settings: Settings) -> tuple[int, ...]:
     return (settings.seq, width)
 
 
-def _labels(model: Any, config: Any, arguments: dict[str, Any], settings: Settings) -> torch.Tensor | None:
+def _labels(model: Any, config: Any, arguments: Mapping[str, Any], settings: Settings) -> torch.Tensor | None:
     kind = type(model).__name__
     if any(word in kind for word in _CLASSIFYING_CLASSES):
         return torch.randint(0, config.num_labels, (settings.batch,))

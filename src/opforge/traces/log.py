@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from opforge.cache import torch_version
 from opforge.cases.text import LogEntry, format_arguments, format_log, parse_arguments, parse_log
 from opforge.cases.values import Arguments, Device, TensorSpec, Value
 from opforge.errors import CaseSyntaxError
 from opforge.ops import Operator, table
+from opforge.runtime.trees import map_instances
 from opforge.traces.call_cost import estimate_result_bytes, flops, input_bytes
 from opforge.traces.contents import map_specs, with_value_ranges
 from opforge.traces.trace_file import CallCount, Trace, TracedCall
@@ -79,12 +79,8 @@ def _log_name(op: str) -> str:
 
 def _log_text(args: str) -> str:
     """Return arguments in log form: tensors without offset and contents, devices as strings."""
-    positional, named = map_specs(parse_arguments(args), lambda s: TensorSpec(s.shape, s.dtype, s.stride))
-    return format_arguments((_device_as_text(v) for v in positional), {n: _device_as_text(v) for n, v in named.items()})
-
-
-def _device_as_text(value: Value) -> Value:
-    return value.name.partition(":")[0] if isinstance(value, Device) else value
+    data = map_specs(parse_arguments(args), lambda s: TensorSpec(s.shape, s.dtype, s.stride))
+    return format_arguments(*map_instances(data, Device, lambda device: device.name.partition(":")[0]))
 
 
 def _counted(call: TracedCall, count: int) -> TracedCall:
@@ -104,13 +100,16 @@ def _call(entry: LogEntry, model: str) -> TracedCall:
     facts = _operator(entry.op, data)
     data = _with_devices(facts, data)
     data = with_value_ranges(facts.name, data)
-    figures: dict[str, Any] = {
-        "input_bytes": input_bytes(data),
-        "result_bytes": estimate_result_bytes(facts.name, data),
-        "flops": flops(facts.name, data),
-    }
-    seen = (CallCount(model, PHASE, entry.count),)
-    return TracedCall(facts.name, format_arguments(*data), entry.count, **figures, source=f"{model} {PHASE}", seen=seen)
+    return TracedCall(
+        facts.name,
+        format_arguments(*data),
+        entry.count,
+        input_bytes(data),
+        estimate_result_bytes(facts.name, data),
+        flops(facts.name, data),
+        f"{model} {PHASE}",
+        seen=(CallCount(model, PHASE, entry.count),),
+    )
 
 
 def _operator(name: str, data: Arguments) -> Operator:

@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from opforge.procs.linux import describe_returncode, die_with_parent
-from opforge.traces.record import CHILD_COMMAND, child_environment
+from opforge.traces.record import CHILD_COMMAND
 from opforge.traces.recordings import Parts, RunEnd, TracedRun
+from opforge.traces.stream import child_environment
 from opforge.traces.targets import LIBRARIES
 
 _OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|ALLOC_FAILED|MemoryError|SIGKILL", re.IGNORECASE)
@@ -63,9 +64,7 @@ def preload(kinds: Iterable[str]) -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module(LIBRARIES[kind])
     if "transformers" in sys.modules:
-        importlib.import_module(
-            "transformers.modeling_utils"
-        )  # loaded only when a class is asked for; it takes longest
+        importlib.import_module("transformers.modeling_utils")  # otherwise loaded with a class; takes longest
 
 
 @dataclass
@@ -144,23 +143,19 @@ class Recording:
 
 def _start_fork(parts: Parts, run: TracedRun, workers: int) -> int:
     """Run in a fork of this process, and return its PID."""
-    pid = os.fork()
-    if pid:
-        return pid
-    status = 1
-    try:
+
+    def record_run() -> None:
         os.setsid()
         die_with_parent()
         _redirect_output(parts, run)
         import torch
 
-        from opforge.traces.child import record_target as run_here
+        from opforge.traces.child import record_target
 
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
-        run_here(run.target, run.settings, _opened(parts, run))
-        status = 0
-    finally:
-        os._exit(status)  # never continue in the parent's code
+        record_target(run.target, run.settings, _opened(parts, run))
+
+    return _fork(record_run)
 
 
 def _start_process(parts: Parts, run: TracedRun) -> int:
@@ -202,14 +197,23 @@ def _kill(pid: int) -> None:
 
 def forks_reach(device: str) -> bool:
     """Whether a fork of this process can use a device; CUDA fails if asked for before the fork."""
-    pid = os.fork()
-    if not pid:
-        status = 1
-        try:
-            import torch
 
-            torch.zeros(1, device=device).sum().item()
-            status = 0
-        finally:
-            os._exit(status)
-    return os.waitpid(pid, 0)[1] == 0
+    def use_device() -> None:
+        import torch
+
+        torch.zeros(1, device=device).sum().item()
+
+    return os.waitpid(_fork(use_device), 0)[1] == 0
+
+
+def _fork(action: Callable[[], None]) -> int:
+    """Call a function in a fork of this process, and return its PID; it exits with 1 on an error."""
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        action()
+        status = 0
+    finally:
+        os._exit(status)  # never continue in the parent's code

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from opforge.cache import torch_version
 from opforge.errors import OpforgeError
 from opforge.traces.collect import Collector
-from opforge.traces.stream import RecordingProcess
+from opforge.traces.stream import RecordingProcess, TargetError, child_environment
 from opforge.traces.targets import Settings, Target
 
 CHILD_COMMAND = (sys.executable, "-P", "-m", "opforge.traces.child")
@@ -42,23 +40,23 @@ def record(
     child = RecordingProcess(
         [*CHILD_COMMAND, json.dumps(payload)], max_silence_s, stdout=sys.stderr.fileno(), env=child_environment()
     )
-    error_row: dict[str, Any] = {}
+    error: TargetError | None = None
     calls = 0
     try:
         while (message := child.next_message()) is not None:
             row, contents = message
-            error_row = row if "error" in row else error_row
+            error = TargetError.from_wire(row) if "error" in row else error
             calls += "new" in row
             collector.add_message(row, contents)
             progress(f"{target.model_name}: {calls} distinct calls", calls, calls)
-    except BaseException:
+    except BaseException:  # also an interrupt
         child.kill()
         raise
     code, ending = child.wait()
-    if error_row.get("ours"):
-        raise OpforgeError(error_row["error"])
-    if error_row:
-        return TraceResult(error_row["error"], error_row.get("traceback", ""))
+    if error is not None and error.ours:
+        raise OpforgeError(error.error)
+    if error is not None:
+        return TraceResult(error.error, error.traceback)
     if code or child.timed_out:
         during = f" in its first call of {collector.started_op}" if collector.started_op else ""
         return TraceResult(f"the program's process {ending}{during}; what was recorded before is kept")
@@ -75,10 +73,3 @@ def recording_metadata(settings: Settings, command: list[str]) -> dict[str, Any]
         "command": command,
         "recorded": now,
     }
-
-
-def child_environment() -> dict[str, str]:
-    """Return an environment in which a process imports this same copy of the package."""
-    package = str(Path(__file__).resolve().parents[2])
-    paths = [package, os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}

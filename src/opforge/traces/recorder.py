@@ -13,7 +13,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
@@ -28,7 +28,15 @@ from opforge.cases.values import TensorSpec
 from opforge.ops import table
 from opforge.runtime.trees import instances
 from opforge.traces.call_cost import flops, input_bytes
-from opforge.traces.capture import spec_of, storage_bytes, to_arguments, unsendable_part, writes_to_overlap
+from opforge.traces.capture import (
+    OVERLAPPING_WRITE,
+    operator_name,
+    spec_of,
+    storage_bytes,
+    to_arguments,
+    unsendable_part,
+    writes_to_overlap,
+)
 from opforge.traces.contents import (
     ContentNeed,
     IntegersBelow,
@@ -38,7 +46,7 @@ from opforge.traces.contents import (
     map_specs,
     with_default_range,
 )
-from opforge.traces.stream import OFFSET_PLACEHOLDER, send
+from opforge.traces.stream import OFFSET_PLACEHOLDER, NewCall, send
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 _MAX_STORED_BYTES = 1 << 20
@@ -66,6 +74,14 @@ class _KnownCall:
     loss_reason: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class _UnsentCall:
+    """A new call before it is made; its result is not known yet."""
+
+    message: NewCall
+    contents: bytes
+
+
 class Recorder(TorchDispatchMode):
     """Sends recorded calls to a pipe; `opforge.traces.collect` is the other end."""
 
@@ -90,7 +106,8 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not isinstance(func, torch._ops.OpOverload) or func.namespace in _UNRECORDED or os.getpid() != self._pid:  # noqa: SLF001  # torch has no public name
+        is_operator = isinstance(func, torch._ops.OpOverload)  # noqa: SLF001  # torch has no public name
+        if not is_operator or func.namespace in _UNRECORDED or os.getpid() != self._pid:
             return func(*args, **kwargs)
         if self._is_composite(func):
             with self:
@@ -99,10 +116,10 @@ class Recorder(TorchDispatchMode):
                 return result
         op, phase = operator_name(func), self._phase()
         with self._lock:
-            known, message = self._inspect_call(op, args, kwargs)
+            known, new = self._inspect_call(op, args, kwargs)
         result = func(*args, **kwargs)
         with self._lock:
-            self._count_call(known, phase, result, message)
+            self._count_call(known, phase, result, new)
         return result
 
     @contextmanager
@@ -156,8 +173,8 @@ class Recorder(TorchDispatchMode):
             self._composite[func] = known
         return known
 
-    def _inspect_call(self, op: str, args: Any, kwargs: dict[str, Any]) -> tuple[_KnownCall, dict[str, Any] | None]:
-        """Inspect a call before it is made; return its record, and the message if it is new."""
+    def _inspect_call(self, op: str, args: Any, kwargs: Mapping[str, Any]) -> tuple[_KnownCall, _UnsentCall | None]:
+        """Inspect a call before it is made; return its record, and what to send if it is new."""
         try:
             data = to_arguments(args, kwargs, self._geometry)
         except TypeError as error:
@@ -174,9 +191,7 @@ class Recorder(TorchDispatchMode):
         known = self._known[key] = _KnownCall(len(self._known))
         alike.append(known)
         if writes_to_overlap(op, args, kwargs):
-            known.loss_reason = (
-                f"{op}: writes to a tensor that overlaps itself, so its result depends on the order of writing"
-            )
+            known.loss_reason = f"{op}: {OVERLAPPING_WRITE}"
             return known, None
         try:
             contents = _ReplayContents(op, list(instances([args, kwargs], torch.Tensor)), content_needs(op, data))
@@ -185,35 +200,29 @@ class Recorder(TorchDispatchMode):
         except ValueError as error:
             known.loss_reason = f"{op}: {error}"
             return known, None
-        row = {
-            "new": known.number,
-            "op": op,
-            "args": format_arguments(*with_contents),
-            "signature": signature,
-            "input_bytes": input_bytes(data),
-            "flops": flops(op, data),
-            "sizes": [len(s) for s in contents.storages],
-        }
-        return known, {**row, "contents": b"".join(contents.storages)}
+        text, sizes = format_arguments(*with_contents), [len(s) for s in contents.storages]
+        new = NewCall(known.number, op, text, signature, input_bytes(data), flops(op, data), sizes, result_bytes=0)
+        return known, _UnsentCall(new, b"".join(contents.storages))
 
     def _geometry(self, value: torch.Tensor) -> TensorSpec:
         if type(value) not in _PLAIN:
             raise TypeError(f"a case cannot hold a {type(value).__name__}")
         return spec_of(value, self._device_type)
 
-    def _count_call(self, known: _KnownCall, phase: str, result: Any, message: dict[str, Any] | None) -> None:
+    def _count_call(self, known: _KnownCall, phase: str, result: Any, new: _UnsentCall | None) -> None:
         """Count a call that was made, and send it if it is new."""
-        if message is not None:
+        if new is not None:
+            op = new.message.op
             if strange_part := unsendable_part(result):
-                known.loss_reason = f"{message['op']}: its result is {strange_part}"
+                known.loss_reason = f"{op}: its result is {strange_part}"
             else:
-                contents = message.pop("contents")
-                send(self._pipe, {**message, "result_bytes": _result_bytes(message["op"], result)}, contents)
+                message = replace(new.message, result_bytes=_result_bytes(op, result))
+                send(self._pipe, message.wire(), new.contents)
         if known.loss_reason:
             self._losses[known.loss_reason] += 1
         else:
             self._counts[known.number, phase] += 1
-        if message is not None or time.monotonic() - self._last_flush_s > _FLUSH_INTERVAL_S:
+        if new is not None or time.monotonic() - self._last_flush_s > _FLUSH_INTERVAL_S:
             self.flush()
 
 
@@ -282,13 +291,6 @@ def _rounded_outward(number: float, towards: Callable[[float], int]) -> float:
         return 0.0
     unit = 10.0 ** (math.floor(math.log10(abs(number))) - 1)
     return float(f"{towards(number / unit) * unit:.3g}")
-
-
-def operator_name(func: Any) -> str:
-    """Return an overload's full name; the namespace ``aten`` is omitted, as in ``add.Tensor``."""
-    base = func.overloadpacket.__name__
-    name = f"{base}.{func._overloadname}"  # noqa: SLF001  # torch has no public name for it
-    return name if func.namespace == "aten" else f"{func.namespace}::{name}"
 
 
 def _result_bytes(op: str, result: Any) -> int:

@@ -6,7 +6,7 @@ Runs that were interrupted are repeated; the others are kept.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,7 @@ class Parts:
         errors = [row["error"] for row, _ in self._messages(run) if "error" in row]
         return str(errors[-1]) if errors else ""
 
-    def merge(self, runs: Iterable[TracedRun], metadata: dict[str, Any]) -> Trace:
+    def merge(self, runs: Iterable[TracedRun], metadata: Mapping[str, Any]) -> Trace:
         """Return one trace of all ended runs; failed runs add the calls they made."""
         collector = Collector()
         failed: dict[str, str] = {}
@@ -100,7 +100,7 @@ class Parts:
         merged.metadata["models"] = sorted({seen.model for call in merged.calls for seen in call.seen})
         return merged
 
-    def _messages(self, run: TracedRun) -> Iterator[tuple[dict[str, Any], bytes]]:
+    def _messages(self, run: TracedRun) -> Iterator[tuple[Mapping[str, Any], bytes]]:
         path = self.messages_file(run)
         if path.is_file():
             with path.open("rb") as stream:

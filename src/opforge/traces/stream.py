@@ -8,7 +8,10 @@ import os
 import select
 import struct
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from opforge.procs.linux import describe_returncode
@@ -16,16 +19,56 @@ from opforge.procs.linux import describe_returncode
 HEADER = struct.Struct("<II")
 """Header of each message: the length of its JSON and of the bytes after it."""
 OFFSET_PLACEHOLDER = 10**15
-"""Placeholder for a blob offset not yet assigned: ``PLACE + n`` is the n-th storage of a call."""
+"""Placeholder for a blob offset not yet assigned: ``OFFSET_PLACEHOLDER + n`` is the n-th storage of a call."""
 
 
-def send(pipe: BinaryIO, message: dict[str, Any], contents: bytes = b"") -> None:
+@dataclass(frozen=True, slots=True)
+class NewCall:
+    """Message about the first call with a signature; the bytes after it are its stored contents."""
+
+    number: int
+    op: str
+    args: str
+    signature: str
+    input_bytes: int
+    flops: int
+    sizes: list[int]
+    """Bytes of each stored storage."""
+    result_bytes: int
+
+    def wire(self) -> dict[str, Any]:
+        row = asdict(self)
+        return {"new": row.pop("number"), **row}
+
+    @classmethod
+    def from_wire(cls, row: Mapping[str, Any]) -> NewCall:
+        return cls(row["new"], **{name: value for name, value in row.items() if name != "new"})
+
+
+@dataclass(frozen=True, slots=True)
+class TargetError:
+    """Message about the error that ended a program."""
+
+    error: str
+    ours: bool = False
+    """Whether the target cannot be run at all; the message is then for the user."""
+    traceback: str = ""
+
+    def wire(self) -> dict[str, str | bool]:
+        return {name: value for name, value in asdict(self).items() if value or name == "error"}
+
+    @classmethod
+    def from_wire(cls, row: Mapping[str, Any]) -> TargetError:
+        return cls(row["error"], row.get("ours", False), row.get("traceback", ""))
+
+
+def send(pipe: BinaryIO, message: Mapping[str, Any], contents: bytes = b"") -> None:
     """Send a message; it may stay in the pipe's buffer until a flush."""
     body = json.dumps(message).encode()
     pipe.write(HEADER.pack(len(body), len(contents)) + body + contents)
 
 
-def read_messages(file: BinaryIO) -> Iterator[tuple[dict[str, Any], bytes]]:
+def read_messages(file: BinaryIO) -> Iterator[tuple[Mapping[str, Any], bytes]]:
     """Yield the messages in a file, up to the first incomplete one."""
     while len(head := file.read(HEADER.size)) == HEADER.size:
         size, extra = HEADER.unpack(head)
@@ -33,6 +76,18 @@ def read_messages(file: BinaryIO) -> Iterator[tuple[dict[str, Any], bytes]]:
         if (len(body), len(contents)) != (size, extra):
             return
         yield json.loads(body), contents
+
+
+def split_contents(contents: bytes, sizes: Iterable[int]) -> list[bytes]:
+    """Return the parts of a message's contents."""
+    ends = list(accumulate(sizes, initial=0))
+    return [contents[start:end] for start, end in pairwise(ends)]
+
+
+def child_environment(base: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return an environment in which a process imports this same copy of the package."""
+    package = str(Path(__file__).resolve().parents[2])
+    return {**base, "PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))}
 
 
 class RecordingProcess:
@@ -48,7 +103,7 @@ class RecordingProcess:
         self._pipe = cast("io.BufferedReader", os.fdopen(read, "rb", buffering=1 << 20))
         self.timed_out = False
 
-    def next_message(self) -> tuple[dict[str, Any], bytes] | None:
+    def next_message(self) -> tuple[Mapping[str, Any], bytes] | None:
         """Return the next message, or None if the child has ended or is silent for too long."""
         head = self._read(HEADER.size)
         if len(head) < HEADER.size:

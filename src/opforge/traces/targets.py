@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ class Settings:
     """Side length in pixels; None for the architecture's default."""
     layers: int | None = None
     """Maximum number of layers; None for all of the architecture's."""
-    changes: dict[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, Any] = field(default_factory=dict)
     """Changes to the configuration; a dot leads into a nested part."""
 
     def checked(self) -> Settings:
@@ -86,8 +87,9 @@ def parse_target(text: str, args: tuple[str, ...] = ()) -> Target:
         target = Target(FUNCTION, text)
     if target is None:
         raise OpforgeError(
-            f"{text!r} cannot be traced; allowed: script.py, module:function, hf:NAME (a model class of transformers, such as "
-            "hf:BertModel), timm:NAME, torchvision:NAME, or a trace or operator-input log to be converted"
+            f"{text!r} cannot be traced; allowed: script.py, module:function, "
+            "hf:NAME (a model class of transformers, such as hf:BertModel), timm:NAME, torchvision:NAME, "
+            "or a trace or operator-input log to be converted"
         )
     if args:
         raise OpforgeError(f"arguments ({' '.join(args)}) are for scripts only, and {text} is not one")

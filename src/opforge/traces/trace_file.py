@@ -90,9 +90,11 @@ def write_trace(path: Path, trace: Trace) -> None:
 
     calls = sorted(trace.calls, key=lambda c: (c.op, -c.weight, c.args))
     seen = pa.list_(pa.struct([("model", pa.string()), ("phase", pa.string()), ("count", pa.int64())]))
-    columns: dict[str, Any] = {name: [getattr(c, name) for c in calls] for name in _SCALAR_COLUMNS}
-    columns["seen"] = pa.array([[asdict(s) for s in c.seen] for c in calls], seen)
-    columns["stored"] = pa.array([c.stored or None for c in calls], pa.binary())
+    columns = {
+        **{name: [getattr(c, name) for c in calls] for name in _SCALAR_COLUMNS},
+        "seen": pa.array([[asdict(s) for s in c.seen] for c in calls], seen),
+        "stored": pa.array([c.stored or None for c in calls], pa.binary()),
+    }
     about = {**trace.metadata, "format": FORMAT_VERSION, "losses": trace.losses}
     table = pa.table(columns).replace_schema_metadata({_KEY: json.dumps(about)})
     with atomic_path(path) as draft:
@@ -114,7 +116,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
 def read_trace(path: Path, ops: Iterable[str] | None = None, *, all_columns: bool = True) -> Trace:
     """Return a trace, with all or some of its operators.
 
-    ``whole`` includes every model that made a call, and the stored bytes.
+    ``all_columns`` includes every model that made a call, and the stored bytes.
     """
     about = read_metadata(path)
     names = [*_SCALAR_COLUMNS, "seen", "stored"] if all_columns else list(_SCALAR_COLUMNS)

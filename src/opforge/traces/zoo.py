@@ -6,9 +6,8 @@ alone. If the defaults are not those of a published model, the settings of one a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from opforge.traces.recordings import TracedRun
 from opforge.traces.targets import Settings, Target
@@ -38,7 +37,7 @@ class Architecture:
 
     target: Target
     family: str
-    changes: dict[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, int] = field(default_factory=dict)
     image: int | None = None
     dtype: str | None = None
     """Overrides the family's dtype."""
@@ -48,21 +47,9 @@ class Architecture:
         family = FAMILIES[self.family]
         for name, run in (("inference", family.inference), ("training", family.training)):
             if run is not None:
-                train = name == "training"
-                yield (
-                    name,
-                    Settings(
-                        device,
-                        fake,
-                        self.dtype or run.dtype,
-                        train,
-                        run.batch,
-                        run.seq,
-                        self.image,
-                        family.layers,
-                        self.changes,
-                    ),
-                )
+                dtype, train = self.dtype or run.dtype, name == "training"
+                sizes = run.batch, run.seq, self.image, family.layers
+                yield name, Settings(device, fake, dtype, train, *sizes, self.changes)
 
 
 FAMILIES = {
@@ -80,7 +67,7 @@ FAMILIES = {
 
 _LLAMA_CONFIG = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8}
 
-_HF_ARCHITECTURES: dict[str, dict[str, dict[str, Any]]] = {
+_HF_ARCHITECTURES: dict[str, dict[str, dict[str, int]]] = {
     "encoder": {
         "BertForMaskedLM": {},
         "RobertaForMaskedLM": {},
@@ -97,15 +84,22 @@ _HF_ARCHITECTURES: dict[str, dict[str, dict[str, Any]]] = {
         "SqueezeBertForMaskedLM": {},
         "MobileBertForMaskedLM": {},
         "XLNetLMHeadModel": {},
-        "EsmForMaskedLM": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32, "hidden_size": 1280, "num_attention_heads": 20, "intermediate_size": 5120},
+        "EsmForMaskedLM": {
+            "vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32, "hidden_size": 1280, "num_attention_heads": 20,
+            "intermediate_size": 5120,
+        },
         "LayoutLMForMaskedLM": {},
     },
     "decoder": {
         "GPT2LMHeadModel": {},
         "LlamaForCausalLM": {**_LLAMA_CONFIG, "vocab_size": 128256},
         "MistralForCausalLM": {},
-        "Qwen2ForCausalLM": {"hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28, "num_key_value_heads": 4},
-        "Qwen3ForCausalLM": {"hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 32, "num_key_value_heads": 8},
+        "Qwen2ForCausalLM": {
+            "hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28, "num_key_value_heads": 4,
+        },
+        "Qwen3ForCausalLM": {
+            "hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 32, "num_key_value_heads": 8,
+        },
         "GemmaForCausalLM": {},
         "Gemma2ForCausalLM": {},
         "Gemma3ForCausalLM": {},
@@ -144,7 +138,9 @@ _HF_ARCHITECTURES: dict[str, dict[str, dict[str, Any]]] = {
         "M2M100ForConditionalGeneration": {},
         "BlenderbotForConditionalGeneration": {},
     },
-    "state-space": {"MambaForCausalLM": {}, "Mamba2ForCausalLM": {}, "FalconMambaForCausalLM": {}, "RwkvForCausalLM": {}},
+    "state-space": {
+        "MambaForCausalLM": {}, "Mamba2ForCausalLM": {}, "FalconMambaForCausalLM": {}, "RwkvForCausalLM": {},
+    },
     "vision": {
         "ViTForImageClassification": {},
         "DeiTForImageClassification": {},
@@ -176,9 +172,9 @@ _HF_ARCHITECTURES: dict[str, dict[str, dict[str, Any]]] = {
 }  # fmt: skip
 _TIMM_ARCHITECTURES: dict[str, list[str]] = {
     "convolution": [
-        "resnet50", "resnext50_32x4d", "efficientnet_b0", "mobilenetv3_large_100", "convnext_tiny", "densenet121", "regnety_032",
-        "repvgg_a2", "mixer_b16_224", "swin_tiny_patch4_window7_224", "vit_base_patch16_224", "maxvit_tiny_tf_224",
-        "coatnet_0_rw_224", "nfnet_l0", "ghostnet_100",
+        "resnet50", "resnext50_32x4d", "efficientnet_b0", "mobilenetv3_large_100", "convnext_tiny", "densenet121",
+        "regnety_032", "repvgg_a2", "mixer_b16_224", "swin_tiny_patch4_window7_224", "vit_base_patch16_224",
+        "maxvit_tiny_tf_224", "coatnet_0_rw_224", "nfnet_l0", "ghostnet_100",
     ],
 }  # fmt: skip
 _TORCHVISION_ARCHITECTURES: dict[str, list[str]] = {

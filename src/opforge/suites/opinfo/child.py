@@ -11,7 +11,6 @@ import sys
 import warnings
 
 from opforge.procs.linux import die_with_parent
-from opforge.suites.opinfo.stream import send_call
 from opforge.traces.stream import send
 
 ERRORS = "errors"
@@ -37,7 +36,7 @@ def run(device: str, slot: str, first: int, fd: int) -> None:
     if torch.device(device).type == "cpu":
         _seed_cpu_only()
     with os.fdopen(fd, "wb") as pipe:
-        recorder = Recorder(lambda recorded: send_call(pipe, recorded), device)
+        recorder = Recorder(lambda recorded: recorded.send(pipe), device)
         selected, unknown = entries.selected_entries(wanted_entries())
         if unknown:
             send(pipe, {"unknown": unknown})

@@ -15,11 +15,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from opforge.cases import Case, Expect
 from opforge.cases.store import BLOB_FILE, TABLE_FILE, BlobWriter, write_table
 from opforge.procs import linux
+from opforge.suites.opinfo.stream import RecordedCall
 from opforge.traces.stream import OFFSET_PLACEHOLDER, RecordingProcess
 
 LOSSES = "losses.json"
@@ -43,24 +43,22 @@ class _CaseWriter:
         self._known: dict[str, int] = {}
         """Index into ``_cases``, by signature."""
 
-    def add(self, entry: str, row: dict[str, Any], contents: bytes) -> None:
+    def add(self, entry: str, call: RecordedCall) -> None:
         """Add a call; if its signature is known, only take over a better source."""
-        source = f"{entry} {row['phase']}"
-        if (case_index := self._known.get(row["signature"])) is not None:
-            if not row["text"]:
+        source = f"{entry} {call.phase}"
+        if (case_index := self._known.get(call.signature)) is not None:
+            if not call.text:
                 self._cases[case_index] = replace(self._cases[case_index], source=source)
             return
-        self._known[row["signature"]] = len(self._cases)
-        text, tree, offset = row["text"], row["tree"], 0
-        contents_digest = hashlib.blake2b(contents, digest_size=16).hexdigest()
-        for index, size in enumerate(row["sizes"]):
-            storage = contents[offset : offset + size]
-            offset += size
+        self._known[call.signature] = len(self._cases)
+        text, tree = call.text, call.tree
+        contents_digest = hashlib.blake2b(b"".join(call.storages), digest_size=16).hexdigest()
+        for index, storage in enumerate(call.storages):
             blob_offset = self._blob.add(storage, hashlib.blake2b(storage, digest_size=16).digest())
             text = text.replace(f"at={OFFSET_PLACEHOLDER + index}", f"at={blob_offset}")
             tree = tree.replace(f"[{OFFSET_PLACEHOLDER + index},", f"[{blob_offset},")
-        expect = Expect.RAISES if row["raises"] else Expect.RETURNS
-        case = Case.make(row["op"], row["signature"], contents=contents_digest, expect=expect)
+        expect = Expect.RAISES if call.raises else Expect.RETURNS
+        case = Case.make(call.op, call.signature, contents=contents_digest, expect=expect)
         self._cases.append(replace(case, args=text, tree=tree, source=source))
 
     def finish(self, losses: Counter[str]) -> None:
@@ -80,10 +78,8 @@ def record(
 ) -> None:
     """Record one slot (a dtype, or the invalid inputs) into a folder."""
     writer, losses = _CaseWriter(folder), Counter[str]()
-    environment = {
-        **linux.environment_without_kernels(),
-        "PYTHONHASHSEED": "0",
-    }  # some OpInfo samples depend on the order of a set
+    # the hash seed is fixed because some OpInfo samples depend on the order of a set
+    environment = {**linux.environment_without_kernels(), "PYTHONHASHSEED": "0"}
     index, total, name = 0, 1, ""
     while index < total:
         child = RecordingProcess(
@@ -104,7 +100,7 @@ def record(
                 losses.update(row["losses"])
                 index += 1
             else:
-                writer.add(name, row, contents)
+                writer.add(name, RecordedCall.from_wire(row, contents))
         _code, ending = child.wait()
         if not entry_started:
             raise RuntimeError(f"the process that runs OpInfo's entries {ending} before its first entry")

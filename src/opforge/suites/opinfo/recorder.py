@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,9 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from opforge.cases.text import format_arguments
 from opforge.cases.values import TensorSpec
 from opforge.ops import Operator, SchemaKind, table
+from opforge.runtime.trees import map_instances
 from opforge.suites.opinfo.stream import RecordedCall
 from opforge.traces.capture import (
+    OVERLAPPING_WRITE,
     arguments_json,
+    operator_name,
     spec_of,
     storage_bytes,
     storage_size,
@@ -87,22 +90,19 @@ class Recorder:
         """Reset the count of derived cases for a new OpInfo entry."""
         self._variants.clear()
 
-    def begin_call(self, op: str, args: Any, kwargs: dict[str, Any]) -> Finish | None:
+    def begin_call(self, op: str, args: Any, kwargs: Mapping[str, Any]) -> Finish | None:
         """Snapshot a call before it runs.
 
         Returns a function to call with the outcome, or None if the call is known or unusable.
         """
         try:
-            signature = (
-                f"{op}|{format_arguments(*to_arguments(args, kwargs, _Snapshot(self._home, keep=False).tensor))}"
-            )
+            geometry = to_arguments(args, kwargs, _Snapshot(self._home, keep=False).tensor)
+            signature = f"{op}|{format_arguments(*geometry)}"
         except TypeError as error:
             self.losses[f"{op}: {error}"] += 1
             return None
         if self.phase != "error" and writes_to_overlap(op, args, kwargs):
-            self.losses[
-                f"{op}: writes to a tensor that overlaps itself, so its result depends on the order of writing"
-            ] += 1
+            self.losses[f"{op}: {OVERLAPPING_WRITE}"] += 1
             return None
         if signature in self._seen:
             self._emit_earlier_phase(op, signature)
@@ -135,7 +135,7 @@ class Recorder:
             self._seen[signature] = rank
             self._emit(RecordedCall(op, self.phase, False, "", signature, "", []))
 
-    def record_other_kinds(self, op: str, args: Any, kwargs: dict[str, Any]) -> None:
+    def record_other_kinds(self, op: str, args: Any, kwargs: Mapping[str, Any]) -> None:
         """Record the in-place and out forms of a functional call, if ATen accepts them."""
         facts = table().get(op)
         if facts is None or facts.kind is not SchemaKind.FUNCTIONAL or facts.is_random:
@@ -151,7 +151,7 @@ class Recorder:
         finally:
             self.phase = phase
 
-    def _derive_form(self, functional: Operator, other: Operator, args: Any, kwargs: dict[str, Any]) -> bool:
+    def _derive_form(self, functional: Operator, other: Operator, args: Any, kwargs: Mapping[str, Any]) -> bool:
         named = dict(kwargs)
         try:
             if other.kind is SchemaKind.OUT:
@@ -180,14 +180,14 @@ class RecordingMode(TorchDispatchMode):
         kwargs = kwargs or {}
         if func.namespace != "aten":
             return func(*args, **kwargs)
-        op = f"{func.overloadpacket.__name__}.{func._overloadname}"  # noqa: SLF001  # torch has no public name for it
+        op = operator_name(func)
         finish = self._recorder.begin_call(op, args, kwargs)
         if finish is None:
             return func(*args, **kwargs)
         copies = _copied([list(args), kwargs])
         try:
             result = func(*args, **kwargs)
-        except Exception:
+        except Exception:  # ATen may raise anything; passed on
             if _raises_only_for_out(op, *copies):
                 self._recorder.losses[
                     f"{op}: raises only because of its out tensor, which a functional kernel never sees"
@@ -219,7 +219,7 @@ def _raises_on_copies(op: str, args: Any, kwargs: Any) -> bool:
     return False
 
 
-def _raises_only_for_out(op: str, args: Any, kwargs: dict[str, Any]) -> bool:
+def _raises_only_for_out(op: str, args: Any, kwargs: Mapping[str, Any]) -> bool:
     """Whether the functional form of an out call accepts the same inputs."""
     facts = table().get(op)
     if facts is None or facts.kind is not SchemaKind.OUT:
@@ -232,24 +232,18 @@ def _raises_only_for_out(op: str, args: Any, kwargs: dict[str, Any]) -> bool:
 
 
 def _copied(tree: Any) -> Any:
-    """Copy tensors with their geometry; tensors that a case cannot hold are passed as they are."""
-    if isinstance(tree, torch.Tensor):
-        if (
-            type(tree) not in (torch.Tensor, torch.nn.Parameter)
-            or tree.layout != torch.strided
-            or tree.is_quantized
-            or tree.is_meta
-        ):
-            return tree
-        plain = tree.detach().resolve_conj().resolve_neg()
-        count = plain.untyped_storage().nbytes() // plain.element_size()
-        flat = plain.as_strided((count,), (1,), 0).clone()
-        return flat.as_strided(plain.shape, plain.stride(), plain.storage_offset())
-    if isinstance(tree, list | tuple):
-        return type(tree)(_copied(v) for v in tree)
-    if isinstance(tree, dict):
-        return {n: _copied(v) for n, v in tree.items()}
-    return tree
+    return map_instances(tree, torch.Tensor, _copied_tensor)
+
+
+def _copied_tensor(value: torch.Tensor) -> torch.Tensor:
+    """Copy a tensor with its geometry; one that a case cannot hold is returned as it is."""
+    plain_class = type(value) in (torch.Tensor, torch.nn.Parameter)
+    if not plain_class or value.layout != torch.strided or value.is_quantized or value.is_meta:
+        return value
+    plain = value.detach().resolve_conj().resolve_neg()
+    count = plain.untyped_storage().nbytes() // plain.element_size()
+    flat = plain.as_strided((count,), (1,), 0).clone()
+    return flat.as_strided(plain.shape, plain.stride(), plain.storage_offset())
 
 
 def _out_tensor(result: Any) -> Any:

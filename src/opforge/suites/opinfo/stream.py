@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from opforge.traces.stream import send
+from opforge.traces.stream import send, split_contents
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +21,16 @@ class RecordedCall:
     signature: str
     tree: str
     storages: list[bytes]
+    """Contents of its tensors."""
+
+    def send(self, pipe: BinaryIO) -> None:
+        """Send the call as one message; the storages follow its JSON as bytes."""
+        row = {name: getattr(self, name) for name in _SENT_FIELDS}
+        send(pipe, {**row, "sizes": [len(s) for s in self.storages]}, b"".join(self.storages))
+
+    @classmethod
+    def from_wire(cls, row: Mapping[str, Any], contents: bytes) -> RecordedCall:
+        return cls(**{name: row[name] for name in _SENT_FIELDS}, storages=split_contents(contents, row["sizes"]))
 
 
 _SENT_FIELDS = [field.name for field in fields(RecordedCall) if field.name != "storages"]
-
-
-def send_call(pipe: BinaryIO, recorded: RecordedCall) -> None:
-    """Send one call with the contents of its tensors."""
-    row = {name: getattr(recorded, name) for name in _SENT_FIELDS}
-    send(pipe, {**row, "sizes": [len(s) for s in recorded.storages]}, b"".join(recorded.storages))

@@ -25,6 +25,7 @@ from opforge.procs import linux
 from opforge.suites.base import LoadedSuite, Progress, SuiteOptions, no_progress
 from opforge.suites.opinfo.child import ERRORS, wanted_entries
 from opforge.suites.opinfo.record import LOSSES, UNKNOWN_ENTRY_EXIT_CODE
+from opforge.traces.stream import child_environment
 
 _FORMAT = 2
 
@@ -102,11 +103,7 @@ def _record_once(device: str, slot: str, folder: Path) -> Iterator[tuple[int, in
 
 def _record_in_process(device: str, slot: str, draft: Path) -> Iterator[tuple[int, int, str]]:
     log = draft.with_suffix(".log")
-    package = str(Path(__file__).resolve().parents[3])
-    environment = {
-        **linux.environment_without_kernels(),
-        "PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")])),
-    }
+    environment = child_environment(linux.environment_without_kernels())
     command = [sys.executable, "-P", "-m", "opforge.suites.opinfo.record", device, slot, str(draft)]
     with (
         log.open("w") as errors,

@@ -5,7 +5,7 @@ They were measured on this machine or are shipped with opforge.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ class StoredStrength:
     """Torch version, device, dtypes and date of the measurement, as text."""
 
     @classmethod
-    def from_row(cls, row: dict[str, Any]) -> StoredStrength:
+    def from_row(cls, row: Mapping[str, Any]) -> StoredStrength:
         origin = f"torch {row['torch']}, {row['device']}, {' and '.join(row['dtypes'])}, {row['date']}"
         return cls({op: list(names) for op, names in row["weak"].items()}, origin)
 
