@@ -6,6 +6,7 @@ A judge reads no reply that has not passed through here. Whether a claim is true
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +21,8 @@ _DEFAULT_ESTIMATE_NS = 1e6
 _MAX_COUNTED_OPERATORS = 100
 _MAX_NAME_CHARS = 80
 _MAX_ADDRESS = 1 << 63
+_MAX_DEPTH = 100
+"""Lists in a result may be nested this deep: they are walked by recursion."""
 
 
 class MalformedReplyError(Exception):
@@ -89,13 +92,13 @@ Returned = ReportedTensor | ReportedDtype | ReportedObject | complex | float | i
 """A result: lists contain results again."""
 
 
-def _returned(value: Any, region: range) -> Returned:
+def _returned(value: Any, region: range, depth: int = 0) -> Returned:
     match value:
-        case list():
-            return [_returned(item, region) for item in value]
+        case list() if depth < _MAX_DEPTH:
+            return [_returned(item, region, depth + 1) for item in value]
         case {"T": _}:
             return ReportedTensor.from_wire(value, region)
-        case {"complex": [int() | float() as real, int() | float() as imaginary]}:
+        case {"complex": [float(real), float(imaginary)]}:
             return complex(real, imaginary)
         case {"dtype": str(short)}:
             return ReportedDtype(short)
@@ -345,7 +348,7 @@ class ResultReply:
 
 def is_time(ns: Any) -> bool:
     """Whether a call can take this many nanoseconds."""
-    return isinstance(ns, int | float) and math.isfinite(ns) and ns > 0
+    return isinstance(ns, int | float) and 0 < ns <= sys.float_info.max
 
 
 def _estimate(ns: Any) -> float:
