@@ -143,9 +143,9 @@ def fresh_worker_ms(count: int = 50, *, confined: bool = True) -> list[float]:
         os.ftruncate(arena, 1 << 20)
         start = time.perf_counter()
         ours, theirs = Channel.pair()
-        settings: dict[str, Any] = {"device": "cpu", "arena_bytes": 1 << 20, "out_at": 1 << 19}
+        settings: dict[str, Any] = {"device": "cpu", "arena_bytes": 1 << 20, "results_offset": 1 << 19}
         if confined:
-            settings["room"] = asdict(Confinement(tempfile.mkdtemp(dir=rooms)))
+            settings["confinement"] = asdict(Confinement(tempfile.mkdtemp(dir=rooms)))
         pid = spawner.spawn(
             "worker", settings, [theirs.fileno(), arena], limits={"memory_bytes": 8 << 30}, output=False
         )

@@ -240,11 +240,14 @@ def test_a_patched_harness_is_seen_through(kernel_directory, judge_tiny):
     source = """
         import torch
         import opforge.sandbox.guest.worker as worker
-        worker.Worker._go = lambda self: {"ns": 1}
+        worker.Worker._run_timed_calls = lambda self: {"ns": 1}
         def relu_kernel_impl(self):
             return torch.where(self <= 0, 0, self)
     """
     ended = judge_tiny(kernel_directory({"relu": source}), {"relu.default": UNARY[:1]}, performance=True)
     assert {(row["verdict"], row["reason"]) for row in ended.store.rows()} == {
-        ("cheated", "while loading, tampered with its process: replaced opforge.sandbox.guest.worker.Worker._go")
+        (
+            "cheated",
+            "while loading, tampered with its process: replaced opforge.sandbox.guest.worker.Worker._run_timed_calls",
+        )
     }

@@ -26,6 +26,8 @@ from opforge.judge.timing.cpu_race import BUSY_NOTE, CpuRace
 from opforge.judge.timing.gpu_race import BaselineError, GpuRace, Side
 from opforge.judge.verdict import RejectedError, Verdict, VerdictKind
 from opforge.ops import table
+from opforge.sandbox.host.reply import AllocateReply, MalformedReplyError
+from opforge.sandbox.host.request import HostRunRequest, ResultRequest
 from tests.conftest import slow
 
 CPU = torch.device("cpu")
@@ -161,9 +163,9 @@ def test_the_gradients_that_the_judge_asks_for_load_nothing_that_slows_later_cal
     batch, placed = ring.placed("neg.default", UNARY)
     worker = ring.worker("neg.default", source)
     batch.copy_to(worker.arena_view)
-    (answer,) = worker.ask({"do": "gradient", "op": "neg.default", "case": placed.request()})["results"]
+    (answer,) = worker.ask({"do": "gradient", "op": "neg.default", "case": placed.request().wire()})["results"]
     assert "T" in answer["returned"][0], answer
-    (answer,) = worker.ask({"do": "call", "op": "neg.default", "cases": [placed.request()]})["results"]
+    (answer,) = worker.ask({"do": "call", "op": "neg.default", "cases": [placed.request().wire()]})["results"]
     assert "raised" not in answer, answer
 
 
@@ -331,7 +333,7 @@ def test_what_is_no_reply_of_ours_is_refused(ring):
     source = """
         import torch
         import opforge.sandbox.guest.worker as worker
-        worker.Worker._show = lambda self, request: {"result": 5}
+        worker.Worker._timed_result = lambda self, request: {"result": 5}
         def neg_kernel_impl(self):
             return -self
     """
@@ -339,7 +341,7 @@ def test_what_is_no_reply_of_ours_is_refused(ring):
     assert finding.kind is VerdictKind.CONTRACT
     assert "reply is malformed" in finding.reason
     finding = ring.race(
-        "neg.default", UNARY, source.replace("_show", "_go").replace("request", "*_").replace("result", "raised")
+        "neg.default", UNARY, source.replace("_timed_result", "_run_timed_calls").replace("result", "raised")
     )
     assert (finding.kind, finding.reason) == (VerdictKind.WRONG, "raised in a timed call: 5")
 
@@ -366,7 +368,9 @@ def test_while_one_side_runs_the_other_is_stopped_and_both_run_afterwards(ring):
     assert row["rounds"] >= 5
     assert set(stopped) == {(True, False), (False, True)}
     assert "T" not in [state(worker) for worker in sides]
-    assert all("results" in w.ask({"do": "call", "op": "mm.default", "cases": [placed.request()]}) for w in sides)
+    assert all(
+        "results" in w.ask({"do": "call", "op": "mm.default", "cases": [placed.request().wire()]}) for w in sides
+    )
 
 
 EDGE = """
@@ -421,7 +425,7 @@ def test_chance_decides_which_results_are_judged(ring, monkeypatch, text):
     begin, asked = KernelWorker.begin, []
 
     def noting(worker, request):
-        if worker is kernel and request["do"] in ("go", "show"):
+        if worker is kernel and isinstance(request, HostRunRequest | ResultRequest):
             asked.append(request)
         begin(worker, request)
 
@@ -434,9 +438,9 @@ def test_chance_decides_which_results_are_judged(ring, monkeypatch, text):
     for _ in range(2):
         asked.clear()
         assert ring.racing.time_case(neg, kernel, batch, placed, Verdict(VerdictKind.PASSED), required=True).passed
-        shown = [request["call"] for request in asked if request["do"] == "show"]
+        shown = [request.call for request in asked if isinstance(request, ResultRequest)]
         assert shown, "one in any case"
-        assert len(shown) <= 2 * sum(request["do"] == "go" for request in asked)
+        assert len(shown) <= 2 * sum(isinstance(request, HostRunRequest) for request in asked)
         found.append(shown)
     if text == UNARY:
         assert found[0] != found[1]
@@ -483,12 +487,12 @@ def test_results_that_are_made_after_the_block_are_found_out(ring):
         import torch
         import opforge.sandbox.guest.worker as worker
         waiting = []
-        show = worker.HostTrack.shown
-        def late(track, call):
+        result = worker.HostTimedCalls.result
+        def late(timed_calls, call):
             for source, target in waiting:
                 torch.sub(0, source, out=target)
-            return show(track, call)
-        worker.HostTrack.shown = late
+            return result(timed_calls, call)
+        worker.HostTimedCalls.result = late
         def neg_kernel_impl(self):
             result = torch.empty_like(self)
             waiting.append((self, result))
@@ -562,7 +566,7 @@ def test_a_kernel_that_fakes_the_counter_of_cases_uses_up_its_time_limits_all_th
     batch, placed = ring.placed("relu.default", "((T([4], f32),), {})")
     worker = ring.worker("relu.default", source)
     batch.copy_to(worker.arena_view)
-    worker.begin({"do": "call", "op": "relu.default", "random": False, "cases": [placed.request()]})
+    worker.begin({"do": "call", "op": "relu.default", "random": False, "cases": [placed.request().wire()]})
     with pytest.raises(WorkerDiedError) as death:
         worker.answer(timeout_s=0.4, cases=100)
     assert (death.value.kind, death.value.timeouts) == (VerdictKind.TIMED_OUT, 4)
@@ -583,5 +587,5 @@ def test_places_of_inputs_that_cannot_be_are_refused(ring, place):
     _, placed = ring.placed("neg.default", UNARY)
     worker = ring.worker("neg.default")
     race = GpuRace(worker, worker, "neg.default", placed, None, CPU, writes_inputs=False)
-    with pytest.raises(RejectedError):
-        race._map_inputs(race._kernel, [place])
+    with pytest.raises((RejectedError, MalformedReplyError)):
+        race._map_inputs(race._kernel, AllocateReply.from_wire({"inputs": [[place]]}, 1, 1).inputs[0])

@@ -25,7 +25,7 @@ def new_worker(spawner, limits=None):
     arena = os.memfd_create("test")
     os.ftruncate(arena, 1 << 20)
     ours, theirs = Channel.pair()
-    config = {"device": "cpu", "arena_bytes": 1 << 20, "out_at": 1 << 19, "memory": True}
+    config = {"device": "cpu", "arena_bytes": 1 << 20, "results_offset": 1 << 19, "memory": True}
     pid = spawner.spawn("worker", config, [theirs.fileno(), arena], limits=limits or {}, output=False)
     theirs.close()
     os.close(arena)

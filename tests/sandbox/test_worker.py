@@ -52,7 +52,7 @@ def in_all_forms(op: str, text: str = MATRIX) -> Batch:
 
 def called(worker: KernelWorker, op: str, batch: Batch, **more: Any) -> list[dict[str, Any]]:
     batch.copy_to(worker.arena_view)
-    cases = [{**placed.request(), **more} for placed in batch.entries]
+    cases = [{**placed.request().wire(), **more} for placed in batch.entries]
     return worker.ask({"do": "call", "op": op, "random": False, "cases": cases}, cases=len(cases))["results"]
 
 
@@ -88,7 +88,7 @@ def test_it_tells_what_an_in_place_kernel_wrote(worker, tmp_path):
 def test_it_tells_which_operators_a_kernel_calls_and_which_it_may_not(worker, tmp_path):
     op = "abs.default"
     assert loaded(worker, tmp_path / "calls.py", op, "return torch.abs(self.neg())") == {}
-    replies = called(worker, op, in_all_forms(op), list=True)
+    replies = called(worker, op, in_all_forms(op), count_calls=True)
     assert replies[0]["calls"] == {"neg": 1, "abs": 1}
     assert replies[0]["bypass"] == ["abs"]
 
@@ -106,7 +106,11 @@ def test_it_tells_which_operators_a_kernel_calls_and_which_it_may_not(worker, tm
         ("torch.rand(1); return -self", "state", ["the random number generator was advanced"]),
         ("return self.to_sparse()", "returned", {"junk": "a tensor of layout torch.sparse_coo on cpu"}),
         ("return object()", "returned", {"junk": "builtins.object"}),
-        ("return self.clone().requires_grad_()", "odd", "its result, or an input after the call, requires gradients"),
+        (
+            "return self.clone().requires_grad_()",
+            "unusable",
+            "its result, or an input after the call, requires gradients",
+        ),
         ("self.t_(); return -self", "reshaped", [0]),
     ],
 )

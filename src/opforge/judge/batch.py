@@ -44,6 +44,7 @@ from opforge.sandbox.guest.situations import (
     REQUIRES_GRAD,
     SITUATIONS,
 )
+from opforge.sandbox.host.request import CaseRequest
 
 MAX_ENTRIES = 192
 MAX_INPUT_BYTES = 16 << 20
@@ -110,17 +111,19 @@ class BatchEntry:
         """Expected behaviour of the kernel: to raise, if the variant may raise and ATen does."""
         return Expect.RAISES if self.variant in MAY_RAISE and self.answer.raised is not None else self.case.expect
 
-    def request(self) -> dict[str, Any]:
-        wire: dict[str, Any] = {"args": self.call.args, "kwargs": self.call.kwargs}
-        wire |= {"own": self.call.owns_storage, "positions": self.call.may_hold_indices}
-        if self.call.rng_seed is not None:
-            wire["seed"] = self.call.rng_seed
-        if self.variant in SITUATIONS:
-            wire["situation"] = self.variant
-        wire["large" if self.variant in LARGE_VARIANT_NAMES else "elements"] = max(
-            (math.prod(row[3]) for row in self.input_rows), default=0
+    def request(self) -> CaseRequest:
+        elements = max((math.prod(row[3]) for row in self.input_rows), default=0)
+        is_large = self.variant in LARGE_VARIANT_NAMES
+        return CaseRequest(
+            self.call.args,
+            self.call.kwargs,
+            self.call.owns_storage,
+            seed=self.call.rng_seed,
+            situation=self.variant if self.variant in SITUATIONS else None,
+            elements=None if is_large else elements,
+            large_elements=elements if is_large else None,
+            prefill_offsets=self.prefill_offsets or None,
         )
-        return {**wire, "begin_at": self.prefill_offsets} if self.prefill_offsets else wire
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,8 +376,8 @@ class Batch:
         if (answer := self._answer_if_usable(call)) is None:
             return False
         rows = list(tensor_rows([call.args, call.kwargs]))
-        begin_at = tuple(row[0] for row in original.input_rows)
-        self.entries.append(BatchEntry(original.case, call, rows, answer, variant, begin_at))
+        prefill_offsets = tuple(row[0] for row in original.input_rows)
+        self.entries.append(BatchEntry(original.case, call, rows, answer, variant, prefill_offsets))
         return True
 
     def _answer_if_usable(self, call: ReferenceCall, *, may_raise: bool = False) -> CallOutcome | None:
@@ -450,9 +453,9 @@ class Batch:
                 self._op.name, args, kwargs, self._buffer, self._device,
                 owns_storage=True, rng_seed=seed, may_hold_indices=positions, reference=self._reference,
             )  # fmt: skip
-        own = self._op.mutates or facts_of(self._op).undeclared_writes or self._device.type != "cpu"
+        owns_storage = self._op.mutates or facts_of(self._op).undeclared_writes or self._device.type != "cpu"
         return ReferenceCall(
-            self._op.name, args, kwargs, self._buffer, self._device, own, seed, may_hold_indices=positions
+            self._op.name, args, kwargs, self._buffer, self._device, owns_storage, seed, may_hold_indices=positions
         )
 
     def copy_to(self, arena: Bytes) -> None:

@@ -10,29 +10,29 @@ from typing import Any
 
 import torch
 
+from opforge.cases.tensors import Bytes
 from opforge.judge.batch import BatchEntry
 from opforge.judge.compare.contract import CaseCheck
 from opforge.judge.kernel_worker import KernelWorker, WorkerConfig, WorkerDiedError
 from opforge.judge.reference.aten import CallOutcome, ReferenceCall
 from opforge.judge.reference.user import LOAD_TIMEOUT_S
-from opforge.judge.replies import MALFORMED_REPLY, parse_replies, results_end
-from opforge.judge.verdict import RejectedError, Verdict, VerdictKind
+from opforge.judge.verdict import Verdict, VerdictKind
 from opforge.judge.wire_arguments import storage_bytes
 from opforge.ops import Operator
+from opforge.sandbox.host.reply import CallReply, CallsReply, LoadReply, MalformedReplyError
+from opforge.sandbox.host.request import CallRequest, GradientRequest, LoadRequest
 
 _LATE_RESULT_WAIT_S = 0.1
-_REFUSAL_KEYS = ("tried", "error", "tampered", "state")
 
 
 def check_gradients(
     worker: KernelWorker, config: WorkerConfig, op: Operator, entry: BatchEntry, call: ReferenceCall, aten: CallOutcome
 ) -> Verdict | None:
     """Judge the gradients through an operator with the kernel installed; None if they are right."""
-    request = {"do": "gradient", "op": op.name, "case": entry.request()}
     try:
-        (reply,), results = _checked_replies(worker, config, request, 1)
-    except RejectedError as error:
-        return error.verdict
+        (reply,), results = _replies(worker, GradientRequest(op.name, entry.request()), 1)
+    except MalformedReplyError as error:
+        return Verdict(VerdictKind.CONTRACT, str(error))
     gradient_call = replace(call, owns_storage=False)
     finding = CaseCheck(
         op, True, entry.case.expect, gradient_call, aten, reply, results, config.input_bytes, measure_errors=False
@@ -40,19 +40,18 @@ def check_gradients(
     return None if finding.passed else replace(finding, reason=f"gradients through the kernel: {finding.reason}")
 
 
-def check_late_result(
-    worker: KernelWorker, config: WorkerConfig, entry: BatchEntry, case_check: CaseCheck
-) -> Verdict | None:
+def check_late_result(worker: KernelWorker, entry: BatchEntry, case_check: CaseCheck) -> Verdict | None:
     """Repeat a call with a wrong answer by itself, and wait before reading the result.
 
     This shows results that are written late, or depend on other calls.
     """
     request = entry.request()
-    cases = [request, request, {**request, "linger_s": _LATE_RESULT_WAIT_S}]
+    cases = [request, request, replace(request, wait_s=_LATE_RESULT_WAIT_S)]
+    op = case_check.op
     try:
-        replies, results = _checked_replies(worker, config, _call_request(case_check.op, cases), len(cases))
-    except RejectedError as error:
-        return error.verdict
+        replies, results = _replies(worker, CallRequest(op.name, cases, op.is_random), len(cases))
+    except MalformedReplyError as error:
+        return Verdict(VerdictKind.CONTRACT, str(error))
     passed = [
         replace(case_check, reply=r, results=results, notes=[], result_pairs=[]).verdict().passed for r in replies
     ]
@@ -81,14 +80,14 @@ def recheck_in_new_process(
     """
     call = replace(entry.call, contents_seed=contents_seed)
     try:
-        loaded = worker.ask({"do": "load", "kernel": kernel}, timeout_s=max(LOAD_TIMEOUT_S, config.timeout_s))
-        if not isinstance(loaded, dict) or any(key in loaded for key in _REFUSAL_KEYS):
+        loaded = worker.ask(LoadRequest(kernel), timeout_s=max(LOAD_TIMEOUT_S, config.timeout_s))
+        if LoadReply.from_wire(loaded).is_refused:
             return None
         inputs = replace(call, device=torch.device("cpu"), owns_storage=True).build_arguments()[2]
         for (start, *_), contents in zip(entry.input_rows, map(storage_bytes, inputs), strict=True):
             worker.arena_view[start : start + len(contents)] = contents
-        (reply,), results = _checked_replies(worker, config, _call_request(op, [entry.request()]), 1)
-    except (WorkerDiedError, RejectedError):
+        (reply,), results = _replies(worker, CallRequest(op.name, [entry.request()], op.is_random), 1)
+    except (WorkerDiedError, MalformedReplyError):
         return None
     finally:
         worker.close()
@@ -98,18 +97,7 @@ def recheck_in_new_process(
     return replace(finding, reason=f"with other contents, as in timed calls: {finding.reason}")
 
 
-def _call_request(op: Operator, cases: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"do": "call", "op": op.name, "random": op.is_random, "cases": cases}
-
-
-def _checked_replies(
-    worker: KernelWorker, config: WorkerConfig, request: dict[str, Any], count: int
-) -> tuple[list[dict[str, Any]], bytearray]:
-    """Return the replies to a request and a private copy of the results.
-
-    Raise RejectedError if opforge's harness cannot have written the replies.
-    """
-    replies = parse_replies(worker.ask(request, cases=count), count)
-    if replies is None:
-        raise RejectedError(VerdictKind.CONTRACT, MALFORMED_REPLY)
-    return replies, bytearray(worker.arena_view[config.input_bytes : results_end(replies, config)])
+def _replies(worker: KernelWorker, request: CallRequest | GradientRequest, count: int) -> tuple[list[CallReply], Bytes]:
+    """Return the replies to a request and a private copy of the results."""
+    reply = CallsReply.from_wire(worker.ask(request, cases=count), count, worker.config.results_region)
+    return reply.calls, worker.copy_results(reply.calls)

@@ -14,10 +14,10 @@ from opforge.cases.values import DTYPES, LAYOUTS, contiguous_strides
 from opforge.cases.wire import json_tree
 from opforge.errors import CaseSyntaxError
 from opforge.judge.kernel_worker import KernelWorker, WorkerConfig, WorkerDiedError
-from opforge.judge.replies import MALFORMED_REPLY
 from opforge.judge.worker_folders import WorkerFolders
 from opforge.procs.channel import Channel
 from opforge.sandbox.host.client import Spawner
+from opforge.sandbox.host.reply import MALFORMED_REPLY, InputTestsReply, MalformedReplyError, fault
 
 _MAX_DEATHS = 3
 _FILE = "gen_input.py"
@@ -66,14 +66,14 @@ class _CaseMaker:
     def cases(self) -> list[Case]:
         """Return a case for each test; failed tests and files without tests give a reason."""
         try:
-            return list(self._cases_of_tests(self._load_file()))
-        except _NoCaseError as error:
+            return list(self._cases_of_tests(InputTestsReply.from_wire(self._load_file())))
+        except (_NoCaseError, MalformedReplyError) as error:
             return [self._lost_case(Phase.CORRECTNESS, _FILE, str(error))]
         finally:
             if self._worker is not None:
                 self._worker.close()
 
-    def _load_file(self) -> dict[str, Any]:
+    def _load_file(self) -> Any:
         """Load the file in a new worker, and return its description of the tests."""
         room = None if self._worker_folders is None else self._worker_folders.reference_confinement(self._file)
         self._worker = KernelWorker(self._spawner, self._config, room)
@@ -82,25 +82,22 @@ class _CaseMaker:
         except WorkerDiedError as death:
             self._worker = None
             raise _NoCaseError(f"{_FILE}: {_death_reason(death)}") from None
-        fault = reply.get("tried") or reply.get("error") if isinstance(reply, dict) else MALFORMED_REPLY
-        if fault or not isinstance(reply, dict):
-            raise _NoCaseError(str(fault))
+        if reason := fault(reply):
+            raise _NoCaseError(reason)
         return reply
 
-    def _cases_of_tests(self, reply: dict[str, Any]) -> Iterator[Case]:
-        counts, errors = reply.get("counts"), reply.get("errors")
-        if not isinstance(counts, dict) or not isinstance(errors, dict):
-            raise _NoCaseError(MALFORMED_REPLY)
+    def _cases_of_tests(self, reply: InputTestsReply) -> Iterator[Case]:
+        counts, errors = reply.counts, reply.errors
         if not errors and not any(counts.values()):
             raise _NoCaseError(f"{_FILE} gives no tests: both of its lists are empty")
         for phase in Phase:
             if phase in errors:
-                yield self._lost_case(phase, _FILE, str(errors[phase]))
+                yield self._lost_case(phase, _FILE, errors[phase])
             for test in range(counts.get(phase, 0)):
                 source = f"{phase} test {test}"
                 try:
                     yield self._make_case(phase, test, source)
-                except (_NoCaseError, CaseSyntaxError) as error:
+                except (_NoCaseError, MalformedReplyError, CaseSyntaxError) as error:
                     yield self._lost_case(phase, source, f"{source} of {_FILE}: {error}")
 
     def _make_case(self, phase: Phase, test: int, source: str) -> Case:
@@ -117,8 +114,8 @@ class _CaseMaker:
             self._worker = None
             self._deaths += 1
             raise _NoCaseError(_death_reason(death)) from None
-        if not isinstance(reply, dict) or (fault := reply.get("tried") or reply.get("error")):
-            raise _NoCaseError(MALFORMED_REPLY if not isinstance(reply, dict) else str(fault))
+        if reason := fault(reply):
+            raise _NoCaseError(reason)
         decoder = _InputDecoder(worker, self._config, self._blob)
         try:
             args = tuple(decoder.value(v) for v in reply["args"])

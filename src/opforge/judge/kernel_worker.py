@@ -27,6 +27,8 @@ from opforge.sandbox.guard import blocked_functions
 from opforge.sandbox.guard.confinement import Confinement
 from opforge.sandbox.guest.worker import CASE_COUNTER
 from opforge.sandbox.host.client import Spawner
+from opforge.sandbox.host.reply import CallReply, results_end
+from opforge.sandbox.host.request import Request
 
 _FIXED_SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 MAX_TIMEOUTS = 3
@@ -61,6 +63,11 @@ class WorkerConfig:
     arena_bytes: int = 2 << 30
     input_bytes: int = 1 << 30
     """The part of the arena for inputs; the rest is for results."""
+
+    @property
+    def results_region(self) -> range:
+        """Return the part of the arena for results."""
+        return range(self.input_bytes, self.arena_bytes)
 
 
 class WorkerDiedError(Exception):
@@ -98,8 +105,8 @@ class KernelWorker:
         settings = {
             "device": config.device,
             "arena_bytes": config.arena_bytes,
-            "out_at": config.input_bytes,
-            "room": None if confinement is None else asdict(confinement),
+            "results_offset": config.input_bytes,
+            "confinement": None if confinement is None else asdict(confinement),
             "memory": role == "worker",
         }
         fds = [theirs.fileno(), arena_fd, output]
@@ -118,16 +125,17 @@ class KernelWorker:
             os.close(fd)
         theirs.close()
 
-    def ask(self, request: dict[str, Any], *, timeout_s: float | None = None, cases: int = 1) -> Any:
+    def ask(self, request: Request | dict[str, Any], *, timeout_s: float | None = None, cases: int = 1) -> Any:
         """Send a request about ``cases`` cases and wait for its answer."""
         self.begin(request)
         return self.answer(timeout_s=timeout_s, cases=cases)
 
-    def begin(self, request: dict[str, Any]) -> None:
+    def begin(self, request: Request | dict[str, Any]) -> None:
         """Send a request; a dead worker is noticed when its answer is awaited."""
         CASE_COUNTER.pack_into(self.arena, 0, 0)
         try:
-            self._channel.send(request, timeout_s=self._config.timeout_s)
+            wire = request.wire() if isinstance(request, Request) else request
+            self._channel.send(wire, timeout_s=self._config.timeout_s)
         except ChannelClosedError:
             return
         except TimeoutError:
@@ -229,6 +237,11 @@ class KernelWorker:
     def results(self) -> Bytes:
         """Return the part of the arena for results."""
         return self.arena_view[self._config.input_bytes :]
+
+    def copy_results(self, replies: Iterable[CallReply]) -> Bytes:
+        """Return a private copy of the results that replies report."""
+        region = self._config.results_region
+        return self.arena_view[region.start : results_end(replies, region)].copy()
 
     def pause(self) -> None:
         """Stop the worker and its processes, so that they cannot disturb the timing of others."""

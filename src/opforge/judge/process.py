@@ -28,7 +28,6 @@ from opforge.judge.random.sampling import judge_draws
 from opforge.judge.reference.aten import Float64Answers, abort_if_gpu_lost
 from opforge.judge.reference.custom_operators import CustomOperators
 from opforge.judge.reference.user import LOAD_TIMEOUT_S, UserCall, UserReference
-from opforge.judge.replies import MALFORMED_REPLY, parse_replies, results_end
 from opforge.judge.roofline.peaks import Peaks
 from opforge.judge.timing.case_timer import CaseTimer
 from opforge.judge.verdict import PYTORCH_DEFECT, REJECTING_KINDS, Verdict, VerdictKind
@@ -36,6 +35,8 @@ from opforge.judge.worker_folders import WorkerFolders
 from opforge.ops import Operator, SchemaKind, table
 from opforge.procs.channel import Channel
 from opforge.sandbox.host.client import Spawner
+from opforge.sandbox.host.reply import CallReply, CallsReply, IntegrityReply, LoadReply, MalformedReplyError
+from opforge.sandbox.host.request import CallRequest, LoadRequest
 
 _MAX_DEATHS = 3
 """After this many dead processes on one operator, the rest of its cases are not run."""
@@ -54,7 +55,6 @@ _MAX_GRADIENT_CASES = 3
 """Number of cases per operator that are run for their gradients."""
 _MAX_CACHED_GPU_BYTES = 1 << 30
 """GPU memory above this is released after each batch, for other judges and workers."""
-_MALFORMED_REPLY = Verdict(VerdictKind.CONTRACT, MALFORMED_REPLY)
 _EARLY_BATCH_SIZES = (4, 24)
 """Sizes of the first batches of a job that ends with its first rejection.
 
@@ -278,25 +278,27 @@ class Judge:
         try:
             worker.begin(self._request(op, batch))
             began = time.monotonic()
-            reply = worker.answer(timeout_s=self._limit_s(batch), cases=len(batch.entries))
+            answer = worker.answer(timeout_s=self._limit_s(batch), cases=len(batch.entries))
         except WorkerDiedError as death:
             self._handle_death(op, batch, death, waiting)
             return
         case_s = (time.monotonic() - began) / len({id(p.case) for p in batch.entries})
         self._max_batch_cases = max(1, int(_TARGET_BATCH_S / max(case_s, 1e-3)))
-        replies = parse_replies(reply, len(batch.entries))
-        if replies is None:
+        try:
+            reply = CallsReply.from_wire(answer, len(batch.entries), self._config.results_region)
+        except MalformedReplyError as error:
             self._end_worker()
-            self._send_verdicts(op, [(p.case, _MALFORMED_REPLY) for p in batch.entries if not p.variant])
+            verdict = Verdict(VerdictKind.CONTRACT, str(error))
+            self._send_verdicts(op, [(p.case, verdict) for p in batch.entries if not p.variant])
             return
-        raised = next((index for index, case_reply in enumerate(replies) if "raised" in case_reply), None)
+        raised = next((index for index, call in enumerate(reply.calls) if call.raised is not None), None)
         try:  # first: a kernel beyond its process limit may raise for that reason
             worker.check_limits(raised or 0, force=True)
         except WorkerDiedError as death:
             self._handle_death(op, batch, death, waiting)
             return
-        findings = self._check_replies(op, worker, batch, replies)
-        if any(finding.passed for _, finding in findings) and (breach := self._breach(worker, reply)):
+        findings = self._check_replies(op, worker, batch, reply.calls)
+        if any(finding.passed for _, finding in findings) and (breach := self._breach(worker, reply.tampered)):
             findings = [(case, breach if finding.passed else finding) for case, finding in findings]
         if self._worker is not None:  # else lost while timing or drawing
             worker.release_arena(batch.used_bytes)
@@ -318,22 +320,16 @@ class Judge:
             VerdictKind.CRASHED, f"not run: the kernel's process died {op.deaths} times on {op.operator.name}"
         )
 
-    def _request(self, op: _JudgedOperator, batch: Batch) -> dict[str, Any]:
+    def _request(self, op: _JudgedOperator, batch: Batch) -> CallRequest:
         cases = [p.request() for p in batch.entries]
-        request: dict[str, Any] = {
-            "do": "call",
-            "op": op.operator.name,
-            "random": op.operator.is_random,
-            "cases": cases,
-        }
-        listed = next((i for i, p in enumerate(batch.entries) if p.variant == "again"), None)
-        if op.kernel["forbidden"] and listed is not None:
-            cases[listed]["list"] = True
-        return request
+        counted = next((i for i, p in enumerate(batch.entries) if p.variant == "again"), None)
+        if op.kernel["forbidden"] and counted is not None:
+            cases[counted] = replace(cases[counted], count_calls=True)
+        return CallRequest(op.operator.name, cases, op.operator.is_random)
 
-    def _breach(self, worker: KernelWorker, reply: dict[str, Any]) -> Verdict | None:
+    def _breach(self, worker: KernelWorker, tampered: tuple[str, ...]) -> Verdict | None:
         """Return what the kernel did, beside its answers, that invalidates all of them."""
-        if tampered := reply.get("tampered"):
+        if tampered:
             return _tampering(tampered)
         if self._worker is None:  # lost while timing or drawing
             return None
@@ -350,13 +346,13 @@ class Judge:
             return None
         self._registrations_checked = True
         try:
-            reply = worker.ask({"do": "registrations"})
+            reply = IntegrityReply.from_wire(worker.ask({"do": "registrations"}))
         except WorkerDiedError as death:
             self._worker = None
             return Verdict(death.kind, f"while its registrations were checked: {death}")
-        if not isinstance(reply, dict):
-            return _MALFORMED_REPLY
-        return _tampering(reply["tampered"]) if reply.get("tampered") else None
+        except MalformedReplyError as error:
+            return Verdict(VerdictKind.CONTRACT, str(error))
+        return _tampering(reply.tampered) if reply.tampered else None
 
     def _handle_death(self, op: _JudgedOperator, batch: Batch, death: WorkerDiedError, waiting: deque[CaseRow]) -> None:
         """Give the case that was running its verdict, and put the others of its batch back."""
@@ -375,13 +371,13 @@ class Judge:
         self._send_verdicts(op, [(victim, Verdict(death.kind, f"{variant}{death}"))])
 
     def _check_replies(
-        self, op: _JudgedOperator, worker: KernelWorker, batch: Batch, replies: list[dict[str, Any]]
+        self, op: _JudgedOperator, worker: KernelWorker, batch: Batch, replies: list[CallReply]
     ) -> list[tuple[CaseRow, Verdict]]:
         touched = batch.changed_inputs(worker.arena_view)
-        results = bytearray(worker.arena_view[self._config.input_bytes : results_end(replies, self._config)])
+        results = worker.copy_results(replies)
         groups: dict[int, list[tuple[BatchEntry, Verdict]]] = {}
         first: CaseCheck | None = None
-        shown: dict[str, str] = {}
+        effects: dict[str, str] = {}
         for placed, reply, inputs in zip(batch.entries, replies, touched, strict=True):
             hearing = CaseCheck(
                 op.operator, op.required, placed.expect, placed.call, placed.answer, reply, results, self._config.input_bytes,
@@ -395,16 +391,16 @@ class Judge:
                 continue
             elif placed.variant in variants.REPLAY_VARIANTS and finding.kind is VerdictKind.WRONG and first is not None:
                 finding = _replayed_result(first, hearing) or finding
-            elif placed.variant == "again" and finding.passed and "calls" in reply:
-                finding = replace(finding, figures={"calls": _sanitise_counts(reply["calls"])})
+            elif placed.variant == "again" and finding.passed and reply.calls is not None:
+                finding = replace(finding, figures={"calls": reply.calls})
             if "mutant" in op.kernel:
-                shown[placed.case.id] = str(reply.get("mutant", ""))
+                effects[placed.case.id] = reply.mutant
             groups.setdefault(id(placed.case), []).append((placed, finding))
             if op.until_rejected and finding.kind in REJECTING_KINDS:
                 break
         settled = [(group[0][0].case, variants.combine_verdicts(group)) for group in groups.values()]
         if "mutant" in op.kernel:
-            return [(c, replace(f, figures={**f.figures, "mutant": shown[c.id]})) for c, f in settled]
+            return [(c, replace(f, figures={**f.figures, "mutant": effects[c.id]})) for c, f in settled]
         return [(case, self._with_notes(batch, case, finding)) for case, finding in settled]
 
     def _with_notes(self, batch: Batch, case: CaseRow, finding: Verdict) -> Verdict:
@@ -442,7 +438,7 @@ class Judge:
             and self._worker is not None
         ):
             op.checked_for_late_results = True
-            return self._or_death(extra_checks.check_late_result, worker, self._config, placed, hearing) or finding
+            return self._or_death(extra_checks.check_late_result, worker, placed, hearing) or finding
         if foreign and finding.passed and self._worker is not None and _differentiable(op, placed):
             finding = self._or_death(self._judge_gradients, op, worker, placed) or finding
         drew = hearing.aten.used_rng
@@ -451,8 +447,7 @@ class Judge:
         if self._worker is None:
             return Verdict(VerdictKind.CRASHED, "extra checks skipped: the kernel's process died on an earlier case")
         if drew:
-            draw_arguments = (worker, op.operator, placed, hearing, hearing.reply, self._config, finding)
-            finding = self._or_death(judge_draws, *draw_arguments) or finding
+            finding = self._or_death(judge_draws, worker, op.operator, placed, hearing, finding) or finding
         if finding.passed and timed:
             race = functools.partial(
                 self._case_timer.time_case,
@@ -520,13 +515,14 @@ class Judge:
         worker = self._worker or KernelWorker(self._spawner, self._config, room)
         self._worker = None
         try:
-            reply = worker.ask({"do": "load", "kernel": kernel}, timeout_s=max(LOAD_TIMEOUT_S, self._config.timeout_s))
+            answer = worker.ask(LoadRequest(kernel), timeout_s=max(LOAD_TIMEOUT_S, self._config.timeout_s))
+            reply = LoadReply.from_wire(answer)
         except WorkerDiedError as death:
             self._load_failure = Verdict(death.kind, f"while loading: {death}")
             return None
-        if not isinstance(reply, dict):
+        except MalformedReplyError as error:
             worker.close()
-            self._load_failure = Verdict(VerdictKind.CONTRACT, f"while loading: {MALFORMED_REPLY}")
+            self._load_failure = Verdict(VerdictKind.CONTRACT, f"while loading: {error}")
             return None
         if (refusal := _load_rejection(reply) or _dispatcher_bypass(worker, kernel)) is not None:
             worker.close()
@@ -572,33 +568,26 @@ def _replayed_result(first: CaseCheck, replayed: CaseCheck) -> Verdict | None:
     return Verdict(VerdictKind.CHEATED, "returned the result of earlier contents of the same memory: a replayed result")
 
 
-def _sanitise_counts(calls: Any) -> dict[str, int]:
-    """Return the counts of a kernel's own calls, sanitised: its process is untrusted."""
-    if not isinstance(calls, dict):
-        return {}
-    return {str(name)[:80]: count for name, count in list(calls.items())[:100] if isinstance(count, int)}
-
-
 def _dispatcher_bypass(worker: KernelWorker, kernel: dict[str, Any]) -> Verdict | None:
     """Return the verdict on a kernel whose libraries call ATen's code past the dispatcher."""
     objection = worker.rejection_reason(kernel["forbidden"]) if kernel["forbidden"] else None
     return None if objection is None else Verdict(VerdictKind.CHEATED, objection)
 
 
-def _tampering(changes: Any, when: str = "") -> Verdict:
+def _tampering(changes: tuple[str, ...], when: str = "") -> Verdict:
     """Return the verdict on a kernel that has changed the process it runs in."""
-    listed = changes if isinstance(changes, list) else [changes]
-    return Verdict(VerdictKind.CHEATED, f"{when}tampered with its process: {'; '.join(map(str, listed))}")
+    return Verdict(VerdictKind.CHEATED, f"{when}tampered with its process: {'; '.join(changes)}")
 
 
-def _load_rejection(reply: dict[str, Any]) -> Verdict | None:
+def _load_rejection(reply: LoadReply) -> Verdict | None:
     """Return why a kernel is rejected when it is loaded, or cannot be loaded."""
-    if "tried" in reply:
-        return Verdict(VerdictKind.CHEATED, f"while loading: {reply['tried']}")
-    if "error" in reply:
-        return Verdict(VerdictKind.ERROR, f"cannot be loaded: {reply['error']}")
-    if tampered := reply.get("tampered"):
-        return _tampering(tampered, "while loading, ")
-    if changes := reply.get("state"):
-        return Verdict(VerdictKind.CONTRACT, f"while loading, changed global state: {'; '.join(map(str, changes))}")
+    if reply.escape_attempts is not None:
+        return Verdict(VerdictKind.CHEATED, f"while loading: {reply.escape_attempts}")
+    if reply.error is not None:
+        return Verdict(VerdictKind.ERROR, f"cannot be loaded: {reply.error}")
+    if reply.tampered:
+        return _tampering(reply.tampered, "while loading, ")
+    if reply.state_changes:
+        changes = "; ".join(reply.state_changes)
+        return Verdict(VerdictKind.CONTRACT, f"while loading, changed global state: {changes}")
     return None

@@ -20,10 +20,11 @@ from opforge.judge.batch import Batch, CaseRow
 from opforge.judge.compare.contract import CaseCheck
 from opforge.judge.kernel_worker import KernelWorker, WorkerConfig, WorkerDiedError
 from opforge.judge.reference.user import LOAD_TIMEOUT_S
-from opforge.judge.replies import MALFORMED_REPLY, parse_replies, results_end
 from opforge.judge.verdict import Verdict, VerdictKind
 from opforge.models.model_process import ModelProcess, ModelProcessError
 from opforge.ops import Operator, table
+from opforge.sandbox.host.reply import MALFORMED_REPLY, CallsReply, MalformedReplyError
+from opforge.sandbox.host.request import CallRequest, LoadRequest
 
 _BLOB_NAME = "calls"
 _CASE_ID_FORMAT = "{:016x}"
@@ -60,7 +61,7 @@ class WrongCallFinder:
         self._required = dict(kernel["ops"])
         self._buffer: Bytes = np.zeros(1 << 20, np.uint8)
         wire = {name: value for name, value in kernel.items() if name != "ops"}
-        worker.ask({"do": "load", "kernel": wire}, timeout_s=max(LOAD_TIMEOUT_S, config.timeout_s))
+        worker.ask(LoadRequest(wire), timeout_s=max(LOAD_TIMEOUT_S, config.timeout_s))
 
     def find_first(self, aten: ModelProcess, ops: Sequence[str]) -> WrongCallReport:
         """Return the first call of a run at which the kernel's answer is wrong."""
@@ -108,14 +109,14 @@ class WrongCallFinder:
         if placed is None:
             return Verdict(VerdictKind.UNSUPPORTED, "not enough memory for the case")
         batch.copy_to(self._worker.arena_view)
-        request = {"do": "call", "op": facts.name, "random": facts.is_random, "cases": [placed.request()]}
         try:
-            replies = parse_replies(self._worker.ask(request), 1)
+            answer = self._worker.ask(CallRequest(facts.name, [placed.request()], facts.is_random))
+            (reply,) = CallsReply.from_wire(answer, 1, self._config.results_region).calls
         except WorkerDiedError as death:
             return Verdict(death.kind, str(death))
-        if replies is None:
-            return Verdict(VerdictKind.CONTRACT, MALFORMED_REPLY)
-        results = bytearray(self._worker.arena_view[self._config.input_bytes : results_end(replies, self._config)])
+        except MalformedReplyError as error:
+            return Verdict(VerdictKind.CONTRACT, str(error))
+        results = self._worker.copy_results([reply])
         touched = batch.changed_inputs(self._worker.arena_view)[0]
         required = bool(self._required.get(facts.name, True))
         return CaseCheck(
@@ -124,7 +125,7 @@ class WrongCallFinder:
             case.expect,
             placed.call,
             placed.answer,
-            replies[0],
+            reply,
             results,
             self._config.input_bytes,
             touched,

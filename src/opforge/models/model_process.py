@@ -11,11 +11,11 @@ import torch
 from opforge.cases.tensors import Bytes
 from opforge.cases.wire import TORCH_DTYPES
 from opforge.judge.kernel_worker import KernelWorker, WorkerConfig, WorkerDiedError
-from opforge.judge.replies import MALFORMED_REPLY
 from opforge.judge.verdict import VerdictKind
 from opforge.models.target import ModelTarget
 from opforge.sandbox.guard.confinement import Confinement
 from opforge.sandbox.host.client import Spawner
+from opforge.sandbox.host.reply import MALFORMED_REPLY
 
 _MAX_CHUNK_BYTES = 256 << 20
 _MAX_TEXT_CHARS = 1000

@@ -37,10 +37,9 @@ def serve(config: dict[str, Any], fds: list[int]) -> None:
     channel_fd, arena_fd = fds
     arena = mmap.mmap(arena_fd, config["arena_bytes"])
     os.close(arena_fd)
-    watch = (
-        AuditHook(confinement_from_wire(config["room"]), readable_paths.home_folders()) if config.get("room") else None
-    )
-    ModelWorker(Channel.from_fd(channel_fd), arena, config["device"], config["out_at"], watch).serve()
+    confinement = config.get("confinement")
+    audit = AuditHook(confinement_from_wire(confinement), readable_paths.home_folders()) if confinement else None
+    ModelWorker(Channel.from_fd(channel_fd), arena, config["device"], config["results_offset"], audit).serve()
 
 
 class _RunningKernelMarker:

@@ -18,7 +18,6 @@ import torch
 
 from opforge.cases.case import Expect
 from opforge.cases.tensors import tensor_from_row
-from opforge.cases.values import contiguous_strides
 from opforge.cases.wire import SHORT_DTYPES
 from opforge.judge import forbidden_calls
 from opforge.judge.compare.numerics import Comparison, same_bytes
@@ -43,6 +42,15 @@ from opforge.ops import Operator
 from opforge.ops.undefined import UNDEFINED_CONTENTS
 from opforge.runtime.trees import instances
 from opforge.sandbox.guest.aliases import InputAliases
+from opforge.sandbox.host.reply import (
+    MALFORMED_REPLY,
+    CallReply,
+    MalformedReplyError,
+    ReportedDtype,
+    ReportedObject,
+    ReportedTensor,
+    Returned,
+)
 
 _GRADIENT_SLACK = 16.0
 _SIGNED_DTYPES = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
@@ -51,10 +59,6 @@ _MAX_CPU_COMPARE_ELEMENTS = 1 << 18
 """Results up to this many elements are compared on the CPU, larger ones on ATen's device.
 
 A GPU that many processes share is slow at small work."""
-
-
-class ForgedReplyError(Exception):
-    """A reply that opforge's own code in the worker cannot have written."""
 
 
 _MAX_EXAMINED_ELEMENTS = 4096
@@ -71,7 +75,7 @@ class CaseCheck:
     expect: Expect
     call: ReferenceCall
     aten: CallOutcome
-    reply: dict[str, Any]
+    reply: CallReply
     results: Any
     """Private copy of the results in the arena."""
     results_offset: int
@@ -99,55 +103,61 @@ class CaseCheck:
             figures = self._judge()
         except RejectedError as error:
             return error.verdict
-        except (ForgedReplyError, KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
-            return Verdict(VerdictKind.CONTRACT, f"the worker's reply is malformed: {error}")
+        except MalformedReplyError as error:
+            return Verdict(VerdictKind.CONTRACT, str(error))
+        except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
+            return Verdict(VerdictKind.CONTRACT, f"{MALFORMED_REPLY}: {error}")
         except Exception as error:  # noqa: BLE001  # opforge or torch failed: report it and go on
             abort_if_gpu_lost(error)
             return Verdict(VerdictKind.ERROR, f"opforge could not judge this case: {_one_line(error)}")
         return Verdict(VerdictKind.PASSED, "", tuple(self.notes), figures)
 
     def _judge(self) -> dict[str, float]:
-        if tried := self.reply.get("tried"):
-            raise RejectedError(VerdictKind.CHEATED, str(tried))
-        if "exited" in self.reply:
-            raise RejectedError(
-                VerdictKind.CRASHED, f"the kernel tried to end its process: SystemExit({self.reply['exited']})"
-            )
+        reply = self.reply
+        if reply.escape_attempts:
+            raise RejectedError(VerdictKind.CHEATED, reply.escape_attempts)
+        if reply.exited is not None:
+            raise RejectedError(VerdictKind.CRASHED, f"the kernel tried to end its process: SystemExit({reply.exited})")
         if self.expect is Expect.RAISES:
             return self._check_raised()
-        if called := self.reply.get("bypass"):
-            raise RejectedError(VerdictKind.CHEATED, forbidden_calls.describe(self.op, [str(name) for name in called]))
+        if reply.bypass:
+            raise RejectedError(VerdictKind.CHEATED, forbidden_calls.describe(self.op, list(reply.bypass)))
         if self.aten.raised is not None:
             return self._judge_without_answer(self.aten.raised)
-        if "raised" in self.reply:
-            raise self._rejection_for(*self.reply["raised"])
-        changes = self.reply.get("state")
-        if changes and not (self.aten.turned_onednn_off and changes == ["onednn: True became False"]):
-            raise RejectedError(VerdictKind.CONTRACT, f"changed global state: {'; '.join(map(str, changes))}")
+        if reply.raised is not None:
+            raise self._rejection_for(*reply.raised)
+        changes = reply.state_changes
+        if changes and not (self.aten.turned_onednn_off and changes == ("onednn: True became False",)):
+            raise RejectedError(VerdictKind.CONTRACT, f"changed global state: {'; '.join(changes)}")
         self._check_inputs_unchanged()
-        if through := self.reply.get("written_through"):
+        if through := reply.written_through:
             raise RejectedError(
                 VerdictKind.CONTRACT, f"wrote to the memory that {self._name(through[0])} is a lazy clone of"
             )
-        if self.reply.get("late"):
+        if reply.late:
             raise RejectedError(
                 VerdictKind.CHEATED,
                 "another stream was still busy after the call returned, and nothing waits for it",
             )
-        if self.reply.get("shares_result"):
+        if reply.shares_result:
             raise RejectedError(
                 VerdictKind.CONTRACT, "its result shares memory with that of an earlier call, which is still in use"
             )
-        if odd := self.reply.get("odd"):
-            raise RejectedError(VerdictKind.CONTRACT, str(odd))
-        if self.reply.get("changed_later"):
+        if reply.unusable:
+            raise RejectedError(VerdictKind.CONTRACT, reply.unusable)
+        if reply.changed_later:
             raise RejectedError(
                 VerdictKind.CONTRACT,
                 "its result changed after the call returned: a later call or a thread of its own writes to the same memory",
             )
+        self._require_wellformed_reply()
         figures = self._check_inputs_after() if self.call.owns_storage and self.reply_has_inputs else {}
-        _keep_worst(figures, self._check_results(self.reply["returned"], self.aten.result))
+        _keep_worst(figures, self._check_results(reply.returned, self.aten.result))
         return figures
+
+    def _require_wellformed_reply(self) -> None:
+        if self.reply.malformed:
+            raise MalformedReplyError(self.reply.malformed)
 
     def _judge_without_answer(self, raised: Exception) -> dict[str, float]:
         """Judge a case that ATen or the reference does not answer.
@@ -158,19 +168,20 @@ class CaseCheck:
             raise RejectedError(VerdictKind.ERROR, f"the reference {raised}")
         if not isinstance(raised, ReferenceRaisedError):
             raise RejectedError(VerdictKind.ERROR, f"ATen itself raises on this case: {_one_line(raised)}")
-        if "raised" in self.reply:
+        if self.reply.raised is not None:
             return self._check_raised()
         raise RejectedError(VerdictKind.ERROR, f"the reference raised {raised}, so there is nothing to compare with")
 
     def _check_raised(self) -> dict[str, float]:
         if self.aten.raised is None:
             raise RejectedError(VerdictKind.ERROR, f"{self._authority} was expected to raise on this case, and did not")
-        if "raised" not in self.reply:
+        if self.reply.raised is None:
+            self._require_wellformed_reply()
             raise RejectedError(
                 VerdictKind.CONTRACT,
                 f"{self._authority} raises {_one_line(self.aten.raised)}; the kernel returned a result",
             )
-        kind, text = self.reply["raised"]
+        kind, text = self.reply.raised
         if kind == "NotImplementedError" and not is_not_implemented(self.aten.raised):
             raise RejectedError(VerdictKind.UNSUPPORTED, f"the kernel declines: {text}")
         return {"raised": 1.0}
@@ -186,16 +197,19 @@ class CaseCheck:
                 VerdictKind.CONTRACT,
                 f"wrote to {self._name(self.changed_inputs[0])}, which {self.op.name} must not change",
             )
-        if changed := self.reply.get("reshaped"):
+        if changed := self.reply.reshaped:
             raise RejectedError(VerdictKind.CONTRACT, f"changed the shape or strides of {self._name(changed[0])}")
 
-    def _check_results(self, described: Any, result: Any) -> dict[str, float]:
+    def _check_results(self, described: Returned, result: Any) -> dict[str, float]:
         pairs = _pair_results(described, result, "result")
         labels: list[str] = []
         for label, reported, aten in pairs:
             if not isinstance(aten, torch.Tensor):
                 _check_plain_value(label, reported, aten, self._authority)
                 continue
+            if not isinstance(reported, ReportedTensor):
+                kind = "NoneType" if reported is None else _type_name(reported)
+                raise RejectedError(VerdictKind.CONTRACT, f"{label} is {kind}, expected a tensor")
             kernel = self._check_tensor(label, reported, aten)
             self._check_aliasing(label, reported, aten)
             self.result_pairs.append((kernel, resolved(aten).to(kernel.device)))
@@ -228,29 +242,26 @@ class CaseCheck:
         self.notes.extend([ruling.note] if ruling.note else [])
         return ruling
 
-    def _check_tensor(self, label: str, reported: Any, aten: torch.Tensor) -> torch.Tensor:
-        if not isinstance(reported, dict) or "T" not in reported:
-            kind = reported["junk"] if isinstance(reported, dict) and "junk" in reported else type(reported).__name__
-            raise RejectedError(VerdictKind.CONTRACT, f"{label} is {kind}, expected a tensor")
-        if "class" in reported:
+    def _check_tensor(self, label: str, reported: ReportedTensor, aten: torch.Tensor) -> torch.Tensor:
+        if reported.subclass:
             raise RejectedError(
-                VerdictKind.CHEATED, f"{label} is a {reported['class']}, a subclass of Tensor that may compute later"
+                VerdictKind.CHEATED, f"{label} is a {reported.subclass}, a subclass of Tensor that may compute later"
             )
-        row = reported["T"]
-        if row[2] != SHORT_DTYPES[aten.dtype]:
+        dtype, shape = SHORT_DTYPES[aten.dtype], list(aten.shape)
+        if reported.dtype != dtype:
             raise RejectedError(
-                VerdictKind.CONTRACT, f"{label} has dtype {row[2]}, {self._authority}'s has {SHORT_DTYPES[aten.dtype]}"
+                VerdictKind.CONTRACT, f"{label} has dtype {reported.dtype}, {self._authority}'s has {dtype}"
             )
-        if row[3] != list(aten.shape):
+        if list(reported.shape) != shape:
             raise RejectedError(
-                VerdictKind.CONTRACT, f"{label} has shape {row[3]}, {self._authority}'s has {list(aten.shape)}"
+                VerdictKind.CONTRACT, f"{label} has shape {list(reported.shape)}, {self._authority}'s has {shape}"
             )
-        if torch.device(row[6]) != aten.device:
+        if torch.device(reported.device) != aten.device:
             raise RejectedError(
-                VerdictKind.CONTRACT, f"{label} is on {row[6]}, {self._authority}'s is on {aten.device}"
+                VerdictKind.CONTRACT, f"{label} is on {reported.device}, {self._authority}'s is on {aten.device}"
             )
-        self._check_strides(label, row[4], aten)
-        contents = self._read_tensor(row)
+        self._check_strides(label, reported.strides, aten)
+        contents = tensor_from_row(self.results, reported.row(self.results_offset))
         return contents.to(aten.device) if contents.numel() > _MAX_CPU_COMPARE_ELEMENTS else contents
 
     def _check_strides(self, label: str, strides: Sequence[int], aten: torch.Tensor) -> None:
@@ -263,41 +274,27 @@ class CaseCheck:
             )
         self.notes.append(f"{label} has strides {tuple(strides)}, {self._authority}'s has {aten.stride()}")
 
-    def _read_tensor(self, row: list[Any]) -> torch.Tensor:
-        start, nbytes, dtype, shape, _strides, _offset, _device = row
-        if not (
-            self.results_offset <= start and start - self.results_offset + nbytes <= len(self.results) and nbytes >= 0
-        ):
-            raise ForgedReplyError(f"a result is at {start}, outside its region")
-        tensor = tensor_from_row(
-            self.results, [start - self.results_offset, nbytes, dtype, shape, contiguous_strides(tuple(shape)), 0, None]
-        )
-        if tensor.numel() * tensor.element_size() != nbytes:
-            raise ForgedReplyError(f"{nbytes} bytes for shape {shape} of {dtype}")
-        return tensor
-
-    def _check_aliasing(self, label: str, reported: dict[str, Any], aten: torch.Tensor) -> None:
+    def _check_aliasing(self, label: str, reported: ReportedTensor, aten: torch.Tensor) -> None:
         if not aten.numel() and not self.op.mutates:
             return  # ATen returns an input where there is nothing to compute; no caller can tell
         expected_same = self._origins.identical(aten)
-        if reported.get("same", []) != expected_same:
+        if list(reported.same) != expected_same:
             if expected_same:
                 raise RejectedError(
                     VerdictKind.CONTRACT,
                     f"{label} is not the tensor passed as {self._name(expected_same[0])}",
                 )
             raise RejectedError(
-                VerdictKind.CONTRACT, f"{label} is {self._name(reported['same'][0])} itself, not a new tensor"
+                VerdictKind.CONTRACT, f"{label} is {self._name(reported.same[0])} itself, not a new tensor"
             )
         shared = self.aten.shared_inputs
         expected = self._origins.sharing_memory(aten) if shared is None else shared.get(id(aten), [])
-        aliases = reported.get("alias", [])
-        if aliases and not expected:
+        if reported.aliases and not expected:
             raise RejectedError(
                 VerdictKind.CONTRACT,
-                f"{label} shares memory with {self._name(aliases[0])}; {self._authority}'s is new memory",
+                f"{label} shares memory with {self._name(reported.aliases[0])}; {self._authority}'s is new memory",
             )
-        if expected and not aliases and aten.numel():
+        if expected and not reported.aliases and aten.numel():
             raise RejectedError(
                 VerdictKind.CONTRACT,
                 f"{label} is new memory; {self._authority}'s is a view of {self._name(expected[0])}",
@@ -344,9 +341,13 @@ class CaseCheck:
         figures: dict[str, float] = {}
         count = len(list(instances(self.aten.result, torch.Tensor)))
         undefined = self.aten.used_rng or self.op.base in UNDEFINED_CONTENTS
-        for i, (row, aten) in enumerate(zip(self.reply["inputs"], self.aten.inputs, strict=True)):
+        if self.reply.inputs is None:
+            raise MalformedReplyError("it has no inputs")
+        for i, (reported, aten) in enumerate(zip(self.reply.inputs, self.aten.inputs, strict=True)):
             label = f"{self._name(i)} after the call"
-            kernel = self._check_tensor(label, {"T": row}, aten)
+            if reported is None:
+                raise MalformedReplyError("it lacks an input")
+            kernel = self._check_tensor(label, reported, aten)
             after = resolved(aten).to(kernel.device)
             same = same_bytes(kernel, after)
             if same and not self.measure_errors:
@@ -436,7 +437,7 @@ def _names_in(name: str, value: Any) -> Iterator[str]:
             yield from _names_in(f"{name}[{position}]", item)
 
 
-def _pair_results(described: Any, result: Any, label: str) -> list[tuple[str, Any, Any]]:
+def _pair_results(described: Returned, result: Any, label: str) -> list[tuple[str, Returned, Any]]:
     if not isinstance(result, list | tuple):
         return [(label, described, result)]
     if not isinstance(described, list) or len(described) != len(result):
@@ -449,10 +450,9 @@ def _pair_results(described: Any, result: Any, label: str) -> list[tuple[str, An
     ]
 
 
-def _check_plain_value(label: str, reported: Any, aten: Any, authority: str) -> None:
-    value = complex(*reported["complex"]) if isinstance(reported, dict) and "complex" in reported else reported
-    if isinstance(aten, torch.dtype):
-        value, aten = (reported or {}).get("dtype") if isinstance(reported, dict) else reported, SHORT_DTYPES.get(aten)
+def _check_plain_value(label: str, reported: Returned, aten: Any, authority: str) -> None:
+    value: Any = reported.short if isinstance(reported, ReportedDtype) else reported
+    aten = SHORT_DTYPES.get(aten) if isinstance(aten, torch.dtype) else aten
     if type(value) is not type(aten):
         raise RejectedError(VerdictKind.CONTRACT, f"{label} is {_type_name(reported)}, expected {type(aten).__name__}")
     same = value == aten or (isinstance(aten, float | complex) and cmath.isnan(aten) and cmath.isnan(value))
@@ -462,9 +462,14 @@ def _check_plain_value(label: str, reported: Any, aten: Any, authority: str) -> 
         raise RejectedError(VerdictKind.WRONG, f"{label} is {value!r}, {authority} has {aten!r}")
 
 
-def _type_name(reported: Any) -> str:
-    if isinstance(reported, dict):
-        return str(reported.get("junk", "a tensor"))
+def _type_name(reported: Returned) -> str:
+    match reported:
+        case ReportedObject(kind):
+            return kind
+        case ReportedTensor():
+            return "a tensor"
+        case ReportedDtype():
+            return "a dtype"
     return "nothing (None)" if reported is None else type(reported).__name__
 
 

@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from opforge.cases.tensors import flat_bytes
-from opforge.cases.wire import TORCH_DTYPES
+from opforge.cases.tensors import Bytes, flat_bytes, tensor_from_row
 from opforge.judge.batch import BatchEntry
 from opforge.judge.compare.contract import CaseCheck, tensor_names
 from opforge.judge.facts import facts_of
-from opforge.judge.kernel_worker import KernelWorker, WorkerConfig
+from opforge.judge.kernel_worker import KernelWorker
 from opforge.judge.random import rules
 from opforge.judge.random.distribution import (
     DRAWS_PER_GROUP,
@@ -34,17 +33,16 @@ from opforge.judge.random.distribution import (
 )
 from opforge.judge.random.tests import DrawTests
 from opforge.judge.reference.aten import CallOutcome, resolved
-from opforge.judge.replies import MALFORMED_REPLY, parse_replies, results_end, without_locations
 from opforge.judge.verdict import RejectedError, Verdict, VerdictKind
 from opforge.ops import Operator
 from opforge.runtime.trees import instances
+from opforge.sandbox.host.reply import CallReply, CallsReply, MalformedReplyError, ReportedTensor
+from opforge.sandbox.host.request import CallRequest, CaseRequest
 
 _MAX_MESSAGE_CASES = 500
 _MAX_MESSAGE_BYTES = 64 << 20
 _MAX_RULE_ELEMENTS = 1_000_000
 """Elements of whole draws that are checked by the operator's own rules."""
-
-Request = dict[str, Any]
 
 
 def judge_draws(
@@ -52,15 +50,15 @@ def judge_draws(
     op: Operator,
     entry: BatchEntry,
     case_check: CaseCheck,
-    reply: dict[str, Any],
-    config: WorkerConfig,
     verdict: Verdict,
 ) -> Verdict:
     """Return the verdict on a random operator's case whose first draw keeps the contract."""
     try:
-        figures = _DrawJudge(worker, op, entry, case_check, reply, config).figures()
+        figures = _DrawJudge(worker, op, entry, case_check).figures()
     except RejectedError as error:
         return error.verdict
+    except MalformedReplyError as error:
+        return Verdict(VerdictKind.CONTRACT, str(error))
     return replace(verdict, figures={**verdict.figures, **figures})
 
 
@@ -102,8 +100,6 @@ class _DrawJudge:
     op: Operator
     entry: BatchEntry
     case_check: CaseCheck
-    first_reply: dict[str, Any]
-    config: WorkerConfig
 
     def figures(self) -> dict[str, Any]:
         """Return the figures of the draws; raise NotRightError when they are wrong."""
@@ -123,10 +119,10 @@ class _DrawJudge:
     def _first_draws_equal_aten(self) -> bool:
         """Draw one group, and the first seed once more; return whether all draws equal ATen's."""
         requests = [*self._requests("opening", 0, DRAWS_PER_GROUP), self._requests("opening", 0, 1)[0]]
-        self.worker.begin({"do": "call", "op": self.op.name, "random": True, "cases": requests})
+        self.worker.begin(CallRequest(self.op.name, requests, random=True))
         aten = [self._aten_draw(answer) for answer in self._answers("opening", 0, DRAWS_PER_GROUP)]
         again = self._aten_draw(next(self._answers("opening", 0, 1)))
-        kernel = list(self._kernel_draws(requests))
+        kernel = list(self._kernel_draws(len(requests)))
         if _all_identical(again, aten[0]) and not _all_identical(kernel[-1], kernel[0]):
             raise RejectedError(
                 VerdictKind.CONTRACT, "the seed does not determine the sample: two calls after the same seed differ"
@@ -152,31 +148,29 @@ class _DrawJudge:
     def _collect(self, kept: list[_ResultDraws], start: int, count: int) -> None:
         """Draw ``count`` times from both and keep samples; ATen draws while the worker does."""
         requests = self._requests("kernel", start, count)
-        self.worker.begin({"do": "call", "op": self.op.name, "random": True, "cases": requests})
+        self.worker.begin(CallRequest(self.op.name, requests, random=True))
         for answer in self._answers("aten", start, count):
             for draws, value, at in zip(kept, self._aten_draw(answer), self._positions, strict=True):
                 draws.aten.add(value, at)
-        for values in self._kernel_draws(requests):
+        for values in self._kernel_draws(len(requests)):
             for draws, value, at in zip(kept, values, self._positions, strict=True):
                 draws.kernel.add(value, at)
                 if len(draws.whole_draws) * value.numel() < _MAX_RULE_ELEMENTS:
                     draws.whole_draws.append(value)
 
-    def _kernel_draws(self, requests: list[Request]) -> Iterator[list[torch.Tensor]]:
+    def _kernel_draws(self, count: int) -> Iterator[list[torch.Tensor]]:
         """Yield the result tensors of each requested draw."""
-        replies = parse_replies(self.worker.answer(cases=len(requests)), len(requests))
-        if replies is None:
-            raise RejectedError(VerdictKind.CONTRACT, MALFORMED_REPLY)
-        results = bytearray(self.worker.arena_view[self.config.input_bytes : results_end(replies, self.config)])
+        replies = CallsReply.from_wire(self.worker.answer(cases=count), count, self.worker.config.results_region).calls
+        results = self.worker.copy_results(replies)
         self._check_inputs_unchanged()
-        expected = without_locations(self.first_reply)
+        expected = self._first_reply.without_locations()
         for reply in replies:
-            if without_locations(reply) != expected:
+            if reply.without_locations() != expected:
                 self._check_reply(reply, results)
             self._check_read_only_inputs(reply, results)
-            yield [self._tensor(row, results) for row in self._draw_rows(reply)]
+            yield [self._tensor(draw, results) for draw in self._reported_draws(reply)]
 
-    def _check_reply(self, reply: dict[str, Any], results: bytearray) -> None:
+    def _check_reply(self, reply: CallReply, results: Bytes) -> None:
         """Judge a draw that is described differently from the first: it may break the contract."""
         fresh = replace(
             self.case_check, aten=self.entry.call.run(), reply=reply, results=results, notes=[], result_pairs=[]
@@ -192,25 +186,18 @@ class _DrawJudge:
                 name = list(tensor_names(self.op, self.entry.call))[index]
                 raise RejectedError(VerdictKind.CONTRACT, f"wrote to `{name}`, which {self.op.name} must not change")
 
-    def _check_read_only_inputs(self, reply: dict[str, Any], results: bytearray) -> None:
+    def _check_read_only_inputs(self, reply: CallReply, results: Bytes) -> None:
         """Check returned inputs that the operator must not write to."""
         for index, before in self._read_only_contents.items():
-            after = self._tensor(reply["inputs"][index], results)
+            after = self._tensor(_reported_input(reply, index), results)
             if not torch.equal(flat_bytes(after), before):
                 name = list(tensor_names(self.op, self.entry.call))[index]
                 raise RejectedError(
                     VerdictKind.CONTRACT, f"wrote to `{name}`, which {self.op.reference_name} left alone"
                 )
 
-    def _tensor(self, row: list[Any], results: bytearray) -> torch.Tensor:
-        start, nbytes, dtype, shape = row[0] - self.config.input_bytes, row[1], TORCH_DTYPES[row[2]], row[3]
-        if not (isinstance(start, int) and 0 <= start <= start + nbytes <= len(results)):
-            raise RejectedError(VerdictKind.CONTRACT, MALFORMED_REPLY)
-        count = nbytes // dtype.itemsize
-        flat = (
-            torch.frombuffer(results, dtype=dtype, count=count, offset=start) if count else torch.empty(0, dtype=dtype)
-        )
-        return flat.reshape(shape)
+    def _tensor(self, reported: ReportedTensor, results: Bytes) -> torch.Tensor:
+        return tensor_from_row(results, reported.row(self.case_check.results_offset))
 
     def _check_rules(self, kept: list[_ResultDraws]) -> None:
         for name, draws in zip(self._names, kept, strict=True):
@@ -235,10 +222,10 @@ class _DrawJudge:
         weighed = judge_jointly(test for battery in batteries for test in battery.tests())
         return weighed, {**batteries[0].figures(weighed), **weighed.figures}
 
-    def _requests(self, side: str, start: int, count: int) -> list[Request]:
-        wire = {"args": self.entry.call.args, "kwargs": self.entry.call.kwargs, "own": self.entry.call.owns_storage}
+    def _requests(self, side: str, start: int, count: int) -> list[CaseRequest]:
+        call = self.entry.call
         seeds = (self._seed(side, number) for number in range(start, start + count))
-        return [wire if seed is None else {**wire, "seed": seed} for seed in seeds]
+        return [CaseRequest(call.args, call.kwargs, call.owns_storage, seed=seed) for seed in seeds]
 
     def _answers(self, side: str, start: int, count: int) -> Iterator[CallOutcome]:
         for number in range(start, start + count):
@@ -261,9 +248,14 @@ class _DrawJudge:
         tensors = [*instances(answer.result, torch.Tensor), *(answer.inputs[i] for i in self._written_unreturned)]
         return [resolved(t).cpu() for t in tensors]
 
-    def _draw_rows(self, reply: dict[str, Any]) -> list[list[Any]]:
-        """Return the wire rows of the kernel's draws, in the order of ``_values``."""
-        return [*_returned_rows(reply["returned"]), *(reply["inputs"][i] for i in self._written_unreturned)]
+    @property
+    def _first_reply(self) -> CallReply:
+        return self.case_check.reply
+
+    def _reported_draws(self, reply: CallReply) -> list[ReportedTensor]:
+        """Return the kernel's draws, in the order of ``_aten_draw``."""
+        inputs = (_reported_input(reply, i) for i in self._written_unreturned)
+        return [*instances(reply.returned, ReportedTensor), *inputs]
 
     @cached_property
     def _written(self) -> list[int]:
@@ -280,7 +272,7 @@ class _DrawJudge:
 
     @cached_property
     def _read_only_contents(self) -> dict[int, torch.Tensor]:
-        if "inputs" not in self.first_reply:
+        if self._first_reply.inputs is None:
             return {}
         inputs = self.entry.call.build_arguments()[2]
         return {i: flat_bytes(t.cpu()) for i, t in enumerate(inputs) if i not in self._written}
@@ -289,7 +281,7 @@ class _DrawJudge:
     def _first_draw(self) -> list[torch.Tensor]:
         """The kernel's first draw, which was already judged."""
         results = self.case_check.results
-        return [self._tensor(row, results) for row in self._draw_rows(self.first_reply)]
+        return [self._tensor(draw, results) for draw in self._reported_draws(self._first_reply)]
 
     @cached_property
     def _names(self) -> list[str]:
@@ -322,9 +314,8 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1)
 
 
-def _returned_rows(tree: Any) -> Iterator[list[Any]]:
-    if isinstance(tree, dict) and "T" in tree:
-        yield tree["T"]
-    elif isinstance(tree, list):
-        for value in tree:
-            yield from _returned_rows(value)
+def _reported_input(reply: CallReply, index: int) -> ReportedTensor:
+    tensor = reply.inputs[index] if reply.inputs is not None and index < len(reply.inputs) else None
+    if tensor is None:
+        raise MalformedReplyError
+    return tensor

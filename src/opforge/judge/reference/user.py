@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from opforge.cases.tensors import flat_bytes, owned_copy, tensor_from_row
-from opforge.cases.values import contiguous_strides
 from opforge.cases.wire import SHORT_DTYPES, TORCH_DTYPES
 from opforge.judge.kernel_worker import KernelWorker, WorkerConfig, WorkerDiedError
 from opforge.judge.reference.aten import (
@@ -20,11 +19,21 @@ from opforge.judge.reference.aten import (
     wide_dtype,
     widen,
 )
-from opforge.judge.replies import MALFORMED_REPLY, parse_replies
 from opforge.judge.wire_arguments import INPUTS_OFFSET, aligned_size, replace_tensor_rows, storage_bytes, tensor_rows
 from opforge.judge.worker_folders import WorkerFolders
 from opforge.runtime.trees import instances
 from opforge.sandbox.host.client import Spawner
+from opforge.sandbox.host.reply import (
+    CallReply,
+    CallsReply,
+    LoadReply,
+    MalformedReplyError,
+    ReportedDtype,
+    ReportedObject,
+    ReportedTensor,
+    Returned,
+)
+from opforge.sandbox.host.request import CallRequest, CaseRequest, LoadRequest
 
 LOAD_TIMEOUT_S = 120.0
 _MAX_DEATHS = 3
@@ -66,7 +75,7 @@ class UserReference:
             return CallOutcome(
                 inputs=inputs, raised=ReferenceFaultError(f"gave no result for this case: {_death_reason(death)}")
             )
-        except (KeyError, IndexError, TypeError, ValueError, OverflowError, RuntimeError) as error:
+        except (MalformedReplyError, IndexError, KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
             return CallOutcome(inputs=inputs, raised=ReferenceFaultError(f"gave no readable result: {error}"))
 
     def close(self) -> None:
@@ -103,7 +112,7 @@ class UserReference:
                 f"is not called any more: its process died {self._deaths} times ({_death_reason(death)})"
             )
 
-    def _ask(self, worker: KernelWorker, call: UserCall, inputs: list[torch.Tensor], *, wide: bool) -> dict[str, Any]:
+    def _ask(self, worker: KernelWorker, call: UserCall, inputs: list[torch.Tensor], *, wide: bool) -> CallReply:
         """Write the inputs into the reference's arena, call it and return its reply."""
         rows: list[list[Any]] = []
         start = INPUTS_OFFSET
@@ -116,67 +125,59 @@ class UserReference:
             rows.append([start, len(contents), SHORT_DTYPES[tensor.dtype], *geometry, row[6]])
             start += aligned_size(len(contents))
         args, kwargs = replace_tensor_rows([call.args, call.kwargs], iter(rows))
-        case: dict[str, Any] = {"args": args, "kwargs": kwargs, "own": True}
         if wide:
-            case |= {"args": _widened(args), "kwargs": _widened(kwargs)}
-        if call.rng_seed is not None:
-            case |= {"seed": call.rng_seed, "watch_draws": True}
+            args, kwargs = _widened(args), _widened(kwargs)
+        watch_rng = True if call.rng_seed is not None else None
+        case = CaseRequest(args, kwargs, owns_storage=True, seed=call.rng_seed, watch_rng=watch_rng)
         random = call.rng_seed is not None or bool(self.uses_rng)
-        message = worker.ask({"do": "call", "op": call.op, "random": random, "cases": [case], "trusted": True})
-        replies = parse_replies(message, 1)
-        if replies is None:
-            raise ReferenceFaultError(f"gave no readable result: {MALFORMED_REPLY}")
-        return replies[0]
+        answer = worker.ask(CallRequest(call.op, [case], random, trusted=True))
+        (reply,) = CallsReply.from_wire(answer, 1, self._config.results_region).calls
+        return reply
 
-    def _answer_from_reply(self, reply: dict[str, Any], inputs: list[torch.Tensor]) -> CallOutcome:
-        if tried := reply.get("tried"):
-            raise ReferenceFaultError(str(tried))
-        if "exited" in reply:
-            raise ReferenceFaultError(f"tried to end its process: SystemExit({reply['exited']})")
-        if "raised" in reply:
-            kind, text = reply["raised"]
-            raise ReferenceRaisedError(str(kind), str(text))
-        if changes := reply.get("state"):
-            raise ReferenceFaultError(f"changed global state: {'; '.join(map(str, changes))}")
-        after = [self._tensor({"T": row}) for row in reply["inputs"]]
-        if len(after) != len(inputs):
-            raise ReferenceFaultError(f"gave no readable result: {MALFORMED_REPLY}")
+    def _answer_from_reply(self, reply: CallReply, inputs: list[torch.Tensor]) -> CallOutcome:
+        if reply.escape_attempts:
+            raise ReferenceFaultError(reply.escape_attempts)
+        if reply.exited is not None:
+            raise ReferenceFaultError(f"tried to end its process: SystemExit({reply.exited})")
+        if reply.raised is not None:
+            raise ReferenceRaisedError(*reply.raised)
+        if reply.state_changes:
+            raise ReferenceFaultError(f"changed global state: {'; '.join(reply.state_changes)}")
+        if reply.malformed or reply.inputs is None or len(reply.inputs) != len(inputs):
+            raise MalformedReplyError(reply.malformed)
+        after = [self._tensor(tensor) for tensor in reply.inputs]
         shared: dict[int, list[int]] = {}
-        result = self._value(reply["returned"], after, shared)
-        return CallOutcome(after, result, used_rng=bool(reply.get("drew")), shared_inputs=shared)
+        result = self._value(reply.returned, after, shared)
+        return CallOutcome(after, result, used_rng=reply.used_rng, shared_inputs=shared)
 
-    def _value(self, reported: Any, after: list[torch.Tensor], shared: dict[int, list[int]]) -> Any:
+    def _value(self, reported: Returned, after: list[torch.Tensor], shared: dict[int, list[int]]) -> Any:
         match reported:
             case list():
                 return [self._value(v, after, shared) for v in reported]
-            case {"T": _}:
-                same = reported.get("same")
-                tensor = after[same[0]] if same else self._tensor(reported)
-                shared[id(tensor)] = [int(i) for i in reported.get("alias", [])]
+            case ReportedTensor():
+                tensor = after[reported.same[0]] if reported.same else self._tensor(reported)
+                shared[id(tensor)] = list(reported.aliases)
                 return tensor
-            case {"complex": [real, imaginary]}:
-                return complex(real, imaginary)
-            case {"dtype": short}:
+            case ReportedDtype(short):
                 return TORCH_DTYPES[short]
-            case None | bool() | int() | float():
-                return reported
-            case {"junk": kind}:
+            case ReportedObject(kind):
                 raise ReferenceFaultError(f"returned {kind}, which cannot be compared")
-        raise ReferenceFaultError(f"gave no readable result: {MALFORMED_REPLY}")
+            case str():
+                raise MalformedReplyError
+        return reported
 
-    def _tensor(self, reported: dict[str, Any]) -> torch.Tensor:
+    def _tensor(self, reported: ReportedTensor | None) -> torch.Tensor:
         """Return a tensor of the reference's reply with its elements, dtype, strides and device."""
-        if "class" in reported:
-            raise ReferenceFaultError(f"returned a {reported['class']}, a subclass of Tensor")
+        if reported is None:
+            raise MalformedReplyError
+        if reported.subclass:
+            raise ReferenceFaultError(f"returned a {reported.subclass}, a subclass of Tensor")
         if self._worker is None:
             raise ReferenceFaultError("is gone")
-        start, nbytes, dtype, shape, strides, _offset, device = reported["T"]
-        if not (self._config.input_bytes <= start <= start + nbytes <= self._config.arena_bytes):
-            raise ReferenceFaultError(f"gave no readable result: {MALFORMED_REPLY}")
-        contents = bytearray(self._worker.arena_view[start : start + nbytes])
-        flat = tensor_from_row(contents, [0, nbytes, dtype, shape, contiguous_strides(tuple(shape)), 0, None])
-        strided = _with_strides(flat, strides)
-        return strided if torch.device(device) == strided.device else owned_copy(strided, torch.device(device))
+        start, device = reported.start, torch.device(reported.device)
+        contents = bytearray(self._worker.arena_view[start : start + reported.nbytes])
+        strided = _with_strides(tensor_from_row(contents, reported.row(start)), list(reported.strides))
+        return strided if device == strided.device else owned_copy(strided, device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,10 +221,12 @@ class UserCall(ReferenceCall):
 def load_reference(worker: KernelWorker, description: dict[str, Any], timeout_s: float) -> KernelWorker:
     """Load a user's reference into a worker and return it; raise ReferenceFaultError on failure."""
     try:
-        reply = worker.ask({"do": "load", "kernel": description}, timeout_s=max(LOAD_TIMEOUT_S, timeout_s))
+        reply = LoadReply.from_wire(worker.ask(LoadRequest(description), timeout_s=max(LOAD_TIMEOUT_S, timeout_s)))
+        fault = reply.escape_attempts or reply.error
     except WorkerDiedError as death:
         raise ReferenceFaultError(f"cannot be loaded: {_death_reason(death)}") from None
-    fault = reply.get("tried") or reply.get("error") if isinstance(reply, dict) else MALFORMED_REPLY
+    except MalformedReplyError as error:
+        fault = str(error)
     if fault:
         worker.close()
         raise ReferenceFaultError(f"cannot be loaded: {fault}")

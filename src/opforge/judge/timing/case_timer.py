@@ -30,6 +30,8 @@ from opforge.ops import Operator
 from opforge.runtime.trees import instances
 from opforge.sandbox.guest.cpu_timed_calls import result_parts
 from opforge.sandbox.host.client import Spawner
+from opforge.sandbox.host.reply import CallReply, MalformedReplyError
+from opforge.sandbox.host.request import LoadRequest
 
 _LAUNCH_BOUND_FACTOR = 2.0
 """Cases where ATen is within this factor of the smallest launch or call are launch-bound."""
@@ -86,6 +88,8 @@ class CaseTimer:
             return untimed if untimed is not None and untimed.kind is VerdictKind.WRONG else error.verdict
         except RejectedError as error:
             return error.verdict
+        except MalformedReplyError as error:
+            return Verdict(VerdictKind.CONTRACT, str(error))
         sol_figures = (
             self._roofline_figures(op, entry, race.footprint_bytes, times) if device.type == self._device.type else {}
         )
@@ -139,7 +143,7 @@ class CaseTimer:
         elif self._baseline is None:
             room = self.worker_folders.baseline_confinement() if self.worker_folders is not None else None
             self._baseline = KernelWorker(self.spawner, self.config, room)
-            self._baseline.ask({"do": "load", "kernel": {"file": None, "primary": op.name, "entries": []}})
+            self._baseline.ask(LoadRequest({"file": None, "primary": op.name, "entries": []}))
         self._baseline_reference = described
         batch.copy_to(self._baseline.arena_view)
         return self._baseline
@@ -206,7 +210,7 @@ def _judge_timed_result(
     placed: BatchEntry,
     config: WorkerConfig,
     drawn: set[bytes],
-    reply: dict[str, Any],
+    reply: CallReply,
     results: Bytes,
     seed: int,
     aten: CallOutcome,
@@ -228,7 +232,7 @@ def _judge_timed_result(
         results,
         config.input_bytes,
         measure_errors=False,
-        reply_has_inputs="inputs" in reply,
+        reply_has_inputs=reply.inputs is not None,
     ).verdict()
     if not finding.passed:
         _require_in_domain(placed, seed)

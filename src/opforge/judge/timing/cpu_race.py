@@ -23,7 +23,6 @@ from opforge.cases.wire import SHORT_DTYPES
 from opforge.judge.batch import BatchEntry
 from opforge.judge.kernel_worker import KernelWorker
 from opforge.judge.reference.aten import CallOutcome
-from opforge.judge.replies import MALFORMED_REPLY
 from opforge.judge.timing.gpu_race import (
     KernelRaisedError,
     PartBytes,
@@ -40,6 +39,8 @@ from opforge.judge.verdict import RejectedError, VerdictKind
 from opforge.procs import linux
 from opforge.sandbox.guest.aliases import InputAliases
 from opforge.sandbox.guest.cpu_timed_calls import WORDS_PER_PART, result_parts
+from opforge.sandbox.host.reply import CallReply, HostAllocateReply, MalformedReplyError, ReportedTensor
+from opforge.sandbox.host.request import HostAllocateRequest, HostRunRequest, TimedCase
 
 _BUDGET_S = 1.0
 _BUSY_BUDGET_S = 5.0
@@ -97,7 +98,7 @@ class CpuRace:
         self._kernel, self._aten = Side(kernel, is_kernel=True), Side(baseline, is_kernel=False)
         self._sides = (self._aten, self._kernel)
         self._placed = entry
-        self._request: dict[str, Any] = {"op": op, "case": entry.request(), "device": "cpu"}
+        self._timed = TimedCase(op, entry.request(), "cpu")
         self._judging = judging
         self._writes_inputs = writes_inputs
         self._sample_device = sample_device
@@ -195,10 +196,10 @@ class CpuRace:
         """Lay out the calls on both sides in new memory, and measure the overhead of a block."""
         for side in self._sides:
             self._run_alone(side)
-            request = {"do": "lay", "sets": calls, "parts": self._parts}
-            reply = side.ask(request if side.has_calls else {**request, **self._request}, calls)
+            request = HostAllocateRequest(calls, self._parts, None if side.has_calls else self._timed)
+            reply = HostAllocateReply.from_wire(side.ask(request, calls), calls, len(self._renewals))
             side.has_calls = True
-            self._addresses[side.is_kernel] = _addresses(reply.get("inputs"), calls, len(self._renewals))
+            self._addresses[side.is_kernel] = reply.addresses
             if not side.worker.memory_is_readable:
                 raise RejectedError(VerdictKind.ERROR, "opforge cannot read the memory of a kernel's process here")
         self._seeds = [0] * calls
@@ -254,7 +255,7 @@ class CpuRace:
                     if len(bytes_):
                         side.worker.write_memory(address, bytes_)
         except OSError:
-            raise RejectedError(VerdictKind.CONTRACT, MALFORMED_REPLY) from None
+            raise MalformedReplyError from None
         side.worker.results[: 8 * WORDS_PER_PART * self._parts * len(self._seeds)] = 0
 
     def _run_block(self, side: Side, *, dry: bool, watched: bool = False) -> tuple[float, Wait]:
@@ -266,7 +267,7 @@ class CpuRace:
         one of its own.
         """
         worker, judge_pid = side.worker, os.getpid()
-        worker.begin({"do": "go", "dry": dry})
+        worker.begin(HostRunRequest(dry))
         cpu, waited, judge_wait = worker.cpu_ns(), worker.waited_ns(), linux.run_queue_wait_ns(judge_pid)
         last_pid = linux.last_pid()
         began = time.perf_counter_ns()
@@ -321,8 +322,18 @@ class CpuRace:
         self._kernel.worker.resume()
         for number, (call, (answer, parts)) in enumerate(results):
             self._judged += 1
-            seals = number == len(results) - 1 and (last or self._random.random() < _TAMPER_CHECK_SHARE)
-            self._judge_reported(call, answer, parts, seals=seals, thorough=last)
+            check_integrity = number == len(results) - 1 and (last or self._random.random() < _TAMPER_CHECK_SHARE)
+            judge_reported_result(
+                self._kernel,
+                self._judging,
+                call,
+                self._seeds[call],
+                answer,
+                parts,
+                with_inputs=self._timed.case.owns_storage,
+                check_integrity=check_integrity,
+                thorough=last,
+            )
 
     def _read_result(self, call: int) -> tuple[CallOutcome, PartBytes]:
         """Check a call's inputs in the stopped worker; return ATen's answer and the result read."""
@@ -354,22 +365,6 @@ class CpuRace:
             ) from None
         return answer, parts
 
-    def _judge_reported(self, call: int, answer: CallOutcome, parts: PartBytes, *, seals: bool, thorough: bool) -> None:
-        """Ask for the rest of a result that was read, and judge all of it."""
-        assert self._judging is not None  # noqa: S101
-        own = self._request["case"]["own"]
-        judge_reported_result(
-            self._kernel,
-            self._judging,
-            call,
-            self._seeds[call],
-            answer,
-            parts,
-            with_inputs=own,
-            check_integrity=seals,
-            thorough=thorough,
-        )
-
     def _has_many_calls(self, figure: Measurement) -> bool:
         """Whether a block can be stopped between calls, and results judged by elements alone."""
         few = figure.calls < _FIRST_CALLS // 2 or len(self._all_cores) == 1 or self._judging is None
@@ -392,7 +387,7 @@ class CpuRace:
         share = self._random.uniform(0.4, 0.9)
         # from another core, the worker can be stopped at any moment
         os.sched_setaffinity(0, self._all_cores - self._cores)
-        worker.begin({"do": "go", "dry": False})
+        worker.begin(HostRunRequest(dry=False))
         worker.resume()
         # by the clock: the CPU time of a process is not known while it runs
         deadline = time.perf_counter_ns() + share * usual_cpu_ns + extra_wait_ns
@@ -421,18 +416,7 @@ class CpuRace:
             raise WrongOutputError(f"when its call had returned, {finding.reason}", self._seeds[call])
 
 
-def _addresses(reported: Any, calls: int, inputs: int) -> list[list[int]]:
-    """Return the input addresses of each call that a worker reports; reject malformed ones."""
-    fits = isinstance(reported, list) and len(reported) == calls and all(isinstance(row, list) for row in reported)
-    if not fits or any(
-        len(row) != inputs or not all(type(n) is int and 0 <= n < 1 << 63 for n in row) for row in reported
-    ):
-        raise RejectedError(VerdictKind.CONTRACT, MALFORMED_REPLY)
-    addresses: list[list[int]] = reported
-    return addresses
-
-
-def _as_reply(answer: CallOutcome, parts: PartBytes, base: int) -> tuple[dict[str, Any], Bytes]:
+def _as_reply(answer: CallOutcome, parts: PartBytes, base: int) -> tuple[CallReply, Bytes]:
     """Return results read from a stopped worker as a reply, with ATen's layout and aliasing."""
     remaining = iter(parts)
     bytes_ = bytearray()
@@ -448,16 +432,16 @@ def _as_reply(answer: CallOutcome, parts: PartBytes, base: int) -> tuple[dict[st
         read = isinstance(part, bytearray) and part
         tensor = torch.frombuffer(read, dtype=value.dtype).as_strided(value.shape, value.stride()) if read else value
         bytes_.extend(flat_bytes(tensor).numpy())
-        row = [
+        aliases = origins.sharing_memory(value) if shared is None else shared.get(id(value), [])
+        return ReportedTensor(
             base + start,
             len(bytes_) - start,
             SHORT_DTYPES[value.dtype],
-            list(value.shape),
-            list(value.stride()),
-            0,
+            tuple(value.shape),
+            value.stride(),
             "cpu",
-        ]
-        alias = origins.sharing_memory(value) if shared is None else shared.get(id(value), [])
-        return {"T": row, "same": origins.identical(value), "alias": alias}
+            tuple(origins.identical(value)),
+            tuple(aliases),
+        )
 
-    return {"returned": described(answer.result)}, np.frombuffer(bytes_, np.uint8)
+    return CallReply(returned=described(answer.result)), np.frombuffer(bytes_, np.uint8)

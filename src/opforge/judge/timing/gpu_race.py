@@ -7,18 +7,17 @@ it has mapped into its own context. When the block's answer comes, the judge sto
 and copies the result of one unpredictable call. The judge's clock includes the copy, so work that
 is still queued delays it. The times that the kernel's process reports must agree with that clock.
 Copies are judged at random; before that, they are compared with the worker's memory again.
-Races on a CPU are in `host_race`.
+Races on a CPU are in `cpu_race`.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import random
 import struct
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,14 +26,28 @@ from opforge.cases.tensors import Bytes, Renewal, owned_copy, tensor_from_row, w
 from opforge.judge.batch import BatchEntry
 from opforge.judge.kernel_worker import KernelWorker, WorkerDiedError
 from opforge.judge.reference.aten import CallOutcome
-from opforge.judge.replies import MALFORMED_REPLY, results_end
 from opforge.judge.timing.measurement import FILL_SLACK_NS, Measurement, Wait
-from opforge.judge.timing.result_check import leaves, matches_report, spanned_elements
+from opforge.judge.timing.result_check import matches_report, reported_parts, spanned_elements
 from opforge.judge.verdict import RejectedError, Verdict, VerdictKind
 from opforge.procs import linux
+from opforge.runtime.trees import map_instances
 from opforge.sandbox.guest.cpu_timed_calls import result_parts
-from opforge.sandbox.guest.device_memory import MappedMemory
+from opforge.sandbox.guest.device_memory import MappedMemory, MemoryLocation
 from opforge.sandbox.guest.timed_calls import rehearsal_calls
+from opforge.sandbox.host.reply import (
+    AllocateReply,
+    CallReply,
+    EstimateReply,
+    MalformedReplyError,
+    ReportedTensor,
+    ResultReply,
+    RunReply,
+    is_time,
+    locations,
+    raised_text,
+    reply_fields,
+)
+from opforge.sandbox.host.request import AllocateRequest, Request, ResultRequest, TimedCase
 
 _BUDGET_S = 1.0
 _ROUNDS_PER_CLOCK_SAMPLE = 4
@@ -81,7 +94,7 @@ class ResultJudge:
 
     expected: Callable[[int], CallOutcome]
     """Returns ATen's answer to contents with a seed; raises BaselineError where ATen raises."""
-    judge: Callable[[dict[str, Any], Bytes, int, CallOutcome], Verdict]
+    judge: Callable[[CallReply, Bytes, int, CallOutcome], Verdict]
     """Judges a reply to contents with a seed; the tensors of the reply lie in the bytes."""
     require_in_domain: Callable[[int], None]
     """Raises BaselineError where contents with a seed are at the edge of ATen's domain.
@@ -130,7 +143,7 @@ class Side:
     is_kernel: bool
     has_calls: bool = False
 
-    def ask(self, request: dict[str, Any], calls: int = 1) -> dict[str, Any]:
+    def ask(self, request: Request | dict[str, Any], calls: int = 1) -> dict[str, Any]:
         """Send the worker a request for ``calls`` calls and return its answer."""
         self.worker.begin(request)
         return self.answer(calls)
@@ -155,14 +168,12 @@ class Side:
             if self.is_kernel:
                 raise
             raise BaselineError(f"it died: {death}") from None
-        if not isinstance(reply, dict):
-            raise RejectedError(VerdictKind.CONTRACT, MALFORMED_REPLY)
-        if "raised" in reply:
-            *_, text = reply["raised"] if isinstance(reply["raised"], list) and reply["raised"] else [reply["raised"]]
-            if self.is_kernel:
-                raise KernelRaisedError(VerdictKind.WRONG, f"raised in a timed call: {text}")
-            raise BaselineError(f"it raised {text}")
-        return reply
+        fields = reply_fields(reply)
+        if (text := raised_text(fields)) is None:
+            return fields
+        if self.is_kernel:
+            raise KernelRaisedError(VerdictKind.WRONG, f"raised in a timed call: {text}")
+        raise BaselineError(f"it raised {text}")
 
 
 class GpuRace:
@@ -182,7 +193,7 @@ class GpuRace:
     ) -> None:
         self._kernel, self._aten = Side(kernel, is_kernel=True), Side(baseline, is_kernel=False)
         self._sides = (self._aten, self._kernel)
-        self._request: dict[str, Any] = {"op": op, "case": entry.request(), "device": str(device)}
+        self._timed = TimedCase(op, entry.request(), str(device))
         self._judging = judging
         self._device = device
         inputs = [
@@ -326,25 +337,22 @@ class GpuRace:
         slowest = max(t.call_ns for t in times)
         return _clamp(_BLOCK_NS / 4 / slowest, 1, max(1, min(_MAX_CALLS, self._sets - _UNTIMED_SETS)))
 
-    def _allocate(self, calls: int) -> list[dict[str, Any]]:
+    def _allocate(self, calls: int) -> list[AllocateReply]:
         """Set up ``calls`` calls on both sides, timed by the same method; return the replies."""
         self._sets = min(calls, self._max_sets)
-        cold = (
-            _cold_cache_bytes(self._device) if self._call_bytes * self._sets >= _cold_cache_bytes(self._device) else 0
-        )
-        request = {"do": "lay", "calls": calls, "sets": self._sets, "cold": cold}
+        cold_bytes = _cold_cache_bytes(self._device)
+        flush_bytes = cold_bytes if self._call_bytes * self._sets >= cold_bytes else 0
         while True:
-            graph = self._method == "graph"
-            replies = self._both(
-                {**request, "graph": graph, **({} if self._kernel.has_calls else self._request)}, calls
-            )
+            graph, timed = self._method == "graph", None if self._kernel.has_calls else self._timed
+            answers = self._both(AllocateRequest(calls, self._sets, graph, flush_bytes, timed), calls)
+            replies = [AllocateReply.from_wire(answer, self._sets, len(self._renewals)) for answer in answers]
             self._kernel.has_calls = True
-            failure = next((r.get("failure") for r in replies if r.get("method") == "events"), None)
+            failure = next((r.capture_failure for r in replies if r.capture_failure is not None), None)
             if failure is None or self._method == "events":
                 return replies
             self._use_call_times(f"it cannot be captured as a CUDA graph: {failure}")
 
-    def _both(self, request: dict[str, Any], calls: int = 1) -> list[dict[str, Any]]:
+    def _both(self, request: Request | dict[str, Any], calls: int = 1) -> list[dict[str, Any]]:
         """Send both sides an untimed request at the same time and return the replies."""
         for side in self._sides:
             side.worker.resume()
@@ -355,7 +363,7 @@ class GpuRace:
             # read both in any case: an unread answer would be taken for the next one
             try:
                 replies.append(side.answer(calls))
-            except (RejectedError, WorkerDiedError, BaselineError) as error:
+            except (RejectedError, MalformedReplyError, WorkerDiedError, BaselineError) as error:
                 failures.append(error)
         if failures:
             raise failures[0]
@@ -365,25 +373,23 @@ class GpuRace:
         """Return a side's estimate of its call times, capped by the judge's wait for it."""
         self._run_alone(side)
         began = time.perf_counter_ns()
-        reply = side.ask({"do": "guess"}, _FIRST_CALLS)
+        answer = side.ask({"do": "estimate"}, _FIRST_CALLS)
         waited_ns = float(time.perf_counter_ns() - began)
-        return CallTimes(*(min(waited_ns, _positive_or_default(reply.get(name))) for name in ("device_ns", "call_ns")))
+        reply = EstimateReply.from_wire(answer)
+        return CallTimes(min(waited_ns, reply.device_ns), min(waited_ns, reply.call_ns))
 
     def _use_call_times(self, why: str) -> None:
         """Use the time of calls in a row for the headline instead of the device time."""
         self._method = "events"
         self.notes.append(f"calls in a row are timed, not the device's time, since {why}"[:400])
 
-    def _map(self, replies: list[dict[str, Any]]) -> None:
+    def _map(self, replies: list[AllocateReply]) -> None:
         """Map the inputs of both sides, and keep the reported locations of their results."""
         for side, reply in zip(self._sides, replies, strict=True):
             self._mapped[side.is_kernel] = MappedMemory(self._device)
-            locations = reply.get("inputs")
-            if not isinstance(locations, list) or len(locations) != self._sets:
-                raise RejectedError(VerdictKind.CONTRACT, MALFORMED_REPLY)
-            sets = [self._map_inputs(side, places) for places in locations]
+            sets = [self._map_inputs(side, places) for places in reply.inputs]
             self._targets[side.is_kernel] = [list(places) for places in zip(*sets, strict=True)]
-            self._captured[side.is_kernel] = _as_list(reply.get("results"))
+            self._captured[side.is_kernel] = reply.results
 
     def _unmap(self) -> None:
         self._targets, self._captured = {}, {}
@@ -391,36 +397,31 @@ class GpuRace:
             mapped.close()
         self._mapped = {}
 
-    def _map_inputs(self, side: Side, locations: Any) -> list[torch.Tensor | int]:
+    def _map_inputs(self, side: Side, places: list[MemoryLocation | None]) -> list[torch.Tensor | int]:
         inputs: list[torch.Tensor | int] = []
-        for place, nbytes, renewal in zip(_as_list(locations), self._input_bytes, self._renewals, strict=False):
-            handle, offset = self._parse_location(side, place, "inputs")
+        for place, nbytes, renewal in zip(places, self._input_bytes, self._renewals, strict=True):
+            handle, offset = self._require_location(side, place, "inputs")
             if nbytes and bool(handle) != renewal.words.is_cuda:
-                raise RejectedError(VerdictKind.CONTRACT, MALFORMED_REPLY)
+                raise MalformedReplyError
             if not renewal.words.is_cuda:
                 inputs.append(offset)
             elif not nbytes:
                 inputs.append(renewal.words)
             else:
                 inputs.append(self._map_range(side, handle, offset, nbytes, renewal.words.dtype))
-        if len(inputs) != len(self._renewals):
-            raise RejectedError(VerdictKind.CONTRACT, MALFORMED_REPLY)
         return inputs
 
-    def _parse_location(self, side: Side, location: Any, kind: str) -> tuple[str, int]:
-        """Return a handle and an offset, or an address on the host, from a worker's report."""
-        if location is None:
-            reason = f"its {kind} lie in memory of the GPU that another process cannot map"
-            if not side.is_kernel:
-                raise BaselineError(f"{reason} (CUDA IPC is needed to time kernels)")
-            raise RejectedError(
-                VerdictKind.CONTRACT,
-                f"{reason} (cudaMallocAsync, virtual memory): return tensors of torch's own allocator",
-            )
-        if not isinstance(location, list) or [type(item) for item in location] != [str, int]:
-            raise RejectedError(VerdictKind.CONTRACT, MALFORMED_REPLY)
-        handle, offset = location
-        return handle, offset
+    def _require_location(self, side: Side, location: MemoryLocation | None, kind: str) -> MemoryLocation:
+        """Return a location, if the memory can be mapped."""
+        if location is not None:
+            return location
+        reason = f"its {kind} lie in memory of the GPU that another process cannot map"
+        if not side.is_kernel:
+            raise BaselineError(f"{reason} (CUDA IPC is needed to time kernels)")
+        raise RejectedError(
+            VerdictKind.CONTRACT,
+            f"{reason} (cudaMallocAsync, virtual memory): return tensors of torch's own allocator",
+        )
 
     def _map_range(
         self, side: Side, handle: str, offset: int, nbytes: int, dtype: torch.dtype = torch.uint8
@@ -430,7 +431,7 @@ class GpuRace:
         except OSError as error:
             if not side.is_kernel:
                 raise BaselineError(f"its memory cannot be mapped: {error}") from None
-            raise RejectedError(VerdictKind.CONTRACT, MALFORMED_REPLY) from None
+            raise MalformedReplyError from None
 
     def _time_round(self, order: list[Side], active: list[Measurement]) -> None:
         for figure in active:
@@ -459,7 +460,7 @@ class GpuRace:
         ):  # in both blocks of a round, or in none
             self._sample_device()  # while the block runs
         try:
-            reply = side.answer(figure.block_calls)
+            reply = RunReply.from_wire(side.answer(figure.block_calls))
         except KernelRaisedError:
             self._require_aten_returns(figure)
             raise
@@ -467,8 +468,8 @@ class GpuRace:
         copies = self._copy_results(side, figure, call, reply)
         elapsed_ns = time.perf_counter_ns() - began
         waited_ns = max(0, worker.waited_ns() - waited_ns)
-        reported_ns = reply.get("ns")
-        if not isinstance(reported_ns, int | float) or not math.isfinite(reported_ns) or reported_ns <= 0:
+        reported_ns = reply.ns
+        if not is_time(reported_ns):
             raise RejectedError(VerdictKind.CHEATED, f"says that a timed call took {reported_ns!r} ns")
         if waited_ns > _MAX_WAIT_SHARE * reported_ns * figure.block_calls:
             figure.waits[-1] = Wait.INCLUDED
@@ -528,7 +529,7 @@ class GpuRace:
         try:
             side.worker.write_memory(address, contents.contiguous().view(torch.uint8).numpy())
         except OSError:
-            raise RejectedError(VerdictKind.CONTRACT, MALFORMED_REPLY) from None
+            raise MalformedReplyError from None
 
     def _require_aten_returns(self, figure: Measurement) -> None:
         """Give ATen the contents on which the kernel has raised.
@@ -543,23 +544,21 @@ class GpuRace:
                 self._judging.require_in_domain(seed)
 
     def _copy_results(
-        self, side: Side, figure: Measurement, call: int, reply: dict[str, Any]
+        self, side: Side, figure: Measurement, call: int, reply: RunReply
     ) -> list[tuple[torch.Tensor, torch.Tensor] | None]:
         """Copy the GPU parts of a call's result, wait for it, and return (memory, copy) pairs."""
         is_captured = figure.name == "device" and self._method == "graph"
-        results = self._captured[side.is_kernel] if is_captured else _as_list(reply.get("results"))
-        places = _as_list(results[call]) if call < len(results) else []
-        if len(places) != len(self._parts):
-            raise RejectedError(VerdictKind.CONTRACT, MALFORMED_REPLY)
+        results = self._captured[side.is_kernel] if is_captured else reply.results
+        places = locations(results, call, len(self._parts))
         copies: list[tuple[torch.Tensor, torch.Tensor] | None] = []
         for part, place in zip(self._parts, places, strict=True):
             if not isinstance(part, torch.Tensor) or not part.is_cuda or part.layout is not torch.strided:
                 copies.append(None)
                 continue
-            handle, offset = self._parse_location(side, place, "results")
+            handle, offset = self._require_location(side, place, "results")
             nbytes = spanned_elements(part.shape, part.stride()) * part.element_size()
             if nbytes and not handle:
-                raise RejectedError(VerdictKind.CONTRACT, MALFORMED_REPLY)
+                raise MalformedReplyError
             memory = self._map_range(side, handle, offset, nbytes) if nbytes else torch.empty(0, dtype=torch.uint8)
             copies.append((memory, memory.clone()))
         torch.cuda.synchronize(self._device)
@@ -588,7 +587,7 @@ class GpuRace:
             for value, part in zip(self._parts, parts, strict=True)
         ]
         side.worker.resume()
-        own = self._request["case"]["own"] and (self._writes_inputs or figure.done)
+        with_inputs = self._timed.case.owns_storage and (self._writes_inputs or figure.done)
         judge_reported_result(
             side,
             self._judging,
@@ -596,7 +595,7 @@ class GpuRace:
             seed,
             answer,
             parts,
-            with_inputs=own,
+            with_inputs=with_inputs,
             check_integrity=True,
             thorough=figure.done,
             on_host=self._parts_captured_on_gpu() if figure.name == "device" else (),
@@ -607,11 +606,13 @@ class GpuRace:
 
         The state of a generator is one.
         """
-        places = _as_list(next(iter(self._captured[False]), []))
+        if not self._captured[False]:
+            return []
+        places = locations(self._captured[False], 0, len(self._parts))
         return [
             number
-            for number, (part, place) in enumerate(zip(self._parts, places, strict=False))
-            if isinstance(part, torch.Tensor) and not part.is_cuda and place and place[0]
+            for number, (part, place) in enumerate(zip(self._parts, places, strict=True))
+            if isinstance(part, torch.Tensor) and not part.is_cuda and place is not None and place[0]
         ]
 
 
@@ -632,23 +633,31 @@ def judge_reported_result(
 
     The parts numbered in ``on_host`` are judged as host tensors, wherever they lie.
     """
-    reply = side.ask({"do": "show", "call": call, "own": with_inputs, "seals": check_integrity, "thorough": thorough})
-    if tampered := reply.get("tampered"):
-        raise RejectedError(VerdictKind.CHEATED, f"tampered with its process: {'; '.join(map(str, tampered))}")
-    result = reply.get("result")
-    if not isinstance(result, dict):
-        raise RejectedError(VerdictKind.CONTRACT, MALFORMED_REPLY)
-    config = side.worker.config
-    contents = side.worker.arena_view[config.input_bytes : results_end([result], config)].copy()
-    for part, row in zip(observed_parts, leaves(result.get("returned")), strict=False):
-        if not matches_report(part, row, contents, config.input_bytes):
+    answered = side.ask(ResultRequest(call, with_inputs, check_integrity, thorough))
+    region = side.worker.config.results_region
+    reply = ResultReply.from_wire(answered, region)
+    if reply.tampered:
+        raise RejectedError(VerdictKind.CHEATED, f"tampered with its process: {'; '.join(reply.tampered)}")
+    result = reply.result
+    if result.malformed:
+        raise MalformedReplyError
+    contents = side.worker.copy_results([result])
+    for part, reported in zip(observed_parts, reported_parts(result.returned), strict=False):
+        if not matches_report(part, reported, contents, region.start):
             raise WrongOutputError("it was missing when the call returned", seed)
-    for number, row in enumerate(leaves(result.get("returned"))):
-        if number in on_host and isinstance(row, dict) and isinstance(row["T"], list):
-            row["T"][6:] = ["cpu"]
-    finding = judging.judge(result, contents, seed, answer)
+    finding = judging.judge(_with_parts_on_host(result, on_host), contents, seed, answer)
     if not finding.passed:
         raise WrongOutputError(finding.reason, seed)
+
+
+def _with_parts_on_host(reply: CallReply, on_host: Iterable[int]) -> CallReply:
+    """Return a reply in which the tensors with these part numbers are on the host."""
+    chosen = {id(part) for number, part in enumerate(reported_parts(reply.returned)) if number in on_host}
+
+    def moved(tensor: ReportedTensor) -> ReportedTensor:
+        return replace(tensor, device="cpu") if id(tensor) in chosen else tensor
+
+    return replace(reply, returned=map_instances(reply.returned, ReportedTensor, moved)) if chosen else reply
 
 
 def check_isolation(worker: KernelWorker, cores: set[int]) -> None:
@@ -672,11 +681,6 @@ def _shorter_times(times: list[CallTimes], figures: list[Measurement]) -> list[C
     ]
 
 
-def _as_list(value: Any) -> list[Any]:
-    """Return a worker's list, or an empty one if it sent something else."""
-    return value if isinstance(value, list) else []
-
-
 def drawn_seeds(count: int) -> list[int]:
     """Return ``count`` unpredictable numbers from 1 to 2³⁰."""
     return [1 + (number >> 2) for number in struct.unpack(f"{count}I", os.urandom(4 * count))]
@@ -689,9 +693,3 @@ def _cold_cache_bytes(device: torch.device) -> int:
 
 def _clamp(value: float, low: int, high: int) -> int:
     return max(low, min(high, int(value)))
-
-
-def _positive_or_default(value: Any) -> float:
-    """Return a worker's estimate of a time; it is untrusted and only sizes blocks."""
-    usable = isinstance(value, int | float) and math.isfinite(value) and value > 0
-    return float(value) if usable else 1e6

@@ -13,6 +13,7 @@ from typing import Any
 
 from opforge.judge.verdict import RejectedError, VerdictKind
 from opforge.sandbox.guest.timed_calls import short_pass_calls
+from opforge.sandbox.host.request import RunRequest
 
 _MIN_ROUNDS = 8
 _MIN_COUNTED_LAYOUTS = 6
@@ -86,9 +87,9 @@ class Measurement:
         return self.calls + (short_pass_calls(self.calls) if self.method == "graph" else 0)
 
     @property
-    def block_request(self) -> dict[str, Any]:
+    def block_request(self) -> RunRequest:
         """Return the request to a worker for one block."""
-        return {"do": "go", "figure": self.name, "calls": self.calls, "ahead_ns": self.gpu_sleep_ns}
+        return RunRequest(self.name, self.calls, self.gpu_sleep_ns)
 
     @property
     def counted_rounds(self) -> list[int]:

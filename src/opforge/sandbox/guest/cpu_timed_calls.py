@@ -23,7 +23,7 @@ The first is a tensor's address, or 1 for a number or no memory. The second hold
 """
 
 
-class HostTrack:
+class HostTimedCalls:
     """Calls of a function, each on its own inputs."""
 
     def __init__(self, function: Callable[..., Any], case: dict[str, Any], arena: Any, table_offset: int) -> None:
@@ -48,7 +48,7 @@ class HostTrack:
         self._table = memoryview(self._arena)[self._table_offset :][: 8 * self._step * sets].cast("Q")
         return {"inputs": [[t.untyped_storage().data_ptr() for t in tensors] for _, _, tensors in self._sets]}
 
-    def go(self, *, dry: bool) -> None:
+    def run(self, *, dry: bool) -> None:
         """Make the calls; ``dry`` does everything except the calls, with the existing results."""
         function, table = self._function, self._table
         if dry:
@@ -67,7 +67,7 @@ class HostTrack:
             else:
                 self._write_entry(at, result)
 
-    def shown(self, call: int) -> tuple[Any, list[Tensor]]:
+    def result(self, call: int) -> tuple[Any, list[Tensor]]:
         """Return the result of one of the last calls, and its inputs as they are now."""
         return self._kept[call], self._sets[call][2]
 

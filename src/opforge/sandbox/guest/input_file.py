@@ -20,7 +20,7 @@ from opforge.sandbox.guest.loader import KernelLoadError, describe_exception, im
 
 TEST_FUNCTIONS = {Phase.CORRECTNESS: "get_correctness_tests", Phase.PERFORMANCE: "get_performance_tests"}
 _ALIGN = 64
-_MAX_TESTS = 10_000
+MAX_TESTS = 10_000
 
 
 class InputFileRunner:
@@ -87,8 +87,8 @@ class InputFile:
             raise KernelLoadError(f"{name}() returned {type(tests).__name__}, expected a list of Test(...)")
         if strange := [type(t).__name__ for t in tests if not isinstance(t, Test)]:
             raise KernelLoadError(f"{name}() returned a list with {strange[0]} in it, expected Test(...)")
-        if len(tests) > _MAX_TESTS:
-            raise KernelLoadError(f"{name}() returned {len(tests)} tests; {_MAX_TESTS} are allowed")
+        if len(tests) > MAX_TESTS:
+            raise KernelLoadError(f"{name}() returned {len(tests)} tests; {MAX_TESTS} are allowed")
         return list(tests)
 
     def make_inputs(self, phase: str, index: int, arena: Any, offset: int) -> dict[str, Any]:

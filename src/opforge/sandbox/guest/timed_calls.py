@@ -21,7 +21,7 @@ from opforge.sandbox.guest.cpu_timed_calls import result_parts
 from opforge.sandbox.guest.device_memory import MemoryLocation, MemoryLocator
 
 _WARM_UP = 3
-_GUESSED_CALLS = 8
+_ESTIMATE_CALLS = 8
 _MAX_REHEARSAL_CALLS = 8
 _PAUSE_NS = 30_000
 """How long the device is kept busy while the host queues a graph."""
@@ -45,7 +45,7 @@ def short_pass_calls(calls: int) -> int:
     return calls // 4 if calls >= _MIN_CALLS_FOR_SHORT_PASS else 0
 
 
-class Track:
+class TimedCalls:
     """Calls of a function on inputs of the same shapes, ready to be timed."""
 
     def __init__(self, function: Callable[..., Any], case: dict[str, Any], arena: Any, device: torch.device) -> None:
@@ -76,7 +76,7 @@ class Track:
     def allocate(self, calls: int, sets: int, *, graph: bool, flush_bytes: int) -> dict[str, Any]:
         """Prepare calls over several sets of inputs, in new memory.
 
-        Returns the addresses, and the method that times the device. If ``cold`` is not zero, that
+        Returns the addresses, and the method that times the device. If ``flush_bytes`` is not zero, that
         many bytes are read before each pass on a GPU, so that its cache holds neither inputs nor
         results.
         """
@@ -104,13 +104,13 @@ class Track:
         method = "events" if self._graph is None else "graph"
         return {**where, "method": method, "failure": failure, "results": _locations(self._captured)}
 
-    def guess(self) -> dict[str, Any]:
+    def estimate(self) -> dict[str, Any]:
         """Return first estimates of the time of a call."""
         for _ in range(_WARM_UP):
             self._pipelined(min(self._count, 2))
-        call_ns = min(self._pipelined(min(self._count, _GUESSED_CALLS)) for _ in range(2))
-        guessed = {"call_ns": call_ns}
-        return guessed if self._stream is None else {**guessed, "device_ns": self._device_pass(0)}
+        call_ns = min(self._pipelined(min(self._count, _ESTIMATE_CALLS)) for _ in range(2))
+        estimate = {"call_ns": call_ns}
+        return estimate if self._stream is None else {**estimate, "device_ns": self._device_pass(0)}
 
     def warm_up(self) -> dict[str, Any]:
         """Run a short pass so that the device is awake for the next one."""
@@ -123,10 +123,10 @@ class Track:
         self._wait()
         return {}
 
-    def go(self, block: dict[str, Any]) -> dict[str, Any]:
+    def run(self, block: dict[str, Any]) -> dict[str, Any]:
         """Run a block of calls; return the time of a call in ns, and where new results lie."""
-        self._last_quantity = block["figure"]
-        match block["figure"]:
+        self._last_quantity = block["quantity"]
+        match block["quantity"]:
             case "device":
                 call_ns = self._device_pass(block["ahead_ns"])
             case "call":
@@ -134,10 +134,10 @@ class Track:
             case "sync":
                 call_ns = self._synchronous(block["calls"])
             case unknown:
-                raise ValueError(f"unknown figure {unknown!r}")
+                raise ValueError(f"unknown quantity {unknown!r}")
         return {"ns": call_ns, "results": _locations(self._kept)}
 
-    def shown(self, call: int) -> tuple[Any, list[torch.Tensor]]:
+    def result(self, call: int) -> tuple[Any, list[torch.Tensor]]:
         """Return the result of one of the calls timed last, and its inputs as they are now."""
         kept = self._captured if self._graph is not None and self._last_quantity == "device" else self._kept
         return kept[call], self._sets[call % len(self._sets)][2]

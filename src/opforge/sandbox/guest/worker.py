@@ -28,7 +28,7 @@ from opforge.sandbox.guard.integrity import FunctionSnapshot
 from opforge.sandbox.guard.registrations import registration_snapshot
 from opforge.sandbox.guard.traps import Traps, non_aten_operators
 from opforge.sandbox.guest.aliases import InputAliases
-from opforge.sandbox.guest.cpu_timed_calls import HostTrack, result_parts
+from opforge.sandbox.guest.cpu_timed_calls import HostTimedCalls, result_parts
 from opforge.sandbox.guest.global_state import GlobalState, generator_state, seed_generator
 from opforge.sandbox.guest.input_file import InputFileRunner
 from opforge.sandbox.guest.kept_results import KeptResults, call_and_keep
@@ -51,7 +51,7 @@ from opforge.sandbox.guest.situations import (
     call_in_two_threads,
     input_for,
 )
-from opforge.sandbox.guest.timed_calls import Track
+from opforge.sandbox.guest.timed_calls import TimedCalls
 from opforge.sandbox.guest.triton_autotuning import keep_short
 from opforge.sandbox.guest.triton_interpreter import serialize_launches
 from opforge.sandbox.mutants.mutant import Mutant
@@ -92,10 +92,9 @@ def serve(config: dict[str, Any], fds: list[int]) -> None:
     os.close(memory_fd)
     arena = mmap.mmap(arena_fd, config["arena_bytes"])
     os.close(arena_fd)
-    watch = (
-        AuditHook(confinement_from_wire(config["room"]), readable_paths.home_folders()) if config.get("room") else None
-    )
-    Worker(channel, arena, torch.device(config["device"]), config["out_at"], watch).run()
+    confinement = config.get("confinement")
+    audit = AuditHook(confinement_from_wire(confinement), readable_paths.home_folders()) if confinement else None
+    Worker(channel, arena, torch.device(config["device"]), config["results_offset"], audit).run()
 
 
 class Worker:
@@ -116,8 +115,8 @@ class Worker:
         self._next_offset = results_offset
         self._kernel: LoadedKernel | None = None
         self._path: Path | None = None
-        self._track: Track | HostTrack | None = None
-        self._before_track: GlobalState | None = None
+        self._timed_calls: TimedCalls | HostTimedCalls | None = None
+        self._state_before_timing: GlobalState | None = None
         self._inputs = InputFileRunner(self._device)
         self._audit = audit
         self._pid = getpid()
@@ -137,16 +136,16 @@ class Worker:
                     reply = self._call_all(request)
                 case "gradient":
                     reply = self._gradient(request)
-                case "lay":
+                case "allocate":
                     reply = self._allocate_timed_calls(request)
-                case "guess":
-                    reply = self._on_gpu(Track.guess)
+                case "estimate":
+                    reply = self._on_gpu(TimedCalls.estimate)
                 case "warm up":
-                    reply = self._on_gpu(Track.warm_up)
-                case "go":
-                    reply = self._go(request)
-                case "show":
-                    reply = self._show(request)
+                    reply = self._on_gpu(TimedCalls.warm_up)
+                case "run":
+                    reply = self._run_timed_calls(request)
+                case "result":
+                    reply = self._timed_result(request)
                 case "registrations":
                     reply = self._tampering(thorough=True)
                 case "clear":
@@ -169,8 +168,8 @@ class Worker:
 
     def _with_escape_attempts(self, reply: dict[str, Any]) -> dict[str, Any]:
         """Add the kernel's attempts to break out of its confinement, if any."""
-        tried = self._audit.pop_attempts() if self._audit is not None else None
-        return reply if tried is None else {**reply, "tried": tried}
+        attempts = self._audit.pop_attempts() if self._audit is not None else None
+        return reply if attempts is None else {**reply, "escape_attempts": attempts}
 
     def _load(self, description: dict[str, Any]) -> dict[str, Any]:
         self._path = Path(description["file"]) if description["file"] else None
@@ -226,7 +225,7 @@ class Worker:
         for index, case in enumerate(cases):
             CASE_COUNTER.pack_into(self._arena, 0, index)
             began_ns = perf_counter_ns()
-            if (elements := case.get("large", 0)) * pace_s > _MAX_LARGE_CASE_S:
+            if (elements := case.get("large_elements", 0)) * pace_s > _MAX_LARGE_CASE_S:
                 result: dict[str, Any] = {"raised": ["NotImplementedError", "it would take too long"]}
             else:
                 result = self._call(function, case, index)
@@ -247,14 +246,14 @@ class Worker:
         return {"results": results, **({} if request.get("trusted") else self._tampering(thorough=False))}
 
     def _call(self, function: Callable[..., Any], case: dict[str, Any], index: int) -> dict[str, Any]:
-        own, situation = case["own"], case.get("situation", "")
+        owns_storage, situation = case["owns_storage"], case.get("situation", "")
         inputs: list[torch.Tensor] = []
         cloned: list[tuple[torch.Tensor, torch.Tensor]] = []
 
         @one_tensor_per_offset
         def made_of(row: list[Any]) -> torch.Tensor:
             made = tensor_from_row(self._arena, row)
-            if own or situation == LAZY_CLONE:
+            if owns_storage or situation == LAZY_CLONE:
                 cloned.append((made, owned_copy(made, torch.device(row[6]) if row[6] else self._device)))
                 made = cloned[-1][1]
             return input_for(situation, made)
@@ -263,32 +262,32 @@ class Worker:
             inputs.append(made_of(row))
             return inputs[-1]
 
-        listing = self._traps.count_calls() if case.get("list") else None
+        listing = self._traps.count_calls() if case.get("count_calls") else None
         try:  # includes making the arguments: on a GPU an earlier call may have ruined the context
             args, kwargs = decode(case["args"], tensor), {n: decode(v, tensor) for n, v in case["kwargs"].items()}
             geometry = [(t.shape, t.stride(), t.storage_offset()) for t in inputs]
-            if "begin_at" in case:
-                self._begin(function, args, kwargs, inputs, case["begin_at"])
+            if "prefill_offsets" in case:
+                self._begin(function, args, kwargs, inputs, case["prefill_offsets"])
             if "seed" in case:
                 seed_generator(case["seed"], self._device)
-            before = generator_state(self._device) if case.get("watch_draws") else None
+            before = generator_state(self._device) if case.get("watch_rng") else None
             with listing or contextlib.nullcontext():
                 result, inputs, shared = self._call_in_situation(function, case, args, kwargs, inputs)
-            early = self._early(result) if "begin_at" in case else []
-            busy = self._busy_elsewhere() if "begin_at" in case else False
-            if "linger_s" in case:
-                sleep(case["linger_s"])
+            early = self._early(result) if "prefill_offsets" in case else []
+            busy = self._busy_elsewhere() if "prefill_offsets" in case else False
+            if "wait_s" in case:
+                sleep(case["wait_s"])
             self._wait()
             reply: dict[str, Any] = {"returned": self._describe(result, InputAliases(inputs))}
             reply["shares_result"] = self._kept.add(index, result, InputAliases(inputs)) or shared
-            if odd := _describe_unusable(result, inputs, situation):
-                reply["odd"] = odd
+            if unusable := _describe_unusable(result, inputs, situation):
+                reply["unusable"] = unusable
             through = [
                 i for i, pair in enumerate(cloned if situation == LAZY_CLONE else ()) if not _same_storage(*pair)
             ]
             reply |= {"written_through": through} if through else {}
             if before is not None and before != generator_state(self._device):
-                reply["drew"] = True
+                reply["used_rng"] = True
             if busy or any(not torch.equal(flat_bytes(then), flat_bytes(now)) for now, then in early):
                 reply["late"] = True
         except SystemExit as error:
@@ -301,7 +300,7 @@ class Worker:
                 **self._forbidden_calls(inputs),
             }
         self._exit_if_forked()
-        if own:
+        if owns_storage:
             described = [self._tensor(t) for t in inputs]
             if junk := next((d["junk"] for d in described if "junk" in d), None):
                 return {"raised": ["NotImplementedError", f"what it wrote to cannot be returned: {junk}"]}
@@ -433,71 +432,76 @@ class Worker:
 
     def _allocate_timed_calls(self, request: dict[str, Any]) -> dict[str, Any]:
         """Allocate the calls to be timed."""
-        if "case" in request:
-            self._track = None  # frees its memory first
-            function, case, device = self._function(request["op"]), request["case"], torch.device(request["device"])
-            self._track = (
-                HostTrack(function, case, self._arena, self._results_offset)
+        if "timed" in request:
+            self._timed_calls = None  # frees its memory first
+            op, case, device = (
+                request["timed"]["op"],
+                request["timed"]["case"],
+                torch.device(request["timed"]["device"]),
+            )
+            function = self._function(op)
+            self._timed_calls = (
+                HostTimedCalls(function, case, self._arena, self._results_offset)
                 if device.type == "cpu"
-                else Track(function, case, self._arena, device)
+                else TimedCalls(function, case, self._arena, device)
             )
-            self._before_track = GlobalState.now()
-        track = self._require_track()
+            self._state_before_timing = GlobalState.now()
+        timed_calls = self._require_timed_calls()
 
-        def laid() -> dict[str, Any]:
-            if isinstance(track, HostTrack):
-                return track.allocate(request["sets"], request["parts"])
-            return track.allocate(
-                request["calls"], request["sets"], graph=request["graph"], flush_bytes=request["cold"]
+        def allocate() -> dict[str, Any]:
+            if isinstance(timed_calls, HostTimedCalls):
+                return timed_calls.allocate(request["sets"], request["parts"])
+            return timed_calls.allocate(
+                request["calls"], request["sets"], graph=request["graph"], flush_bytes=request["flush_bytes"]
             )
 
-        return self._catching_kernel_errors(laid)
+        return self._catching_kernel_errors(allocate)
 
-    def _on_gpu(self, step: Callable[[Track], dict[str, Any]]) -> dict[str, Any]:
+    def _on_gpu(self, step: Callable[[TimedCalls], dict[str, Any]]) -> dict[str, Any]:
         """Run a step that only races on a GPU have."""
-        track = self._require_track()
-        if isinstance(track, HostTrack):
+        timed_calls = self._require_timed_calls()
+        if isinstance(timed_calls, HostTimedCalls):
             raise TypeError("unknown step of host timing")
-        return self._catching_kernel_errors(functools.partial(step, track))
+        return self._catching_kernel_errors(functools.partial(step, timed_calls))
 
-    def _go(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _run_timed_calls(self, request: dict[str, Any]) -> dict[str, Any]:
         """Run a block of timed calls. The reply goes out at once: the judge's clock is running."""
-        track = self._require_track()
+        timed_calls = self._require_timed_calls()
 
-        def gone() -> dict[str, Any]:
-            if isinstance(track, HostTrack):
-                track.go(dry=request["dry"])
+        def run_block() -> dict[str, Any]:
+            if isinstance(timed_calls, HostTimedCalls):
+                timed_calls.run(dry=request["dry"])
                 return {}
-            return track.go(request)
+            return timed_calls.run(request)
 
-        return self._catching_kernel_errors(gone)
+        return self._catching_kernel_errors(run_block)
 
-    def _show(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _timed_result(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the result of one of the calls timed last."""
         self._next_offset = self._results_offset
-        result, inputs = self._require_track().shown(request["call"])
+        result, inputs = self._require_timed_calls().result(request["call"])
         reply: dict[str, Any] = {"returned": self._describe(result, InputAliases(inputs))}
-        if request["own"]:
+        if request["with_inputs"]:
             reply["inputs"] = [self._tensor(t).get("T") for t in inputs]
-        if changes := GlobalState.now().changes_since(self._before_track or GlobalState.now(), rng=False):
+        if changes := GlobalState.now().changes_since(self._state_before_timing or GlobalState.now(), rng=False):
             reply["state"] = changes
         bypass = self._forbidden_calls(inputs)
         return {
             "result": self._with_escape_attempts({**reply, **bypass}),
-            **(self._tampering(thorough=request["thorough"]) if request["seals"] else {}),
+            **(self._tampering(thorough=request["thorough"]) if request["check_integrity"] else {}),
         }
 
     def _clear(self) -> dict[str, Any]:
         """Release the timed calls: others need the memory."""
-        self._track = None
+        self._timed_calls = None
         if self._device.type == "cuda" and memory_reserved() > _MAX_CACHED_MEMORY_SHARE * mem_get_info()[1]:
             empty_cache()
         return {}
 
-    def _require_track(self) -> Track | HostTrack:
-        if self._track is None:
+    def _require_timed_calls(self) -> TimedCalls | HostTimedCalls:
+        if self._timed_calls is None:
             raise RuntimeError("no calls are prepared for timing")
-        return self._track
+        return self._timed_calls
 
     def _catching_kernel_errors(self, timed: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Return the result of a timing step, or the exception that the kernel raised."""

@@ -175,7 +175,7 @@ class ForkServer:
     def _spawn(self, client: _Client, request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         self._next_user = (self._next_user + 1) % _USERS
         request["config"].setdefault("gpu", client.gpu)
-        room = request["config"].get("room")
+        room = request["config"].get("confinement")
         tasks = self._tasks.count() if room else None
         user = confinement.user_for(room["folder"], self._next_user) if room else None
         worker = _Worker(linux.new_mark(), user)
@@ -204,7 +204,7 @@ class ForkServer:
                 _take_settings_of(visitor)
             if gpu := request["config"]["gpu"]:
                 os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-            room = request["config"].get("room")
+            room = request["config"].get("confinement")
             if request["config"].get("memory"):
                 fds.insert(0, os.open("/proc/self/mem", os.O_RDWR | os.O_CLOEXEC))  # before it is confined
             _keep_only({0, 1, 2, *fds, *(confinement.shared_rules().handles if room else ())})

@@ -27,8 +27,8 @@ _LIMIT_S = 60.0
 
 def serve(config: dict[str, Any], fds: list[int]) -> None:
     """Answer one request."""
-    if "room" in config:
-        Channel.from_fd(fds[0]).send(_test_protections(config["room"]["folder"]))
+    if "confinement" in config:
+        Channel.from_fd(fds[0]).send(_test_protections(config["confinement"]["folder"]))
         return
     import torch  # not above: the process that calls check_device has no torch
 
@@ -61,7 +61,7 @@ def working_protections(spawner: Spawner) -> dict[str, Any]:
     """Return the protections that work on this system, as tested by a confined process."""
     folder = folders.make_client_folder(spawner.folder())
     try:
-        held: dict[str, Any] = _ask(spawner, {"room": asdict(Confinement(folder))})
+        held: dict[str, Any] = _ask(spawner, {"confinement": asdict(Confinement(folder))})
         return held
     finally:
         folders.remove(folder)

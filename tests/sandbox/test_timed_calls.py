@@ -1,4 +1,4 @@
-"""The calls that are timed on a GPU: that their memory is their own, where it is said to lie, and whose result is shown. Real tracks, here on the CPU."""
+"""The calls that are timed on a GPU: that their memory is their own, where it is said to lie, and whose result is shown. Real ones, here on the CPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from opforge.cases.tensors import flat_storage, owned_copy, renewed, seeded_bytes, tensor_from_row
 from opforge.cases.values import TensorSpec
-from opforge.sandbox.guest.timed_calls import Track, short_pass_calls
+from opforge.sandbox.guest.timed_calls import TimedCalls, short_pass_calls
 
 CPU = torch.device("cpu")
 SMALL, LARGER = (5, 7), (61, 97)
@@ -17,7 +17,7 @@ SMALL, LARGER = (5, 7), (61, 97)
 
 
 class Laid:
-    """A case whose tensors lie in a bytearray, and tracks over it."""
+    """A case whose tensors lie in a bytearray, and timed calls over it."""
 
     def __init__(self, *specs: TensorSpec) -> None:
         self.arena, self.rows = bytearray(64), []
@@ -27,30 +27,30 @@ class Laid:
             self.arena += seeded_bytes(spec, f"tensor {number}").tobytes()
             self.arena += bytes(-len(self.arena) % 64)
 
-    def track(self, function, calls=4, sets=None, args=None, kwargs=None):
-        """Return a track with calls laid out on it, and where it says that inputs lie; the arguments are the tensors unless they are given."""
+    def timed_calls(self, function, calls=4, sets=None, args=None, kwargs=None):
+        """Return allocated calls, and where their inputs are said to lie; the arguments are the tensors unless they are given."""
         given = [{"T": row} for row in self.rows] if args is None else args
-        track = Track(function, {"args": given, "kwargs": kwargs or {}}, self.arena, CPU)
-        said = track.allocate(calls, sets or calls, graph=True, flush_bytes=0)
+        timed_calls = TimedCalls(function, {"args": given, "kwargs": kwargs or {}}, self.arena, CPU)
+        said = timed_calls.allocate(calls, sets or calls, graph=True, flush_bytes=0)
         assert set(said) == {"inputs"}
-        return track, said["inputs"]
+        return timed_calls, said["inputs"]
 
     def contents(self, number: int) -> torch.Tensor:
         """Return a tensor of the case."""
         return owned_copy(tensor_from_row(self.arena, self.rows[number]))
 
 
-def block(figure="call", calls=4):
-    return {"figure": figure, "calls": calls, "ahead_ns": 0}
+def block(quantity="call", calls=4):
+    return {"quantity": quantity, "calls": calls, "ahead_ns": 0}
 
 
-def timed(track, **words):
+def timed(timed_calls, **words):
     """Time a block, and return what was said of it."""
-    return track.go(block(**words))
+    return timed_calls.run(block(**words))
 
 
 def write(places, laid: Laid) -> list[list[torch.Tensor]]:
-    """Do what the judge does: write new contents to where a track says that inputs lie. Returns the tensors with those contents, by set."""
+    """Do what the judge does: write new contents to where inputs are said to lie. Returns the tensors with those contents, by set."""
     written = []
     for number, row in enumerate(places):
         fresh = [renewed(laid.contents(n), number + 2) for n in range(len(laid.rows))]
@@ -86,11 +86,11 @@ def itself(*tensors):
 )
 def test_calls_find_what_is_written_where_inputs_are_said_to_lie(spec):
     laid = Laid(spec)
-    track, places = laid.track(itself)
+    timed_calls, places = laid.timed_calls(itself)
     written = write(places, laid)
-    timed(track)
+    timed(timed_calls)
     for call in range(4):
-        assert same_memory(track.shown(call)[1][0], written[call][0])
+        assert same_memory(timed_calls.result(call)[1][0], written[call][0])
 
 
 def test_tensors_in_lists_and_by_name_have_places_too():
@@ -101,11 +101,11 @@ def test_tensors_in_lists_and_by_name_have_places_too():
     def scaled_cat(tensors, dim, *, out, scale):
         return torch.cat(tensors, dim).mul_(scale), out
 
-    track, places = laid.track(scaled_cat, args=[[first, second], 0], kwargs={"out": out, "scale": 2.0})
+    timed_calls, places = laid.timed_calls(scaled_cat, args=[[first, second], 0], kwargs={"out": out, "scale": 2.0})
     written = write(places, laid)
-    timed(track)
+    timed(timed_calls)
     for call in range(4):
-        (joined, third), given = track.shown(call)
+        (joined, third), given = timed_calls.result(call)
         assert [same_memory(t, w) for t, w in zip(given, written[call], strict=True)] == [True] * 3
         assert torch.equal(joined, 2 * torch.cat(written[call][:2]))
         assert third is given[2]
@@ -113,70 +113,72 @@ def test_tensors_in_lists_and_by_name_have_places_too():
 
 def test_more_calls_than_sets_go_round_the_sets():
     laid = Laid(TensorSpec(SMALL, "f32"))
-    track, places = laid.track(torch.neg, calls=7, sets=3)
+    timed_calls, places = laid.timed_calls(torch.neg, calls=7, sets=3)
     written = write(places, laid)
-    timed(track, calls=7)
+    timed(timed_calls, calls=7)
     for call in range(7):
-        result, (given,) = track.shown(call)
+        result, (given,) = timed_calls.result(call)
         assert same_memory(given, written[call % 3][0])
         assert torch.equal(result, -written[call % 3][0])
-    assert len({track.shown(call)[0].data_ptr() for call in range(7)}) == 7
+    assert len({timed_calls.result(call)[0].data_ptr() for call in range(7)}) == 7
 
 
 @pytest.mark.parametrize("calls", [1, 3, 4])
 def test_results_are_where_they_are_said_to_be_and_shown_for_the_call_asked_for(calls):
     laid = Laid(TensorSpec(LARGER, "f32"))
-    track, places = laid.track(torch.exp)
+    timed_calls, places = laid.timed_calls(torch.exp)
     written = write(places, laid)
-    said = timed(track, calls=calls)
+    said = timed(timed_calls, calls=calls)
     assert said["ns"] > 0
     assert len(said["results"]) == calls
     for call in range(calls):
-        result, given = track.shown(call)
+        result, given = timed_calls.result(call)
         assert said["results"][call] == [("", result.data_ptr())]
         assert torch.equal(result, torch.exp(written[call][0]))
         assert torch.equal(given[0], written[call][0])
     with pytest.raises(IndexError):
-        track.shown(calls)
+        timed_calls.result(calls)
 
 
 def test_parts_of_a_result_that_are_no_tensors_have_no_place():
     laid = Laid(TensorSpec(SMALL, "f32"))
-    track, _ = laid.track(lambda x: (-x, 3, [x.to_sparse()]), calls=1)
-    (first, number, sparse) = timed(track, calls=1)["results"][0]
-    assert first == ("", track.shown(0)[0][0].data_ptr())
+    timed_calls, _ = laid.timed_calls(lambda x: (-x, 3, [x.to_sparse()]), calls=1)
+    (first, number, sparse) = timed(timed_calls, calls=1)["results"][0]
+    assert first == ("", timed_calls.result(0)[0][0].data_ptr())
     assert (number, sparse) == (None, None)
 
 
 def test_nothing_is_written_to_the_shared_memory_by_calls_that_write():
     laid = Laid(TensorSpec(SMALL, "f32"))
     before = bytes(laid.arena)
-    track, _ = laid.track(lambda x: x.zero_())
-    timed(track)
+    timed_calls, _ = laid.timed_calls(lambda x: x.zero_())
+    timed(timed_calls)
     assert bytes(laid.arena) == before
 
 
 def test_calls_have_memory_of_their_own_and_another_one_each_time_they_are_laid():
     laid = Laid(TensorSpec(SMALL, "f32"), TensorSpec(LARGER, "i64"))
-    track, places = laid.track(itself)
+    timed_calls, places = laid.timed_calls(itself)
     first = {address for row in places for _, address in row}
     assert len(first) == 8
     for calls in (4, 8):
         again = {
-            address for row in track.allocate(calls, calls, graph=True, flush_bytes=0)["inputs"] for _, address in row
+            address
+            for row in timed_calls.allocate(calls, calls, graph=True, flush_bytes=0)["inputs"]
+            for _, address in row
         }
         assert len(again) == 2 * calls
         assert not first & again
         first = again
 
 
-def test_a_track_that_is_laid_again_has_the_contents_of_the_case():
+def test_calls_that_are_allocated_again_have_the_contents_of_the_case():
     laid = Laid(TensorSpec(SMALL, "f32"))
-    track, places = laid.track(itself)
+    timed_calls, places = laid.timed_calls(itself)
     write(places, laid)
-    track.allocate(4, 4, graph=True, flush_bytes=0)
-    timed(track)
-    assert all(same_memory(track.shown(call)[1][0], laid.contents(0)) for call in range(4))
+    timed_calls.allocate(4, 4, graph=True, flush_bytes=0)
+    timed(timed_calls)
+    assert all(same_memory(timed_calls.result(call)[1][0], laid.contents(0)) for call in range(4))
 
 
 def test_calls_that_warm_up_have_other_inputs_and_those_are_as_in_the_case_each_time():
@@ -187,24 +189,24 @@ def test_calls_that_warm_up_have_other_inputs_and_those_are_as_in_the_case_each_
         seen.append((x.untyped_storage().data_ptr(), x.clone()))
         return x.mul_(-1).add_(1)
 
-    track, places = laid.track(wreck)
+    timed_calls, places = laid.timed_calls(wreck)
     timed_at = {address for row in places for _, address in row}
     for _ in range(2):
         seen.clear()
-        track.warm_up()
+        timed_calls.warm_up()
         assert seen
         assert not timed_at & {address for address, _ in seen}
         assert all(torch.equal(x, laid.contents(0)) for _, x in seen)
 
 
-def test_a_guess_is_a_time():
-    track, _ = Laid(TensorSpec(LARGER, "f32")).track(torch.exp, calls=8)
-    guessed = track.guess()
-    assert set(guessed) == {"call_ns"}
-    assert guessed["call_ns"] > 0
+def test_an_estimate_is_a_time():
+    timed_calls, _ = Laid(TensorSpec(LARGER, "f32")).timed_calls(torch.exp, calls=8)
+    estimate = timed_calls.estimate()
+    assert set(estimate) == {"call_ns"}
+    assert estimate["call_ns"] > 0
 
 
-def test_what_a_function_raises_comes_through_and_the_track_goes_on():
+def test_what_a_function_raises_comes_through_and_later_calls_go_on():
     calls = [0]
 
     def moody(x):
@@ -214,24 +216,24 @@ def test_what_a_function_raises_comes_through_and_the_track_goes_on():
         return -x
 
     laid = Laid(TensorSpec(SMALL, "f32"))
-    track, _ = laid.track(moody)
+    timed_calls, _ = laid.timed_calls(moody)
     with pytest.raises(ValueError, match="not today"):
-        timed(track)
-    assert timed(track)["ns"] > 0
-    assert torch.equal(track.shown(2)[0], -laid.contents(0))
+        timed(timed_calls)
+    assert timed(timed_calls)["ns"] > 0
+    assert torch.equal(timed_calls.result(2)[0], -laid.contents(0))
 
 
-def test_an_unknown_figure_is_refused():
-    track, _ = Laid(TensorSpec(SMALL, "f32")).track(itself)
-    with pytest.raises(ValueError, match="unknown figure 'moon'"):
-        timed(track, figure="moon")
+def test_an_unknown_quantity_is_refused():
+    timed_calls, _ = Laid(TensorSpec(SMALL, "f32")).timed_calls(itself)
+    with pytest.raises(ValueError, match="unknown quantity 'moon'"):
+        timed(timed_calls, quantity="moon")
 
 
 def test_a_case_without_tensors_can_be_timed():
-    track, places = Laid().track(torch.arange, args=[7])
+    timed_calls, places = Laid().timed_calls(torch.arange, args=[7])
     assert places == [[]] * 4
-    assert timed(track)["ns"] > 0
-    result, given = track.shown(3)
+    assert timed(timed_calls)["ns"] > 0
+    result, given = timed_calls.result(3)
     assert torch.equal(result, torch.arange(7))
     assert given == []
 
