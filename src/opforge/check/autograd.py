@@ -24,7 +24,8 @@ def check(subject: Subject) -> Findings:
     if subject.mutates:
         yield skipped(
             "autograd",
-            f"it writes to {', '.join(sorted(subject.written_arguments))}: torch has no gradients for operators that do",
+            f"it writes to {', '.join(sorted(subject.written_arguments))}: torch has no gradients for operators that "
+            "do",
         )
     elif not calls:
         yield skipped("autograd", "no call has floating-point tensors among both arguments and results")
@@ -72,8 +73,10 @@ def formula_skeleton(subject: Subject) -> str:
     returns = ", ".join(f"grad_{a.name}" if a.name in tensors else "None" for a in subject.arguments)
     grads = ", ".join(f"grad_{k}" for k in range(len(subject.returns))) if len(subject.returns) > 1 else "grad"
     return (
-        f"register one: def setup_context(ctx, inputs, output): ctx.save_for_backward(inputs[0]); def backward(ctx, {grads}): …; return {returns}; "
-        f'torch.library.register_autograd("{subject.name.removesuffix(".default")}", backward, setup_context=setup_context). '
+        "register one: def setup_context(ctx, inputs, output): ctx.save_for_backward(inputs[0]); def backward(ctx, "
+        f"{grads}): …; return {returns}; "
+        f'torch.library.register_autograd("{subject.name.removesuffix(".default")}", backward, '
+        "setup_context=setup_context). "
         "If the operator has no gradient, let backward raise an error that says so"
     )
 

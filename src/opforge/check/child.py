@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 _MAX_CRASHES_PER_OPERATOR = 3
 CHECK_FUNCTIONS = {
-    "devices": "determinism:devices", "schema": "schema:check", "fake": "fake:check", "layouts": "layouts:check", "mask": "memory:check",
-    "compile": "compile:check", "autograd": "autograd:check", "vmap": "vmap:check", "determinism": "determinism:determinism",
-    "blocks": "blocks:check", "opcheck": "determinism:opcheck",
+    "devices": "determinism:devices", "schema": "schema:check", "fake": "fake:check", "layouts": "layouts:check",
+    "mask": "memory:check", "compile": "compile:check", "autograd": "autograd:check", "vmap": "vmap:check",
+    "determinism": "determinism:determinism", "blocks": "blocks:check", "opcheck": "determinism:opcheck",
 }  # fmt: skip
 
 SendRow = Callable[[dict[str, Any]], None]
@@ -216,7 +216,8 @@ class CheckRun:
             if "fault" in rows:
                 call = rows.get("call", "")
                 row["unsupported"] = (
-                    f"the operator raises on a call of {rows['place']}: {subject.base_name}{call}: {rows['fault'][:300]}"
+                    f"the operator raises on a call of {rows['place']}: {subject.base_name}{call}: "
+                    f"{rows['fault'][:300]}"
                 )
         elif "alias" in rows:
             from opforge.check.schema import alias_refused_by_torch

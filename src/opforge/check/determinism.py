@@ -34,7 +34,8 @@ def determinism(subject: Subject) -> Findings:
             else:
                 yield failed(
                     "determinism",
-                    f"the same call with the same seed gives a different result: {message}, for {subject.base_name}{call}",
+                    f"the same call with the same seed gives a different result: {message}, for "
+                    f"{subject.base_name}{call}",
                     fixes.NONDETERMINISTIC if subject.is_tagged_random else fixes.NONDETERMINISTIC_UNSEEDED,
                     KIND_CONTENTS,
                 )
@@ -42,7 +43,8 @@ def determinism(subject: Subject) -> Findings:
     if subject.is_random() and not subject.is_tagged_random:
         yield note(
             "determinism",
-            "the operator is random and does not say so: torch.compile may call it once where you call it twice, or again in backward",
+            "the operator is random and does not say so: torch.compile may call it once where you call it twice, or "
+            "again in backward",
             f"say so: {fixes.SEEDED}",
         )
 

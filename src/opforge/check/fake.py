@@ -130,7 +130,10 @@ def fake_skeleton(subject: Subject) -> str:
     count = len(subject.returns)
     body = ", ".join([f"torch.empty_like({first})"] * count) if count else "None"
     name = subject.name.removesuffix(".default")
-    return f'register one, with the shapes and dtypes of the real results: @torch.library.register_fake("{name}") def _({names}): return {body}'
+    return (
+        f'register one, with the shapes and dtypes of the real results: @torch.library.register_fake("{name}") '
+        f"def _({names}): return {body}"
+    )
 
 
 def _compare_results(real: list[Any], faked: list[Any]) -> list[tuple[str, str, str]]:
@@ -172,7 +175,10 @@ def _metadata(which: str, real: torch.Tensor, fake: torch.Tensor) -> list[tuple[
             (
                 "dtype",
                 f"the fake says {fake.dtype}{which}, the operator returns {dtype}",
-                f"pass dtype={dtype} to the empty… of the fake (or x.dtype, where it follows the input), or convert the result",
+                (
+                    f"pass dtype={dtype} to the empty… of the fake (or x.dtype, where it follows the input), or convert "
+                    "the result"
+                ),
             )
         )
     if fake.device != real.device:
@@ -243,14 +249,20 @@ def _check_symbolic_call(subject: Subject, call: OperatorCall, other: OperatorCa
     fixed = {s: int(env.replacements[s]) for s in values if s in env.replacements and env.replacements[s].is_number}
     if fixed:
         sizes = ", ".join(str(n) for n in fixed.values())
-        fault = f"the fake fixes sizes ({sizes}), and the operator takes others: torch.compile makes a new graph for every size"
+        fault = (
+            f"the fake fixes sizes ({sizes}), and the operator takes others: torch.compile makes a new graph for "
+            "every size"
+        )
         yield failed("fake", f"{fault}; seen with {subject.base_name}{call}", fixes.FAKE_SIZES)
         return
     for index, (f, r) in enumerate(zip(results, real, strict=False)):
         if isinstance(f, torch.Tensor) and isinstance(r, torch.Tensor):
             fake_shape = [_evaluate_size(size, values) for size in f.shape]
             if None not in fake_shape and fake_shape != list(r.shape):
-                fault = f"the fake computes shape {fake_shape} for result {index} of {subject.base_name}{other}, and the operator returns {list(r.shape)}"
+                fault = (
+                    f"the fake computes shape {fake_shape} for result {index} of {subject.base_name}{other}, and "
+                    f"the operator returns {list(r.shape)}"
+                )
                 yield failed("fake", f"{fault}; for {subject.base_name}{call} both agree", fixes.FAKE_SHAPE)
                 return
 

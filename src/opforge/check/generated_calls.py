@@ -36,9 +36,10 @@ _SIMILAR_SHAPES = ((0, 1, 2, 8, 13), (3, 6), (4, 7))
 """Groups of indices into _SHAPES that differ only in the number of dimensions."""
 # Dtypes of the first tensor and of all others.
 _DTYPES: tuple[tuple[torch.dtype, torch.dtype], ...] = (
-    (torch.float32, torch.float32), (torch.float32, torch.int64), (torch.int64, torch.int64), (torch.float32, torch.bool),
-    (torch.float16, torch.float16), (torch.bfloat16, torch.bfloat16), (torch.float64, torch.float64), (torch.bool, torch.bool),
-    (torch.float32, torch.int32), (torch.int32, torch.int32), (torch.int64, torch.float32), (torch.uint8, torch.uint8), (torch.int8, torch.int8),
+    (torch.float32, torch.float32), (torch.float32, torch.int64), (torch.int64, torch.int64),
+    (torch.float32, torch.bool), (torch.float16, torch.float16), (torch.bfloat16, torch.bfloat16),
+    (torch.float64, torch.float64), (torch.bool, torch.bool), (torch.float32, torch.int32),
+    (torch.int32, torch.int32), (torch.int64, torch.float32), (torch.uint8, torch.uint8), (torch.int8, torch.int8),
     (torch.uint8, torch.float32), (torch.int8, torch.float32), (torch.int32, torch.float32),
 )  # fmt: skip
 _VALUE_SETS = 3
@@ -129,8 +130,9 @@ class _ArgumentMaker:
         if kind in ("List[Tensor]", "List[Optional[Tensor]]"):
             return [self.tensor(), self.tensor()]
         makers: dict[str, Callable[[Any], Any]] = {
-            "int": self.integer, "SymInt": self.integer, "float": self.floating, "number": self.floating, "Scalar": self.floating, "bool": self.boolean,
-            "List[int]": self.integers, "List[SymInt]": self.integers, "List[float]": lambda _a: [0.5, 0.5], "List[bool]": lambda _a: [True, False],
+            "int": self.integer, "SymInt": self.integer, "float": self.floating, "number": self.floating,
+            "Scalar": self.floating, "bool": self.boolean, "List[int]": self.integers, "List[SymInt]": self.integers,
+            "List[float]": lambda _a: [0.5, 0.5], "List[bool]": lambda _a: [True, False],
         }  # fmt: skip
         if kind in makers:
             return makers[kind](argument)

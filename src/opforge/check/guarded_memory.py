@@ -44,7 +44,10 @@ class GuardedTensor:
         ):
             if not bool(part.all()):
                 places = (~part).nonzero().reshape(-1)
-                return f"{len(places)} elements {side} (the first {int(places[0]) + 1 if side == 'past its end' else GUARD_ELEMENTS - int(places[-1])} away)"
+                return (
+                    f"{len(places)} elements {side} (the first "
+                    f"{int(places[0]) + 1 if side == 'past its end' else GUARD_ELEMENTS - int(places[-1])} away)"
+                )
         return ""
 
     def unwritten_mask(self) -> torch.Tensor:

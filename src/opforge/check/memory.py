@@ -85,7 +85,10 @@ def _check_at_sizes(
     if size != _FULL_SIZES[-1]:
         yield (
             "slow",
-            f"sizes above {size} of {subject.base_name}{call} were left out: a call takes too long, as in Triton's interpreter",
+            (
+                f"sizes above {size} of {subject.base_name}{call} were left out: a call takes too long, as in Triton's "
+                "interpreter"
+            ),
             "",
         )
     parts = (
@@ -140,7 +143,10 @@ def _check_reads(subject: Subject, call: OperatorCall) -> Iterator[tuple[str, st
         _dirty_freed_memory(expected, 77)
         again = subject.run(guarded_memory.guard_arguments(call, 0.0)[0])
         if message := first_difference(expected, again):
-            fault = f"the same call gives a different result each time, at this size: {message}, for {subject.base_name}{call}"
+            fault = (
+                f"the same call gives a different result each time, at this size: {message}, for "
+                f"{subject.base_name}{call}"
+            )
             yield "changes", fault, fixes.UNINITIALISED_READ
             return
         for poison in _POISONS:
@@ -149,7 +155,10 @@ def _check_reads(subject: Subject, call: OperatorCall) -> Iterator[tuple[str, st
             if message := first_difference(expected, actual):
                 yield (
                     "reads",
-                    f"the result depends on memory outside its arguments: {message} when they are surrounded by {poison:g}, for {subject.base_name}{call}",
+                    (
+                        f"the result depends on memory outside its arguments: {message} when they are surrounded by "
+                        f"{poison:g}, for {subject.base_name}{call}"
+                    ),
                     fixes.OUT_OF_BOUNDS_READ,
                 )
                 return
@@ -278,5 +287,8 @@ def _find_parts(subject: Subject, full_call: OperatorCall, size: int) -> _Parts 
 def _check_part(subject: Subject, parts: _Parts, size: int) -> Iterator[tuple[str, str, str]]:
     if message := parts.describe_difference(subject, size):
         aligned_sizes = " and ".join(map(str, parts.aligned))
-        fault = f"the first {size} elements of {parts.size} give a different result than {size} alone, but {aligned_sizes} alone do not"
+        fault = (
+            f"the first {size} elements of {parts.size} give a different result than {size} alone, but "
+            f"{aligned_sizes} alone do not"
+        )
         yield "values", f"{fault}: {message}, for {subject.base_name}{parts.part(size)}", fixes.WRONG_PARTS

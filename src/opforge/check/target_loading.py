@@ -52,7 +52,8 @@ def load_target(target: dict[str, Any], device: str, patterns: Sequence[str]) ->
     after = _operator_names()
     if device != "cpu" and torch.cuda.is_initialized():
         raise OpforgeError(
-            f"importing {target['text']} starts CUDA{starts[0] if starts else ''}, and processes forked after that cannot use it; "
+            f"importing {target['text']} starts CUDA{starts[0] if starts else ''}, and processes forked after that "
+            "cannot use it; "
             "let the package touch the GPU when an operator is called, not when it is imported"
         )
     notes = []

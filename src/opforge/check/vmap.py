@@ -21,7 +21,8 @@ def check(subject: Subject) -> Findings:
     if subject.mutates:
         yield skipped(
             "vmap",
-            f"it writes to {', '.join(sorted(subject.written_arguments))}; torch.library has no vmap rules for operators that do",
+            f"it writes to {', '.join(sorted(subject.written_arguments))}; torch.library has no vmap rules for "
+            "operators that do",
         )
     elif not calls:
         yield skipped("vmap", "no call has a tensor")
@@ -48,7 +49,8 @@ def has_rule(subject: Subject) -> bool:
 def rule_skeleton(subject: Subject) -> str:
     names = ", ".join(a.name for a in subject.arguments)
     return (
-        f'torch.library.register_vmap("{subject.name.removesuffix(".default")}", rule) with def rule(info, in_dims, {names}): '
+        f'torch.library.register_vmap("{subject.name.removesuffix(".default")}", rule) with def rule(info, in_dims, '
+        f"{names}): "
         "move the batched dimension to the front, call the operator once on the larger tensors, and return (result, 0)"
     )
 

@@ -56,7 +56,8 @@ def export(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="FILE.py with model() and inputs(), FILE.py:NAME for another function or class of it, or module:function.",
+            help="FILE.py with model() and inputs(), FILE.py:NAME for another function or class of it, or "
+            "module:function.",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path("model.pte"),
@@ -152,7 +153,8 @@ def run(
     inputs: Annotated[
         str,
         typer.Option(
-            help="Shapes and dtypes such as 'T([2, 3], f32)', or a .safetensors file with tensors 0, 1, … (default: as in the program)."
+            help="Shapes and dtypes such as 'T([2, 3], f32)', or a .safetensors file with tensors 0, 1, … (default: "
+            "as in the program)."
         ),
     ] = "",
     library: Annotated[list[Path] | None, typer.Option(help="A library of kernels; may be repeated.")] = None,
@@ -215,7 +217,7 @@ def check(
     with_: Annotated[str, _WITH] = "direct",
     format_: Annotated[str, _FORMAT] = "text",
 ) -> int:
-    """Export, build and run a folder's operators; exit with 1 if a result differs from eager PyTorch or a kernel did not run."""
+    """Export, build and run a folder's operators; exit with 1 if a result differs from eager or a kernel did not run."""
     _check_format(format_)
     _check_tool(with_)
     from opforge.edge.check import check as check_folder

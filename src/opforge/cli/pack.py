@@ -23,7 +23,7 @@ def pack(
     version: Annotated[str, typer.Option(help="The version of the package.")] = "0.1.0",
     format_: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
 ) -> int:
-    """Make a package and a wheel of a folder's kernels and their proofs; once installed, it overrides ATen's kernels."""
+    """Make a package and a wheel of a folder's kernels and their proofs; installed, it overrides ATen's kernels."""
     if format_ not in ("text", "json"):
         raise OpforgeError(f"unknown format {format_!r}; allowed: text, json")
     from opforge.package.pack import pack as make

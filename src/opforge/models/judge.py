@@ -91,7 +91,8 @@ def _installable(kernels: list[Kernel], run: RunConfig) -> list[Kernel]:
     if not usable:
         for_ops = f" for {', '.join(run.ops)}" if run.ops else ""
         raise NothingToJudgeError(
-            f"backend {run.backend!r} has no kernels{for_ops} to put in ATen's place; use --backend directory with --ops-directory"
+            f"backend {run.backend!r} has no kernels{for_ops} to put in ATen's place; use --backend directory with "
+            "--ops-directory"
         )
     names = [kernel.name for kernel in usable]
     return [k if names.count(k.name) == 1 else replace(k, name=f"{k.name} ({k.primary})") for k in usable]

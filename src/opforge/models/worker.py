@@ -201,7 +201,8 @@ class ModelWorker:
             flat = flat_bytes(self._results[number][1])
             if offset + len(flat) > len(self._arena):
                 raise UnusableModelError(
-                    f"{self._results[number][0]} takes {len(flat)} bytes, more than the {len(self._arena) - offset} that can be compared"
+                    f"{self._results[number][0]} takes {len(flat)} bytes, more than the {len(self._arena) - offset} "
+                    "that can be compared"
                 )
             if len(flat):
                 torch.frombuffer(self._arena, dtype=torch.uint8, count=len(flat), offset=offset).copy_(flat)

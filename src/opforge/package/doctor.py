@@ -69,7 +69,8 @@ def _python(health: Health) -> dict[str, Any]:
         health.add_problem(f"Python is {platform.python_version()}", "opforge needs Python 3.11 or newer")
     if not headers:
         health.notes.append(
-            f"no Python.h in {include}: sources that include torch/extension.h cannot be built (`apt install python3-dev`)"
+            f"no Python.h in {include}: sources that include torch/extension.h cannot be built (`apt install "
+            "python3-dev`)"
         )
     return {
         "version": platform.python_version(), "executable": sys.executable, "prefix": sys.prefix, "include": include,
@@ -93,8 +94,9 @@ def _torch(health: Health) -> dict[str, Any]:
             "install torch from a wheel: pip install --force-reinstall torch",
         )
     return {
-        "version": facts.version, "path": facts.path, "include": list(facts.include_folders), "library": list(facts.library_folders), "cuda": facts.cuda,
-        "cxx11_abi": facts.cxx11_abi, "stable_abi_target": toolchain.OLDEST_TORCH,
+        "version": facts.version, "path": facts.path, "include": list(facts.include_folders),
+        "library": list(facts.library_folders), "cuda": facts.cuda, "cxx11_abi": facts.cxx11_abi,
+        "stable_abi_target": toolchain.OLDEST_TORCH,
     }  # fmt: skip
 
 
@@ -279,8 +281,9 @@ def _module(health: Health, unit: Any) -> dict[str, Any]:
         )
     suffix = sysconfig.get_config_var("EXT_SUFFIX") if python else ".so"
     return {
-        "name": unit.name, "sources": [os.path.relpath(file, unit.folder) for file in unit.files], "abi": "full" if full else "stable",
-        "target": f"{unit.name}{suffix}", "namespaces": sorted({b.namespace for b in blocks}),
+        "name": unit.name, "sources": [os.path.relpath(file, unit.folder) for file in unit.files],
+        "abi": "full" if full else "stable", "target": f"{unit.name}{suffix}",
+        "namespaces": sorted({b.namespace for b in blocks}),
         "operators": sorted({f"{b.namespace}::{name}" for b in blocks for name in b.operators}),
     }  # fmt: skip
 

@@ -72,7 +72,8 @@ def pack(directory: Path, name: str, out: Path, *, version: str = "0.1.0") -> Pa
             draft.replace(project)
     except OSError as error:
         raise OpforgeError(
-            f"the package cannot be made in --out {str(out)!r}: {error.strerror or error}: {str(error.filename or out)!r}; "
+            f"the package cannot be made in --out {str(out)!r}: {error.strerror or error}: "
+            f"{str(error.filename or out)!r}; "
             "name a writable folder, and make the files beside the kernels readable"
         ) from None
     return PackedBackend(project, wheel_path, rows, backend.strangers, signer)
@@ -100,7 +101,8 @@ def _check_name_and_version(name: str, version: str) -> None:
         or name.endswith("_")
     ):
         raise OpforgeError(
-            f"name {name!r} is not a package name; use letters, digits and single underscores between them, such as my_backend"
+            f"name {name!r} is not a package name; use letters, digits and single underscores between them, such as "
+            "my_backend"
         )
     if _normal(name) in _RESERVED_NAMES or _is_installed_name(name):
         raise OpforgeError(f"name {name!r} is another package's; choose one of your own, such as my_{name}")
@@ -144,7 +146,8 @@ def _check_encoding(file: Path) -> None:
         file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise OpforgeError(
-            f"{str(file)!r} is not UTF-8 ({error.reason} at byte {error.start}); a package takes kernels in UTF-8 only: save it as such"
+            f"{str(file)!r} is not UTF-8 ({error.reason} at byte {error.start}); a package takes kernels in UTF-8 "
+            "only: save it as such"
         ) from None
     except OSError as error:
         raise OpforgeError(f"{str(file)!r} cannot be read: {error.strerror}; make it readable, or remove it") from None
