@@ -11,8 +11,8 @@ import torch
 from opforge.check import fixes
 from opforge.check.call import OperatorCall, as_dtype
 from opforge.check.compare import format_number, tensor_difference
-from opforge.check.report import KIND_CONTENTS
-from opforge.check.subject import Findings, Subject, describe_error, failed, note, skipped
+from opforge.check.report import KIND_CONTENTS, Finding, Findings, failed, note, skipped
+from opforge.check.subject import Subject, attempt, describe_error
 
 _MAX_COMPARED_ELEMENTS = 24
 _BACKWARD_NAME_PARTS = ("backward", "_bwd", "_grad")
@@ -96,27 +96,20 @@ _FLOAT32 = _Precision(torch.float32, 1e-2, 3e-2)
 def _small(subject: Subject, call: OperatorCall) -> OperatorCall:
     """Return the call with few elements, if the operator accepts it."""
     small = subject.resized(call, lambda n: min(n, 3 + n % 2))
-    try:
-        subject.run_copy(small)
-    except Exception:  # noqa: BLE001  # keep the original size
-        return call
-    return small
+    return small if subject.accepts(small) else call
 
 
 def _check_slopes(subject: Subject, call: OperatorCall) -> Findings:
     call = _small(subject, call)
-    try:
-        double = as_dtype(call, torch.float64)
-        subject.run_copy(double)
+    double = as_dtype(call, torch.float64)
+    trials = [(as_dtype(call, torch.float32), _FLOAT32)]
+    if subject.accepts(double):
         trials = [(double, _FINE), (double, _COARSE)]
-    except Exception:  # noqa: BLE001  # it refuses float64
-        trials = [(as_dtype(call, torch.float32), _FLOAT32)]
-    fault = ""
+    fault: str | Exception = ""
     for trial, precision in trials:
-        try:
-            fault = _compare_gradients(subject, trial, precision)
-        except Exception as error:  # noqa: BLE001  # backward may raise anything
-            yield _backward_finding(subject, error, trial)
+        fault = attempt(_compare_gradients, subject, trial, precision)
+        if isinstance(fault, Exception):
+            yield _backward_finding(subject, fault, trial)
             return
         if not fault:
             break
@@ -130,7 +123,7 @@ def _check_slopes(subject: Subject, call: OperatorCall) -> Findings:
     yield from _check_expanded_gradient(subject, trials[0][0])
 
 
-def _backward_finding(subject: Subject, error: Exception, call: OperatorCall) -> Any:
+def _backward_finding(subject: Subject, error: Exception, call: OperatorCall) -> Finding:
     if isinstance(error, NotImplementedError) or "not differentiable" in str(error):
         return note("autograd", f"it says that it has no gradient: {describe_error(error, 160)}")
     return failed(
@@ -229,9 +222,8 @@ def _gradcheck(subject: Subject, call: OperatorCall) -> Findings:
         results = subject.run(full)
         return tuple(r for r in results if _is_float(r) and r.requires_grad)
 
-    try:
-        torch.autograd.gradcheck(function, floats, fast_mode=True, nondet_tol=1e-7)
-    except Exception as error:  # noqa: BLE001  # it reports faults as errors of several types
+    error = attempt(torch.autograd.gradcheck, function, floats, fast_mode=True, nondet_tol=1e-7)
+    if isinstance(error, Exception):  # it reports faults as errors of several types
         yield failed(
             "autograd",
             f"torch.autograd.gradcheck: {describe_error(error)}, for {subject.base_name}{call}",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from opforge.check.call import OperatorCall
+from opforge.check.messages import CallPlan
 
 MAX_CALLS = 8
 
@@ -46,17 +47,6 @@ _VALUE_SETS = 3
 """Number of value sets tried for non-tensor arguments."""
 _FLOATS = {"eps": 1e-6, "epsilon": 1e-6, "p": 0.5, "alpha": 0.5, "beta": 0.5, "scale": 0.5, "momentum": 0.1}
 _DIMENSIONS = {"dim", "axis", "dim0"}
-
-
-@dataclass(frozen=True, slots=True)
-class CallPlan:
-    """One choice of arguments for a call: indices into the tables above."""
-
-    shapes: int = 0
-    dtypes: int = 0
-    numbers: int = 0
-    given: bool = False
-    """Whether optional arguments are passed."""
 
 
 def candidate_plans() -> Iterator[CallPlan]:

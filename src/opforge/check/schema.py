@@ -8,8 +8,8 @@ import torch
 
 from opforge.check.call import copy_with_layout, flat_results
 from opforge.check.compare import tensor_difference
-from opforge.check.report import KIND_CONTENTS
-from opforge.check.subject import Findings, Subject, failed, note
+from opforge.check.report import KIND_CONTENTS, Finding, Findings, failed, note
+from opforge.check.subject import Subject
 
 MAX_CALLS = 4
 
@@ -81,10 +81,10 @@ def _undeclared_aliases(subject: Subject, results: list[Any], named: dict[str, A
     return messages
 
 
-def alias_refused_by_torch(subject: Subject) -> Findings:
-    """Yield the finding for an operator that torch refuses to call because it returns an input."""
+def alias_refused_by_torch(subject: Subject) -> Finding:
+    """Return the finding for an operator that torch refuses to call because it returns an input."""
     name = next((a.name for a in subject.arguments if "Tensor" in str(a.type)), "x")
-    yield failed(
+    return failed(
         "schema",
         "a result shares memory with an argument or with another result, and torch refuses every call",
         _alias_fix(subject, name),

@@ -25,7 +25,7 @@ def add_op(
     ] = None,
     package: Annotated[Path, typer.Option(help="The package's folder.")] = Path(),
 ) -> int:
-    """Add an operator to a package: kernel, registration, fake, gradient, tests, export, types; existing parts are kept."""
+    """Add an operator to a package: kernel, registration, fake, gradient, tests, export, types; existing parts stay."""
     from opforge.package import add_op as adding
 
     names = [word.strip() for words in optional or [] for word in words.split(",")]

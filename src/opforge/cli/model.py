@@ -62,7 +62,7 @@ def model(
     ] = False,
     format_: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
 ) -> int:
-    """Run a model with kernels instead of ATen's: are its results right, which kernels were called, which cause an error."""
+    """Run a model with kernels instead of ATen's: are its results right, which kernels ran, which cause an error."""
     if format_ not in ("text", "json"):
         raise OpforgeError(f"unknown format {format_!r}; allowed: text, json")
     if not 0 <= seed < 1 << 62:
