@@ -30,7 +30,7 @@ def pack(
 
     packed = make(directory, name, out, version=version)
     if format_ == "json":
-        rows = [{"name": row["name"], "file": row["file"], "proven": row["proven"]} for row in packed.rows]
+        rows = [{"name": k.name, "file": k.file, "proven": k.proven} for k in packed.kernels]
         found = {
             "package": str(packed.project),
             "wheel": str(packed.wheel),
@@ -40,8 +40,8 @@ def pack(
         }
         sys.stdout.write(json.dumps(found, indent=2) + "\n")
         return 0
-    for row in packed.rows:
-        sys.stdout.write(f"{row['name']}  {row['proven'] or 'no proof: used only with policy `all`'}\n")
+    for kernel in packed.kernels:
+        sys.stdout.write(f"{kernel.name}  {kernel.proven or 'no proof: used only with policy `all`'}\n")
     for stranger in packed.ignored_folders:
         sys.stdout.write(f"left out: {stranger}\n")
     sys.stdout.write(f"package  {packed.project}\nwheel    {packed.wheel}\nsigner   {packed.signer}\n")
