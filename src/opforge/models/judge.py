@@ -110,7 +110,9 @@ def _run_judge(server: ForkServerHandle, job: ModelJob, on_status: StatusCallbac
     """Run the judge process and return its report."""
     ours, theirs = Channel.pair()
     line = server.spawner.connect()
-    pid = server.spawner.spawn("model_judge", job.wire(), [theirs.fileno(), line.fileno()], limits={}, output=False)
+    pid = server.spawner.spawn(
+        "model_judge", {"job": job.wire()}, [theirs.fileno(), line.fileno()], limits={}, output=False
+    )
     theirs.close()
     line.close()
     try:

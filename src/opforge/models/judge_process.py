@@ -27,7 +27,7 @@ from opforge.sandbox.host.client import Spawner
 def serve(config: dict[str, Any], fds: list[int]) -> None:
     """Judge one model and send the report."""
     channel, spawner = Channel.from_fd(fds[0]), Spawner.from_fd(fds[1])
-    judge = ModelJudge(channel, spawner, ModelJob.from_wire(config))
+    judge = ModelJudge(channel, spawner, ModelJob.from_wire(config["job"]))
     channel.send({"report": judge.judge()})
 
 
