@@ -46,7 +46,7 @@ def quick(monkeypatch):
 
 
 def problems(health):
-    return " ".join(f"{p['what']} FIX {p['fix']}" for p in health.problems)
+    return " ".join(f"{p.what} FIX {p.fix}" for p in health.problems)
 
 
 def test_libraries_that_would_break(tmp_path, quick):

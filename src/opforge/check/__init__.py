@@ -1,8 +1,8 @@
 """Judge registered operators on their contract; each failure comes with a fix."""
 
 from opforge.check.report import CHECKS, CheckReport, Finding, OperatorReport, Status
-from opforge.check.run import CheckOptions, run_checks
-from opforge.check.target import CheckTarget, parse_target
+from opforge.check.request import CheckOptions, CheckTarget, parse_target
+from opforge.check.run import run_checks
 
 __all__ = [
     "CHECKS",

@@ -11,8 +11,8 @@ import torch
 from opforge.check import fixes
 from opforge.check.call import OperatorCall, as_dtype
 from opforge.check.compare import format_number, tensor_difference
-from opforge.check.report import KIND_CONTENTS
-from opforge.check.subject import Findings, Subject, describe_error, failed, note, skipped
+from opforge.check.report import KIND_CONTENTS, Finding, Findings, failed, note, skipped
+from opforge.check.subject import Subject, attempt, describe_error
 
 _MAX_COMPARED_ELEMENTS = 24
 _BACKWARD_NAME_PARTS = ("backward", "_bwd", "_grad")
@@ -24,7 +24,8 @@ def check(subject: Subject) -> Findings:
     if subject.mutates:
         yield skipped(
             "autograd",
-            f"it writes to {', '.join(sorted(subject.written_arguments))}: torch has no gradients for operators that do",
+            f"it writes to {', '.join(sorted(subject.written_arguments))}: torch has no gradients for operators that "
+            "do",
         )
     elif not calls:
         yield skipped("autograd", "no call has floating-point tensors among both arguments and results")
@@ -72,8 +73,10 @@ def formula_skeleton(subject: Subject) -> str:
     returns = ", ".join(f"grad_{a.name}" if a.name in tensors else "None" for a in subject.arguments)
     grads = ", ".join(f"grad_{k}" for k in range(len(subject.returns))) if len(subject.returns) > 1 else "grad"
     return (
-        f"register one: def setup_context(ctx, inputs, output): ctx.save_for_backward(inputs[0]); def backward(ctx, {grads}): …; return {returns}; "
-        f'torch.library.register_autograd("{subject.name.removesuffix(".default")}", backward, setup_context=setup_context). '
+        "register one: def setup_context(ctx, inputs, output): ctx.save_for_backward(inputs[0]); def backward(ctx, "
+        f"{grads}): …; return {returns}; "
+        f'torch.library.register_autograd("{subject.name.removesuffix(".default")}", backward, '
+        "setup_context=setup_context). "
         "If the operator has no gradient, let backward raise an error that says so"
     )
 
@@ -93,27 +96,20 @@ _FLOAT32 = _Precision(torch.float32, 1e-2, 3e-2)
 def _small(subject: Subject, call: OperatorCall) -> OperatorCall:
     """Return the call with few elements, if the operator accepts it."""
     small = subject.resized(call, lambda n: min(n, 3 + n % 2))
-    try:
-        subject.run_copy(small)
-    except Exception:  # noqa: BLE001  # keep the original size
-        return call
-    return small
+    return small if subject.accepts(small) else call
 
 
 def _check_slopes(subject: Subject, call: OperatorCall) -> Findings:
     call = _small(subject, call)
-    try:
-        double = as_dtype(call, torch.float64)
-        subject.run_copy(double)
+    double = as_dtype(call, torch.float64)
+    trials = [(as_dtype(call, torch.float32), _FLOAT32)]
+    if subject.accepts(double):
         trials = [(double, _FINE), (double, _COARSE)]
-    except Exception:  # noqa: BLE001  # it refuses float64
-        trials = [(as_dtype(call, torch.float32), _FLOAT32)]
-    fault = ""
+    fault: str | Exception = ""
     for trial, precision in trials:
-        try:
-            fault = _compare_gradients(subject, trial, precision)
-        except Exception as error:  # noqa: BLE001  # backward may raise anything
-            yield _backward_finding(subject, error, trial)
+        fault = attempt(_compare_gradients, subject, trial, precision)
+        if isinstance(fault, Exception):
+            yield _backward_finding(subject, fault, trial)
             return
         if not fault:
             break
@@ -127,7 +123,7 @@ def _check_slopes(subject: Subject, call: OperatorCall) -> Findings:
     yield from _check_expanded_gradient(subject, trials[0][0])
 
 
-def _backward_finding(subject: Subject, error: Exception, call: OperatorCall) -> Any:
+def _backward_finding(subject: Subject, error: Exception, call: OperatorCall) -> Finding:
     if isinstance(error, NotImplementedError) or "not differentiable" in str(error):
         return note("autograd", f"it says that it has no gradient: {describe_error(error, 160)}")
     return failed(
@@ -226,9 +222,8 @@ def _gradcheck(subject: Subject, call: OperatorCall) -> Findings:
         results = subject.run(full)
         return tuple(r for r in results if _is_float(r) and r.requires_grad)
 
-    try:
-        torch.autograd.gradcheck(function, floats, fast_mode=True, nondet_tol=1e-7)
-    except Exception as error:  # noqa: BLE001  # it reports faults as errors of several types
+    error = attempt(torch.autograd.gradcheck, function, floats, fast_mode=True, nondet_tol=1e-7)
+    if isinstance(error, Exception):  # it reports faults as errors of several types
         yield failed(
             "autograd",
             f"torch.autograd.gradcheck: {describe_error(error)}, for {subject.base_name}{call}",

@@ -13,7 +13,8 @@ import torch
 
 from opforge.check import fixes
 from opforge.check.call import OperatorCall
-from opforge.check.subject import Findings, Subject, note, skipped
+from opforge.check.report import Findings, note, skipped
+from opforge.check.subject import Subject, attempt
 
 _TARGET_ELEMENTS = 1 << 20
 _MIN_ELEMENTS_PER_PROGRAM, _MIN_JUDGED_PROGRAMS = 128, 1024
@@ -36,9 +37,8 @@ def check(subject: Subject) -> Findings:
     if call is None:
         yield skipped("blocks", "no call could be made larger")
         return
-    with _recording_launches(run=not subject.interpreted) as launches, contextlib.suppress(Exception):
-        # in the interpreter kernels are not run here, so the result and any error are ignored
-        subject.run_copy(call)
+    with _recording_launches(run=not subject.interpreted) as launches:
+        attempt(subject.run_copy, call)  # kernels are not run in the interpreter: results and errors mean nothing
     if not launches:
         yield skipped("blocks", "it launches no Triton kernel")
     for launch in {one.kernel: one for one in reversed(launches)}.values():

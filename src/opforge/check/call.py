@@ -12,8 +12,9 @@ from torch.utils import _pytree as pytree
 from opforge.cases.variants import LAYOUT_VARIANTS, CallTensors
 
 _DTYPE_ABBREVIATIONS = {
-    torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16", torch.int64: "i64", torch.int32: "i32",
-    torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.bool: "b8", torch.complex64: "c64", torch.complex128: "c128",
+    torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16", torch.int64: "i64",
+    torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.bool: "b8",
+    torch.complex64: "c64", torch.complex128: "c128",
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The process that imports the target of a check: a JSON request on stdin, rows of JSON on stdout.
+"""The process that imports the target of a check: a request on stdin, messages on stdout.
 
 It imports torch and the target once and runs no operator. Every search for inputs and every check
 runs in a fork of it.
@@ -7,83 +7,97 @@ runs in a fork of it.
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import resource
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from opforge.check import fixes, forks, target_loading
-from opforge.check.report import KIND_CONTENTS, KIND_ENDED, Finding, Status
+from opforge.check.messages import (
+    AcceptedCall,
+    Calling,
+    CallPlan,
+    CheckBroke,
+    CheckFound,
+    ChildFailed,
+    DeclaredCalls,
+    EveryCallRefused,
+    Message,
+    NoCallAccepted,
+    OperatorFound,
+    OperatorInputs,
+    Progress,
+    TargetLoaded,
+)  # fmt: skip
+from opforge.check.report import KIND_CONTENTS, KIND_ENDED, Finding, Findings, Status, failed, skipped
+from opforge.check.request import CheckRequest
 from opforge.errors import OpforgeError
 
 if TYPE_CHECKING:
+    from opforge.check.inputs import DeclaredInputs
     from opforge.check.subject import Subject
 
 _MAX_CRASHES_PER_OPERATOR = 3
 CHECK_FUNCTIONS = {
-    "devices": "determinism:devices", "schema": "schema:check", "fake": "fake:check", "layouts": "layouts:check", "mask": "memory:check",
-    "compile": "compile:check", "autograd": "autograd:check", "vmap": "vmap:check", "determinism": "determinism:determinism",
-    "blocks": "blocks:check", "opcheck": "determinism:opcheck",
+    "devices": "determinism:devices", "schema": "schema:check", "fake": "fake:check", "layouts": "layouts:check",
+    "mask": "memory:check", "compile": "compile:check", "autograd": "autograd:check", "vmap": "vmap:check",
+    "determinism": "determinism:determinism", "blocks": "blocks:check", "opcheck": "determinism:opcheck",
 }  # fmt: skip
-
-SendRow = Callable[[dict[str, Any]], None]
 
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # keep the target's prints out of the answers
 
-    def send(row: dict[str, Any]) -> None:
-        answers.write(json.dumps(row) + "\n")
+    def send(message: Message) -> None:
+        answers.write(f"{message.wire()}\n")
         answers.flush()
 
-    request = json.load(sys.stdin)
+    request = CheckRequest.from_wire(sys.stdin.read())
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     warnings.simplefilter("ignore")
     try:
         CheckRun(request, send).run()
     except OpforgeError as error:
-        send({"error": str(error), "code": error.exit_code})
+        send(ChildFailed(str(error), error.exit_code))
+
+
+def _check_function(check: str) -> Callable[[Subject], Findings]:
+    module, _, function = CHECK_FUNCTIONS[check].partition(":")
+    found: Callable[[Subject], Findings] = getattr(importlib.import_module(f"opforge.check.{module}"), function)
+    return found
 
 
 class CheckRun:
     """The check of one target: load it, find inputs, run the checks."""
 
-    def __init__(self, request: dict[str, Any], send: SendRow) -> None:
-        self.request, self.send = request, send
-        self.target = request["target"]
-        self.device = request["device"]
+    def __init__(self, request: CheckRequest, send: forks.Send) -> None:
+        self.target, self.options, self.send = request.target, request.options, send
+        self.checks = [check for check in CHECK_FUNCTIONS if check not in request.options.skip]
 
     def run(self) -> None:
-        skipped = set(self.request["skip"])
-        target_loading.set_up_torch(self.device)
-        self.loaded = target_loading.load_target(self.target, self.device, self.request["ops"])
-        for check, name in CHECK_FUNCTIONS.items():
-            if check not in skipped:
-                importlib.import_module(f"opforge.check.{name.partition(':')[0]}")
-        target_loading.preload_modules(with_compiler=not {"compile", "opcheck"} <= skipped)
+        target_loading.set_up_torch(self.options.device)
+        self.loaded = target_loading.load_target(self.target, self.options.device, self.options.ops)
+        for check in self.checks:
+            _check_function(check)  # imported once, before forking
+        target_loading.preload_modules(with_compiler=bool({"compile", "opcheck"} & set(self.checks)))
         import torch
 
         by_name = {name: self._subject(name) for name in self.loaded.operators}
-        subjects = [subject for subject in by_name.values() if subject is not None]
-
+        schemas = {
+            name: "" if subject is None else str(subject.overload._schema)  # noqa: SLF001
+            for name, subject in by_name.items()
+        }
         versions = {"torch": torch.__version__, "python": sys.version.split()[0]}
-        rows = [{"name": name, "schema": str(s.overload._schema) if s else ""} for name, s in by_name.items()]  # noqa: SLF001
-        self.send({"operators": rows, "notes": self.loaded.notes, "versions": versions})
+        self.send(TargetLoaded(schemas, self.loaded.notes, versions))
         for name in (name for name, subject in by_name.items() if subject is None):
-            self.send(
-                {
-                    "operator": name,
-                    "unsupported": "kernels are registered for it, and nothing defines it: there is no schema",
-                }
-            )
-        self._run_checks(subjects)
+            undefined = "kernels are registered for it, and nothing defines it: there is no schema"
+            self.send(OperatorInputs(name, [], "", undefined))
+        self._run_checks([subject for subject in by_name.values() if subject is not None])
 
-    def _subject(self, name: str) -> Any:
+    def _subject(self, name: str) -> Subject | None:
         import torch
 
         from opforge.check.subject import Subject, public_functions
@@ -98,158 +112,152 @@ class CheckRun:
             name,
             operator,
             functions=public_functions(base, self.loaded.package),
-            device=self.device.partition(":")[0],
+            device=self.options.device.partition(":")[0],
             interpreted=self.loaded.interpreted,
         )
 
     # ── inputs, then checks ────────────────────────────────────────────────────────────────────
 
-    def _run_checks(self, subjects: list[Any]) -> None:
-        checks = [check for check in CHECK_FUNCTIONS if check not in self.request["skip"]]
+    def _run_checks(self, subjects: list[Subject]) -> None:
         ready = self._find_inputs(subjects)
-        jobs = [self._job(subject, plans, check) for subject, plans in ready for check in checks]
-        for done, outcome in enumerate(forks.run_jobs(jobs, self.request["workers"]), 1):
+        jobs = [self._job(subject, plans, check) for subject, plans in ready for check in self.checks]
+        for done, outcome in enumerate(forks.run_jobs(jobs, self.options.workers), 1):
             name, check = outcome.key
-            for finding in _findings(check, outcome, self.request["timeout"]):
-                self.send({"operator": name, "finding": asdict(finding)})
-            self.send({"progress": f"{name} {check}", "done": done, "total": len(jobs)})
+            for finding in _findings(check, outcome, self.options.timeout_s):
+                self.send(OperatorFound(name, finding))
+            self.send(Progress(f"{name} {check}", done, len(jobs)))
 
-    def _job(self, subject: Subject, plans: list[Any], check: str) -> forks.ForkedJob:
-        def action(tell: forks.SendRow) -> None:
+    def _job(self, subject: Subject, plans: list[CallPlan], check: str) -> forks.ForkedJob:
+        def action(send: forks.Send) -> None:
             self._set_calls(subject, plans)
-            subject.before_call = lambda call: tell({"at": f"{subject.base_name}{call}"})
-            module, _, function = CHECK_FUNCTIONS[check].partition(":")
+            subject.before_call = lambda call: send(Calling(f"{subject.base_name}{call}"))
             try:
-                for finding in getattr(importlib.import_module(f"opforge.check.{module}"), function)(subject):
-                    tell({"finding": asdict(finding)})
-            except Exception as error:
+                for finding in _check_function(check)(subject):
+                    send(CheckFound(finding))
+            except Exception as error:  # it is raised again
                 if error is not subject.last_error:  # opforge's error, not the operator's
-                    tell({"ours": f"{type(error).__name__}: {error}"[:400]})
+                    send(CheckBroke(f"{type(error).__name__}: {error}"[:400]))
                 raise
 
-        return forks.ForkedJob((subject.name, check), action, self.request["timeout"])
+        return forks.ForkedJob((subject.name, check), action, self.options.timeout_s)
 
-    def _set_calls(self, subject: Subject, plans: list[Any]) -> None:
+    def _set_calls(self, subject: Subject, plans: list[CallPlan]) -> None:
         from opforge.check import inputs
 
-        given, _place = inputs.declared_inputs(self._inputs_package(), self.request["inputs"], self.device)
-        subject.reference = inputs.lookup(given.references, subject.name)
+        declared, _source = self._declared_inputs()
+        subject.reference = inputs.lookup(declared.references, subject.name)
         subject.calls = (
             list(inputs.rebuild_calls(subject, plans))
             if plans
-            else list(inputs.lookup(given.calls, subject.name) or [])
+            else list(inputs.lookup(declared.calls, subject.name) or [])
         )
 
-    def _inputs_package(self) -> str:
-        return str(self.target["module"]).partition(".")[0]
+    def _declared_inputs(self) -> tuple[DeclaredInputs, str]:
+        from opforge.check import inputs
 
-    def _find_inputs(self, subjects: list[Any]) -> list[tuple[Any, list[Any]]]:
+        package = self.target.module.partition(".")[0]
+        return inputs.declared_inputs(package, self.options.inputs, self.options.device)
+
+    def _find_inputs(self, subjects: list[Subject]) -> list[tuple[Subject, list[CallPlan]]]:
         """Find calls for every operator; return the operators that have some, with their plans."""
-        waiting = {subject.name: subject for subject in subjects}
-        starts = dict.fromkeys(waiting, 0)
-        crashes = dict.fromkeys(waiting, 0)
-        ready: list[tuple[Any, list[Any]]] = []
+        by_name = {subject.name: subject for subject in subjects}
+        starts = dict.fromkeys(by_name, 0)
+        crashes = dict.fromkeys(by_name, 0)
+        ready: dict[str, list[CallPlan]] = {}
         count = 0
         while starts:
             jobs = [
-                forks.ForkedJob(name, self._search_action(waiting[name], start), self.request["timeout"])
+                forks.ForkedJob(name, self._search_action(by_name[name], start), self.options.timeout_s)
                 for name, start in starts.items()
             ]
             starts = {}
-            for outcome in forks.run_jobs(jobs, self.request["workers"]):
+            for outcome in forks.run_jobs(jobs, self.options.workers):
                 count += 1
-                self.send(
-                    {"progress": f"{outcome.key} inputs", "done": min(count, len(waiting)), "total": len(waiting)}
-                )
-                name, subject = outcome.key, waiting[outcome.key]
-                plans = [row["plan"] for row in outcome.rows if "plan" in row]
-                last_attempt = next((row for row in reversed(outcome.rows) if "at" in row), None)
-                if (outcome.death or outcome.timed_out) and last_attempt is not None:
+                name = outcome.key
+                self.send(Progress(f"{name} inputs", min(count, len(by_name)), len(by_name)))
+                plans = [accepted.plan for accepted in outcome.sent(AcceptedCall)]
+                calling = outcome.sent(Calling)
+                if (outcome.death or outcome.timed_out) and calling:
                     crashes[name] += 1
                     if crashes[name] == 1:
-                        self._send_crash(subject, outcome, last_attempt)
+                        self._send_crash(by_name[name], outcome, calling[-1].call)
                     if not plans and crashes[name] < _MAX_CRASHES_PER_OPERATOR and outcome.death:
-                        starts[name] = last_attempt["at"]
+                        starts[name] = calling[-1].number
                         continue
-                if self._send_inputs(subject, outcome, plans):
-                    ready.append((subject, plans))
-        order = {subject.name: index for index, subject in enumerate(subjects)}
-        return sorted(ready, key=lambda pair: order[pair[0].name])
+                if self._send_inputs(by_name[name], outcome):
+                    ready[name] = plans
+        return [(subject, ready[subject.name]) for subject in subjects if subject.name in ready]
 
-    def _search_action(self, subject: Subject, start: int) -> Callable[[forks.SendRow], None]:
-        def action(tell: forks.SendRow) -> None:
+    def _search_action(self, subject: Subject, start: int) -> Callable[[forks.Send], None]:
+        def action(send: forks.Send) -> None:
             from opforge.check import inputs
 
-            given, place = inputs.declared_inputs(self._inputs_package(), self.request["inputs"], self.device)
-            calls = inputs.lookup(given.calls, subject.name)
+            declared, source = self._declared_inputs()
+            calls = inputs.lookup(declared.calls, subject.name)
             if calls:
-                tell({"given": [str(call) for call in calls], "place": place})
+                send(DeclaredCalls([str(call) for call in calls], source))
                 for call in calls:
-                    tell({"at": 0, "call": str(call)})
+                    send(Calling(str(call)))
                     subject.run_copy(call)
             else:
-                inputs.search_calls(subject, start, tell)
+                inputs.search_calls(subject, start, send)
 
         return action
 
-    def _send_crash(self, subject: Subject, outcome: forks.JobResult, last_attempt: dict[str, Any]) -> None:
+    def _send_crash(self, subject: Subject, outcome: forks.JobResult, call: str) -> None:
         ending = (
-            f"took more than {self.request['timeout']:g} s"
+            f"took more than {self.options.timeout_s:g} s"
             if outcome.timed_out
             else f"ended the process, which {outcome.death}"
         )
-        fault = f"{subject.base_name}{last_attempt['call']} {ending}{_last_output_line(outcome.output)}"
-        finding = Finding("inputs", Status.FAILED, fault, fixes.HANG if outcome.timed_out else fixes.CRASH, KIND_ENDED)
-        self.send({"operator": subject.name, "finding": asdict(finding)})
+        fault = f"{subject.base_name}{call} {ending}{_last_output_line(outcome.output)}"
+        fix = fixes.HANG if outcome.timed_out else fixes.CRASH
+        self.send(OperatorFound(subject.name, failed("inputs", fault, fix, KIND_ENDED)))
 
-    def _send_inputs(self, subject: Subject, outcome: forks.JobResult, plans: list[Any]) -> bool:
+    def _send_inputs(self, subject: Subject, outcome: forks.JobResult) -> bool:
         """Send an operator's calls, or why there are none; return whether it can be checked."""
-        row: dict[str, Any] = {
-            "operator": subject.name,
-            "unsupported": "",
-            "calls": [],
-            "origin": "made from the schema",
-        }
-        rows = {key: value for sent in outcome.rows for key, value in sent.items()}
-        if "given" in rows:
-            row |= {"calls": rows["given"], "origin": rows["place"]}
-            if "fault" in rows:
-                call = rows.get("call", "")
-                row["unsupported"] = (
-                    f"the operator raises on a call of {rows['place']}: {subject.base_name}{call}: {rows['fault'][:300]}"
-                )
-        elif "alias" in rows:
+        declared = outcome.sent(DeclaredCalls)
+        calls = declared[0].calls if declared else [accepted.call for accepted in outcome.sent(AcceptedCall)]
+        origin = declared[0].source if declared else "made from the schema"
+        refused = outcome.sent(EveryCallRefused)
+        unsupported = ""
+        if declared and outcome.error is not None:
+            call = next((calling.call for calling in reversed(outcome.sent(Calling))), "")
+            fault = f"{subject.base_name}{call}: {outcome.error[:300]}"
+            unsupported = f"the operator raises on a call of {origin}: {fault}"
+        elif refused:
+            calls, unsupported = [], self._why_all_refused(subject, refused[0])
+        elif not calls and (outcome.death or outcome.timed_out):
+            ending = "take too long" if outcome.timed_out else "end the process"
+            unsupported = f"calls {ending}; see the finding of `inputs`"
+        elif not calls:
+            unsupported = _why_no_calls(subject, outcome)
+        self.send(OperatorInputs(subject.name, calls, origin, unsupported))
+        return not unsupported
+
+    def _why_all_refused(self, subject: Subject, refused: EveryCallRefused) -> str:
+        if refused.returns_input:
             from opforge.check.schema import alias_refused_by_torch
 
-            for finding in alias_refused_by_torch(subject):
-                self.send({"operator": subject.name, "finding": asdict(finding)})
-            row["unsupported"] = "torch rejects every call; fix the finding of `schema` first"
-        elif "no_kernel" in rows:
-            keys = ", ".join(subject.backends()) or "none"
-            row["unsupported"] = (
-                f"it has no kernel for {self.device} (it has: {keys}); give --device, or inputs on another device"
-            )
-        elif plans:
-            row["calls"] = [sent["call"] for sent in outcome.rows if "plan" in sent]
-        elif outcome.death or outcome.timed_out:
-            row["unsupported"] = (
-                f"calls {'take too long' if outcome.timed_out else 'end the process'}; see the finding of `inputs`"
-            )
-        else:
-            row["unsupported"] = self._why_no_calls(subject, rows)
-        self.send(row)
-        return bool(row["calls"]) and not row["unsupported"]
+            self.send(OperatorFound(subject.name, alias_refused_by_torch(subject)))
+            return "torch rejects every call; fix the finding of `schema` first"
+        keys = ", ".join(subject.backends()) or "none"
+        return (
+            f"it has no kernel for {self.options.device} (it has: {keys}); give --device, or inputs on another device"
+        )
 
-    def _why_no_calls(self, subject: Subject, rows: dict[str, Any]) -> str:
-        from opforge.check import generated_calls
 
-        advice = f'give calls with --inputs FILE: def inputs(): return {{"{subject.name}": [((x, …), {{}})]}}'
-        if missing := generated_calls.unsupported_argument(subject.arguments):
-            return f"no value can be generated for the argument {missing}; {advice}"
-        if "fault" in rows:
-            return f"making inputs failed: {rows['fault'][:300]}; {advice}"
-        errors = "; ".join(rows.get("errors", ())) or "no message"
-        return f"it accepted none of {rows.get('tried', 0)} calls generated from its schema ({errors}); {advice}"
+def _why_no_calls(subject: Subject, outcome: forks.JobResult) -> str:
+    from opforge.check import generated_calls
+
+    advice = f'give calls with --inputs FILE: def inputs(): return {{"{subject.name}": [((x, …), {{}})]}}'
+    if missing := generated_calls.unsupported_argument(subject.arguments):
+        return f"no value can be generated for the argument {missing}; {advice}"
+    if outcome.error is not None:
+        return f"making inputs failed: {outcome.error[:300]}; {advice}"
+    tried, errors = next(((m.tried, m.errors) for m in outcome.sent(NoCallAccepted)), (0, []))
+    reasons = "; ".join(errors) or "no message"
+    return f"it accepted none of {tried} calls generated from its schema ({reasons}); {advice}"
 
 
 def _last_output_line(output: str) -> str:
@@ -264,45 +272,20 @@ def _last_output_line(output: str) -> str:
 
 def _findings(check: str, outcome: forks.JobResult, limit_s: float) -> list[Finding]:
     """Return the findings of a check, how it died, or PASSED if it found no fault."""
-    findings = [
-        Finding(**{**row["finding"], "status": Status(row["finding"]["status"])})
-        for row in outcome.rows
-        if "finding" in row
-    ]
-    fault = next((row for row in outcome.rows if "fault" in row), None)
-    where = next((f", at {row['at']}" for row in reversed(outcome.rows) if "at" in row), "")
+    findings = [message.finding for message in outcome.sent(CheckFound)]
+    where = next((f", at {calling.call}" for calling in reversed(outcome.sent(Calling))), "")
+    broke = outcome.sent(CheckBroke)
     if outcome.timed_out:
-        findings.append(
-            Finding(
-                check,
-                Status.FAILED,
-                f"no answer within {limit_s:g} s: the operator hangs, or is very slow{where}",
-                fixes.HANG,
-                KIND_ENDED,
-            )
-        )
+        fault = f"no answer within {limit_s:g} s: the operator hangs, or is very slow{where}"
+        findings.append(failed(check, fault, fixes.HANG, KIND_ENDED))
     elif outcome.death:
-        findings.append(
-            Finding(
-                check,
-                Status.FAILED,
-                f"the process {outcome.death}{_last_output_line(outcome.output)}{where}",
-                fixes.CRASH_BY_CHECK.get(check, fixes.CRASH),
-                KIND_ENDED,
-            )
-        )
-    elif (own_error := next((row["ours"] for row in outcome.rows if "ours" in row), None)) is not None:
-        findings.append(Finding(check, Status.SKIPPED, f"it could not be judged{where}: {own_error}"))
-    elif fault is not None:
-        findings.append(
-            Finding(
-                check,
-                Status.FAILED,
-                f"the operator raises{where}: {fault['fault'][:400]}",
-                "see the error; it accepted these calls before",
-                KIND_CONTENTS,
-            )
-        )
+        fault = f"the process {outcome.death}{_last_output_line(outcome.output)}{where}"
+        findings.append(failed(check, fault, fixes.CRASH_BY_CHECK.get(check, fixes.CRASH), KIND_ENDED))
+    elif broke:
+        findings.append(skipped(check, f"it could not be judged{where}: {broke[0].error}"))
+    elif outcome.error is not None:
+        fault = f"the operator raises{where}: {outcome.error[:400]}"
+        findings.append(failed(check, fault, "see the error; it accepted these calls before", KIND_CONTENTS))
     if not any(f.status in (Status.FAILED, Status.SKIPPED) for f in findings):
         findings.append(Finding(check, Status.PASSED))
     return findings

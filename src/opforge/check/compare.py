@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 _RELATIVE_TOLERANCES = {
-    torch.float64: 1e-7, torch.float32: 2e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2, torch.complex64: 2e-4, torch.complex128: 1e-7,
+    torch.float64: 1e-7, torch.float32: 2e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2, torch.complex64: 2e-4,
+    torch.complex128: 1e-7,
 }  # fmt: skip
 
 

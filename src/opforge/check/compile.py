@@ -12,8 +12,8 @@ from torch import _dynamo as dynamo
 from opforge.check import fixes
 from opforge.check.call import OperatorCall, flat_results
 from opforge.check.compare import first_difference
-from opforge.check.report import KIND_CONTENTS
-from opforge.check.subject import Findings, Subject, describe_error, failed
+from opforge.check.report import KIND_CONTENTS, Findings, failed
+from opforge.check.subject import Subject, attempt, describe_error
 from opforge.frames import is_user_file
 from opforge.sandbox.guest.global_state import seed_generator
 
@@ -32,14 +32,12 @@ def check(subject: Subject) -> Findings:
 
 def _gives_same_results(function: Callable[..., Any], subject: Subject, *, random: bool) -> bool:
     """Whether a function with the operator's name gives the same results, or is unrelated."""
-    call = subject.calls[0]
-    try:
-        call_copy = call.copy()
-        with torch.no_grad():
-            actual = flat_results(function(*call_copy.args, **call_copy.kwargs))
-    except Exception:  # noqa: BLE001
+    call, call_copy = subject.calls[0], subject.calls[0].copy()
+    with torch.no_grad():
+        value = attempt(function, *call_copy.args, **call_copy.kwargs)
+    if isinstance(value, Exception):
         return False
-    return random or subject.mutates or not first_difference(subject.run_copy(call), actual)
+    return random or subject.mutates or not first_difference(subject.run_copy(call), flat_results(value))
 
 
 def _check_function(subject: Subject, name: str, function: Callable[..., Any], *, random: bool) -> Findings:
@@ -72,10 +70,9 @@ def _static_fault(
     dynamo.reset()
     expected = _results(subject, function, call.copy())
     compiled = torch.compile(_wrapped(function), fullgraph=True, backend="aot_eager", dynamic=False)
-    try:
-        actual = _results(subject, compiled, call.copy())
-    except Exception as error:  # noqa: BLE001  # any error of the compiler is a fault
-        return *_compile_fault(error), ""
+    actual = attempt(_results, subject, compiled, call.copy())
+    if isinstance(actual, Exception):
+        return *_compile_fault(actual), ""
     if not random and (message := first_difference(expected, actual)):
         return f"compiled, it gives a different result: {message}", fixes.COMPILED_DIFFERS, KIND_CONTENTS
     return "", "", ""
@@ -108,20 +105,19 @@ def _dynamic(subject: Subject, name: str, function: Callable[..., Any]) -> Findi
     compiled = torch.compile(_wrapped(function), fullgraph=True, backend=counter, dynamic=True)
     for call in subject.calls_with_dtypes(torch.float32)[:4]:
         resized_calls = [call, subject.resized(call, lambda n: 2 * n + 3), subject.resized(call, lambda n: 3 * n + 1)]
-        expected = [_results_or_none(subject, function, resized_call) for resized_call in resized_calls]
-        if any(answer is None for answer in expected) or not call.tensors:
+        expected = [attempt(_results, subject, function, resized_call.copy()) for resized_call in resized_calls]
+        if any(isinstance(answer, Exception) for answer in expected) or not call.tensors:
             continue
         first = 0
         for resized_call in resized_calls:
-            try:
-                _results(subject, compiled, resized_call.copy())
-                first = first or counter.graphs  # one call may invoke the backend twice
-            except Exception as error:  # noqa: BLE001
-                fault, fix = _compile_fault(error)
+            actual = attempt(_results, subject, compiled, resized_call.copy())
+            if isinstance(actual, Exception):
+                fault, fix = _compile_fault(actual)
                 yield failed(
                     "compile", f"{name} with dynamic=True: {fault}, for {subject.base_name}{resized_call}", fix
                 )
                 return
+            first = first or counter.graphs  # one call may invoke the backend twice
         if counter.graphs > first:
             calls = ", ".join(f"{subject.base_name}{resized_call}" for resized_call in resized_calls)
             yield failed(
@@ -129,13 +125,6 @@ def _dynamic(subject: Subject, name: str, function: Callable[..., Any]) -> Findi
                 fixes.RECOMPILES,
             )  # fmt: skip
         return
-
-
-def _results_or_none(subject: Subject, function: Callable[..., Any], call: OperatorCall) -> list[Any] | None:
-    try:
-        return _results(subject, function, call.copy())
-    except Exception:  # noqa: BLE001  # an unsupported size
-        return None
 
 
 class _CountingBackend:

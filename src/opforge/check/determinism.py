@@ -9,8 +9,8 @@ import torch
 from opforge.check import fixes
 from opforge.check.call import OperatorCall
 from opforge.check.compare import first_difference
-from opforge.check.report import KIND_CONTENTS, Finding, Status
-from opforge.check.subject import Findings, Subject, describe_error, failed, note
+from opforge.check.report import KIND_CONTENTS, Finding, Findings, Status, failed, note
+from opforge.check.subject import Subject, describe_error
 
 _REPEATS = 4
 
@@ -34,7 +34,8 @@ def determinism(subject: Subject) -> Findings:
             else:
                 yield failed(
                     "determinism",
-                    f"the same call with the same seed gives a different result: {message}, for {subject.base_name}{call}",
+                    f"the same call with the same seed gives a different result: {message}, for "
+                    f"{subject.base_name}{call}",
                     fixes.NONDETERMINISTIC if subject.is_tagged_random else fixes.NONDETERMINISTIC_UNSEEDED,
                     KIND_CONTENTS,
                 )
@@ -42,7 +43,8 @@ def determinism(subject: Subject) -> Findings:
     if subject.is_random() and not subject.is_tagged_random:
         yield note(
             "determinism",
-            "the operator is random and does not say so: torch.compile may call it once where you call it twice, or again in backward",
+            "the operator is random and does not say so: torch.compile may call it once where you call it twice, or "
+            "again in backward",
             f"say so: {fixes.SEEDED}",
         )
 
@@ -50,11 +52,7 @@ def determinism(subject: Subject) -> Findings:
 def _larger(subject: Subject, call: OperatorCall) -> OperatorCall | None:
     """Return the call with more elements, to expose races; None if the size is refused."""
     larger = subject.resized(call, lambda n: 2 * n if subject.interpreted else max(n, min(8 * n, 512)))
-    try:
-        subject.run_copy(larger)
-    except Exception:  # noqa: BLE001  # an unsupported size
-        return None
-    return larger
+    return larger if subject.accepts(larger) else None
 
 
 def devices(subject: Subject) -> Findings:

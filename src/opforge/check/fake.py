@@ -16,7 +16,8 @@ from torch.fx.experimental.symbolic_shapes import (
 
 from opforge.check import fixes
 from opforge.check.call import OperatorCall, describe_tensor, flat_results, layout_variants
-from opforge.check.subject import Findings, Subject, describe_error, failed
+from opforge.check.report import Findings, failed
+from opforge.check.subject import Fault, Subject, attempt, describe_error
 from opforge.frames import is_user_file
 
 _MISSING_FAKE_ERRORS = (
@@ -40,11 +41,11 @@ def check(subject: Subject) -> Findings:
     """Yield the faults of the fake, each kind once."""
     seen: set[str] = set()
     for layout, call in _calls_in_layouts(subject):
-        for kind, what, fix in _compare_with_real(subject, call):
-            if kind not in seen:
-                seen.add(kind)
+        for fault in _compare_with_real(subject, call):
+            if fault.kind not in seen:
+                seen.add(fault.kind)
                 where = "" if layout == "as it stands" else f" ({layout})"
-                yield failed("fake", f"{what}, for {subject.base_name}{call}{where}", fix)
+                yield failed("fake", f"{fault.what}, for {subject.base_name}{call}{where}", fault.fix)
     if not seen:
         yield from _check_symbolic(subject)
 
@@ -56,19 +57,14 @@ def _calls_in_layouts(subject: Subject) -> list[tuple[str, OperatorCall]]:
     return calls
 
 
-def _compare_with_real(subject: Subject, call: OperatorCall) -> list[tuple[str, str, str]]:
-    """Return faults as (kind, what, fix); empty if the operator itself refuses the call."""
-    call_copy = call.copy()
-    try:
-        with torch.no_grad():
-            real = subject.results(call_copy)
-    except Exception:  # noqa: BLE001  # it refuses this layout: nothing to compare
+def _compare_with_real(subject: Subject, call: OperatorCall) -> list[Fault]:
+    """Return the faults of the fake; none if the operator itself refuses the call."""
+    with torch.no_grad():
+        real = attempt(subject.results, call.copy())
+    if isinstance(real, Exception):
         return []
-    try:
-        faked = run_fake(subject, call.copy())
-    except Exception as error:  # noqa: BLE001  # any error of the fake is a fault
-        return [_classify_error(subject, error)]
-    return _compare_results(real, faked)
+    faked = attempt(run_fake, subject, call.copy())
+    return [_classify_error(subject, faked)] if isinstance(faked, Exception) else _compare_results(real, faked)
 
 
 def run_fake(subject: Subject, call: OperatorCall) -> list[Any]:
@@ -80,32 +76,22 @@ def run_fake(subject: Subject, call: OperatorCall) -> list[Any]:
 
 def refusal_reason(subject: Subject, call: OperatorCall) -> str:
     """Return why the fake refuses a call; empty if it accepts the call or cannot tell."""
-    try:
-        run_fake(subject, call)
-    except Exception as error:  # noqa: BLE001  # the fake may raise anything
-        return describe_error(error, 160) if _classify_error(subject, error)[0] == "raises" else ""
+    error = attempt(run_fake, subject, call)
+    if isinstance(error, Exception) and _classify_error(subject, error).kind == "raises":
+        return describe_error(error, 160)
     return ""
 
 
-def _classify_error(subject: Subject, error: Exception) -> tuple[str, str, str]:
+def _classify_error(subject: Subject, error: Exception) -> Fault:
     text = str(error)
     if isinstance(error, UnsupportedOperatorException) or any(words in text for words in _MISSING_FAKE_ERRORS):
-        return (
-            "missing",
-            "there is no fake: torch.compile and torch.export cannot trace the operator",
-            fake_skeleton(subject),
-        )
+        what = "there is no fake: torch.compile and torch.export cannot trace the operator"
+        return Fault("missing", what, fake_skeleton(subject))
     if _is_data_dependent(error):
-        return (
-            "data",
-            f"the fake reads the contents of a tensor{_user_location(error)}: {describe_error(error, 160)}",
-            fixes.FAKE_CONTENTS,
-        )
-    return (
-        "raises",
-        f"the fake raises where the operator does not{_user_location(error)}: {describe_error(error)}",
-        (fixes.FAKE_RAISES),
-    )
+        what = f"the fake reads the contents of a tensor{_user_location(error)}: {describe_error(error, 160)}"
+        return Fault("data", what, fixes.FAKE_CONTENTS)
+    what = f"the fake raises where the operator does not{_user_location(error)}: {describe_error(error)}"
+    return Fault("raises", what, fixes.FAKE_RAISES)
 
 
 def _is_data_dependent(error: Exception) -> bool:
@@ -130,67 +116,46 @@ def fake_skeleton(subject: Subject) -> str:
     count = len(subject.returns)
     body = ", ".join([f"torch.empty_like({first})"] * count) if count else "None"
     name = subject.name.removesuffix(".default")
-    return f'register one, with the shapes and dtypes of the real results: @torch.library.register_fake("{name}") def _({names}): return {body}'
+    return (
+        f'register one, with the shapes and dtypes of the real results: @torch.library.register_fake("{name}") '
+        f"def _({names}): return {body}"
+    )
 
 
-def _compare_results(real: list[Any], faked: list[Any]) -> list[tuple[str, str, str]]:
+def _compare_results(real: list[Any], faked: list[Any]) -> list[Fault]:
     if len(real) != len(faked):
-        return [
-            (
-                "count",
-                f"the fake returns {len(faked)} results, the operator {len(real)}",
-                "return as many results as the schema has",
-            )
-        ]
+        what = f"the fake returns {len(faked)} results, the operator {len(real)}"
+        return [Fault("count", what, "return as many results as the schema has")]
     faults = []
     for index, (r, f) in enumerate(zip(real, faked, strict=True)):
         which = "" if len(real) == 1 else f" for result {index}"
         if isinstance(r, torch.Tensor) and isinstance(f, torch.Tensor):
-            faults += _metadata(which, r, f)
+            faults += _compare_metadata(which, r, f)
         elif isinstance(r, torch.Tensor) != isinstance(f, torch.Tensor):
-            faults.append(
-                ("kind", f"the fake gives {f!r}{which}, the operator {r!r}", "return tensors where the operator does")
-            )
+            what = f"the fake gives {f!r}{which}, the operator {r!r}"
+            faults.append(Fault("kind", what, "return tensors where the operator does"))
     return faults
 
 
-def _metadata(which: str, real: torch.Tensor, fake: torch.Tensor) -> list[tuple[str, str, str]]:
+def _compare_metadata(which: str, real: torch.Tensor, fake: torch.Tensor) -> list[Fault]:
     shape, dtype = list(real.shape), real.dtype
     has_symbols = any(isinstance(size, torch.SymInt) for size in fake.shape)  # data-dependent
     fake_shape = [n if isinstance(f, torch.SymInt) else int(f) for f, n in zip(fake.shape, shape, strict=False)]
     if fake.dim() != real.dim() or fake_shape != shape:
-        return [
-            (
-                "shape",
-                f"the fake says shape {list(fake.shape)}{which}, the operator returns {shape}",
-                f"compute the shape of the result in the fake as the operator does; here it is {shape}",
-            )
-        ]
+        what = f"the fake says shape {list(fake.shape)}{which}, the operator returns {shape}"
+        fix = f"compute the shape of the result in the fake as the operator does; here it is {shape}"
+        return [Fault("shape", what, fix)]
     faults = []
     if fake.dtype != dtype:
-        faults.append(
-            (
-                "dtype",
-                f"the fake says {fake.dtype}{which}, the operator returns {dtype}",
-                f"pass dtype={dtype} to the empty… of the fake (or x.dtype, where it follows the input), or convert the result",
-            )
-        )
+        what = f"the fake says {fake.dtype}{which}, the operator returns {dtype}"
+        where = f"pass dtype={dtype} to the empty… of the fake (or x.dtype, where it follows the input)"
+        faults.append(Fault("dtype", what, f"{where}, or convert the result"))
     if fake.device != real.device:
-        faults.append(
-            (
-                "device",
-                f"the fake says device {fake.device}{which}, the operator returns {real.device}",
-                fixes.FAKE_DEVICE,
-            )
-        )
+        what = f"the fake says device {fake.device}{which}, the operator returns {real.device}"
+        faults.append(Fault("device", what, fixes.FAKE_DEVICE))
     if real.layout == torch.strided and not has_symbols and _significant_strides(real) != _significant_strides(fake):
-        faults.append(
-            (
-                "stride",
-                f"the fake says strides {list(fake.stride())}{which}, the operator returns {list(real.stride())}",
-                _stride_fix(real, fake),
-            )
-        )
+        what = f"the fake says strides {list(fake.stride())}{which}, the operator returns {list(real.stride())}"
+        faults.append(Fault("stride", what, _stride_fix(real, fake)))
     return faults
 
 
@@ -211,46 +176,53 @@ def _check_symbolic(subject: Subject) -> Findings:
     """Run the fake with symbolic sizes, and compare it with the operator at another size."""
     for call in subject.calls_with_dtypes(torch.float32)[:4]:
         other = subject.resized(call, lambda size: 2 * size + 3)
-        try:
-            call_copy = other.copy()
-            with torch.no_grad():
-                real = subject.results(call_copy)
-        except Exception:  # noqa: BLE001, S112  # an unsupported size: nothing to compare
-            continue
-        yield from _check_symbolic_call(subject, call, other, real)
-        return
+        with torch.no_grad():
+            real = attempt(subject.results, other.copy())
+        if not isinstance(real, Exception):
+            yield from _check_symbolic_call(subject, call, other, real)
+            return
+
+
+def _run_symbolic(
+    subject: Subject, call: OperatorCall, other: OperatorCall, env: ShapeEnv
+) -> tuple[list[Any], dict[Any, int]]:
+    """Run the fake with symbolic sizes; return its results, and the symbols' values in another call."""
+    values: dict[Any, int] = {}
+    with FakeTensorMode(shape_env=env) as mode, torch.no_grad():
+        fake = call.map_tensors(lambda t: mode.from_tensor(t, symbolic_context=_symbolic_context(t)))
+        for fake_tensor, other_tensor in zip(fake.tensors, other.tensors, strict=True):
+            sizes = zip(fake_tensor.shape, other_tensor.shape, strict=True)
+            values |= {symbol.node.expr: n for symbol, n in sizes if isinstance(symbol, torch.SymInt)}
+        return flat_results(subject.overload(*fake.args, **fake.kwargs)), values
 
 
 def _check_symbolic_call(subject: Subject, call: OperatorCall, other: OperatorCall, real: list[Any]) -> Findings:
     env = ShapeEnv()
-    values: dict[Any, int] = {}
-    try:
-        with FakeTensorMode(shape_env=env) as mode, torch.no_grad():
-            fake = call.map_tensors(lambda t: mode.from_tensor(t, symbolic_context=_symbolic_context(t)))
-            for fake_tensor, other_tensor in zip(fake.tensors, other.tensors, strict=True):
-                values |= {
-                    s.node.expr: n
-                    for s, n in zip(fake_tensor.shape, other_tensor.shape, strict=True)
-                    if isinstance(s, torch.SymInt)
-                }
-            results = flat_results(subject.overload(*fake.args, **fake.kwargs))
-    except Exception as error:  # noqa: BLE001  # any error of the fake is a fault
-        kind, fault, fix = _classify_error(subject, error)
-        if kind == "raises" and _is_traceable(subject, call):
+    outcome = attempt(_run_symbolic, subject, call, other, env)
+    if isinstance(outcome, Exception):
+        error = _classify_error(subject, outcome)
+        if error.kind == "raises" and _is_traceable(subject, call):
             return  # a kernel without its own fake, which torch.compile traces differently
-        yield failed("fake", f"with symbolic sizes: {fault}, for {subject.base_name}{call}", fix)
+        yield failed("fake", f"with symbolic sizes: {error.what}, for {subject.base_name}{call}", error.fix)
         return
+    results, values = outcome
     fixed = {s: int(env.replacements[s]) for s in values if s in env.replacements and env.replacements[s].is_number}
     if fixed:
         sizes = ", ".join(str(n) for n in fixed.values())
-        fault = f"the fake fixes sizes ({sizes}), and the operator takes others: torch.compile makes a new graph for every size"
+        fault = (
+            f"the fake fixes sizes ({sizes}), and the operator takes others: torch.compile makes a new graph for "
+            "every size"
+        )
         yield failed("fake", f"{fault}; seen with {subject.base_name}{call}", fixes.FAKE_SIZES)
         return
     for index, (f, r) in enumerate(zip(results, real, strict=False)):
         if isinstance(f, torch.Tensor) and isinstance(r, torch.Tensor):
             fake_shape = [_evaluate_size(size, values) for size in f.shape]
             if None not in fake_shape and fake_shape != list(r.shape):
-                fault = f"the fake computes shape {fake_shape} for result {index} of {subject.base_name}{other}, and the operator returns {list(r.shape)}"
+                fault = (
+                    f"the fake computes shape {fake_shape} for result {index} of {subject.base_name}{other}, and "
+                    f"the operator returns {list(r.shape)}"
+                )
                 yield failed("fake", f"{fault}; for {subject.base_name}{call} both agree", fixes.FAKE_SHAPE)
                 return
 
@@ -262,12 +234,9 @@ def _is_traceable(subject: Subject, call: OperatorCall) -> bool:
         return subject.overload(*args, **kwargs)
 
     call_copy = call.copy()
-    try:
-        with torch.no_grad():
-            torch.compile(called, fullgraph=True, backend="eager", dynamic=True)(*call_copy.args, **call_copy.kwargs)
-    except Exception:  # noqa: BLE001  # the compiler may raise anything
-        return False
-    return True
+    compiled = torch.compile(called, fullgraph=True, backend="eager", dynamic=True)
+    with torch.no_grad():
+        return not isinstance(attempt(compiled, *call_copy.args, **call_copy.kwargs), Exception)
 
 
 def _symbolic_context(t: torch.Tensor) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -12,15 +11,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
+from opforge.check.messages import ActionFinished, ActionRaised, Message, from_wire
 from opforge.procs import linux
 
 _MAX_OUTPUT_CHARS = 4000
-_END_ROW = b'{"end": true}\n'
+_END_LINE = f"{ActionFinished().wire()}\n".encode()
+_Kind = TypeVar("_Kind", bound=Message)
 
-SendRow = Callable[[dict[str, Any]], None]
-"""Sends a row from a forked process to its parent, unbuffered."""
+Send = Callable[[Message], None]
+"""Sends a message from a forked process to its parent, unbuffered."""
 
 
 @dataclass
@@ -28,21 +29,30 @@ class ForkedJob:
     """An action to run in its own process."""
 
     key: Any
-    action: Callable[[SendRow], None]
+    action: Callable[[Send], None]
     timeout_s: float
 
 
 @dataclass
 class JobResult:
-    """The rows a job sent, and how it ended if it failed."""
+    """The messages of a job, and how it ended if it failed."""
 
     key: Any
-    rows: list[dict[str, Any]]
+    messages: list[Message]
     death: str = ""
     """How the process died, if it did not finish."""
     timed_out: bool = False
     output: str = ""
     """End of its printed output."""
+
+    def sent(self, kind: type[_Kind]) -> list[_Kind]:
+        """Return the messages of one kind."""
+        return [message for message in self.messages if isinstance(message, kind)]
+
+    @property
+    def error(self) -> str | None:
+        """The error that the action raised."""
+        return next((message.error for message in self.sent(ActionRaised)), None)
 
 
 @dataclass
@@ -91,20 +101,20 @@ def _run_in_child(job: ForkedJob, write: int, output: IO[bytes]) -> None:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
 
-        def tell(row: dict[str, Any]) -> None:
-            data = (json.dumps(row) + "\n").encode()
+        def send(message: Message) -> None:
+            data = f"{message.wire()}\n".encode()
             while data:
                 data = data[os.write(write, data) :]
 
-        job.action(tell)
-        tell({"end": True})
+        job.action(send)
+        send(ActionFinished())
         status = 0
     except BaseException as error:  # noqa: BLE001  # report any error, then exit
         import traceback
 
-        with contextlib.suppress(BaseException):
+        with contextlib.suppress(BaseException):  # even the text of the error may raise
             os.write(2, traceback.format_exc().encode())
-            tell({"fault": f"{type(error).__name__}: {error}"[:1000], "trace": traceback.format_exc()[-3000:]})
+            send(ActionRaised(f"{type(error).__name__}: {error}"[:1000]))
     finally:
         os._exit(status)
 
@@ -117,7 +127,7 @@ def _step(running: dict[int, _RunningJob]) -> Iterator[JobResult]:
     for handle in ready:
         part = os.read(handle, 1 << 16)
         running[handle].parts.append(part)
-        if not part or part.endswith(_END_ROW):  # an orphaned child of the job may hold the pipe open
+        if not part or part.endswith(_END_LINE):  # an orphaned child of the job may hold the pipe open
             yield _job_result(running.pop(handle), timed_out=False)
     for handle in [h for h, running_job in running.items() if running_job.deadline <= time.monotonic()]:
         yield _job_result(running.pop(handle), timed_out=True)
@@ -128,15 +138,13 @@ def _job_result(running_job: _RunningJob, *, timed_out: bool) -> JobResult:
     _kill_group(running_job.pid)
     os.close(running_job.read_fd)
     lines = b"".join(running_job.parts).split(b"\n")[:-1]  # the last line may be incomplete
-    rows = [json.loads(line) for line in lines if line]
+    messages = [from_wire(line) for line in lines if line]
     with running_job.output as output:
         output.seek(0)
         printed = output.read().decode(errors="replace")[-_MAX_OUTPUT_CHARS:]
-    finished = bool(rows) and ("end" in rows[-1] or "fault" in rows[-1])
+    finished = bool(messages) and isinstance(messages[-1], ActionFinished | ActionRaised)
     died = "" if finished or timed_out else linux.describe_status(status)
-    return JobResult(
-        running_job.job.key, [row for row in rows if "end" not in row], died, timed_out and not finished, printed
-    )
+    return JobResult(running_job.job.key, messages, died, timed_out and not finished, printed)
 
 
 def _kill_and_wait(pid: int) -> int:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from opforge.check.call import OperatorCall
+from opforge.check.messages import CallPlan
 
 MAX_CALLS = 8
 
@@ -36,26 +37,16 @@ _SIMILAR_SHAPES = ((0, 1, 2, 8, 13), (3, 6), (4, 7))
 """Groups of indices into _SHAPES that differ only in the number of dimensions."""
 # Dtypes of the first tensor and of all others.
 _DTYPES: tuple[tuple[torch.dtype, torch.dtype], ...] = (
-    (torch.float32, torch.float32), (torch.float32, torch.int64), (torch.int64, torch.int64), (torch.float32, torch.bool),
-    (torch.float16, torch.float16), (torch.bfloat16, torch.bfloat16), (torch.float64, torch.float64), (torch.bool, torch.bool),
-    (torch.float32, torch.int32), (torch.int32, torch.int32), (torch.int64, torch.float32), (torch.uint8, torch.uint8), (torch.int8, torch.int8),
+    (torch.float32, torch.float32), (torch.float32, torch.int64), (torch.int64, torch.int64),
+    (torch.float32, torch.bool), (torch.float16, torch.float16), (torch.bfloat16, torch.bfloat16),
+    (torch.float64, torch.float64), (torch.bool, torch.bool), (torch.float32, torch.int32),
+    (torch.int32, torch.int32), (torch.int64, torch.float32), (torch.uint8, torch.uint8), (torch.int8, torch.int8),
     (torch.uint8, torch.float32), (torch.int8, torch.float32), (torch.int32, torch.float32),
 )  # fmt: skip
 _VALUE_SETS = 3
 """Number of value sets tried for non-tensor arguments."""
 _FLOATS = {"eps": 1e-6, "epsilon": 1e-6, "p": 0.5, "alpha": 0.5, "beta": 0.5, "scale": 0.5, "momentum": 0.1}
 _DIMENSIONS = {"dim", "axis", "dim0"}
-
-
-@dataclass(frozen=True, slots=True)
-class CallPlan:
-    """One choice of arguments for a call: indices into the tables above."""
-
-    shapes: int = 0
-    dtypes: int = 0
-    numbers: int = 0
-    given: bool = False
-    """Whether optional arguments are passed."""
 
 
 def candidate_plans() -> Iterator[CallPlan]:
@@ -129,8 +120,9 @@ class _ArgumentMaker:
         if kind in ("List[Tensor]", "List[Optional[Tensor]]"):
             return [self.tensor(), self.tensor()]
         makers: dict[str, Callable[[Any], Any]] = {
-            "int": self.integer, "SymInt": self.integer, "float": self.floating, "number": self.floating, "Scalar": self.floating, "bool": self.boolean,
-            "List[int]": self.integers, "List[SymInt]": self.integers, "List[float]": lambda _a: [0.5, 0.5], "List[bool]": lambda _a: [True, False],
+            "int": self.integer, "SymInt": self.integer, "float": self.floating, "number": self.floating,
+            "Scalar": self.floating, "bool": self.boolean, "List[int]": self.integers, "List[SymInt]": self.integers,
+            "List[float]": lambda _a: [0.5, 0.5], "List[bool]": lambda _a: [True, False],
         }  # fmt: skip
         if kind in makers:
             return makers[kind](argument)

@@ -10,6 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opforge.check.call import OperatorCall
+from opforge.check.subject import attempt
 
 GUARD_ELEMENTS = 4096
 """Guard elements on each side, more than a kernel's block."""
@@ -44,7 +45,10 @@ class GuardedTensor:
         ):
             if not bool(part.all()):
                 places = (~part).nonzero().reshape(-1)
-                return f"{len(places)} elements {side} (the first {int(places[0]) + 1 if side == 'past its end' else GUARD_ELEMENTS - int(places[-1])} away)"
+                return (
+                    f"{len(places)} elements {side} (the first "
+                    f"{int(places[0]) + 1 if side == 'past its end' else GUARD_ELEMENTS - int(places[-1])} away)"
+                )
         return ""
 
     def unwritten_mask(self) -> torch.Tensor:
@@ -134,11 +138,10 @@ def writes_out_of_bounds(overload: Any, call: OperatorCall, device: str) -> bool
     if not call.tensors or any(t.layout != torch.strided for t in call.tensors):
         return False
     guarded_call, argument_buffers = guard_arguments(call, FILL_VALUE)
-    try:
-        _result, allocated_buffers = call_guarded(overload, guarded_call, device, FILL_VALUE)
-    except Exception:  # noqa: BLE001  # refused arguments, or no way to call the kernel like this
+    outcome = attempt(call_guarded, overload, guarded_call, device, FILL_VALUE)
+    if isinstance(outcome, Exception):  # refused arguments, or no way to call the kernel like this
         return False
-    return any(buffer.describe_damage() for buffer in (*allocated_buffers, *argument_buffers))
+    return any(buffer.describe_damage() for buffer in (*outcome[1], *argument_buffers))
 
 
 def _positional_arguments(overload: Any, call: OperatorCall) -> list[Any]:

@@ -18,8 +18,9 @@ import torch
 from opforge.check import fake, generated_calls, guarded_memory
 from opforge.check.call import OperatorCall, to_device
 from opforge.check.compare import first_difference
-from opforge.check.forks import SendRow
-from opforge.check.subject import Subject, describe_error
+from opforge.check.forks import Send
+from opforge.check.messages import AcceptedCall, Calling, CallPlan, EveryCallRefused, NoCallAccepted
+from opforge.check.subject import Subject, attempt, describe_error
 from opforge.errors import OpforgeError
 
 _PASS_TIMEOUT_S = 8.0
@@ -87,24 +88,24 @@ def lookup(table: dict[str, Any], name: str) -> Any:
     return None
 
 
-def search_calls(subject: Subject, start: int, send_row: SendRow) -> None:
+def search_calls(subject: Subject, start: int, send: Send) -> None:
     """Try calls made from the schema, and report the accepted ones; runs in a fork."""
-    search = _Search(subject, start, send_row)
+    search = _Search(subject, start, send)
     search.run()
     if not search.accepted:
         commonest = [f"{error} ({count} calls)" for error, count in search.errors.most_common(_MAX_REPORTED_ERRORS)]
-        send_row({"none": True, "tried": search.tried, "errors": commonest})
+        send(NoCallAccepted(search.tried, commonest))
 
 
 class _Search:
     """Tries plans for calls; skips those tried before a crash."""
 
-    def __init__(self, subject: Subject, start: int, send_row: SendRow) -> None:
-        self.subject, self.start, self.send_row = subject, start, send_row
+    def __init__(self, subject: Subject, start: int, send: Send) -> None:
+        self.subject, self.start, self.send = subject, start, send
         self.deadline = 0.0
         self.errors: Counter[str] = Counter()
         self.seen: set[str] = set()
-        self.accepted: list[generated_calls.CallPlan] = []
+        self.accepted: list[CallPlan] = []
         self.tried = self.number = 0
         self.stopped = False
 
@@ -123,14 +124,14 @@ class _Search:
                     self.try_variations(plan, plausible_only=careful)
                     return
 
-    def try_variations(self, plan: generated_calls.CallPlan, *, plausible_only: bool) -> None:
+    def try_variations(self, plan: CallPlan, *, plausible_only: bool) -> None:
         for other in generated_calls.variations(plan):
             if len(self.accepted) >= generated_calls.MAX_CALLS or self.stopped or time.monotonic() > self.deadline:
                 return
             if other.given == plan.given or not any(one.given != plan.given for one in self.accepted):
                 self.try_plan(other, plausible_only=plausible_only)
 
-    def try_plan(self, plan: generated_calls.CallPlan, *, plausible_only: bool) -> bool:
+    def try_plan(self, plan: CallPlan, *, plausible_only: bool) -> bool:
         """Try one call; return whether the operator accepts it."""
         self.number += 1
         call = generated_calls.make_call(self.subject.arguments, plan, self.subject.device)
@@ -141,41 +142,45 @@ class _Search:
             self.implausible.add(str(call))
             return False
         self.seen.add(str(call))
-        self.send_row({"at": self.number, "call": str(call)})
+        self.send(Calling(str(call), self.number))
         self.tried += 1
         if guarded_memory.writes_out_of_bounds(self.subject.overload, call, self.subject.device):
             return self.accept(plan, call)  # `mask` reports it; unguarded it would corrupt memory
-        try:
-            answer = self.subject.run_copy(call)
-            if plausible_only and first_difference(answer, self.subject.run_copy(call), exact=True):
-                self.errors["results that change from call to call"] += 1
-                self.seen.discard(str(call))
-                self.implausible.add(str(call))
-                return False
-        except Exception as error:  # noqa: BLE001  # an operator may refuse with any error
-            self.note_refusal(error)
+        difference = attempt(self.run_difference, call, repeat=plausible_only)
+        if isinstance(difference, Exception):
+            self.note_refusal(difference)
+            return False
+        if difference:
+            self.errors["results that change from call to call"] += 1
+            self.seen.discard(str(call))
+            self.implausible.add(str(call))
             return False
         return self.accept(plan, call)
 
-    def accept(self, plan: generated_calls.CallPlan, call: OperatorCall) -> bool:
+    def run_difference(self, call: OperatorCall, *, repeat: bool) -> str:
+        """Run a call; if it is repeated, describe how the results differ."""
+        results = self.subject.run_copy(call)
+        return first_difference(results, self.subject.run_copy(call), exact=True) if repeat else ""
+
+    def accept(self, plan: CallPlan, call: OperatorCall) -> bool:
         self.accepted.append(plan)
-        self.send_row({"plan": [plan.shapes, plan.dtypes, plan.numbers, plan.given], "call": str(call)})
+        self.send(AcceptedCall(str(call), plan))
         return True
 
     def note_refusal(self, error: Exception) -> None:
         text = str(error)
         self.errors[describe_error(error, 160)] += 1
         if ALIAS_ERROR_TEXT in text:
-            self.send_row({"alias": True})
+            self.send(EveryCallRefused(returns_input=True))
             self.stopped = True
         elif isinstance(error, NotImplementedError) and f"Could not run '{self.subject.name}'" in text:
-            self.send_row({"no_kernel": describe_error(error, 160)})
+            self.send(EveryCallRefused(returns_input=False))
             self.stopped = True
 
 
-def rebuild_calls(subject: Subject, plan_rows: list[list[Any]]) -> Iterator[OperatorCall]:
+def rebuild_calls(subject: Subject, plans: list[CallPlan]) -> Iterator[OperatorCall]:
     """Recreate the accepted calls from their plans."""
-    for row in plan_rows:
-        call = generated_calls.make_call(subject.arguments, generated_calls.CallPlan(*row), subject.device)
+    for plan in plans:
+        call = generated_calls.make_call(subject.arguments, plan, subject.device)
         if call is not None:
             yield call

@@ -15,8 +15,8 @@ import torch
 from opforge.check import fixes, guarded_memory
 from opforge.check.call import OperatorCall, flat_results
 from opforge.check.compare import first_difference
-from opforge.check.report import KIND_MEMORY, Finding
-from opforge.check.subject import Findings, Subject, describe_error, failed, note, skipped
+from opforge.check.report import KIND_MEMORY, Finding, Findings, failed, note, skipped
+from opforge.check.subject import Fault, Subject, attempt, describe_error
 
 _UNALIGNED_SIZES = (1, 31, 33, 127, 129, 1000, 1025)
 _FULL_SIZES = (256, 512, 2048)
@@ -26,7 +26,6 @@ _BUDGET_S, _MIN_CHECKED_WAYS = 5.0, 2
 """Seconds for starting checks beyond the first few; Triton's interpreter is slow."""
 _SMALL_SIZE = 3
 _POISONS = (math.nan, 1e30, -1e30)
-_Resize = Callable[[Subject, OperatorCall, int, int], OperatorCall]
 
 
 def check(subject: Subject) -> Findings:
@@ -39,30 +38,28 @@ def check(subject: Subject) -> Findings:
     deadline = time.monotonic() + _BUDGET_S
     seen: set[str] = set()
     # Out-of-bounds writes corrupt the process, so they are checked first, in guarded memory only.
-    for kind, what, fix in itertools.chain.from_iterable(_check_writes_at_sizes(subject, *way) for way in ways):
-        if kind not in seen:
-            seen.add(kind)
-            yield _finding(kind, what, fix)
-        if kind == "writes":
+    for fault in itertools.chain.from_iterable(_check_writes_at_sizes(subject, *way) for way in ways):
+        if fault.kind not in seen:
+            seen.add(fault.kind)
+            yield _finding(fault)
+        if fault.kind == "writes":
             return
     random = subject.is_random()
     in_time = (way for index, way in enumerate(ways) if index < _MIN_CHECKED_WAYS or time.monotonic() < deadline)
-    for kind, what, fix in itertools.chain.from_iterable(
-        _check_at_sizes(subject, *way, random=random) for way in in_time
-    ):
-        if kind not in seen:
-            seen.add(kind)
-            yield _finding(kind, what, fix)
+    for fault in itertools.chain.from_iterable(_check_at_sizes(subject, *way, random=random) for way in in_time):
+        if fault.kind not in seen:
+            seen.add(fault.kind)
+            yield _finding(fault)
 
 
-def _finding(kind: str, what: str, fix: str) -> Finding:
+def _finding(fault: Fault) -> Finding:
     """Return a finding; wrong values alone are not a memory fault."""
-    if kind in ("unseen", "slow"):
-        return note("mask", what)
-    return failed("mask", what, fix, "" if kind == "values" else KIND_MEMORY)
+    if fault.kind in ("unseen", "slow"):
+        return note("mask", fault.what)
+    return failed("mask", fault.what, fault.fix, "" if fault.kind == "values" else KIND_MEMORY)
 
 
-def _check_writes_at_sizes(subject: Subject, call: OperatorCall, group: int) -> Iterator[tuple[str, str, str]]:
+def _check_writes_at_sizes(subject: Subject, call: OperatorCall, group: int) -> Iterator[Fault]:
     for size in _UNALIGNED_SIZES:
         start = time.monotonic()
         yield from _check_writes(subject, _resized_small(subject, call, group, size))
@@ -75,33 +72,27 @@ def _resized_small(subject: Subject, call: OperatorCall, group: int, size: int) 
     return subject.resized(call, lambda n: size if n == group else min(n, _SMALL_SIZE + (n % 3)))
 
 
-def _check_at_sizes(
-    subject: Subject, call: OperatorCall, group: int, *, random: bool
-) -> Iterator[tuple[str, str, str]]:
-    resize: _Resize = _resized_small if _accepts(subject, _resized_small(subject, call, group, 64)) else _resized_one
-    if not _accepts(subject, resize(subject, call, group, 64)):
+def _check_at_sizes(subject: Subject, call: OperatorCall, group: int, *, random: bool) -> Iterator[Fault]:
+    resize = _resized_small if subject.accepts(_resized_small(subject, call, group, 64)) else _resized_one
+    if not subject.accepts(resize(subject, call, group, 64)):
         return
-    size = _largest_fast_size(lambda n: subject.run_copy(resize(subject, call, group, n)))
-    if size != _FULL_SIZES[-1]:
-        yield (
-            "slow",
-            f"sizes above {size} of {subject.base_name}{call} were left out: a call takes too long, as in Triton's interpreter",
-            "",
-        )
+    full_size = _largest_fast_size(lambda n: subject.run_copy(resize(subject, call, group, n)))
+    if full_size != _FULL_SIZES[-1]:
+        left_out = f"sizes above {full_size} of {subject.base_name}{call} were left out"
+        yield Fault("slow", f"{left_out}: a call takes too long, as in Triton's interpreter")
     parts = (
         None
         if random or subject.reference is not None
-        else _find_parts(subject, resize(subject, call, group, size), size)
+        else _find_parts(subject, resize(subject, call, group, full_size), full_size)
     )
-    for size in [s for s in _UNALIGNED_SIZES if s < size]:
+    for size in [s for s in _UNALIGNED_SIZES if s < full_size]:
         sized_call = resize(subject, call, group, size)
-        expected = _run_or_none(subject, sized_call)
-        if expected is None:
+        results = attempt(subject.run_copy, sized_call)
+        if isinstance(results, Exception):  # an unsupported size is no fault here
             continue
         if not random:
             yield from _check_reads(subject, sized_call)
-        if not random:
-            yield from _check_against_reference(subject, sized_call, expected)
+            yield from _check_against_reference(subject, sized_call, results)
         if parts is not None:
             yield from _check_part(subject, parts, size)
 
@@ -110,8 +101,7 @@ def _largest_fast_size(run: Callable[[int], Any]) -> int:
     """Return the largest of the full sizes at which a call is fast enough."""
     for size, larger in itertools.pairwise(_FULL_SIZES):
         start = time.monotonic()
-        with contextlib.suppress(Exception):  # an unsupported size is no fault here
-            run(size)
+        attempt(run, size)  # an unsupported size is no fault here
         if (time.monotonic() - start) * larger / size > _MAX_CALL_S:
             return size
     return _FULL_SIZES[-1]
@@ -122,36 +112,23 @@ def _resized_one(subject: Subject, call: OperatorCall, group: int, size: int) ->
     return subject.resized(call, lambda n: size if n == group else n)
 
 
-def _accepts(subject: Subject, call: OperatorCall) -> bool:
-    return _run_or_none(subject, call) is not None
-
-
-def _run_or_none(subject: Subject, call: OperatorCall) -> list[Any] | None:
-    try:
-        return subject.run_copy(call)
-    except Exception:  # noqa: BLE001  # an unsupported size is no fault here
-        return None
-
-
-def _check_reads(subject: Subject, call: OperatorCall) -> Iterator[tuple[str, str, str]]:
+def _check_reads(subject: Subject, call: OperatorCall) -> Iterator[Fault]:
     """Check whether the result depends on memory around the inputs."""
     with torch.no_grad():
         expected = subject.run(guarded_memory.guard_arguments(call, 0.0)[0])
         _dirty_freed_memory(expected, 77)
         again = subject.run(guarded_memory.guard_arguments(call, 0.0)[0])
         if message := first_difference(expected, again):
-            fault = f"the same call gives a different result each time, at this size: {message}, for {subject.base_name}{call}"
-            yield "changes", fault, fixes.UNINITIALISED_READ
+            fault = f"the same call gives a different result each time, at this size: {message}"
+            yield Fault("changes", f"{fault}, for {subject.base_name}{call}", fixes.UNINITIALISED_READ)
             return
         for poison in _POISONS:
             guarded_call, _buffers = guarded_memory.guard_arguments(call, poison)
             actual = subject.run(guarded_call)
             if message := first_difference(expected, actual):
-                yield (
-                    "reads",
-                    f"the result depends on memory outside its arguments: {message} when they are surrounded by {poison:g}, for {subject.base_name}{call}",
-                    fixes.OUT_OF_BOUNDS_READ,
-                )
+                fault = f"the result depends on memory outside its arguments: {message}"
+                where = f"when they are surrounded by {poison:g}, for {subject.base_name}{call}"
+                yield Fault("reads", f"{fault} {where}", fixes.OUT_OF_BOUNDS_READ)
                 return
 
 
@@ -162,7 +139,7 @@ def _dirty_freed_memory(values: list[Any], number: int) -> None:
             torch.empty_like(value).fill_(number)
 
 
-def _check_writes(subject: Subject, call: OperatorCall) -> Iterator[tuple[str, str, str]]:
+def _check_writes(subject: Subject, call: OperatorCall) -> Iterator[Fault]:
     """Check the kernel's writes in and around its tensors.
 
     Memory is prefilled with NaN in the first run and with a number in the second.
@@ -173,24 +150,20 @@ def _check_writes(subject: Subject, call: OperatorCall) -> Iterator[tuple[str, s
     for fill in (math.nan, guarded_memory.FILL_VALUE):
         guarded_call, argument_buffers = guarded_memory.guard_arguments(call, fill)
         subject.before_call(guarded_call)
-        try:
-            value, allocated_buffers = guarded_memory.call_guarded(subject.overload, guarded_call, subject.device, fill)
-        except (NotImplementedError, AttributeError) as error:  # not callable this way: no fault
-            yield "unseen", f"its writes to its results could not be checked: {describe_error(error, 160)}", ""
+        outcome = attempt(guarded_memory.call_guarded, subject.overload, guarded_call, subject.device, fill)
+        if isinstance(outcome, NotImplementedError | AttributeError):  # not callable this way: no fault
+            reason = describe_error(outcome, 160)
+            yield Fault("unseen", f"its writes to its results could not be checked: {reason}")
+        if isinstance(outcome, Exception):  # else an unsupported size
             return
-        except Exception:  # noqa: BLE001  # an unsupported size
-            return
+        value, allocated_buffers = outcome
         answers.append(flat_results(value))
-        buffers += [("a tensor that it allocated", buffer) for buffer in allocated_buffers] + [
-            ("an argument", buffer) for buffer in argument_buffers
-        ]
+        buffers += [("a tensor that it allocated", buffer) for buffer in allocated_buffers]
+        buffers += [("an argument", buffer) for buffer in argument_buffers]
     for owner, buffer in buffers:
         if damage := buffer.describe_damage():
-            yield (
-                "writes",
-                f"it writes outside {owner}: {damage}, for {subject.base_name}{call}",
-                fixes.OUT_OF_BOUNDS_WRITE,
-            )
+            fault = f"it writes outside {owner}: {damage}, for {subject.base_name}{call}"
+            yield Fault("writes", fault, fixes.OUT_OF_BOUNDS_WRITE)
             return
     for index, (first, second) in enumerate(zip(*answers, strict=False)):
         if (
@@ -198,11 +171,8 @@ def _check_writes(subject: Subject, call: OperatorCall) -> Iterator[tuple[str, s
             and isinstance(second, torch.Tensor)
             and (message := _describe_unwritten(first, second))
         ):
-            yield (
-                "unwritten",
-                f"elements of result {index} are never written: {message}, for {subject.base_name}{call}",
-                fixes.UNWRITTEN_ELEMENTS,
-            )
+            fault = f"elements of result {index} are never written: {message}, for {subject.base_name}{call}"
+            yield Fault("unwritten", fault, fixes.UNWRITTEN_ELEMENTS)
             return
 
 
@@ -220,7 +190,7 @@ def _describe_unwritten(first: torch.Tensor, second: torch.Tensor) -> str:
     return f"{int(unwritten.sum())} of {unwritten.numel()}, the first at {index}"
 
 
-def _check_against_reference(subject: Subject, call: OperatorCall, actual: list[Any]) -> Iterator[tuple[str, str, str]]:
+def _check_against_reference(subject: Subject, call: OperatorCall, actual: list[Any]) -> Iterator[Fault]:
     call_copy = call.copy()
     reference = subject.reference
     if reference is None:
@@ -231,11 +201,8 @@ def _check_against_reference(subject: Subject, call: OperatorCall, actual: list[
         if not subject.returns and value is not None and subject.mutates:
             expected = flat_results(value)
         if message := first_difference(expected, actual):
-            yield (
-                "values",
-                f"a different result than the reference: {message}, for {subject.base_name}{call}",
-                fixes.WRONG_VALUES,
-            )
+            fault = f"a different result than the reference: {message}, for {subject.base_name}{call}"
+            yield Fault("values", fault, fixes.WRONG_VALUES)
 
 
 @dataclass(frozen=True)
@@ -260,23 +227,27 @@ class _Parts:
 
     def describe_difference(self, subject: Subject, size: int) -> str | None:
         """Describe how the part's result differs from that part of the result; None if refused."""
-        actual = _run_or_none(subject, self.part(size))
-        return (
-            None if actual is None else first_difference([self.narrow(value, size) for value in self.results], actual)
-        )
+        actual = attempt(subject.run_copy, self.part(size))
+        if isinstance(actual, Exception):
+            return None
+        return first_difference([self.narrow(value, size) for value in self.results], actual)
 
 
 def _find_parts(subject: Subject, full_call: OperatorCall, size: int) -> _Parts | None:
     """Return the parts of a call if, at aligned sizes, they give parts of the result; else None."""
-    answer = _run_or_none(subject, full_call)
-    if answer is None or any(torch.is_tensor(v) and size not in v.shape for v in answer):
+    answer = attempt(subject.run_copy, full_call)
+    if isinstance(answer, Exception) or any(torch.is_tensor(v) and size not in v.shape for v in answer):
         return None
     parts = _Parts(full_call, answer, size, [size // 4, size // 2])
     return parts if all(parts.describe_difference(subject, part_size) == "" for part_size in parts.aligned) else None
 
 
-def _check_part(subject: Subject, parts: _Parts, size: int) -> Iterator[tuple[str, str, str]]:
+def _check_part(subject: Subject, parts: _Parts, size: int) -> Iterator[Fault]:
     if message := parts.describe_difference(subject, size):
         aligned_sizes = " and ".join(map(str, parts.aligned))
-        fault = f"the first {size} elements of {parts.size} give a different result than {size} alone, but {aligned_sizes} alone do not"
-        yield "values", f"{fault}: {message}, for {subject.base_name}{parts.part(size)}", fixes.WRONG_PARTS
+        fault = (
+            f"the first {size} elements of {parts.size} give a different result than {size} alone, but "
+            f"{aligned_sizes} alone do not"
+        )
+        where = f"for {subject.base_name}{parts.part(size)}"
+        yield Fault("values", f"{fault}: {message}, {where}", fixes.WRONG_PARTS)

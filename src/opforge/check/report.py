@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -75,6 +75,25 @@ class Finding:
     """Suggested change."""
     kind: str = ""
     """ENDED, MEMORY or CONTENTS; for opcheck, the name of its test."""
+
+    @classmethod
+    def from_wire(cls, fields: dict[str, str]) -> Finding:
+        return cls(fields["check"], Status(fields["status"]), fields["what"], fields["fix"], fields["kind"])
+
+
+Findings = Iterator[Finding]
+
+
+def failed(check: str, what: str, fix: str, kind: str = "") -> Finding:
+    return Finding(check, Status.FAILED, what, fix, kind)
+
+
+def note(check: str, what: str, fix: str = "") -> Finding:
+    return Finding(check, Status.NOTE, what, fix)
+
+
+def skipped(check: str, reason: str) -> Finding:
+    return Finding(check, Status.SKIPPED, reason)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ import torch
 
 from opforge.check.call import copy_with_layout, flat_results
 from opforge.check.compare import tensor_difference
-from opforge.check.report import KIND_CONTENTS
-from opforge.check.subject import Findings, Subject, failed, note
+from opforge.check.report import KIND_CONTENTS, Finding, Findings, failed, note
+from opforge.check.subject import Subject
 
 MAX_CALLS = 4
 
@@ -44,11 +44,11 @@ def check(subject: Subject) -> Findings:
 
 
 def _snapshot(value: Any) -> list[Any]:
-    return [(copy_with_layout(t), t._version) if isinstance(t, torch.Tensor) else (t, 0) for t in flat_results(value)]  # noqa: SLF001
+    return [copy_with_layout(t) if isinstance(t, torch.Tensor) else t for t in flat_results(value)]
 
 
 def _describe_change(before: list[Any], after: list[Any]) -> str:
-    for (old, _version), new in zip(before, after, strict=True):
+    for old, new in zip(before, after, strict=True):
         if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
             if old.shape != new.shape or old.stride() != new.stride():
                 return f"its shape is {list(new.shape)} instead of {list(old.shape)}"
@@ -81,10 +81,10 @@ def _undeclared_aliases(subject: Subject, results: list[Any], named: dict[str, A
     return messages
 
 
-def alias_refused_by_torch(subject: Subject) -> Findings:
-    """Yield the finding for an operator that torch refuses to call because it returns an input."""
+def alias_refused_by_torch(subject: Subject) -> Finding:
+    """Return the finding for an operator that torch refuses to call because it returns an input."""
     name = next((a.name for a in subject.arguments if "Tensor" in str(a.type)), "x")
-    yield failed(
+    return failed(
         "schema",
         "a result shares memory with an argument or with another result, and torch refuses every call",
         _alias_fix(subject, name),
@@ -108,6 +108,9 @@ def with_write_mark(subject: Subject, name: str) -> str:
 def _alias_fix(subject: Subject, name: str) -> str:
     which = name or "the argument"
     if subject.mutates:
-        return f"return nothing of what was written: the schema ends in `-> ()`, and the Python function around the operator returns {which}"
+        return (
+            "return nothing of what was written: the schema ends in `-> ()`, and the Python function around the "
+            f"operator returns {which}"
+        )
     views = f"a view such as {which}[…] or {which}.reshape(…) shares memory too"
     return f"return memory of its own: {which}.clone(), also on paths where there is nothing to do; {views}"

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import FunctionType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch._library.custom_ops import OPDEFS
 
 from opforge.check.call import OperatorCall, flat_results, resized
 from opforge.check.compare import first_difference
-from opforge.check.report import Finding, Status
 from opforge.sandbox.guest.global_state import seed_generator
 
 BACKENDS = ("CPU", "CUDA", "XPU", "MPS", "HPU", "PrivateUse1")
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
 _ALL_DEVICE_KEYS = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 
 
@@ -105,7 +106,7 @@ class Subject:
         self.before_call(call)
         try:
             return flat_results(self.overload(*call.args, **call.kwargs))
-        except Exception as error:
+        except Exception as error:  # the operator may raise anything; it is raised again
             self.last_error = error
             raise
 
@@ -118,6 +119,10 @@ class Subject:
         """Run a copy of a call, outside autograd."""
         with torch.no_grad():
             return self.run(call.copy(), seed)
+
+    def accepts(self, call: OperatorCall) -> bool:
+        """Whether the operator runs a call without an error."""
+        return not isinstance(attempt(self.run_copy, call), Exception)
 
     def floating_tensors(self, call: OperatorCall) -> list[torch.Tensor]:
         return [t for t in call.tensors if t.is_floating_point()]
@@ -152,19 +157,13 @@ class Subject:
         return any(first_difference(self.run_copy(call, 0), self.run_copy(call, 1), exact=True) for call in calls)
 
 
-Findings = Iterator[Finding]
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A fault that a check reports once, however many calls show it."""
 
-
-def failed(check: str, message: str, fix: str, kind: str = "") -> Finding:
-    return Finding(check, Status.FAILED, message, fix, kind)
-
-
-def note(check: str, message: str, fix: str = "") -> Finding:
-    return Finding(check, Status.NOTE, message, fix)
-
-
-def skipped(check: str, reason: str) -> Finding:
-    return Finding(check, Status.SKIPPED, reason)
+    kind: str
+    what: str
+    fix: str = ""
 
 
 def public_functions(base: str, package: str) -> list[Callable[..., Any]]:
@@ -177,6 +176,16 @@ def public_functions(base: str, package: str) -> list[Callable[..., Any]]:
         if isinstance(value, FunctionType) and value.__module__.partition(".")[0] == package.partition(".")[0]:
             functions[id(value)] = value
     return list(functions.values())
+
+
+def attempt(
+    function: Callable[_Parameters, _Result], *args: _Parameters.args, **kwargs: _Parameters.kwargs
+) -> _Result | Exception:
+    """Call code of the user's (operator, fake, formula, rule); return its result or its error."""
+    try:
+        return function(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001  # such code may raise anything
+        return error
 
 
 def printable(text: str) -> str:

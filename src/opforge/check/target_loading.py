@@ -16,10 +16,11 @@ import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from opforge import cache
 from opforge.check import forks
+from opforge.check.messages import CompilerModules
+from opforge.check.request import CheckTarget
 from opforge.errors import InternalError, NothingToJudgeError, OpforgeError, UnknownNameError
 from opforge.frames import is_from_opforge, is_from_torch, is_import_system, torch_folder
 
@@ -38,13 +39,13 @@ class LoadedTarget:
     notes: list[str]
 
 
-def load_target(target: dict[str, Any], device: str, patterns: Sequence[str]) -> LoadedTarget:
+def load_target(target: CheckTarget, device: str, patterns: Sequence[str]) -> LoadedTarget:
     """Import a target, and select the wanted operators among those it registers."""
     import torch
 
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     before, kernels = _operator_names(), _count_interpreted_kernels()
-    sys.path[:0] = target["paths"]
+    sys.path[:0] = target.paths
     faulthandler.dump_traceback_later(_IMPORT_TIMEOUT_S, exit=True)
     with _recording_cuda_starts() as starts:
         package = _import_target(target)
@@ -52,19 +53,20 @@ def load_target(target: dict[str, Any], device: str, patterns: Sequence[str]) ->
     after = _operator_names()
     if device != "cpu" and torch.cuda.is_initialized():
         raise OpforgeError(
-            f"importing {target['text']} starts CUDA{starts[0] if starts else ''}, and processes forked after that cannot use it; "
+            f"importing {target.text} starts CUDA{starts[0] if starts else ''}, and processes forked after that "
+            "cannot use it; "
             "let the package touch the GPU when an operator is called, not when it is imported"
         )
     notes = []
     if interpreted and _count_interpreted_kernels() > kernels:
         notes.append("Triton kernels run in its interpreter (TRITON_INTERPRET=1)")
-    if target["operator"]:
-        return LoadedTarget(_select_operators([target["operator"]], after), package, interpreted, notes)
+    if target.operator:
+        return LoadedTarget(_select_operators([target.operator], after), package, interpreted, notes)
     registered = {name for name in after - before if not _is_registered_by_torch(name)}
     if not registered:
         raise NothingToJudgeError(
-            f"importing {target['text']} registers no operator; give the module that does (it may be a submodule), "
-            f"or an operator by name: ns::op --import {target['text']}"
+            f"importing {target.text} registers no operator; give the module that does (it may be a submodule), "
+            f"or an operator by name: ns::op --import {target.text}"
         )
     return LoadedTarget(_select_operators(patterns, registered), package, interpreted, notes)
 
@@ -139,33 +141,33 @@ def _compiler_modules() -> list[str]:
     if isinstance(cached, list):
         return [str(name) for name in cached]
 
-    def look(tell: forks.SendRow) -> None:
+    def look(send: forks.Send) -> None:
         before = set(sys.modules)
         torch.library.opcheck(torch.ops.aten.sin.default, (torch.ones(2, requires_grad=True),))
         torch.compile(torch.sin, backend="aot_eager", fullgraph=True, dynamic=True)(torch.ones(3))
         new = [name for name in sys.modules if name not in before]  # in an order without cycles
-        tell({"modules": [name for name in new if name.partition(".")[0] in ("torch", "sympy")]})
+        send(CompilerModules([name for name in new if name.partition(".")[0] in ("torch", "sympy")]))
 
     (outcome,) = forks.run_jobs([forks.ForkedJob("look", look, _IMPORT_TIMEOUT_S)], 1)
-    modules = [str(name) for row in outcome.rows for name in row.get("modules", ())]
+    modules = [name for message in outcome.sent(CompilerModules) for name in message.names]
     if modules:
         with contextlib.suppress(OSError):
             cache.write_atomically(cache_file, json.dumps(modules))
     return modules
 
 
-def _import_target(target: dict[str, Any]) -> str:
+def _import_target(target: CheckTarget) -> str:
     """Import the target's module or run its file; return the module's name."""
     try:
-        if target["file"]:
-            return _run_file(Path(target["file"]))
-        if target["module"]:
-            importlib.import_module(target["module"])
-    except BaseException as error:
+        if target.file:
+            return _run_file(Path(target.file))
+        if target.module:
+            importlib.import_module(target.module)
+    except BaseException as error:  # code of the user: it may even exit
         frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_import_frame(f.filename)]
         where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-        raise OpforgeError(f"importing {target['text']} raises {type(error).__name__}{where}: {error}") from error
-    return str(target["module"])
+        raise OpforgeError(f"importing {target.text} raises {type(error).__name__}{where}: {error}") from error
+    return target.module
 
 
 def _is_import_frame(filename: str) -> bool:

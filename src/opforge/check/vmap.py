@@ -9,8 +9,8 @@ from torch.utils import _pytree as pytree
 
 from opforge.check.call import OperatorCall, flat_results, similar_tensor
 from opforge.check.compare import first_difference
-from opforge.check.report import KIND_CONTENTS
-from opforge.check.subject import Findings, Subject, describe_error, failed, note, skipped
+from opforge.check.report import KIND_CONTENTS, Findings, failed, note, skipped
+from opforge.check.subject import Subject, attempt, describe_error
 
 _BATCH = 3
 
@@ -21,7 +21,8 @@ def check(subject: Subject) -> Findings:
     if subject.mutates:
         yield skipped(
             "vmap",
-            f"it writes to {', '.join(sorted(subject.written_arguments))}; torch.library has no vmap rules for operators that do",
+            f"it writes to {', '.join(sorted(subject.written_arguments))}; torch.library has no vmap rules for "
+            "operators that do",
         )
     elif not calls:
         yield skipped("vmap", "no call has a tensor")
@@ -48,7 +49,8 @@ def has_rule(subject: Subject) -> bool:
 def rule_skeleton(subject: Subject) -> str:
     names = ", ".join(a.name for a in subject.arguments)
     return (
-        f'torch.library.register_vmap("{subject.name.removesuffix(".default")}", rule) with def rule(info, in_dims, {names}): '
+        f'torch.library.register_vmap("{subject.name.removesuffix(".default")}", rule) with def rule(info, in_dims, '
+        f"{names}): "
         "move the batched dimension to the front, call the operator once on the larger tensors, and return (result, 0)"
     )
 
@@ -89,13 +91,11 @@ def _describe_fault(subject: Subject, call: OperatorCall, dims: tuple[int | None
 
     batched_call = call.with_tensors(batched)
     with torch.no_grad():
-        try:
-            expected = [subject.results(single) for single in map(call.with_tensors, singles)]
-        except Exception:  # noqa: BLE001  # it refuses these contents
+        expected = attempt(lambda: [subject.results(single) for single in map(call.with_tensors, singles)])
+        if isinstance(expected, Exception):  # it refuses these contents
             return None
-        try:
-            actual = torch.vmap(function, in_dims=in_dims)(*batched_call.args)
-        except Exception as error:  # noqa: BLE001  # the rule may raise anything
-            return f"the rule raises {describe_error(error)}"
+        actual = attempt(torch.vmap(function, in_dims=in_dims), *batched_call.args)
+        if isinstance(actual, Exception):
+            return f"the rule raises {describe_error(actual)}"
     stacked = [torch.stack(column) for column in zip(*expected, strict=True)]
     return first_difference(stacked, list(actual)) or None

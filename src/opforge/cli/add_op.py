@@ -25,7 +25,7 @@ def add_op(
     ] = None,
     package: Annotated[Path, typer.Option(help="The package's folder.")] = Path(),
 ) -> int:
-    """Add an operator to a package: kernel, registration, fake, gradient, tests, export and types; existing parts are kept."""
+    """Add an operator to a package: kernel, registration, fake, gradient, tests, export, types; existing parts stay."""
     from opforge.package import add_op as adding
 
     names = [word.strip() for words in optional or [] for word in words.split(",")]
@@ -40,6 +40,7 @@ def add_op(
     kernel = parts[0].path
     build = "" if found.variant == "triton" else "  pip install --no-build-isolation -e '.[test]'\n"
     sys.stdout.write(
-        f"operator {found.name}::{name} multiplies for now; write your computation in {kernel}\n{build}  pytest tests/test_{name}.py\n"
+        f"operator {found.name}::{name} multiplies for now; write your computation in {kernel}\n{build}  pytest "
+        f"tests/test_{name}.py\n"
     )
     return 0

@@ -48,7 +48,7 @@ def _lines(health: Health) -> list[str]:
             lines += _fact(name, value)
     lines += [f"note     {note}" for note in health.notes]
     for problem in health.problems:
-        lines += [f"problem  {problem['what']}", f"  fix    {problem['fix']}"]
+        lines += [f"problem  {problem.what}", f"  fix    {problem.fix}"]
     count = len(health.problems)
     lines.append(f"{count} problem{'s' * (count > 1)}" if count else "no problems")
     return lines

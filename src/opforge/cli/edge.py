@@ -211,7 +211,7 @@ def check(
     with_: Annotated[str, _WITH] = "direct",
     format_: Annotated[str, _FORMAT] = "text",
 ) -> int:
-    """Export, build and run a folder's operators; exit with 1 if a result differs from eager PyTorch or a kernel did not run."""
+    """Export, build and run a folder's operators; exit with 1 if a result differs or a kernel did not run."""
     _check_format(format_)
     _check_tool(with_)
     from opforge.edge.check import check as check_folder

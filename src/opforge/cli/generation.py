@@ -58,7 +58,8 @@ RecordFile = Annotated[Path | None, _option("Write requests and replies to a fil
 
 NAMES = frozenset(
     {
-        "llm_model", "dsl", "max_cost", "max_tokens", "reply_tokens", "parallel", "prompts", "prices", "transcript", "record", *_BACKENDS_BY_OPTION,
+        "llm_model", "dsl", "max_cost", "max_tokens", "reply_tokens", "parallel", "prompts", "prices", "transcript",
+        "record", *_BACKENDS_BY_OPTION,
     }
 )  # fmt: skip
 
@@ -104,7 +105,8 @@ def with_new_budget(folder: Path, config: RunConfig, bounds: dict[str, float]) -
     """Return how kernels are asked for in a run that is taken up again, with other bounds on what it may spend."""
     if config.backend not in LLM_BACKENDS:
         raise OpforgeError(
-            f"--{min(bounds).replace('_', '-')} cannot be combined with the run in {str(folder)!r}: its backend {config.backend} calls no model"
+            f"--{min(bounds).replace('_', '-')} cannot be combined with the run in {str(folder)!r}: its backend "
+            f"{config.backend} calls no model"
         )
     from opforge.generate.budget import with_raised_limits
 
@@ -136,7 +138,8 @@ def _provider(backend: str, values: dict[str, Any]) -> str:
         return "anthropic"
     if backend == "llm" and not model.startswith(("gpt", "o1", "o3", "o4", "chatgpt")):
         raise OpforgeError(
-            f"--llm-model {model!r}: --backend llm calls Anthropic (claude-…) or OpenAI (gpt-…, o3 …); use --backend llm-relay for other servers"
+            f"--llm-model {model!r}: --backend llm calls Anthropic (claude-…) or OpenAI (gpt-…, o3 …); use --backend "
+            "llm-relay for other servers"
         )
     return "openai"
 

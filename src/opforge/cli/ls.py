@@ -87,7 +87,7 @@ def _kernels(directory: Path) -> None:
 
 
 def _proven(kernel: Kernel) -> str:
-    """Say for which dtypes a kernel's proof holds with this torch; a device is named unless it is this machine's CPU."""
+    """Name the dtypes a kernel's proof holds for with this torch, and the device unless it is this CPU."""
     from opforge.cache import torch_version
     from opforge.kernels.proof import read_proof
     from opforge.runtime.devices import cpu_name

@@ -95,7 +95,7 @@ def call(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of our output has gone
         return 141
-    except Exception as error:  # noqa: BLE001  # the last line of defence: whatever it is, the exit code says whose fault
+    except Exception as error:  # noqa: BLE001  # last resort: the exit code says whose fault it is
         if (show := getattr(error, "show", None)) is None:  # not a usage error of the parser's
             import traceback
 

@@ -25,8 +25,10 @@ def model(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A Python file that defines model() and inputs(), and optionally loss(output) and optimizer(parameters); "
-            "module:function, which returns the model and its inputs; hf:CLASS (of transformers), timm:NAME or torchvision:NAME.",
+            help="A Python file that defines model() and inputs(), and optionally loss(output) and "
+            "optimizer(parameters); "
+            "module:function, which returns the model and its inputs; hf:CLASS (of transformers), timm:NAME or "
+            "torchvision:NAME.",
         ),
     ],
     backend: Annotated[str, typer.Option(help="Source of the kernels: see `opforge ls backends`.")] = "directory",
@@ -60,7 +62,7 @@ def model(
     ] = False,
     format_: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
 ) -> int:
-    """Run a model with kernels instead of ATen's: are its results still right, which kernels were called, and which cause an error."""
+    """Run a model with kernels instead of ATen's: are its results right, which kernels ran, which cause an error."""
     if format_ not in ("text", "json"):
         raise OpforgeError(f"unknown format {format_!r}; allowed: text, json")
     if not 0 <= seed < 1 << 62:

@@ -40,7 +40,8 @@ def new(
         sys.stdout.write(f"{TEMPLATE_FOLDER}\n")
         return 0
     given = {
-        "package": name or None, "variant": variant, "abi": abi, "description": description, "author": author, "torch": torch,
+        "package": name or None, "variant": variant, "abi": abi, "description": description, "author": author,
+        "torch": torch,
     }  # fmt: skip
     answers = {key: value for key, value in given.items() if value is not None}
     if sys.stdin.isatty() and not yes:

@@ -23,14 +23,14 @@ def pack(
     version: Annotated[str, typer.Option(help="The version of the package.")] = "0.1.0",
     format_: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
 ) -> int:
-    """Make a package and a wheel of a folder's kernels and their proofs; once installed, it overrides ATen's kernels."""
+    """Make a package and a wheel of a folder's kernels and their proofs; installed, it overrides ATen's kernels."""
     if format_ not in ("text", "json"):
         raise OpforgeError(f"unknown format {format_!r}; allowed: text, json")
     from opforge.package.pack import pack as make
 
     packed = make(directory, name, out, version=version)
     if format_ == "json":
-        rows = [{"name": row["name"], "file": row["file"], "proven": row["proven"]} for row in packed.rows]
+        rows = [{"name": k.name, "file": k.file, "proven": k.proven} for k in packed.kernels]
         found = {
             "package": str(packed.project),
             "wheel": str(packed.wheel),
@@ -40,8 +40,8 @@ def pack(
         }
         sys.stdout.write(json.dumps(found, indent=2) + "\n")
         return 0
-    for row in packed.rows:
-        sys.stdout.write(f"{row['name']}  {row['proven'] or 'no proof: used only with policy `all`'}\n")
+    for kernel in packed.kernels:
+        sys.stdout.write(f"{kernel.name}  {kernel.proven or 'no proof: used only with policy `all`'}\n")
     for stranger in packed.ignored_folders:
         sys.stdout.write(f"left out: {stranger}\n")
     sys.stdout.write(f"package  {packed.project}\nwheel    {packed.wheel}\nsigner   {packed.signer}\n")

@@ -43,7 +43,8 @@ def report(
         judged, planned = summary.case_counts.total(), manifest["plan"]["cases"]
         if judged < planned:
             console.print(
-                f"[yellow]unfinished[/yellow]   {judged} of {planned} cases judged; continue with `opforge run --resume {run}`",
+                f"[yellow]unfinished[/yellow]   {judged} of {planned} cases judged; continue with `opforge run "
+                f"--resume {run}`",
                 soft_wrap=True,
             )
     else:

@@ -58,7 +58,8 @@ def _lines(run: Path, again: Reproduction) -> list[str]:
         lines.append(f"changed since the run: {', '.join(again.changed)}")
     elif not again.is_same_verdict:
         lines.append(
-            "the kernel has not changed, so the verdict depends on earlier cases, or is not deterministic; to judge all cases "
+            "the kernel has not changed, so the verdict depends on earlier cases, or is not deterministic; to judge "
+            "all cases "
             f"of the operator, run the command in {shlex.quote(str(run / 'manifest.json'))}, and add --ops {row['op']}"
         )
     return lines

@@ -46,7 +46,8 @@ def run(
     ops_directory: Annotated[
         str | None,
         typer.Option(
-            help="Folder of kernels (default: generated_kernels), or for right kernels by language models (default: OUT/generated_kernels)."
+            help="Folder of kernels (default: generated_kernels), or for right kernels by language models (default: "
+            "OUT/generated_kernels)."
         ),
     ] = None,
     implementation: Annotated[
@@ -236,7 +237,8 @@ def _resumed(context: typer.Context, folder: Path, executor_settings: dict[str, 
     given = [n for n, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
     if clash := [n for n in given if n not in _OPTIONS_WITH_RESUME]:
         raise OpforgeError(
-            f"--{clash[0].strip('_').replace('_', '-')} cannot be combined with --resume: the settings come from the run's manifest"
+            f"--{clash[0].strip('_').replace('_', '-')} cannot be combined with --resume: the settings come from the "
+            "run's manifest"
         )
     config = replace(RunConfig.from_json(read_manifest(folder)["config"]), **executor_settings)
     bounds = {n: context.params[n] for n in generation.BUDGET_OPTIONS if n in given}

@@ -69,7 +69,8 @@ def _check_confinement(server: ForkServerProcess) -> None:
     missing = system_check.working_protections(server.spawner)["missing"]
     if leaks := [what for what in _REQUIRED_PROTECTIONS if what in missing]:
         raise OpforgeError(
-            f"not protected on this system: {', '.join(leaks)}; a kernel could corrupt a warm server, so each command must start its own"
+            f"not protected on this system: {', '.join(leaks)}; a kernel could corrupt a warm server, so each "
+            "command must start its own"
         )
 
 

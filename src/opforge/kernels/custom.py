@@ -64,7 +64,8 @@ class CustomFolder:
                 )
                 return _reference(name, file, self.entry)
         self.warnings.append(
-            f"{self.op} has neither a reference nor an implementation that defines {self.entry}: the identity is its reference"
+            f"{self.op} has neither a reference nor an implementation that defines {self.entry}: the identity is its "
+            "reference"
         )
         return Reference("the identity")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,32 @@ from opforge.sandbox.guest.worker import ARENA_ALIGNMENT
 
 MAX_CONTENTS_BYTES = 256 << 20
 """Maximum size of the contents handed out at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCall:
+    """A call of an operator in a run."""
+
+    number: int
+    op: str
+    phase: str
+    """``forward``, ``backward`` or ``optimizer``."""
+    text: str = ""
+    """The case as text; empty if it cannot be recorded."""
+    tree: list[Any] | None = None
+    """The arguments as JSON."""
+
+    def wire(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_wire(cls, row: Any) -> RecordedCall:
+        """Return a call of an untrusted reply; raises TypeError or ValueError if it is malformed."""
+        call = cls(**row)
+        texts = (call.op, call.phase, call.text)
+        if not isinstance(call.number, int) or not all(isinstance(text, str) for text in texts):
+            raise ValueError("a recorded call has fields of other types")
+        return call
 
 
 class CallRecorder:
@@ -41,7 +67,7 @@ class CallRecorder:
         self._full = False
         self.call_count = 0
         """Number of calls so far."""
-        self.calls: list[dict[str, Any]] = []
+        self.calls: list[RecordedCall] = []
 
     @property
     def used_bytes(self) -> int:
@@ -60,7 +86,7 @@ class CallRecorder:
         return call
 
     def _record(self, op: str, args: Any, kwargs: dict[str, Any]) -> None:
-        head = {"number": self.call_count, "op": op, "phase": self._phase()}
+        call = RecordedCall(self.call_count, op, self._phase())
         offset_before = self._offset
         try:
             positional = tuple(from_torch(a, self._tensor) for a in args)
@@ -69,7 +95,7 @@ class CallRecorder:
             self._full = isinstance(error, MemoryError) and offset_before > self._begin
             self._offset = offset_before
             if not self._full:
-                self.calls.append({**head, "lost": str(error)})
+                self.calls.append(call)
             return
         text = format_arguments(
             [_without_offsets(v) for v in positional], {n: _without_offsets(v) for n, v in named.items()}
@@ -78,7 +104,7 @@ class CallRecorder:
             encode([_without_ranges(v) for v in positional], spec_row),
             {n: encode(_without_ranges(v), spec_row) for n, v in named.items()},
         ]
-        self.calls.append({**head, "text": text, "tree": tree})
+        self.calls.append(replace(call, text=text, tree=tree))
 
     def _phase(self) -> str:
         if torch._C._current_graph_task_id() != -1:  # noqa: SLF001  # torch has no public way to ask

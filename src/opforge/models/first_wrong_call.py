@@ -21,6 +21,8 @@ from opforge.judge.compare.contract import CaseCheck
 from opforge.judge.kernel_worker import KernelWorker, WorkerConfig, WorkerDiedError
 from opforge.judge.reference.user import LOAD_TIMEOUT_S
 from opforge.judge.verdict import Verdict, VerdictKind
+from opforge.models.call_recorder import RecordedCall
+from opforge.models.job import ModelKernel
 from opforge.models.model_process import ModelProcess, ModelProcessError
 from opforge.ops import Operator, table
 from opforge.sandbox.host.reply import MALFORMED_REPLY, CallsReply, MalformedReplyError
@@ -54,27 +56,26 @@ class WrongCallReport:
 class WrongCallFinder:
     """Checks the calls of one kernel, which runs in its own worker."""
 
-    def __init__(self, worker: KernelWorker, config: WorkerConfig, kernel: dict[str, Any]) -> None:
+    def __init__(self, worker: KernelWorker, config: WorkerConfig, kernel: ModelKernel) -> None:
         self._worker = worker
         self._config = config
         self._device = torch.device(config.device)
-        self._required = dict(kernel["ops"])
+        self._required = kernel.ops
         self._buffer: Bytes = np.zeros(1 << 20, np.uint8)
-        wire = {name: value for name, value in kernel.items() if name != "ops"}
-        worker.ask(LoadRequest(wire), timeout_s=max(LOAD_TIMEOUT_S, config.timeout_s))
+        worker.ask(LoadRequest(kernel.loading), timeout_s=max(LOAD_TIMEOUT_S, config.timeout_s))
 
-    def find_first(self, aten: ModelProcess, ops: Sequence[str]) -> WrongCallReport:
+    def find_first(self, aten: ModelProcess) -> WrongCallReport:
         """Return the first call of a run at which the kernel's answer is wrong."""
         located = WrongCallReport()
-        for call, blob in _recorded_calls(aten, ops, located):
-            facts = table().get(call.get("op", ""))
-            if facts is None or "tree" not in call:
+        for call, blob in _recorded_calls(aten, list(self._required), located):
+            facts = table().get(call.op)
+            if facts is None or call.tree is None:
                 continue
             located.checked_count += 1
             case = CaseRow(
-                _CASE_ID_FORMAT.format(call["number"]),
-                call["text"],
-                json.dumps(call["tree"]),
+                _CASE_ID_FORMAT.format(call.number),
+                call.text,
+                json.dumps(call.tree),
                 Expect.RETURNS,
                 Phase.CORRECTNESS,
                 _BLOB_NAME,
@@ -87,9 +88,9 @@ class WrongCallFinder:
             return located
         return located
 
-    def _wrong_call_row(self, facts: Operator, call: dict[str, Any], finding: Verdict) -> dict[str, Any]:
-        row = {name: call[name] for name in ("number", "op", "phase")} | {"case": call["text"]}
-        return {**row, **finding.to_row(), **self._check_seeded_contents(facts, call["text"], finding)}
+    def _wrong_call_row(self, facts: Operator, call: RecordedCall, finding: Verdict) -> dict[str, Any]:
+        row = {"number": call.number, "op": call.op, "phase": call.phase, "case": call.text}
+        return {**row, **finding.to_row(), **self._check_seeded_contents(facts, call.text, finding)}
 
     def _check_seeded_contents(self, facts: Operator, text: str, finding: Verdict) -> dict[str, Any]:
         """Report whether the kernel also fails with seeded contents; not if its process is gone."""
@@ -134,13 +135,17 @@ class WrongCallFinder:
 
 def _recorded_calls(
     aten: ModelProcess, ops: Sequence[str], located: WrongCallReport
-) -> Iterator[tuple[dict[str, Any], Bytes]]:
+) -> Iterator[tuple[RecordedCall, Bytes]]:
     """Yield the calls of a run in order, with the bytes of their tensors."""
     start, has_more = 0, True
     while has_more:
         reply = aten.ask({"do": "record", "ops": list(ops), "start": start})
-        calls, seen = reply.get("calls"), reply.get("seen")
-        if not isinstance(calls, list) or not isinstance(seen, int) or not all(isinstance(c, dict) for c in calls):
+        seen = reply.get("seen")
+        try:
+            calls = [RecordedCall.from_wire(row) for row in reply["calls"]]
+        except (KeyError, TypeError, ValueError):
+            raise ModelProcessError(VerdictKind.CONTRACT, MALFORMED_REPLY) from None
+        if not isinstance(seen, int):
             raise ModelProcessError(VerdictKind.CONTRACT, MALFORMED_REPLY)
         located.call_count = seen
         blob = aten.copy_bytes(aten.config.input_bytes, reply.get("used"))

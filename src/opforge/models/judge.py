@@ -11,6 +11,7 @@ from opforge import registry
 from opforge.errors import InternalError, NothingToJudgeError, OpforgeError
 from opforge.kernels import Kernel, native
 from opforge.kernels.native.builder import unconfined
+from opforge.models.job import ModelJob, ModelKernel, ModelSpec
 from opforge.models.target import find_model
 from opforge.ops import table
 from opforge.procs.channel import Channel, ChannelClosedError
@@ -53,20 +54,18 @@ def judge_model(config: ModelConfig, on_status: StatusCallback = lambda _what: N
     try:
         if run.device != "cpu":
             system_check.check_device(server.spawner, run.device)
-        kernel_requests = [_kernel_request(kernel, run, on_status) for kernel in kernels]
+        model_kernels = [_built(kernel, run, on_status) for kernel in kernels]
         confinement = system_check.working_protections(server.spawner) if run.confine else system_check.no_protections()
-        settings = {
-            "device": run.device,
-            "timeout_s": run.timeout_s,
-            "memory_bytes": run.memory_bytes,
-            "confine": {"run": "", "held": not confinement["missing"]} if run.confine else None,
-            "target": target.wire(),
-            "dtype": config.dtype,
-            "train": config.train,
-            "seed": config.seed,
-            "kernels": kernel_requests,
-        }
-        report = _run_judge(server, settings, on_status)
+        job = ModelJob(
+            ModelSpec(target, config.dtype, config.train, config.seed),
+            model_kernels,
+            run.device,
+            run.timeout_s,
+            run.memory_bytes,
+            confined=run.confine,
+            protected=not confinement["missing"],
+        )
+        report = _run_judge(server, job, on_status)
     finally:
         server.close()
     if unusable := report.get("unusable"):
@@ -91,26 +90,29 @@ def _installable(kernels: list[Kernel], run: RunConfig) -> list[Kernel]:
     if not usable:
         for_ops = f" for {', '.join(run.ops)}" if run.ops else ""
         raise NothingToJudgeError(
-            f"backend {run.backend!r} has no kernels{for_ops} to put in ATen's place; use --backend directory with --ops-directory"
+            f"backend {run.backend!r} has no kernels{for_ops} to put in ATen's place; use --backend directory with "
+            "--ops-directory"
         )
     names = [kernel.name for kernel in usable]
     return [k if names.count(k.name) == 1 else replace(k, name=f"{k.name} ({k.primary})") for k in usable]
 
 
-def _kernel_request(kernel: Kernel, run: RunConfig, on_status: StatusCallback) -> dict[str, Any]:
-    """Return the data that a worker needs to install a kernel; C++ and CUDA are built first."""
+def _built(kernel: Kernel, run: RunConfig, on_status: StatusCallback) -> ModelKernel:
+    """Return a kernel for the judge process; C++ and CUDA are built first."""
     if native.is_native(str(kernel.file)):
         on_status(f"building {kernel.name}")
         library, broken = library_of(Path(str(kernel.file)), confined_command if run.confine else unconfined)
         kernel = replace(kernel, library=library, broken=broken)
-    return {**kernel.wire(), "ops": [[served.op, served.required] for served in kernel.serves]}
+    return ModelKernel.of(kernel)
 
 
-def _run_judge(server: ForkServerHandle, settings: dict[str, Any], on_status: StatusCallback) -> dict[str, Any]:
+def _run_judge(server: ForkServerHandle, job: ModelJob, on_status: StatusCallback) -> dict[str, Any]:
     """Run the judge process and return its report."""
     ours, theirs = Channel.pair()
     line = server.spawner.connect()
-    pid = server.spawner.spawn("model_judge", settings, [theirs.fileno(), line.fileno()], limits={}, output=False)
+    pid = server.spawner.spawn(
+        "model_judge", {"job": job.wire()}, [theirs.fileno(), line.fileno()], limits={}, output=False
+    )
     theirs.close()
     line.close()
     try:

@@ -17,8 +17,8 @@ from opforge.models import bisect
 from opforge.models.baseline import Baseline, run_baseline
 from opforge.models.compare import TensorComparison
 from opforge.models.first_wrong_call import WrongCallFinder, WrongCallReport
-from opforge.models.model_process import CallCounts, ModelProcess, ModelProcessError, ModelSpec
-from opforge.models.target import ModelTarget
+from opforge.models.job import ModelJob, ModelKernel
+from opforge.models.model_process import CallCounts, ModelProcess, ModelProcessError
 from opforge.models.timing import measure_speedup, profile_kernels
 from opforge.procs.channel import Channel
 from opforge.sandbox.host.client import Spawner
@@ -27,11 +27,8 @@ from opforge.sandbox.host.client import Spawner
 def serve(config: dict[str, Any], fds: list[int]) -> None:
     """Judge one model and send the report."""
     channel, spawner = Channel.from_fd(fds[0]), Spawner.from_fd(fds[1])
-    workers = WorkerConfig(config["device"], config["timeout_s"], config["memory_bytes"])
-    rooms = WorkerFolders(spawner, **config["confine"]) if config.get("confine") else None
-    recipe = ModelSpec(ModelTarget.from_wire(config["target"]), config["dtype"], config["train"], config["seed"])
-    session = ModelJudge(channel, spawner, workers, rooms, recipe, config["kernels"])
-    channel.send({"report": session.judge()})
+    judge = ModelJudge(channel, spawner, ModelJob.from_wire(config["job"]))
+    channel.send({"report": judge.judge()})
 
 
 @dataclass
@@ -54,21 +51,13 @@ class TrialResult:
 class ModelJudge:
     """One model and the kernels of one backend."""
 
-    def __init__(
-        self,
-        channel: Channel,
-        spawner: Spawner,
-        config: WorkerConfig,
-        worker_folders: WorkerFolders | None,
-        spec: ModelSpec,
-        kernels: list[dict[str, Any]],
-    ) -> None:
+    def __init__(self, channel: Channel, spawner: Spawner, job: ModelJob) -> None:
         self._channel = channel
         self._spawner = spawner
-        self._config = config
-        self._worker_folders = worker_folders
-        self._spec = spec
-        self._kernels = {kernel["name"]: kernel for kernel in kernels}
+        self._config = WorkerConfig(job.device, job.timeout_s, job.memory_bytes)
+        self._worker_folders = WorkerFolders(spawner, run="", held=job.protected) if job.confined else None
+        self._spec = job.spec
+        self._kernels = {kernel.name: kernel for kernel in job.kernels}
         self._dtype = ""
         self._trial_count = 0
 
@@ -134,14 +123,14 @@ class ModelJudge:
     def _start(self, kernels: Sequence[str]) -> ModelProcess:
         target = self._spec.target
         files: list[tuple[str | None, str | None]] = [(target.reads, None)]
-        files += [(self._kernels[name]["file"], self._kernels[name].get("library")) for name in kernels]
+        files += [self._kernels[name].readable_files for name in kernels]
         room = None if self._worker_folders is None else self._worker_folders.shared_confinement(files, target.folder)
         return ModelProcess.start(self._spawner, self._config, room)
 
     def _load_kernels(self) -> tuple[list[str], dict[str, tuple[VerdictKind, str]]]:
         """Return the loadable kernels, and why the others failed; each crash costs a process."""
-        names = [name for name, kernel in self._kernels.items() if not kernel.get("broken")]
-        unusable = {n: (VerdictKind.ERROR, k["broken"]) for n, k in self._kernels.items() if k.get("broken")}
+        names = [name for name, kernel in self._kernels.items() if not kernel.broken]
+        unusable = {n: (VerdictKind.ERROR, k.broken) for n, k in self._kernels.items() if k.broken}
         while names:
             process = self._start(names)
             try:
@@ -219,14 +208,14 @@ class ModelJudge:
             result = alone.get(name, trial)
             row = {
                 "kernel": name,
-                "file": self._kernels[name]["file"],
+                "file": self._kernels[name].file,
                 "verdict": result.kind.value,
                 "reason": result.reason,
             }
             guilty.append({**row, **self._find_wrong_call(baseline, name).to_row()})
         together = [
             [
-                {"kernel": name, "file": self._kernels[name]["file"], **self._find_wrong_call(baseline, name).to_row()}
+                {"kernel": name, "file": self._kernels[name].file, **self._find_wrong_call(baseline, name).to_row()}
                 for name in group
             ]
             for group in blame.faulty_sets
@@ -238,15 +227,11 @@ class ModelJudge:
         self._send_status(f"checking the calls of {name}")
         kernel = self._kernels[name]
         room = (
-            None
-            if self._worker_folders is None
-            else self._worker_folders.shared_confinement([(kernel["file"], kernel.get("library"))])
+            None if self._worker_folders is None else self._worker_folders.shared_confinement([kernel.readable_files])
         )
         worker = KernelWorker(self._spawner, self._config, room)
         try:
-            return WrongCallFinder(worker, self._config, kernel).find_first(
-                baseline.aten, [op for op, _required in kernel["ops"]]
-            )
+            return WrongCallFinder(worker, self._config, kernel).find_first(baseline.aten)
         except (WorkerDiedError, ModelProcessError):
             return WrongCallReport()
         finally:
@@ -267,7 +252,7 @@ def _failed_trial(error: ModelProcessError, call_counts: list[CallCounts]) -> Tr
 
 
 def _kernel_rows(
-    kernels: dict[str, dict[str, Any]],
+    kernels: dict[str, ModelKernel],
     trial: TrialResult,
     unusable: dict[str, tuple[VerdictKind, str]],
     times: dict[str, Any],
@@ -280,15 +265,14 @@ def _kernel_rows(
         for tally in tallies:
             for reason, count in tally.fallbacks.items():
                 reasons[reason] = reasons.get(reason, 0) + count
-        served = dict(kernel["ops"])
         row: dict[str, Any] = {
             "kernel": name,
-            "file": kernel["file"],
+            "file": kernel.file,
             "calls": sum(t.answered for t in tallies),
             "ops": {t.op: t.answered for t in tallies},
             "fallbacks": sum(reasons.values()),
             "fallback_reasons": reasons,
-            "refused": {op: why for op, why in trial.refused.items() if served.get(op)},
+            "refused": {op: why for op, why in trial.refused.items() if kernel.ops.get(op)},
             **times.get(name, {}),
         }
         if name in unusable:

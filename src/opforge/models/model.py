@@ -113,7 +113,8 @@ def _load_function(target: ModelTarget) -> LoadedModel:
         return returned
     if not isinstance(returned, tuple | list) or len(returned) not in (2, 3, 4):
         raise UnusableModelError(
-            f"{target.name} returned {type(returned).__name__}, not (model, inputs), optionally followed by a loss and an optimizer"
+            f"{target.name} returned {type(returned).__name__}, not (model, inputs), optionally followed by a loss "
+            "and an optimizer"
         )
     return LoadedModel.from_user(*returned)
 

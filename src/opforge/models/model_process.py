@@ -12,7 +12,7 @@ from opforge.cases.tensors import Bytes
 from opforge.cases.wire import TORCH_DTYPES
 from opforge.judge.kernel_worker import KernelWorker, WorkerConfig, WorkerDiedError
 from opforge.judge.verdict import VerdictKind
-from opforge.models.target import ModelTarget
+from opforge.models.job import ModelKernel, ModelSpec
 from opforge.sandbox.guard.confinement import Confinement
 from opforge.sandbox.host.client import Spawner
 from opforge.sandbox.host.reply import MALFORMED_REPLY
@@ -31,17 +31,6 @@ class ModelProcessError(Exception):
         super().__init__(reason)
         self.kind = kind
         self.running_kernel = kernel
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSpec:
-    """How to make and run a model."""
-
-    target: ModelTarget
-    dtype: str
-    """A short name; empty for the model's own."""
-    train: bool
-    seed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +95,15 @@ class ModelProcess:
 
     def build(self, spec: ModelSpec, *, wide: bool) -> str:
         """Build the model in the process; return its dtype."""
-        settings = {"target": spec.target.wire(), "dtype": spec.dtype, "train": spec.train, "seed": spec.seed}
-        reply = self.ask({"do": "build", **settings, "wide": wide})
+        reply = self.ask({"do": "build", "spec": spec.wire(), "wide": wide})
         if reply.get("dtype") not in TORCH_DTYPES:
             raise ModelProcessError(VerdictKind.CONTRACT, MALFORMED_REPLY)
         return str(reply["dtype"])
 
-    def install(self, kernels: Sequence[dict[str, Any]]) -> None:
+    def install(self, kernels: Sequence[ModelKernel]) -> None:
         """Install kernels in place of ATen's."""
-        self.kernels = [kernel["name"] for kernel in kernels]
-        reply = self.ask({"do": "install", "kernels": list(kernels)})
+        self.kernels = [kernel.name for kernel in kernels]
+        reply = self.ask({"do": "install", "kernels": [kernel.wire() for kernel in kernels]})
         self.broken, self.refused = (_parse_reasons(reply.get(name)) for name in ("broken", "refused"))
 
     def run(self, perturbation_seed: int = 0) -> None:

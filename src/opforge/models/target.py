@@ -13,7 +13,8 @@ from opforge.errors import OpforgeError
 from opforge.traces.targets import LIBRARIES, Settings
 
 _EXPECTED = (
-    "give a Python file that defines model() and inputs(), module:function for a function that returns the model and its inputs, "
+    "give a Python file that defines model() and inputs(), module:function for a function that returns the model and "
+    "its inputs, "
     "or an architecture's name: hf:CLASS (of transformers), timm:NAME or torchvision:NAME"
 )
 
@@ -57,7 +58,8 @@ def find_model(argument: str, settings: Settings | None = None) -> ModelTarget:
         return _architecture(argument, module, function, settings or Settings())
     if settings not in (None, Settings()):
         raise OpforgeError(
-            f"--batch, --seq, --image, --layers and --set require an architecture such as hf:BertModel, not {argument!r}"
+            "--batch, --seq, --image, --layers and --set require an architecture such as hf:BertModel, not "
+            f"{argument!r}"
         )
     if argument.endswith(".py"):
         path = Path(argument)
@@ -94,7 +96,8 @@ def _top_level_path(module: str) -> Path:
         spec = PathFinder.find_spec(".".join(parts[:depth]), path)
         if spec is None or path is None:
             raise OpforgeError(
-                f"there is no module {'.'.join(parts[:depth])!r}, neither in this folder nor where Python looks; {_EXPECTED}"
+                f"there is no module {'.'.join(parts[:depth])!r}, neither in this folder nor where Python looks; "
+                f"{_EXPECTED}"
             )
         first = first or spec
         path = list(spec.submodule_search_locations) if spec.submodule_search_locations else None

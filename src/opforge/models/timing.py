@@ -78,18 +78,15 @@ def _ns_per_run(side: ModelProcess, calls: int) -> float:
 
 def profile_kernels(
     with_kernels: ModelProcess, aten: ModelProcess, served: Iterable[tuple[str, str]]
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, dict[str, float | list[float]]]:
     """Return the time of each kernel's calls in a run, and ATen's time for the same calls.
 
     Gives medians, minima and maxima.
     """
-    rows: dict[str, dict[str, Any]] = {}
-    requests: dict[str, dict[str, Any]] = {
-        "kernel": {},
-        "aten": {"originals": [list(pair) for pair in served]},
-    }
-    for label, side in (("kernel", with_kernels), ("aten", aten)):
-        reply = side.ask({"do": "profile", "runs": _PROFILED_RUNS, **requests[label]}).get("profile")
+    rows: dict[str, dict[str, float | list[float]]] = {}
+    originals = [list(pair) for pair in served]
+    for label, side, replaced in (("kernel", with_kernels, None), ("aten", aten, originals)):
+        reply = side.ask({"do": "profile", "runs": _PROFILED_RUNS, "originals": replaced}).get("profile")
         for name, times in _parse_times(reply).items():
             rows.setdefault(name, {})[f"{label}_us"] = statistics.median(times) / 1000
             rows[name][f"{label}_us_range"] = [min(times) / 1000, max(times) / 1000]

@@ -21,8 +21,8 @@ from opforge.install import Installation, RefusedError
 from opforge.install.loading import install_kernel
 from opforge.models.call_recorder import CallRecorder
 from opforge.models.execution import Execution, ExecutionSettings
+from opforge.models.job import ModelKernel, ModelSpec
 from opforge.models.model import UnusableModelError, load_model
-from opforge.models.target import ModelTarget
 from opforge.procs.channel import Channel
 from opforge.sandbox.guard import readable_paths
 from opforge.sandbox.guard.audit import AuditHook
@@ -119,9 +119,9 @@ class ModelWorker:
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         match request["do"]:
             case "build":
-                return self._build(request)
+                return self._build(ModelSpec.from_wire(request["spec"]), wide=request["wide"])
             case "install":
-                return self._install(request["kernels"])
+                return self._install([ModelKernel.from_wire(row) for row in request["kernels"]])
             case "run":
                 return self._run(request["move"])
             case "show":
@@ -129,7 +129,7 @@ class ModelWorker:
             case "time":
                 return {"ns": self._time(request["calls"])}
             case "profile":
-                return self._profile(request.get("originals"), request["runs"])
+                return self._profile(request["originals"], request["runs"])
             case "record":
                 return self._record(request["ops"], request["start"])
             case unknown:
@@ -142,13 +142,12 @@ class ModelWorker:
             breaches.append(attempt)
         return {"breaches": breaches} if breaches else {}
 
-    def _build(self, request: dict[str, Any]) -> dict[str, Any]:
-        target = ModelTarget.from_wire(request["target"])
-        self._user_file = Path(target.file) if target.file else None
-        dtype = TORCH_DTYPES[request["dtype"]] if request["dtype"] else None
-        how = ExecutionSettings(self._device, dtype, request["train"], request["wide"], request["seed"])
-        seed_generator(how.seed, torch.device("cpu"))
-        self._execution = Execution(load_model(target, train=how.train), how)
+    def _build(self, spec: ModelSpec, *, wide: bool) -> dict[str, Any]:
+        self._user_file = Path(spec.target.file) if spec.target.file else None
+        dtype = TORCH_DTYPES[spec.dtype] if spec.dtype else None
+        settings = ExecutionSettings(self._device, dtype, spec.train, wide, spec.seed)
+        seed_generator(spec.seed, torch.device("cpu"))
+        self._execution = Execution(load_model(spec.target, train=spec.train), settings)
         self._execution.run_context = self._awake
         return {"dtype": SHORT_DTYPES[self._execution.dtype]}
 
@@ -163,17 +162,17 @@ class ModelWorker:
             raise RuntimeError("no model is built")
         return self._execution
 
-    def _install(self, kernels: list[dict[str, Any]]) -> dict[str, Any]:
+    def _install(self, kernels: list[ModelKernel]) -> dict[str, Any]:
         """Install kernels in place of ATen's; return load errors and refused operators."""
         broken: dict[str, str] = {}
         refused: dict[str, str] = {}
-        self._kernel_names = [kernel["name"] for kernel in kernels]
+        self._kernel_names = [kernel.name for kernel in kernels]
         for number, kernel in enumerate(kernels, 1):
             CASE_COUNTER.pack_into(self._arena, 0, number)
             try:
-                refused |= install_kernel(self._installation, kernel, kernel["ops"])
+                refused |= install_kernel(self._installation, kernel.loading, kernel.ops.items())
             except KernelLoadError as error:
-                broken[kernel["name"]] = str(error)
+                broken[kernel.name] = str(error)
         self._installation.observer = _RunningKernelMarker(self._arena, self._kernel_names)
         CASE_COUNTER.pack_into(self._arena, 0, 0)
         return {"broken": broken, "refused": refused}
@@ -200,7 +199,8 @@ class ModelWorker:
             flat = flat_bytes(self._results[number][1])
             if offset + len(flat) > len(self._arena):
                 raise UnusableModelError(
-                    f"{self._results[number][0]} takes {len(flat)} bytes, more than the {len(self._arena) - offset} that can be compared"
+                    f"{self._results[number][0]} takes {len(flat)} bytes, more than the {len(self._arena) - offset} "
+                    "that can be compared"
                 )
             if len(flat):
                 torch.frombuffer(self._arena, dtype=torch.uint8, count=len(flat), offset=offset).copy_(flat)
@@ -259,4 +259,8 @@ class ModelWorker:
                     self._built_execution.run()
                 finally:
                     self._built_execution.run_context = self._awake
-        return {"calls": recorder.calls, "seen": recorder.call_count, "used": recorder.used_bytes}
+        return {
+            "calls": [call.wire() for call in recorder.calls],
+            "seen": recorder.call_count,
+            "used": recorder.used_bytes,
+        }

@@ -93,11 +93,13 @@ def read_package(folder: Path) -> TemplatePackage:
     )
     if variant not in ("triton", "cpp") or abi not in ("stable", "full"):
         raise OpforgeError(
-            f"[tool.opforge] in {str(path)!r} says variant {variant!r}, abi {abi!r}; allowed: triton or cpp, stable or full"
+            f"[tool.opforge] in {str(path)!r} says variant {variant!r}, abi {abi!r}; allowed: triton or cpp, stable "
+            "or full"
         )
     if not name.isidentifier() or not (folder / "src" / name / "ops" / "__init__.py").is_file():
         raise OpforgeError(
-            f"[tool.opforge] in {str(path)!r} says package {name!r}, but there is no src/{name}/ops/__init__.py; correct it"
+            f"[tool.opforge] in {str(path)!r} says package {name!r}, but there is no src/{name}/ops/__init__.py; "
+            "correct it"
         )
     return TemplatePackage(folder, name, variant, abi)
 
@@ -206,6 +208,7 @@ def _template_values(package: TemplatePackage, request: OperatorRequest) -> dict
     first = 1 if request.mutates else 0
     results = [f"y{k}" for k in range(first, first + request.outputs)]
     grads = ["grad"] if request.outputs == 1 else [f"grad_{k}" for k in range(request.outputs)]
+    pointers = [f"{name}_ptr" for name in ("x", *request.optional, *results)]
     flags = [f"HAS_{name.upper()}: tl.constexpr" for name in request.optional]
     return {
         "package": package.name, "variant": package.variant, "abi": package.abi, "line": request.command(),
@@ -213,12 +216,10 @@ def _template_values(package: TemplatePackage, request: OperatorRequest) -> dict
         "arguments": ["x", *request.optional],
         "parameters": ["x: Tensor", *(f"{name}: Tensor | None = None" for name in request.optional)],
         "bare_parameters": ["x: Tensor", *(f"{name}: Tensor | None" for name in request.optional)],
-        "kernel_parameters": [*(f"{name}_ptr" for name in ("x", *request.optional, *results)), "count", *flags, "BLOCK: tl.constexpr"],
-        "results": results,
-        "grads": grads,
+        "kernel_parameters": [*pointers, "count", *flags, "BLOCK: tl.constexpr"],
+        "results": results, "grads": grads,
         "gradient_parameters": ["ctx: Any", *(f"{grad}: Tensor" for grad in grads)],
-        "factors": [k + 2 for k in range(first + request.outputs)],
-        "type": _return_type(request.outputs),
+        "factors": [k + 2 for k in range(first + request.outputs)], "type": _return_type(request.outputs),
     }  # fmt: skip
 
 

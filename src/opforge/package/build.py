@@ -66,12 +66,14 @@ def units_in(directory: Path, options: BuildOptions = BuildOptions()) -> list[bu
     if not files_by_folder:
         kinds = ", ".join(sources.SOURCE_SUFFIXES)
         raise NothingToJudgeError(
-            f"nothing to build in {str(directory)!r}: neither it nor a folder in it holds a source ({kinds}); one folder is one library"
+            f"nothing to build in {str(directory)!r}: neither it nor a folder in it holds a source ({kinds}); one "
+            "folder is one library"
         )
     if options.namespace and len(files_by_folder) > 1:
         names = ", ".join(f.name for f in files_by_folder)
         raise OpforgeError(
-            f"--namespace {options.namespace} requires one library, and {str(directory)!r} holds {names}; name one of them"
+            f"--namespace {options.namespace} requires one library, and {str(directory)!r} holds {names}; name one "
+            "of them"
         )
     return [_unit(f, files, options) for f, files in files_by_folder.items()]
 

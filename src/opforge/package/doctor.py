@@ -11,7 +11,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, metadata, version
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 from opforge import cache
 from opforge.errors import NothingToJudgeError, OpforgeError
 from opforge.kernels.native import clashes, compiler, inspect, sources, toolchain
+from opforge.kernels.native.builder import LibrarySpec
 from opforge.package import build
 from opforge.runs.execute.judge_pool import start_server
 from opforge.sandbox.host import system_check
@@ -31,25 +32,41 @@ _CXX20_PROGRAM = (
 )
 
 
+Facts = dict[str, Any]
+"""Facts of one section by name, to be shown or written as JSON; a missing tool has fewer of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What would break, and what to do about it."""
+
+    what: str
+    fix: str
+
+
 @dataclass
 class Health:
     """Facts by section, problems with their fixes, and notes."""
 
-    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    problems: list[dict[str, str]] = field(default_factory=list)
+    facts: dict[str, Facts] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def add_problem(self, description: str, fix: str) -> None:
-        self.problems.append({"what": description, "fix": fix})
+        self.problems.append(Problem(description, fix))
+
+    def add_clash(self, clash: clashes.Clash) -> None:
+        what, _, fix = str(clash).partition("; ")
+        self.add_problem(what, fix)
 
     def as_json(self) -> dict[str, Any]:
-        return {**self.facts, "problems": self.problems, "notes": self.notes}
+        return {**self.facts, "problems": [asdict(problem) for problem in self.problems], "notes": self.notes}
 
 
 def examine(directory: Path | None = None, progress: Progress = no_progress) -> Health:
     """Examine the installation, and a folder of libraries if given."""
     health = Health()
-    steps: list[tuple[str, Callable[[Health], dict[str, Any]]]] = [
+    steps: list[tuple[str, Callable[[Health], Facts]]] = [
         ("python", _python), ("torch", _torch), ("compilers", _compilers), ("gpu", _gpu), ("cache", _cache),
         ("confinement", _confinement), ("extras", _extras),
     ]  # fmt: skip
@@ -62,14 +79,15 @@ def examine(directory: Path | None = None, progress: Progress = no_progress) -> 
     return health
 
 
-def _python(health: Health) -> dict[str, Any]:
+def _python(health: Health) -> Facts:
     include = sysconfig.get_path("include")
     headers = (Path(include) / "Python.h").is_file()
     if sys.version_info[:2] < _OLDEST_PYTHON:
         health.add_problem(f"Python is {platform.python_version()}", "opforge needs Python 3.11 or newer")
     if not headers:
         health.notes.append(
-            f"no Python.h in {include}: sources that include torch/extension.h cannot be built (`apt install python3-dev`)"
+            f"no Python.h in {include}: sources that include torch/extension.h cannot be built (`apt install "
+            "python3-dev`)"
         )
     return {
         "version": platform.python_version(), "executable": sys.executable, "prefix": sys.prefix, "include": include,
@@ -78,7 +96,7 @@ def _python(health: Health) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _torch(health: Health) -> dict[str, Any]:
+def _torch(health: Health) -> Facts:
     try:
         facts = toolchain.torch_build()
     except (OpforgeError, PackageNotFoundError) as error:
@@ -93,13 +111,14 @@ def _torch(health: Health) -> dict[str, Any]:
             "install torch from a wheel: pip install --force-reinstall torch",
         )
     return {
-        "version": facts.version, "path": facts.path, "include": list(facts.include_folders), "library": list(facts.library_folders), "cuda": facts.cuda,
-        "cxx11_abi": facts.cxx11_abi, "stable_abi_target": toolchain.OLDEST_TORCH,
+        "version": facts.version, "path": facts.path, "include": list(facts.include_folders),
+        "library": list(facts.library_folders), "cuda": facts.cuda, "cxx11_abi": facts.cxx11_abi,
+        "stable_abi_target": toolchain.OLDEST_TORCH,
     }  # fmt: skip
 
 
-def _compilers(health: Health) -> dict[str, Any]:
-    row: dict[str, Any] = {"cxx": None, "nvcc": None, "cuda_architectures": list(toolchain.cuda_architectures())}
+def _compilers(health: Health) -> Facts:
+    row: Facts = {"cxx": None, "nvcc": None, "cuda_architectures": list(toolchain.cuda_architectures())}
     try:
         cxx = toolchain.cxx()
         row |= {"cxx": cxx.path, "cxx_version": cxx.version}
@@ -127,8 +146,8 @@ def _try_cxx20(health: Health, cxx: toolchain.Compiler) -> None:
             )
 
 
-def _gpu(health: Health) -> dict[str, Any]:
-    row: dict[str, Any] = {"devices": [], "driver": None, "driver_cuda": None}
+def _gpu(health: Health) -> Facts:
+    row: Facts = {"devices": [], "driver": None, "driver_cuda": None}
     if shutil.which("nvidia-smi") is not None:
         row |= _nvidia(health)
     torch_cuda = health.facts["torch"].get("cuda")
@@ -151,7 +170,7 @@ def _gpu(health: Health) -> dict[str, Any]:
     return row
 
 
-def _nvidia(health: Health) -> dict[str, Any]:
+def _nvidia(health: Health) -> Facts:
     try:
         query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
         queried = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
@@ -175,7 +194,7 @@ def _major(text: str) -> int:
     return int(text.partition(".")[0])
 
 
-def _cache(health: Health) -> dict[str, Any]:
+def _cache(health: Health) -> Facts:
     root = cache.root()
     row = {"path": str(root), "free_gib": None, "libraries": len(list((root / "native").glob("*/*.so")))}
     try:
@@ -195,7 +214,7 @@ def _cache(health: Health) -> dict[str, Any]:
     return {**row, "free_gib": round(free, 1)}
 
 
-def _confinement(health: Health) -> dict[str, Any]:
+def _confinement(health: Health) -> Facts:
     if health.facts["torch"]["version"] is None:
         return {"held": [], "missing": ["not tried: it needs torch"]}
     server = start_server("cpu")
@@ -213,7 +232,7 @@ def _confinement(health: Health) -> dict[str, Any]:
     return held
 
 
-def _extras(health: Health) -> dict[str, Any]:
+def _extras(health: Health) -> Facts:
     """Return each extra with its version or its install command."""
     try:
         extras = metadata("opforge").get_all("Provides-Extra") or []
@@ -222,7 +241,7 @@ def _extras(health: Health) -> dict[str, Any]:
             "opforge runs from its source and is not installed, so its extras are not known (`pip install -e .`)"
         )
         return {}
-    rows: dict[str, Any] = {}
+    rows: Facts = {}
     for extra in sorted(set(extras).difference(_HIDDEN_EXTRAS)):
         try:
             rows[extra] = {"version": version(extra)}
@@ -231,26 +250,25 @@ def _extras(health: Health) -> dict[str, Any]:
     return rows
 
 
-def _units(directory: Path) -> list[Any]:
+def _units(directory: Path) -> list[LibrarySpec]:
     """Return the libraries of a folder; empty if it has none."""
     try:
-        return list(build.units_in(directory))
+        return build.units_in(directory)
     except NothingToJudgeError:
         return []
 
 
-def _folder(health: Health, directory: Path, units: list[Any]) -> dict[str, Any]:
+def _folder(health: Health, directory: Path, units: list[LibrarySpec]) -> Facts:
     modules = [_module(health, unit) for unit in units]
     for clash in clashes.clashes_of_sources({unit.name: build.registrations_of(unit) for unit in units}):
-        what, _, fix = str(clash).partition("; ")
-        health.add_problem(what, fix)
+        health.add_clash(clash)
     libraries = sorted({*directory.rglob("*.so")})
     if not units and not libraries:
         health.notes.append(f"{directory} holds neither sources nor libraries")
     return {"path": str(directory.resolve()), "modules": modules, "libraries": _libraries(health, libraries)}
 
 
-def _module(health: Health, unit: Any) -> dict[str, Any]:
+def _module(health: Health, unit: LibrarySpec) -> Facts:
     included = sources.includes(
         file.read_text(errors="replace") for file in (*unit.files, *sources.headers_in(unit.folder))
     )
@@ -279,13 +297,14 @@ def _module(health: Health, unit: Any) -> dict[str, Any]:
         )
     suffix = sysconfig.get_config_var("EXT_SUFFIX") if python else ".so"
     return {
-        "name": unit.name, "sources": [os.path.relpath(file, unit.folder) for file in unit.files], "abi": "full" if full else "stable",
-        "target": f"{unit.name}{suffix}", "namespaces": sorted({b.namespace for b in blocks}),
+        "name": unit.name, "sources": [os.path.relpath(file, unit.folder) for file in unit.files],
+        "abi": "full" if full else "stable", "target": f"{unit.name}{suffix}",
+        "namespaces": sorted({b.namespace for b in blocks}),
         "operators": sorted({f"{b.namespace}::{name}" for b in blocks for name in b.operators}),
     }  # fmt: skip
 
 
-def _libraries(health: Health, paths: list[Path]) -> list[dict[str, Any]]:
+def _libraries(health: Health, paths: list[Path]) -> list[Facts]:
     if not paths or health.facts["torch"]["version"] is None:
         return [{"path": str(path)} for path in paths]
     looks = inspect.inspect_libraries([[path] for path in paths])
@@ -295,6 +314,5 @@ def _libraries(health: Health, paths: list[Path]) -> list[dict[str, Any]]:
                 f"{look.paths[0]} cannot be loaded: {look.error}", "build it again here, with `opforge build`"
             )
     for clash in clashes.clashes_of_libraries([look for look in looks if not look.error]):
-        what, _, fix = str(clash).partition("; ")
-        health.add_problem(what, fix)
+        health.add_clash(clash)
     return [{"path": str(look.paths[0]), "operators": sorted(look.operators), "error": look.error} for look in looks]

@@ -18,7 +18,8 @@ from opforge.kernels.native.inspect import LibraryInspection
 
 _TYPES = {
     "Tensor": "torch.Tensor", "int": "int", "SymInt": "int", "float": "float", "bool": "bool", "str": "str",
-    "Scalar": "int | float | bool | complex", "ScalarType": "torch.dtype", "Device": "torch.device", "Layout": "torch.layout",
+    "Scalar": "int | float | bool | "
+        "complex", "ScalarType": "torch.dtype", "Device": "torch.device", "Layout": "torch.layout",
     "MemoryFormat": "torch.memory_format", "Generator": "torch.Generator",
 }  # fmt: skip
 

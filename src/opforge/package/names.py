@@ -8,15 +8,16 @@ import re
 from opforge.errors import OpforgeError
 
 _CPP_KEYWORDS = """
-    alignas alignof and asm auto bitand bitor bool break case catch char class compl concept const constexpr continue decltype default
-    delete do double else enum explicit export extern false float for friend goto if inline int long mutable namespace new noexcept not
-    nullptr operator or private protected public register requires return short signed sizeof static struct switch template this throw
-    true try typedef typeid typename union unsigned using virtual void volatile while xor main std
+    alignas alignof and asm auto bitand bitor bool break case catch char class compl concept const constexpr continue
+    decltype default delete do double else enum explicit export extern false float for friend goto if inline int long
+    mutable namespace new noexcept not nullptr operator or private protected public register requires return short
+    signed sizeof static struct switch template this throw true try typedef typeid typename union unsigned using
+    virtual void volatile while xor main std
 """
 _RESERVED_OPERATOR_NAMES = """
-    torch triton tl ops kernels namespace checks batching launch package name blocks on_device wrap_triton to_front apart x
-    support conftest common cuda_common library pytest tensors expected called choices close exact layouts check_fake check_compiled
-    sum zip map range enumerate tuple
+    torch triton tl ops kernels namespace checks batching launch package name blocks on_device wrap_triton to_front
+    apart x support conftest common cuda_common library pytest tensors expected called choices close exact layouts
+    check_fake check_compiled sum zip map range enumerate tuple
 """
 """Names with another meaning in a package's files or in ``torch.ops``."""
 _RESERVED_ARGUMENT_NAMES = """
@@ -43,7 +44,8 @@ def check_argument_name(name: str, op: str) -> None:
 def _check_name(label: str, name: str, taken: str) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise OpforgeError(
-            f"{label} {name!r} cannot be used: it must begin with a small letter and hold small letters, digits and underscores only"
+            f"{label} {name!r} cannot be used: it must begin with a small letter and hold small letters, digits and "
+            "underscores only"
         )
     if keyword.iskeyword(name) or keyword.issoftkeyword(name) or name in _CPP_KEYWORDS.split():
         raise OpforgeError(f"{label} {name!r} is a word of Python or C++; choose another name")

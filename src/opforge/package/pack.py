@@ -14,7 +14,7 @@ import sysconfig
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.machinery import PathFinder
 from importlib.metadata import distribution, distributions, packages_distributions
 from importlib.metadata import version as installed_version
@@ -39,12 +39,39 @@ _TEMPLATES = ("__init__.py", "pyproject.toml", "README.md")
 
 
 @dataclass(frozen=True, slots=True)
+class PackedKernel:
+    """A kernel in a package; paths are relative to the package."""
+
+    name: str
+    primary: str
+    file: str
+    entries: tuple[str, ...]
+    serves: tuple[tuple[str, bool], ...]
+    """Operators, each with whether the kernel must serve it."""
+    digest: str
+    proof: str
+    """Path of the proof; empty if there is none."""
+    library: str
+    """Path of the built library; empty for a kernel in Python."""
+    files: dict[str, str]
+    """SHA-256 by path."""
+    proven: str
+    """Description of the proof; empty if nothing is proven."""
+
+    def wire(self) -> dict[str, Any]:
+        """Return the row of ``kernels.json``."""
+        row = asdict(self)
+        del row["proven"]
+        return row
+
+
+@dataclass(frozen=True, slots=True)
 class PackedBackend:
     """A package made from a directory."""
 
     project: Path
     wheel: Path
-    rows: list[dict[str, Any]]
+    kernels: list[PackedKernel]
     ignored_folders: list[str]
     """Messages about folders without a kernel."""
     signer: str
@@ -66,16 +93,17 @@ def pack(directory: Path, name: str, out: Path, *, version: str = "0.1.0") -> Pa
             raise OpforgeError(f"{str(project)!r} exists already; remove it, or give another --out or --name")
         with _created_folder(out), tempfile.TemporaryDirectory(dir=out, prefix=f".{name}.") as folder:
             draft = Path(folder) / name
-            rows, signer = _write_project(draft, kernels, name, version)
+            packed, signer = _write_project(draft, kernels, name, version)
             wheel = _build_wheel(draft, Path(folder))
             wheel_path = wheel.replace(out / wheel.name)
             draft.replace(project)
     except OSError as error:
         raise OpforgeError(
-            f"the package cannot be made in --out {str(out)!r}: {error.strerror or error}: {str(error.filename or out)!r}; "
+            f"the package cannot be made in --out {str(out)!r}: {error.strerror or error}: "
+            f"{str(error.filename or out)!r}; "
             "name a writable folder, and make the files beside the kernels readable"
         ) from None
-    return PackedBackend(project, wheel_path, rows, backend.strangers, signer)
+    return PackedBackend(project, wheel_path, packed, backend.strangers, signer)
 
 
 @contextmanager
@@ -100,7 +128,8 @@ def _check_name_and_version(name: str, version: str) -> None:
         or name.endswith("_")
     ):
         raise OpforgeError(
-            f"name {name!r} is not a package name; use letters, digits and single underscores between them, such as my_backend"
+            f"name {name!r} is not a package name; use letters, digits and single underscores between them, such as "
+            "my_backend"
         )
     if _normal(name) in _RESERVED_NAMES or _is_installed_name(name):
         raise OpforgeError(f"name {name!r} is another package's; choose one of your own, such as my_{name}")
@@ -144,20 +173,19 @@ def _check_encoding(file: Path) -> None:
         file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise OpforgeError(
-            f"{str(file)!r} is not UTF-8 ({error.reason} at byte {error.start}); a package takes kernels in UTF-8 only: save it as such"
+            f"{str(file)!r} is not UTF-8 ({error.reason} at byte {error.start}); a package takes kernels in UTF-8 "
+            "only: save it as such"
         ) from None
     except OSError as error:
         raise OpforgeError(f"{str(file)!r} cannot be read: {error.strerror}; make it readable, or remove it") from None
 
 
-def _write_project(
-    project: Path, kernels: Iterable[Kernel], name: str, version: str
-) -> tuple[list[dict[str, Any]], str]:
-    """Write a package; return its kernels' rows and the signer's name."""
+def _write_project(project: Path, kernels: Iterable[Kernel], name: str, version: str) -> tuple[list[PackedKernel], str]:
+    """Write a package; return its kernels and the signer's name."""
     package = project / "src" / name
     package.mkdir(parents=True)
-    rows = [_copy_kernel(kernel, package) for kernel in kernels]
-    stored_rows = [_stored_row(row) for row in rows]
+    packed = [_copy_kernel(kernel, package) for kernel in kernels]
+    stored_rows = [kernel.wire() for kernel in packed]
     signature = signing.sign(signing.load_or_create_key(), stored_rows)
     for file, contents in (("kernels.json", stored_rows), ("signature.json", signature)):
         (package / file).write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
@@ -168,11 +196,13 @@ def _write_project(
         "name": name,
         "version": version,
         "summary": _SUMMARY,
-        "rows": rows,
-        "first": rows[0]["serves"][0][0],
+        "rows": packed,
+        "first": packed[0].serves[0][0],
         "runtime": opforge.runtime.RUNTIME_VERSION,
         "signer": signature["signer"],
-        "triton": any(_imports_triton(package / file) for row in rows if not row["library"] for file in row["files"]),
+        "triton": any(
+            _imports_triton(package / file) for kernel in packed if not kernel.library for file in kernel.files
+        ),
     }
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("opforge.package", "backend"),
@@ -183,10 +213,10 @@ def _write_project(
     for template in _TEMPLATES:
         path = package / template if template.endswith(".py") else project / template
         path.write_text(environment.get_template(f"{template}.j2").render(**facts), encoding="utf-8")
-    if any(row["library"] for row in rows):
+    if any(kernel.library for kernel in packed):
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         (project / "setup.cfg").write_text(f"[bdist_wheel]\nplat_name = {platform}\n", encoding="utf-8")
-    return rows, signature["signer"]
+    return packed, signature["signer"]
 
 
 def _license() -> str:
@@ -206,8 +236,8 @@ def _imports_triton(file: Path) -> bool:
     return file.suffix == ".py" and "triton" in imported_modules(file.read_text(encoding="utf-8", errors="replace"))
 
 
-def _copy_kernel(kernel: Kernel, package: Path) -> dict[str, Any]:
-    """Copy a kernel with the files it needs and its proof, and return its row."""
+def _copy_kernel(kernel: Kernel, package: Path) -> PackedKernel:
+    """Copy a kernel with the files it needs and its proof."""
     file = Path(kernel.file or "")
     place = f"kernels/{kernel.name.partition('_implementation_')[0]}"
     folder = package / place
@@ -215,26 +245,25 @@ def _copy_kernel(kernel: Kernel, package: Path) -> dict[str, Any]:
         copy = folder / source.relative_to(file.parent)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(source, copy)
-    row: dict[str, Any] = {
-        "name": kernel.name, "primary": kernel.primary, "file": f"{place}/{file.name}",
-        "entries": list(kernel.entries), "serves": [[s.op, s.required] for s in kernel.serves], "digest": kernel.digest,
-        "proof": "", "library": "",
-    }  # fmt: skip
+    library = proof = ""
     if native.is_native(file):
-        library = native.build(native.LibrarySpec.of_file(file)).library
-        shutil.copy2(library, folder / library.name)
-        row["library"] = f"{place}/{library.name}"
-    proof = proof_path(file)
-    row["proven"] = _describe_proof(kernel)
+        built = native.build(native.LibrarySpec.of_file(file)).library
+        shutil.copy2(built, folder / built.name)
+        library = f"{place}/{built.name}"
     if not isinstance(read_proof(file, kernel.digest), str):
-        shutil.copy2(proof, folder / proof.name)
-        row["proof"] = f"{place}/{proof.name}"
-    row["files"] = {
+        proof_file = proof_path(file)
+        shutil.copy2(proof_file, folder / proof_file.name)
+        proof = f"{place}/{proof_file.name}"
+    files = {
         path.relative_to(package).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
-    return row
+    serves = tuple((served.op, served.required) for served in kernel.serves)
+    return PackedKernel(
+        kernel.name, kernel.primary, f"{place}/{file.name}", tuple(kernel.entries), serves, kernel.digest, proof,
+        library, files, _describe_proof(kernel),
+    )  # fmt: skip
 
 
 def _files_to_copy(file: Path) -> list[Path]:
@@ -255,10 +284,6 @@ def _files_to_copy(file: Path) -> list[Path]:
     ]
 
 
-def _stored_row(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name != "proven"}
-
-
 def _describe_proof(kernel: Kernel) -> str:
     """Describe the operators, dtypes and device a kernel is proven for; empty if none."""
     proof = read_proof(Path(kernel.file or ""), kernel.digest)
@@ -275,18 +300,9 @@ def _build_wheel(project: Path, out: Path) -> Path:
         if importlib.util.find_spec("setuptools") is None or not _setuptools_builds_wheels()
         else ["--no-build-isolation"]
     )
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--disable-pip-version-check",
-        "wheel",
-        "--no-deps",
-        *isolated,
-        "-w",
-        str(out),
-    ]
-    process = subprocess.run([*command, str(project)], capture_output=True, text=True, check=False)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    command = [*pip, "wheel", "--no-deps", *isolated, "-w", str(out), str(project)]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = list(out.glob("*.whl"))
     if process.returncode or len(wheels) != 1:
         raise OpforgeError(f"pip could not make the wheel:\n{(process.stderr or process.stdout)[-2000:]}")

@@ -275,6 +275,7 @@ def checked_namespace(name: str) -> str:
     """Return a valid operator namespace; raises with the rules otherwise."""
     if not re.fullmatch(r"[A-Za-z_]\w*", name):
         raise OpforgeError(
-            f"{name!r} cannot be a namespace of operators: letters, digits and underscores, not a digit first; rename the folder or give --namespace"
+            f"{name!r} cannot be a namespace of operators: letters, digits and underscores, not a digit first; "
+            "rename the folder or give --namespace"
         )
     return name

@@ -33,7 +33,8 @@ class Clash:
             )
             return f"{problem}; give one of them another name, or another namespace"
         return (
-            f"namespace {self.namespace!r} is claimed twice: by {self.first} and by {self.second}; loading both ends the process. "
+            f"namespace {self.namespace!r} is claimed twice: by {self.first} and by {self.second}; loading both ends "
+            "the process. "
             f"Give one of them another name, or register there with TORCH_LIBRARY_FRAGMENT({self.namespace}, m), "
             "which adds to a namespace (STABLE_TORCH_LIBRARY_FRAGMENT with the stable ABI)"
         )

@@ -30,7 +30,8 @@ _MAX_OUTPUT_BYTES = 1 << 20
 _MAX_OUTPUT_LINES = 40
 _MAX_OUTPUT_CHARACTERS = 4000
 _COMPILER_ERROR = re.compile(
-    r"^(?P<file>[^\s:(][^:(\n]*)(?::(?P<line>\d+)(?::(?P<column>\d+))?|\((?P<nvcc>\d+)\)): +(?:fatal +)?error *(?:#\S+)?: *(?P<what>.*)$",
+    r"^(?P<file>[^\s:(][^:(\n]*)(?::(?P<line>\d+)(?::(?P<column>\d+))?|\((?P<nvcc>\d+)\)): +(?:fatal +)?error "
+    r"*(?:#\S+)?: *(?P<what>.*)$",
     re.MULTILINE,
 )
 _LINKER_ERROR = re.compile(r"^.*(?:undefined reference|multiple definition|cannot find|ld: ).*$", re.MULTILINE)

@@ -85,7 +85,8 @@ def _inspect_in_child(groups: Sequence[Sequence[Path]]) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in completed.stdout.splitlines() if line.startswith("{")]
     if len(rows) != len(groups):
         raise OpforgeError(
-            f"the process that inspects libraries {linux.describe_returncode(completed.returncode)}: {completed.stderr.strip()[-500:]}"
+            f"the process that inspects libraries {linux.describe_returncode(completed.returncode)}: "
+            f"{completed.stderr.strip()[-500:]}"
         )
     return rows
 
@@ -93,7 +94,10 @@ def _inspect_in_child(groups: Sequence[Sequence[Path]]) -> list[dict[str, Any]]:
 def _inspection(paths: tuple[Path, ...], row: dict[str, Any]) -> LibraryInspection:
     if "died" in row:
         output = _last_output(row["said"])
-        ending = f"loading it {'hangs' if row['died'] is None else linux.describe_returncode(row['died']).replace('died', 'dies')}"
+        ending = (
+            "loading it "
+            f"{'hangs' if row['died'] is None else linux.describe_returncode(row['died']).replace('died', 'dies')}"
+        )
         return LibraryInspection(
             paths, {}, error=f"{ending}{f': {output}' if output else ''}", died=True, output=row["said"]
         )
@@ -119,11 +123,17 @@ def explain_load_error(path: Path, error: str) -> str:
     own_tag = sysconfig.get_config_var("SOABI") or ""
     tag = path.name.split(".", 1)[1].removesuffix(".so") if "." in path.name else ""
     if tag.startswith("cpython-") and tag != own_tag:
-        return f"it was built for another Python ({tag}, and this one is {own_tag}); build it again with this Python ({error[:200]})"
+        return (
+            f"it was built for another Python ({tag}, and this one is {own_tag}); build it again with this Python "
+            f"({error[:200]})"
+        )
     if (match := re.search(r"undefined symbol: (\S+)", error)) is not None:
         return f"{_missing_symbol(match[1])}; build it again here ({error[:300]})"
     if (match := re.search(r"(\S+\.so[\w.]*): cannot open shared object file", error)) is not None:
-        return f"it needs {match[1]}, which is not here; install it, or build the library again with this torch ({error[:300]})"
+        return (
+            f"it needs {match[1]}, which is not here; install it, or build the library again with this torch "
+            f"({error[:300]})"
+        )
     if re.search(r"invalid ELF header|file too short|wrong ELF class|not a dynamic executable", error):
         return f"it is not a shared library for this machine ({error[:300]})"
     return error[:600]

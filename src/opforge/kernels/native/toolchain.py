@@ -66,7 +66,8 @@ def torch_build() -> TorchBuild:
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         raise OpforgeError("there is no torch in this Python to build for; install it with `pip install torch`")
-    identity = f"{cache.torch_version()}\n{spec.origin}\n{sys.version}\n{os.environ.get('CUDA_HOME')}\n{os.environ.get('CUDA_PATH')}"
+    cuda = f"{os.environ.get('CUDA_HOME')}\n{os.environ.get('CUDA_PATH')}"
+    identity = f"{cache.torch_version()}\n{spec.origin}\n{sys.version}\n{cuda}"
     path = cache.root() / "native" / f"torch-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.json"
     facts: dict[str, Any] | None = cache.read_json(path)
     if facts is None or not Path(facts["include"][0]).is_dir():

@@ -1,12 +1,14 @@
-"""The target of a check: a package, its folder, a file, or an operator by name."""
+"""What to check: the target (a package, its folder, a file, or an operator by name) and options."""
 
 from __future__ import annotations
 
+import json
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from opforge.errors import OpforgeError
+from opforge.check.report import CHECKS
+from opforge.errors import OpforgeError, UnknownNameError
 
 _OPERATOR_NAME = re.compile(r"(?P<ns>\w+)::(?P<name>\w+(?:\.\w+)?)")
 _MODULE = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
@@ -25,6 +27,52 @@ class CheckTarget:
     """Folders to prepend to ``sys.path``."""
     operator: str = ""
     """Operator name, if the target is a single operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckOptions:
+    """Options of a check."""
+
+    device: str = "cpu"
+    ops: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    inputs: str = ""
+    timeout_s: float = 60.0
+    workers: int = 2
+
+    def __post_init__(self) -> None:
+        kind, _, number = self.device.partition(":")
+        if kind not in ("cpu", "cuda") or (number and not (kind == "cuda" and number.isdigit())):
+            raise OpforgeError(f"unknown device {self.device!r}; allowed: cpu, cuda, cuda:N")
+        for name in self.skip:
+            if name not in CHECKS or name == "inputs":
+                raise UnknownNameError("check", name, [check for check in CHECKS if check != "inputs"])
+        if not self.timeout_s > 0:
+            raise OpforgeError(f"--timeout {self.timeout_s:g} is not allowed; give seconds above 0")
+        if self.workers < 1:
+            raise OpforgeError(f"--workers {self.workers} is not allowed; give 1 or more")
+        if self.inputs and not Path(self.inputs).is_file():
+            raise OpforgeError(f"there is no file {self.inputs!r} for --inputs")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRequest:
+    """The request to the child process."""
+
+    target: CheckTarget
+    options: CheckOptions
+
+    def wire(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_wire(cls, text: str) -> CheckRequest:
+        fields = json.loads(text)
+        target, options = fields["target"], fields["options"]
+        return cls(
+            CheckTarget(**{**target, "paths": tuple(target["paths"])}),
+            CheckOptions(**{**options, "ops": tuple(options["ops"]), "skip": tuple(options["skip"])}),
+        )
 
 
 def parse_target(text: str, module: str = "") -> CheckTarget:
