@@ -140,8 +140,8 @@ def open_configured_provider(options: GenerationOptions, prices: Prices) -> Iter
 
 def _machine(workshop: GenerationContext) -> dict[str, Any]:
     """Return the values that prompts use to describe the machine."""
-    machine, versions = workshop.manifest["machine"], workshop.manifest["versions"]
-    return {"device": machine["device"], "name": machine["name"], **versions}
+    manifest = workshop.manifest
+    return {"device": manifest.machine.device, "name": manifest.machine.name, **manifest.versions}
 
 
 def _spent_row(spent: Spent) -> dict[str, Any]:
