@@ -109,6 +109,10 @@ class ProofsRecord:
     def wire(self) -> dict[str, Any]:
         return {"written": self.written, "remarks": self.remarks} | ({"failed": self.failed} if self.failed else {})
 
+    @classmethod
+    def from_wire(cls, fields: Mapping[str, Any]) -> ProofsRecord:
+        return cls(tuple(fields.get("written", ())), fields.get("remarks", {}), fields.get("failed", ""))
+
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
@@ -166,7 +170,7 @@ class Manifest:
             peaks=fields.get("peaks"),
             finished=fields.get("finished"),
             scores=fields.get("scores"),
-            proofs=None if proofs is None else ProofsRecord(**_known(ProofsRecord, proofs)),
+            proofs=None if proofs is None else ProofsRecord.from_wire(proofs),
             extra={name: value for name, value in fields.items() if name not in _FIELDS},
         )
 

@@ -123,8 +123,10 @@ def read_manifest(path: Path) -> Manifest:
         return Manifest.from_wire(json.loads((path / MANIFEST).read_text()))
     except OSError as error:
         raise RunDirectoryError(f"{str(path)!r} holds no run ({MANIFEST}: {error.strerror})") from None
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise RunDirectoryError(f"{path / MANIFEST} is broken: {error}") from None
+    except KeyError as error:
+        raise RunDirectoryError(f"{path / MANIFEST} is broken: it has no {error}") from None
 
 
 def read_rows(path: Path, start: int = 0, on_offset: Callable[[int], None] | None = None) -> Iterator[ResultRow]:
@@ -144,8 +146,10 @@ def read_rows(path: Path, start: int = 0, on_offset: Callable[[int], None] | Non
                 return  # this line is still being written
             try:
                 row = ResultRow.from_wire(decode(line.decode()))
-            except ValueError as error:
+            except (ValueError, TypeError) as error:
                 raise RunDirectoryError(f"{path / RESULTS}, line {number} is broken: {error}") from None
+            except KeyError as error:
+                raise RunDirectoryError(f"{path / RESULTS}, line {number} is broken: it has no {error}") from None
             if on_offset is not None:
                 start += len(line)
                 on_offset(start)
