@@ -64,7 +64,7 @@ def test_kill_halfway_then_resume_loses_nothing_and_judges_nothing_twice(tmp_pat
     done = opforge("run", "--resume", str(out), "--format", "json")
     assert done.returncode == 0, done.stderr
     rows = list(read_rows(out))
-    assert rows[: len(before)] == before
+    assert [row.wire() for row in rows[: len(before)]] == before
     keys = [(row.op, row.id, row.phase) for row in rows]
     assert len(keys) == len(set(keys)) == planned
     assert json.loads(done.stdout)["scores"]["cases"] == planned
