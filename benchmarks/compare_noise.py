@@ -166,7 +166,7 @@ def _percent(value: float) -> str:
 
 
 def _finished(path: Path) -> bool:
-    return "finished" in read_manifest(path)
+    return read_manifest(path).finished is not None
 
 
 def main() -> None:
@@ -181,7 +181,7 @@ def main() -> None:
         if options.again is None:
             make_runs(options.repeats, folder, options.times)
         first = read_manifest(next(iter(sorted(folder.glob("*-before")))))
-        print(f"torch {first['versions']['torch']}, {device_name(first)}, {os.cpu_count()} cores")
+        print(f"torch {first.versions['torch']}, {device_name(first)}, {os.cpu_count()} cores")
         print("\n".join([*noise_table(folder), "", *planted_table(folder)]))
 
 

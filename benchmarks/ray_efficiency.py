@@ -49,7 +49,7 @@ def judged(executor: str, kernels: int, cases: int, workers: int = 1) -> dict[st
         config = RunConfig("given", "tiny", executor=executor, workers=workers, timeout_s=60.0)
         start = time.time()
         run(config, Path(folder) / "run", suite=suite(cases), backend=backend, progress=progress)
-        rows = sorted((r["kernel"], r["id"], r["verdict"]) for r in read_rows(Path(folder) / "run"))
+        rows = sorted((r.kernel, r.id, r.verdict) for r in read_rows(Path(folder) / "run"))
     return {"start": start, "samples": samples, "rows": rows}
 
 

@@ -146,8 +146,8 @@ def _told(out: Path, backend: TinyBackend, kernels: int, took: float, killed: Co
     keys: Counter[tuple[str, str]] = Counter()
     found: dict[str, Counter[str]] = {"passed": Counter(), "crashed": Counter(), "timed_out": Counter()}
     for row in read_rows(out):
-        keys[row["kernel"], row["id"]] += 1
-        found[backend.fault(int(row["kernel"].rpartition("_")[2]))][row["verdict"]] += 1
+        keys[row.kernel, row.id] += 1
+        found[backend.fault(int(row.kernel.rpartition("_")[2]))][row.verdict] += 1
     wanted = kernels * CASES_PER_KERNEL
     ends = Counter(line.rpartition('"end": "')[2].rstrip('"}\n') for line in (out / TASKS).open())
     once = sum(1 for n in keys.values() if n == 1)

@@ -130,7 +130,7 @@ def verdicts(ended: RunResult) -> dict[str, set[tuple[str, str]]]:
     """Return verdict and reason of every case, by operator."""
     found: dict[str, set[tuple[str, str]]] = {}
     for row in ended.store.rows():
-        found.setdefault(row["op"], set()).add((row["verdict"], row["reason"]))
+        found.setdefault(row.op, set()).add((row.verdict, row.reason))
     return found
 
 
@@ -191,5 +191,5 @@ def by_kernel(ended: RunResult) -> dict[str, set[tuple[str, str]]]:
     """Return verdict and reason of every case, by kernel."""
     found: dict[str, set[tuple[str, str]]] = {}
     for row in ended.store.rows():
-        found.setdefault(row["kernel"], set()).add((row["verdict"], row["reason"]))
+        found.setdefault(row.kernel, set()).add((row.verdict, row.reason))
     return found

@@ -78,7 +78,7 @@ def test_a_cheat_is_named_and_does_not_land_among_the_right_kernels(making):
     assert ended.summary.exit_code == 1
     assert not (making.out / "generated_kernels").exists()
     assert (making.out / "rejected_kernels" / "relu" / "relu_implementation_1.py").read_text() == CHEAT
-    assert "none of 2 attempts is right" in " ".join(ended.manifest["plan"]["remarks"])
+    assert "none of 2 attempts is right" in " ".join(ended.manifest.plan.remarks)
 
 
 @pytest.mark.slow
@@ -109,7 +109,7 @@ def test_a_server_that_fails_for_good_leaves_the_operator_missing_with_the_reaso
         ended = making.run(server)
     assert ended.summary.missing == ("relu.default",)
     assert ended.summary.exit_code == 5
-    (remark,) = ended.manifest["plan"]["remarks"]
+    (remark,) = ended.manifest.plan.remarks
     assert "relu has no kernel after 0 attempts" in remark
     assert "500" in remark
 

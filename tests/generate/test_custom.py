@@ -88,11 +88,11 @@ def customs(making: Making, tmp_path: Path) -> Customs:
 
 
 def remarks(ended: RunResult) -> str:
-    return " | ".join(ended.manifest["plan"]["remarks"])
+    return " | ".join(ended.manifest.plan.remarks)
 
 
 def kernels(ended: RunResult) -> list[str]:
-    return [kernel["name"] for kernel in ended.manifest["plan"]["kernels"]]
+    return [kernel.name for kernel in ended.manifest.plan.kernels]
 
 
 @pytest.mark.slow
@@ -120,7 +120,7 @@ def test_right_at_once_and_judged_again_from_disk(customs, tmp_path):
     again = customs.again(tmp_path / "again")
     assert verdicts(again) == PASSED
     assert kernels(again) == ["shrink__llm_1"]
-    assert again.manifest["plan"]["kernels"][0]["reference"] == "shrink_reference"
+    assert again.manifest.plan.kernels[0].reference == "shrink_reference"
     (folder / "shrink_llm_1.py").write_text(WRONG)  # it is held against something
     assert {verdict for verdict, _ in verdicts(customs.again(tmp_path / "wrong"))["shrink"]} == {"wrong"}
     assert sorted(p.name for p in (customs.root / "shrink").glob("*.py")) == [
@@ -147,7 +147,7 @@ def test_a_wrong_kernel_is_mended_after_feedback_and_then_made_faster(customs):
     assert "round 2: right" in winner["words"]
     assert "× the reference" in winner["words"]
     row = next(row for row in ended.store.rows())
-    assert reproduce(customs.out, row["id"], customs.out.parent / "one").is_same_verdict
+    assert reproduce(customs.out, row.id, customs.out.parent / "one").is_same_verdict
 
 
 @pytest.mark.slow
@@ -164,7 +164,7 @@ def test_an_implementation_taken_for_the_reference_stays_it_where_kernels_land(c
     again = customs.again(tmp_path / "again")
     assert verdicts(again) == PASSED
     assert kernels(again) == ["shrink__llm_1"]
-    assert again.manifest["plan"]["kernels"][0]["reference"] == "shrink_reference"
+    assert again.manifest.plan.kernels[0].reference == "shrink_reference"
     (customs.winners / "shrink" / "shrink_llm_1.py").write_text(WRONG)
     assert {verdict for verdict, _ in verdicts(customs.again(tmp_path / "wrong"))["shrink"]} == {"wrong"}
 

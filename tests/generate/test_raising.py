@@ -47,8 +47,8 @@ def test_it_goes_on_where_it_was_stopped(making):
     assert "The kernel is not right" in server.requests[1].text
     assert summary(making)["stopped"] == ""
     assert (summary(making)["attempts"], summary(making)["requests"]) == (2, 2)
-    assert ended.manifest["config"]["generation"]["max_tokens"] == 100_000
-    assert ended.manifest["finished"]
+    assert ended.manifest.config["generation"]["max_tokens"] == 100_000
+    assert ended.manifest.finished
     assert ended.summary.exit_code == 0
     assert (making.out / "generated_kernels" / "relu" / "relu_implementation_1.py").read_text() == RELU
     assert not list((making.out / "rejected_kernels").rglob("*.py"))
@@ -111,7 +111,7 @@ def test_a_bound_that_is_no_larger_is_answered(making):
         ended = making.run(server, **SMALL)
     for bounds, said in NO_LARGER:
         with pytest.raises(OpforgeError, match=said):
-            with_raised_limits(making.out, ended.manifest["config"]["generation"], bounds)
+            with_raised_limits(making.out, ended.manifest.config["generation"], bounds)
     done = opforge("run", "--resume", str(making.out), "--max-tokens", "9000")
     assert done.returncode == 2
     assert "it must be more than the 9050 tokens that were spent there" in done.stderr

@@ -38,4 +38,4 @@ def test_a_cuda_kernel_is_judged_and_raced(tmp_path, judge_tiny):
     write(tmp_path / "kernels" / "neg", NEG, "neg_implementation_1.cu")
     ended = judge_tiny(tmp_path / "kernels", {"neg.default": UNARY}, performance=True, device="cuda", timeout_s=60.0)
     assert verdicts(ended) == {"neg.default": {("passed", "")}}
-    assert any(row.get("speedup") for row in ended.store.rows())
+    assert any(row.figures.get("speedup") for row in ended.store.rows())

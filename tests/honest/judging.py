@@ -58,11 +58,11 @@ def judge_all(chosen: Iterable[Honest], out: Path, **fields: Any) -> dict[str, l
         some = {k.op: cases[k.op] for k in group}
         rows = judge({k.op: k.file for k in group}, some, out / f"run-{number}", blob=blob, **fields)
         for kernel in group:
-            found[kernel.name] = [row for row in rows if row["op"] == kernel.op]
+            found[kernel.name] = [row for row in rows if row.op == kernel.op]
     return found
 
 
 def false_alarm(kernel: Honest, row: dict[str, Any]) -> bool:
     """Whether a verdict on an honest kernel is not deserved; a kernel in Triton may decline bfloat16."""
-    declined = row["verdict"] == "unsupported" and "triton" in kernel.name
-    return row["verdict"] != "passed" and not declined
+    declined = row.verdict == "unsupported" and "triton" in kernel.name
+    return row.verdict != "passed" and not declined

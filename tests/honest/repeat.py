@@ -26,10 +26,8 @@ def main() -> int:
         for kernel in corpus:
             rows = found[kernel.name]
             cases += len(rows)
-            declined += sum(row["verdict"] == "unsupported" for row in rows)
-            alarms.update(
-                (kernel.name, r["verdict"], f"{r['case']}: {r['reason']}") for r in rows if false_alarm(kernel, r)
-            )
+            declined += sum(row.verdict == "unsupported" for row in rows)
+            alarms.update((kernel.name, r.verdict, f"{r.case}: {r.reason}") for r in rows if false_alarm(kernel, r))
     seconds = time.monotonic() - begun
     print(f"{len(corpus)} kernels × {cases // max(repeats, 1)} verdicts × {repeats} repeats in {seconds:.0f} s")
     print(f"{alarms.total()} false alarms among {cases} verdicts; {declined} declined (bfloat16 in Triton)")

@@ -39,7 +39,7 @@ def test_the_other_honest_kernels_pass(kernel: Honest, others: Rows) -> None:
 
 def check(kernel: Honest, verdicts: Rows) -> None:
     rows = verdicts[kernel.name]
-    alarms = [(row["case"], row["verdict"], row["reason"]) for row in rows if false_alarm(kernel, row)]
+    alarms = [(row.case, row.verdict, row.reason) for row in rows if false_alarm(kernel, row)]
     assert rows
     assert alarms == []
 

@@ -97,7 +97,7 @@ def judged(tmp_path_factory):
     texts = dict.fromkeys(files, CASES) | {"_softmax.default": [*ROWS], "native_layer_norm.default": [NORM]}
     cases = {op: [Case.make(op, text) for text in found] for op, found in texts.items()}
     rows = judge(files, cases, out)
-    return out / "kernels", {op: [r["verdict"] for r in rows if r["op"] == op] for op in files}
+    return out / "kernels", {op: [r.verdict for r in rows if r.op == op] for op in files}
 
 
 def test_most_are_found_out_and_some_are_right_at_what_was_judged(judged):

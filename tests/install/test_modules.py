@@ -222,7 +222,7 @@ def test_what_is_judged_is_the_source_and_no_bytecode_beside_it(kernel_directory
     os.utime(helper, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert os.path.exists(cached)
     ended = judge_tiny(root, {"relu.default": ["((T([3, 4], f32),), {})"]})
-    assert {row["verdict"] for row in ended.store.rows()} == {"passed"}
+    assert {row.verdict for row in ended.store.rows()} == {"passed"}
 
 
 LIBRARIES = """

@@ -96,8 +96,8 @@ def test_a_reference_that_depends_on_the_layout_is_at_fault_there(judge_custom):
     """
     ended = judge_custom(one(reference, "def twice_kernel_impl(x):\n    return x + x\n"))
     rows = list(ended.store.rows())
-    assert {row["verdict"] for row in rows} == {"passed"}
-    notes = [note for row in rows for note in row.get("notes", ())]
+    assert {row.verdict for row in rows} == {"passed"}
+    notes = [note for row in rows for note in row.notes]
     assert any(
         "with strided inputs: the reference's own answer is another one there, a fault of the reference's" in n
         for n in notes
@@ -138,14 +138,14 @@ def test_a_reference_that_rounds_inside_has_no_float64_form(judge_custom):
     reference = "def twice_reference(x):\n    return (x.float().exp() * 3).to(x.dtype)\n"
     kernel = "import math\ndef twice_kernel_impl(x):\n    return (x + math.log(3)).exp()\n"
     rows = list(judge_custom(one(reference, kernel, gen_input("Test(lambda: torch.rand(200))"))).store.rows())
-    assert {row["verdict"] for row in rows} == {"passed"}, rows
-    assert all("rtol" in row for row in rows)
+    assert {row.verdict for row in rows} == {"passed"}, rows
+    assert all("rtol" in row.figures for row in rows)
 
 
 def test_a_reference_with_a_float64_form_is_held_against_it(judge_custom):
     kernel = "def twice_kernel_impl(x):\n    return x + x\n"
     rows = list(judge_custom(one(TWICE, kernel)).store.rows())
-    assert all("rtol" not in row and row["aten_error"] == 0.0 for row in rows)
+    assert all("rtol" not in row.figures and row.figures["aten_error"] == 0.0 for row in rows)
 
 
 @pytest.mark.slow
@@ -175,5 +175,5 @@ def test_a_name_of_atens_is_no_operator_of_atens(judge_custom):
         "sort_py.py": "def sort_kernel_impl(x):\n    return x.sort(descending=True).values.flip(0)\n",
     }
     ended = judge_custom({"sort": files})
-    assert [row["op"] for row in ended.store.rows()] == ["sort"]
+    assert [row.op for row in ended.store.rows()] == ["sort"]
     assert by_kernel(ended)["sort__py"] == {("passed", "")}

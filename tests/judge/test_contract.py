@@ -181,10 +181,10 @@ def test_flat_is_what_view_can_do():
 
 def test_times_come_with_an_interval(kernel_directory, judge_tiny):
     ended = judge_tiny(None, {"relu.default": ["((T([512, 512], f32),), {})"]}, performance=True)
-    (row,) = [row for row in ended.store.rows() if row["phase"] == "performance"]
-    assert row["verdict"] == "passed"
-    assert row["speedup_low"] <= row["speedup"] <= row["speedup_high"]
-    assert row["kernel_us"] > 0
+    (row,) = [row for row in ended.store.rows() if row.phase == "performance"]
+    assert row.verdict == "passed"
+    assert row.figures["speedup_low"] <= row.figures["speedup"] <= row.figures["speedup_high"]
+    assert row.figures["kernel_us"] > 0
     assert ended.summary.performance_interval is not None
 
 
@@ -205,8 +205,8 @@ def test_positions_may_differ_where_elements_tie_in_every_form_but_values_may_no
     }
     directory = kernel_directory({"max__dim": right.replace("max_kernel", "max__dim_kernel")})
     ended = judge_tiny(directory, cases, allow_fallback=True)
-    assert {row["verdict"] for row in ended.store.rows()} == {"passed"}
-    assert any("ties are broken" in note for row in ended.store.rows() for note in row.get("notes", ()))
+    assert {row.verdict for row in ended.store.rows()} == {"passed"}
+    assert any("ties are broken" in note for row in ended.store.rows() for note in row.notes)
 
 
 def test_wrong_values_of_a_pair_are_wrong_though_they_look_like_positions(kernel_directory, judge_tiny):
@@ -245,7 +245,7 @@ def test_a_patched_harness_is_seen_through(kernel_directory, judge_tiny):
             return torch.where(self <= 0, 0, self)
     """
     ended = judge_tiny(kernel_directory({"relu": source}), {"relu.default": UNARY[:1]}, performance=True)
-    assert {(row["verdict"], row["reason"]) for row in ended.store.rows()} == {
+    assert {(row.verdict, row.reason) for row in ended.store.rows()} == {
         (
             "cheated",
             "while loading, tampered with its process: replaced opforge.sandbox.guest.worker.Worker._run_timed_calls",

@@ -177,12 +177,15 @@ def test_honest_kernels_that_draw_in_another_way_pass(kernel_directory, judge_ti
     directory = kernel_directory({op.replace(".", "__"): source(body) for op, (body, _) in HONEST.items()})
     cases = {op: texts for _, given in HONEST.values() for op, texts in given.items()}
     rows = list(judge_tiny(directory, cases, timeout_s=30.0).store.rows())
-    assert {(r["op"], r["case"], r["reason"]) for r in rows if r["verdict"] != "passed"} == set()
-    assert {row["op"] for row in rows} == set(cases)
-    drawn = [row for row in rows if "draws" in row]
+    assert {(r.op, r.case, r.reason) for r in rows if r.verdict != "passed"} == set()
+    assert {row.op for row in rows} == set(cases)
+    drawn = [row for row in rows if "draws" in row.figures]
     assert len(drawn) == len(rows) - 2  # two cases of dropout and rrelu draw nothing, and are judged by their numbers
-    assert all(row["draws"] >= 128 and row["false_alarm"] == 1e-6 and row["z"] < row["z_limit"] for row in drawn)
-    assert all(row["ks"] < max(row["ks_limit"], 0.05) for row in drawn)
+    assert all(
+        row.figures["draws"] >= 128 and row.figures["false_alarm"] == 1e-6 and row.figures["z"] < row.figures["z_limit"]
+        for row in drawn
+    )
+    assert all(row.figures["ks"] < max(row.figures["ks_limit"], 0.05) for row in drawn)
 
 
 LIES = {
@@ -215,7 +218,7 @@ def rand_like_kernel_impl(self, **options):
 """
     cases = [f"((T([{rows}, 20], f32),), {{}})" for rows in LIES]
     ended = judge_tiny(kernel_directory({"rand_like": source(body)}), {"rand_like.default": cases}, timeout_s=30.0)
-    found = {row["case"]: (row["verdict"], row["reason"]) for row in ended.store.rows()}
+    found = {row.case: (row.verdict, row.reason) for row in ended.store.rows()}
     expected = {
         text: ("contract" if "determine" in words else "wrong", words)
         for text, (_, words) in zip(cases, LIES.values(), strict=True)
@@ -309,7 +312,7 @@ def test_a_draw_of_atens_own_passes_at_once_and_says_so(judge_tiny):
         "randperm.default": ["((5,), {})"],
     }
     rows = list(judge_tiny(None, cases).store.rows())
-    assert [(row["verdict"], row["identical_draws"]) for row in rows] == [("passed", 5)] * 3
+    assert [(row.verdict, row.figures["identical_draws"]) for row in rows] == [("passed", 5)] * 3
 
 
 def test_a_kernel_that_leaves_atens_path_after_its_first_draw_is_drawn_from(kernel_directory, judge_tiny):

@@ -41,9 +41,9 @@ def test_a_form_may_be_declined_and_forms_are_listed(kernel_directory, judge_tin
             return torch.where(self <= 0, 0.0, self)
     """
     (row,) = judge_tiny(kernel_directory({"relu": source}), {"relu.default": ONE}).store.rows()
-    assert row["verdict"] == "passed"
-    assert {"offset", "nan", "empty"} <= set(row["variants"])
-    assert "declines with transposed inputs" in row["notes"]
+    assert row.verdict == "passed"
+    assert {"offset", "nan", "empty"} <= set(row.variants)
+    assert "declines with transposed inputs" in row.notes
 
 
 def test_a_large_out_does_not_hold_the_answer_before_the_call(kernel_directory, judge_tiny):
@@ -73,8 +73,8 @@ def test_where_aten_answers_otherwise_in_another_layout_nobody_is_blamed(kernel_
     """
     cases = {"_softmax.out": ["((T([5, 5], f32), 0, False), {'out': T([5, 5], f32)})"]}
     (row,) = judge_tiny(kernel_directory({"_softmax": source}), cases).store.rows()
-    assert row["verdict"] == "passed", row["reason"]
-    assert any("a defect of PyTorch" in note for note in row["notes"])
+    assert row.verdict == "passed", row.reason
+    assert any("a defect of PyTorch" in note for note in row.notes)
 
 
 def test_a_kernel_may_fall_back_when_it_is_allowed_to(kernel_directory, judge_tiny):
@@ -88,4 +88,4 @@ def test_and_then_it_passes(kernel_directory, judge_tiny):
     root = kernel_directory({"relu": "import torch\ndef relu_kernel_impl(self):\n    return torch.relu(self)\n"})
     ended = judge_tiny(root, {"relu.default": ONE}, allow_fallback=True)
     assert verdicts(ended)["relu.default"] == {("passed", "")}
-    assert ended.manifest["config"]["allow_fallback"] is True
+    assert ended.manifest.config["allow_fallback"] is True

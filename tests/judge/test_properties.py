@@ -166,7 +166,7 @@ def judged(tmp_path_factory):
             made[full] = [Case.make(full, text) for text in cases]
         found = judge(files, made, root, timeout_s=30.0, allow_fallback=True)
         for op, _cases, body in group:
-            rows[op, body] = [row for row in found if row["op"] in (op, f"{op}.default")]
+            rows[op, body] = [row for row in found if row.op in (op, f"{op}.default")]
 
     def rows_of(op, body):
         if (op, body) not in rows:
@@ -180,8 +180,8 @@ def judged(tmp_path_factory):
 def test_another_right_answer_passes_and_a_note_says_so(judged, op, cases, body, note):
     rows = judged(op, body)
     assert len(rows) == len(cases)
-    assert {(row["verdict"], row["reason"]) for row in rows} == {("passed", "")}
-    assert any(note in text for row in rows for text in row.get("notes", [""]))
+    assert {(row.verdict, row.reason) for row in rows} == {("passed", "")}
+    assert any(note in text for row in rows for text in (row.notes or [""]))
 
 
 PLANE = ["((T([2, 2, 6, 6], i64, low=0, high=3), [2, 2]), {})"]
@@ -222,7 +222,7 @@ MORE_WRONG = [
 
 @pytest.mark.parametrize(("op", "cases", "body", "words"), [*WRONG, *(slow(*kernel) for kernel in MORE_WRONG)])
 def test_a_wrong_answer_is_refused_with_what_is_broken(judged, op, cases, body, words):
-    found = {(row["verdict"], row["reason"]) for row in judged(op, body)}
+    found = {(row.verdict, row.reason) for row in judged(op, body)}
     assert {verdict for verdict, _ in found} == {"wrong"}
     assert all(words in reason for _, reason in found), found
 
@@ -236,14 +236,14 @@ def test_stable_sorting_leaves_no_choice(kernel_directory, judge_tiny):
         ]
     }
     rows = list(judge_tiny(kernel_directory({"sort__stable": source("sort", body)}), cases).store.rows())
-    assert {("True" in row["case"], row["verdict"]) for row in rows} == {(True, "wrong"), (False, "passed")}
+    assert {("True" in row.case, row.verdict) for row in rows} == {(True, "wrong"), (False, "passed")}
 
 
 @pytest.mark.parametrize(("body", "verdict"), [(EIGH.format(""), "passed"), (EIGH.format(" * 1.01"), "wrong")])
 def test_out_forms_are_judged_by_their_property_too(kernel_directory, judge_tiny, body, verdict):
     cases = {"linalg_eigh.eigvals": ["((T([5, 5], f32),), {'eigvals': T([5], f32), 'eigvecs': T([5, 5], f32)})"]}
     rows = list(judge_tiny(kernel_directory({"linalg_eigh": source("linalg_eigh", body)}), cases).store.rows())
-    assert {row["verdict"] for row in rows} == {verdict}
+    assert {row.verdict for row in rows} == {verdict}
 
 
 def rule(packet, given, kernel, aten):

@@ -9,6 +9,8 @@ import pytest
 
 from opforge.reports import github, junit
 from opforge.reports.escape import escape_controls, markdown_code, one_line
+from opforge.runs.manifest import Manifest
+from opforge.runs.rows import ResultRow
 from opforge.runs.score import Summary
 from tests.runs.written import manifest, timed, verdict
 
@@ -22,13 +24,13 @@ ROWS = [
 ]
 
 
-def made(rows: list[dict], **plan) -> tuple[dict, Summary]:
-    about = manifest(rows, **{"optional": ["c.x"], "missing": ["gone.x"], **plan})
-    return about, Summary.from_rows(about, rows)
+def made(rows: list[dict], **plan) -> tuple[Manifest, Summary]:
+    about = Manifest.from_wire(manifest(rows, **{"optional": ["c.x"], "missing": ["gone.x"], **plan}))
+    return about, Summary.from_rows(about, map(ResultRow.from_wire, rows))
 
 
 def test_every_verdict_is_a_test_and_what_is_missing_is_skipped():
-    root = ET.fromstring("".join(junit.run_document(*made(ROWS), ROWS)))
+    root = ET.fromstring("".join(junit.run_document(*made(ROWS), map(ResultRow.from_wire, ROWS))))
     suite = root.find("testsuite")
     found = [(case.get("classname"), [child.tag for child in case]) for case in suite]
     assert found == [
@@ -45,7 +47,7 @@ def test_every_verdict_is_a_test_and_what_is_missing_is_skipped():
 
 
 def test_nothing_in_a_kernels_words_breaks_the_xml():
-    failure = ET.fromstring("".join(junit.run_document(*made(ROWS), ROWS))).find(".//failure")
+    failure = ET.fromstring("".join(junit.run_document(*made(ROWS), map(ResultRow.from_wire, ROWS)))).find(".//failure")
     assert failure.get("type") == "wrong"
     assert "]]></failure>&amp;\\x00\\x01\\x1b[31m\\xfffe\"'<script>" in failure.text
     assert failure.get("message").startswith("]]></failure>&amp;\\x00\\x01")
@@ -65,7 +67,7 @@ def test_a_hundred_thousand_cases_are_well_formed_and_written_as_they_are_read()
     def rows():
         nonlocal read
         for read in range(1, 100_001):  # noqa: B007  # how far it is, is what counts
-            yield ROWS[0]
+            yield ResultRow.from_wire(ROWS[0])
 
     parser = ET.XMLPullParser(["end"])
     for piece in junit.run_document(about, summary, rows()):

@@ -12,6 +12,8 @@ from opforge.cli.main import call
 from opforge.kernels.custom import digest
 from opforge.kernels.proof import Proof, proof_path, read_proof
 from opforge.reports.page.proof_text import ProofText
+from opforge.runs.manifest import Manifest
+from opforge.runs.rows import ResultRow
 from opforge.runs.score import Summary
 from opforge.runtime.proof_files import PROOF_FORMAT
 from tests.command import opforge
@@ -91,7 +93,11 @@ def made(tmp_path: Path) -> Callable[..., tuple[Path, dict[str, Any]]]:
 
 
 def shown(about: dict[str, Any], *rows: dict[str, Any]) -> dict[str, Any]:
-    return ProofText(about, Summary.from_rows(about, rows)).describe(about["plan"]["kernels"][0])
+    manifest = Manifest.from_wire(about)
+    kernel = manifest.plan.kernels[0]
+    return ProofText(manifest, Summary.from_rows(manifest, map(ResultRow.from_wire, rows))).describe(
+        kernel, Path(kernel.file)
+    )
 
 
 def test_sizes_in_words(made):

@@ -12,6 +12,8 @@ from rich.console import Console
 from opforge.cli.main import call
 from opforge.reports import kernel_times, terminal
 from opforge.reports.run_files import summary_markdown
+from opforge.runs.manifest import Manifest
+from opforge.runs.rows import ResultRow
 from opforge.runs.score import Summary
 
 CASE = "((T([1024, 1024], f32),), {})"
@@ -68,9 +70,14 @@ WRONG = row("wrong.x", "wrong", reason="result: all of it")
 ROWS = [OLD, GPU, SMALL, ALARM, WRONG]
 
 
+def read(about: dict, rows: list[dict]) -> tuple[Manifest, Summary]:
+    manifest = Manifest.from_wire(about)
+    return manifest, Summary.from_rows(manifest, map(ResultRow.from_wire, rows))
+
+
 def on_terminal(rows: list[dict]) -> str:
     console = Console(file=io.StringIO(), width=140)
-    terminal.print_run(console, MANIFEST, Summary.from_rows(MANIFEST, rows))
+    terminal.print_run(console, *read(MANIFEST, rows))
     return console.file.getvalue()
 
 
@@ -116,7 +123,7 @@ def test_scores_have_intervals():
 def test_an_alarm_is_loud_and_names_the_case():
     text = on_terminal(ROWS)
     assert f"ALARM light.x (light.x_1): 140 % of the speed of light\n  {CASE}\n" in text
-    markdown = summary_markdown(MANIFEST, Summary.from_rows(MANIFEST, ROWS))
+    markdown = summary_markdown(*read(MANIFEST, ROWS))
     assert f"- **light.x (light.x_1)**: 140 % of the speed of light: `{CASE}`" in markdown
     assert markdown.index("ALARM") < markdown.index("## Failures by operator")
 
@@ -129,7 +136,7 @@ def test_what_is_said_of_clocks_is_said_once():
 
 
 def test_the_summary_has_a_table_of_times():
-    markdown = summary_markdown(MANIFEST, Summary.from_rows(MANIFEST, ROWS))
+    markdown = summary_markdown(*read(MANIFEST, ROWS))
     assert "| `gpu.x` | `gpu.x_1` | 1 | 2.000 [1.800, 2.200] | 0.80 [0.72, 0.88] | 62 (5.2) | events |" in markdown
     assert "| `small.x` | `small.x_1` | 1 | 1.200 [1.080, 1.320] |  |  | launch-bound |" in markdown
     assert "| perf@p | perf@0.8 0.40 [0.40, 0.40], perf@1 0.40" in markdown
@@ -139,7 +146,7 @@ def test_the_summary_has_a_table_of_times():
 def test_a_run_without_times_has_no_table_of_them():
     untimed = {**row("a.x"), "phase": "correctness"}
     manifest = {**MANIFEST, "plan": {**MANIFEST["plan"], "performance": []}}
-    markdown = summary_markdown(manifest, Summary.from_rows(manifest, [untimed]))
+    markdown = summary_markdown(*read(manifest, [untimed]))
     assert "## Times" not in markdown
     assert "| performance | nothing timed (no performance cases of right kernels) |" in markdown
 
@@ -167,7 +174,7 @@ def test_report_writes_the_files_anew(folder, capsys):
 
 def raced(*rows: dict) -> str:
     console = Console(file=io.StringIO(), width=140)
-    kernel_times.print_kernel_times(console, rows)
+    kernel_times.print_kernel_times(console, map(ResultRow.from_wire, rows))
     return " ".join(console.file.getvalue().split())
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from opforge.reports.strength import print_strength
+from opforge.runs.rows import ResultRow
 from opforge.runs.strength import Strength
 
 
@@ -18,7 +19,7 @@ def row(op: str, mutant: str, verdict: str = "passed", seen: str = "same") -> di
 def shown(*rows: dict[str, Any]) -> list[str]:
     """Return the lines on a terminal, each with single spaces."""
     strength = Strength("tiny", "cpu", ("f32", "bf16"), "2", "today")
-    strength.add(rows)
+    strength.add(map(ResultRow.from_wire, rows))
     console = Console(file=io.StringIO(), width=140)
     print_strength(console, strength)
     return [" ".join(line.split()) for line in console.file.getvalue().splitlines()]

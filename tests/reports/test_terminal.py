@@ -7,13 +7,16 @@ import io
 from rich.console import Console
 
 from opforge.reports.terminal import print_run
+from opforge.runs.manifest import Manifest
+from opforge.runs.rows import ResultRow
 from opforge.runs.score import Summary
 from tests.runs.written import manifest, verdict
 
 
 def shown(made: dict, rows: list[dict]) -> list[str]:
     console = Console(file=io.StringIO(), width=140)
-    print_run(console, made, Summary.from_rows(made, rows))
+    about = Manifest.from_wire(made)
+    print_run(console, about, Summary.from_rows(about, map(ResultRow.from_wire, rows)))
     return console.file.getvalue().splitlines()
 
 

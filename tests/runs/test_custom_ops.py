@@ -25,8 +25,8 @@ FILES = {
 def test_every_kernel_is_judged_on_every_case_and_compared(judge_custom, tmp_path, capsys):
     ended = judge_custom({"twice": FILES})
     rows = list(ended.store.rows())
-    keys = [(row["kernel"], row["op"], row["id"], row["phase"]) for row in rows]
-    assert len(keys) == len(set(keys)) == ended.manifest["plan"]["cases"] == 9
+    keys = [(row.kernel, row.op, row.id, row.phase) for row in rows]
+    assert len(keys) == len(set(keys)) == ended.manifest.plan.cases == 9
     assert {v for v, _ in by_kernel(ended)["twice__wrong"]} == {"wrong"}
     summary = ended.summary
     assert (summary.operator_count, len(summary.judged), sum(t.is_correct for t in summary.judged)) == (3, 3, 2)
@@ -63,10 +63,10 @@ def test_a_broken_off_run_goes_on_with_the_cases_that_it_has(judge_custom, tmp_p
     results = tmp_path / "run" / "results.jsonl"
     lines = results.read_text().splitlines(keepends=True)
     results.write_text("".join(lines[:4]))
-    again = run(RunConfig.from_json(ended.manifest["config"]), tmp_path / "run", resume=True)
+    again = run(RunConfig.from_json(ended.manifest.config), tmp_path / "run", resume=True)
     rows = list(again.store.rows())
     assert [json.dumps(r, separators=(",", ":")) + "\n" for r in rows[:4]] == lines[:4]
-    assert len({(row["kernel"], row["id"], row["phase"]) for row in rows}) == len(rows) == 9
+    assert len({(row.kernel, row.id, row.phase) for row in rows}) == len(rows) == 9
 
 
 @pytest.mark.parametrize("file", ["gen_input.py", slow("twice_reference.py"), slow("twice_add.py")])
@@ -76,7 +76,7 @@ def test_a_run_does_not_go_on_when_what_it_rests_on_has_changed(judge_custom, tm
     source = tmp_path / "custom" / "twice" / file
     source.write_text(source.read_text() + "\n")
     with pytest.raises(RunDirectoryError, match="has changed since the run started"):
-        run(RunConfig.from_json(ended.manifest["config"]), tmp_path / "run", resume=True)
+        run(RunConfig.from_json(ended.manifest.config), tmp_path / "run", resume=True)
 
 
 @pytest.mark.slow
@@ -104,7 +104,7 @@ def test_the_identity_stands_in_where_no_implementation_defines_the_function(jud
     ended = judge_custom({"twice": {"gen_input.py": FILES["gen_input.py"], "twice_a.py": "def a(x):\n    return x\n"}})
     reasons = by_kernel(ended)["twice__a"]
     assert reasons == {("error", "cannot be loaded: twice_a.py does not define twice_kernel_impl; it defines a")}
-    assert any("the identity is its reference" in remark for remark in ended.manifest["plan"]["remarks"])
+    assert any("the identity is its reference" in remark for remark in ended.manifest.plan.remarks)
 
 
 def test_one_speed_over_another_has_an_interval_made_of_both():
@@ -155,4 +155,4 @@ def test_without_a_reference_one_in_cpp_is_taken_for_it(judge_custom):
     files = {"gen_input.py": gen_input("Test(lambda: torch.randn(6))"), "twice_native.cpp": NATIVE}
     ended = judge_custom({"twice": files})
     assert {v for v, _ in by_kernel(ended)["twice__native"]} == {"passed"}
-    assert any("twice__native is used instead" in remark for remark in ended.manifest["plan"]["remarks"])
+    assert any("twice__native is used instead" in remark for remark in ended.manifest.plan.remarks)

@@ -58,8 +58,8 @@ def test_what_is_timed_comes_after_all_else_one_kernel_at_a_time(kernel_director
 
     assert verdicts(ended) == {f"{op}.default": {("passed", "")} for op in OPS}
     rows = list(ended.store.rows())
-    assert [phase for phase, _ in groupby(row["phase"] for row in rows)] == ["correctness", "performance"]
-    assert all("speedup" in row for row in rows if row["phase"] == "performance")
+    assert [phase for phase, _ in groupby(row.phase for row in rows)] == ["correctness", "performance"]
+    assert all("speedup" in row.figures for row in rows if row.phase == "performance")
 
     calls = sorted(tuple(map(int, line.split())) for line in diary.read_text().splitlines())
     shapes = [first for first, _ in groupby(first for _, _, first, _ in calls)]

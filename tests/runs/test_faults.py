@@ -255,7 +255,7 @@ def test_a_crash_costs_one_case_and_not_its_neighbours(kernel_directory, judge_t
             return torch.where(self <= 0, 0, self)
     """)
     ended = judge_tiny(kernel_directory({"relu": source}), {"relu.default": UNARY})
-    by_case = {row["case"]: row["verdict"] for row in ended.store.rows()}
+    by_case = {row.case: row.verdict for row in ended.store.rows()}
     assert by_case == {UNARY[0]: "passed", UNARY[1]: "crashed", UNARY[2]: "passed"}
 
 
@@ -267,7 +267,7 @@ def test_atens_own_crash_is_laid_to_aten(judge_tiny):
     crash = POOL.format(f", low={1 << 40}, high={(1 << 40) + 1}")
     cases = [POOL.format(""), crash, POOL.format(", high=4"), POOL.format(", low=4")]
     ended = judge_tiny(None, {"max_pool2d_with_indices_backward.default": cases})
-    by_case = {row["case"]: (row["verdict"], row["reason"]) for row in ended.store.rows()}
+    by_case = {row.case: (row.verdict, row.reason) for row in ended.store.rows()}
     assert by_case.pop(crash) == (
         "error",
         "ATen itself died of SIGSEGV (signal 11) on this case (the judge's process died, not the kernel's)",
@@ -287,7 +287,7 @@ def test_keys_do_not_reach_a_kernel(kernel_directory, judge_tiny, monkeypatch):
             return torch.where(self <= 0, 0, self)
     """
     ended = judge_tiny(kernel_directory({"relu": source}), {"relu.default": UNARY})
-    assert {row["verdict"] for row in ended.store.rows()} == {"passed"}
+    assert {row.verdict for row in ended.store.rows()} == {"passed"}
 
 
 def test_a_result_that_no_room_is_left_for_is_nobodys_fault(judge_tiny):
@@ -304,8 +304,8 @@ def test_a_kernel_that_hangs_costs_three_time_limits(kernel_directory, judge_tin
     source = "import time\ndef relu_kernel_impl(self):\n    time.sleep(600)\n"
     cases = dict.fromkeys(("relu.default", "relu_.default"), UNARY)
     rows = list(judge_tiny(kernel_directory({"relu": source}), cases, timeout_s=2.0).store.rows())
-    assert {row["verdict"] for row in rows} == {"timed_out"}
-    assert Counter(row["reason"].partition(":")[0] for row in rows) == {"no answer within 2 s": 3, "not run": 3}
+    assert {row.verdict for row in rows} == {"timed_out"}
+    assert Counter(row.reason.partition(":")[0] for row in rows) == {"no answer within 2 s": 3, "not run": 3}
 
 
 @pytest.mark.own_server

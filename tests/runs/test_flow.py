@@ -19,6 +19,7 @@ from opforge.runs.execute.ray.placement import TASKS_PER_SLOT, Node, Placement
 from opforge.runs.execute.ray.scheduler import MAX_LOSSES, MAX_TASK_CASES, Scheduler, split_job
 from opforge.runs.execute.ray.shipment import Shipment
 from opforge.runs.plan import Job, OperatorCases
+from opforge.runs.rows import ResultRow
 
 HOME = "a" * 56
 NODES = [Node(HOME, "", 2, 0), Node("b" * 56, "", 1, 0)]
@@ -89,8 +90,8 @@ def job(name: str, count: int, ops: tuple[str, ...] = ("relu.default",)) -> Job:
     return Job(Kernel(name, ops[0], tuple(map(ServedOperator, ops))), tuple(parts))
 
 
-def flown(ray: StandIn, jobs: list[Job]) -> tuple[list[dict[str, Any]], Counter[str]]:
-    rows: list[dict[str, Any]] = []
+def flown(ray: StandIn, jobs: list[Job]) -> tuple[list[ResultRow], Counter[str]]:
+    rows: list[ResultRow] = []
     record = io.StringIO()
     Scheduler(ray, Placement(gpu=False), 1000, rows.extend, record, 60.0, lambda: NODES).run(
         jobs, Phase.CORRECTNESS, None
@@ -101,8 +102,8 @@ def flown(ray: StandIn, jobs: list[Job]) -> tuple[list[dict[str, Any]], Counter[
 def test_many_kernels_a_few_at_a_time_and_every_case_once():
     ray = StandIn(lambda name, tried: (3, RayError("lost")) if int(name) % 7 == 0 and tried == 1 else None)
     rows, ends = flown(ray, [job(str(number), 8) for number in range(210)])
-    assert len(rows) == len({(r["kernel"], r["id"]) for r in rows}) == 210 * 8
-    assert {r["verdict"] for r in rows} == {"passed"}
+    assert len(rows) == len({(r.kernel, r.id) for r in rows}) == 210 * 8
+    assert {r.verdict for r in rows} == {"passed"}
     assert ends == {"done": 210, "lost": 30}
     assert ray.most == 3 * TASKS_PER_SLOT
 
@@ -110,7 +111,7 @@ def test_many_kernels_a_few_at_a_time_and_every_case_once():
 def test_the_fourth_try_is_not_made():
     ray = StandIn(lambda name, _tried: (1, RayTaskError(ForkServerLostError("gone"))) if name == "bad" else None)
     rows, ends = flown(ray, [job("bad", 8), job("good", 8)])
-    verdicts = Counter((r["kernel"], r["verdict"]) for r in rows)
+    verdicts = Counter((r.kernel, r.verdict) for r in rows)
     assert verdicts == {("good", "passed"): 8, ("bad", "passed"): MAX_LOSSES, ("bad", "crashed"): 8 - MAX_LOSSES}
     assert ends == {"done": 1, "lost": MAX_LOSSES}
 
@@ -118,7 +119,7 @@ def test_the_fourth_try_is_not_made():
 def test_a_node_that_goes_before_a_task_began_is_not_the_kernels_fault():
     ray = StandIn(lambda _name, tried: (0, TaskUnschedulableError("gone")) if tried < 6 else None)
     rows, _ends = flown(ray, [job("one", 2)])
-    assert [r["verdict"] for r in rows] == ["passed"] * 2
+    assert [r.verdict for r in rows] == ["passed"] * 2
 
 
 def test_what_a_user_can_mend_ends_the_run():

@@ -7,6 +7,8 @@ import math
 import numpy as np
 import pytest
 
+from opforge.runs.manifest import Manifest
+from opforge.runs.rows import ResultRow
 from opforge.runs.score import Summary
 
 CASES = {"a.x": 1, "b.x": 3, "c.x": 2, "d.x": 5, "e.x": 1}
@@ -52,7 +54,7 @@ def coverage(measure, seed: int) -> float:
                 value, low, high = (math.exp(x) for x in measure(chance, truth))
                 times = {"speedup": value, "speedup_low": low, "speedup_high": high}
                 rows.append({"op": op, "kernel": "k", "verdict": "passed", "reason": "", **times})
-        low, high = Summary.from_rows(manifest, rows).performance_interval
+        low, high = Summary.from_rows(Manifest.from_wire(manifest), map(ResultRow.from_wire, rows)).performance_interval
         covered += low <= math.exp(np.mean(logs)) <= high
     return covered / TIMES
 
@@ -78,6 +80,7 @@ def test_many_operators_are_known_better_than_one(count):
         "speedup_high": 1 / 0.9,
     }
     manifest = {"config": {"p": 1.0}, "plan": {"missing": [], "optional": [], "operators": count}}
-    low, high = Summary.from_rows(manifest, [{"op": f"op{n}.x", **row} for n in range(count)]).performance_interval
+    rows = [ResultRow.from_wire({"op": f"op{n}.x", **row}) for n in range(count)]
+    low, high = Summary.from_rows(Manifest.from_wire(manifest), rows).performance_interval
     assert math.log(high) == pytest.approx(-math.log(0.9) / math.sqrt(count))
     assert math.log(low) == pytest.approx(math.log(0.9) / math.sqrt(count))

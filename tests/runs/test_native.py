@@ -37,7 +37,7 @@ def test_a_right_kernel_passes(source, tmp_path, judge_tiny):
         kernels(tmp_path, source), {"relu.default": UNARY, "relu.out": ["((T([4], f32),), {'out': T([4], f32)})"]}
     )
     assert verdicts(ended) == {"relu.default": {("passed", "")}, "relu.out": {("passed", "")}}
-    assert ended.manifest["plan"]["kernels"][0]["file"].endswith("relu_implementation_1.cpp")
+    assert ended.manifest.plan.kernels[0].file.endswith("relu_implementation_1.cpp")
 
 
 @pytest.mark.parametrize("source", [pytest.param(CALLS_ATEN, id="stable ABI"), slow(RELU_OF_ATEN, id="full headers")])
@@ -84,7 +84,7 @@ def test_a_source_does_not_get_at_other_files_through_the_compiler(tmp_path, jud
     ((verdict, reason),) = verdicts(ended)["relu.default"]
     assert verdict == "error"
     assert "the_secret_key" not in reason
-    if not ended.manifest["confinement"]["missing"]:
+    if not ended.manifest.missing_protections:
         assert "Permission denied" in reason
 
 

@@ -11,6 +11,7 @@ from opforge.kernels import Kernel, Reference, ServedOperator
 from opforge.runs.execute.ray import shipment
 from opforge.runs.execute.ray.shipment import blob_digest, blob_pieces, fetch_blob, pack, unpack
 from opforge.runs.plan import Job
+from opforge.runs.rows import ResultRow
 
 
 @pytest.fixture(autouse=True)
@@ -41,8 +42,9 @@ def test_a_kernel_its_helpers_and_its_reference_arrive(tmp_path, node_cache):
     assert Path(kernel.reference.file).read_text() == "y = 2"
     assert Path(kernel.file).is_relative_to(node_cache)
     assert sorted(p.name for p in Path(kernel.file).parent.iterdir()) == ["helper.py", "kernel.py", "reference.py"]
-    told = there.restore_paths([{"reason": f"{kernel.file} cannot be read"}])
-    assert told == [{"reason": f"{tmp_path / 'here' / 'kernel.py'} cannot be read"}]
+    head = {"op": "a.x", "kernel": "k", "verdict": "error"}
+    (told,) = there.wire_rows([ResultRow.from_wire({**head, "reason": f"{kernel.file} cannot be read"})])
+    assert told["reason"] == f"{tmp_path / 'here' / 'kernel.py'} cannot be read"
 
 
 def test_the_same_files_lie_there_once_and_others_beside_them(tmp_path, node_cache):

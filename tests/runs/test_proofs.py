@@ -8,6 +8,7 @@ import json
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
@@ -24,7 +25,9 @@ from opforge.kernels.source import UNREADABLE, digest
 from opforge.ops import table
 from opforge.reports.terminal import print_run
 from opforge.runs.execute.local import ThisMachine
+from opforge.runs.manifest import Machine, Manifest
 from opforge.runs.proofs import not_slower, timed_ranges, write_proofs
+from opforge.runs.rows import ResultRow
 from opforge.runtime.devices import cpu_name
 from opforge.runtime.dispatch import KernelWarning
 from opforge.runtime.proof_files import read_proof_file
@@ -57,24 +60,21 @@ def judge(folder, judge_tiny):
     return judge
 
 
-MANIFEST = {
-    "versions": {"torch": "2.13.0"},
-    "machine": {"name": "a CPU"},
-    "config": {"suite": "tiny"},
-    "confinement": {"missing": []},
-}
+MANIFEST = Manifest.from_wire(
+    {
+        "versions": {"torch": "2.13.0"},
+        "machine": {"name": "a CPU"},
+        "config": {"suite": "tiny"},
+        "plan": {"operators": 1, "missing": [], "optional": []},
+        "confinement": {"missing": []},
+    }
+)
 
 
 def passed(case, verdict="passed", op="relu.default", **fields):
     """Return the row of a case; its id is made of what it asks."""
-    return {
-        "kernel": "k",
-        "op": op,
-        "case": case,
-        "id": case_id(op, case, "", "returns", "correctness"),
-        "verdict": verdict,
-        **fields,
-    }
+    head = {"kernel": "k", "op": op, "case": case, "id": case_id(op, case, "", "returns", "correctness")}
+    return ResultRow.from_wire({**head, "verdict": verdict, **fields})
 
 
 def prove(file, *rows, name="k", manifest=MANIFEST, **options):
@@ -100,8 +100,9 @@ def test_sizes_speak_for_those_that_are_nearer_to_them_than_to_others():
     [(1.2, 1.1, True), (1.2, 0.6, False), (0.9, 1.1, False), (1.0, 1.0, True), (1.2, None, True)],
 )
 def test_on_a_gpu_a_kernel_that_is_launched_slowly_is_slower(device, call, good):
-    row = {"speedup_high": device, "device": {"high": device}, **({} if call is None else {"call": {"high": call}})}
-    assert not_slower(row) is good
+    headline = {"speedup": 1.0, "speedup_low": 0.5, "speedup_high": device}
+    calls = {} if call is None else {"call": {"speedup": 1.0, "low": 0.5, "high": call}}
+    assert not_slower(passed("", **headline, **calls)) is good
 
 
 def test_a_run_proves_what_passed_and_enable_serves_it(folder, judge):
@@ -200,7 +201,7 @@ def test_nothing_is_proven_while_a_case_is_left_that_cheated_crashed_or_hung(fol
     prove(folder, passed(F32))
     assert proven(folder) == {}
     words = f"is not proven: 1 case failed, for example [0-9a-f]{{16}}: {verdict}; fix it"
-    here = {**MANIFEST, "versions": {"torch": torch.__version__}, "machine": {"name": cpu_name()}}
+    here = replace(MANIFEST, versions={"torch": torch.__version__}, machine=Machine(name=cpu_name()))
     prove(folder, passed(MORE, verdict), manifest=here)
     with pytest.warns(KernelWarning, match=words), opforge.enabled(folder.parents[1], device="cpu") as made:
         assert made.operators == []
@@ -211,9 +212,9 @@ def test_nothing_is_proven_while_a_case_is_left_that_cheated_crashed_or_hung(fol
 
 def test_another_source_another_device_and_another_torch_begin_anew(folder):
     prove(folder, passed(F32, "crashed"))
-    prove(folder, passed(MORE), manifest={**MANIFEST, "machine": {"name": "a GPU"}})
+    prove(folder, passed(MORE), manifest=replace(MANIFEST, machine=Machine(name="a GPU")))
     assert proven(folder) == {"relu.default": ["float32"]}
-    prove(folder, passed(F32, "crashed"), manifest={**MANIFEST, "machine": {"name": "a GPU"}})
+    prove(folder, passed(F32, "crashed"), manifest=replace(MANIFEST, machine=Machine(name="a GPU")))
     folder.write_text(RELU + "\n")
     prove(folder, passed(MORE))
     assert proven(folder) == {"relu.default": ["float32"]}
@@ -274,7 +275,7 @@ def test_one_proof_that_cannot_be_written_stops_no_other(folder, judge_tiny, ker
     ended = judge_tiny(root, {"relu.default": [F32], "abs.default": [F32]})
     assert proven(root / "abs" / "abs_implementation_1.py") == {"abs.default": ["float32"]}
     assert [p.name for p in folder.parent.iterdir() if p != folder] == [proof_path(folder).name]
-    remark = ended.manifest["proofs"]["remarks"]["relu_implementation_1"]
+    remark = ended.manifest.proofs.remarks["relu_implementation_1"]
     assert remark == f"{proof_path(folder)} cannot be written: Is a directory"
     console = Console(width=400, file=io.StringIO())
     print_run(console, ended.manifest, ended.summary)
@@ -321,11 +322,9 @@ def test_a_source_that_was_edited_while_it_was_judged_is_not_proven(folder, judg
     monkeypatch.setattr("opforge.runs.pipeline.write_proofs", edited)
     ended = judge_tiny(folder.parents[1], {"relu.default": [F32]})
     assert not proof_path(folder).exists()
-    assert ended.manifest["proofs"] == {
-        "written": [],
-        "remarks": {
-            "relu_implementation_1": f"{folder} was changed while it was judged, so no proof is written; judge it again with `opforge run`"
-        },
+    assert ended.manifest.proofs.written == ()
+    assert ended.manifest.proofs.remarks == {
+        "relu_implementation_1": f"{folder} was changed while it was judged, so no proof is written; judge it again with `opforge run`"
     }
 
 
@@ -440,7 +439,7 @@ def test_a_proof_made_by_hand_is_not_widened(folder):
 
 
 def test_where_kernels_can_read_the_key_nothing_is_proven(folder):
-    shut_off = {**MANIFEST, "confinement": {"missing": ["files outside its folder"]}}
+    shut_off = replace(MANIFEST, confinement={"missing": ["files outside its folder"]})
     done = prove(folder, passed(F32), manifest=shut_off)
     assert not proof_path(folder).exists()
     assert "kernels could read the key that signs proofs" in done.remarks["k"]

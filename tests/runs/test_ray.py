@@ -31,6 +31,7 @@ from opforge.runs.execute.ray import executor as cluster_executor
 from opforge.runs.execute.ray.executor import TASKS, RayCluster
 from opforge.runs.execute.ray.placement import KERNELS_PER_GPU, TASKS_PER_SLOT, Node, Placement, TaskRequest
 from opforge.runs.execute.ray.scheduler import MAX_LOSSES, Scheduler
+from opforge.runs.rows import ResultRow
 from opforge.runs.store import read_rows
 from opforge.suites.given import GivenSuite
 from opforge.suites.lookup import find_suite
@@ -134,12 +135,12 @@ def judged(root: Path, out: Path, suite: GivenSuite, progress: Any = None, **fie
     more = {} if progress is None else {"progress": progress}
     run(config, out, suite=suite, backend=DirectoryBackend(config.backend_options), **more)
     rows = list(read_rows(out))
-    assert max(Counter((r["kernel"], r["op"], r["id"], r["phase"]) for r in rows).values()) == 1
+    assert max(Counter((r.kernel, r.op, r.id, r.phase) for r in rows).values()) == 1
     return rows
 
 
-def outcomes(rows: list[dict[str, Any]]) -> set[tuple[str, ...]]:
-    return {(r["kernel"], r["op"], r["id"], r["phase"], r["verdict"], r["reason"]) for r in rows}
+def outcomes(rows: list[ResultRow]) -> set[tuple[str, ...]]:
+    return {(r.kernel, r.op, r.id, r.phase, r.verdict, r.reason) for r in rows}
 
 
 def tasks(out: Path) -> list[dict[str, Any]]:
@@ -181,7 +182,7 @@ def test_the_verdicts_are_those_of_a_single_machine(ops, nodes, request, kernel_
     earlier = set(shipped.iterdir()) if shipped.exists() else set()
     there = judged(root, tmp_path / "ray", suite, **on_ray())
     assert outcomes(there) == outcomes(local)
-    assert len({r["verdict"] for r in there}) >= (2 if ops else 4)
+    assert len({r.verdict for r in there}) >= (2 if ops else 4)
     assert str(nodes.cache) not in (tmp_path / "ray" / "results.jsonl").read_text()
     assert len(set(shipped.iterdir()) - earlier) == len(sources)
     record = tasks(tmp_path / "ray")
@@ -215,8 +216,8 @@ def test_a_kernel_that_kills_its_ray_worker_is_tried_three_times(nodes, kernel_d
     root = kernel_directory({"neg": KILLS, "abs": HONEST.format(op="abs", body=BODIES["abs"])})
     suite = GivenSuite([*cases("abs", 3, timed=True), *cases("neg", 3, timed=True)])
     rows = judged(root, tmp_path / "run", suite, **on_ray(confine=False))
-    assert {(r["op"], r["verdict"]) for r in rows} == {("abs.default", "passed"), ("neg.default", "crashed")}
-    assert all("died 3 times" in r["reason"] for r in rows if r["verdict"] == "crashed")
+    assert {(r.op, r.verdict) for r in rows} == {("abs.default", "passed"), ("neg.default", "crashed")}
+    assert all("died 3 times" in r.reason for r in rows if r.verdict == "crashed")
     ends = Counter((t["kernel"], t["end"]) for t in tasks(tmp_path / "run"))
     assert ends == {("neg_implementation_1", "lost"): MAX_LOSSES, ("abs_implementation_1", "done"): 2}
 
@@ -237,7 +238,7 @@ def test_a_lost_node_loses_no_case_and_judges_none_twice(two_nodes, kernel_direc
     root = kernel_directory({op: SLOW.format(op=op, body=body) for op, body in BODIES.items()})
     suite = GivenSuite([case for op in BODIES for case in cases(op, 12)])
     rows = judged(root, tmp_path / "run", suite, **on_ray())
-    assert Counter(r["verdict"] for r in rows) == {"passed": 12 * len(BODIES)}
+    assert Counter(r.verdict for r in rows) == {"passed": 12 * len(BODIES)}
     assert [t["end"] for t in tasks(tmp_path / "run")].count("lost") >= 1
 
 
@@ -258,7 +259,7 @@ def test_no_two_timings_share_a_gpu(two_nodes, kernel_directory, tmp_path, monke
         rows = judged(root, tmp_path / "run", suite, **on_ray())
     finally:
         registry._entries.cache_clear()
-    assert {r["verdict"] for r in rows} == {"passed"}
+    assert {r.verdict for r in rows} == {"passed"}
     record = tasks(tmp_path / "run")
     assert len([t for t in record if t["phase"] == "performance"]) == len(BODIES)
     assert all(len(t["gpus"]) == 1 for t in record)
@@ -380,4 +381,4 @@ def test_ctrl_c_leaves_nothing_running_and_the_rest_is_judged_without_ray(tmp_pa
     assert opforge_process("run", "--resume", str(out)).returncode == 0
     rows = list(read_rows(out))
     assert rows[: len(before)] == before
-    assert len({(r["kernel"], r["id"]) for r in rows}) == len(rows) == 36
+    assert len({(r.kernel, r.id) for r in rows}) == len(rows) == 36

@@ -28,7 +28,7 @@ def test_the_same_case_gets_the_same_verdict_and_reason(judge_tiny, kernel_direc
     judge_tiny(root, {"relu.default": UNARY, "relu_.default": UNARY})
     wrong = [row for row in rows_of(tmp_path / "run") if row["op"] == "relu_.default" and row["verdict"] == "wrong"]
     again = reproduce(tmp_path / "run", wrong[-1]["id"][:12], tmp_path / "again")
-    assert (again.after["verdict"], again.after["reason"]) == (wrong[-1]["verdict"], wrong[-1]["reason"])
+    assert (again.after.verdict, again.after.reason) == (wrong[-1]["verdict"], wrong[-1]["reason"])
     assert again.is_same_verdict
     assert again.changed == ()
     assert again.exit_code == 1
@@ -64,7 +64,7 @@ def test_custom_operators_on_the_inputs_of_the_run(judge_custom, tmp_path):
     with pytest.raises(OpforgeError, match="several kernels: double__right, double__wrong; say which"):
         reproduce(tmp_path / "run", before["id"], tmp_path / "again")
     again = reproduce(tmp_path / "run", before["id"], tmp_path / "again", kernel=before["kernel"])
-    assert again.after["reason"] == before["reason"]  # which has numbers of these contents
+    assert again.after.reason == before["reason"]  # which has numbers of these contents
     with pytest.raises(OpforgeError, match="was not judged for kernel 'x'"):
         find_row(tmp_path / "run", before["id"], "x")
 
@@ -76,7 +76,7 @@ def test_a_case_that_was_given_to_be_timed(judge_tiny, kernel_directory, tmp_pat
     run(RunConfig("given", "kernel", workers=1), tmp_path / "run", suite=GivenSuite([case]), backend=backend)
     again = reproduce(tmp_path / "run", case.id, tmp_path / "again")
     assert again.is_same_verdict
-    assert again.after["verdict"] == "wrong"
+    assert again.after.verdict == "wrong"
 
 
 def test_cases_that_are_not_there(judge_tiny, kernel_directory, tmp_path):

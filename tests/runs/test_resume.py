@@ -64,8 +64,8 @@ def test_kill_halfway_then_resume_loses_nothing_and_judges_nothing_twice(tmp_pat
     done = opforge("run", "--resume", str(out), "--format", "json")
     assert done.returncode == 0, done.stderr
     rows = list(read_rows(out))
-    assert rows[: len(before)] == before
-    keys = [(row["op"], row["id"], row["phase"]) for row in rows]
+    assert [row.wire() for row in rows[: len(before)]] == before
+    keys = [(row.op, row.id, row.phase) for row in rows]
     assert len(keys) == len(set(keys)) == planned
     assert json.loads(done.stdout)["scores"]["cases"] == planned
 
@@ -142,15 +142,13 @@ def test_a_truncated_results_file_is_mended(finished, cut):
     (finished / "results.jsonl").write_bytes(contents[:-cut])
     assert opforge("run", "--resume", str(finished)).returncode == 0
     rows = list(read_rows(finished))
-    assert len({row["id"] for row in rows}) == len(rows) == 2
+    assert len({row.id for row in rows}) == len(rows) == 2
 
 
 def test_a_broken_line_in_the_middle_is_named(tmp_path):
-    store = RunStore.create(tmp_path / "run", {})
-    store.append([{"a": 1}, {"a": 2}])
-    store.close()
-    results = tmp_path / "run" / "results.jsonl"
-    results.write_text('{"a": 1}\n{"a"\n{"a": 3}\n')
+    good = '{"op": "a.x", "kernel": "k", "verdict": "passed"}\n'
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "results.jsonl").write_text(f'{good}{{"op"\n{good}')
     with pytest.raises(RunDirectoryError, match="line 2"):
         list(read_rows(tmp_path / "run"))
 
@@ -174,8 +172,10 @@ def test_resume_refuses_other_settings_and_changed_kernels(tmp_path, kernel_dire
 
 def test_the_lock_goes_with_the_process(tmp_path):
     code = (
-        "import os, sys; from pathlib import Path; from opforge.runs.store import RunStore;"
-        f"RunStore.create(Path({str(tmp_path / 'run')!r}), {{}}); os.kill(os.getpid(), 9)"
+        "import os; from pathlib import Path; from opforge.runs.manifest import Manifest;"
+        "from opforge.runs.store import RunStore;"
+        "about = {'config': {}, 'plan': {'operators': 0, 'missing': [], 'optional': []}};"
+        f"RunStore.create(Path({str(tmp_path / 'run')!r}), Manifest.from_wire(about)); os.kill(os.getpid(), 9)"
     )
     killed = subprocess.run([sys.executable, "-c", code], check=False)
     assert killed.returncode == -signal.SIGKILL

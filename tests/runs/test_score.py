@@ -7,23 +7,23 @@ import math
 
 import pytest
 
+from opforge.runs.manifest import Manifest
+from opforge.runs.rows import ResultRow
 from opforge.runs.score import Summary
 
 
 def manifest(
     operators: int, missing: tuple[str, ...] = (), optional: tuple[str, ...] = (), p: float = 1.0, **plan: object
-) -> dict:
-    return {
-        "config": {"p": p},
-        "plan": {"missing": list(missing), "optional": list(optional), "operators": operators, **plan},
-    }
+) -> Manifest:
+    fields = {"missing": list(missing), "optional": list(optional), "operators": operators, **plan}
+    return Manifest.from_wire({"config": {"p": p}, "plan": fields})
 
 
-def row(op: str, verdict: str = "passed", **fields: object) -> dict:
-    return {"op": op, "kernel": "k", "verdict": verdict, "reason": "", **fields}
+def row(op: str, verdict: str = "passed", **fields: object) -> ResultRow:
+    return ResultRow.from_wire({"op": op, "kernel": "k", "verdict": verdict, "reason": "", **fields})
 
 
-def timed(op: str, speedup: float, low: float | None = None, high: float | None = None, **fields: object) -> dict:
+def timed(op: str, speedup: float, low: float | None = None, high: float | None = None, **fields: object) -> ResultRow:
     low, high = low or speedup / 1.1, high or speedup * 1.1
     times = {"speedup": speedup, "speedup_low": low, "speedup_high": high, "case": f"a case of {op}"}
     return row(op, phase="performance", **times, **fields)

@@ -43,10 +43,10 @@ def test_each_thread_gets_its_own_verdicts_and_what_is_timed_runs_alone(kernel_d
     with ThreadPoolExecutor(len(OPS)) as threads:
         found = dict(zip(OPS, threads.map(lambda op: service.judge(job(root, op)), OPS), strict=True))
     for op, rows in found.items():
-        assert {row["op"] for row in rows} == {f"{op}.default"}
+        assert {row.op for row in rows} == {f"{op}.default"}
         wanted = [("correctness", "wrong")] if op == "neg" else [("correctness", "passed"), ("performance", "passed")]
-        assert [(row["phase"], row["verdict"]) for row in rows] == wanted
-        assert all("speedup" in row for row in rows if row["phase"] == "performance")
+        assert [(row.phase, row.verdict) for row in rows] == wanted
+        assert all("speedup" in row.figures for row in rows if row.phase == "performance")
 
     calls = sorted(tuple(map(int, line.split())) for line in diary.read_text().splitlines())
     assert timed_alone(calls) == len(OPS) - 1
@@ -63,7 +63,7 @@ def test_a_wrong_kernel_is_not_judged_on_all_of_many_cases_and_a_right_one_is(ke
         many = [Case.make(f"{op}.default", f"((T([{size}], f32),), {{}})") for size in range(1, 101)]
         kernel = kernel_from_file(root / op / f"{op}_implementation_1.py", op)
         rows = service.judge(Job(kernel, (OperatorCases(f"{op}.default", True, many),)))
-        assert len({row["id"] for row in rows}) == len(rows)
+        assert len({row.id for row in rows}) == len(rows)
         counts[op] = len(rows)
     assert counts == {"relu": 25, "square": 100}
 
@@ -75,7 +75,7 @@ def test_a_kernel_that_declines_all_that_there_is_is_not_right(kernel_directory,
         kernel_from_file(root / "add" / "add_implementation_1.py", "add"), (OperatorCases("add.Scalar", False, [case]),)
     )
     rows = service.judge(asked)
-    assert [row["verdict"] for row in rows] == ["unsupported"]
+    assert [row.verdict for row in rows] == ["unsupported"]
     assert not is_correct(asked, rows)
 
 

@@ -11,6 +11,7 @@ from opforge.errors import NothingToJudgeError
 from opforge.reports.run_files import write_reports
 from opforge.reports.terminal import console_for_results, print_run
 from opforge.runs import RunConfig
+from opforge.runs.rows import ResultRow
 from opforge.runs.strength import MutantResult, Strength, measure_strength
 from opforge.suites import strength as kept
 from tests.conftest import TinySuite
@@ -125,7 +126,7 @@ def test_two_kinds_of_survivors():
         {"op": "b.x", "kernel": "zeros", "verdict": "passed", "mutant": "same"},
         {"op": "b.x", "kernel": "zeros", "verdict": "crashed", "reason": "r", "case": "c"},
     ]
-    strength.add(rows)
+    strength.add(map(ResultRow.from_wire, rows))
     assert [(t.mutant, t.passed_wrong) for t in strength.survivors] == [("edge", False), ("zeros", True)]
     assert strength.kill_rate == pytest.approx(1 / 3)
     assert strength.kills == {"crashed": 1}

@@ -194,7 +194,7 @@ def test_what_a_kernel_tries_is_refused_and_said(judge_tiny, kernel_directory, t
     assert not os.path.exists(os.path.expanduser("~/pwned"))
     assert not os.path.exists("/tmp/opforge-was-here")
     assert len(list(ended.store.rows())) == len(CHEATS)
-    assert ended.manifest["confinement"]["missing"] == []
+    assert ended.manifest.confinement["missing"] == []
 
 
 @pytest.mark.own_server
@@ -333,7 +333,7 @@ def test_a_worker_finds_again_what_a_dead_one_made_and_the_folder_goes(judge_tin
             raise NotImplementedError(f"{os.path.getsize('count')} in {os.getcwd()}")
     """
     ended = judge_tiny(kernel_directory({"relu": source}), {"relu.default": UNARY[:2]}, workers=1, allow_fallback=True)
-    reasons = " ".join(row["reason"] for row in ended.store.rows() if row["verdict"] == "unsupported")
+    reasons = " ".join(row.reason for row in ended.store.rows() if row.verdict == "unsupported")
     count, folder = re.search(r"(\d+) in (\S+)", reasons).groups()
     assert int(count) >= 2
     assert not os.path.exists(folder)
@@ -369,7 +369,7 @@ def test_unconfined_on_request(judge_tiny, kernel_directory, tmp_path):
     ended = judge(judge_tiny, kernel_directory, {"relu": body}, tmp_path, confine=False)
     assert verdicts(ended)["relu.default"] == {("passed", "")}
     assert (tmp_path / "mine").exists()
-    assert ended.manifest["confinement"]["held"] == []
+    assert ended.manifest.confinement["held"] == []
 
 
 @pytest.mark.slow
@@ -544,8 +544,8 @@ def test_a_kernel_reads_what_its_digest_covers_and_nothing_else_beside_it(judge_
         os.utime(folder / "helper.py", ns=(times.st_atime_ns, times.st_mtime_ns))
         assert compiled.exists()
     rows = list(judge_tiny(root, {"relu.default": UNARY, "neg.default": UNARY}).store.rows())
-    assert {row["verdict"] for row in rows if row["op"] == "relu.default"} == {"passed"}, rows
-    ((verdict, reason),) = {(row["verdict"], row["reason"]) for row in rows if row["op"] == "neg.default"}
+    assert {row.verdict for row in rows if row.op == "relu.default"} == {"passed"}, rows
+    ((verdict, reason),) = {(row.verdict, row.reason) for row in rows if row.op == "neg.default"}
     assert verdict == "error"
     assert "PermissionError" in reason
     assert "only those files beside it that its source imports or names in full" in reason

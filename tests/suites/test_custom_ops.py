@@ -49,13 +49,13 @@ def test_a_bad_file_is_the_verdict_of_its_operator_and_others_go_on(judge_custom
     assert any("its inputs could not be made" in reason and words in reason for _, reason in found["twice__py"]), found
     assert ended.summary.exit_code == 1
     assert ended.summary.correctness == 0.5
-    assert any(words in loss for loss in ended.manifest["plan"]["losses"])
+    assert any(words in loss for loss in ended.manifest.plan.losses)
 
 
 def test_one_bad_test_does_not_cost_the_others_their_place(judge_custom):
     tests = gen_input("Test(lambda: torch.randn(3))", "Test(lambda: object())", "Test(lambda: torch.randn(4))")
     rows = list(judge_custom({"twice": {**TWICE, "gen_input.py": tests}}).store.rows())
-    assert sorted(row["verdict"] for row in rows) == ["error", "passed", "passed"]
+    assert sorted(row.verdict for row in rows) == ["error", "passed", "passed"]
 
 
 def test_a_test_that_hangs_or_dies_costs_itself_alone(judge_custom):
@@ -66,7 +66,7 @@ def test_a_test_that_hangs_or_dies_costs_itself_alone(judge_custom):
         "Test(lambda: torch.randn(4))",
     )
     rows = list(judge_custom({"twice": {**TWICE, "gen_input.py": tests}}, timeout_s=2.0).store.rows())
-    reasons = {row["source"]: (row["verdict"], row["reason"]) for row in rows}
+    reasons = {row.source: (row.verdict, row.reason) for row in rows}
     assert reasons["correctness test 0"][0] == reasons["correctness test 3"][0] == "passed"
     assert "no answer within 2 s" in reasons["correctness test 1"][1]
     assert "its process exited with status 3" in reasons["correctness test 2"][1]
@@ -80,7 +80,7 @@ def test_cases_hold_what_was_made(judge_custom, tmp_path):
     )
     ended = judge_custom({"twice": {**TWICE, "gen_input.py": tests}})
     assert by_kernel(ended) == {"twice__py": {("passed", "")}}
-    cases = [row["case"] for row in ended.store.rows()]
+    cases = [row.case for row in ended.store.rows()]
     assert sum("T([3, 3], f32, stride=(1, 4), offset=1" in case and "'by': 3" in case for case in cases) == 1
     assert sum("T([2], bf16" in case and "0.5" in case for case in cases) == 1
     assert sum("T([0, 4], f32" in case for case in cases) == 1
@@ -105,5 +105,5 @@ def test_both_imports_give_tests(judge_custom):
 def test_a_file_without_performance_tests_is_told_so(judge_custom):
     source = GOOD[: GOOD.index("def get_performance_tests")]
     rows = list(judge_custom({"twice": {**TWICE, "gen_input.py": source}}).store.rows())
-    assert {(row["phase"], row["verdict"]) for row in rows} == {("correctness", "passed"), ("performance", "error")}
-    assert any("does not define get_performance_tests()" in row["reason"] for row in rows)
+    assert {(row.phase, row.verdict) for row in rows} == {("correctness", "passed"), ("performance", "error")}
+    assert any("does not define get_performance_tests()" in row.reason for row in rows)

@@ -19,7 +19,9 @@ from opforge.cases.wire import TORCH_DTYPES, decode, json_tree
 from opforge.kernels import Kernel
 from opforge.kernels.proof import proof_path
 from opforge.kernels.source import digest
+from opforge.runs.manifest import Manifest
 from opforge.runs.proofs import write_proofs
+from opforge.runs.rows import ResultRow
 from opforge.runtime.operator_schema import schema_of
 from opforge.runtime.proof_files import read_proof_file
 from opforge.runtime.proven_calls import ProvenCalls
@@ -122,14 +124,15 @@ def test_a_call_is_inside_the_proof_that_its_own_case_makes(suite, request, tmp_
     file = tmp_path / "k.py"
     file.write_text("")
     kernel = Kernel("k", "relu.default", (), str(file), (), digest(file))
-    manifest = {"versions": {"torch": torch.__version__}, "machine": {"name": "a CPU"}, "config": {"suite": "opinfo"}}
-    manifest["confinement"] = {"missing": []}
+    about = {"versions": {"torch": torch.__version__}, "machine": {"name": "a CPU"}, "config": {"suite": "opinfo"}}
+    about |= {"confinement": {"missing": []}, "plan": {"operators": 1, "missing": [], "optional": []}}
+    manifest = Manifest.from_wire(about)
     tried, outside = 0, {}
     for place in range(3):
         cases = {op: found[place] for op, found in suite.cases.items() if len(found) > place}
         rows = [{"kernel": "k", "op": op, "case": c.args, "id": c.id, "verdict": "passed"} for op, c in cases.items()]
         proof_path(file).unlink(missing_ok=True)
-        write_proofs([kernel], rows, manifest, ())
+        write_proofs([kernel], map(ResultRow.from_wire, rows), manifest, ())
         for op, proven in read_proof_file(proof_path(file))["operators"].items():
             known = schema_of(op)
             base, _, overload = op.partition(".")

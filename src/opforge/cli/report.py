@@ -40,7 +40,7 @@ def report(
 
         console = console_for_results()
         print_run(console, manifest, summary)
-        judged, planned = summary.case_counts.total(), manifest["plan"]["cases"]
+        judged, planned = summary.case_counts.total(), manifest.plan.cases
         if judged < planned:
             console.print(
                 f"[yellow]unfinished[/yellow]   {judged} of {planned} cases judged; continue with `opforge run "

@@ -17,6 +17,7 @@ from opforge.reports.escape import indented_line
 
 if TYPE_CHECKING:
     from opforge.runs.reproduce import Reproduction
+    from opforge.runs.rows import ResultRow
 
 
 def register(app: typer.Typer) -> None:
@@ -39,7 +40,7 @@ def reproduce(
         with ProgressLine() as progress:
             again = judge(run, case, out or Path(temporary) / "run", kernel=kernel, progress=progress)
         if format_ == "json":
-            answer = {"before": again.before, "now": again.after, "changed": again.changed}
+            answer = {"before": again.before.wire(), "now": again.after.wire(), "changed": again.changed}
             sys.stdout.write(json.dumps(answer, indent=2) + "\n")
         else:
             sys.stdout.write("\n".join(map(indented_line, _lines(run, again))) + "\n")
@@ -49,8 +50,8 @@ def reproduce(
 def _lines(run: Path, again: Reproduction) -> list[str]:
     row = again.before
     lines = [
-        f"{row['op']} ({row['kernel']}), {row['phase']}, case {row['id']}",
-        f"  {row['case']}",
+        f"{row.op} ({row.kernel}), {row.phase}, case {row.id}",
+        f"  {row.case}",
         f"in the run   {_verdict_text(row)}",
         f"now          {_verdict_text(again.after)}",
     ]
@@ -59,11 +60,11 @@ def _lines(run: Path, again: Reproduction) -> list[str]:
     elif not again.is_same_verdict:
         lines.append(
             "the kernel has not changed, so the verdict depends on earlier cases, or is not deterministic; to judge "
-            "all cases "
-            f"of the operator, run the command in {shlex.quote(str(run / 'manifest.json'))}, and add --ops {row['op']}"
+            f"all cases of the operator, run the command in {shlex.quote(str(run / 'manifest.json'))}, and add "
+            f"--ops {row.op}"
         )
     return lines
 
 
-def _verdict_text(row: dict[str, object]) -> str:
-    return f"{row['verdict']}: {row['reason']}" if row["reason"] else str(row["verdict"])
+def _verdict_text(row: ResultRow) -> str:
+    return f"{row.verdict}: {row.reason}" if row.reason else row.verdict

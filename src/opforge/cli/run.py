@@ -166,7 +166,7 @@ def _judge(config: RunConfig, folder: Path, *, resume: bool, format_: str) -> in
         if isinstance(interrupt, Terminated):
             raise typer.Exit(SIGTERM_EXIT_CODE) from None
         raise
-    warn_about_confinement(ended.manifest)
+    warn_about_confinement(config, ended.manifest.confinement)
     generation.print_generation_summary(folder)
     write_reports(folder, ended.summary)
     _SHOW[format_](folder, ended)
@@ -217,13 +217,13 @@ def _show_github(_folder: Path, ended: RunResult) -> None:
 _SHOW = {"text": _show_text, "json": _show_json, "junit": _show_junit, "github": _show_github}
 
 
-def warn_about_confinement(manifest: dict[str, Any]) -> None:
+def warn_about_confinement(config: RunConfig, confinement: dict[str, Any] | None) -> None:
     """Warn on stderr if kernels ran with missing protections."""
-    if not manifest["config"].get("confine", True):
+    if not config.confine:
         sys.stderr.write(
             "kernels ran unconfined (--no-confine): they had access to your files, network and processes\n"
         )
-    elif missing := manifest["confinement"]["missing"]:
+    elif confinement is not None and (missing := confinement["missing"]):
         sys.stderr.write(f"not protected on this system: {', '.join(missing)} (see docs/confinement.md)\n")
 
 
@@ -240,7 +240,7 @@ def _resumed(context: typer.Context, folder: Path, executor_settings: dict[str, 
             f"--{clash[0].strip('_').replace('_', '-')} cannot be combined with --resume: the settings come from the "
             "run's manifest"
         )
-    config = replace(RunConfig.from_json(read_manifest(folder)["config"]), **executor_settings)
+    config = replace(RunConfig.from_json(read_manifest(folder).config), **executor_settings)
     bounds = {n: context.params[n] for n in generation.BUDGET_OPTIONS if n in given}
     return replace(config, generation=generation.with_new_budget(folder, config, bounds)) if bounds else config
 

@@ -6,7 +6,7 @@ import json
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +17,7 @@ from opforge.runs.config import RunConfig
 if TYPE_CHECKING:
     from opforge.backends.single import SingleBackend
     from opforge.cases import Case
+    from opforge.runs.rows import ResultRow
 
 
 def register(app: typer.Typer) -> None:
@@ -77,18 +78,18 @@ def _time_kernel(config: RunConfig, backend: SingleBackend, cases: list[Case], f
 
     with ProgressLine() as progress:
         ended = run(config, folder, progress=progress, suite=GivenSuite(cases), backend=backend)
-    warn_about_confinement(ended.manifest)
+    warn_about_confinement(config, ended.manifest.confinement)
     write_reports(folder, ended.summary)
     order = {case.id: number for number, case in enumerate(cases)}
-    rows = sorted(ended.store.rows(), key=lambda row: order[row["id"]])
+    rows = sorted(ended.store.rows(), key=lambda row: order[row.id])
     _show(config, backend, rows, as_json=as_json)
-    return 0 if rows and all(row["verdict"] == "passed" and row.get("speedup") is not None for row in rows) else 1
+    return 0 if rows and all(row.verdict == "passed" and row.headline is not None for row in rows) else 1
 
 
-def _show(config: RunConfig, backend: SingleBackend, rows: list[dict[str, Any]], *, as_json: bool) -> None:
+def _show(config: RunConfig, backend: SingleBackend, rows: list[ResultRow], *, as_json: bool) -> None:
     if as_json:
         head = {"op": backend.op, "kernel": backend.kernel.name, "file": backend.kernel.file, "device": config.device}
-        sys.stdout.write(json.dumps({**head, "cases": rows}, indent=2) + "\n")
+        sys.stdout.write(json.dumps({**head, "cases": [row.wire() for row in rows]}, indent=2) + "\n")
         return
     from opforge.reports.kernel_times import print_kernel_times
     from opforge.reports.terminal import console_for_results

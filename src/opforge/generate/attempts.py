@@ -17,8 +17,9 @@ from opforge.generate.provider import Message, Provider, ProviderError, Reply, R
 from opforge.generate.tasks import Task, is_timed
 from opforge.generate.transcript import request_digest
 from opforge.reports.feedback import feedback
-from opforge.runs.execute.service import JudgingService, Row, is_correct, tally_by_op
+from opforge.runs.execute.service import JudgingService, is_correct, tally_by_op
 from opforge.runs.plan import Job
+from opforge.runs.rows import ResultRow
 from opforge.runs.score import Summary
 
 _MAX_REMEMBERED_ATTEMPTS = 3
@@ -233,7 +234,7 @@ class KernelWriter:
         self._turns = [*self._turns, turn][-_MAX_REMEMBERED_ATTEMPTS:]
 
 
-def verdict_on(job: Job, rows: list[Row]) -> AttemptVerdict:
+def verdict_on(job: Job, rows: list[ResultRow]) -> AttemptVerdict:
     """Return the verdict on a kernel."""
     optional = frozenset(part.op for part in job.operators if not part.required)
     if all(tally.op in optional and tally.declined for tally in tally_by_op(rows).values()):

@@ -133,8 +133,8 @@ def open_configured_provider(options: GenerationOptions, prices: Prices) -> Iter
 
 def _machine(context: GenerationContext) -> dict[str, str | None]:
     """Return the values that prompts use to describe the machine."""
-    machine, versions = context.manifest["machine"], context.manifest["versions"]
-    return {"device": machine["device"], "name": machine["name"], **versions}
+    manifest = context.manifest
+    return {"device": manifest.machine.device, "name": manifest.machine.name, **manifest.versions}
 
 
 def _remark(kept: OperatorResult) -> str:

@@ -539,7 +539,7 @@ class Judge:
     def _send_verdicts(self, op: _JudgedOperator, findings: list[tuple[CaseRow, Verdict]]) -> None:
         op.rejected |= any(finding.kind in REJECTING_KINDS for _, finding in findings)
         if findings:
-            rows = [{"id": case.id, "phase": case.phase.value, **finding.to_row()} for case, finding in findings]
+            rows = [{"id": case.id, "phase": case.phase.value, **finding.wire()} for case, finding in findings]
             self._channel.send({"op": op.operator.name, "verdicts": rows})
 
 

@@ -45,7 +45,7 @@ class Verdict:
     def passed(self) -> bool:
         return self.kind is VerdictKind.PASSED
 
-    def to_row(self) -> dict[str, Any]:
+    def wire(self) -> dict[str, Any]:
         """Return the fields of a line of results.jsonl."""
         row: dict[str, Any] = {"verdict": self.kind.value, "reason": _printable(self.reason)}
         if self.notes:

@@ -90,7 +90,7 @@ class WrongCallFinder:
 
     def _wrong_call_row(self, facts: Operator, call: RecordedCall, finding: Verdict) -> dict[str, Any]:
         row = {"number": call.number, "op": call.op, "phase": call.phase, "case": call.text}
-        return {**row, **finding.to_row(), **self._check_seeded_contents(facts, call.text, finding)}
+        return {**row, **finding.wire(), **self._check_seeded_contents(facts, call.text, finding)}
 
     def _check_seeded_contents(self, facts: Operator, text: str, finding: Verdict) -> dict[str, Any]:
         """Report whether the kernel also fails with seeded contents; not if its process is gone."""

@@ -193,10 +193,10 @@ def as_json(comparison: Comparison, max_slowdown: float | None) -> dict[str, Any
     return {
         "before": comparison.paths[0],
         "after": comparison.paths[1],
-        "suite": before["plan"].get("suite"),
-        "suite_digest": before["plan"].get("suite_digest"),
+        "suite": before.plan.suite,
+        "suite_digest": before.plan.suite_digest,
         "device": device_name(before),
-        "torch": [before["versions"]["torch"], after["versions"]["torch"]],
+        "torch": [before.versions["torch"], after.versions["torch"]],
         "units": comparison.units,
         "raced": comparison.timed_units,
         "tests": comparison.tests,

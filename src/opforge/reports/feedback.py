@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opforge.reports.speed_text import operator_fields
+from opforge.runs.rows import ResultRow
 from opforge.runs.score import Summary
 from opforge.runs.speed import TimedCase
 
@@ -19,7 +20,7 @@ _MAX_CASES_PER_GROUP = 3
 _MAX_SHOWN_TIMES = 40
 _NUMBERS = re.compile(r"\[[\d, ]*\]|-?\d[\d.e+-]*")
 """Parts in which equal reasons may differ: numbers, and positions in tensors."""
-_CASE_FIELDS = ("phase", "kernel_error", "aten_error", "bound", "rtol", "atol")
+_CASE_FIGURES = ("kernel_error", "aten_error", "bound", "rtol", "atol")
 
 
 @dataclass
@@ -33,10 +34,10 @@ class _Group:
     cases: list[dict[str, Any]] = field(default_factory=list)
     """The worst cases, each with its own reason."""
 
-    def add(self, row: Mapping[str, Any]) -> None:
+    def add(self, row: ResultRow) -> None:
         self.count += 1
-        case = {"case": row["case"], "id": row["id"], "reason": row["reason"]}
-        case |= {name: row[name] for name in _CASE_FIELDS if name in row}
+        case = {"case": row.case, "id": row.id, "reason": row.reason, "phase": row.phase}
+        case |= {name: row.figures[name] for name in _CASE_FIGURES if name in row.figures}
         self.cases = sorted([*self.cases, case], key=_worst_first_key)[:_MAX_CASES_PER_GROUP]
 
     def as_json(self) -> dict[str, Any]:
@@ -46,14 +47,14 @@ class _Group:
         return {**head, "cases": cases}
 
 
-def feedback(summary: Summary, rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def feedback(summary: Summary, rows: Iterable[ResultRow]) -> dict[str, Any]:
     """Return the output of `opforge run --format json`, which is also the feedback to a model."""
     groups: dict[tuple[str, str, str], _Group] = {}
     times: list[dict[str, Any]] = []
     declined = {op for op in summary.declined if op in summary.optional}
     for row in rows:
-        if row["verdict"] != "passed" and row["op"] not in declined:
-            key = row["op"], row["verdict"], _NUMBERS.sub("#", row["reason"])
+        if row.verdict != "passed" and row.op not in declined:
+            key = row.op, row.verdict, _NUMBERS.sub("#", row.reason)
             groups.setdefault(key, _Group(*key)).add(row)
         elif (time := TimedCase.from_row(row)) is not None:
             times = sorted([*times, _time(row, time)], key=lambda t: t["speedup"])[:_MAX_SHOWN_TIMES]
@@ -110,15 +111,15 @@ def _worst_first_key(case: Mapping[str, Any]) -> tuple[float, int]:
     return (-excess if excess == excess else float("-inf"), len(case["case"]))  # noqa: PLR0124  # NaN is the worst
 
 
-def _time(row: Mapping[str, Any], time: TimedCase) -> dict[str, Any]:
+def _time(row: ResultRow, time: TimedCase) -> dict[str, Any]:
     return {
-        "op": row["op"],
-        "case": row["case"],
+        "op": row.op,
+        "case": row.case,
         "speedup": time.speed.value,
         "speedup_low": time.speed.low,
         "speedup_high": time.speed.high,
-        "kernel_us": row.get("kernel_us"),
-        "aten_us": row.get("aten_us"),
+        "kernel_us": row.figures.get("kernel_us"),
+        "aten_us": time.aten_us,
         "sol_percent": time.sol_percent,
         "aten_sol_percent": time.aten_sol_percent,
         "launch_bound": time.launch_bound,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from opforge.reports.escape import escape_controls, markdown_code
 from opforge.reports.run_files import verdict_counts_text
 from opforge.reports.speed_text import score_lines, speed_cell
+from opforge.runs.manifest import Manifest
 from opforge.runs.score import OperatorTally, Summary
 
 _MAX_ANNOTATIONS = 10
@@ -33,7 +33,7 @@ def _escape_property(text: str) -> str:
     return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def workflow_commands(manifest: dict[str, Any], summary: Summary, root: Path) -> Iterator[str]:
+def workflow_commands(manifest: Manifest, summary: Summary, root: Path) -> Iterator[str]:
     """Yield workflow commands for a run.
 
     Operators that are not right are errors at their kernel's file, alarms are warnings, and the
@@ -56,18 +56,16 @@ def workflow_commands(manifest: dict[str, Any], summary: Summary, root: Path) ->
             file=file,
             title=f"{tally.op}: faster than the speed of light (SOL)",
         )
-    yield workflow_command(
-        "notice", scores_text(summary), title=f"{manifest['config']['backend']} on {manifest['config']['suite']}"
-    )
+    yield workflow_command("notice", scores_text(summary), title=f"{manifest.backend} on {manifest.suite}")
 
 
-def _files(manifest: dict[str, Any], root: Path) -> dict[tuple[str, str], str]:
+def _files(manifest: Manifest, root: Path) -> dict[tuple[str, str], str]:
     """Return the kernels' files relative to the repository; files outside of it are left out."""
     paths = {}
-    for kernel in manifest["plan"]["kernels"]:
-        file = Path(kernel["file"] or "/")
+    for kernel in manifest.plan.kernels:
+        file = Path(kernel.file or "/")
         if file.is_relative_to(root):
-            paths.update({(kernel["name"], op): str(file.relative_to(root)) for op in kernel["ops"]})
+            paths.update({(kernel.name, op): str(file.relative_to(root)) for op in kernel.ops})
     return paths
 
 
@@ -88,11 +86,10 @@ def scores_text(summary: Summary) -> str:
     )
 
 
-def step_summary(manifest: dict[str, Any], summary: Summary) -> str:
+def step_summary(manifest: Manifest, summary: Summary) -> str:
     """Return a run as Markdown for a step summary: scores, then operators, failing ones first."""
-    config = manifest["config"]
     lines = [
-        f"## opforge: {markdown_code(config['backend'])} on {markdown_code(config['suite'])} ({config['device']})",
+        f"## opforge: {markdown_code(manifest.backend)} on {markdown_code(manifest.suite)} ({manifest.device})",
         "",
     ]
     lines += [f"- {text}" for text in scores_text(summary).splitlines()]

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from opforge.reports import speed_text
+from opforge.runs.manifest import Manifest
 from opforge.runs.score import OperatorTally, Summary
 from opforge.runs.speed import Ratio, divide
 
@@ -34,9 +34,9 @@ class Implementation:
         return "" if self.speed_vs_fastest is None else speed_text.ratio_text(self.speed_vs_fastest)
 
 
-def compare_implementations(manifest: dict[str, Any], summary: Summary) -> list[Implementation]:
+def compare_implementations(manifest: Manifest, summary: Summary) -> list[Implementation]:
     """Return the implementations by custom operator, the fastest first, wrong ones last."""
-    references = {k["name"]: k["reference"] for k in manifest["plan"]["kernels"] if "reference" in k}
+    references = {k.name: k.reference for k in manifest.plan.kernels if k.reference is not None}
     by_op: dict[str, list[OperatorTally]] = {}
     for tally in summary.judged:
         if tally.per_kernel:

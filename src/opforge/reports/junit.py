@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
 from opforge.judge.verdict import VerdictKind
 from opforge.reports.escape import escape_controls
+from opforge.runs.manifest import Manifest
+from opforge.runs.rows import ResultRow
 from opforge.runs.score import Summary
 
 _MAX_NAME_CHARACTERS = 500
@@ -63,9 +64,8 @@ def count_by_status(cases: Iterable[TestCase]) -> dict[str, int]:
     return counts
 
 
-def run_document(manifest: dict[str, Any], summary: Summary, rows: Iterable[dict[str, Any]]) -> Iterator[str]:
+def run_document(manifest: Manifest, summary: Summary, rows: Iterable[ResultRow]) -> Iterator[str]:
     """Yield a run as JUnit: a test per verdict, and a skipped one per operator without a kernel."""
-    config = manifest["config"]
     declined = frozenset(summary.declined)
 
     def cases() -> Iterator[TestCase]:
@@ -74,15 +74,15 @@ def run_document(manifest: dict[str, Any], summary: Summary, rows: Iterable[dict
         for op in summary.missing:
             yield TestCase(op, "kernel", "skipped", text="the backend has no kernel for it")
 
-    return document(f"opforge {config['backend']} on {config['suite']}", cases(), _counts(summary))
+    return document(f"opforge {manifest.backend} on {manifest.suite}", cases(), _counts(summary))
 
 
-def _test_case(row: dict[str, Any], declined: frozenset[str]) -> TestCase:
-    name = f"{row['phase']} {row['id']} {row['case']}"[:_MAX_NAME_CHARACTERS]
-    group = f"{row['op']}.{row['kernel']}"
-    if row["verdict"] == VerdictKind.PASSED:
+def _test_case(row: ResultRow, declined: frozenset[str]) -> TestCase:
+    name = f"{row.phase} {row.id} {row.case}"[:_MAX_NAME_CHARACTERS]
+    group = f"{row.op}.{row.kernel}"
+    if row.verdict == VerdictKind.PASSED:
         return TestCase(group, name)
-    return TestCase(group, name, _status(row["verdict"], row["op"] in declined), row["verdict"], row["reason"])
+    return TestCase(group, name, _status(row.verdict, row.op in declined), row.verdict, row.reason)
 
 
 def _status(verdict: str, declined: bool) -> str:

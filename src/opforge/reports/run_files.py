@@ -13,6 +13,7 @@ from opforge.judge.verdict import VerdictKind
 from opforge.reports import implementations, speed_text
 from opforge.reports.escape import MAX_FULL_TEXT_CHARS, markdown_code, one_line
 from opforge.reports.page import write_page
+from opforge.runs.manifest import Manifest
 from opforge.runs.score import PERF_AT_P_THRESHOLDS, OperatorTally, Summary
 from opforge.runs.store import read_manifest, read_rows
 
@@ -26,21 +27,21 @@ def write_reports(path: Path, summary: Summary) -> None:
     manifest = read_manifest(path)
     write_atomically(path / SUMMARY, summary_markdown(manifest, summary))
     _write_table(path / TABLE, summary)
-    _write_json_rows(path / FAILED, (row for row in read_rows(path) if row["verdict"] != VerdictKind.PASSED))
+    _write_json_rows(path / FAILED, (row.wire() for row in read_rows(path) if row.verdict != VerdictKind.PASSED))
     weak = summary.weak
-    marked_rows = (row | {"weak_to": weak[row["op"]]} if row["op"] in weak else row for row in read_rows(path))
-    _write_json_rows(path / FULL, marked_rows)
+    marks = {op: {"weak_to": mutants} for op, mutants in weak.items()}
+    _write_json_rows(path / FULL, (row.wire() | marks.get(row.op, {}) for row in read_rows(path)))
     write_page(path, manifest, summary)
 
 
-def summary_markdown(manifest: dict[str, Any], summary: Summary) -> str:
+def summary_markdown(manifest: Manifest, summary: Summary) -> str:
     """Return the summary as Markdown."""
-    config, scores = manifest["config"], summary.scores()
+    scores = summary.scores()
     without = scores["missing"] + scores["declined"]
     lines = [
-        f"# {config['backend']} on {config['suite']}",
+        f"# {manifest.backend} on {manifest.suite}",
         "",
-        markdown_code(" ".join(manifest["command"]), MAX_FULL_TEXT_CHARS),
+        markdown_code(" ".join(manifest.command), MAX_FULL_TEXT_CHARS),
         "",
         "| | |",
         "|---|---|",
@@ -50,7 +51,7 @@ def summary_markdown(manifest: dict[str, Any], summary: Summary) -> str:
         *[f"| {title} | {text} |" for title, text in speed_text.score_lines(summary)],
         *_perf_at_p_row(summary),
         f"| cases | {scores['cases']}: {verdict_counts_text(scores['verdicts'])} |",
-        f"| torch | {manifest['versions']['torch']} on {manifest['machine']['device']}, {manifest['machine']['platform']} |",
+        f"| torch | {manifest.versions['torch']} on {manifest.machine.device}, {manifest.machine.platform} |",
         "",
         *_alarm_section(summary),
     ]
@@ -72,19 +73,19 @@ def summary_markdown(manifest: dict[str, Any], summary: Summary) -> str:
     if weak := summary.weak_judged:
         lines += ["", "## Weak cases", "", weak_text(summary), ""]
         lines += [f"- `{op}`: {', '.join(mutants)}" for op, mutants in sorted(weak.items())]
-    if manifest["plan"]["losses"]:
+    if manifest.plan.losses:
         lines += [
             "",
             "## Samples that could not be converted to cases",
             "",
-            *[f"- {one_line(loss, MAX_FULL_TEXT_CHARS)}" for loss in manifest["plan"]["losses"]],
+            *[f"- {one_line(loss, MAX_FULL_TEXT_CHARS)}" for loss in manifest.plan.losses],
         ]
-    if manifest["plan"]["remarks"]:
+    if manifest.plan.remarks:
         lines += [
             "",
             "## Remarks",
             "",
-            *[f"- {one_line(remark, MAX_FULL_TEXT_CHARS)}" for remark in manifest["plan"]["remarks"]],
+            *[f"- {one_line(remark, MAX_FULL_TEXT_CHARS)}" for remark in manifest.plan.remarks],
         ]
     return "\n".join(lines) + "\n"
 
@@ -105,7 +106,7 @@ def _alarm_section(summary: Summary) -> Iterator[str]:
         yield from ("", *[f"- **{who}**: {alarm}: `{case}`" for who, alarm, case in alarms], "")
 
 
-def _comparison(manifest: dict[str, Any], summary: Summary) -> Iterator[str]:
+def _comparison(manifest: Manifest, summary: Summary) -> Iterator[str]:
     """Yield the table that compares the implementations of each custom operator."""
     rows = implementations.compare_implementations(manifest, summary)
     if not rows:
@@ -149,13 +150,12 @@ def _times(summary: Summary) -> Iterator[str]:
         yield from ("", "## Machine state during timing", "", *[f"- {remark}" for remark in remarks])
 
 
-def _extra_sections(manifest: dict[str, Any], summary: Summary) -> Iterator[str]:
+def _extra_sections(manifest: Manifest, summary: Summary) -> Iterator[str]:
     """Yield the sections with further facts beside the verdicts."""
     tallies = [t for _, t in sorted(summary.operators.items())]
-    hints = [(k["name"], k["hints"]) for k in manifest["plan"]["kernels"] if k.get("hints")]
     sections = {
         "Hints from the kernels' sources (not part of the verdict)": [
-            f"{markdown_code(name)}: {one_line('; '.join(kernel_hints))}" for name, kernel_hints in hints
+            f"{markdown_code(k.name)}: {one_line('; '.join(k.hints))}" for k in manifest.plan.kernels if k.hints
         ],
         "ATen operators that kernels call": [
             f"`{t.op}`: {one_line(', '.join(f'{name} {count}×' for name, count in sorted(t.calls.items())), 1000)}"

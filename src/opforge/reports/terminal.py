@@ -13,6 +13,7 @@ from opforge.judge.verdict import VerdictKind
 from opforge.reports import implementations, speed_text
 from opforge.reports.escape import escape_controls, indented_line
 from opforge.reports.run_files import verdict_counts_text, weak_text
+from opforge.runs.manifest import Manifest
 from opforge.runs.score import OperatorTally, Summary
 
 _NON_TERMINAL_COLUMNS = 140
@@ -63,7 +64,7 @@ def text_table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
     return table
 
 
-def print_run(console: Console, manifest: dict[str, Any], summary: Summary) -> None:
+def print_run(console: Console, manifest: Manifest, summary: Summary) -> None:
     """Print a run."""
     tallies = sorted(summary.judged, key=lambda t: (t.is_correct, t.op))
     if summary.separate_kernels:
@@ -78,14 +79,13 @@ def print_run(console: Console, manifest: dict[str, Any], summary: Summary) -> N
     _show_reasons(console, [t for t in tallies if not t.is_correct])
     if summary.declined:
         console.print(f"declined (not counted as covered): {', '.join(summary.declined)}")
-    for kernel in manifest["plan"]["kernels"]:
-        if kernel.get("hints") and any(not t.is_correct for t in tallies if t.op in kernel["ops"]):
-            console.print(
-                f"[yellow]hint[/yellow] {escape_line(kernel['name'])} {escape_line('; '.join(kernel['hints']))}"
-            )
-    for remark in (*manifest["plan"]["remarks"], *manifest.get("proofs", {}).get("remarks", {}).values()):
+    for kernel in manifest.plan.kernels:
+        if kernel.hints and any(not t.is_correct for t in tallies if t.op in kernel.ops):
+            console.print(f"[yellow]hint[/yellow] {escape_line(kernel.name)} {escape_line('; '.join(kernel.hints))}")
+    proof_remarks = manifest.proofs.remarks.values() if manifest.proofs is not None else ()
+    for remark in (*manifest.plan.remarks, *proof_remarks):
         console.print(f"[yellow]note[/yellow] {escape_line(remark)}")
-    if (losses := manifest["plan"]["losses"]) and not manifest["config"]["ops"]:
+    if (losses := manifest.plan.losses) and not manifest.config["ops"]:
         console.print(f"{len(losses)} kinds of samples could not be converted to cases; see OVERALL_SUMMARY.md")
     for remark in speed_text.machine_notes(summary):
         console.print(f"[yellow]machine[/yellow] {escape(remark)}", soft_wrap=True)
@@ -105,7 +105,7 @@ def _show_weak(console: Console, summary: Summary) -> None:
     console.print(f"[yellow]weak cases[/yellow]   {weak_text(summary)} {shown}{remainder}", soft_wrap=True)
 
 
-def _table(manifest: dict[str, Any], tallies: list[OperatorTally]) -> Table:
+def _table(manifest: Manifest, tallies: list[OperatorTally]) -> Table:
     table = _titled_table(manifest, "kernel")
     speeds = {title: cell for title, cell in _SPEED_COLUMNS.items() if any(cell(t) for t in tallies)}
     for title in speeds:
@@ -116,7 +116,7 @@ def _table(manifest: dict[str, Any], tallies: list[OperatorTally]) -> Table:
     return table
 
 
-def _comparison(manifest: dict[str, Any], summary: Summary) -> Table:
+def _comparison(manifest: Manifest, summary: Summary) -> Table:
     """Return the table of custom operators, with the implementations of each one together."""
     rows = implementations.compare_implementations(manifest, summary)
     cells: dict[str, Callable[[implementations.Implementation], str]] = {
@@ -135,11 +135,10 @@ def _comparison(manifest: dict[str, Any], summary: Summary) -> Table:
     return table
 
 
-def _titled_table(manifest: dict[str, Any], kernel: str) -> Table:
+def _titled_table(manifest: Manifest, kernel: str) -> Table:
     """Return a table with its title and first columns."""
-    config = manifest["config"]
     table = Table(
-        title=f"{config['backend']} on {config['suite']} ({config['device']})",
+        title=f"{manifest.backend} on {manifest.suite} ({manifest.device})",
         title_justify="left",
         box=None,
         pad_edge=False,

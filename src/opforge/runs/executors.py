@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from opforge.runs.config import RunConfig
+from opforge.runs.manifest import Manifest
 from opforge.runs.plan import Job, Plan
+from opforge.runs.rows import ResultRow
 from opforge.sandbox.host.client import ForkServerHandle
 from opforge.suites.base import Progress
 
-Emit = Callable[[list[dict[str, Any]]], None]
+Emit = Callable[[list[ResultRow]], None]
 """Receives verdict lines as they arrive."""
 
 
@@ -26,7 +28,7 @@ class Work:
     emit: Emit
     folder: Path
     """The run's folder; no kernel may see it."""
-    manifest: dict[str, Any]
+    manifest: Manifest
     """Includes the probed confinement and the measured peaks."""
     progress: Progress
     judging: Callable[[str], None]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from opforge.backends import Backend
 from opforge.runs.config import RunConfig
+from opforge.runs.manifest import Manifest
 from opforge.suites import LoadedSuite
 from opforge.suites.base import Progress
 
@@ -24,7 +25,7 @@ class GenerationContext:
     suite: LoadedSuite
     folder: Path
     """The run's folder; it holds the kernels made before an interruption."""
-    manifest: Mapping[str, Any]
+    manifest: Manifest
     judge_service: JudgingService
     progress: Progress
     drop_verdicts: Callable[[], None]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from opforge.errors import OpforgeError, RunDirectoryError
 from opforge.runs.compare.compatible import comparison_key, describe_suite, device_name, finished_manifest
+from opforge.runs.manifest import Manifest
 from opforge.runs.score import OperatorTally, Summary
 from opforge.runs.speed import Ratio, geomean
 from opforge.runs.store import MANIFEST, read_rows
@@ -24,7 +24,7 @@ class Entry:
     name: str
     """The name of its folder."""
     path: str
-    manifest: dict[str, Any]
+    manifest: Manifest
     summary: Summary
     common: Ratio | None = None
     """The geometric mean over the operators that every run of the board has correct and timed."""
@@ -154,7 +154,7 @@ def _surely_better(one: Entry, other: Entry, order: str) -> bool:
 
 def _differing(entries: list[Entry]) -> Iterable[str]:
     for setting, values in {
-        "torch": {e.manifest["versions"]["torch"] for e in entries},
+        "torch": {str(e.manifest.versions["torch"]) for e in entries},
         "the p of perf@p": {f"{e.summary.p:g}" for e in entries},
     }.items():
         if len(values) > 1:

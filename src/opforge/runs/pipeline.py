@@ -30,8 +30,10 @@ from opforge.runs.execute.service import JudgingService
 from opforge.runs.executors import Executor, Work
 from opforge.runs.generation import GenerationContext, KernelGenerator
 from opforge.runs.input_generators import case_maker
-from opforge.runs.plan import Job, Plan, VerdictKey, load_suite, make_plan, selected_ops
+from opforge.runs.manifest import Machine, Manifest, PlannedKernel, PlanRecord, ProofsRecord, WeakOperators
+from opforge.runs.plan import Job, Plan, load_suite, make_plan, selected_ops
 from opforge.runs.proofs import write_proofs
+from opforge.runs.rows import ResultRow, VerdictKey
 from opforge.runs.score import Summary
 from opforge.runs.store import RunStore
 from opforge.runtime import untrusted_files as files
@@ -51,7 +53,7 @@ class RunResult:
     """A finished run."""
 
     store: RunStore
-    manifest: dict[str, Any]
+    manifest: Manifest
     summary: Summary
 
 
@@ -94,7 +96,8 @@ def run(
             plan = replace(plan, suite=_keep_blobs(loaded, folder, out / INPUTS))
         try:
             confinement = executor.confinement() if config.confine else system_check.no_protections()
-            store.update_manifest(confinement=confinement, peaks=_peaks(config, plan, executor, progress))
+            peaks = _peaks(config, plan, executor, progress)
+            store.write_manifest(replace(store.manifest(), confinement=confinement, peaks=peaks))
             if isinstance(backend, KernelGenerator):
                 plan = _generate_kernels(config, backend, plan.suite, store, server, progress)
             return _judge(plan, store, executor, progress)
@@ -152,17 +155,19 @@ def _generate_kernels(
     """Let a backend make its kernels, judged as often as it likes, and plan with the results."""
     manifest = store.manifest()
     _check_sources_unchanged(manifest, suite)  # before any kernel is made from changed files
-    if manifest["config"].get("generation") != config.generation:
-        store.update_manifest(config={**manifest["config"], "generation": config.generation})
-    empty_plan = _plan_row(config, Plan(suite, (), tuple(suite.cases)))
+    if manifest.config.get("generation") != config.generation:
+        settings = {**manifest.config, "generation": config.generation}
+        store.write_manifest(replace(manifest, config=settings))
+    empty_plan = _plan_record(config, Plan(suite, (), tuple(suite.cases)))
     confine = confinement_settings(config, store.path, manifest)
-    with JudgingService(config, server, suite, confine, manifest.get("peaks")) as judging:
+    with JudgingService(config, server, suite, confine, manifest.peaks) as judging:
         backend.make(
             GenerationContext(config, suite, store.path, manifest, judging, progress, lambda: store.restart(empty_plan))
         )
     plan = make_plan(config, backend, suite)
-    if not store.manifest()["plan"]["kernels"]:  # otherwise the run is resumed after the kernels were made
-        store.update_manifest(plan=_plan_row(config, plan))
+    manifest = store.manifest()
+    if not manifest.plan.kernels:  # otherwise the run is resumed after the kernels were made
+        store.write_manifest(replace(manifest, plan=_plan_record(config, plan)))
     return plan
 
 
@@ -173,20 +178,20 @@ def _judge(plan: Plan, store: RunStore, executor: Executor, progress: Progress) 
     summary = Summary.start(manifest)
     done: set[VerdictKey] = set()
     for row in store.rows():
-        done.add((row["kernel"], row["op"], row["id"], row["phase"]))
+        done.add(row.key)
         summary.add(row)
     jobs = [job for job in (j.without(done) for j in plan.jobs) if job.operators] if done else list(plan.jobs)
     count, total = len(done), plan.case_count
 
-    def emit(rows: list[dict[str, Any]]) -> None:
+    def emit(rows: list[ResultRow]) -> None:
         nonlocal count
-        rows = [{"suite": plan.suite.name, **row} for row in rows]
+        rows = [row._replace(suite=plan.suite.name) for row in rows]
         store.append(rows)
         count += len(rows)
         for row in rows:
             summary.add(row)
         if rows:
-            progress(rows[-1]["op"], count, total)
+            progress(rows[-1].op, count, total)
 
     def judging(ops: str) -> None:
         progress(ops, count, total)
@@ -197,18 +202,19 @@ def _judge(plan: Plan, store: RunStore, executor: Executor, progress: Progress) 
         with contextlib.suppress(OSError, OpforgeError):  # the error that ended the run takes precedence
             _proofs(plan, store, manifest, finished=False)
         raise
-    store.update_manifest(finished=_utc_now(), scores=summary.scores(), proofs=_proofs(plan, store, manifest))
+    proofs = _proofs(plan, store, manifest)
+    store.write_manifest(replace(store.manifest(), finished=_utc_now(), scores=summary.scores(), proofs=proofs))
     return RunResult(store, store.manifest(), summary)
 
 
-def _proofs(plan: Plan, store: RunStore, manifest: dict[str, Any], *, finished: bool = True) -> dict[str, Any]:
+def _proofs(plan: Plan, store: RunStore, manifest: Manifest, *, finished: bool = True) -> ProofsRecord:
     """Write proofs of the judged kernels beside their files; report those not writable."""
     raising = {
         case.id for job in plan.jobs for part in job.operators for case in part.cases if case.expect is Expect.RAISES
     }
     kernels = [job.kernel for job in plan.jobs]
     written = write_proofs(kernels, store.rows(), manifest, raising, finished=finished)
-    return {"written": [str(path) for path in written.paths], "remarks": written.remarks}
+    return ProofsRecord(tuple(map(str, written.paths)), written.remarks)
 
 
 def _peaks(config: RunConfig, plan: Plan, executor: Executor, progress: Progress) -> dict[str, Any] | None:
@@ -219,13 +225,13 @@ def _peaks(config: RunConfig, plan: Plan, executor: Executor, progress: Progress
     return executor.peaks()
 
 
-def _check_kernels_unchanged(manifest: dict[str, Any], plan: Plan) -> None:
+def _check_kernels_unchanged(manifest: Manifest, plan: Plan) -> None:
     """Refuse to mix verdicts on two versions of a kernel, or of torch, in one run."""
-    if manifest["versions"]["torch"] != torch_version():
+    if (started_with := manifest.versions["torch"]) != torch_version():
         raise RunDirectoryError(
-            f"the run was started with torch {manifest['versions']['torch']}, and this is {torch_version()}; start a new run with --out"
+            f"the run was started with torch {started_with}, and this is {torch_version()}; start a new run with --out"
         )
-    old_digests = {k["name"]: k["digest"] for k in manifest["plan"]["kernels"]}
+    old_digests = {kernel.name: kernel.digest for kernel in manifest.plan.kernels}
     if gone := set(old_digests) - {job.kernel.name for job in plan.jobs}:
         raise RunDirectoryError(f"kernel {min(gone)} was removed after the run started; start a new run with --out")
     for job in plan.jobs:
@@ -236,77 +242,72 @@ def _check_kernels_unchanged(manifest: dict[str, Any], plan: Plan) -> None:
             )
 
 
-def _check_sources_unchanged(manifest: dict[str, Any], suite: LoadedSuite) -> None:
+def _check_sources_unchanged(manifest: Manifest, suite: LoadedSuite) -> None:
     """Refuse to resume with changed cases or references."""
-    for file, digest in manifest["plan"].get("sources", {}).items():
+    for file, digest in manifest.plan.sources.items():
         if suite.sources.get(file) != digest:
             raise RunDirectoryError(f"{file} has changed since the run started; start a new run with --out")
 
 
-def _manifest(config: RunConfig, plan: Plan, command: list[str], device_name: str) -> dict[str, Any]:
-    return {
-        "opforge": 1,
-        "command": command,
-        "config": config.as_json(),
-        "versions": {name: _version(name) for name in ("opforge", "torch", "triton", "numpy")}
+def _manifest(config: RunConfig, plan: Plan, command: list[str], device_name: str) -> Manifest:
+    return Manifest(
+        config.as_json(),
+        _plan_record(config, plan),
+        command=tuple(command),
+        versions={name: _version(name) for name in ("opforge", "torch", "triton", "numpy")}
         | {"python": platform.python_version()},
-        "machine": {
-            "platform": platform.platform(),
-            "processor": platform.machine(),
-            "device": config.device,
-            "name": device_name,
-        },
-        "started": _utc_now(),
-        "plan": _plan_row(config, plan),
-    }
+        machine=Machine(platform.platform(), platform.machine(), config.device, device_name),
+        started=_utc_now(),
+    )
 
 
-def _plan_row(config: RunConfig, plan: Plan) -> dict[str, Any]:
-    return {
-        "suite": plan.suite.name,
-        "suite_digest": plan.suite.digest,
-        "cases": plan.case_count,
-        "operators": plan.unit_count,
-        "missing": list(plan.missing),
-        "optional": sorted(plan.optional),
-        "performance": list(plan.timed_units),
-        "kernels": [_kernel_row(job) for job in plan.jobs],
-        "sources": dict(plan.suite.sources),
-        "losses": list(plan.suite.losses),
-        "remarks": list(plan.remarks),
-        "weak": _weak_operators(config, plan),
-    }
+def _plan_record(config: RunConfig, plan: Plan) -> PlanRecord:
+    return PlanRecord(
+        suite=plan.suite.name,
+        suite_digest=plan.suite.digest,
+        cases=plan.case_count,
+        operators=plan.unit_count,
+        missing=plan.missing,
+        optional=tuple(sorted(plan.optional)),
+        performance=plan.timed_units,
+        kernels=tuple(map(_planned_kernel, plan.jobs)),
+        sources=dict(plan.suite.sources),
+        losses=tuple(plan.suite.losses),
+        remarks=plan.remarks,
+        weak=_weak_operators(config, plan),
+    )
 
 
-def _weak_operators(config: RunConfig, plan: Plan) -> dict[str, Any]:
+def _weak_operators(config: RunConfig, plan: Plan) -> WeakOperators:
     """Return the judged operators whose cases let mutants pass, and the origin of that data."""
     measured = stored_strength(config.suite, config.device, config.dtypes)
     if measured is None:
-        return {"origin": "", "ops": {}}
-    return {"origin": measured.origin, "ops": measured.weak_among(p.op for job in plan.jobs for p in job.operators)}
+        return WeakOperators()
+    return WeakOperators(measured.origin, measured.weak_among(p.op for job in plan.jobs for p in job.operators))
 
 
-def _kernel_row(job: Job) -> dict[str, Any]:
+def _planned_kernel(job: Job) -> PlannedKernel:
     kernel = job.kernel
-    return {
-        "name": kernel.name,
-        "primary": kernel.primary,
-        "file": kernel.file,
-        "digest": kernel.digest,
-        "ops": [p.op for p in job.operators],
-        "hints": _source_hints(kernel),
-    } | ({} if kernel.reference is None else {"reference": kernel.reference.name})
+    return PlannedKernel(
+        kernel.name,
+        kernel.primary,
+        kernel.file,
+        kernel.digest,
+        tuple(part.op for part in job.operators),
+        _source_hints(kernel),
+        None if kernel.reference is None else kernel.reference.name,
+    )
 
 
-def _source_hints(kernel: Kernel) -> list[str]:
+def _source_hints(kernel: Kernel) -> tuple[str, ...]:
     """Return hints on a kernel's source; none if it cannot be read, as its verdicts will say."""
     if kernel.file is None:
-        return []
+        return ()
     find_hints = native_hints if is_native(kernel.file) else python_hints
     try:
-        return find_hints(files.read_text(Path(kernel.file)))
+        return tuple(find_hints(files.read_text(Path(kernel.file))))
     except OSError:
-        return []
+        return ()
 
 
 @functools.cache

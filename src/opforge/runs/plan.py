@@ -14,13 +14,11 @@ from opforge.kernels import Kernel
 from opforge.ops import table
 from opforge.runs.config import RunConfig
 from opforge.runs.generation import KernelGenerator
+from opforge.runs.rows import VerdictKey
 from opforge.suites import LoadedSuite, Suite, SuiteOptions
 from opforge.suites.base import MakeCases, Progress
 from opforge.suites.case_selection import CaseSelection
 from opforge.suites.lookup import find_suite
-
-VerdictKey = tuple[str, str, str, str]
-"""Kernel, operator, case id and phase; judged once per run."""
 
 
 @dataclass(frozen=True, slots=True)

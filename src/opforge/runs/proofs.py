@@ -34,6 +34,8 @@ from opforge.kernels import Kernel
 from opforge.kernels.proof import proof_path
 from opforge.kernels.source import UNREADABLE, digest, with_resolved_folder
 from opforge.ops import table
+from opforge.runs.manifest import Manifest
+from opforge.runs.rows import ResultRow
 from opforge.runtime import signing
 from opforge.runtime.layouts import SHAPES_DIFFER, layout_names
 from opforge.runtime.proof_files import PROOF_FORMAT, read_proof_file, sign_proof
@@ -88,14 +90,14 @@ class _PassedCases:
     """Numbers of elements, with whether the kernel was not slower at that size."""
     arguments: CollectedValues = field(default_factory=dict)
 
-    def add(self, call: _Call, row: Mapping[str, Any]) -> None:
+    def add(self, call: _Call, row: ResultRow) -> None:
         specs = call.specs
         numel = max((s.numel for s in specs), default=0)
         for name, value in call.others.items():
             word, numbers = (DEFAULT, []) if value is _OMITTED else value_kind(value, _constant_name)
             if word:
                 add_value(self.arguments, name, word, numbers)
-        variants = set(row.get("variants", ()))
+        variants = set(row.variants)
         self.ranks += [len(s.shape) for s in specs] + ([0] if "zero_dim" in variants else [])
         self.sizes += [numel] + ([0] if "empty" in variants else []) + ([1] if "zero_dim" in variants else [])
         self.sizes += [max(map(math.prod, shapes)) for shapes in _enlarged(call, variants)]
@@ -105,7 +107,7 @@ class _PassedCases:
         )
         self.layouts |= {"offset"} if any(s.offset for s in specs) else set()
         self.layouts |= {SHAPES_DIFFER} if len({tuple(s.shape) for s in specs}) > 1 else set()
-        if "speedup_high" in row:
+        if row.headline is not None:
             self.timed.append((numel, not_slower(row)))
 
     def as_json(self) -> dict[str, Any]:
@@ -155,13 +157,12 @@ def _union_ranges(left: Ranges, right: Ranges) -> Ranges:
     return [[min(ends), max(ends)] for ends in both]
 
 
-def not_slower(row: Mapping[str, Any]) -> bool:
+def not_slower(row: ResultRow) -> bool:
     """Whether a kernel is not measurably slower than ATen.
 
     Checks the headline time and, on a GPU, also the call time of a caller in a row of calls.
     """
-    call = row.get("call") or {"high": row["speedup_high"]}
-    return bool(row["speedup_high"] >= 1.0 and call["high"] >= 1.0)
+    return all(times.high >= 1.0 for times in (row.headline, row.times("call")) if times is not None)
 
 
 def timed_ranges(timed: Iterable[tuple[int, bool]]) -> list[list[Any]]:
@@ -201,16 +202,16 @@ class _KernelVerdicts:
     passed_ids: set[tuple[str, str]] = field(default_factory=set)
     """Operators and ids of passed cases, including those on which ATen raises."""
 
-    def add(self, row: Mapping[str, Any], *, raises: bool) -> None:
-        if row["verdict"] == "unsupported":
+    def add(self, row: ResultRow, *, raises: bool) -> None:
+        if row.verdict == "unsupported":
             return
         call = _call(row) or _Call("", [], {})
-        if row["verdict"] != "passed":
-            self.failed[row["op"]][call.signature][row["id"]] = row["verdict"]
+        if row.verdict != "passed":
+            self.failed[row.op][call.signature][row.id] = row.verdict
             return
-        self.passed_ids.add((row["op"], row["id"]))
+        self.passed_ids.add((row.op, row.id))
         if not raises and call.specs:  # without a tensor there is no dtype or size to prove
-            self.passed[row["op"]][call.signature].add(call, row)
+            self.passed[row.op][call.signature].add(call, row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,8 +225,8 @@ class WrittenProofs:
 
 def write_proofs(
     kernels: Iterable[Kernel],
-    rows: Iterable[Mapping[str, Any]],
-    manifest: Mapping[str, Any],
+    rows: Iterable[ResultRow],
+    manifest: Manifest,
     raising_case_ids: Collection[str],
     *,
     finished: bool = True,
@@ -240,10 +241,10 @@ def write_proofs(
     """
     judged = {k.name: _KernelVerdicts(k) for k in kernels if k.file is not None and k.reference is None}
     for row in rows:
-        if row["kernel"] in judged and (finished or row["verdict"] != "passed"):
-            judged[row["kernel"]].add(row, raises=row["id"] in raising_case_ids)
+        if row.kernel in judged and (finished or row.verdict != "passed"):
+            judged[row.kernel].add(row, raises=row.id in raising_case_ids)
     written = WrittenProofs([], {})
-    if _FILES in manifest["confinement"]["missing"]:
+    if _FILES in manifest.missing_protections:
         reason = f"no proof is written: kernels could read the key that signs proofs (missing protection: {_FILES})"
         for verdicts in judged.values():
             with contextlib.suppress(OSError):
@@ -268,7 +269,7 @@ def write_proofs(
     return written
 
 
-def _write(path: Path, judged: _KernelVerdicts, manifest: Mapping[str, Any], *, finished: bool) -> bool:
+def _write(path: Path, judged: _KernelVerdicts, manifest: Manifest, *, finished: bool) -> bool:
     """Write or remove a kernel's proof; return whether it was written.
 
     The file is locked, as another run may write it too.
@@ -293,17 +294,17 @@ def _left(path: Path, judged: _KernelVerdicts) -> str:
     return "; its old contents are no longer valid: delete it" if path.is_file() else ""
 
 
-def _proof(judged: _KernelVerdicts, manifest: Mapping[str, Any], before: Any, *, finished: bool) -> dict[str, Any]:
+def _proof(judged: _KernelVerdicts, manifest: Manifest, before: Any, *, finished: bool) -> dict[str, Any]:
     head = {
         "opforge_proof": PROOF_FORMAT,
         "kernel": judged.kernel.name,
         "digest": judged.kernel.digest,
-        "torch": manifest["versions"]["torch"],
-        "device": manifest["machine"]["name"],
+        "torch": manifest.versions["torch"],
+        "device": manifest.machine.name,
     }
     if not isinstance(before, dict) or any(before[key] != head[key] for key in ("digest", "device", "torch")):
         before = {"suites": [], "operators": {}, "failed": {}}
-    suites = {*before["suites"], manifest["config"]["suite"]}
+    suites = {*before["suites"], manifest.suite}
     operators = {op: dict(by_signature) for op, by_signature in before["operators"].items()}
     for op, groups in judged.passed.items() if finished else ():
         for signature, group in groups.items():
@@ -371,13 +372,13 @@ def _union_rows(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str,
     return {**union, "timed": timed} if timed else union
 
 
-def _call(row: Mapping[str, Any]) -> _Call | None:
+def _call(row: ResultRow) -> _Call | None:
     """Return the arguments of a case as a proof describes them; None for operators outside ATen."""
-    op = table().get(row["op"])
+    op = table().get(row.op)
     if op is None:
         return None
     try:
-        args, kwargs = parse_arguments(row["case"])
+        args, kwargs = parse_arguments(row.case)
     except CaseSyntaxError:
         return None  # its verdict reports it
     bound = op.bind(args, kwargs)

@@ -8,7 +8,7 @@ from typing import Any
 
 from opforge.errors import OpforgeError
 from opforge.runs import table
-from opforge.runs.store import OLD_FIELDS
+from opforge.runs.rows import OLD_FIELDS
 
 
 def query(paths: Iterable[Path], sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:

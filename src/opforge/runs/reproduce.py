@@ -15,7 +15,9 @@ from opforge.backends.single import SingleBackend
 from opforge.errors import OpforgeError, RunDirectoryError
 from opforge.kernels import Kernel
 from opforge.runs.config import RunConfig
+from opforge.runs.manifest import PlannedKernel
 from opforge.runs.pipeline import INPUTS, run
+from opforge.runs.rows import ResultRow
 from opforge.runs.store import read_manifest, read_rows
 from opforge.suites import LoadedSuite, Suite, SuiteOptions
 from opforge.suites.base import Progress, no_progress
@@ -29,20 +31,20 @@ _MAX_SHOWN_IDS = 5
 class Reproduction:
     """A repeated case."""
 
-    before: dict[str, Any]
+    before: ResultRow
     """Its line in the run."""
-    after: dict[str, Any]
+    after: ResultRow
     """Its new line."""
     changed: tuple[str, ...]
     """Files that changed since the run: the kernel, a reference, input generators."""
 
     @property
     def is_same_verdict(self) -> bool:
-        return bool(self.before["verdict"] == self.after["verdict"])
+        return self.before.verdict == self.after.verdict
 
     @property
     def exit_code(self) -> int:
-        return 0 if self.after["verdict"] == "passed" else 1
+        return 0 if self.after.verdict == "passed" else 1
 
 
 def reproduce(
@@ -54,62 +56,62 @@ def reproduce(
     """
     manifest = read_manifest(folder)
     before = find_row(folder, case, kernel)
-    judged = {k["name"]: k for k in manifest["plan"]["kernels"]}[before["kernel"]]
+    judged = {kernel.name: kernel for kernel in manifest.plan.kernels}[before.kernel]
     config = replace(
-        RunConfig.from_json(manifest["config"]), ops=(before["op"],), workers=1, executor="local", ray_address=""
+        RunConfig.from_json(manifest.config), ops=(before.op,), workers=1, executor="local", ray_address=""
     )
-    suite = _SingleCaseSuite(_suite(config, before), before["id"], folder / INPUTS)
-    backend = _SingleKernelBackend(_backend(config, judged, before["op"]), before["kernel"])
+    suite = _SingleCaseSuite(_suite(config, before), before.id, folder / INPUTS)
+    backend = _SingleKernelBackend(_backend(config, judged, before.op), before.kernel)
     result = run(config, out, progress=progress, suite=suite, backend=backend)
     (now,) = result.store.rows()
-    (served,) = result.manifest["plan"]["kernels"]
-    sources = manifest["plan"].get("sources", {})
-    changed = [f for f, digest in result.manifest["plan"]["sources"].items() if digest != sources.get(f)]
-    if served["digest"] != judged["digest"]:
-        changed.append(served["file"])
+    (served,) = result.manifest.plan.kernels
+    sources = manifest.plan.sources
+    changed = [f for f, digest in result.manifest.plan.sources.items() if digest != sources.get(f)]
+    if served.digest != judged.digest:
+        changed.append(str(served.file))
     return Reproduction(before, now, tuple(sorted(changed)))
 
 
-def find_row(folder: Path, case: str, kernel: str | None = None) -> dict[str, Any]:
+def find_row(folder: Path, case: str, kernel: str | None = None) -> ResultRow:
     """Return the line of a case, named by its id or an unambiguous prefix of it."""
-    matches = [row for row in read_rows(folder) if case and row["id"].startswith(case)]
+    matches = [row for row in read_rows(folder) if case and row.id.startswith(case)]
     if not matches:
         raise OpforgeError(f"no case {case!r} in {str(folder)!r}; ids are in its results.jsonl and report.html")
     if kernel is not None:
-        names = sorted({row["kernel"] for row in matches})
-        matches = [row for row in matches if row["kernel"] == kernel]
+        names = sorted({row.kernel for row in matches})
+        matches = [row for row in matches if row.kernel == kernel]
         if not matches:
             raise OpforgeError(f"case {case!r} was not judged for kernel {kernel!r}; it was for: {', '.join(names)}")
     if len(matches) > 1:
-        ids = sorted({row["id"] for row in matches})
+        ids = sorted({row.id for row in matches})
         if len(ids) > 1:
             raise OpforgeError(f"{case!r} matches several ids: {', '.join(ids[:_MAX_SHOWN_IDS])}; give more characters")
-        names = sorted({row["kernel"] for row in matches})
+        names = sorted({row.kernel for row in matches})
         raise OpforgeError(f"case {case!r} was judged for several kernels: {', '.join(names)}; say which with --kernel")
     return matches[0]
 
 
-def _suite(config: RunConfig, row: dict[str, Any]) -> Suite:
+def _suite(config: RunConfig, row: ResultRow) -> Suite:
     """Return the run's suite; the cases of `opforge time` are read from its lines."""
     if config.suite == GivenSuite.name:
-        return GivenSuite([performance_case(row["op"], row["case"])])
+        return GivenSuite([performance_case(row.op, row.case)])
     return find_suite(config.suite)
 
 
-def _backend(config: RunConfig, kernel: dict[str, Any], op: str) -> Backend:
+def _backend(config: RunConfig, kernel: PlannedKernel, op: str) -> Backend:
     """Return the run's backend, pinned to the judged implementation if there may be a newer one."""
     if config.backend == SingleBackend.name:
         return (
-            SingleBackend.from_argument(kernel["file"], op)
-            if kernel["file"] is not None
+            SingleBackend.from_argument(kernel.file, op)
+            if kernel.file is not None
             else SingleBackend.from_argument(f"aten:{op}")
         )
     backend_class = registry.load("backends", config.backend)
     makes = hasattr(backend_class, "make")  # its kernels were made in the run and are stored in a directory
-    if makes and "reference" in kernel:
-        return CustomOpsBackend(BackendOptions(custom_ops_root=Path(kernel["file"]).parent.parent))
+    file = Path(kernel.file or "")
+    if makes and kernel.reference is not None:
+        return CustomOpsBackend(BackendOptions(custom_ops_root=file.parent.parent))
     if config.backend == DirectoryBackend.name or makes:
-        file = Path(kernel["file"])
         config = replace(config, implementations={**config.implementations, file.parent.name: file.name})
         if makes:
             backend_class, config = DirectoryBackend, replace(config, ops_directory=str(file.parent.parent))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from opforge.cases import Phase
 from opforge.judge.verdict import PYTORCH_DEFECT, REFERENCE_DEFECT, VerdictKind
+from opforge.runs.manifest import Manifest
+from opforge.runs.rows import ResultRow
 from opforge.runs.speed import PerfAtP, Ratio, TimedCase, geomean
 
 PERF_AT_P_THRESHOLDS = (0.8, 1.0, 1.2, 1.5, 2.0)
@@ -148,41 +150,50 @@ class Summary:
     """Kernels that are scored by themselves: those of custom operators."""
 
     @classmethod
-    def start(cls, manifest: Mapping[str, Any]) -> Summary:
+    def start(cls, manifest: Manifest) -> Summary:
         """Return the summary of a run without verdicts."""
-        config, plan = manifest["config"], manifest["plan"]
-        weak = plan.get("weak", {}).get("ops", {})
-        races = frozenset(plan["performance"]) if "performance" in plan else None
-        apart = frozenset(k["name"] for k in plan.get("kernels", ()) if "reference" in k)
-        served = tuple(plan["missing"]), frozenset(plan["optional"]), plan["operators"]
-        return cls({}, *served, config["p"], weak, races, separate_kernels=apart)
+        plan = manifest.plan
+        return cls(
+            {},
+            plan.missing,
+            frozenset(plan.optional),
+            plan.operators,
+            manifest.config["p"],
+            plan.weak.ops,
+            None if plan.performance is None else frozenset(plan.performance),
+            separate_kernels=frozenset(kernel.name for kernel in plan.kernels if kernel.reference is not None),
+        )
 
     @classmethod
-    def from_rows(cls, manifest: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> Summary:
+    def from_rows(cls, manifest: Manifest, rows: Iterable[ResultRow]) -> Summary:
         summary = cls.start(manifest)
         for row in rows:
             summary.add(row)
         return summary
 
-    def add(self, row: Mapping[str, Any]) -> None:
+    def unit_of(self, row: ResultRow) -> str:
+        """Return the scored item of a row: the operator, or the kernel if that is scored by itself."""
+        return row.kernel if row.kernel in self.separate_kernels else row.op
+
+    def add(self, row: ResultRow) -> None:
         """Count one verdict."""
-        apart = row["kernel"] in self.separate_kernels
-        new = OperatorTally(row["op"], row["kernel"], apart)
-        tally = self.operators.setdefault(new.unit, new)
-        tally.verdicts[row["verdict"]] += 1
-        if row["verdict"] != VerdictKind.PASSED:
-            tally.reasons[row["verdict"], row["reason"]] += 1
-        tally.raised += "raised" in row
-        tally.tolerated += "rtol" in row
-        tally.calls = tally.calls or row.get("calls", {})
-        tally.aten_bugs.update(
-            note for note in row.get("notes", ()) if PYTORCH_DEFECT in note or REFERENCE_DEFECT in note
-        )
+        unit = self.unit_of(row)
+        tally = self.operators.get(unit)
+        if tally is None:
+            tally = OperatorTally(row.op, row.kernel, row.kernel in self.separate_kernels)
+            self.operators[unit] = tally
+        tally.verdicts[row.verdict] += 1
+        if row.verdict != VerdictKind.PASSED:
+            tally.reasons[row.verdict, row.reason] += 1
+        tally.raised += row.raised
+        tally.tolerated += row.tolerated
+        tally.calls = tally.calls or row.calls
+        tally.aten_bugs.update(note for note in row.notes if PYTORCH_DEFECT in note or REFERENCE_DEFECT in note)
         timed = TimedCase.from_row(row)
-        tally.performance_cases += timed is not None or row.get("phase") == Phase.PERFORMANCE
+        tally.performance_cases += timed is not None or row.phase == Phase.PERFORMANCE
         if timed is not None:
             tally.times.append(timed)
-            self._note_machine(row.get("notes", ()))
+            self._note_machine(row.notes)
 
     def _note_machine(self, notes: Iterable[str]) -> None:
         """Record notes about the machine once: notes that differ only in their numbers are one."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+
+from opforge.runs.rows import ResultRow, TimeRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,10 @@ class Ratio:
     value: float
     low: float
     high: float
+
+    @classmethod
+    def of(cls, times: TimeRecord) -> Ratio:
+        return cls(times.speedup, times.low, times.high)
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -49,23 +54,24 @@ class TimedCase:
         return not self.alarm and not self.launch_bound
 
     @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> TimedCase | None:
+    def from_row(cls, row: ResultRow) -> TimedCase | None:
         """Return the times in a line; None if nothing was timed."""
-        if row.get("speedup") is None:
+        headline = row.headline
+        if headline is None:
             return None
-        device, sol = row.get("device") or {}, row.get("sol") or {}
-        of_device = row.get("timed") == "device"
+        of_device = row.timed == "device"
+        device, call, sol = row.times("device"), row.times("call") if of_device else None, row.sol
         return cls(
-            Ratio(row["speedup"], row["speedup_low"], row["speedup_high"]),
+            Ratio.of(headline),
             is_device_time=of_device,
-            call_speed=_ratio(row.get("call")) if of_device else None,
-            sol_percent=sol.get("kernel"),
-            aten_sol_percent=sol.get("aten"),
-            launch_bound=bool(row.get("launch_bound")),
-            alarm=row.get("alarm") or "",
-            events=device.get("method") == "events",
-            case=row.get("case", "") if row.get("alarm") else "",
-            aten_us=row.get("aten_us"),
+            call_speed=None if call is None else Ratio.of(call),
+            sol_percent=None if sol is None else sol.kernel,
+            aten_sol_percent=None if sol is None else sol.aten,
+            launch_bound=row.launch_bound,
+            alarm=row.alarm,
+            events=device is not None and device.method == "events",
+            case=row.case if row.alarm else "",
+            aten_us=headline.aten_us,
         )
 
 
@@ -121,9 +127,3 @@ class PerfAtP:
 
     def as_json(self) -> dict[str, float]:
         return {"p": self.p, "share": self.value, "low": self.low, "high": self.high}
-
-
-def _ratio(figure: Mapping[str, Any] | None) -> Ratio | None:
-    if not figure or figure.get("speedup") is None:
-        return None
-    return Ratio(figure["speedup"], figure["low"], figure["high"])

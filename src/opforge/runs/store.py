@@ -6,21 +6,20 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from filelock import FileLock, Timeout
 
 from opforge.cache import write_atomically
 from opforge.errors import RunDirectoryError
+from opforge.runs.manifest import Manifest, PlanRecord
+from opforge.runs.rows import ResultRow
 
 MANIFEST = "manifest.json"
 RESULTS = "results.jsonl"
-OLD_FIELDS = {"light": "sol", "forms": "variants"}
-"""Names of fields in runs of version 0.1, which are still read, and their names now."""
 _LOCK_NAME = ".lock"
-_FINISHED_FIELDS = ("finished", "scores", "proofs")
-"""Manifest fields that only a finished run has."""
 
 
 class RunStore:
@@ -35,7 +34,7 @@ class RunStore:
         self._results: TextIO | None = None
 
     @classmethod
-    def create(cls, path: Path, manifest: dict[str, Any]) -> RunStore:
+    def create(cls, path: Path, manifest: Manifest) -> RunStore:
         """Start a run in a new or empty folder."""
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -50,7 +49,7 @@ class RunStore:
             raise RunDirectoryError(
                 f"{str(path)!r} already holds a run; continue with `--resume {path}`, or give another --out"
             )
-        write_atomically(path / MANIFEST, json.dumps(manifest, indent=2))
+        store.write_manifest(manifest)
         store._open()
         return store
 
@@ -65,27 +64,26 @@ class RunStore:
         store._open()
         return store
 
-    def manifest(self) -> dict[str, Any]:
+    def manifest(self) -> Manifest:
         return read_manifest(self.path)
 
-    def update_manifest(self, **fields: Any) -> None:
-        write_atomically(self.path / MANIFEST, json.dumps({**self.manifest(), **fields}, indent=2))
+    def write_manifest(self, manifest: Manifest) -> None:
+        write_atomically(self.path / MANIFEST, json.dumps(manifest.wire(), indent=2))
 
-    def restart(self, plan: dict[str, Any]) -> None:
+    def restart(self, plan: PlanRecord) -> None:
         """Drop all verdicts and conclusions: the run starts over with another plan."""
-        manifest = {name: value for name, value in self.manifest().items() if name not in _FINISHED_FIELDS}
-        write_atomically(self.path / MANIFEST, json.dumps({**manifest, "plan": plan}, indent=2))
+        self.write_manifest(replace(self.manifest(), plan=plan, finished=None, scores=None, proofs=None))
         if self._results is not None:
             self._results.truncate(0)
 
-    def append(self, rows: Iterable[dict[str, Any]]) -> None:
+    def append(self, rows: Iterable[ResultRow]) -> None:
         """Append verdicts; they are complete in the file when this returns."""
         if self._results is None:
             raise RunDirectoryError(f"the run in {str(self.path)!r} is closed")
-        self._results.write("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows))
+        self._results.write("".join(json.dumps(row.wire(), separators=(",", ":")) + "\n" for row in rows))
         self._results.flush()
 
-    def rows(self) -> Iterator[dict[str, Any]]:
+    def rows(self) -> Iterator[ResultRow]:
         return read_rows(self.path)
 
     def close(self) -> None:
@@ -119,18 +117,19 @@ def is_locked(path: Path) -> bool:
     return re.search(rf":{inode} \d+ \w+$", locks, re.MULTILINE) is not None
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
+def read_manifest(path: Path) -> Manifest:
     """Return the manifest of a run."""
     try:
-        manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text())
+        return Manifest.from_wire(json.loads((path / MANIFEST).read_text()))
     except OSError as error:
         raise RunDirectoryError(f"{str(path)!r} holds no run ({MANIFEST}: {error.strerror})") from None
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise RunDirectoryError(f"{path / MANIFEST} is broken: {error}") from None
-    return manifest
+    except KeyError as error:
+        raise RunDirectoryError(f"{path / MANIFEST} is broken: it has no {error}") from None
 
 
-def read_rows(path: Path, start: int = 0, on_offset: Callable[[int], None] | None = None) -> Iterator[dict[str, Any]]:
+def read_rows(path: Path, start: int = 0, on_offset: Callable[[int], None] | None = None) -> Iterator[ResultRow]:
     """Yield the verdicts of a run one at a time, starting at a byte offset of its file.
 
     ``on_offset`` is called with the offset of the next line.
@@ -139,17 +138,18 @@ def read_rows(path: Path, start: int = 0, on_offset: Callable[[int], None] | Non
         handle = (path / RESULTS).open("rb")
     except FileNotFoundError:
         return
+    decode = json.JSONDecoder().decode
     with handle:
         handle.seek(start)
         for number, line in enumerate(handle, 1):
             if not line.endswith(b"\n"):
                 return  # this line is still being written
             try:
-                row = json.loads(line)
-            except ValueError as error:
+                row = ResultRow.from_wire(decode(line.decode()))
+            except (ValueError, TypeError) as error:
                 raise RunDirectoryError(f"{path / RESULTS}, line {number} is broken: {error}") from None
-            for old in OLD_FIELDS.keys() & row.keys():
-                row.setdefault(OLD_FIELDS[old], row.pop(old))
+            except KeyError as error:
+                raise RunDirectoryError(f"{path / RESULTS}, line {number} is broken: it has no {error}") from None
             if on_offset is not None:
                 start += len(line)
                 on_offset(start)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from opforge.ops import table
 from opforge.runs.config import RunConfig
 from opforge.runs.execute.judge_pool import JudgePool, start_server
 from opforge.runs.plan import Job, OperatorCases, Plan, load_suite
+from opforge.runs.rows import ResultRow
 from opforge.sandbox.host.client import ForkServerHandle
 from opforge.sandbox.host.system_check import check_device
 from opforge.suites import LoadedSuite
@@ -41,12 +42,12 @@ class MutantResult:
     passed: int = 0
     """Number of cases it passed."""
 
-    def add(self, row: Mapping[str, Any]) -> None:
+    def add(self, row: ResultRow) -> None:
         """Add a verdict."""
-        self.effect = max(self.effect, str(row.get("mutant", "")), key=_ORDER.index)
-        self.passed += row["verdict"] == "passed"
-        if row["verdict"] in REJECTING_KINDS and not self.killed_by:
-            self.killed_by, self.reason, self.case = row["verdict"], row["reason"], row["case"]
+        self.effect = max(self.effect, row.mutant_effect, key=_ORDER.index)
+        self.passed += row.verdict == "passed"
+        if row.verdict in REJECTING_KINDS and not self.killed_by:
+            self.killed_by, self.reason, self.case = row.verdict, row.reason, row.case
 
     @property
     def survived(self) -> bool:
@@ -79,9 +80,9 @@ class Strength:
     """The selection as typed; empty for the whole suite."""
     results: dict[tuple[str, str], MutantResult] = field(default_factory=dict)
 
-    def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
+    def add(self, rows: Iterable[ResultRow]) -> None:
         for row in rows:
-            key = row["op"], row["kernel"]
+            key = row.op, row.kernel
             self.results.setdefault(key, MutantResult(*key)).add(row)
 
     @property
@@ -167,10 +168,10 @@ def _measure(config: RunConfig, suite: LoadedSuite, server: ForkServerHandle, pr
     today = dt.datetime.now(dt.UTC).date().isoformat()
     strength = Strength(suite.name, config.device, config.dtypes, torch_version(), today, config.ops)
 
-    def emit(rows: list[dict[str, Any]]) -> None:
+    def emit(rows: list[ResultRow]) -> None:
         strength.add(rows)
         if rows:
-            progress(f"{rows[0]['op']} {rows[0]['kernel']}", len(strength.results), len(jobs))
+            progress(f"{rows[0].op} {rows[0].kernel}", len(strength.results), len(jobs))
 
     JudgePool(config, server, emit).execute(Plan(suite, tuple(jobs), ()), jobs)
     return strength

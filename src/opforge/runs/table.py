@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from opforge.runs.compare.compatible import device_name
+from opforge.runs.rows import ResultRow
 from opforge.runs.score import Summary
 from opforge.runs.store import read_manifest, read_rows
 
@@ -99,21 +100,20 @@ def write_parquet(paths: Iterable[Path], folder: Path) -> list[Path]:
 def _batches(paths: Iterable[Path]) -> Iterator[pa.RecordBatch]:
     for path in paths:
         manifest = read_manifest(path)
-        digests = {kernel["name"]: kernel["digest"] for kernel in manifest["plan"]["kernels"]}
-        common = {"run": path.resolve().name, "backend": manifest["config"]["backend"]}
-        rows = (_row(row, {**common, "digest": digests.get(row["kernel"])}) for row in read_rows(path))
+        digests = {kernel.name: kernel.digest for kernel in manifest.plan.kernels}
+        common = {"run": path.resolve().name, "backend": manifest.backend}
+        rows = (_row(row, {**common, "digest": digests.get(row.kernel)}) for row in read_rows(path))
         while chunk := list(itertools.islice(rows, _BATCH_ROWS)):
             yield pa.RecordBatch.from_pylist(chunk, schema=RESULTS)
 
 
-def _row(row: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Any]:
+def _row(row: ResultRow, common: dict[str, str | None]) -> dict[str, Any]:
     """Return a result line with the table's types; missing flags are false."""
-    result = {**row, **common, **{name: row.get(old) for name, old in _SOURCE_FIELDS.items()}}
-    result["calls"] = list(row.get("calls", {}).items())
-    result["clocks"] = json.dumps(row["clocks"]) if "clocks" in row else None
-    result["notes"], result["variants"] = row.get("notes", []), row.get("variants", [])
-    result["raised"] = "raised" in row
-    result["launch_bound"] = bool(row.get("launch_bound"))
+    result = {**row.wire(), **common, **{name: row.figures.get(old) for name, old in _SOURCE_FIELDS.items()}}
+    result["calls"] = list(row.calls.items())
+    result["clocks"] = json.dumps(row.figures["clocks"]) if "clocks" in row.figures else None
+    result["notes"], result["variants"] = row.notes, row.variants
+    result["raised"], result["launch_bound"] = row.raised, row.launch_bound
     return {name: result.get(name) for name in RESULTS.names}
 
 
@@ -128,14 +128,14 @@ def _run(path: Path) -> dict[str, Any]:
     facts = {
         "run": path.resolve().name,
         "path": str(path.resolve()),
-        "backend": manifest["config"]["backend"],
-        "suite": manifest["plan"].get("suite", manifest["config"]["suite"]),
-        "suite_digest": manifest["plan"].get("suite_digest"),
+        "backend": manifest.backend,
+        "suite": manifest.suite_name,
+        "suite_digest": manifest.plan.suite_digest,
         "device": device_name(manifest),
-        "torch": manifest["versions"]["torch"],
-        "opforge": manifest["versions"]["opforge"],
-        "started": _time(manifest["started"]),
-        "finished": _time(manifest.get("finished")),
+        "torch": manifest.versions["torch"],
+        "opforge": manifest.versions["opforge"],
+        "started": _time(manifest.started),
+        "finished": _time(manifest.finished),
     }
     return {**{name: scores.get(name) for name in RUNS.names}, **low_high, **facts}
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from opforge.cache import write_atomically
 from opforge.reports.page.case_data import CaseData
 from opforge.reports.page.content import run_page_data, run_state
 from opforge.reports.page.render import render_page
 from opforge.reports.page.sources import Sources
+from opforge.runs.manifest import Manifest
 from opforge.runs.score import Summary
 from opforge.runs.store import is_locked, read_rows
 
@@ -18,7 +18,7 @@ __all__ = ["PAGE_FILE", "write_page"]
 PAGE_FILE = "report.html"
 
 
-def write_page(path: Path, manifest: dict[str, Any], summary: Summary) -> None:
+def write_page(path: Path, manifest: Manifest, summary: Summary) -> None:
     """Write the page of a run into its folder; rows are read one at a time and kept compressed."""
     columns, sources = CaseData(), Sources(manifest, summary)
     for row in read_rows(path):

@@ -10,11 +10,11 @@ import json
 import math
 import zlib
 from array import array
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from opforge.judge.verdict import VerdictKind
+from opforge.runs.rows import ResultRow
 from opforge.runs.score import Summary
 
 _CHUNK = 128
@@ -69,7 +69,7 @@ class _PackedCases:
     chunks: list[str] = field(default_factory=list)
     waiting: list[str] = field(default_factory=list)
 
-    def add(self, row: Mapping[str, Any]) -> None:
+    def add(self, row: ResultRow) -> None:
         self.waiting.append(_case_json(row))
         if len(self.waiting) >= _CHUNK:
             self.chunks.append(_joined(self.waiting))
@@ -79,10 +79,10 @@ class _PackedCases:
         return [*self.chunks, _joined(self.waiting)] if self.waiting else self.chunks
 
 
-def _case_json(row: Mapping[str, Any]) -> str:
+def _case_json(row: ResultRow) -> str:
     """Return the fields of a row that the page shows, as JSON, without empty ones."""
-    sol = row.get("sol") or {}
-    figures = (*row.items(), *((f"sol_{name}", value) for name, value in sol.items()))
+    sol = row.figures.get("sol") or {}
+    figures = (*row.wire().items(), *((f"sol_{name}", value) for name, value in sol.items()))
     kept = {name: _figure(value) for name, value in figures if name in _FIELDS and value not in (None, "", [])}
     return json.dumps(kept, separators=(",", ":"), allow_nan=False)
 
@@ -126,23 +126,21 @@ class CaseData:
     errors: _ScatterPlot = field(default_factory=_ScatterPlot)
     roofline: _ScatterPlot = field(default_factory=_ScatterPlot)
 
-    def add(self, row: Mapping[str, Any], summary: Summary) -> None:
+    def add(self, row: ResultRow, summary: Summary) -> None:
         """Add one row."""
-        name = row["kernel"] if row["kernel"] in summary.separate_kernels else row["op"]
-        unit = self.unit_numbers.setdefault(name, len(self.unit_numbers))
+        unit = self.unit_numbers.setdefault(summary.unit_of(row), len(self.unit_numbers))
         if unit == len(self.cases):
             self.cases.append(_PackedCases())
         self.cases[unit].add(row)
         self._add_points(unit, row)
 
-    def _add_points(self, unit: int, row: Mapping[str, Any]) -> None:
-        error, bound = row.get("kernel_error"), row.get("bound")
+    def _add_points(self, unit: int, row: ResultRow) -> None:
+        error, bound = row.kernel_error, row.bound
         if error is not None and bound is not None and bound > 0 and not math.isnan(error):
-            self.errors.add(unit, bound, error, row["verdict"])
-        sol, time_us = row.get("sol") or {}, row.get("kernel_us")
-        if time_us and sol.get("bytes") and sol.get("flops"):
-            rate = sol["flops"] / time_us * 1e6
-            self.roofline.add(unit, sol["flops"] / sol["bytes"], rate, row["verdict"])
+            self.errors.add(unit, bound, error, row.verdict)
+        sol, time_us = row.sol, row.figures.get("kernel_us")
+        if time_us and sol is not None and sol.bytes and sol.flops:
+            self.roofline.add(unit, sol.flops / sol.bytes, sol.flops / time_us * 1e6, row.verdict)
 
     def blob(self, name: str) -> list[str] | None:
         """Return data that the page loads on demand: ``errors``, ``roofline`` or ``unit:N``."""

@@ -15,6 +15,7 @@ from opforge.judge.verdict import VerdictKind
 from opforge.reports import speed_text
 from opforge.reports.page.case_data import CaseData
 from opforge.reports.page.sources import kernel_rows
+from opforge.runs.manifest import Manifest
 from opforge.runs.score import PERF_AT_P_THRESHOLDS, OperatorTally, Summary
 
 FINISHED, RUNNING, INTERRUPTED = "finished", "running", "interrupted"
@@ -29,17 +30,14 @@ _MAX_SECTION_LINES = 500
 _NUMBER_PATTERN = re.compile(r"-?\d[\d.]*(?:e[-+]?\d+)?")
 
 
-def run_page_data(
-    path: Path, manifest: dict[str, Any], summary: Summary, case_data: CaseData, state: str
-) -> dict[str, Any]:
+def run_page_data(path: Path, manifest: Manifest, summary: Summary, case_data: CaseData, state: str) -> dict[str, Any]:
     """Return the data of a run's page, except cases and sources."""
-    config = manifest["config"]
-    judged, planned = summary.case_counts.total(), manifest["plan"]["cases"]
+    judged, planned = summary.case_counts.total(), manifest.plan.cases
     names = _unit_names(manifest, summary, case_data)
     return {
         "kind": "run",
-        "title": f"{config['backend']} on {Path(config['suite']).name}",
-        "device": config["device"],
+        "title": f"{manifest.backend} on {Path(manifest.suite).name}",
+        "device": manifest.device,
         "state": {"word": state, "judged": judged, "planned": planned, "resume": _command("run", "--resume", path)},
         "reproduce": _command("reproduce", path),
         "against": summary.baseline,
@@ -53,14 +51,14 @@ def run_page_data(
         "alarms": [{"who": who, "alarm": alarm, "case": case} for who, alarm, case in speed_text.alarm_lines(summary)],
         "sections": list(_sections(manifest, summary)),
         "about": list(_about(manifest)),
-        "roofs": _roofs(manifest.get("peaks")),
+        "roofs": _roofs(manifest.peaks),
     }
 
 
-def run_state(manifest: dict[str, Any], summary: Summary, *, is_locked: bool = False) -> str:
+def run_state(manifest: Manifest, summary: Summary, *, is_locked: bool = False) -> str:
     """Return the state of a run; ``held`` says whether a process is writing to its folder."""
-    complete = summary.case_counts.total() >= manifest["plan"]["cases"]
-    if complete and "finished" in manifest:
+    complete = summary.case_counts.total() >= manifest.plan.cases
+    if complete and manifest.finished is not None:
         return FINISHED
     return RUNNING if is_locked else INTERRUPTED
 
@@ -71,17 +69,16 @@ def _command(*arguments: str | Path) -> str:
     )
 
 
-def _unit_names(manifest: dict[str, Any], summary: Summary, columns: CaseData) -> list[str]:
+def _unit_names(manifest: Manifest, summary: Summary, columns: CaseData) -> list[str]:
     """Return the names of rows: judged (in the order of `columns`), waiting, without a kernel."""
-    kernels = manifest["plan"]["kernels"]
-    planned = [k["name"] if k["name"] in summary.separate_kernels else op for k in kernels for op in k["ops"]]
+    kernels = manifest.plan.kernels
+    planned = [k.name if k.name in summary.separate_kernels else op for k in kernels for op in k.ops]
     return list(dict.fromkeys([*columns.unit_numbers, *planned, *summary.missing]))
 
 
-def _units(names: list[str], manifest: dict[str, Any], summary: Summary) -> dict[str, list[Any]]:
+def _units(names: list[str], manifest: Manifest, summary: Summary) -> dict[str, list[Any]]:
     """Return the operators as columns."""
-    kernels = manifest["plan"]["kernels"]
-    numbers = {(k["name"], op): number for number, k in enumerate(kernels) for op in k["ops"]}
+    numbers = {(k.name, op): number for number, k in enumerate(manifest.plan.kernels) for op in k.ops}
     planned = {
         (kernel if kernel in summary.separate_kernels else op): OperatorTally(op, kernel) for kernel, op in numbers
     }
@@ -181,10 +178,10 @@ def _score(title: str, value: str, interval: str, remark: str) -> dict[str, str]
     return {"title": title, "value": value, "interval": interval, "remark": remark}
 
 
-def _sections(manifest: dict[str, Any], summary: Summary) -> Iterator[dict[str, Any]]:
+def _sections(manifest: Manifest, summary: Summary) -> Iterator[dict[str, Any]]:
     """Yield further facts beside the verdicts, as lists of lines under titles."""
-    plan, tallies = manifest["plan"], [t for _, t in sorted(summary.operators.items())]
-    missing_protections = manifest.get("confinement", {}).get("missing", ())
+    tallies = [t for _, t in sorted(summary.operators.items())]
+    missing_protections = manifest.missing_protections if manifest.confinement is not None else ()
     sections = {
         "Machine state during timing": list(speed_text.machine_notes(summary)),
         "Weak cases: mutants of ATen that pass": [
@@ -194,8 +191,8 @@ def _sections(manifest: dict[str, Any], summary: Summary) -> Iterator[dict[str, 
             f"{t.unit}: {note} ({count}×)" for t in tallies for note, count in sorted(t.aten_bugs.items())
         ],
         "Protections missing on this system": list(missing_protections),
-        "Remarks": list(plan["remarks"]),
-        "Samples that could not be converted to cases": list(plan["losses"]),
+        "Remarks": list(manifest.plan.remarks),
+        "Samples that could not be converted to cases": list(manifest.plan.losses),
     }
     for title, lines in sections.items():
         if lines:
@@ -203,16 +200,15 @@ def _sections(manifest: dict[str, Any], summary: Summary) -> Iterator[dict[str, 
             yield {"title": title, "lines": [*lines[:_MAX_SECTION_LINES], *remainder]}
 
 
-def _about(manifest: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    config, versions, machine = manifest["config"], manifest["versions"], manifest["machine"]
-    yield "command", shlex.join(manifest["command"])
-    yield "suite", config["suite"]
-    yield "backend", config["backend"]
-    yield "device", f"{config['device']} ({(manifest.get('peaks') or {}).get('device') or machine['platform']})"
-    yield "versions", ", ".join(f"{name} {version}" for name, version in versions.items() if version)
-    for name in ("started", "finished"):
-        if manifest.get(name):
-            yield name, manifest[name]
+def _about(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    yield "command", shlex.join(manifest.command)
+    yield "suite", manifest.suite
+    yield "backend", manifest.backend
+    yield "device", f"{manifest.device} ({(manifest.peaks or {}).get('device') or manifest.machine.platform})"
+    yield "versions", ", ".join(f"{name} {version}" for name, version in manifest.versions.items() if version)
+    for name, time in (("started", manifest.started), ("finished", manifest.finished)):
+        if time:
+            yield name, time
 
 
 def _roofs(peaks: dict[str, Any] | None) -> dict[str, Any] | None:

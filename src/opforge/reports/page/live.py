@@ -10,6 +10,7 @@ from opforge.errors import RunDirectoryError
 from opforge.reports.page.case_data import CaseData
 from opforge.reports.page.content import FINISHED, INTERRUPTED, RUNNING, run_page_data, run_state
 from opforge.reports.page.sources import Sources
+from opforge.runs.manifest import Manifest
 from opforge.runs.score import Summary
 from opforge.runs.store import MANIFEST, RESULTS, is_locked, read_manifest, read_rows
 
@@ -40,7 +41,7 @@ class LiveRun:
             maker = Sources(self._manifest, self._summary) if name.startswith("kernel:") else self._columns
             return maker.blob(name)
 
-    def _reset(self, manifest: dict[str, Any]) -> None:
+    def _reset(self, manifest: Manifest) -> None:
         self._manifest = manifest
         self._summary = Summary.start(manifest)
         self._columns = CaseData()
@@ -53,7 +54,7 @@ class LiveRun:
         written = (self._path / MANIFEST).stat().st_mtime_ns
         results = self._path / RESULTS
         size = results.stat().st_size if results.exists() else 0
-        if manifest.get("started") != self._manifest.get("started") or size < self._position:
+        if manifest.started != self._manifest.started or size < self._position:
             self._reset(manifest)  # another run has replaced it
         self._manifest = manifest
         for row in read_rows(self._path, self._position, self._set_position):
@@ -84,17 +85,17 @@ def _row(name: str, path: Path) -> dict[str, str]:
         manifest = read_manifest(path)
     except RunDirectoryError as error:
         return {"name": name, "state": str(error)}
-    config, scores = manifest["config"], manifest.get("scores") or {}
-    state = FINISHED if "finished" in manifest else RUNNING if is_locked(path) else INTERRUPTED
+    scores = manifest.scores or {}
+    state = FINISHED if manifest.finished is not None else RUNNING if is_locked(path) else INTERRUPTED
     speed, interval = scores.get("performance"), scores.get("performance_interval")
     return {
         "name": name,
-        "backend": config["backend"],
-        "suite": Path(config["suite"]).name,
-        "device": config["device"],
-        "started": manifest.get("started", ""),
+        "backend": manifest.backend,
+        "suite": Path(manifest.suite).name,
+        "device": manifest.device,
+        "started": manifest.started,
         "state": state,
-        "cases": str(manifest["plan"]["cases"]),
+        "cases": str(manifest.plan.cases),
         "correctness": f"{scores['correctness']:.4f}" if "correctness" in scores else "",
         "performance": f"{speed:.3f}× [{interval[0]:.3f}, {interval[1]:.3f}]" if speed is not None and interval else "",
     }

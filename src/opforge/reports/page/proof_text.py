@@ -11,6 +11,7 @@ from typing import Any
 
 from opforge.judge.verdict import VerdictKind
 from opforge.kernels.proof import Proof, ProofRow, proof_path, read_proof
+from opforge.runs.manifest import Manifest, PlannedKernel
 from opforge.runs.proofs import VOIDING_VERDICTS
 from opforge.runs.score import Summary
 from opforge.runtime.value_ranges import DEFAULT, ValueRanges
@@ -19,58 +20,56 @@ from opforge.runtime.value_ranges import DEFAULT, ValueRanges
 class ProofText:
     """The proofs of a run's kernels, read on demand."""
 
-    def __init__(self, manifest: dict[str, Any], summary: Summary) -> None:
+    def __init__(self, manifest: Manifest, summary: Summary) -> None:
         self._manifest = manifest
         self._summary = summary
         tallies = summary.operators.values()
         self._disqualified = {t.kernel for t in tallies if any(t.verdicts[verdict] for verdict in VOIDING_VERDICTS)}
 
-    def describe(self, kernel: dict[str, Any]) -> dict[str, Any]:
+    def describe(self, kernel: PlannedKernel, file: Path) -> dict[str, Any]:
         """Return what the page shows of a kernel's proof.
 
         ``remark`` says why there is no proof, or what to know about it.
         """
-        if kernel.get("reference"):
+        if kernel.reference:
             return {"remark": "Only operators of ATen have proofs; this one is judged against a reference."}
-        if kernel["name"] in self._disqualified:
+        if kernel.name in self._disqualified:
             return {"remark": "Nothing: it cheated, crashed or hung in this run."}
-        proof = read_proof(Path(kernel["file"]), kernel.get("digest", ""))
+        proof = read_proof(file, kernel.digest)
         if isinstance(proof, str):
-            return {"remark": self._why_no_proof(kernel, proof)}
+            return {"remark": self._why_no_proof(kernel, file, proof)}
         if mismatch := self._environment_mismatch(proof):
             return {"remark": mismatch}
         if not proof.operators and (failures := proof.failure_summary()):
             return {"remark": f"Nothing: {failures}."}
         return {
             "remark": ""
-            if self._is_of_this_run(kernel)
+            if self._is_of_this_run(file)
             else f"By another run of the same source. {self._end(kernel)}".strip(),
             "about": [("suites", ", ".join(proof.suites)), ("device", proof.device), ("torch", proof.torch)],
             "rows": [_row(op, key, row) for op, rows in proof.operators.items() for key, row in rows.items()],
-            "without": {
-                op: self._why_operator_unproven(op, proof) for op in kernel["ops"] if not proof.operators.get(op)
-            },
+            "without": {op: self._why_operator_unproven(op, proof) for op in kernel.ops if not proof.operators.get(op)},
         }
 
-    def _is_of_this_run(self, kernel: dict[str, Any]) -> bool:
-        return str(proof_path(Path(kernel["file"]))) in self._manifest.get("proofs", {}).get("written", ())
+    def _is_of_this_run(self, file: Path) -> bool:
+        return self._manifest.proofs is not None and str(proof_path(file)) in self._manifest.proofs.written
 
-    def _why_no_proof(self, kernel: dict[str, Any], reason: str) -> str:
-        if self._is_of_this_run(kernel):
+    def _why_no_proof(self, kernel: PlannedKernel, file: Path, reason: str) -> str:
+        if self._is_of_this_run(file):
             return f"This run's proof is no longer there: {reason}"
         return self._end(kernel) or "Nothing: all dtypes have failed cases, or none that passed."
 
-    def _end(self, kernel: dict[str, Any]) -> str:
+    def _end(self, kernel: PlannedKernel) -> str:
         """Return why this run has written no proof of a kernel; empty if it has."""
-        proofs = self._manifest.get("proofs")
+        proofs = self._manifest.proofs
         if proofs is None:
             return "This run has written no proofs yet; they are written at its end."
-        reason = proofs.get("remarks", {}).get(kernel["name"]) or proofs.get("failed")  # older runs have one for all
+        reason = proofs.remarks.get(kernel.name) or proofs.failed  # older runs have one for all
         return f"This run could not write its proofs: {reason}" if reason else ""
 
     def _environment_mismatch(self, proof: Proof) -> str:
         """Return a remark if a proof is not for this run's torch and device; empty otherwise."""
-        expected = self._manifest["versions"].get("torch"), self._manifest["machine"].get("name")
+        expected = self._manifest.versions.get("torch"), self._manifest.machine.name
         if (proof.torch, proof.device) == expected:
             return ""
         return f"The proof beside it is for another environment: {proof.device}, torch {proof.torch}."

@@ -14,6 +14,8 @@ from opforge.judge.verdict import VerdictKind
 from opforge.runs.compare import significance as change
 from opforge.runs.compare.compatible import IncomparableError, finished_manifest, incompatibilities, other_differences
 from opforge.runs.compare.significance import Noise
+from opforge.runs.manifest import Manifest
+from opforge.runs.rows import ResultRow
 from opforge.runs.score import OperatorTally, Summary
 from opforge.runs.speed import Ratio, TimedCase, divide, geomean
 from opforge.runs.store import read_rows
@@ -94,7 +96,7 @@ class Comparison:
     """The comparison of two runs."""
 
     paths: tuple[str, str]
-    manifests: tuple[dict[str, Any], dict[str, Any]]
+    manifests: tuple[Manifest, Manifest]
     scores: tuple[dict[str, Any], dict[str, Any]]
     differences: tuple[Difference, ...]
     remarks: tuple[str, ...]
@@ -131,7 +133,7 @@ class Comparison:
 class RunData:
     """The data read from one run: its summary, its failed cases and its times."""
 
-    manifest: dict[str, Any]
+    manifest: Manifest
     summary: Summary
     failures: dict[str, dict[CaseKey, tuple[str, str, str]]] = field(default_factory=dict)
     times: dict[str, dict[CaseKey, tuple[str, TimedCase]]] = field(default_factory=dict)
@@ -144,15 +146,15 @@ class RunData:
             side._add(row)
         return side
 
-    def _add(self, row: dict[str, Any]) -> None:
+    def _add(self, row: ResultRow) -> None:
         self.summary.add(row)
-        unit = row["kernel"] if row["kernel"] in self.summary.separate_kernels else row["op"]
-        key = row["id"], row["phase"]
-        if row["verdict"] != VerdictKind.PASSED:
-            self.failures.setdefault(unit, {})[key] = row["verdict"], row["reason"], row["case"]
+        unit = self.summary.unit_of(row)
+        key = row.id, row.phase
+        if row.verdict != VerdictKind.PASSED:
+            self.failures.setdefault(unit, {})[key] = row.verdict, row.reason, row.case
         timed = TimedCase.from_row(row)
         if timed is not None and not timed.alarm:
-            self.times.setdefault(unit, {})[key] = row["case"], timed
+            self.times.setdefault(unit, {})[key] = row.case, timed
 
     @property
     def tallies(self) -> dict[str, OperatorTally]:
@@ -204,24 +206,22 @@ def compare(before: Path, after: Path, *, report_unchanged: bool = False) -> Com
     )
 
 
-def same_source(before: Mapping[str, Any], after: Mapping[str, Any]) -> frozenset[str]:
+def same_source(before: Manifest, after: Manifest) -> frozenset[str]:
     """Return the operators and kernels with the same source in both runs.
 
     Returns none if the versions of torch, Triton, NumPy or Python differ.
     """
-    if any(
-        before["versions"].get(name) != after["versions"].get(name) for name in ("torch", "triton", "numpy", "python")
-    ):
+    if any(before.versions.get(name) != after.versions.get(name) for name in ("torch", "triton", "numpy", "python")):
         return frozenset()
     mine, theirs = _digests(before), _digests(after)
     return frozenset(unit for unit, digest in mine.items() if theirs.get(unit) == digest)
 
 
-def _digests(manifest: Mapping[str, Any]) -> dict[str, str]:
+def _digests(manifest: Manifest) -> dict[str, str]:
     digests: dict[str, str] = {}
-    for kernel in manifest["plan"]["kernels"]:
-        units = [kernel["name"]] if "reference" in kernel else kernel["ops"]
-        digests.update(dict.fromkeys(units, f"{kernel['name']} {kernel['digest']}"))
+    for kernel in manifest.plan.kernels:
+        units = kernel.ops if kernel.reference is None else (kernel.name,)
+        digests.update(dict.fromkeys(units, f"{kernel.name} {kernel.digest}"))
     return digests
 
 

@@ -22,7 +22,10 @@ from opforge.judge.verdict import Verdict, VerdictKind
 from opforge.procs.channel import Channel, ChannelClosedError
 from opforge.procs.linux import describe_status
 from opforge.runs.config import RunConfig
-from opforge.runs.plan import Job, OperatorCases, Plan, VerdictKey
+from opforge.runs.executors import Emit
+from opforge.runs.manifest import Manifest
+from opforge.runs.plan import Job, OperatorCases, Plan
+from opforge.runs.rows import ResultRow, VerdictKey
 from opforge.sandbox.host import warm
 from opforge.sandbox.host.client import SERVER_VARIABLE, ForkServerHandle, ForkServerProcess, Spawner
 from opforge.suites import LoadedSuite
@@ -38,8 +41,6 @@ _BATCH = 96
 _SLACK_S = 180.0
 """Time beyond the kernel's own limit before a judge counts as hung in ATen."""
 
-Emit = Callable[[list[dict[str, Any]]], None]
-
 
 def do_nothing() -> None:
     """Do nothing."""
@@ -49,12 +50,12 @@ def _ignore_names(_ops: str) -> None:
     """Ignore the names of the operators being judged."""
 
 
-def confinement_settings(config: RunConfig, folder: Path, manifest: dict[str, Any]) -> dict[str, Any] | None:
+def confinement_settings(config: RunConfig, folder: Path, manifest: Manifest) -> dict[str, Any] | None:
     """Return the judges' settings for confining workers; None if confinement is off.
 
     Workers may not see the run's folder.
     """
-    held = not manifest["confinement"]["missing"]
+    held = not manifest.missing_protections
     return {"run": str(folder.resolve()), "held": held} if config.confine else None
 
 
@@ -162,18 +163,18 @@ _STATE_OF_MESSAGE = {"ready": _TimingState.READY, "raced": _TimingState.TIMED}
 """Messages after which a judge waits for permission to continue."""
 
 
-def row_header(job: Job, case: Case) -> dict[str, Any]:
-    """Return the leading fields of a verdict's line."""
-    return {"op": case.op, "kernel": job.kernel.name, "case": case.args, "source": case.source}
+def result_row(job: Job, case: Case, verdict: dict[str, Any]) -> ResultRow:
+    """Return the line of a case from the wire form of its verdict."""
+    head = {"op": case.op, "kernel": job.kernel.name, "case": case.args, "source": case.source}
+    return ResultRow.from_wire({**head, "id": case.id, "phase": case.phase.value, **verdict})
 
 
-def _missing_inputs_row(job: Job, case: Case) -> dict[str, Any]:
+def _missing_inputs_row(job: Job, case: Case) -> ResultRow:
     """Return the line of a case whose inputs could not be made.
 
     It is not the kernel's fault, but the case is not correct either.
     """
-    finding = Verdict(VerdictKind.ERROR, f"its inputs could not be made: {case.lost}")
-    return {**row_header(job, case), "id": case.id, "phase": case.phase.value, **finding.to_row()}
+    return result_row(job, case, Verdict(VerdictKind.ERROR, f"its inputs could not be made: {case.lost}").wire())
 
 
 class JudgePool:
@@ -403,7 +404,7 @@ class JudgePool:
         for verdict in verdicts:
             case = task.pending.pop(task.key(op, verdict["id"], verdict["phase"]), None)
             if case is not None:
-                rows.append({**row_header(task.job, case), **verdict})
+                rows.append(result_row(task.job, case, verdict))
         task.emit(rows)
 
     def _stop_hung(self) -> None:
@@ -445,13 +446,13 @@ class JudgePool:
             self._judge_rest(task, frozenset({case_id}))
             return
         reason = f"ATen itself {ending} on this case (the judge's process died, not the kernel's)"
-        self._record(task, op, [{"id": case_id, "phase": phase, **Verdict(VerdictKind.ERROR, reason).to_row()}])
+        self._record(task, op, [{"id": case_id, "phase": phase, **Verdict(VerdictKind.ERROR, reason).wire()}])
         self._judge_rest(task)
 
     def _blame_kernel(self, task: _Task, ending: str) -> None:
         """Blame the kernel for a lost judge: ATen alone survives the case. No more of it is run."""
         reason = f"the judge's process {ending} while it judged this kernel; with ATen alone it does not"
-        row = Verdict(VerdictKind.CRASHED, reason).to_row()
+        row = Verdict(VerdictKind.CRASHED, reason).wire()
         for _kernel, op, case_id, phase in list(task.pending):
             self._record(task, op, [{"id": case_id, "phase": phase, **row}])
         task.on_done()

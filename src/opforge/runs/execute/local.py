@@ -49,7 +49,7 @@ class ThisMachine:
             work.jobs, config.workers, work.progress, confined_command if config.confine else unconfined
         )
         confine = confinement_settings(config, work.folder, work.manifest)
-        peaks, gpus = work.manifest.get("peaks"), self._gpus()
+        peaks, gpus = work.manifest.peaks, self._gpus()
         JudgePool(config, self._server, work.emit, confine, peaks, gpus=gpus).execute(work.plan, jobs, work.judging)
 
     def _gpus(self) -> list[str]:

@@ -20,16 +20,16 @@ from opforge.runs.config import RunConfig
 from opforge.runs.execute.build_native import with_libraries
 from opforge.runs.execute.judge_pool import JudgePool
 from opforge.runs.plan import Job
+from opforge.runs.rows import ResultRow
 from opforge.runs.score import OperatorTally
 from opforge.sandbox.guard.confined_command import confined_command
 from opforge.sandbox.host.client import ForkServerHandle
 from opforge.suites import LoadedSuite
 from opforge.suites.base import no_progress
 
-Row = dict[str, Any]
 _FIRST_CASES = 24
 """Approximate number of an operator's cases that are judged first."""
-_Submission = tuple[Job, Phase, "Future[list[Row]]"]
+_Submission = tuple[Job, Phase, "Future[list[ResultRow]]"]
 
 
 class JudgingService:
@@ -51,7 +51,7 @@ class JudgingService:
         self._executor = JudgePool(config, server, lambda _rows: None, confine, peaks)
         self._executor.use_suite(suite)
         self._submissions: queue.SimpleQueue[_Submission] = queue.SimpleQueue()
-        self._open: set[Future[list[Row]]] = set()
+        self._open: set[Future[list[ResultRow]]] = set()
         self._ours, self._theirs = socket.socketpair()
         self._theirs.setblocking(False)
         self._executor.watch_socket(self._theirs, self._drain)
@@ -63,7 +63,7 @@ class JudgingService:
         self._thread = threading.Thread(target=self._run_judges, name="judging", daemon=True)
         self._thread.start()
 
-    def judge(self, job: Job) -> list[Row]:
+    def judge(self, job: Job) -> list[ResultRow]:
         """Judge a kernel and return its verdicts. C++ and CUDA are built first.
 
         If an operator has many cases, some are judged first and the rest only if those are correct:
@@ -95,8 +95,8 @@ class JudgingService:
     ) -> None:
         self.close()
 
-    def _ask(self, job: Job, phase: Phase) -> list[Row]:
-        future: Future[list[Row]] = Future()
+    def _ask(self, job: Job, phase: Phase) -> list[ResultRow]:
+        future: Future[list[ResultRow]] = Future()
         with self._lock:
             if self._failure is not None or self._closing:
                 raise InternalError("judging has ended") from self._failure
@@ -114,10 +114,10 @@ class JudgingService:
         self._theirs.recv(4096)
         while not self._submissions.empty():
             job, phase, future = self._submissions.get()
-            rows: list[Row] = []
+            rows: list[ResultRow] = []
             self._executor.add(job, phase, rows.extend, lambda a=future, r=rows: self._answer(a, r))  # type: ignore[misc]
 
-    def _answer(self, future: Future[list[Row]], rows: list[Row]) -> None:
+    def _answer(self, future: Future[list[ResultRow]], rows: list[ResultRow]) -> None:
         with self._lock:
             self._open.discard(future)
         future.set_result(rows)
@@ -149,7 +149,7 @@ def split_for_screening(job: Job) -> tuple[Job, Job]:
     return replace(job, operators=tuple(first)), replace(job, operators=tuple(part for part in later if part.cases))
 
 
-def is_correct(job: Job, rows: Iterable[Row]) -> bool:
+def is_correct(job: Job, rows: Iterable[ResultRow]) -> bool:
     """Whether a kernel passed all its cases.
 
     Optional overloads may be declined, but not everything.
@@ -160,11 +160,11 @@ def is_correct(job: Job, rows: Iterable[Row]) -> bool:
     return all(t.is_correct for t in served) and bool(served or not tallies)
 
 
-def tally_by_op(rows: Iterable[Row]) -> dict[str, OperatorTally]:
+def tally_by_op(rows: Iterable[ResultRow]) -> dict[str, OperatorTally]:
     """Return the verdicts by operator."""
     tallies: dict[str, OperatorTally] = {}
     for row in rows:
-        tally = tallies.setdefault(row["op"], OperatorTally(row["op"], row["kernel"]))
-        tally.verdicts[row["verdict"]] += 1
-        tally.raised += "raised" in row
+        tally = tallies.setdefault(row.op, OperatorTally(row.op, row.kernel))
+        tally.verdicts[row.verdict] += 1
+        tally.raised += row.raised
     return tallies

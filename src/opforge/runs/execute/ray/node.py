@@ -26,6 +26,7 @@ from opforge.runs.execute.ray.connect import check_same_versions, versions
 from opforge.runs.execute.ray.shipment import Shipment, UnpackedJob, fetch_blob, unpack
 from opforge.runs.executors import Emit
 from opforge.runs.plan import Plan
+from opforge.runs.rows import ResultRow
 from opforge.sandbox.guard.confined_command import confined_command
 from opforge.sandbox.host import system_check
 from opforge.sandbox.host.client import ForkServerProcess
@@ -37,7 +38,7 @@ _SEND_INTERVAL_S = 0.1
 _VISIBLE_GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
-def _ignore_rows(_rows: list[dict[str, Any]]) -> None:
+def _ignore_rows(_rows: list[ResultRow]) -> None:
     """Ignore the verdicts."""
 
 
@@ -85,7 +86,7 @@ class _WorkerState:
             self._kept = (key, executor)
         return self._kept[1]
 
-    def _hear(self, rows: list[dict[str, Any]]) -> None:
+    def _hear(self, rows: list[ResultRow]) -> None:
         self.emit(rows)
 
     def serves(self, device: str) -> bool:
@@ -142,7 +143,7 @@ def judge_shipment(settings: TaskSettings, shipment: Shipment, *, timed: bool) -
     """Yield this task's location, then the verdicts as they come, then the end time."""
     yield {"began": time.time(), **_location()}
     check_same_versions(settings.versions, versions(), _location()["node"])
-    rows: queue.SimpleQueue[list[dict[str, Any]] | BaseException | None] = queue.SimpleQueue()
+    rows: queue.SimpleQueue[list[ResultRow] | BaseException | None] = queue.SimpleQueue()
 
     def work() -> None:
         try:
@@ -156,12 +157,12 @@ def judge_shipment(settings: TaskSettings, shipment: Shipment, *, timed: bool) -
     done = False
     while not done:
         gathered, done = _next_rows(rows)
-        yield {"rows": shipped.restore_paths(gathered)} | ({"ended": time.time()} if done else {})
+        yield {"rows": shipped.wire_rows(gathered)} | ({"ended": time.time()} if done else {})
 
 
-def _next_rows(rows: queue.SimpleQueue[Any]) -> tuple[list[dict[str, Any]], bool]:
+def _next_rows(rows: queue.SimpleQueue[Any]) -> tuple[list[ResultRow], bool]:
     """Return the verdicts that arrive together, and whether they are the last."""
-    gathered: list[dict[str, Any]] = []
+    gathered: list[ResultRow] = []
     deadline = None
     while True:
         try:

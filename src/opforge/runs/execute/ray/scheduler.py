@@ -13,12 +13,13 @@ from opforge.cases import Case, Phase
 from opforge.errors import InternalError, OpforgeError
 from opforge.judge.verdict import Verdict, VerdictKind
 from opforge.kernels.native import is_native
-from opforge.runs.execute.judge_pool import row_header
+from opforge.runs.execute.judge_pool import result_row
 from opforge.runs.execute.ray.node import ForkServerLostError, judge_shipment
 from opforge.runs.execute.ray.placement import Node, Placement, TaskRequest
 from opforge.runs.execute.ray.shipment import pack
 from opforge.runs.executors import Emit
-from opforge.runs.plan import Job, OperatorCases, VerdictKey
+from opforge.runs.plan import Job, OperatorCases
+from opforge.runs.rows import ResultRow, VerdictKey
 
 MAX_TASK_CASES = 500
 """Maximum number of cases per task; an operator's cases stay together, even if more."""
@@ -183,11 +184,11 @@ class Scheduler:
             self._retry(task, error)
         else:
             task.last_heard_s = time.monotonic()
-            rows = message.pop("rows", [])
+            rows = map(ResultRow.from_wire, message.pop("rows", []))
             task.record.update(message)
             if "began" in message and is_native(task.job.kernel.file or ""):
                 self._build_nodes.setdefault(_name(task.job), message["node"])
-            self._emit([row for row in rows if task.pending.pop(_key(row), None) is not None])
+            self._emit([row for row in rows if task.pending.pop(row.key, None) is not None])
 
     def _failed(self, flying: Any, error: Any) -> None:
         """Handle a task that raised: retry lost work, report user errors, and raise anything else.
@@ -219,8 +220,8 @@ class Scheduler:
 
     def _give_up(self, job: Job, waiting: dict[VerdictKey, Case]) -> None:
         reason = f"the Ray worker that judged it died {MAX_LOSSES} times; it is not tried again"
-        finding = Verdict(VerdictKind.CRASHED, reason).to_row()
-        self._emit([{**row_header(job, c), "id": c.id, "phase": c.phase.value, **finding} for c in waiting.values()])
+        verdict = Verdict(VerdictKind.CRASHED, reason).wire()
+        self._emit([result_row(job, case, verdict) for case in waiting.values()])
 
     def _cancel_silent(self) -> None:
         """Cancel started tasks that have been silent for longer than their own limits allow."""
@@ -253,7 +254,3 @@ def _left(task: _Task) -> Iterable[OperatorCases]:
     for part in task.job.operators:
         if cases := [c for c in part.cases if (name, part.op, c.id, c.phase.value) in task.pending]:
             yield replace(part, cases=cases)
-
-
-def _key(row: dict[str, Any]) -> VerdictKey:
-    return row["kernel"], row["op"], row["id"], row["phase"]

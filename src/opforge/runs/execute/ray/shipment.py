@@ -22,6 +22,7 @@ from filelock import FileLock
 
 from opforge import cache
 from opforge.runs.plan import Job
+from opforge.runs.rows import ResultRow
 from opforge.runtime import untrusted_files as files
 from opforge.sandbox.guard import readable_paths
 
@@ -97,9 +98,9 @@ class UnpackedJob:
     folder_pairs: tuple[tuple[str, str], ...]
     """Folders on this machine, with their paths on the machine of origin."""
 
-    def restore_paths(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return verdict lines with the user's original paths."""
-        text = json.dumps(rows)
+    def wire_rows(self, rows: list[ResultRow]) -> list[dict[str, Any]]:
+        """Return verdict lines for the wire, with the user's original paths."""
+        text = json.dumps([row.wire() for row in rows])
         for here, there in self.folder_pairs:
             text = text.replace(json.dumps(here)[1:-1], json.dumps(there)[1:-1])
         restored: list[dict[str, Any]] = json.loads(text)
