@@ -18,13 +18,13 @@ SAME_ELEMENT_VARIANTS = frozenset(
         layouts.CHANNELS_LAST,
     }
 )
-"""Forms that change only how elements lie in memory."""
+"""Variants that change only how elements lie in memory."""
 LAYOUT_VARIANT_NAMES = SAME_ELEMENT_VARIANTS | {layouts.EXPANDED, layouts.EXPANDED_LAST, layouts.EMPTY}
-"""Forms that are layouts, by their names in the runtime."""
+"""Variants that are layouts, by their names in the runtime."""
 SIXTEENFOLD = "sixteenfold"
 LONG_MASKED = "long_masked"
 LARGE_VARIANT_NAMES = ("long_rows", "many_rows", "long_pitched", SIXTEENFOLD, LONG_MASKED)
-"""Forms with more than 2**16 elements, in rows longer than one block or in that many rows."""
+"""Variants with more than 2**16 elements, in rows longer than one block or in that many rows."""
 DIM_VARIANTS = (SIXTEENFOLD, LONG_MASKED)
 """Large variants that depend on the dimension argument of a call."""
 EQUAL_SIZE_VARIANTS = tuple(variant for variant in LARGE_VARIANT_NAMES if variant != SIXTEENFOLD)

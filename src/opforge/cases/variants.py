@@ -131,8 +131,8 @@ def _permuted(t: torch.Tensor, poison: float | None) -> torch.Tensor | None:
     if t.dim() < 2 or t.numel() < 2:
         return None
     order = [*reversed(range(t.dim()))]
-    flipped = _pitched(t.permute(order), poison)
-    return None if flipped is None else flipped.permute(order)
+    pitched = _pitched(t.permute(order), poison)
+    return None if pitched is None else pitched.permute(order)
 
 
 def _offset(t: torch.Tensor, poison: float | None) -> torch.Tensor | None:

@@ -18,7 +18,7 @@ SHORT_DTYPES: dict[torch.dtype, str] = {dtype: short for short, dtype in TORCH_D
 
 
 def encode(value: Value, tensor_row: Callable[[TensorSpec], list[Any]]) -> Any:
-    """Return a JSON tree; ``place`` returns the wire row of a tensor. Tuples become lists."""
+    """Return a JSON tree; ``tensor_row`` returns the wire row of a tensor. Tuples become lists."""
     match value:
         case TensorSpec():
             return {"T": tensor_row(value)}
@@ -49,7 +49,7 @@ def spec_row(spec: TensorSpec) -> list[Any]:
 
 
 def decode(tree: Any, make_tensor: Callable[[list[Any]], torch.Tensor]) -> Any:
-    """Return the torch value of a JSON tree; ``tensor`` makes a tensor from its row."""
+    """Return the torch value of a JSON tree; ``make_tensor`` makes a tensor from its row."""
     if isinstance(tree, list):
         return [decode(v, make_tensor) for v in tree]
     if not isinstance(tree, dict):

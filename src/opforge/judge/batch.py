@@ -413,7 +413,7 @@ class Batch:
         )
 
     def _checked_positions(self, call: ReferenceCall) -> Iterator[int]:
-        if facts_of(self._op).checks_indices and self._op.kind is not SchemaKind.INPLACE:
+        if facts_of(self._op).checks_indices:
             yield from tensor_indices(self._op, call, {"index", "indices"})
 
     def _dim(self, call: ReferenceCall) -> int:

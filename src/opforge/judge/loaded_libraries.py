@@ -42,7 +42,7 @@ class LoadedLibraries:
         self._readable = self._mapped() is not None
 
     def rejection_reason(self, forbidden_operators: Iterable[str]) -> str | None:
-        """Say which library uses forbidden functions; ``forbidden`` are names of operators."""
+        """Say which library uses forbidden functions; ``forbidden_operators`` are their names."""
         mapped = self._mapped()
         if mapped is None:
             return "hides which libraries it has loaded" if self._readable else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -76,6 +77,7 @@ def prepare() -> None:
 
 def serve(config: dict[str, Any], fds: list[int]) -> None:
     """Judge jobs until the main process hangs up."""
+    warnings.simplefilter("ignore")  # ATen's warnings are not about the kernel
     channel, spawner = Channel.from_fd(fds[0]), Spawner.from_fd(fds[1])
     blobs = {name: open_blob(Path(path)) for name, path in config["blobs"].items()}
     workers = WorkerConfig(config["device"], config["timeout_s"], config["memory_bytes"])

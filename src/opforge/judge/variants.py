@@ -121,7 +121,7 @@ def add_with_variants(
 ) -> bool:
     """Place a case in all its variants; return False when it must wait for the next batch.
 
-    ``number`` counts the operator's cases. ``budget_s`` limits ATen's time for the variants.
+    ``case_index`` counts the operator's cases. ``budget_s`` limits ATen's time for the variants.
     """
     first = batch.add(case)
     if first is None:

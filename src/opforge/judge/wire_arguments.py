@@ -27,7 +27,7 @@ def storage_bytes(tensor: torch.Tensor) -> Bytes:
 
 
 def replace_tensor_rows(tree: Any, rows: Iterator[list[Any]]) -> Any:
-    """Return a copy of a JSON tree with other rows for its tensors, in the order of ``decode``."""
+    """Return a copy of a JSON tree with other rows for its tensors, in the order of ``cases.wire.decode``."""
     if isinstance(tree, list):
         return [replace_tensor_rows(value, rows) for value in tree]
     if not isinstance(tree, dict):
@@ -38,7 +38,7 @@ def replace_tensor_rows(tree: Any, rows: Iterator[list[Any]]) -> Any:
 
 
 def tensor_rows(tree: Any) -> Iterable[list[Any]]:
-    """Yield the rows of the tensors in a JSON tree, in the order of ``decode``."""
+    """Yield the rows of the tensors in a JSON tree, in the order of ``cases.wire.decode``."""
     if isinstance(tree, list):
         for value in tree:
             yield from tensor_rows(value)

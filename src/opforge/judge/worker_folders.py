@@ -60,7 +60,7 @@ class WorkerFolders:
     ) -> Confinement:
         """Return a new confinement for a process that runs several files of users.
 
-        Each file has its library if it was compiled. Imports from folder ``imports`` are allowed.
+        Each file has its library if it was compiled. Imports from ``import_folder`` are allowed.
         """
         files = list(files)
         reads = dict.fromkeys(
@@ -90,7 +90,7 @@ class QuotaGuard:
         self._used, self._files = self._storage()
 
     def is_due(self, *, force: bool = False) -> bool:
-        """Whether to check again: not within a moment of the last check, unless ``at_once``."""
+        """Whether to check again: not within a moment of the last check, unless ``force``."""
         now = time.monotonic()
         if now < self._next_check and not force:
             return False

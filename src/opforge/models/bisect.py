@@ -23,7 +23,7 @@ class FaultyKernels:
 
 
 def find_faulty(suspects: Sequence[str], fails: Fails, prime_suspect: str = "") -> FaultyKernels:
-    """Return the kernels to blame when all of them together fail; ``named`` is tried first.
+    """Return the kernels to blame when all of them together fail; ``prime_suspect`` is tried first.
 
     Sets are halved as long as a half fails by itself; both halves are searched. If a set fails and
     neither half does, its kernels are removed one by one while it still fails. The rest, without

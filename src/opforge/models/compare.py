@@ -93,7 +93,7 @@ def compare(
     exact: torch.Tensor | None,
     measured_aten_error: Magnitude | None = None,
 ) -> TensorComparison:
-    """Compare a tensor with ATen's; ``own`` is ATen's error if it was measured several times."""
+    """Compare a tensor with ATen's; ``measured_aten_error`` was measured several times."""
     nothing = Magnitude()
     if (fault := _dtype_or_shape_fault(kernel, aten)) or (fault := _nonfinite_fault(kernel, aten, exact)):
         return TensorComparison(name, nothing, nothing, nothing, fault)

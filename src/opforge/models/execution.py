@@ -79,7 +79,7 @@ class Execution:
     def run(self, perturbation_seed: int = 0) -> list[tuple[str, torch.Tensor]]:
         """Run from the start and return the resulting tensors by name.
 
-        They are output, loss, gradients, buffers, and parameters after a step. ``move`` seeds a
+        They are output, loss, gradients, buffers, and parameters after a step. The seed is that of a
         perturbation of weights and inputs by about a rounding step; 0 for none.
         """
         self.restore(perturbation_seed)

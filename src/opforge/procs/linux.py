@@ -219,7 +219,7 @@ def limit_tasks(max_tasks: int) -> None:
 
 
 def descendants(pid: int, max_count: int) -> list[int]:
-    """Return the direct and indirect children of a process; stop searching once over ``most``."""
+    """Return the direct and indirect children of a process; stop searching once over ``max_count``."""
     found: list[int] = []
     waiting = [pid]
     while waiting and len(found) <= max_count:

@@ -233,8 +233,8 @@ def write_proofs(
 ) -> WrittenProofs:
     """Write a proof beside each judged kernel, or remove one that no longer holds.
 
-    A proof that cannot be written is reported and does not stop the others. ``raising`` holds the
-    ids of cases in which ATen raises: they prove nothing about the calls that ATen answers, but
+    A proof that cannot be written is reported and does not stop the others. ``raising_case_ids``
+    are those of cases in which ATen raises: they prove nothing about the calls that ATen answers, but
     their failures count. A proof of the same source, device and torch from an earlier run is
     widened. After an interrupted run (not ``finished``) only failures are kept, and nothing is
     widened.

@@ -108,7 +108,7 @@ class InstalledKernel:
 
 
 class OperatorSlot:
-    """An operator's dispatcher slot for one device. ``leave`` gives it back to ATen."""
+    """An operator's dispatcher slot for one device. ``restore`` gives it back to ATen."""
 
     def __init__(self, op: OperatorSchema, key: str) -> None:
         self.op = op

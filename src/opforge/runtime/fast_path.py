@@ -244,8 +244,8 @@ def make_fast_path(  # noqa: PLR0915  # one function in three versions, for spee
 ) -> tuple[Function, Callable[[DecisionCache | None, CallCountsLike | None, Function | None], None]]:
     """Return the function that the dispatcher calls, and one that sets the kernel tried first.
 
-    The latter takes the kernel's memory, its counts, and ATen's own kernel if that is next. ``at``
-    are the positions of all tensors; without any, every call takes the slow path. ``check`` raises
+    The latter takes the kernel's memory, its counts, and ATen's own kernel if that is next. ``positions``
+    are those of all tensors; without any, every call takes the slow path. ``check`` raises
     for results of the wrong type. A call reads these settings at once: another thread may be
     changing them.
 

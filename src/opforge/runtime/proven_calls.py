@@ -94,7 +94,7 @@ class ProofRow:
 class ProvenCalls:
     """The calls of one operator that a kernel is proven for.
 
-    With ``speed``, only those where it is not slower than ATen.
+    With ``check_speed``, only those where it is not slower than ATen.
     """
 
     def __init__(self, op: OperatorSchema, rows: Mapping[str, Mapping[str, Any]], *, check_speed: bool) -> None:

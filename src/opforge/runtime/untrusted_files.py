@@ -21,7 +21,7 @@ _MAX_FOLDER_DEPTH = 16
 def read(path: Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
     """Return a file's bytes.
 
-    Raises OSError for a link, for anything but a regular file, and for more than ``most`` bytes.
+    Raises OSError for a link, for anything but a regular file, and for more than ``max_bytes``.
     """
     status = os.lstat(path)
     if stat.S_ISLNK(status.st_mode):

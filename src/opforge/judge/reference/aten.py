@@ -130,9 +130,8 @@ class ReferenceCall:
 
         Elements that keep that value were left uninitialised.
         """
-        torch.set_deterministic_debug_mode(
-            "warn"
-        )  # `use_deterministic_algorithms` imports inductor first: seconds for each judge
+        # `use_deterministic_algorithms` imports inductor first: seconds for each judge
+        torch.set_deterministic_debug_mode("warn")
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")

@@ -159,7 +159,7 @@ def serve(config: dict[str, Any], fds: list[int]) -> None:
 def load_or_measure(spawner: Spawner, device: str, *, remeasure: bool = False) -> Peaks:
     """Return a device's peaks from the cache, or measure them now, in a few seconds.
 
-    ``anew`` measures in any case.
+    ``remeasure`` measures in any case.
     """
     ours, theirs = Channel.pair()
     pid = spawner.spawn("peaks", {"device": device}, [theirs.fileno()], limits={}, output=False)

@@ -82,7 +82,7 @@ _ROUNDS_PER_CLOCK_SAMPLE = 4
 
 
 class CpuRace:
-    """A race over one case. ``writes`` says whether its operator may write to inputs."""
+    """A race over one case. ``writes_inputs`` says whether its operator may write to inputs."""
 
     def __init__(
         self,
@@ -97,7 +97,6 @@ class CpuRace:
     ) -> None:
         self._kernel, self._aten = Side(kernel, is_kernel=True), Side(baseline, is_kernel=False)
         self._sides = (self._aten, self._kernel)
-        self._placed = entry
         self._timed = TimedCase(op, entry.request(), "cpu")
         self._judging = judging
         self._writes_inputs = writes_inputs

@@ -31,7 +31,7 @@ class _DeviceState(Protocol):
 
 
 class DeviceMonitor:
-    """Watches a device: call ``sample`` a few times in a race, then ``figures`` and ``remarks``."""
+    """Watches a device: call ``sample`` a few times in a race, then ``figures`` and ``notes``."""
 
     def __init__(
         self,

@@ -83,7 +83,7 @@ def needs_python(included: Iterable[str]) -> bool:
 
 
 def registrations(file: Path, macros: dict[str, str] | None = None) -> list[Registration]:
-    """Return the blocks of a source that define operators; ``names`` maps macros to namespaces."""
+    """Return the blocks of a source that define operators; ``macros`` maps macros to namespaces."""
     return list(_registrations(file, without_comments(file.read_text(errors="replace")), macros or {}))
 
 

@@ -56,7 +56,7 @@ def run_page_data(path: Path, manifest: Manifest, summary: Summary, case_data: C
 
 
 def run_state(manifest: Manifest, summary: Summary, *, is_locked: bool = False) -> str:
-    """Return the state of a run; ``held`` says whether a process is writing to its folder."""
+    """Return the state of a run; ``is_locked`` says whether a process is writing to it."""
     complete = summary.case_counts.total() >= manifest.plan.cases
     if complete and manifest.finished is not None:
         return FINISHED

@@ -181,7 +181,7 @@ def compare(before: Path, after: Path, *, report_unchanged: bool = False) -> Com
     """Compare a run with an earlier one; raises IncomparableError if they are not comparable.
 
     Kernels with the same source in both runs are used to estimate noise. They are not reported as
-    slower or faster unless ``unchanged`` is set.
+    slower or faster unless ``report_unchanged`` is set.
     """
     old, new = RunData.read(before), RunData.read(after)
     if reasons := list(incompatibilities(old.manifest, new.manifest)):

@@ -193,7 +193,7 @@ class JudgePool:
     ) -> None:
         """Create an executor.
 
-        ``keep`` keeps the judges alive for the next execution, until ``close``. ``gpus`` are the
+        ``keep_judges`` keeps the judges for the next execution, until ``close``. ``gpus`` are the
         GPUs to share out, if there are several.
         """
         self._config = config
@@ -217,7 +217,7 @@ class JudgePool:
     def execute(self, plan: Plan, jobs: list[Job], on_judging: Callable[[str], None] = _ignore_names) -> None:
         """Judge all jobs and emit a verdict for every case.
 
-        Timed cases come last, one at a time per device. ``judging`` is called now and then with the
+        Timed cases come last, one at a time per device. ``on_judging`` is called now and then with the
         names of the operators being judged.
         """
         self.use_suite(plan.suite)
@@ -256,7 +256,7 @@ class JudgePool:
         self._queue(racing=task.is_timed).append(task)
 
     def watch_socket(self, source: socket.socket, on_readable: Callable[[], None]) -> None:
-        """Also watch a socket during each turn; ``heard`` is called when it is readable."""
+        """Also watch a socket during each turn; ``on_readable`` is called when it is readable."""
         self._selector.register(source, selectors.EVENT_READ, on_readable)
 
     @property

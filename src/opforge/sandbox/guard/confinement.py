@@ -120,7 +120,7 @@ def user_for(folder: str, number: int) -> int | None:
 def enter(confinement: Confinement, user: int | None, max_tasks: int | None) -> None:
     """Confine this process to its folder, as ``user`` if given.
 
-    ``tasks`` is the limit on the current user's processes and threads.
+    ``max_tasks`` is the limit on the current user's processes and threads.
     """
     can = abilities()
     rights = {**dict.fromkeys(confinement.lists, landlock.LIST), **dict.fromkeys(confinement.reads, landlock.READ)}

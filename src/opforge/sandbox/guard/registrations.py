@@ -27,7 +27,7 @@ class RegistrationSnapshot:
     def changed(self, ignored: Iterable[str] = (), *, thorough: bool = True) -> list[str]:
         """Return the operators that are new, gone or registered again, except those with our traps.
 
-        Describing all takes about 0.1 s. Without ``all_of_them`` only new ones, gone ones and those
+        Describing all takes about 0.1 s. Unless ``thorough``, only new ones, gone ones and those
         that the harness needs are checked.
         """
         trapped = {f"{_NAMESPACE}{name.removesuffix('.default')}" for name in ignored}

@@ -51,7 +51,7 @@ class InputFileRunner:
 
 
 class InputFile:
-    """A loaded file; call ``tests`` first, then ``make`` for each."""
+    """A loaded file; call ``count_tests`` first, then ``make_inputs`` for each."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

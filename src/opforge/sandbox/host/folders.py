@@ -47,7 +47,7 @@ def _open_and_retry(function: Callable[..., Any], path: str, _error: Any) -> Non
 
 
 def measure(folder: str, max_entries: int) -> tuple[int, int]:
-    """Return the bytes and entries in a folder; stops after more than ``most`` entries."""
+    """Return the bytes and entries in a folder; stops after more than ``max_entries``."""
     held = entries = 0
     waiting = [folder]
     while waiting and entries <= max_entries:

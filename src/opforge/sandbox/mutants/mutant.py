@@ -38,7 +38,7 @@ class MutantEffect(enum.StrEnum):
 
 
 class Mutant:
-    """An operator's mutant; ``seen`` summarises all its calls."""
+    """An operator's mutant; ``effect`` summarises all its calls."""
 
     def __init__(self, op: Operator, aten: Function, name: str) -> None:
         self._op = op

@@ -82,7 +82,7 @@ def check_residuals(
     dtype_source: torch.Tensor,
     size: int,
 ) -> dict[str, float]:
-    """Check residuals, one per matrix, against ATen's; ``like`` has the computation's dtype."""
+    """Check residuals, one per matrix, against ATen's; ``dtype_source`` has the computation's dtype."""
     allowed = MAX_RESIDUAL_RATIO * aten_residuals + _ALLOWED_ROUNDING_STEPS * size * torch.finfo(
         dtype_source.dtype
     ).eps * torch.as_tensor(scale)
@@ -111,3 +111,8 @@ def roughly_equal(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Whether two results differ by rounding only, precisely enough for a note."""
     size = float(right.abs().max()) if right.numel() else 0.0
     return bool(((left - right).abs() <= 1e-2 * max(size, 1e-30)).all())
+
+
+def note_if_different(call: Results, index: int, text: str) -> str:
+    """Return a note if a result differs from ATen's by more than rounding."""
+    return "" if roughly_equal(call.kernel[index], call.aten[index]) else text

@@ -11,7 +11,7 @@ from opforge.judge.compare.properties.property_check import (
     check_residuals,
     closest_to_bound,
     frobenius_norm,
-    roughly_equal,
+    note_if_different,
     to_float64,
     wrong_result,
 )
@@ -42,7 +42,9 @@ def qr(call: Results) -> Accepted | None:
             check_matrix_residual(f"{call.result_names[0]}: Q R = A", call, residuals, matrix),
             check_orthonormal(call, 0),
         )
-    return Accepted(frozenset({0, 1}), _note(call, 1, "signs of Q and R differ from ATen's; Q R = A holds"), figures)
+    return Accepted(
+        frozenset({0, 1}), note_if_different(call, 1, "signs of Q and R differ from ATen's; Q R = A holds"), figures
+    )
 
 
 def geqrf(call: Results) -> Accepted | None:
@@ -72,7 +74,9 @@ def geqrf(call: Results) -> Accepted | None:
             max(matrix.shape[-2:]),
         ),
     )
-    return Accepted(frozenset({0, 1}), _note(call, 0, "reflections differ from ATen's; Q R = A holds"), figures)
+    return Accepted(
+        frozenset({0, 1}), note_if_different(call, 0, "reflections differ from ATen's; Q R = A holds"), figures
+    )
 
 
 def lu(call: Results) -> Accepted | None:
@@ -99,7 +103,9 @@ def lu(call: Results) -> Accepted | None:
         _product_residual([to_float64(t) for t in call.aten], matrix),
     ]
     figures = check_matrix_residual(f"{call.result_names[0]}: P L U = A", call, residuals, matrix)
-    return Accepted(frozenset({0, 1, 2}), _note(call, 2, "pivots differ from ATen's; P L U = A holds"), figures)
+    return Accepted(
+        frozenset({0, 1, 2}), note_if_different(call, 2, "pivots differ from ATen's; P L U = A holds"), figures
+    )
 
 
 def lu_packed(call: Results, *, factors_index: int = 0) -> Accepted | None:
@@ -134,7 +140,9 @@ def lu_packed(call: Results, *, factors_index: int = 0) -> Accepted | None:
         max(matrix.shape[-2:]),
     )
     return Accepted(
-        frozenset({index, index + 1}), _note(call, index, "pivots differ from ATen's; P L U = A holds"), figures
+        frozenset({index, index + 1}),
+        note_if_different(call, index, "pivots differ from ATen's; P L U = A holds"),
+        figures,
     )
 
 
@@ -161,7 +169,3 @@ def _check_pivoted_size(name: str, lower: torch.Tensor, aten: torch.Tensor) -> N
 def _check_upper_triangular(name: str, upper: torch.Tensor) -> None:
     if bool((upper.tril(-1) != 0).any()):
         raise wrong_result(f"{name}: not upper triangular")
-
-
-def _note(call: Results, index: int, text: str) -> str:
-    return "" if roughly_equal(call.kernel[index], call.aten[index]) else text

@@ -11,7 +11,7 @@ from opforge.judge.compare.properties.property_check import (
     check_residuals,
     closest_to_bound,
     frobenius_norm,
-    roughly_equal,
+    note_if_different,
     to_float64,
     wrong_result,
 )
@@ -41,7 +41,9 @@ def eigh(call: Results) -> Accepted | None:
         ),
         check_orthonormal(call, 1),
     )
-    return Accepted(frozenset({1}), _note(call, 1, "eigenvectors differ from ATen's; A V = V Λ holds"), figures)
+    return Accepted(
+        frozenset({1}), note_if_different(call, 1, "eigenvectors differ from ATen's; A V = V Λ holds"), figures
+    )
 
 
 def eig(call: Results) -> Accepted | None:
@@ -62,7 +64,9 @@ def eig(call: Results) -> Accepted | None:
     steps = matrix.shape[-1] * torch.finfo(call.aten[1].dtype).eps
     if bool((smallest[0] < _MIN_INDEPENDENCE_RATIO * smallest[1] - steps).any()):
         raise wrong_result(f"{call.result_names[1]}: the eigenvectors are not independent, and ATen's are")
-    note = _note(call, 1, "eigenvalues or eigenvectors differ from ATen's in order or scale; A V = V Λ holds")
+    note = note_if_different(
+        call, 1, "eigenvalues or eigenvectors differ from ATen's in order or scale; A V = V Λ holds"
+    )
     return Accepted(frozenset({0, 1}), note, closest_to_bound(of_values, of_vectors, of_lengths))
 
 
@@ -71,7 +75,7 @@ def eigvals(call: Results) -> Accepted | None:
     if call.same_bits(0) or not call.kernel[0].numel() or not all_finite([*call.aten, *call.kernel]):
         return None
     figures = _check_eigenvalues(call)
-    return Accepted(frozenset({0}), _note(call, 0, "eigenvalues are in another order than ATen's"), figures)
+    return Accepted(frozenset({0}), note_if_different(call, 0, "eigenvalues are in another order than ATen's"), figures)
 
 
 def svd(call: Results) -> Accepted | None:
@@ -93,7 +97,7 @@ def svd(call: Results) -> Accepted | None:
     text = f"{call.result_names[0]}, {call.result_names[2]}: U S Vh = A"
     product = check_matrix_residual(text, call, [off(call.kernel), off(call.aten)], matrix)
     figures = closest_to_bound(product, check_orthonormal(call, 0), check_orthonormal(call, 2, rows=not returns_v))
-    note = _note(call, 0, "singular vectors differ from ATen's; U S Vh = A holds")
+    note = note_if_different(call, 0, "singular vectors differ from ATen's; U S Vh = A holds")
     return Accepted(frozenset({0, 2}), note, figures)
 
 
@@ -155,7 +159,3 @@ def _hermitian(matrix: torch.Tensor, *, upper: bool) -> torch.Tensor:
     diagonal = matrix.diagonal(dim1=-2, dim2=-1)
     diagonal = diagonal.real.to(matrix.dtype) if matrix.is_complex() else diagonal
     return strict + strict.mH + torch.diag_embed(diagonal)
-
-
-def _note(call: Results, index: int, text: str) -> str:
-    return "" if roughly_equal(call.kernel[index], call.aten[index]) else text

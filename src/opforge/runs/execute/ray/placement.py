@@ -75,8 +75,8 @@ class Placement:
     ) -> TaskRequest | None:
         """Return the next task's request; None if it must wait for a node.
 
-        ``taken`` counts the tasks pinned to each node. ``home`` is the node whose cache has the
-        kernel's files.
+        ``pinned_counts`` counts the tasks pinned to each node. ``preferred_node`` has the kernel's
+        files in its cache.
         """
         if self.gpu or phase is Phase.CORRECTNESS:
             share = 1.0 if phase is Phase.PERFORMANCE else 1.0 / KERNELS_PER_GPU
