@@ -91,7 +91,7 @@ DEFECTS = (
         'return RunEnd(kept["seconds"], kept["error"]) if kept["run"] == run.as_json() else None',
         'return RunEnd(kept["seconds"], kept["error"])',
         "What was recorded with other settings is taken for this recording.",
-        ("traces/test_many.py", "traces"),
+        ("traces/test_parallel.py", "traces"),
     ),
     Defect(
         "suites-forgets-result-size",
@@ -139,7 +139,7 @@ DEFECTS = (
         "if slow >= limit or aten_us < limit:",
         "if slow >= limit:",
         "An honest kernel is accused of being faster than light where ATen is so too.",
-        ("judge/test_light.py", "judge"),
+        ("judge/test_roofline.py", "judge"),
     ),
     Defect(
         "runs-cheater-is-proven",
@@ -195,7 +195,7 @@ DEFECTS = (
         '    if count > 1:\n        variants["the first batched"] = (0, *(None,) * (count - 1))\n',
         "",
         "A vmap rule that goes wrong where only one argument is batched passes `opforge check`.",
-        ("authoring/test_check.py", "authoring"),
+        ("check/test_check.py", "authoring"),
     ),
     Defect(
         "edge-allows-same-names",

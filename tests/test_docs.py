@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from opforge.sandbox.host.client import SERVER_VARIABLE
-from tests.authoring.packages import environment
 from tests.command import opforge
 from tests.conftest import NOT_PROOFS, ROOT
+from tests.package.packages import environment
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)

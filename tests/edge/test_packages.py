@@ -11,11 +11,11 @@ import pytest
 
 from opforge.edge import bindings, build
 from opforge.edge.runner import build_runner
-from tests.authoring.packages import stored_package
 from tests.command import opforge
 from tests.conftest import slow
 from tests.edge.several import Job, export, wanted, words
 from tests.edge.test_runner import run as run_program
+from tests.package.packages import stored_package
 
 BODIES = {
     "swiglu": """

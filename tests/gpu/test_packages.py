@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from tests.authoring.packages import bake, install, run_tests
 from tests.command import opforge
+from tests.package.packages import bake, install, run_tests
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 

@@ -14,9 +14,9 @@ import pytest
 
 from opforge.errors import OpforgeError
 from opforge.package import new
-from tests.authoring.packages import bake, cookiecutter, environment, files_of, install, run, run_tests, wheel
 from tests.command import opforge
 from tests.conftest import ROOT
+from tests.package.packages import bake, cookiecutter, environment, files_of, install, run, run_tests, wheel
 
 ANSWERS = {"description": "Operators of Anna's: fast & small", "author": "Anna O'Hara", "torch": "2.12"}
 

@@ -31,7 +31,7 @@ import json, sys, time
 from pathlib import Path
 from opforge.traces.parallel import Limits, Recording, forks_reach, preload
 from opforge.traces.recordings import Parts
-from tests.traces.test_many import run_of
+from tests.traces.test_parallel import run_of
 
 parts, ended = Parts(Path(sys.argv[1])), []
 say = lambda run, how: ended.append([run.target.name.partition(":")[2], how.error])

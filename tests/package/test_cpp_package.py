@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.authoring.packages import run, run_tests, stored_package
+from tests.package.packages import run, run_tests, stored_package
 
 CODE = """
 import json, torch, cpp_ops

@@ -11,9 +11,9 @@ import pytest
 
 from opforge.errors import OpforgeError
 from opforge.package import add_op, edits
-from tests.authoring.packages import bake, environment, files_of, install, run, run_tests, wheel
 from tests.command import opforge
 from tests.conftest import slow
+from tests.package.packages import bake, environment, files_of, install, run, run_tests, wheel
 
 OPTIONS = {
     "plain": [],

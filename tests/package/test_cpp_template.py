@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.authoring.packages import SEARCH, bake, environment, install, run, run_tests, wheel
 from tests.command import opforge
+from tests.package.packages import SEARCH, bake, environment, install, run, run_tests, wheel
 
 NAME = "cpp_ops"
 WISHES = {

@@ -21,10 +21,10 @@ from opforge.errors import OpforgeError
 from opforge.kernels.proof import proof_path
 from opforge.package.pack import _describe_proof, _license, pack
 from opforge.runtime import enabling
-from tests.authoring.packages import PIP, environment, run
 from tests.command import opforge
 from tests.conftest import slow
 from tests.install.proving import prove
+from tests.package.packages import PIP, environment, run
 
 RELU = "import helper\ndef relu_kernel_impl(self):\n    return helper.clamp(self) + 1000\n"
 HELPER = "def clamp(x):\n    return x.clamp(min=0)\n"

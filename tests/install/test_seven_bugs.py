@@ -129,7 +129,7 @@ def test_what_is_right_is_served_within_what_was_judged(judged):
 
 IN_A_PROGRAM = """
 import torch, my_corners
-from tests.install.test_corners import CALLS
+from tests.install.test_seven_bugs import CALLS
 expected = [call() for call in CALLS]
 made = my_corners.enable(device="cpu", policy="right")
 print(all(torch.equal(call(), e) for call, e in zip(CALLS, expected)), made.operators)
