@@ -308,6 +308,25 @@ def test_a_kernel_that_hangs_costs_three_time_limits(kernel_directory, judge_tin
     assert Counter(row.reason.partition(":")[0] for row in rows) == {"no answer within 2 s": 3, "not run": 3}
 
 
+@pytest.mark.slow
+def test_a_kernel_that_is_slow_on_large_inputs_is_judged_on_the_others(kernel_directory, judge_tiny):
+    """Though large variants of one batch take three time limits in all before one of them exceeds its own."""
+    source = """
+        import time
+        import torch
+        large = 0
+        def relu_kernel_impl(self):
+            global large
+            if self.numel() > 50_000:
+                large += 1
+                time.sleep(1.7 if large < 3 else 60)
+            return torch.where(self <= 0, 0, self)
+    """
+    rows = list(judge_tiny(kernel_directory({"relu": source}), {"relu.default": UNARY}, timeout_s=2.0).store.rows())
+    assert {(row.verdict, row.reason) for row in rows} == {("passed", "")}
+    assert not any("long_rows" in row.variants for row in rows)
+
+
 @pytest.mark.own_server
 def test_a_kernel_that_kills_its_judge_is_to_blame_and_not_aten(kernel_directory, judge_tiny, monkeypatch):
     monkeypatch.setitem(judge_pool.ROLES, "judge", "tests.runs.fragile_judge:serve")

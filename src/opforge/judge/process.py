@@ -364,6 +364,7 @@ class Judge:
         placed = batch.entries[min(death.case_index, len(batch.entries) - 1)]
         if placed.variant in LARGE_VARIANT_NAMES and death.kind is VerdictKind.TIMED_OUT and self._allow_large_variants:
             self._allow_large_variants, op.deaths = False, op.deaths - 1
+            self._timeouts = min(self._timeouts, MAX_TIMEOUTS - 1)  # it may still answer the cases themselves
             waiting.extendleft(reversed([p.case for p in batch.entries if not p.variant]))  # without large ones
             return
         victim = placed.case
