@@ -61,9 +61,10 @@ _NOT_FOR_USER_REFERENCE = frozenset({"one_transposed", ONE_TENSOR_TWICE})
 
 It promises neither strides for inputs of mixed layouts nor support for one tensor given twice."""
 _INDEX_ARGUMENTS = frozenset({
-    "index", "indices", "max_indices", "maximum_indices", "offsets", "offset2bag", "bag_size", "target", "boundaries", "sorted_sequence",
-    "sorter", "repeats", "batch_sizes", "lengths", "input_lengths", "target_lengths", "hash", "pivots", "LU_pivots", "crow_indices",
-    "col_indices", "ccol_indices", "row_indices", "compressed_indices", "plain_indices", "cum_seq_q", "cum_seq_k", "offs", "dims",
+    "index", "indices", "max_indices", "maximum_indices", "offsets", "offset2bag", "bag_size", "target", "boundaries",
+    "sorted_sequence", "sorter", "repeats", "batch_sizes", "lengths", "input_lengths", "target_lengths", "hash",
+    "pivots", "LU_pivots", "crow_indices", "col_indices", "ccol_indices", "row_indices", "compressed_indices",
+    "plain_indices", "cum_seq_q", "cum_seq_k", "offs", "dims",
 })  # fmt: skip
 """Arguments that hold indices or must be sorted; integer inputs then keep their contents."""
 _OUT_FILL_VALUE = 7

@@ -382,18 +382,18 @@ class Judge:
         first: CaseCheck | None = None
         effects: dict[str, str] = {}
         for placed, reply, inputs in zip(batch.entries, replies, touched, strict=True):
-            hearing = CaseCheck(
-                op.operator, op.required, placed.expect, placed.call, placed.answer, reply, results, self._config.input_bytes,
-                inputs, measure_errors=not placed.variant and "mutant" not in op.kernel,
+            check = CaseCheck(
+                op.operator, op.required, placed.expect, placed.call, placed.answer, reply, results,
+                self._config.input_bytes, inputs, measure_errors=not placed.variant and "mutant" not in op.kernel,
             )  # fmt: skip
-            finding = hearing.verdict()
+            finding = check.verdict()
             if not placed.variant:
-                first = hearing
-                finding = self._extra_checks(op, worker, batch, placed, hearing, finding)
+                first = check
+                finding = self._extra_checks(op, worker, batch, placed, check, finding)
             elif finding.kind is VerdictKind.WRONG and first is not None and batch.is_aten_at_fault(first.aten, placed):
                 continue
             elif placed.variant in variants.REPLAY_VARIANTS and finding.kind is VerdictKind.WRONG and first is not None:
-                finding = _replayed_result(first, hearing) or finding
+                finding = _replayed_result(first, check) or finding
             elif placed.variant == "again" and finding.passed and reply.calls is not None:
                 finding = replace(finding, figures={"calls": reply.calls})
             if "mutant" in op.kernel:
@@ -409,7 +409,8 @@ class Judge:
     def _with_notes(self, batch: Batch, case: CaseRow, finding: Verdict) -> Verdict:
         """Add notes on what was not judged because ATen is wrong, slow or dies there."""
         notes = [
-            f"not judged {variants.describe(name)}: {batch.authority}'s own answer is another one there, {batch.fault_note}"
+            f"not judged {variants.describe(name)}: {batch.authority}'s own answer is another one there, "
+            f"{batch.fault_note}"
             for name in batch.aten_bugs.get(case.id, ())
         ]
         if case.id in batch.slow_aten_s:
@@ -428,7 +429,7 @@ class Judge:
         worker: KernelWorker,
         batch: Batch,
         placed: BatchEntry,
-        hearing: CaseCheck,
+        check: CaseCheck,
         finding: Verdict,
     ) -> Verdict:
         """Check what needs more than one call: late results, gradients, random draws, times."""
@@ -441,16 +442,16 @@ class Judge:
             and self._worker is not None
         ):
             op.checked_for_late_results = True
-            return self._or_death(extra_checks.check_late_result, worker, placed, hearing) or finding
+            return self._or_death(extra_checks.check_late_result, worker, placed, check) or finding
         if foreign and finding.passed and self._worker is not None and _differentiable(op, placed):
             finding = self._or_death(self._judge_gradients, op, worker, placed) or finding
-        drew = hearing.aten.used_rng
+        drew = check.aten.used_rng
         if not finding.passed or not (drew or timed):
             return finding
         if self._worker is None:
             return Verdict(VerdictKind.CRASHED, "extra checks skipped: the kernel's process died on an earlier case")
         if drew:
-            finding = self._or_death(judge_draws, worker, op.operator, placed, hearing, finding) or finding
+            finding = self._or_death(judge_draws, worker, op.operator, placed, check, finding) or finding
         if finding.passed and timed:
             race = functools.partial(
                 self._case_timer.time_case,

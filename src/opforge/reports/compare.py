@@ -165,7 +165,10 @@ def markdown(comparison: Comparison, max_slowdown: float | None) -> str:
     lines = [
         f"### opforge: {head}",
         "",
-        f"{markdown_code(comparison.paths[1])} against {markdown_code(comparison.paths[0])}: {markdown_code(_suite_and_device(comparison))}",
+        (
+            f"{markdown_code(comparison.paths[1])} against {markdown_code(comparison.paths[0])}: "
+            f"{markdown_code(_suite_and_device(comparison))}"
+        ),
     ]
     if comparison.differences:
         lines += [

@@ -35,7 +35,10 @@ class TestCase:
             return
         kind = f" type={_attribute(self.error_type)}" if self.status != "skipped" else ""
         yield f"{head}>\n"
-        yield f"      <{self.status}{kind} message={_attribute(self.text)}>{escape(escape_controls(self.text))}</{self.status}>\n"
+        yield (
+            f"      <{self.status}{kind} "
+            f"message={_attribute(self.text)}>{escape(escape_controls(self.text))}</{self.status}>\n"
+        )
         yield "    </testcase>\n"
 
 

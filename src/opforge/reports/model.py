@@ -86,7 +86,10 @@ def _results(report: Mapping[str, Any]) -> Iterator[str]:
 
 def _blame(blame: Mapping[str, Any]) -> Iterator[str]:
     for row in blame["guilty"]:
-        yield f"[bold red]caused by[/bold red]    {escape_line(row['kernel'])}, {row['verdict']} by itself: {escape_line(row['reason'])}"
+        yield (
+            f"[bold red]caused by[/bold red]    {escape_line(row['kernel'])}, {row['verdict']} by itself: "
+            f"{escape_line(row['reason'])}"
+        )
         yield from _first_error_lines(row)
     for group in blame["together"]:
         names = ", ".join(row["kernel"] for row in group)

@@ -45,8 +45,14 @@ def summary_markdown(manifest: Manifest, summary: Summary) -> str:
         "",
         "| | |",
         "|---|---|",
-        f"| correctness | {scores['correctness']:.4f} over {scores['operators']} {summary.unit_noun} (without a kernel: {without}) |",
-        f"| correctness of what the backend implements | {scores['correctness_of_judged']:.4f} over {scores['judged']} {summary.unit_noun} |",
+        (
+            f"| correctness | {scores['correctness']:.4f} over {scores['operators']} {summary.unit_noun} (without a "
+            f"kernel: {without}) |"
+        ),
+        (
+            f"| correctness of what the backend implements | {scores['correctness_of_judged']:.4f} over "
+            f"{scores['judged']} {summary.unit_noun} |"
+        ),
         f"| coverage | {scores['coverage']:.4f} |",
         *[f"| {title} | {text} |" for title, text in speed_text.score_lines(summary)],
         *_perf_at_p_row(summary),
@@ -112,7 +118,10 @@ def _comparison(manifest: Manifest, summary: Summary) -> Iterator[str]:
     if not rows:
         return
     yield from ("", "## Implementations compared", "")
-    yield "Speedups with their 95 % intervals: over the reference, and over the fastest right implementation of the operator."
+    yield (
+        "Speedups with their 95 % intervals: over the reference, and over the fastest right implementation of the "
+        "operator."
+    )
     yield from ("", "| operator | implementation | passed | verdict | reference | × reference | × fastest |")
     yield "|---|---|---|---|---|---|---|"
     for row in rows:
@@ -134,7 +143,10 @@ def _times(summary: Summary) -> Iterator[str]:
     if not timed:
         return
     yield from ("", "## Times", "", _SPEEDUP_NOTE.format(summary.reference_name), "")
-    yield f"| operator | kernel | timed | × {summary.baseline} | call × {summary.baseline} | % of SOL ({summary.baseline}) | |"
+    yield (
+        f"| operator | kernel | timed | × {summary.baseline} | call × {summary.baseline} | % of SOL "
+        f"({summary.baseline}) | |"
+    )
     yield "|---|---|---|---|---|---|---|"
     for t in timed:
         cells = [

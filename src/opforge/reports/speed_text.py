@@ -41,7 +41,10 @@ def score_lines(summary: Summary) -> Iterator[tuple[str, str]]:
         cases = sum(len(t.launch_bound_times) for t in operators)
         yield (
             "launch-bound",
-            f"{_times(summary, summary.launch_speed)} over {cases} cases of {len(operators)} {summary.unit_noun}, scored separately",
+            (
+                f"{_times(summary, summary.launch_speed)} over {cases} cases of {len(operators)} {summary.unit_noun}, "
+                "scored separately"
+            ),
         )
     if remark := _timed_counts_text(summary):
         yield "timed", remark

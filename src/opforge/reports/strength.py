@@ -65,6 +65,7 @@ def _scores(console: Console, strength: Strength) -> None:
     survivors = strength.survivors
     loose = sum(1 for t in survivors if t.passed_wrong)
     console.print(
-        f"survivors    {len(survivors)}: {len(survivors) - loose} that differed in no case, {loose} that differed and still passed"
+        f"survivors    {len(survivors)}: {len(survivors) - loose} that differed in no case, {loose} that differed and "
+        "still passed"
     )
     console.print(f"weak         {len(strength.weak)} of {len(strength.by_operator())} operators")

@@ -74,7 +74,8 @@ def print_run(console: Console, manifest: Manifest, summary: Summary) -> None:
     if len(tallies) > _MAX_OPERATOR_ROWS and not summary.separate_kernels:
         hidden = tallies[_MAX_OPERATOR_ROWS:]
         console.print(
-            f"… and {len(hidden)} more operators, {sum(1 for t in hidden if t.is_correct)} of them right; all are in operator_summary.csv"
+            f"… and {len(hidden)} more operators, {sum(1 for t in hidden if t.is_correct)} of them right; all are in "
+            "operator_summary.csv"
         )
     _show_reasons(console, [t for t in tallies if not t.is_correct])
     if summary.declined:
@@ -192,7 +193,8 @@ def _show_scores(console: Console, summary: Summary) -> None:
     scores = summary.scores()
     console.print(
         f"correctness  {scores['correctness']:.4f} over {scores['operators']} {summary.unit_noun}; "
-        f"{scores['correctness_of_judged']:.4f} over the {scores['judged']} that the backend implements (coverage {scores['coverage']:.4f})",
+        f"{scores['correctness_of_judged']:.4f} over the {scores['judged']} that the backend implements (coverage "
+        f"{scores['coverage']:.4f})",
         soft_wrap=True,
     )
     for title, text in speed_text.score_lines(summary):

@@ -86,7 +86,10 @@ def _operators(calls: Iterable[TracedCall]) -> Iterator[str]:
         for seen in call.seen:
             model_counts[call.op][seen.model] += seen.count
     yield "\n## Operators"
-    yield f"Each with the {_MAX_NAMED_MODELS} architectures that call it most; the file lists all of them for each case in `seen`.\n"
+    yield (
+        f"Each with the {_MAX_NAMED_MODELS} architectures that call it most; the file lists all of them for each case "
+        "in `seen`.\n"
+    )
     rows = [(f"`{op}`", cases[op], model_counts[op].total(), _named(model_counts[op])) for op in sorted(cases)]
     yield from _table(("operator", "cases", "calls", "from"), rows)
 

@@ -77,8 +77,10 @@ def run(
     selected_ops(config, suite)  # report a misspelt operator before starting anything
     if isinstance(backend, KernelGenerator) and config.executor != "local":
         raise OpforgeError(
-            f"backend {config.backend!r} judges its kernels on this machine while it makes them, not with --executor {config.executor}; "
-            f"judge them afterwards with --backend {'custom_ops' if config.suite == 'custom_ops' else 'directory'} --executor {config.executor}"
+            f"backend {config.backend!r} judges its kernels on this machine while it makes them, not with --executor "
+            f"{config.executor}; "
+            f"judge them afterwards with --backend {'custom_ops' if config.suite == 'custom_ops' else 'directory'} "
+            f"--executor {config.executor}"
         )
     executor_class = registry.load("executors", config.executor)
     server = start_server(config.device, confined=config.confine)

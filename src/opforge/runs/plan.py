@@ -150,8 +150,8 @@ def make_plan(config: RunConfig, backend: Backend, suite: LoadedSuite) -> Plan:
     kernels = backend.kernels(suite.cases)
     if not kernels and not isinstance(backend, KernelGenerator):  # a backend that makes kernels reports why it has none
         raise NothingToJudgeError(
-            f"backend {config.backend!r} implements none of the {len(suite.cases)} operators that suite {config.suite!r} selects"
-            + "".join(f"; {remark}" for remark in getattr(backend, "remarks", ()))
+            f"backend {config.backend!r} implements none of the {len(suite.cases)} operators that suite "
+            f"{config.suite!r} selects" + "".join(f"; {remark}" for remark in getattr(backend, "remarks", ()))
         )
     jobs = tuple(Job(k, tuple(_parts(k, suite))) for k in kernels)
     served = {part.op for job in jobs for part in job.operators}

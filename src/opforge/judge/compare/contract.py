@@ -148,7 +148,8 @@ class CaseCheck:
         if reply.changed_later:
             raise RejectedError(
                 VerdictKind.CONTRACT,
-                "its result changed after the call returned: a later call or a thread of its own writes to the same memory",
+                "its result changed after the call returned: a later call or a thread of its own writes to the same "
+                "memory",
             )
         self._require_wellformed_reply()
         figures = self._check_inputs_after() if self.call.owns_storage and self.reply_has_inputs else {}
@@ -270,7 +271,8 @@ class CaseCheck:
         if can_view_flat(aten.shape, aten.stride()) and not can_view_flat(aten.shape, strides):
             raise RejectedError(
                 VerdictKind.CONTRACT,
-                f"{label} has strides {tuple(strides)} and cannot be viewed flat; {self._authority}'s {aten.stride()} can",
+                f"{label} has strides {tuple(strides)} and cannot be viewed flat; {self._authority}'s {aten.stride()} "
+                "can",
             )
         self.notes.append(f"{label} has strides {tuple(strides)}, {self._authority}'s has {aten.stride()}")
 
@@ -316,7 +318,8 @@ class CaseCheck:
             )[undefined]
             figures = self._make_comparison(label, judged, aten, index).check(measure=self.measure_errors)
             self.notes.append(
-                f"{label}: {int(undefined.sum())} of {aten.numel()} elements are uninitialised in {self._authority}, and not judged"
+                f"{label}: {int(undefined.sum())} of {aten.numel()} elements are uninitialised in {self._authority}, "
+                "and not judged"
             )
             return figures
 

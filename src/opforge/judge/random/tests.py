@@ -118,7 +118,10 @@ class DrawTests:
 
         def level(index: int) -> str:
             side = "larger" if float(left[:, index].mean()) > float(right[:, index].mean()) else "smaller"
-            return f"{self.label}: the element at flat position {self._flat_position(index)} is {side} than ATen's on average"
+            return (
+                f"{self.label}: the element at flat position {self._flat_position(index)} is {side} than ATen's on "
+                "average"
+            )
 
         def width(index: int) -> str:
             side = "wider" if float(left[:, index].abs().mean()) > float(right[:, index].abs().mean()) else "narrower"
@@ -166,7 +169,10 @@ class DrawTests:
         ends = torch.stack([ranks.amin(1), ranks.amax(1)], 1)
         slack = 2 * _ALLOWED_ROUNDING_STEPS * self.sample.rounding_step
         left, right = (float(part.mean()) for part in self._split(ranks.mean(1).abs()))
-        uneven_mean = f"{self.label}: the elements of a sample are not independent: its mean varies {left / max(right, 1e-9):.3g} times as much as ATen's"
+        uneven_mean = (
+            f"{self.label}: the elements of a sample are not independent: its mean varies "
+            f"{left / max(right, 1e-9):.3g} times as much as ATen's"
+        )
         yield paired_test(*self._split(ranks.mean(1).abs()), lambda _: uneven_mean, slack)
         end = f"{self.label}: the {{}} element of a sample has another distribution than ATen's"
         yield paired_test(*self._split(ends), lambda index: end.format(("smallest", "largest")[index]), slack)
@@ -217,7 +223,10 @@ class DrawTests:
         # One draw more or less changes the count by one at most.
         # So McDiarmid's inequality bounds the difference.
         distance = torch.tensor([abs(float(different[0] - different[1]))])
-        too_few = f"{self.label}: {different[0]} different samples from {self._draw_count} seeds and calls, ATen has {different[1]}"
+        too_few = (
+            f"{self.label}: {different[0]} different samples from {self._draw_count} seeds and calls, ATen has "
+            f"{different[1]}"
+        )
         stuck = f"{self.label}: the same sample for every seed"
         count = PairedTest(
             distance, torch.tensor([math.sqrt(self._draw_count / 2)]), lambda _: stuck if different[0] == 1 else too_few

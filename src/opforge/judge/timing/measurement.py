@@ -239,7 +239,8 @@ class Measurement:
             reported = self._reported_kernel_ns * self.block_calls
             raise RejectedError(
                 VerdictKind.CHEATED,
-                f"says that {self.block_calls} calls took {reported / 1e6:.3g} ms; by the judge's clock it was at least {(reported + unreported) / 1e6:.3g} ms",
+                f"says that {self.block_calls} calls took {reported / 1e6:.3g} ms; by the judge's clock it was at "
+                f"least {(reported + unreported) / 1e6:.3g} ms",
             )
 
 

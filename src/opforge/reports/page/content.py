@@ -22,8 +22,8 @@ FINISHED, RUNNING, INTERRUPTED = "finished", "running", "interrupted"
 _MISSING, _DECLINED, _WAITING = "no kernel", "declined", "not judged"
 """Labels for operators without a verdict."""
 _WORST_FIRST = (
-    VerdictKind.CHEATED, VerdictKind.CRASHED, VerdictKind.TIMED_OUT, VerdictKind.WRONG, VerdictKind.CONTRACT, VerdictKind.ERROR,
-    VerdictKind.UNSUPPORTED, VerdictKind.PASSED,
+    VerdictKind.CHEATED, VerdictKind.CRASHED, VerdictKind.TIMED_OUT, VerdictKind.WRONG, VerdictKind.CONTRACT,
+    VerdictKind.ERROR, VerdictKind.UNSUPPORTED, VerdictKind.PASSED,
 )  # fmt: skip
 _MAX_REASONS = 200
 _MAX_SECTION_LINES = 500
@@ -145,7 +145,8 @@ def _scores(summary: Summary) -> Iterator[dict[str, str]]:
         "correctness",
         f"{summary.correctness:.4f}",
         "",
-        f"of {scores['operators']} {summary.unit_noun}; {summary.correctness_of_judged:.4f} of the {scores['judged']} that were judged",
+        f"of {scores['operators']} {summary.unit_noun}; {summary.correctness_of_judged:.4f} of the {scores['judged']} "
+        "that were judged",
     )
     yield _score(
         "coverage",

@@ -20,7 +20,8 @@ def finished_manifest(path: Path) -> Manifest:
     manifest = read_manifest(path)
     if manifest.finished is None:
         raise RunDirectoryError(
-            f"the run in {str(path)!r} is unfinished and cannot be compared; finish it with `opforge run --resume {path}`"
+            f"the run in {str(path)!r} is unfinished and cannot be compared; finish it with `opforge run --resume "
+            f"{path}`"
         )
     return manifest
 

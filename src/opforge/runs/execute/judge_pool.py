@@ -372,7 +372,8 @@ class JudgePool:
             job = judge.task.job
             judge.channel.send({
                 "kernel": job.kernel.wire(), "ops": parts, "batch": judge.task.batch, "until": job.stop_on,
-                "plain": sorted(judge.task.plain_case_ids), "allow_fallback": self._config.allow_fallback, "serves": list(job.all_ops),
+                "plain": sorted(judge.task.plain_case_ids), "allow_fallback": self._config.allow_fallback,
+                "serves": list(job.all_ops),
                 "aten_alone": judge.task.suspect_task.position if judge.task.suspect_task is not None else None,
             })  # fmt: skip
         except ChannelClosedError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import queue
 import socket
 import threading
@@ -115,7 +116,7 @@ class JudgingService:
         while not self._submissions.empty():
             job, phase, future = self._submissions.get()
             rows: list[ResultRow] = []
-            self._executor.add(job, phase, rows.extend, lambda a=future, r=rows: self._answer(a, r))  # type: ignore[misc]
+            self._executor.add(job, phase, rows.extend, functools.partial(self._answer, future, rows))
 
     def _answer(self, future: Future[list[ResultRow]], rows: list[ResultRow]) -> None:
         with self._lock:

@@ -17,8 +17,8 @@ def replace_by_noise(result: Any, inputs: list[torch.Tensor], *, mutates: bool) 
     """
     if isinstance(result, list | tuple):
         noise = []
-        for one in result:
-            noise.append(replace_by_noise(one, inputs, mutates=mutates))  # noqa: PERF401  # a comprehension adds a stack frame
+        for one in result:  # a comprehension adds a stack frame
+            noise.append(replace_by_noise(one, inputs, mutates=mutates))  # noqa: PERF401
         return type(result)(noise)
     if isinstance(result, bool):
         return bool(secrets.randbelow(2))

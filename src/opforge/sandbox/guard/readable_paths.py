@@ -23,8 +23,8 @@ _SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/libx32", "/bin", "/sbin", "/opt
            "/run/opengl-driver", "/proc", "/sys/bus", "/sys/class", "/sys/dev", "/sys/devices", "/sys/fs/cgroup",
            "/sys/kernel/mm", "/sys/module")  # fmt: skip
 _ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "ld.so.preload", "alternatives", "localtime", "timezone",
-        "nsswitch.conf", "passwd", "group", "os-release", "lsb-release", "debian_version", "locale.alias", "locale.conf",
-        "OpenCL", "vulkan", "nvidia", "python3*")  # fmt: skip
+        "nsswitch.conf", "passwd", "group", "os-release", "lsb-release", "debian_version", "locale.alias",
+        "locale.conf", "OpenCL", "vulkan", "nvidia", "python3*")  # fmt: skip
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _GPU_DEVICES = ("/dev/nvidia*", "/dev/dri", "/dev/kfd")
 _SETTINGS = ("PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH")

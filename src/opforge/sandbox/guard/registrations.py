@@ -9,10 +9,10 @@ import torch
 
 _NAMESPACE = "aten::"
 HARNESS = frozenset({
-    "copy_", "clone", "empty", "empty_like", "empty_strided", "equal", "eq", "view", "as_strided", "set_", "_to_copy", "detach",
-    "fill_", "zero_", "resize_", "slice", "select", "_local_scalar_dense", "contiguous", "reshape", "to",
-    "resolve_conj", "resolve_neg", "flatten", "view_as_real", "bitwise_xor_", "logical_not_", "is_nonzero", "item", "alias",
-    "_lazy_clone", "is_same_size", "lift_fresh",
+    "copy_", "clone", "empty", "empty_like", "empty_strided", "equal", "eq", "view", "as_strided", "set_", "_to_copy",
+    "detach", "fill_", "zero_", "resize_", "slice", "select", "_local_scalar_dense", "contiguous", "reshape", "to",
+    "resolve_conj", "resolve_neg", "flatten", "view_as_real", "bitwise_xor_", "logical_not_", "is_nonzero", "item",
+    "alias", "_lazy_clone", "is_same_size", "lift_fresh",
 })  # fmt: skip
 """Operators by which a worker makes inputs and returns results; checked after every batch."""
 

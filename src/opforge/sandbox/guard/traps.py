@@ -54,8 +54,8 @@ _MKLDNN = "MkldnnCPU"
 Torch does not expose the kernels registered there, so a trap cannot forward a call.
 """
 _OTHER_NAMESPACES = frozenset({
-    "mkldnn", "mkldnn_prepacked", "mkl", "onednn", "quantized", "_quantized", "quantization", "sparse", "static_runtime",
-    "prepacked", "xnnpack", "_native", "_test",
+    "mkldnn", "mkldnn_prepacked", "mkl", "onednn", "quantized", "_quantized", "quantization", "sparse",
+    "static_runtime", "prepacked", "xnnpack", "_native", "_test",
 })  # fmt: skip
 """Namespaces besides ``aten`` with torch's own implementations of the same operators."""
 _MAX_ALWAYS_COMPARED_CALLS = 64

@@ -25,7 +25,8 @@ import torch
 from opforge.cases.tensors import flat_bytes, flat_storage
 
 GRAD_MODE, REQUIRES_GRAD, INFERENCE_MODE, THREAD, THREADS, DEFAULT_DTYPE, LAZY_CLONE, KEPT_RESULTS, TORCH_THREADS = (
-    "grad_mode", "requires_grad", "inference_mode", "thread", "threads", "default_dtype", "lazy_clone", "kept_results", "torch_threads",
+    "grad_mode", "requires_grad", "inference_mode", "thread", "threads", "default_dtype", "lazy_clone",
+    "kept_results", "torch_threads",
 )  # fmt: skip
 SINGLE_CALL_SITUATIONS = (GRAD_MODE, REQUIRES_GRAD, INFERENCE_MODE, THREAD, DEFAULT_DTYPE, LAZY_CLONE, TORCH_THREADS)
 SITUATIONS = (*SINGLE_CALL_SITUATIONS, THREADS, KEPT_RESULTS)

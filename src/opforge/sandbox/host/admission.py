@@ -102,7 +102,8 @@ def check_socket(path: str) -> None:
         raise RefusedError(f"OPFORGE_SERVER={path} is not a socket; name the one that `opforge warm` prints")
     if facts.st_uid != os.geteuid():
         raise RefusedError(
-            f"OPFORGE_SERVER={path} belongs to user {facts.st_uid}, and you are user {os.geteuid()}; start a server of your own with `opforge warm`"
+            f"OPFORGE_SERVER={path} belongs to user {facts.st_uid}, and you are user {os.geteuid()}; start a server "
+            "of your own with `opforge warm`"
         )
 
 
@@ -136,7 +137,8 @@ def _check_environment(theirs: Mapping[str, str]) -> None:
     for name in sorted({*ours, *wanted}):
         if ours.get(name) != wanted.get(name):
             raise RefusedError(
-                f"the server was started with {name}={ours.get(name)!r}, and this command has {wanted.get(name)!r}; restart `opforge warm`"
+                f"the server was started with {name}={ours.get(name)!r}, and this command has {wanted.get(name)!r}; "
+                "restart `opforge warm`"
             )
 
 
@@ -157,5 +159,6 @@ def _check_folders(hello: Hello) -> None:
     for what, folder in (("working folder", hello.folder), ("cache", hello.cache)):
         if any(Path(folder).is_relative_to(path) for path in readable):
             raise RefusedError(
-                f"kernels in this server could read your {what} {folder}; start `opforge warm` in that folder, or unset OPFORGE_SERVER"
+                f"kernels in this server could read your {what} {folder}; start `opforge warm` in that folder, or "
+                "unset OPFORGE_SERVER"
             )

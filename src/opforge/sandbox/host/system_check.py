@@ -120,7 +120,7 @@ def _files(folder: str) -> bool:
 
 
 def _network(_folder: str) -> bool:
-    return all(_refused(lambda family=family: socket.socket(family)) for family in (socket.AF_INET, socket.AF_INET6))  # type: ignore[misc]
+    return all(_refused(functools.partial(socket.socket, family)) for family in (socket.AF_INET, socket.AF_INET6))
 
 
 def _other_processes(_folder: str) -> bool:

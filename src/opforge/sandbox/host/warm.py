@@ -53,7 +53,8 @@ def warm_server(
             path = f"{stack.enter_context(tempfile.TemporaryDirectory(prefix='opforge-warm-'))}/server"
         if len(path) > _MAX_PATH:
             raise OpforgeError(
-                f"the socket {path!r} has {len(path)} characters; {_MAX_PATH} are allowed: give a shorter one with --socket"
+                f"the socket {path!r} has {len(path)} characters; {_MAX_PATH} are allowed: give a shorter one with "
+                "--socket"
             )
         listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         _bind(listener, path)
@@ -70,7 +71,8 @@ def _bind(listener: socket.socket, path: str) -> None:
         listener.bind(path)
     except OSError as error:
         raise OpforgeError(
-            f"the socket {path!r} cannot be made: {error.strerror}; give another with --socket, or remove what a killed server left"
+            f"the socket {path!r} cannot be made: {error.strerror}; give another with --socket, or remove what a "
+            "killed server left"
         ) from None
     finally:
         os.umask(mask)
@@ -106,7 +108,8 @@ def _connected(path: str) -> socket.socket:
     except OSError as error:
         connection.close()
         raise RefusedError(
-            f"no server answers at OPFORGE_SERVER={path} ({error.strerror}); start one with `opforge warm`, or unset the variable"
+            f"no server answers at OPFORGE_SERVER={path} ({error.strerror}); start one with `opforge warm`, or unset "
+            "the variable"
         ) from None
     if (user := peer_user(connection)) != os.geteuid():
         connection.close()

@@ -47,7 +47,8 @@ def connect(ray: Any, address: str) -> None:
     """Join a running cluster."""
     if "://" in address:
         raise OpforgeError(
-            f"--ray-address {address!r} is not the address of a cluster's head; allowed: auto, or HOST:PORT (the port that "
+            f"--ray-address {address!r} is not the address of a cluster's head; allowed: auto, or HOST:PORT (the port "
+            "that "
             "`ray start --head` names, 6379 unless given)"
         )
     if address != "auto":
@@ -90,7 +91,8 @@ def _answers(address: str) -> None:
         socket.create_connection((host, int(port)), _CONNECT_S).close()
     except OSError as error:
         raise OpforgeError(
-            f"nothing answers at --ray-address {address} ({error.strerror or error}); check that the cluster is up, and that "
+            f"nothing answers at --ray-address {address} ({error.strerror or error}); check that the cluster is up, "
+            "and that "
             "the port is the one of its head (6379 unless given to `ray start --head`)"
         ) from None
     command = [
@@ -110,7 +112,8 @@ def _answers(address: str) -> None:
         completed = None
     if completed is None or completed.returncode:
         raise OpforgeError(
-            f"the server at --ray-address {address} is not the head of a Ray cluster (no answer within {_ANSWER_S:.0f} s); "
+            f"the server at --ray-address {address} is not the head of a Ray cluster (no answer within "
+            f"{_ANSWER_S:.0f} s); "
             "use the port that `ray start --head` prints"
         )
 
@@ -132,7 +135,8 @@ def check_same_versions(ours: Mapping[str, str | None], theirs: Mapping[str, str
         if theirs.get(name) != our_version:
             their_version = theirs.get(name) or "none"
             raise OpforgeError(
-                f"node {node} has {name} {their_version}, and here it is {our_version}; install the same on all machines of the cluster"
+                f"node {node} has {name} {their_version}, and here it is {our_version}; install the same on all "
+                "machines of the cluster"
             )
 
 

@@ -25,7 +25,7 @@ _BATCH = 96
 
 
 class RayCluster:
-    """A Ray cluster, started on this machine or joined by its address; where Ray runs in this process already, that. Needs the package ray."""
+    """A Ray cluster: the one in use by this process, one joined by address, or a new one. Needs the package ray."""
 
     default_workers = 100_000
     most_workers = 100_000
@@ -37,7 +37,8 @@ class RayCluster:
         self._ray = load_ray()
         if config.device.startswith("cuda:"):
             raise OpforgeError(
-                f"--device {config.device} cannot be combined with --executor ray, which gives each task a GPU; use --device cuda"
+                f"--device {config.device} cannot be combined with --executor ray, which gives each task a GPU; use "
+                "--device cuda"
             )
         self._placement = placement or Placement(gpu=config.device == "cuda")
         self._owned = not self._ray.is_initialized()
@@ -145,7 +146,8 @@ class RayCluster:
             replies: list[dict[str, Any]] = self._ray.get(pending, timeout=_NODE_REPLY_LIMIT_S)
         except self._ray.exceptions.GetTimeoutError:
             raise OpforgeError(
-                f"not all nodes of the Ray cluster answered within {_NODE_REPLY_LIMIT_S:.0f} s; are they busy with other work? See `ray status`"
+                f"not all nodes of the Ray cluster answered within {_NODE_REPLY_LIMIT_S:.0f} s; are they busy with "
+                "other work? See `ray status`"
             ) from None
         except self._ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, OpforgeError):

@@ -133,7 +133,8 @@ class Scheduler:
             self._node_last_seen_at = now
         elif now - self._node_last_seen_at > _MAX_S_WITHOUT_NODES:
             raise OpforgeError(
-                f"the cluster has had no node to judge on for {_MAX_S_WITHOUT_NODES:.0f} s; repair it, and continue with --resume"
+                f"the cluster has had no node to judge on for {_MAX_S_WITHOUT_NODES:.0f} s; repair it, and continue "
+                "with --resume"
             )
 
     def _start(self, job: Job, place: TaskRequest, phase: Phase, settings: Any) -> None:

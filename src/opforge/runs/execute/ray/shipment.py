@@ -72,7 +72,10 @@ def pack(job: Job) -> Shipment:
         folder = str(Path(file).absolute().parent)
         contents = dict(_files(file, folder))
         if sum(map(len, contents.values())) > MAX_KERNEL_BYTES:
-            reason = f"it and the files that it imports or names take more than {MAX_KERNEL_BYTES >> 20} MiB, the limit for nodes"
+            reason = (
+                f"it and the files that it imports or names take more than {MAX_KERNEL_BYTES >> 20} MiB, the limit "
+                "for nodes"
+            )
             return Shipment(replace(job, kernel=replace(job.kernel, broken=reason)), ())
         bundles[folder] = Bundle(folder, {**(bundles[folder].files if folder in bundles else {}), **contents})
     return Shipment(job, tuple(bundles.values()))
