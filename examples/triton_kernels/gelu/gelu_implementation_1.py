@@ -19,7 +19,7 @@ def _gelu(source, target, count, TANH: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     x = tl.load(source + at, mask=inside).to(tl.float32)
-    if TANH:  # noqa: SIM108  # a branch that is chosen when compiled
+    if TANH:  # a branch that is chosen when compiled
         y = x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
     else:
         y = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))

@@ -22,7 +22,7 @@ def _shift_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr, MASKED_STORE: tl.constex
 def _row_sum_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr, MASKED: tl.constexpr, OTHER: tl.constexpr):
     row = tl.program_id(0)
     offsets = tl.arange(0, BLOCK)
-    if MASKED:  # noqa: SIM108  # for the compiler
+    if MASKED:  # for the compiler
         x = tl.load(x_ptr + row * n + offsets, mask=offsets < n, other=OTHER)
     else:
         x = tl.load(x_ptr + row * n + offsets)
