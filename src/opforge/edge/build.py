@@ -11,7 +11,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -30,6 +29,7 @@ from opforge.kernels.native import compiler
 from opforge.kernels.native.compiler import BuildError
 from opforge.kernels.native.sources import HEADER_SUFFIXES, SKIPPED_FOLDERS, without_comments
 from opforge.kernels.native.toolchain import cxx
+from opforge.procs.child import run_command
 
 BINDINGS_FILE, KERNELS_FOLDER, DEFINITIONS_FILE, MODEL_FILE = "ops.yaml", "kernels", "ops.py", "model.py"
 """Contents of an operator folder.
@@ -210,10 +210,7 @@ def _registered_operators(source: Path, selected: Sequence[str]) -> tuple[str, .
 
 def _run_generator(module: str, *arguments: str) -> None:
     command = [sys.executable, "-P", "-m", module, *arguments]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_CODEGEN_LIMIT_S, check=False)
-    except subprocess.TimeoutExpired:
-        raise OpforgeError(f"{module} did not finish within {_CODEGEN_LIMIT_S:g} s") from None
+    done = run_command(command, label=module, limit_s=_CODEGEN_LIMIT_S)
     if done.returncode:
         last_line = (done.stderr.strip().splitlines() or ["nothing"])[-1]
         raise BindingError(f"ExecuTorch's code generation ({module}) failed; output: {last_line}")

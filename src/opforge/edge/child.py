@@ -22,6 +22,7 @@ from typing import IO, Any, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from opforge.errors import OpforgeError
 from opforge.procs import linux
+from opforge.procs.child import child_environment
 
 STEPS = {
     "compare_schemas": "opforge.edge.build",
@@ -109,11 +110,9 @@ def ask(
 
 
 def _run_command(command: list[str], output: IO[bytes], label: str, limit_s: float) -> int:
-    package = str(Path(__file__).resolve().parents[2])
-    paths = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-        env={**os.environ, "PYTHONPATH": paths},
+        env=child_environment(),
     )  # fmt: skip
     try:
         return process.wait(limit_s)

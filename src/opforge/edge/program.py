@@ -6,7 +6,6 @@ Needs no torch.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -16,6 +15,7 @@ from typing import Any
 from opforge.edge import toolchain
 from opforge.errors import OpforgeError
 from opforge.procs import linux
+from opforge.procs.child import run_command
 
 _DECODE_LIMIT_S = 60.0
 _READ_LIMIT_S = 60.0
@@ -42,7 +42,7 @@ def program_operators(model: Path) -> list[str]:
     """
     check_program(model)
     command = [sys.executable, "-P", "-c", _READER_SOURCE, str(model)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_READ_LIMIT_S, check=False)
+    done = run_command(command, label=f"reading {str(model)!r}", limit_s=_READ_LIMIT_S)
     if done.returncode:
         outcome = linux.describe_returncode(done.returncode)
         last_line = (done.stderr.strip().splitlines() or [""])[-1]
@@ -110,7 +110,7 @@ def _decode_flatbuffer(schema: Path, data: Path, kind: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         command = [str(flatc), "--json", "--defaults-json", "--strict-json", kind, "-o", place, str(schema), "--"]
         command.append(str(data))
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_DECODE_LIMIT_S, check=False)
+        done = run_command(command, label=f"decoding {str(data)!r}", limit_s=_DECODE_LIMIT_S)
         outputs = list(Path(place).glob("*.json"))
         if done.returncode or not outputs:
             raise OpforgeError(f"{str(data)!r} cannot be decoded: {done.stderr.strip() or done.stdout.strip()}")

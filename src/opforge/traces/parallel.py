@@ -18,10 +18,10 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from opforge.procs.child import child_environment
 from opforge.procs.linux import describe_returncode, die_with_parent
 from opforge.traces.record import CHILD_COMMAND
 from opforge.traces.recordings import Parts, RunEnd, TracedRun
-from opforge.traces.stream import child_environment
 from opforge.traces.targets import LIBRARIES
 
 _OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|ALLOC_FAILED|MemoryError|SIGKILL", re.IGNORECASE)

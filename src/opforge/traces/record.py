@@ -11,8 +11,9 @@ from typing import Any
 
 from opforge.cache import torch_version
 from opforge.errors import OpforgeError
+from opforge.procs.child import child_environment
 from opforge.traces.collect import Collector
-from opforge.traces.stream import RecordingProcess, TargetError, child_environment
+from opforge.traces.stream import RecordingProcess, TargetError
 from opforge.traces.targets import Settings, Target
 
 CHILD_COMMAND = (sys.executable, "-P", "-m", "opforge.traces.child")

@@ -11,7 +11,6 @@ import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate, pairwise
-from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from opforge.procs.linux import describe_returncode
@@ -82,12 +81,6 @@ def split_contents(contents: bytes, sizes: Iterable[int]) -> list[bytes]:
     """Return the parts of a message's contents."""
     ends = list(accumulate(sizes, initial=0))
     return [contents[start:end] for start, end in pairwise(ends)]
-
-
-def child_environment(base: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return an environment in which a process imports this same copy of the package."""
-    package = str(Path(__file__).resolve().parents[2])
-    return {**base, "PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))}
 
 
 class RecordingProcess:

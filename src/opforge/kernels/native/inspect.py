@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from typing import Any
 from opforge import cache
 from opforge.errors import OpforgeError
 from opforge.procs import linux
+from opforge.procs.child import run_command
 
 _LIMIT_S = 180.0
 CHILD_COMMAND = (sys.executable, "-P", "-W", "ignore", "-m", "opforge.kernels.native.inspect_child")
@@ -76,12 +76,8 @@ def _inspect_in_child(groups: Sequence[Sequence[Path]]) -> list[dict[str, Any]]:
     if not groups:
         return []
     paths = [[str(path.resolve()) for path in group] for group in groups]
-    try:
-        completed = subprocess.run(
-            CHILD_COMMAND, input=json.dumps(paths), capture_output=True, text=True, timeout=_LIMIT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise OpforgeError(f"inspecting {paths[0][0]} took more than {_LIMIT_S:g} s") from None
+    label = f"inspecting {paths[0][0]}"
+    completed = run_command(CHILD_COMMAND, label=label, limit_s=_LIMIT_S, question=json.dumps(paths))
     rows = [json.loads(line) for line in completed.stdout.splitlines() if line.startswith("{")]
     if len(rows) != len(groups):
         raise OpforgeError(

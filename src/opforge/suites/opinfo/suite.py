@@ -22,10 +22,10 @@ from opforge.cases import Case
 from opforge.cases.store import BLOB_FILE, TABLE_FILE, read_table
 from opforge.errors import InternalError, OpforgeError
 from opforge.procs import linux
+from opforge.procs.child import child_environment
 from opforge.suites.base import LoadedSuite, Progress, SuiteOptions, no_progress
 from opforge.suites.opinfo.child import ERRORS, wanted_entries
 from opforge.suites.opinfo.record import LOSSES, UNKNOWN_ENTRY_EXIT_CODE
-from opforge.traces.stream import child_environment
 
 _FORMAT = 2
 
