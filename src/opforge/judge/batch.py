@@ -57,7 +57,7 @@ ARGUMENT_PREFIX = "argument:"
 """Prefix of the names of variants in which one argument has another value."""
 
 _NOT_FOR_USER_REFERENCE = frozenset({"one_transposed", ONE_TENSOR_TWICE})
-"""Forms not used with a user's reference.
+"""Variants not used with a user's reference.
 
 It promises neither strides for inputs of mixed layouts nor support for one tensor given twice."""
 _INDEX_ARGUMENTS = frozenset({

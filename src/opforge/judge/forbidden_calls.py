@@ -97,7 +97,10 @@ def _is_composite(name: str) -> bool:
 
 
 def wrapped_operators(op: Operator, call: ReferenceCall) -> list[str]:
-    """Return the operators of the only packet, besides helpers, that a composite one calls."""
+    """Return the operators of the only packet, besides helpers, that a composite one calls.
+
+    They are forbidden too.
+    """
     if not op.composite:
         return []
     args, kwargs, _inputs = call.build_arguments()

@@ -29,7 +29,7 @@ _CASES_PER_SITUATION = 4
 """One in this many further cases is called in another situation."""
 _NONFINITE_VARIANTS = ("nan", "inf", "nan_in_first")
 _VARIANTS_WITH_ARGUMENTS = (*_NONFINITE_VARIANTS, "edges")
-"""Forms that are also run with other arguments."""
+"""Variants that are also run with other arguments."""
 _TRIES_PER_ARGUMENT_VALUE = 6
 """Times that each other value of an argument is tried in the first cases.
 
@@ -46,7 +46,7 @@ MAX_VARIED_INPUT_BYTES = 64 << 20
 Each variant of them takes seconds."""
 
 _LISTED_VARIANTS = frozenset({*VARIANTS, *SITUATIONS})
-"""Forms that a verdict lists by name."""
+"""Variants that a verdict lists by name."""
 REPLAY_VARIANTS = ("replayed", "reordered")
 _DESCRIPTIONS = {
     "transposed": "with transposed inputs",

@@ -139,7 +139,7 @@ class ResultRow(NamedTuple):
 
     @property
     def variants(self) -> list[str]:
-        """Return the variants in which the case was also run."""
+        """Return the variants in which the case passed; none if it failed."""
         variants: list[str] = self.figures.get("variants", [])
         return variants
 

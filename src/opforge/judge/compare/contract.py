@@ -1,6 +1,7 @@
 """Check everything an operator promises besides its numbers.
 
-That is structure, dtype, shape, strides, aliasing, mutation, errors and global state.
+That is structure, dtype, shape, strides, aliasing, mutation, errors and global state. A call of the
+operator that the kernel replaces is rejected here too.
 """
 
 from __future__ import annotations
