@@ -3,10 +3,11 @@
 A result with the same bits as ATen's passes at once. Otherwise the operator is run in float64. With
 ``e`` ATen's error at an element, ``r`` its largest relative error (8 rounding steps at most) and
 ``x`` the float64 result, the kernel's error may be ``4 max(e, r |x|)`` plus two rounding steps of
-``x``. Float64 results have no wider dtype to compare with: ``r`` is 8 steps for them, which makes
-34 steps. Where ATen is not deterministic, ``e`` is the largest of several runs. Where that is not enough, the case may be ill-conditioned
-(a sum that cancels). Then the error that one rounding step in the inputs would cause is allowed
-too, times the square root of the reduction's length, unless the operator jumps there.
+``x``. Float64 results have no wider dtype to compare with: ``r`` is 8 steps for them, which makes 34
+steps. Where ATen is not deterministic, ``e`` is the largest of several runs. Where that is not
+enough, the case may be ill-conditioned (a sum that cancels). Then the error that one rounding step
+in the inputs would cause is allowed too, times the square root of the reduction's length, unless
+the operator jumps there.
 """
 
 from __future__ import annotations
