@@ -258,7 +258,7 @@ class CaseCheck:
             raise RejectedError(
                 VerdictKind.CONTRACT, f"{label} has shape {list(reported.shape)}, {self._authority}'s has {shape}"
             )
-        if torch.device(reported.device) != aten.device:
+        if _device(reported.device) != aten.device:
             raise RejectedError(
                 VerdictKind.CONTRACT, f"{label} is on {reported.device}, {self._authority}'s is on {aten.device}"
             )
@@ -417,6 +417,13 @@ class CaseCheck:
             return 1.0
         product = math.sqrt(sizes[0] * sizes[1] / aten.numel()) if len(sizes) > 1 else 1.0
         return max(1.0, float(sizes[0] / aten.numel()), product)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise MalformedReplyError("a tensor is on no device") from None
 
 
 def can_view_flat(shape: Sequence[int], strides: Sequence[int]) -> bool:

@@ -21,6 +21,8 @@ _DEFAULT_ESTIMATE_NS = 1e6
 _MAX_COUNTED_OPERATORS = 100
 _MAX_NAME_CHARS = 80
 _MAX_ADDRESS = 1 << 63
+_MAX_DIMS = 64
+"""Dimensions that torch allows."""
 _MAX_DEPTH = 100
 """Lists in a result may be nested this deep: they are walked by recursion."""
 
@@ -60,14 +62,14 @@ class ReportedTensor:
         if not (isinstance(dtype, str) and dtype in DTYPES and isinstance(device, str)):
             raise MalformedReplyError("a tensor has no dtype or no device")
         sizes, steps = _integers(shape), _integers(strides)
-        if len(sizes) != len(steps) or any(size < 0 for size in sizes):
+        if len(sizes) != len(steps) or len(sizes) > _MAX_DIMS or not all(0 <= size < _MAX_ADDRESS for size in sizes):
             raise MalformedReplyError("a tensor's shape and strides do not fit")
         if not (type(start) is int and type(nbytes) is int and region.start <= start <= start + nbytes <= region.stop):
             raise MalformedReplyError(f"a result is at {start}, outside its region")
         if math.prod(sizes) * DTYPES[dtype][1] != nbytes:
             raise MalformedReplyError(f"{nbytes} bytes for shape {shape} of {dtype}")
         same, aliases = _integers(fields.get("same", [])), _integers(fields.get("alias", []))
-        return cls(start, nbytes, dtype, sizes, steps, device, same, aliases, str(fields.get("class", "")))
+        return cls(start, nbytes, dtype, sizes, steps, device, same, aliases, _text(fields.get("class", "")))
 
     def row(self, offset: int) -> list[Any]:
         """Return the row of its elements in a copy of the arena from an offset on."""
@@ -103,7 +105,7 @@ def _returned(value: Any, region: range, depth: int = 0) -> Returned:
         case {"dtype": str(short)}:
             return ReportedDtype(short)
         case {"junk": kind}:
-            return ReportedObject(str(kind))
+            return ReportedObject(_text(kind))
         case None | bool() | int() | float() | str():
             return value
     raise MalformedReplyError("a result is neither a tensor nor a number")
@@ -150,9 +152,9 @@ class CallReply:
         """Parse a reply whose results lie in a region of the arena; record where it is malformed."""
         fields: dict[str, Any] = {}
         try:  # in the order in which a judge looks at them
-            fields["escape_attempts"] = str(reply.get("escape_attempts") or "")
-            fields["exited"] = str(reply["exited"]) if "exited" in reply else None
-            fields["mutant"] = str(reply.get("mutant", ""))
+            fields["escape_attempts"] = _text(reply.get("escape_attempts") or "")
+            fields["exited"] = _text(reply["exited"]) if "exited" in reply else None
+            fields["mutant"] = _text(reply.get("mutant", ""))
             fields["bypass"] = _texts(reply.get("bypass") or [])
             fields["raised"] = _exception(reply["raised"]) if "raised" in reply else None
             fields["state_changes"] = _texts(reply.get("state") or [])
@@ -160,7 +162,7 @@ class CallReply:
                 fields[name] = _integers(reply.get(name) or [])
             for name in ("late", "shares_result", "changed_later", "used_rng"):
                 fields[name] = bool(reply.get(name))
-            fields["unusable"] = str(reply.get("unusable") or "")
+            fields["unusable"] = _text(reply.get("unusable") or "")
             fields["calls"] = _counts(reply["calls"]) if "calls" in reply else None
             fields["inputs"] = _inputs(reply["inputs"], region) if "inputs" in reply else None
             fields["returned"] = _result(reply, region)
@@ -216,7 +218,7 @@ class LoadReply:
     @classmethod
     def from_wire(cls, reply: Any) -> LoadReply:
         fields = reply_fields(reply)
-        attempts, error = (str(fields[name]) if name in fields else None for name in ("escape_attempts", "error"))
+        attempts, error = (_text(fields[name]) if name in fields else None for name in ("escape_attempts", "error"))
         return cls(attempts, error, _tampered(fields), _texts(fields.get("state") or []))
 
     @property
@@ -250,13 +252,13 @@ class InputTestsReply:
             raise MalformedReplyError
         if not all(type(count) is int and 0 <= count <= MAX_TESTS for count in counts.values()):
             raise MalformedReplyError
-        return cls(counts, {phase: str(error) for phase, error in errors.items()})
+        return cls(counts, {phase: _text(error) for phase, error in errors.items()})
 
 
 def fault(reply: Any) -> str:
     """Return why a user's file gives no tests or no inputs, by its worker's reply; empty if it does."""
     fields = reply_fields(reply)
-    return str(fields.get("escape_attempts") or fields.get("error") or "")
+    return _text(fields.get("escape_attempts") or fields.get("error") or "")
 
 
 def raised_text(reply: dict[str, Any]) -> str | None:
@@ -264,7 +266,7 @@ def raised_text(reply: dict[str, Any]) -> str | None:
     if "raised" not in reply:
         return None
     raised = reply["raised"]
-    return str(raised[-1] if isinstance(raised, list) and raised else raised)
+    return _text(raised[-1] if isinstance(raised, list) and raised else raised)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +303,7 @@ class AllocateReply:
         if not isinstance(rows, list) or len(rows) != sets:
             raise MalformedReplyError
         failure = reply.get("failure") if reply.get("method") == "events" else None
-        failure = None if failure is None else str(failure)
+        failure = None if failure is None else _text(failure)
         return cls([_locations(row, inputs) for row in rows], _list(reply.get("results")), failure)
 
 
@@ -391,21 +393,28 @@ def _integers(value: Any) -> tuple[int, ...]:
     return tuple(value)
 
 
+def _text(value: Any) -> str:
+    """Return a text; lists and objects are refused, since describing them recurses."""
+    if isinstance(value, list | dict):
+        raise MalformedReplyError("a text is something else")
+    return str(value)
+
+
 def _texts(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise MalformedReplyError("a list of texts is something else")
-    return tuple(map(str, value))
+    return tuple(map(_text, value))
 
 
 def _tampered(reply: dict[str, Any]) -> tuple[str, ...]:
     changes = reply.get("tampered") or []
-    return tuple(map(str, changes if isinstance(changes, list) else [changes]))
+    return tuple(map(_text, changes if isinstance(changes, list) else [changes]))
 
 
 def _exception(value: Any) -> tuple[str, str]:
     if not isinstance(value, list) or len(value) != 2:
         raise MalformedReplyError("an exception is not a class and a text")
-    return str(value[0]), str(value[1])
+    return _text(value[0]), _text(value[1])
 
 
 def _counts(value: Any) -> dict[str, int]:
