@@ -186,7 +186,7 @@ def test_a_smaller_run_does_not_prove_what_a_larger_one_found_wrong(folder, verd
     prove(folder, passed(F32), wrong, passed(F64))
     for _ in range(2):
         assert proven(folder) == {"relu.default": ["float64"]}
-        assert proof(folder)["failed"] == {"relu.default": {"float32": {"cases": {wrong["id"]: verdict}, "more": {}}}}
+        assert proof(folder)["failed"] == {"relu.default": {"float32": {"cases": {wrong.id: verdict}, "more": {}}}}
         prove(folder, passed(F32), passed(MORE, "unsupported"))
     prove(folder, passed(MORE))
     assert proven(folder) == {"relu.default": ["float64", "float32"]}
