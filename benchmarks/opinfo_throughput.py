@@ -143,7 +143,7 @@ def fresh_worker_ms(count: int = 50, *, confined: bool = True) -> list[float]:
         os.ftruncate(arena, 1 << 20)
         start = time.perf_counter()
         ours, theirs = Channel.pair()
-        settings: dict[str, Any] = {"device": "cpu", "arena_bytes": 1 << 20, "results_offset": 1 << 19}
+        settings: dict[str, Any] = {"device": "cpu", "arena_bytes": 1 << 20, "results_offset": 1 << 19, "memory": True}
         if confined:
             settings["confinement"] = asdict(Confinement(tempfile.mkdtemp(dir=rooms)))
         pid = spawner.spawn(
@@ -151,6 +151,8 @@ def fresh_worker_ms(count: int = 50, *, confined: bool = True) -> list[float]:
         )
         theirs.close()
         ours.send({"do": "load", "kernel": {"file": None, "primary": "relu.default", "entries": []}})
+        _greeting, (memory,) = ours.receive_with_fds(10)
+        os.close(memory)
         ours.receive(10)
         times.append((time.perf_counter() - start) * 1000)
         ours.close()

@@ -195,7 +195,7 @@ DEFECTS = (
         '    if count > 1:\n        variants["the first batched"] = (0, *(None,) * (count - 1))\n',
         "",
         "A vmap rule that goes wrong where only one argument is batched passes `opforge check`.",
-        ("check/test_check.py", "authoring"),
+        ("check/test_check.py", "check"),
     ),
     Defect(
         "edge-allows-same-names",

@@ -190,7 +190,17 @@ def test_deeply_nested_values_are_refused(deep):
     assert parsed(**{"returned": None, deep: value}).malformed
 
 
-@pytest.mark.parametrize("shape", [[0, 1 << 63], [1] * 65, [0, 10**400]])
-def test_shapes_that_no_tensor_has_are_refused(shape):
-    row = [1000, 0 if 0 in shape else 4, "f32", shape, [1] * len(shape), 0, "cpu"]
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [([0, 1 << 63], [1, 1]), ([1] * 65, [1] * 65), ([0, 10**400], [1, 1]), ([1], [1 << 63]), ([1], [-(10**400)])],
+)
+def test_shapes_and_strides_that_no_tensor_has_are_refused(shape, strides):
+    row = [1000, 0 if 0 in shape else 4, "f32", shape, strides, 0, "cpu"]
     assert parsed(returned={"T": row}).malformed
+
+
+@pytest.mark.parametrize("offset", [-1, 1 << 63, True, 1.0, None])
+def test_addresses_that_no_memory_has_are_refused(offset):
+    assert locations([[["handle", 5]]], 0, 1) == [("handle", 5)]
+    with pytest.raises(MalformedReplyError):
+        locations([[["handle", offset]]], 0, 1)

@@ -102,7 +102,7 @@ class _DrawJudge:
     case_check: CaseCheck
 
     def figures(self) -> dict[str, Any]:
-        """Return the figures of the draws; raise NotRightError when they are wrong."""
+        """Return the figures of the draws; raise RejectedError when they are wrong."""
         if not self._max_elements:
             return {}
         if self._first_draws_equal_aten():

@@ -571,7 +571,7 @@ class GpuRace:
 
         Then resume the worker and ask for the rest.
         """
-        assert self._judging is not None  # noqa: S101  # `_block` calls it only when it judges
+        assert self._judging is not None  # noqa: S101  # `_time_block` calls it only when it judges
         number = call % self._sets
         seed = self._seeds[number]
         answer = self._judging.expected(seed)
@@ -640,7 +640,7 @@ def judge_reported_result(
         raise RejectedError(VerdictKind.CHEATED, f"tampered with its process: {'; '.join(reply.tampered)}")
     result = reply.result
     if result.malformed:
-        raise MalformedReplyError
+        raise MalformedReplyError(result.malformed)
     contents = side.worker.copy_results([result])
     for part, reported in zip(observed_parts, reported_parts(result.returned), strict=False):
         if not matches_report(part, reported, contents, region.start):

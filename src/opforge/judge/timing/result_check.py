@@ -41,7 +41,7 @@ def matches_report(
         return not reported.nbytes
     try:
         tensor = torch.frombuffer(part, dtype=dtype).as_strided(shape, strides)
-    except (ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError):
         raise MalformedReplyError from None
     elements = results[reported.start - base_offset :][: reported.nbytes]
     return bool(np.array_equal(flat_bytes(tensor).numpy(), elements))

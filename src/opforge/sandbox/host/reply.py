@@ -62,7 +62,7 @@ class ReportedTensor:
         if not (isinstance(dtype, str) and dtype in DTYPES and isinstance(device, str)):
             raise MalformedReplyError("a tensor has no dtype or no device")
         sizes, steps = _integers(shape), _integers(strides)
-        if len(sizes) != len(steps) or len(sizes) > _MAX_DIMS or not all(0 <= size < _MAX_ADDRESS for size in sizes):
+        if len(sizes) != len(steps) or len(sizes) > _MAX_DIMS or not all(map(_is_offset, (*sizes, *map(abs, steps)))):
             raise MalformedReplyError("a tensor's shape and strides do not fit")
         if not (type(start) is int and type(nbytes) is int and region.start <= start <= start + nbytes <= region.stop):
             raise MalformedReplyError(f"a result is at {start}, outside its region")
@@ -281,7 +281,7 @@ class HostAllocateReply:
         rows = reply.get("inputs")
         if not isinstance(rows, list) or len(rows) != calls or not all(isinstance(row, list) for row in rows):
             raise MalformedReplyError
-        if any(len(row) != inputs or not all(type(n) is int and 0 <= n < _MAX_ADDRESS for n in row) for row in rows):
+        if any(len(row) != inputs or not all(map(_is_offset, row)) for row in rows):
             raise MalformedReplyError
         return cls(rows)
 
@@ -370,7 +370,7 @@ def _locations(row: Any, count: int) -> list[MemoryLocation | None]:
 
 def _location(place: Any) -> MemoryLocation:
     match place:
-        case [str(handle), int(offset)] if type(offset) is int:
+        case [str(handle), offset] if _is_offset(offset):
             return handle, offset
     raise MalformedReplyError
 
@@ -385,6 +385,11 @@ def reply_fields(reply: Any) -> dict[str, Any]:
 def _list(value: Any) -> list[Any]:
     """Return a list, or an empty one if a worker sent something else."""
     return value if isinstance(value, list) else []
+
+
+def _is_offset(value: Any) -> bool:
+    """Whether a value is an address or a size, which fit 63 bits."""
+    return type(value) is int and 0 <= value < _MAX_ADDRESS
 
 
 def _integers(value: Any) -> tuple[int, ...]:
