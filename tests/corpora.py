@@ -20,6 +20,7 @@ from opforge.cases.values import TensorSpec
 from opforge.cases.wire import SHORT_DTYPES, from_torch
 from opforge.ops import table
 from opforge.runs import RunConfig, run
+from opforge.runs.rows import ResultRow
 from opforge.suites import LoadedSuite, SuiteOptions
 from opforge.suites.base import Progress, no_progress
 
@@ -110,7 +111,7 @@ def judge(
     *,
     blob: Path | None = None,
     **fields: Any,
-) -> list[dict[str, Any]]:
+) -> list[ResultRow]:
     """Judge kernels, by operator, on cases in one run, and return its rows."""
     directory = lay_out(kernels, out / "kernels")
     suite = LoadedSuite("corpus", cases, {} if blob is None else {BLOB: blob})

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from opforge.cases import Case
+from opforge.runs.rows import ResultRow
 from tests.corpora import StoredCases, disjoint, judge
 from tests.honest.cases import CALLS
 
@@ -47,13 +48,13 @@ def _distinct(cases: Iterable[Case]) -> list[Case]:
     return list({case.id: case for case in cases}.values())
 
 
-def judge_all(chosen: Iterable[Honest], out: Path, **fields: Any) -> dict[str, list[dict[str, Any]]]:
+def judge_all(chosen: Iterable[Honest], out: Path, **fields: Any) -> dict[str, list[ResultRow]]:
     """Return the lines of the results about each kernel, by its name."""
     chosen = list(chosen)
     out.mkdir(parents=True, exist_ok=True)
     blob = out / "cases.safetensors"
     cases = write_cases({k.op: None for k in chosen}, blob)
-    found: dict[str, list[dict[str, Any]]] = {}
+    found: dict[str, list[ResultRow]] = {}
     for number, group in enumerate(disjoint(chosen, lambda k: k.op)):
         some = {k.op: cases[k.op] for k in group}
         rows = judge({k.op: k.file for k in group}, some, out / f"run-{number}", blob=blob, **fields)
@@ -62,7 +63,7 @@ def judge_all(chosen: Iterable[Honest], out: Path, **fields: Any) -> dict[str, l
     return found
 
 
-def false_alarm(kernel: Honest, row: dict[str, Any]) -> bool:
+def false_alarm(kernel: Honest, row: ResultRow) -> bool:
     """Whether a verdict on an honest kernel is not deserved; a kernel in Triton may decline bfloat16."""
     declined = row.verdict == "unsupported" and "triton" in kernel.name
     return row.verdict != "passed" and not declined
