@@ -65,7 +65,7 @@ def test_a_broken_off_run_goes_on_with_the_cases_that_it_has(judge_custom, tmp_p
     results.write_text("".join(lines[:4]))
     again = run(RunConfig.from_json(ended.manifest.config), tmp_path / "run", resume=True)
     rows = list(again.store.rows())
-    assert [json.dumps(r, separators=(",", ":")) + "\n" for r in rows[:4]] == lines[:4]
+    assert [json.dumps(r.wire(), separators=(",", ":")) + "\n" for r in rows[:4]] == lines[:4]
     assert len({(row.kernel, row.id, row.phase) for row in rows}) == len(rows) == 9
 
 
