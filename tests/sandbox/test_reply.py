@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from opforge.sandbox.host.reply import (
@@ -162,6 +162,7 @@ FIELDS = (
 )  # fmt: skip
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines are busy
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON))
 def test_whatever_a_worker_replies_is_parsed_or_refused(reply):
     readers = (
