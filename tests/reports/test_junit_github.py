@@ -130,9 +130,11 @@ def test_the_step_summary_is_a_table_and_appended(tmp_path, monkeypatch):
     assert not any(line.startswith("::") for line in text.splitlines())
 
 
-def test_without_github_no_summary_is_written(monkeypatch):
+def test_without_github_no_summary_is_written(monkeypatch, tmp_path):
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    monkeypatch.chdir(tmp_path)
     github.append_step_summary("nothing to see")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_long_summary_is_cut_where_github_would_refuse_it():
