@@ -27,7 +27,7 @@ def prune(configs: list[triton.Config], named_args: dict[str, Any], **kwargs: An
 
 
 def _fits(size: int, ROWS: int, BLOCK: int) -> bool:
-    return (ROWS == 1 or size <= BLOCK) and (BLOCK < 4 * size or BLOCK == TILES[0][1])
+    return (ROWS == 1 or size <= BLOCK) and (BLOCK == TILES[0][1] or BLOCK < 4 * size)
 
 
 def _each(config: triton.Config) -> int:
