@@ -27,6 +27,7 @@ from opforge.runtime.proof_files import read_proof_file
 from opforge.runtime.proven_calls import ProvenCalls
 from opforge.suites import SuiteOptions
 from opforge.suites.opinfo.record import record
+from opforge.suites.opinfo.recorder import Recorder, RecordingMode
 from opforge.suites.opinfo.suite import OpInfoSuite
 from tests.command import opforge
 from tests.conftest import slow
@@ -153,6 +154,19 @@ def test_signatures_are_kept_once(suite):
     for op in ("mul.Tensor", "view.default", "add.out"):
         plain = Counter((case.blob, case.expect, re.sub(r", at=\d+", "", case.args)) for case in suite.cases[op])
         assert max(plain.values()) == 1
+
+
+def test_contents_of_out_tensors_do_not_depend_on_the_memory_they_got():
+    a, b, found = torch.ones(2, 2), torch.ones(2, 2), []
+    for garbage in (1.0, 2.0):
+        calls = []
+        with RecordingMode(Recorder(calls.append, "cpu")):
+            torch.mm(a, b, out=torch.full((8,), garbage)[:4].view(2, 2))
+            torch.mul(a[:, :1], b[:, :1], out=a[:, 1:])  # an input lies in the same storage: its contents count
+        found.append({call.op: call.storages for call in calls if call.phase == "forward"})
+    assert found[0]["mm.out"] == found[1]["mm.out"]
+    assert found[0]["mm.out"][2] == torch.full((8,), 7.0).numpy().tobytes()
+    assert found[0]["mul.out"][0] == found[0]["mul.out"][2] == torch.ones(4).numpy().tobytes()
 
 
 def test_wrong_inputs_are_cases(suite, request):

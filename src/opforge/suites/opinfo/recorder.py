@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from opforge.cases.text import format_arguments
 from opforge.cases.values import TensorSpec
 from opforge.ops import Operator, SchemaKind, table
-from opforge.runtime.trees import map_instances
+from opforge.runtime.trees import instances, map_instances
 from opforge.suites.opinfo.stream import RecordedCall
 from opforge.traces.capture import (
     OVERLAPPING_WRITE,
@@ -108,7 +108,7 @@ class Recorder:
             self._emit_earlier_phase(op, signature)
             return None
         snapshot = _Snapshot(self._home, keep=True)
-        data = to_arguments(args, kwargs, snapshot.tensor)
+        data = to_arguments(args, _with_filled_outs(op, args, kwargs), snapshot.tensor)
 
         def finish(raised: bool, result: Any = None) -> None:
             if raised != (self.phase == "error"):
@@ -229,6 +229,31 @@ def _raises_only_for_out(op: str, args: Any, kwargs: Mapping[str, Any]) -> bool:
         return False
     written = {a.name for a in facts.arguments if a.writes}
     return not _raises_on_copies(functional.name, args, {n: v for n, v in kwargs.items() if n not in written})
+
+
+def _with_filled_outs(op: str, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keyword arguments in which out tensors have fixed contents, unless they share memory with an input.
+
+    ATen passes uninitialised out tensors on; recording those would make every recording different.
+    """
+    facts = table().get(op)
+    if facts is None or facts.kind is not SchemaKind.OUT:
+        return dict(kwargs)
+    written = {a.name for a in facts.arguments if a.writes} & kwargs.keys()
+    inputs = [args, {name: value for name, value in kwargs.items() if name not in written}]
+    shared = {_storage_address(value) for value in instances(inputs, torch.Tensor)}
+
+    def filled(value: torch.Tensor) -> torch.Tensor:
+        copy = value if _storage_address(value) in shared else _copied_tensor(value)
+        if copy is not value:
+            copy.as_strided((storage_size(copy) // copy.element_size(),), (1,), 0).fill_(7)
+        return copy
+
+    return {**kwargs, **{name: map_instances(kwargs[name], torch.Tensor, filled) for name in written}}
+
+
+def _storage_address(value: torch.Tensor) -> int:
+    return value.untyped_storage().data_ptr() if value.layout == torch.strided and not value.is_meta else 0
 
 
 def _copied(tree: Any) -> Any:
