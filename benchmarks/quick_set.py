@@ -69,7 +69,7 @@ def run_tests(which: str, marker: str, data: Path, workers: int, words: list[str
     """Run one set of tests, and keep what was measured in a folder."""
     data.mkdir()
     environment = {**os.environ, "OPFORGE_COVERAGE": str(data.resolve())}
-    command = [sys.executable, "-m", "pytest", "-q", "-n", str(workers), "-m", marker, *words]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", str(workers), "-m", marker, "--timeout", "1800", *words]
     with measuring():
         done = subprocess.run(command, cwd=ROOT, env=environment, check=False)
     if done.returncode:
