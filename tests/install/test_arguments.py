@@ -8,6 +8,7 @@ import torch
 import opforge
 from opforge.runtime.operator_schema import schema_of
 from opforge.runtime.proven_calls import ProvenCalls
+from opforge.runtime.value_ranges import dtype_signature
 from tests.install.proving import ADD, marked, prove
 
 ANY_EXTENTS = [[[0, 1000]] * 3]
@@ -97,6 +98,11 @@ def test_which_values_are_inside(op, arguments, call, inside):
     reason = served(op, arguments, **call) if isinstance(call, dict) else served(op, arguments, *call)
     assert (reason == "") is inside, reason
     assert inside or reason.endswith(" not proven for this value")
+
+
+def test_a_signature_has_the_dtypes_of_tensors_and_the_kinds_of_numbers():
+    given = [torch.ones(1), None, [torch.ones(1), torch.ones(1, dtype=torch.int8)], 2, []]
+    assert dtype_signature(given, str) == ("torch.float32,,[torch.float32 torch.int8]*2,number(int),[]")
 
 
 def test_whole_numbers_among_others_in_a_list_have_bounds():

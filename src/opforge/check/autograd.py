@@ -13,6 +13,7 @@ from opforge.check.call import OperatorCall, as_dtype
 from opforge.check.compare import format_number, tensor_difference
 from opforge.check.report import KIND_CONTENTS, Finding, Findings, failed, note, skipped
 from opforge.check.subject import Subject, attempt, describe_error
+from opforge.runtime.trees import instances
 
 _MAX_COMPARED_ELEMENTS = 24
 _BACKWARD_NAME_PARTS = ("backward", "_bwd", "_grad")
@@ -136,8 +137,7 @@ def _backward_finding(subject: Subject, error: Exception, call: OperatorCall) ->
 def _named_floats(subject: Subject, call: OperatorCall) -> list[tuple[str, torch.Tensor]]:
     pairs = []
     for name, value in subject.arguments_by_name(call).items():
-        values = value if isinstance(value, (list, tuple)) else [value]
-        pairs += [(name, t) for t in values if torch.is_tensor(t) and t.is_floating_point()]
+        pairs += [(name, t) for t in instances(value, torch.Tensor) if t.is_floating_point()]
     return pairs
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from opforge.cases.variants import LAYOUT_VARIANTS, CallTensors
+from opforge.runtime.trees import instances, leaves, map_instances
 
 _DTYPE_ABBREVIATIONS = {
     torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16", torch.int64: "i64",
@@ -27,12 +27,11 @@ class OperatorCall:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        leaves = pytree.tree_leaves((self.args, dict(self.kwargs)))
-        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        return list(instances((self.args, dict(self.kwargs)), torch.Tensor))
 
     def map_tensors(self, function: Callable[[torch.Tensor], Any]) -> OperatorCall:
         """Map the call's tensors; a tensor that occurs twice is mapped twice."""
-        args, kwargs = pytree.tree_map_only(torch.Tensor, function, (self.args, dict(self.kwargs)))
+        args, kwargs = map_instances((self.args, dict(self.kwargs)), torch.Tensor, function)
         return OperatorCall(args, kwargs)
 
     def with_tensors(self, tensors: Iterable[Any]) -> OperatorCall:
@@ -85,18 +84,9 @@ def to_device(t: torch.Tensor, device: str) -> torch.Tensor:
     return storage.as_strided(t.shape, t.stride(), t.storage_offset())
 
 
-def result_list(value: Any) -> list[Any]:
-    """Return an operator's results as a list."""
-    if value is None:
-        return []
-    return list(value) if isinstance(value, (tuple, list)) else [value]
-
-
 def flat_results(value: Any) -> list[Any]:
     """Return all leaves of an operator's results."""
-    return [
-        leaf for result in result_list(value) for leaf in (result if isinstance(result, (tuple, list)) else [result])
-    ]
+    return [] if value is None else list(leaves(value))
 
 
 def layout_variants(call: OperatorCall, written_indices: frozenset[int] = frozenset()) -> dict[str, OperatorCall]:

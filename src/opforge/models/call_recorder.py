@@ -15,6 +15,7 @@ import torch
 from opforge.cases.text import format_arguments
 from opforge.cases.values import TensorSpec, Value, contiguous_strides
 from opforge.cases.wire import SHORT_DTYPES, encode, from_torch, spec_row
+from opforge.runtime.trees import map_instances
 from opforge.sandbox.guest.worker import ARENA_ALIGNMENT
 
 MAX_CONTENTS_BYTES = 256 << 20
@@ -145,19 +146,13 @@ def _range(value: torch.Tensor) -> tuple[int | None, int | None]:
     return int(integers.min()), int(integers.max()) + 1
 
 
-def _replace_in_specs(value: Value, **fields: Any) -> Value:
-    if isinstance(value, TensorSpec):
-        return replace(value, **fields)
-    if isinstance(value, list):
-        return [_replace_in_specs(v, **fields) for v in value]
-    return tuple(_replace_in_specs(v, **fields) for v in value) if isinstance(value, tuple) else value
-
-
 def _without_offsets(value: Value) -> Value:
     """Return a value without the offsets of contents, which exist only in this arena."""
-    return _replace_in_specs(value, at=None)
+    changed: Value = map_instances(value, TensorSpec, lambda spec: replace(spec, at=None))
+    return changed
 
 
 def _without_ranges(value: Value) -> Value:
     """Return a value without the ranges of contents, as it has the contents themselves."""
-    return _replace_in_specs(value, low=None, high=None)
+    changed: Value = map_instances(value, TensorSpec, lambda spec: replace(spec, low=None, high=None))
+    return changed

@@ -40,7 +40,7 @@ from opforge.runtime import signing
 from opforge.runtime.layouts import SHAPES_DIFFER, layout_names
 from opforge.runtime.proof_files import PROOF_FORMAT, read_proof_file, sign_proof
 from opforge.runtime.trees import instances
-from opforge.runtime.value_ranges import DEFAULT, CollectedValues, add_value, list_kind, number_kind, value_kind
+from opforge.runtime.value_ranges import DEFAULT, CollectedValues, add_value, dtype_signature, value_kind
 
 VOIDING_VERDICTS = frozenset({"cheated", "crashed", "timed_out"})
 """Verdicts that void the whole proof."""
@@ -386,17 +386,8 @@ def _call(row: ResultRow) -> _Call | None:
     others = {
         a.name: _as_delivered(bound.get(a.name, _OMITTED), a.type) for a in op.arguments if "Tensor" not in a.type
     }
-    return _Call(
-        ",".join(map(_dtype_signature, values)), [list(instances(value, TensorSpec)) for value in values], others
-    )
-
-
-def _dtype_signature(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, list | tuple):
-        return list_kind([_dtype_signature(element) for element in value])
-    return DTYPES[value.dtype][0] if isinstance(value, TensorSpec) else number_kind(value)
+    signature = dtype_signature(values, lambda short: DTYPES[short][0])
+    return _Call(signature, [list(instances(value, TensorSpec)) for value in values], others)
 
 
 def _as_delivered(value: Any, type_: str) -> Any:

@@ -15,7 +15,8 @@ import torch
 
 from .layouts import OFFSET, SHAPES_DIFFER, layout_names
 from .operator_schema import OperatorSchema
-from .value_ranges import DEFAULT, AllowedValues, ValueRanges, is_in_ranges, list_kind, number_kind, value_kind
+from .trees import leaves
+from .value_ranges import DEFAULT, AllowedValues, ValueRanges, dtype_signature, is_in_ranges, value_kind
 
 UNPROVEN_DTYPES = "dtypes not proven"
 UNPROVEN_LAYOUT = "layout not proven"
@@ -118,7 +119,7 @@ class ProvenCalls:
 
         ``given`` holds the values of all tensor arguments, in order.
         """
-        proven = self.rows.get(dtype_signature(given))
+        proven = self.rows.get(dtype_signature(given, _name))
         if proven is None:
             return UNPROVEN_DTYPES
         tensors = list(_tensors(given))
@@ -141,7 +142,7 @@ class ProvenCalls:
 
     def allowed_values(self, given: Sequence[Any]) -> AllowedValues:
         """Return the allowed values of non-tensor arguments, for tensors of these dtypes."""
-        proven = self.rows.get(dtype_signature(given))
+        proven = self.rows.get(dtype_signature(given, _name))
         return {} if proven is None else proven.arguments
 
     def reject_arguments(
@@ -161,7 +162,7 @@ class ProvenCalls:
 
     def any_offset(self, given: Sequence[Any]) -> bool:
         """Whether the storage offset makes no difference for tensors of these dtypes."""
-        proven = self.rows.get(dtype_signature(given))
+        proven = self.rows.get(dtype_signature(given, _name))
         return proven is None or OFFSET in proven.layouts
 
 
@@ -184,29 +185,8 @@ def _name(value: Any) -> str:
     return str(value).removeprefix("torch.")
 
 
-def dtype_signature(given: Iterable[Any]) -> str:
-    """Return the dtypes of a call's tensors as text: ``float32,int64``.
-
-    A list is ``[float32]*2``, and None is empty.
-    """
-    return ",".join(_dtype_text(value) for value in given)
-
-
-def _dtype_text(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, list | tuple):
-        return list_kind([_dtype_text(item) for item in value])
-    dtype = getattr(value, "dtype", None)
-    return number_kind(value) if dtype is None else str(dtype).removeprefix("torch.")
-
-
-def _tensors(given: Iterable[Any]) -> Iterable[Any]:
-    for value in given:
-        if isinstance(value, list | tuple):
-            yield from _tensors(value)
-        elif hasattr(value, "dtype"):
-            yield value
+def _tensors(given: Sequence[Any]) -> Iterable[Any]:
+    return (value for value in leaves(given) if hasattr(value, "dtype"))
 
 
 def _span_elements(tensor: Any) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from .operator_schema import SchemaLike
+from .trees import leaves, map_instances
 
 Function = Callable[..., Any]
 ResultSpecs = list[tuple[torch.dtype, torch.Size, torch.device | None] | None]
@@ -115,7 +116,7 @@ class ResultCheck:
         device = torch.device(kwargs["device"]) if kwargs.get("device") is not None else None
         result_device = device or next((t.device for t in tensors if t.dim()), None)
         try:
-            result = self._function(*_to_meta(args), **{name: _to_meta(value) for name, value in kwargs.items()})
+            result = self._function(*_to_meta(args), **_to_meta(kwargs))
             return [None if t is None else (t.dtype, t.shape, result_device) for t in _flat(result)]
         except Exception:  # noqa: BLE001  # data-dependent results, device arguments: unknown
             return None
@@ -129,18 +130,15 @@ def _specs_of(result: Any) -> ResultSpecs:
     return [None if t is None else (t.dtype, t.shape, t.device) for t in _flat(result)]
 
 
-def _to_meta(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-    if isinstance(value, list | tuple):
-        return type(value)(map(_to_meta, value))
-    return torch.device("meta") if isinstance(value, torch.device) else value
+def _to_meta(tree: Any) -> Any:
+    tensors_moved = map_instances(
+        tree, torch.Tensor, lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
+    )
+    return map_instances(tensors_moved, torch.device, lambda _: torch.device("meta"))
 
 
-def _flat(value: Any) -> list[torch.Tensor | None]:
-    if value is None or isinstance(value, torch.Tensor):
-        return [value]
-    return [t for v in value for t in _flat(v)] if isinstance(value, list | tuple) else []
+def _flat(tree: Any) -> list[torch.Tensor | None]:
+    return [leaf for leaf in leaves(tree) if leaf is None or isinstance(leaf, torch.Tensor)]
 
 
 def _key(value: Any) -> Any:

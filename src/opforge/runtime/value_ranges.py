@@ -42,6 +42,23 @@ def list_kind(words: Sequence[str]) -> str:
     return f"[{' '.join(dict.fromkeys(words))}]*{len(words) if len(words) < _MIN_LONG_LIST_LENGTH else 'n'}"
 
 
+def dtype_signature(given: Iterable[Any], dtype_name: TorchNamer) -> str:
+    """Return the dtypes of a call's tensors as text: ``float32,int64``.
+
+    A list is ``[float32]*2``, and None is empty.
+    """
+    return ",".join(_dtype_kind(value, dtype_name) for value in given)
+
+
+def _dtype_kind(value: Any, dtype_name: TorchNamer) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, list | tuple):
+        return list_kind([_dtype_kind(item, dtype_name) for item in value])
+    dtype = getattr(value, "dtype", None)
+    return number_kind(value) if dtype is None else dtype_name(dtype)
+
+
 def value_kind(value: Any, torch_name: TorchNamer) -> tuple[str, list[float]]:
     """Return the word for a non-tensor value, and its numbers, which the word leaves out."""
     if isinstance(value, bool | complex) or value is None:
