@@ -10,7 +10,7 @@ import torch
 
 from opforge.cases import Case, Expect, TensorSpec, Test
 from opforge.cases.store import BlobWriter, open_blob, read_table, write_table
-from opforge.cases.tensors import flat_bytes, owned_copy, seeded_bytes, tensor_from_row
+from opforge.cases.tensors import flat_bytes, owned_copy, same_bytes, seeded_bytes, tensor_from_row, to_float64
 from opforge.cases.values import DTYPES
 from opforge.cases.wire import TORCH_DTYPES
 
@@ -96,6 +96,28 @@ def test_cases_and_tensors_survive_the_disk(tmp_path):
     from safetensors.numpy import load_file
 
     assert load_file(tmp_path / "t.safetensors")["bytes"][:3].tobytes() == b"abc"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64, torch.complex128, torch.float8_e5m2])
+def test_bits_are_compared_whatever_the_layout(dtype):
+    x = torch.arange(6.0).reshape(2, 3).to(dtype)
+    other = x.clone()
+    other.view(torch.uint8).view(-1)[-1] ^= 1
+    for layout in (x.clone(), x.t().contiguous().t()):
+        assert same_bytes(x, layout)
+        assert not same_bytes(other, layout)
+
+
+def test_zeros_and_nans_are_told_apart_by_their_bits():
+    assert not same_bytes(torch.tensor([0.0]), torch.tensor([-0.0]))
+    assert same_bytes(torch.tensor([torch.nan]), torch.tensor([torch.nan]))
+    z = torch.tensor([1 + 2j])
+    assert same_bytes(z.conj(), torch.tensor([1 - 2j]))
+
+
+def test_the_widest_dtype_of_a_kind():
+    assert to_float64(torch.ones(1, dtype=torch.bfloat16)).dtype == torch.float64
+    assert to_float64(torch.ones(1, dtype=torch.complex64)).dtype == torch.complex128
 
 
 def test_ids_tell_cases_apart():

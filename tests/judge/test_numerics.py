@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from opforge.cases.tensors import same_bytes
 from opforge.cases.wire import SHORT_DTYPES
-from opforge.judge.compare.numerics import Comparison, same_bytes
+from opforge.judge.compare.numerics import Comparison
 from opforge.judge.compare.properties.signed_zeros import zero_signs_matter
 from opforge.judge.reference.aten import Float64Answers, ReferenceCall
 from opforge.judge.verdict import RejectedError

@@ -112,6 +112,26 @@ def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return dense.as_strided((dense.numel(),), (1,), dense.storage_offset()).view(torch.uint8)
 
 
+def same_bytes(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two tensors of one shape and dtype hold the same bits."""
+    if left is right:
+        return True
+    word_dtype = WORD_DTYPES.get(left.element_size())
+    if word_dtype is None or not (_is_stored_plainly(left) and _is_stored_plainly(right)):
+        return bool(torch.equal(flat_bytes(left), flat_bytes(right)))
+    return bool(torch.equal(left.detach().view(word_dtype), right.detach().view(word_dtype)))
+
+
+def _is_stored_plainly(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is contiguous, with no conjugation or negation pending."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def to_float64(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in float64, or in complex128 if it is complex."""
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
 def flat_storage(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's whole storage as bytes, without a copy."""
     storage = tensor.untyped_storage()

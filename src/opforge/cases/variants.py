@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from opforge.cases.tensors import owned_copy
+from opforge.cases.tensors import owned_copy, to_float64
 from opforge.cases.variant_shapes import (
     LARGE_VARIANT_NAMES,
     LONG_MASKED,
@@ -325,7 +325,7 @@ def _drawn(flat: torch.Tensor, count: int, generator: torch.Generator) -> torch.
     """Draw numbers between two elements, in double precision; of integers and booleans, draw elements."""
     if not (flat.is_floating_point() or flat.is_complex()):
         return flat[torch.randint(len(flat), (count,), generator=generator)]
-    wide = flat.to(torch.complex128 if flat.is_complex() else torch.float64)
+    wide = to_float64(flat)
     left, right = (wide[torch.randint(len(flat), (count,), generator=generator)] for _ in range(2))
     return torch.lerp(left, right, torch.rand(count, generator=generator, dtype=torch.float64).to(wide.dtype))
 
@@ -647,8 +647,7 @@ def _changed(t: torch.Tensor, factor: float) -> torch.Tensor:
     flat = copy.as_strided((copy.untyped_storage().nbytes() // copy.element_size(),), (1,), 0)
     middle = flat[1:-1] if len(flat) > 2 else flat
     if t.is_floating_point() or t.is_complex():
-        wide = middle.to(torch.complex128 if t.is_complex() else torch.float64)
-        middle.copy_((wide.flip(0) * factor).to(t.dtype))
+        middle.copy_((to_float64(middle).flip(0) * factor).to(t.dtype))
     else:
         middle.copy_(middle.flip(0))
     return copy

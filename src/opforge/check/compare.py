@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from opforge.cases.tensors import to_float64
+
 _RELATIVE_TOLERANCES = {
     torch.float64: 1e-7, torch.float32: 2e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2, torch.complex64: 2e-4,
     torch.complex128: 1e-7,
@@ -23,7 +25,7 @@ def tensor_difference(expected: Any, actual: Any, *, exact: bool = False) -> str
     if expected.layout != torch.strided or not expected.numel():
         return ""
     differs = ~_close_elements(
-        _to_float64(expected), _to_float64(actual), 0.0 if exact else _RELATIVE_TOLERANCES.get(expected.dtype, 0.0)
+        _widened(expected), _widened(actual), 0.0 if exact else _RELATIVE_TOLERANCES.get(expected.dtype, 0.0)
     )
     if not bool(differs.any()):
         return ""
@@ -34,11 +36,9 @@ def _comparable(value: Any) -> Any:
     return value if not isinstance(value, torch.Tensor) else tuple(value.shape)
 
 
-def _to_float64(t: torch.Tensor) -> torch.Tensor:
+def _widened(t: torch.Tensor) -> torch.Tensor:
     t = t.detach().cpu()
-    if t.is_complex():
-        return t.to(torch.complex128)
-    return t.double() if t.is_floating_point() else t
+    return to_float64(t) if t.is_floating_point() or t.is_complex() else t
 
 
 def _close_elements(expected: torch.Tensor, actual: torch.Tensor, relative: float) -> torch.Tensor:

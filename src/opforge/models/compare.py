@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from opforge.judge.compare.numerics import ALLOWED_ROUNDING_STEPS, MAX_ERROR_RATIO
+from opforge.cases.tensors import to_float64
+from opforge.judge.compare.numerics import ALLOWED_ROUNDING_STEPS, MAX_ERROR_RATIO, same_nonfinite
 
 MAX_FLOAT64_DEVIATION = 0.25
 """Typical relative error of ATen beyond which the float64 run took another path of the model."""
@@ -114,7 +115,7 @@ def error_of(actual: torch.Tensor, aten: torch.Tensor, exact: torch.Tensor | Non
     if not is_inexact(aten):
         return Magnitude.of((actual != expected).double().mean().reshape(1)) if actual.numel() else Magnitude()
     finite = torch.isfinite(actual) & torch.isfinite(expected)
-    return Magnitude.of((_to_float64(actual) - _to_float64(expected)).abs()[finite])
+    return Magnitude.of((to_float64(actual) - to_float64(expected)).abs()[finite])
 
 
 def float64_disagrees(aten: torch.Tensor, exact: torch.Tensor) -> bool:
@@ -150,28 +151,18 @@ def _nonfinite_fault(kernel: torch.Tensor, aten: torch.Tensor, exact: torch.Tens
     """Report NaN or infinities at places where ATen, or float64, has none, and the reverse."""
     if not is_inexact(aten):
         return ""
-    unexpected = ~torch.isfinite(kernel) & ~_same_special(kernel, aten)
+    unexpected = ~torch.isfinite(kernel) & ~same_nonfinite(to_float64(kernel), to_float64(aten))
     missing = torch.isfinite(kernel) & ~torch.isfinite(aten)
     if exact is not None:
-        unexpected &= ~_same_special(kernel, exact)
+        unexpected &= ~same_nonfinite(to_float64(kernel), to_float64(exact))
         missing &= ~torch.isfinite(exact)  # where only ATen overflowed on the way, a finite answer is correct
     count = int((unexpected | missing).sum())
     return f"{count} of {kernel.numel()} elements: NaN or inf not where ATen has it" if count else ""
 
 
-def _same_special(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    if left.is_complex():
-        return ~torch.isfinite(left) & ~torch.isfinite(right)
-    return (torch.isnan(left) & torch.isnan(right)) | (torch.isinf(left) & (_to_float64(left) == _to_float64(right)))
-
-
 def _finite_magnitudes(tensor: torch.Tensor) -> torch.Tensor:
-    wide = _to_float64(tensor).abs()
+    wide = to_float64(tensor).abs()
     return wide[torch.isfinite(wide)]
-
-
-def _to_float64(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from opforge.cases.case import Expect
-from opforge.cases.tensors import tensor_from_row
+from opforge.cases.tensors import same_bytes, tensor_from_row
 from opforge.cases.wire import SHORT_DTYPES
 from opforge.judge import forbidden_calls
-from opforge.judge.compare.numerics import Comparison, same_bytes
+from opforge.judge.compare.numerics import Comparison
 from opforge.judge.compare.properties.property_check import Accepted, Results
 from opforge.judge.compare.properties.signed_zeros import zero_signs_matter
 from opforge.judge.compare.uninitialised import uninitialised_elements

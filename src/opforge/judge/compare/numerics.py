@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from opforge.cases.tensors import WORD_DTYPES, flat_bytes
+from opforge.cases.tensors import same_bytes, to_float64
 from opforge.judge.reference.aten import EXTRA_PERTURBATION_SEEDS, PERTURBATION_SEEDS, Float64Answers
 from opforge.judge.verdict import RejectedError, VerdictKind
 
@@ -106,7 +106,7 @@ class Comparison:
         There ATen has the same sign in float64 and in another layout.
         """
         bad = _negative_zeros(self.kernel) ^ _negative_zeros(self.aten)
-        bad &= (_to_float64(self.kernel) == 0) & (_to_float64(self.aten) == 0)
+        bad &= (to_float64(self.kernel) == 0) & (to_float64(self.aten) == 0)
         for tensors in (self.exact.tensors, self.exact.with_gaps()) if bad.any() else ():
             if (other := self._exact_tensor(tensors)) is None:
                 return
@@ -125,7 +125,7 @@ class Comparison:
         if exact is None or not exact.numel():
             rtol, atol = _tolerance(self.aten.dtype)
             return {"kernel_error": 0.0, "bound": atol, "rtol": rtol, "atol": atol} if exact is None else {}
-        error, eps = (_to_float64(self.aten) - exact).abs().nan_to_num(0.0, 0.0), _eps_and_tiny(self.aten.dtype)[0]
+        error, eps = (to_float64(self.aten) - exact).abs().nan_to_num(0.0, 0.0), _eps_and_tiny(self.aten.dtype)[0]
         worst = int(error.argmax())
         largest = float(error.reshape(-1)[worst])
         bound = MAX_ERROR_RATIO * largest + ALLOWED_ROUNDING_STEPS * eps * float(
@@ -135,11 +135,11 @@ class Comparison:
 
     def _check_special_values(self) -> torch.Tensor:
         """Check NaN and inf; return the mask of elements to compare with the bound."""
-        k, a = _to_float64(self.kernel), _to_float64(self.aten)
+        k, a = to_float64(self.kernel), to_float64(self.aten)
         both_finite = torch.isfinite(a) & torch.isfinite(k)
         if both_finite.all():
             return both_finite
-        bad = ~both_finite & ~_same_nonfinite(k, a)
+        bad = ~both_finite & ~same_nonfinite(k, a)
         if bad.any() and not a.is_complex() and (undecided := self.infinity_allowed()) is not None:
             bad &= ~(undecided.to(a.device) & torch.isnan(a) & torch.isinf(k))
         if bad.any():
@@ -155,11 +155,11 @@ class Comparison:
         exact = self._exact_tensor(self.exact.tensors)
         if exact is None:
             return torch.zeros_like(kernel, dtype=torch.bool)
-        rounded = _to_float64(exact.to(self.aten.dtype))
+        rounded = to_float64(exact.to(self.aten.dtype))
         near = (kernel - rounded).abs() <= (MAX_ERROR_RATIO + ALLOWED_ROUNDING_STEPS) * _eps_and_tiny(self.aten.dtype)[
             0
         ] * rounded.abs()
-        return (torch.isfinite(kernel) & torch.isfinite(rounded) & near) | _same_nonfinite(kernel, rounded)
+        return (torch.isfinite(kernel) & torch.isfinite(rounded) & near) | same_nonfinite(kernel, rounded)
 
     def _unstable(self) -> torch.Tensor:
         """Return where the float64 answer is not finite and depends on rounding of the inputs.
@@ -171,7 +171,7 @@ class Comparison:
         for sign in PERTURBATION_SEEDS if first is not None and not first.is_complex() else ():
             moved = self._exact_tensor(self.exact.perturbed(torch.finfo(torch.float32).eps, sign))
             if moved is not None:
-                unstable |= ~torch.isfinite(first) & ~torch.isfinite(moved) & ~_same_nonfinite(first, moved)
+                unstable |= ~torch.isfinite(first) & ~torch.isfinite(moved) & ~same_nonfinite(first, moved)
         return unstable
 
     def _check_error_bound(self, finite: torch.Tensor) -> dict[str, float]:
@@ -183,7 +183,7 @@ class Comparison:
 
         if exact is None or not torch.isfinite(r := chosen(exact)).all():
             return self._check_tolerance(finite)
-        k, a = chosen(_to_float64(self.kernel)), chosen(_to_float64(self.aten))
+        k, a = chosen(to_float64(self.kernel)), chosen(to_float64(self.aten))
         eps, tiny = _eps_and_tiny(self.aten.dtype)
         error, aten_error, size = (k - r).abs(), (a - r).abs(), r.abs()
         cap = _MAX_RELATIVE_ERROR_STEPS * eps
@@ -234,7 +234,7 @@ class Comparison:
 
         No element counts as more stable than the others in its row: some are lucky in all runs.
         """
-        first = _to_float64(self.aten)
+        first = to_float64(self.aten)
         largest_error, largest_change = torch.zeros_like(exact.abs()), torch.zeros_like(exact.abs())
         for rerun in self._reruns(exact.shape):
             largest_error = torch.maximum(largest_error, torch.nan_to_num((rerun - exact).abs()))
@@ -272,7 +272,7 @@ class Comparison:
         return torch.where(~smooth, 0, factor * math.sqrt(self.reduction_length) * typical / magnified)
 
     def _check_tolerance(self, finite: torch.Tensor) -> dict[str, float]:
-        k, a = _to_float64(self.kernel)[finite], _to_float64(self.aten)[finite]
+        k, a = to_float64(self.kernel)[finite], to_float64(self.aten)[finite]
         rtol, atol = _tolerance(self.aten.dtype)
         error, allowed = (k - a).abs(), atol + rtol * a.abs()
         if (error > allowed).any():
@@ -291,7 +291,7 @@ class Comparison:
         are lucky in all of the few runs. No element counts as more stable than the others in its
         row, which sum values of similar size, nor than the elements on the whole.
         """
-        first = _to_float64(self.aten)
+        first = to_float64(self.aten)
         spread = torch.zeros_like(first.abs())
         for rerun in self._reruns(finite.shape):
             spread = torch.maximum(spread, torch.nan_to_num((rerun - first).abs(), posinf=0.0))
@@ -306,7 +306,7 @@ class Comparison:
 
     def _in_float64(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return another answer of ATen's in float64, on this answer's device."""
-        return _to_float64(tensor.detach().to(self.aten.device))
+        return to_float64(tensor.detach().to(self.aten.device))
 
     def _exact_tensor(self, tensors: list[torch.Tensor] | None) -> torch.Tensor | None:
         if tensors is None or self.tensor_index >= len(tensors):
@@ -330,24 +330,9 @@ def _row_maxima(spread: torch.Tensor) -> torch.Tensor:
     return spread.amax(-1, keepdim=True).expand_as(spread) if spread.dim() and spread.numel() else spread
 
 
-def same_bytes(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether two tensors of one shape and dtype hold the same bits."""
-    if left is right:
-        return True
-    word_dtype = WORD_DTYPES.get(left.element_size())
-    if word_dtype is None or not (_is_stored_plainly(left) and _is_stored_plainly(right)):
-        return bool(torch.equal(flat_bytes(left), flat_bytes(right)))
-    return bool(torch.equal(left.detach().view(word_dtype), right.detach().view(word_dtype)))
-
-
-def _is_stored_plainly(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is contiguous, with no conjugation or negation pending."""
-    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
-
-
 def _negative_zeros(tensor: torch.Tensor) -> torch.Tensor:
     """Return where a tensor is -0.0; for complex numbers, where the real part is."""
-    wide = _to_float64(tensor)
+    wide = to_float64(tensor)
     return (wide == 0) & torch.signbit(wide.real if wide.is_complex() else wide)
 
 
@@ -355,15 +340,11 @@ def _tolerance(dtype: torch.dtype) -> tuple[float, float]:
     return TOLERANCES.get(dtype, (1.3e-6, 1e-5))
 
 
-def _same_nonfinite(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+def same_nonfinite(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """Return where both are NaN or the same infinity; if complex, where neither is finite."""
     if left.is_complex():
         return ~torch.isfinite(left) & ~torch.isfinite(right)
     return (torch.isnan(left) & torch.isnan(right)) | (torch.isinf(left) & (left == right))
-
-
-def _to_float64(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 
 def _eps_and_tiny(dtype: torch.dtype) -> tuple[float, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from opforge.cases.tensors import to_float64
 from opforge.judge.reference.aten import CallOutcome, ReferenceCall, resolved
 
 _MAX_ZEROED_BYTES = 64 << 20
@@ -47,7 +48,7 @@ def _same_result(answer: CallOutcome, aten: torch.Tensor, index: int) -> torch.T
 def _is_poison(tensor: torch.Tensor) -> torch.Tensor:
     """Return where a tensor holds the value that memory is poisoned with."""
     if tensor.is_floating_point() or tensor.is_complex():
-        return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64).isnan()
+        return to_float64(tensor).isnan()
     return tensor == torch.iinfo(tensor.dtype).max
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from opforge.judge.compare.numerics import same_bytes
+from opforge.cases.tensors import same_bytes
 
 FALSE_ALARM_RATE = 1e-6
 """Probability of rejecting an honest kernel, per case."""

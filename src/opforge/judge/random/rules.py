@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from opforge.cases.tensors import to_float64
+
 _MAX_ROUNDING_STEPS = 8.0
 """Rounding steps by which a product may be off."""
 
@@ -152,8 +154,8 @@ def _differs(result: torch.Tensor, expected: torch.Tensor) -> bool:
     """Whether a product is off by more than a few rounding steps."""
     if not (result.is_floating_point() or result.is_complex()):
         return not torch.equal(result, expected.to(result.dtype).expand(result.shape))
-    wide = torch.complex128 if result.is_complex() else torch.float64
-    left, right = result.to(wide), expected.to(wide)
+    left = to_float64(result)
+    right = expected.to(left.dtype)
     info = torch.finfo(result.dtype)
     close = (left - right).abs() <= _MAX_ROUNDING_STEPS * info.eps * right.abs() + info.tiny
     return not bool((close | (left == right) | (left.isnan() & right.isnan())).all())

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from opforge.cases.tensors import one_tensor_per_offset, owned_copy, renewed, tensor_from_row
+from opforge.cases.tensors import one_tensor_per_offset, owned_copy, renewed, tensor_from_row, to_float64
 from opforge.cases.wire import TORCH_DTYPES, decode
-from opforge.runtime.trees import instances
+from opforge.runtime.trees import instances, map_instances
 from opforge.sandbox.guest.global_state import generator_state, seed_generator
 from opforge.sandbox.guest.loader import aten_function, gradients
 
@@ -207,7 +207,7 @@ def _roughly_equal_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:
         a, b = a.to(torch.complex64), b.to(torch.complex64)
     if (same := bool(torch.equal(a, b))) or not (a.is_floating_point() or a.is_complex()):
         return same
-    a, b = (t.to(torch.complex128 if t.is_complex() else torch.float64) for t in (a, b))
+    a, b = to_float64(a), to_float64(b)
     size = a.abs().nan_to_num(0.0, 0.0, 0.0)
     return bool(
         torch.isclose(a, b, rtol=0.05, atol=0.01 * float(size.max() if size.numel() else 0), equal_nan=True).all()
@@ -314,10 +314,4 @@ def without_nan(tensor: torch.Tensor) -> torch.Tensor:
 
 def widen_dtypes(tree: Any) -> Any:
     """Replace dtypes among arguments by their wider ones."""
-    if isinstance(tree, torch.dtype):
-        return _WIDE_DTYPES.get(tree, tree)
-    if isinstance(tree, list):
-        return [widen_dtypes(v) for v in tree]
-    if isinstance(tree, dict):
-        return {n: widen_dtypes(v) for n, v in tree.items()}
-    return tree
+    return map_instances(tree, torch.dtype, lambda dtype: _WIDE_DTYPES.get(dtype, dtype))

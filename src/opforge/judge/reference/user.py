@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from opforge.cases.tensors import flat_bytes, owned_copy, tensor_from_row
+from opforge.cases.tensors import owned_copy, same_bytes, tensor_from_row
 from opforge.cases.wire import SHORT_DTYPES, TORCH_DTYPES
 from opforge.judge.kernel_worker import KernelWorker, WorkerConfig, WorkerDiedError
 from opforge.judge.reference.aten import (
@@ -212,10 +212,7 @@ class UserCall(ReferenceCall):
     def writes_inputs(self, answer: CallOutcome) -> bool:
         """Whether the reference changed an input."""
         before = replace(self, device=torch.device("cpu"), owns_storage=False).build_arguments()[2]
-        return any(
-            b.shape != a.shape or not torch.equal(flat_bytes(b), flat_bytes(a.cpu()))
-            for b, a in zip(before, answer.inputs, strict=True)
-        )
+        return any(b.shape != a.shape or not same_bytes(b, a.cpu()) for b, a in zip(before, answer.inputs, strict=True))
 
 
 def load_reference(worker: KernelWorker, description: dict[str, Any], timeout_s: float) -> KernelWorker:

@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 
-from opforge.cases.tensors import Bytes
+from opforge.cases.tensors import Bytes, same_bytes
 from opforge.cases.wire import decode
 from opforge.judge.batch import Batch, BatchEntry
 from opforge.judge.compare.contract import CaseCheck, has_many_values
-from opforge.judge.compare.numerics import same_bytes
 from opforge.judge.facts import facts_of
 from opforge.judge.kernel_worker import KernelWorker, WorkerConfig
 from opforge.judge.reference.aten import CallOutcome, Float64Answers, ReferenceFaultError

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from opforge.cases.tensors import to_float64
 from opforge.ops import Operator
 from opforge.sandbox.mutants.call import AtenCall, CallResult, Function, copy_arguments, result_of
 from opforge.sandbox.mutants.mutations import mutation_for, shares_storage
@@ -139,11 +140,8 @@ def differs(truth: Any, value: Any) -> bool:
         return True
     if not (truth.is_floating_point() or truth.is_complex()):
         return not torch.equal(truth, value)
-    wide = torch.complex128 if truth.is_complex() else torch.float64
-    info = torch.finfo(truth.dtype)
-    return not torch.allclose(
-        truth.to(wide), value.to(wide), rtol=_MAX_ROUNDING_STEPS * info.eps, atol=info.tiny, equal_nan=True
-    )
+    info, truth, value = torch.finfo(truth.dtype), to_float64(truth), to_float64(value)
+    return not torch.allclose(truth, value, rtol=_MAX_ROUNDING_STEPS * info.eps, atol=info.tiny, equal_nan=True)
 
 
 def _is_nan(value: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from opforge.judge.compare.numerics import same_bytes
+from opforge.cases.tensors import same_bytes
 from opforge.judge.verdict import RejectedError, VerdictKind
 
 MAX_RESIDUAL_RATIO = 4.0
@@ -59,10 +59,6 @@ def wrong_result(text: str, **figures: float) -> RejectedError:
 def equal_or_both_nan(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """Return where two tensors are equal; NaN equals NaN."""
     return (left == right) | ((left != left) & (right != right))  # noqa: PLR0124  # NaN alone differs from itself
-
-
-def to_float64(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 
 def all_finite(tensors: Iterable[torch.Tensor]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from opforge.cases.tensors import to_float64
 from opforge.judge.compare.properties.property_check import (
     Accepted,
     Results,
@@ -12,7 +13,6 @@ from opforge.judge.compare.properties.property_check import (
     closest_to_bound,
     frobenius_norm,
     note_if_different,
-    to_float64,
     wrong_result,
 )
 
