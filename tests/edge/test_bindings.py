@@ -133,6 +133,13 @@ def test_a_model_is_found_by_file_and_name(tmp_path):
             parse_target(wrong)
 
 
+def test_an_architecture_is_not_exported(tmp_path, monkeypatch):
+    (tmp_path / "timm.py").write_text("")
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    with pytest.raises(OpforgeError, match="'timm:resnet18' is an architecture's name, which cannot be exported; give"):
+        parse_target("timm:resnet18")
+
+
 def test_what_is_no_program_is_refused_before_anything_reads_it(tmp_path):
     file = tmp_path / "model.pte"
     with pytest.raises(OpforgeError, match="cannot be read"):

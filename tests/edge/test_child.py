@@ -13,9 +13,10 @@ import pytest
 
 from opforge.edge.build import Definitions, compare_schemas
 from opforge.edge.child import STEPS, ChildError, Message, ask, write_message
-from opforge.edge.export import ExportRequest, Target
+from opforge.edge.export import ExportRequest
 from opforge.edge.run import ForkAnswer, ForkReport, ForkReports, JobList, ProgramJob, ProgramOutput
 from opforge.errors import OpforgeError
+from opforge.models.target import ModelTarget
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -37,7 +38,9 @@ OUTPUTS = (ProgramOutput("T([2], f32)", (2,), "f32", (1.0, 2.5)), ProgramOutput(
 @pytest.mark.parametrize(
     "message",
     [
-        ExportRequest(Target("net.py"), {"x": {0: (1, 8)}}, True, Path("net.pte")),
+        ExportRequest(
+            ModelTarget("net.py", file="net.py", function="model"), {"x": {0: (1, 8)}}, True, Path("net.pte")
+        ),
         JobList((ProgramJob(Path("net.pte"), (Path("a.so"),), non_tensors=(None, 2)),), (Path("0"),)),
         ForkReports((ForkReport(ForkAnswer(OUTPUTS, "inputs", 0.5), 0, False, "results", ""),)),
     ],

@@ -18,9 +18,10 @@ from opforge.edge import toolchain
 from opforge.edge.bindings import BindingEntry, BindingError, Selection, custom_operators
 from opforge.edge.build import DEFINITIONS_FILE, MODEL_FILE, BuiltLibrary, OperatorFolder, build, read_folder
 from opforge.edge.child import Message, ask
-from opforge.edge.export import Target, parse_target
+from opforge.edge.export import parse_target
 from opforge.edge.run import ProgramJob, ProgramResult, run_programs
 from opforge.errors import NothingToJudgeError
+from opforge.models.target import ModelTarget
 
 Progress = Callable[[str, int, int], None]
 _STEPS = 5
@@ -80,7 +81,7 @@ class FolderQuestion(Message):
     definitions: Path | None
     """The file that registers its operators, if it has one."""
     entries: tuple[BindingEntry, ...]
-    target: Target
+    target: ModelTarget
     out: Path
     """Folder to write programs and tensors to."""
 
@@ -200,7 +201,7 @@ class _StepTimer:
         self._last = now
 
 
-def _prepared(folder: OperatorFolder, target: Target, work: Path) -> tuple[CheckedProgram, ...]:
+def _prepared(folder: OperatorFolder, target: ModelTarget, work: Path) -> tuple[CheckedProgram, ...]:
     path = folder.path / DEFINITIONS_FILE
     definitions = path.resolve() if path.is_file() else None
     question = FolderQuestion(definitions, folder.entries, target, work.resolve())

@@ -14,7 +14,7 @@ from opforge.edge import toolchain
 from opforge.edge.bindings import custom_operators
 from opforge.edge.child import CHILD_LIMIT_S, Message, ask
 from opforge.errors import OpforgeError
-from opforge.models import target as models
+from opforge.models.target import ModelTarget, find_model
 
 _EXPECTED = (
     "give FILE.py with model() and inputs(), FILE.py:NAME for another function or module class of it, "
@@ -33,24 +33,10 @@ class ExportError(OpforgeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """Location of a model's code."""
-
-    name: str
-    """As the user wrote it."""
-    file: str = ""
-    function: str = "model"
-    """A function that returns a model, or a model class."""
-    module: str = ""
-    folder: str = ""
-    """Folder to import modules from."""
-
-
-@dataclass(frozen=True, slots=True)
 class ExportRequest(Message):
     """A model to export."""
 
-    target: Target
+    target: ModelTarget
     dynamic: DynamicRanges
     xnnpack: bool
     out: Path
@@ -78,20 +64,22 @@ class ExportResult(Message):
         return custom_operators(self.operators)
 
 
-def parse_target(argument: str) -> Target:
+def parse_target(argument: str) -> ModelTarget:
     """Return the target for ``FILE.py``, ``FILE.py:NAME`` or ``module:function``."""
     file, colon, name = argument.rpartition(":")
     if argument.endswith(".py"):
         file, name = argument, "model"
     elif not (colon and file.endswith(".py")):
-        target = models.find_model(argument)
-        return Target(argument, function=target.function, module=target.module, folder=target.folder)
+        target = find_model(argument)
+        if target.library:
+            raise OpforgeError(f"{argument!r} is an architecture's name, which cannot be exported; {_EXPECTED}")
+        return target
     if not Path(file).is_file():
         raise OpforgeError(f"there is no file {file!r}; {_EXPECTED}")
     if not name.isidentifier():
         raise OpforgeError(f"{argument!r} is not FILE.py:NAME; {_EXPECTED}")
     path = Path(file).resolve()
-    return Target(argument, file=str(path), function=name, folder=str(path.parent))
+    return ModelTarget(argument, file=str(path), function=name, folder=str(path.parent))
 
 
 def parse_dynamic(words: list[str]) -> DynamicRanges:
@@ -112,7 +100,7 @@ def parse_dynamic(words: list[str]) -> DynamicRanges:
 
 
 def export_model(
-    target: Target,
+    target: ModelTarget,
     out: Path,
     *,
     dynamic: DynamicRanges | None = None,

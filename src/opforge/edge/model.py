@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,8 +13,10 @@ import torch
 
 from opforge.edge.bindings import BindingEntry, BindingError
 from opforge.edge.child import user_code
-from opforge.edge.export import DynamicRanges, Target
+from opforge.edge.export import DynamicRanges
 from opforge.errors import OpforgeError
+from opforge.models.model import UnusableModelError, import_code
+from opforge.models.target import ModelTarget
 from opforge.sandbox.guest.loader import KernelLoadError, describe_exception, import_file
 
 
@@ -66,9 +67,12 @@ def _size(name: str, tensor: torch.Tensor, dim: int, low: int, high: int) -> Any
     return torch.export.Dim.DYNAMIC(min=low, max=high)
 
 
-def load_model(target: Target) -> LoadedModel:
+def load_model(target: ModelTarget) -> LoadedModel:
     """Load the model and inputs of a target."""
-    module = _module(target)
+    try:
+        module = import_code(target)
+    except UnusableModelError as error:
+        raise ModelLoadError(str(error)) from None
     definition = getattr(module, target.function, None)
     if definition is None:
         raise ModelLoadError(f"{target.name} does not define {target.function}; it must define model() and inputs()")
@@ -110,19 +114,6 @@ def call_user_function(function: Any, label: str) -> Any:
         raise ModelLoadError(f"{label.partition('()')[0]} is {type(function).__name__}, not a function")
     with user_code(lambda error: ModelLoadError(f"{label} raised {describe_exception(error)}")):
         return function()
-
-
-def _module(target: Target) -> Any:
-    if target.file:
-        try:
-            return import_file(Path(target.file))
-        except KernelLoadError as error:
-            raise ModelLoadError(str(error)) from None
-    if target.folder not in sys.path:
-        sys.path.insert(0, target.folder)
-    label = f"{target.module} raised while it was imported"
-    with user_code(lambda error: ModelLoadError(f"{label}: {describe_exception(error)}")):
-        return importlib.import_module(target.module)
 
 
 def import_definitions(path: Path) -> None:

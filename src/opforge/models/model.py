@@ -60,13 +60,13 @@ class LoadedModel:
 
 
 def load_model(target: ModelTarget, *, train: bool = False) -> LoadedModel:
-    """Return the model and inputs of a target; raises SubjectError with the reason if it has none.
+    """Return the model and inputs of a target; raises UnusableModelError with the reason if it has none.
 
-    Another kind of model needs a branch here, and one in `target.find`, which locates its code.
+    Another kind of model needs a branch here, and one in `find_model`, which locates its code.
     """
     if target.library:
         return _load_architecture(target, train=train)
-    return _load_file(Path(target.file)) if target.file else _load_function(target)
+    return _load_file(target) if target.file else _load_function(target)
 
 
 def _load_architecture(target: ModelTarget, *, train: bool) -> LoadedModel:
@@ -82,12 +82,23 @@ def _load_architecture(target: ModelTarget, *, train: bool) -> LoadedModel:
     return LoadedModel(traced.model, traced.args, traced.kwargs)
 
 
-def _load_file(path: Path) -> LoadedModel:
+def import_code(target: ModelTarget) -> Any:
+    """Import the file or module of a target; raise UnusableModelError with the reason if it fails."""
+    if target.file:
+        try:
+            return import_file(Path(target.file))
+        except KernelLoadError as error:
+            raise UnusableModelError(str(error)) from None
+    if target.folder not in sys.path:
+        sys.path.insert(0, target.folder)
     try:
-        module = import_file(path)
-    except KernelLoadError as error:
-        raise UnusableModelError(str(error)) from None
-    results = {}
+        return importlib.import_module(target.module)
+    except BaseException as error:  # noqa: BLE001  # boundary: user code
+        raise UnusableModelError(f"{target.module} raised while it was imported: {describe_exception(error)}") from None
+
+
+def _load_file(target: ModelTarget) -> LoadedModel:
+    module, path, results = import_code(target), Path(target.file), {}
     for name in ("model", "inputs"):
         function = getattr(module, name, None)
         if not callable(function):
@@ -99,12 +110,7 @@ def _load_file(path: Path) -> LoadedModel:
 
 
 def _load_function(target: ModelTarget) -> LoadedModel:
-    if target.folder not in sys.path:
-        sys.path.insert(0, target.folder)
-    try:
-        module = importlib.import_module(target.module)
-    except BaseException as error:  # noqa: BLE001  # boundary: user code
-        raise UnusableModelError(f"{target.module} raised while it was imported: {describe_exception(error)}") from None
+    module = import_code(target)
     function = getattr(module, target.function, None)
     if not callable(function):
         raise UnusableModelError(f"{target.module} has no function {target.function!r}")

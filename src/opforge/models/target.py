@@ -29,6 +29,7 @@ class ModelTarget:
     """Path of a file with ``model`` and ``inputs``."""
     module: str = ""
     function: str = ""
+    """Of the module; for `opforge edge` also of the file: it returns a model, or is a model class."""
     folder: str = ""
     """The folder its modules are imported from."""
     reads: str = ""
