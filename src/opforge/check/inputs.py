@@ -22,6 +22,7 @@ from opforge.check.forks import Send
 from opforge.check.messages import AcceptedCall, Calling, CallPlan, EveryCallRefused, NoCallAccepted
 from opforge.check.subject import Subject, attempt, describe_error
 from opforge.errors import OpforgeError
+from opforge.imports import run_file
 
 _PASS_TIMEOUT_S = 8.0
 """Time limit for each of two passes through the plans."""
@@ -49,13 +50,9 @@ def declared_inputs(package: str, file: str, device: str) -> tuple[DeclaredInput
 
 
 def _run_file(file: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("_opforge_check_inputs", file)
-    if spec is None or spec.loader is None:
+    if not file.endswith(".py"):
         raise OpforgeError(f"{file!r} is not a Python file; --inputs needs one with a function inputs()")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return run_file(Path(file), "_opforge_check_inputs")
 
 
 def _read(module: ModuleType, source: str, device: str) -> DeclaredInputs:

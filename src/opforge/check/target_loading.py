@@ -7,7 +7,6 @@ import faulthandler
 import fnmatch
 import gc
 import importlib
-import importlib.util
 import json
 import os
 import re
@@ -23,6 +22,7 @@ from opforge.check.messages import CompilerModules
 from opforge.check.request import CheckTarget
 from opforge.errors import InternalError, NothingToJudgeError, OpforgeError, UnknownNameError
 from opforge.frames import is_from_opforge, is_from_torch, is_import_system, torch_folder
+from opforge.imports import run_file
 
 _IMPORT_TIMEOUT_S = 300.0
 
@@ -176,12 +176,7 @@ def _is_import_frame(filename: str) -> bool:
 
 def _run_file(file: Path) -> str:
     name = file.stem if file.stem.isidentifier() and file.stem not in sys.modules else "_opforge_checked_file"
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{str(file)!r} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
+    run_file(file, name)
     return name
 
 

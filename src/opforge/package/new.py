@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 import tempfile
@@ -16,6 +15,7 @@ from typing import Any
 import jinja2
 
 from opforge.errors import OpforgeError
+from opforge.imports import run_file
 
 TEMPLATE_FOLDER = Path(__file__).resolve().with_name("template")
 _PROJECT_FOLDER = "{{cookiecutter.package}}"
@@ -52,12 +52,7 @@ def prompt(name: str) -> str:
 @cache
 def _hook(name: str) -> ModuleType:
     """Load one of the template's hooks as a module; rules and steps are defined only there."""
-    spec = importlib.util.spec_from_file_location(f"_opforge_template_{name}", TEMPLATE_FOLDER / "hooks" / f"{name}.py")
-    if spec is None or spec.loader is None:
-        raise OpforgeError(f"the template's hook {name}.py is missing in {TEMPLATE_FOLDER}; install opforge again")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return run_file(TEMPLATE_FOLDER / "hooks" / f"{name}.py", f"_opforge_template_{name}")
 
 
 def with_defaults(answers: Mapping[str, str]) -> dict[str, str]:

@@ -39,7 +39,6 @@ def _function(file: Path, entries: Sequence[str]) -> Function:
 
 
 def _operator(library: Path, entries: Sequence[str]) -> Function:
-    before = set(torch._C._dispatch_get_all_op_names())  # noqa: SLF001  # torch has no public list of operators
     operators = _LIBRARIES.get(library)
     if operators is None:
         if _is_claimed(library.stem):  # the value of OPFORGE_NAMESPACE in its sources
@@ -48,18 +47,35 @@ def _operator(library: Path, entries: Sequence[str]) -> Function:
                 "process has already, perhaps an earlier build of the same source; loading both would end the process. "
                 "Start a new process, or rename one"
             )
+        before = registered_operators()
         try:
             torch.ops.load_library(str(library))
         except (OSError, RuntimeError) as error:
             raise LoadError(f"{library.name} cannot be loaded: {error}") from error
-        added = set(torch._C._dispatch_get_all_op_names()) - before  # noqa: SLF001
-        operators = sorted({name.partition(".")[0] for name in added})
+        operators = sorted({name.partition(".")[0] for name in registered_operators() - before})
         _LIBRARIES[library] = operators
-    names = [*entries, *(entry.removesuffix("_kernel_impl") for entry in entries)]
-    matches = [packet for name in names for packet in operators if packet.partition("::")[2] == name]
-    if not matches and len(operators) != 1:
+    function = kernel_operator(operators, names := operator_names(entries))
+    if function is None:
         raise LoadError(f"{library.name} registers no operator {' or '.join(names)}")
-    namespace, _, name = (matches or operators)[0].partition("::")
+    return function
+
+
+def registered_operators() -> set[str]:
+    """Return the names of all operators in this process, such as ``aten::add.out``."""
+    return set(torch._C._dispatch_get_all_op_names())  # noqa: SLF001  # torch has no public list of operators
+
+
+def operator_names(entries: Sequence[str]) -> list[str]:
+    """Return the names that the operator of a kernel's library may have, the preferred one first."""
+    return [*entries, *(entry.removesuffix("_kernel_impl") for entry in entries)]
+
+
+def kernel_operator(packets: Sequence[str], names: Sequence[str]) -> Function | None:
+    """Return the operator that is the kernel: the first by these names, or else the only one."""
+    matches = [packet for name in names for packet in packets if packet.partition("::")[2] == name]
+    if not matches and len(packets) != 1:
+        return None
+    namespace, _, name = (matches or packets)[0].partition("::")
     packet = getattr(getattr(torch.ops, namespace), name)
     function: Function = getattr(packet, packet.overloads()[0]) if len(packet.overloads()) == 1 else packet
     return function

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -14,12 +13,14 @@ import numpy as np
 import torch
 from torch.autograd.graph import _engine_run_backward
 
+from opforge.imports import run_file
 from opforge.kernels.native.inspect import explain_load_error
 from opforge.kernels.source import UNREADABLE, digest
 from opforge.ops import Operator, table
 from opforge.runtime.adapters import adapt
 from opforge.runtime.aten_kernels import override
 from opforge.runtime.isolated_import import load_file
+from opforge.runtime.loading import kernel_operator, operator_names, registered_operators
 from opforge.runtime.trees import map_instances
 from opforge.sandbox.mutants.mutant import Mutant
 
@@ -177,24 +178,20 @@ def _check_unchanged(file: Path, judged: str) -> None:
 
 def _operator_in(library: str, source: Path, names: list[str]) -> Function:
     """Load the library built from a kernel's source; return the operator that is the kernel."""
-    before = set(torch._C._dispatch_get_all_op_names())  # noqa: SLF001  # torch has no public list of operators
+    before = registered_operators()
     try:
         torch.ops.load_library(library)
     except (OSError, RuntimeError) as error:
         raise KernelLoadError(explain_load_error(Path(library), str(error.__cause__ or error))) from None
-    added = sorted(set(torch._C._dispatch_get_all_op_names()) - before)  # noqa: SLF001
-    packets = {name.partition(".")[0]: name for name in added}
-    wanted = [*names, *(name.removesuffix("_kernel_impl") for name in names)]
-    fitting = [packet for name in wanted for packet in packets if packet.partition("::")[2] == name]
-    if not fitting and len(packets) != 1:
+    added = sorted(registered_operators() - before)
+    wanted = operator_names(names)
+    function = kernel_operator(list(dict.fromkeys(name.partition(".")[0] for name in added)), wanted)
+    if function is None:
         have = f"it registers {', '.join(added[:8])}" if added else "it registers none"
         raise KernelLoadError(
             f"{source.name} registers no operator {' or '.join(dict.fromkeys(wanted))}: {have}; "
             f'define one with TORCH_LIBRARY and m.def("{wanted[0]}(…) -> …")'
         )
-    namespace, _, name = (fitting or list(packets))[0].partition("::")
-    packet = getattr(getattr(torch.ops, namespace), name)
-    function: Function = getattr(packet, packet.overloads()[0]) if len(packet.overloads()) == 1 else packet
     return function
 
 
@@ -216,21 +213,13 @@ def _entry(path: Path, names: list[str]) -> Function:
 def import_file(path: Path) -> Any:
     """Import a user's file as a module; raise KernelLoadError with the reason if that fails."""
     with _raising_load_errors(path):
-        spec = importlib.util.spec_from_file_location("opforge_kernel", path)
-        if spec is None or spec.loader is None:
-            raise KernelLoadError(f"{path} is not a Python file")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
         sys.path.insert(0, str(path.parent))
-        spec.loader.exec_module(module)
-    return module
+        return run_file(path, "opforge_kernel")
 
 
 def import_kernel(path: Path) -> Any:
     """Import a kernel's file as an enabling program does; raise KernelLoadError if that fails."""
     with _raising_load_errors(path):
-        if path.suffix != ".py":
-            raise KernelLoadError(f"{path} is not a Python file")
         return load_file(path)
 
 
@@ -241,6 +230,8 @@ def _raising_load_errors(path: Path) -> Iterator[None]:
         path.read_bytes()
     except OSError as error:
         raise KernelLoadError(f"{path} cannot be read: {error.strerror}") from None
+    if path.suffix != ".py":
+        raise KernelLoadError(f"{path} is not a Python file")
     try:
         yield
     except KernelLoadError:
