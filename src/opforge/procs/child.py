@@ -1,13 +1,29 @@
-"""Child processes that end by themselves: their environment, and a time limit for their answer."""
+"""Child processes: their environment, their messages, and a time limit for them."""
 
 from __future__ import annotations
 
+import json
 import os
+import select
+import signal
+import struct
 import subprocess
-from collections.abc import Mapping, Sequence
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, BinaryIO, Protocol, Self
 
 from opforge.errors import OpforgeError
+from opforge.procs import linux
+
+_HEADER = struct.Struct("<II")
+"""Header of each message: the length of its JSON and of the bytes after it."""
+_MAX_READ_BYTES = 1 << 20
+
+
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
 
 
 def child_environment(base: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -24,3 +40,134 @@ def run_command(
         return subprocess.run(command, input=question, capture_output=True, text=True, timeout=limit_s, check=False)
     except subprocess.TimeoutExpired:
         raise OpforgeError(f"{label} took more than {limit_s:g} s") from None
+
+
+def send(pipe: BinaryIO, message: Any, contents: bytes = b"") -> None:
+    """Send a JSON value, with paths as text; it may stay in the pipe's buffer until a flush."""
+    body = json.dumps(message, default=os.fspath).encode()
+    pipe.write(_HEADER.pack(len(body), len(contents)) + body + contents)
+
+
+def read_messages(file: _Readable) -> Iterator[tuple[Any, bytes]]:
+    """Yield the messages in a file, up to the first incomplete one."""
+    while len(head := file.read(_HEADER.size)) == _HEADER.size:
+        size, extra = _HEADER.unpack(head)
+        body, contents = file.read(size), file.read(extra)
+        if (len(body), len(contents)) != (size, extra):
+            return
+        yield json.loads(body), contents
+
+
+def open_messages() -> BinaryIO:
+    """In a child: die with the parent, and return the pipe for messages, named by the last argument.
+
+    Forks and programs of the child cannot write to it.
+    """
+    linux.die_with_parent()
+    fd = int(sys.argv.pop())
+    os.set_inheritable(fd, False)
+    pipe = os.fdopen(fd, "wb")
+    os.register_at_fork(after_in_child=lambda: _disconnect(pipe))
+    return pipe
+
+
+def _disconnect(pipe: BinaryIO) -> None:
+    if not pipe.closed:
+        with Path(os.devnull).open("wb") as null:
+            os.dup2(null.fileno(), pipe.fileno(), inheritable=False)
+
+
+class Child:
+    """A process that sends messages; the last argument of its command is the pipe's descriptor.
+
+    Leaving the ``with`` block kills the process if it still runs.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        question: str = "",
+        limit_s: float | None = None,
+        stdout: int | None = None,
+        own_session: bool = False,
+    ) -> None:
+        """Start a process with a question on its stdin.
+
+        It may be silent for ``limit_s``. Its output is kept in a file; given a ``stdout``, it has
+        our stderr. In its own session, a Ctrl-C does not reach it, and all processes of the
+        session are killed with it.
+        """
+        self._limit_s, self._own_session = limit_s, own_session
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  # closed on exit
+        read, write = os.pipe()
+        self._pipe = os.fdopen(read, "rb", buffering=0)
+        with tempfile.TemporaryFile() as stdin:
+            stdin.write(question.encode())
+            stdin.seek(0)
+            out, err = (self._output, self._output) if stdout is None else (stdout, None)
+            try:
+                self._process = subprocess.Popen(
+                    [*command, str(write)], stdin=stdin, stdout=out, stderr=err, pass_fds=[write], env=environment,
+                    start_new_session=own_session,
+                )  # fmt: skip
+            finally:
+                os.close(write)
+        self._pidfd = os.pidfd_open(self._process.pid)
+        self.timed_out = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._kill()
+        for file in (self._pipe, self._output):
+            file.close()
+        os.close(self._pidfd)
+
+    def messages(self) -> Iterator[tuple[Any, bytes]]:
+        """Yield its messages until it ends, or is silent for too long."""
+        return read_messages(self)
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes of its messages; fewer if it has ended or is silent for too long."""
+        parts: list[bytes] = []
+        while size and not self.timed_out and self._has_more():
+            part = self._pipe.read(min(size, _MAX_READ_BYTES))
+            if not part:
+                break
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+    def _has_more(self) -> bool:
+        pipe = self._pipe.fileno()
+        ready, _, _ = select.select([pipe, self._pidfd], [], [], self._limit_s)
+        self.timed_out = not ready
+        # after its end only what it has written counts: its own children may keep the pipe open
+        return pipe in ready or bool(ready and select.select([pipe], [], [], 0)[0])
+
+    def wait(self) -> int:
+        """Wait for its end, killing it if it takes too long; return its exit code."""
+        try:
+            return self._process.wait(0 if self.timed_out else self._limit_s)
+        except subprocess.TimeoutExpired:
+            self.timed_out = True
+            return self._kill()
+
+    @property
+    def ending(self) -> str:
+        """How it ended."""
+        code = self.wait()
+        return f"took more than {self._limit_s:g} s" if self.timed_out else linux.describe_returncode(code)
+
+    def output(self) -> str:
+        """Return what it has printed."""
+        self._output.seek(0)
+        return self._output.read().decode(errors="replace")
+
+    def _kill(self) -> int:
+        if self._process.poll() is None:
+            (os.killpg if self._own_session else os.kill)(self._process.pid, signal.SIGKILL)
+        return self._process.wait()
