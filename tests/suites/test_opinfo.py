@@ -233,6 +233,7 @@ def test_entries_that_there_are_not_are_named(tmp_path):
 
 CRASHING = """
 import ctypes, sys, torch
+from opforge.procs.child import open_messages
 from opforge.suites.opinfo import child, entries
 from opforge.suites.opinfo.recorder import RecordingMode
 
@@ -249,7 +250,8 @@ def samples(entry, device, dtype, recorder):
 
 entries.all_entries = lambda: [Entry(n) for n in ("one", "crash", "four", *{"a", "b", "c", "d", "e", "f", "g", "h"})]
 entries.record_samples = samples
-child.run(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+pipe = open_messages()
+child.run(sys.argv[1], sys.argv[2], int(sys.argv[3]), pipe)
 """
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from opforge.procs.child import send
 from opforge.traces import trace_file
 from opforge.traces.collect import Collector
 from opforge.traces.parallel import Limits, Recording
 from opforge.traces.recordings import Parts, RunEnd, TracedRun
-from opforge.traces.stream import send
 from opforge.traces.targets import FUNCTION, Settings, Target
 from opforge.traces.trace_file import CallCount, Trace, TracedCall
 from tests.conftest import ROOT

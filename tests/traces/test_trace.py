@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -12,9 +11,9 @@ import pytest
 
 from opforge.cases.text import parse_arguments
 from opforge.errors import OpforgeError
+from opforge.procs.child import read_messages
 from opforge.traces.collect import Collector
 from opforge.traces.record import TraceResult, record, recording_metadata
-from opforge.traces.stream import read_messages
 from opforge.traces.targets import FUNCTION, Settings, Target, parse_changes, parse_target
 from opforge.traces.trace_file import Trace
 from tests.command import opforge
@@ -139,7 +138,7 @@ def recorded_here(tmp_path: Path, target: Target, **settings) -> tuple[Collector
     from opforge.traces.child import record_target
 
     path = tmp_path / "calls"
-    record_target(target, Settings(**settings), os.open(path, os.O_WRONLY | os.O_CREAT))
+    record_target(target, Settings(**settings), path.open("wb"))
     collector, said = Collector(), {}
     collector.start_model(target.model_name)
     with path.open("rb") as file:

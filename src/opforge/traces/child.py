@@ -8,13 +8,12 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
-import os
 import runpy
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch._subclasses import FakeTensorMode
@@ -23,17 +22,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from opforge.errors import OpforgeError
 from opforge.frames import is_from_torch
-from opforge.procs.linux import die_with_parent
+from opforge.procs.child import open_messages, send
 from opforge.traces.recorder import Recorder
-from opforge.traces.stream import TargetError, send
+from opforge.traces.stream import TargetError
 from opforge.traces.targets import SCRIPT, Settings, Target
 
 _FAKE_READ_REASON = "_local_scalar_dense.default: the program read a value, which is unknown with --fake; 0 was used"
 
 
-def record_target(target: Target, settings: Settings, fd: int) -> None:
+def record_target(target: Target, settings: Settings, pipe: BinaryIO) -> None:
     """Run a target under a recorder, and send the recorded calls and any error of the target."""
-    with os.fdopen(fd, "wb") as pipe:
+    with pipe:
         recorder, guesses = Recorder(pipe, settings.device), _FakeReads()
         try:
             with _fake(guesses) if settings.fake else contextlib.nullcontext():
@@ -148,7 +147,7 @@ def _error_message(error: BaseException, settings: Settings) -> str:
 
 
 if __name__ == "__main__":
-    die_with_parent()
+    messages = open_messages()
     given = json.loads(sys.argv[1])
     target = Target(given["kind"], given["name"], tuple(given["args"]))
-    record_target(target, Settings(**given["settings"]), int(sys.argv[2]))
+    record_target(target, Settings(**given["settings"]), messages)

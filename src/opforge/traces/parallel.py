@@ -11,7 +11,6 @@ import importlib
 import json
 import os
 import re
-import signal
 import sys
 import time
 from collections import deque
@@ -19,13 +18,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from opforge.procs.child import child_environment
-from opforge.procs.linux import describe_returncode, die_with_parent
+from opforge.procs.forks import Send, end_session, run_fork, start_fork
+from opforge.procs.linux import describe_returncode
 from opforge.traces.record import CHILD_COMMAND
 from opforge.traces.recordings import Parts, RunEnd, TracedRun
 from opforge.traces.targets import LIBRARIES
 
 _OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|ALLOC_FAILED|MemoryError|SIGKILL", re.IGNORECASE)
 _POLL_INTERVAL_S = 0.02
+_DEVICE_LIMIT_S = 300.0
 
 OnEnd = Callable[[TracedRun, RunEnd], None]
 
@@ -92,8 +93,7 @@ class Recording:
                     time.sleep(_POLL_INTERVAL_S)
         finally:
             for pid, active in list(self._active.items()):
-                _kill(pid)
-                os.waitpid(pid, 0)
+                end_session(pid)
                 self.parts.delete(active.run)
             self._active.clear()
 
@@ -117,17 +117,15 @@ class Recording:
         any_ended = False
         for pid, active in list(self._active.items()):
             seconds = time.monotonic() - active.start_s
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended == 0 and seconds <= self.limits.run_s:
+            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+            if not ended and seconds <= self.limits.run_s:
                 continue
             any_ended = True
             del self._active[pid]
-            if ended == 0:
-                _kill(pid)
-                os.waitpid(pid, 0)
+            code = end_session(pid)
+            if not ended:
                 self._record_end(active, f"took more than {self.limits.run_s:g} s")
             else:
-                code = os.waitstatus_to_exitcode(status)
                 error = self.parts.reported_error(active.run)
                 self._record_end(active, error or (f"its process {describe_returncode(code)}" if code else ""))
         return any_ended
@@ -145,75 +143,37 @@ def _start_fork(parts: Parts, run: TracedRun, workers: int) -> int:
     """Run in a fork of this process, and return its PID."""
 
     def record_run() -> None:
-        os.setsid()
-        die_with_parent()
-        _redirect_output(parts, run)
         import torch
 
         from opforge.traces.child import record_target
 
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
-        record_target(run.target, run.settings, _opened(parts, run))
+        with parts.messages_file(run).open("wb") as messages:
+            record_target(run.target, run.settings, messages)
 
-    return _fork(record_run)
+    with parts.output_file(run).open("wb") as output:
+        return start_fork(record_run, output.fileno())
 
 
 def _start_process(parts: Parts, run: TracedRun) -> int:
     """Run in a fresh process, and return its PID."""
-    fd = _opened(parts, run)
-    os.set_inheritable(fd, True)
-    out = os.open(parts.output_file(run), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    try:
+    with parts.messages_file(run).open("wb") as messages, parts.output_file(run).open("wb") as output:
+        os.set_inheritable(messages.fileno(), True)
         return os.posix_spawn(
             CHILD_COMMAND[0],
-            [*CHILD_COMMAND, json.dumps(run.as_json()), str(fd)],
+            [*CHILD_COMMAND, json.dumps(run.as_json()), str(messages.fileno())],
             child_environment(),
             setsid=True,
-            file_actions=[(os.POSIX_SPAWN_DUP2, out, 1), (os.POSIX_SPAWN_DUP2, out, 2)],
+            file_actions=[(os.POSIX_SPAWN_DUP2, output.fileno(), 1), (os.POSIX_SPAWN_DUP2, output.fileno(), 2)],
         )
-    finally:
-        os.close(fd)
-        os.close(out)
-
-
-def _redirect_output(parts: Parts, run: TracedRun) -> None:
-    out = os.open(parts.output_file(run), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    null_fd = os.open(os.devnull, os.O_RDONLY)
-    for fd, target_fd in ((null_fd, 0), (out, 1), (out, 2)):
-        os.dup2(fd, target_fd)
-
-
-def _opened(parts: Parts, run: TracedRun) -> int:
-    return os.open(parts.messages_file(run), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-
-
-def _kill(pid: int) -> None:
-    """Kill a process and the processes it started."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or has no session of its own yet
-        os.killpg(pid, signal.SIGKILL)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
 
 
 def forks_reach(device: str) -> bool:
     """Whether a fork of this process can use a device; CUDA fails if asked for before the fork."""
 
-    def use_device() -> None:
+    def use_device(_send: Send) -> None:
         import torch
 
         torch.zeros(1, device=device).sum().item()
 
-    return os.waitpid(_fork(use_device), 0)[1] == 0
-
-
-def _fork(action: Callable[[], None]) -> int:
-    """Call a function in a fork of this process, and return its PID; it exits with 1 on an error."""
-    pid = os.fork()
-    if pid:
-        return pid
-    status = 1
-    try:
-        action()
-        status = 0
-    finally:
-        os._exit(status)  # never continue in the parent's code
+    return run_fork(use_device, _DEVICE_LIMIT_S).code == 0

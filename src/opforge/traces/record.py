@@ -11,9 +11,9 @@ from typing import Any
 
 from opforge.cache import torch_version
 from opforge.errors import OpforgeError
-from opforge.procs.child import child_environment
+from opforge.procs.child import Child, child_environment
 from opforge.traces.collect import Collector
-from opforge.traces.stream import RecordingProcess, TargetError
+from opforge.traces.stream import TargetError
 from opforge.traces.targets import Settings, Target
 
 CHILD_COMMAND = (sys.executable, "-P", "-m", "opforge.traces.child")
@@ -38,29 +38,23 @@ def record(
     """
     payload = {**asdict(target), "settings": settings.checked().as_json()}
     collector.start_model(target.model_name)
-    child = RecordingProcess(
-        [*CHILD_COMMAND, json.dumps(payload)], max_silence_s, stdout=sys.stderr.fileno(), env=child_environment()
-    )
+    command = [*CHILD_COMMAND, json.dumps(payload)]
     error: TargetError | None = None
     calls = 0
-    try:
-        while (message := child.next_message()) is not None:
-            row, contents = message
+    with Child(command, child_environment(), limit_s=max_silence_s, stdout=sys.stderr.fileno()) as child:
+        for row, contents in child.messages():
             error = TargetError.from_wire(row) if "error" in row else error
             calls += "new" in row
             collector.add_message(row, contents)
             progress(f"{target.model_name}: {calls} distinct calls", calls, calls)
-    except BaseException:  # also an interrupt
-        child.kill()
-        raise
-    code, ending = child.wait()
+        code = child.wait()
     if error is not None and error.ours:
         raise OpforgeError(error.error)
     if error is not None:
         return TraceResult(error.error, error.traceback)
     if code or child.timed_out:
         during = f" in its first call of {collector.started_op}" if collector.started_op else ""
-        return TraceResult(f"the program's process {ending}{during}; what was recorded before is kept")
+        return TraceResult(f"the program's process {child.ending}{during}; what was recorded before is kept")
     return TraceResult()
 
 

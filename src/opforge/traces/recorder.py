@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from opforge.cases.text import format_arguments
 from opforge.cases.values import TensorSpec
 from opforge.ops import table
+from opforge.procs.child import send
 from opforge.runtime.trees import instances
 from opforge.traces.call_cost import flops, input_bytes
 from opforge.traces.capture import (
@@ -46,7 +47,7 @@ from opforge.traces.contents import (
     map_specs,
     with_default_range,
 )
-from opforge.traces.stream import OFFSET_PLACEHOLDER, NewCall, send
+from opforge.traces.stream import OFFSET_PLACEHOLDER, NewCall
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 _MAX_STORED_BYTES = 1 << 20

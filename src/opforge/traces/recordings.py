@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from opforge.procs.child import read_messages
 from opforge.traces.collect import Collector
-from opforge.traces.stream import read_messages
 from opforge.traces.targets import Settings, Target
 from opforge.traces.trace_file import Trace, atomic_path
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from typing import BinaryIO
 
-from opforge.procs.linux import die_with_parent
-from opforge.traces.stream import send
+from opforge.procs.child import open_messages, send
 
 ERRORS = "errors"
 """Slot for invalid inputs, which belong to no dtype."""
@@ -23,7 +23,7 @@ def wanted_entries() -> tuple[str, ...]:
     return tuple(sorted({name for name in names if name}))
 
 
-def run(device: str, slot: str, first: int, fd: int) -> None:
+def run(device: str, slot: str, first: int, pipe: BinaryIO) -> None:
     """Record the entries from ``first`` on."""
     import torch
 
@@ -35,7 +35,7 @@ def run(device: str, slot: str, first: int, fd: int) -> None:
     warnings.simplefilter("ignore")
     if torch.device(device).type == "cpu":
         _seed_cpu_only()
-    with os.fdopen(fd, "wb") as pipe:
+    with pipe:
         recorder = Recorder(lambda recorded: recorded.send(pipe), device)
         selected, unknown = entries.selected_entries(wanted_entries())
         if unknown:
@@ -66,5 +66,5 @@ def _seed_cpu_only() -> None:
 
 
 if __name__ == "__main__":
-    die_with_parent()
-    run(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    messages = open_messages()
+    run(sys.argv[1], sys.argv[2], int(sys.argv[3]), messages)

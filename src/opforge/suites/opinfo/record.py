@@ -1,8 +1,8 @@
-"""The recording process: ``python -m opforge.suites.opinfo.record DEVICE SLOT FOLDER``.
+"""The recording process: ``python -m opforge.suites.opinfo.record DEVICE SLOT FOLDER FD``.
 
 A child runs the entries and streams its cases to this process, which writes them. When a native
 kernel kills the child, the current entry is reported as lost, and a new child continues with the
-next entry.
+next entry. Progress goes to the descriptor FD.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from pathlib import Path
 from opforge.cases import Case, Expect
 from opforge.cases.store import BLOB_FILE, TABLE_FILE, BlobWriter, write_table
 from opforge.procs import linux
+from opforge.procs.child import Child, open_messages, send
 from opforge.suites.opinfo.stream import RecordedCall
-from opforge.traces.stream import OFFSET_PLACEHOLDER, RecordingProcess
+from opforge.traces.stream import OFFSET_PLACEHOLDER
 
 LOSSES = "losses.json"
 UNKNOWN_ENTRY_EXIT_CODE = 2
@@ -82,26 +83,22 @@ def record(
     environment = {**linux.environment_without_kernels(), "PYTHONHASHSEED": "0"}
     index, total, name = 0, 1, ""
     while index < total:
-        child = RecordingProcess(
-            [*command, device, slot, str(index)], _ENTRY_LIMIT_S, stdout=subprocess.DEVNULL, env=environment
-        )
         entry_started = False
-        while (message := child.next_message()) is not None:
-            row, contents = message
-            if "unknown" in row:
-                child.kill()
-                child.wait()
-                raise UnknownEntryError(row["unknown"])
-            if "entry" in row:
-                entry_started = True
-                index, total, name = row["entry"], row["total"], row["name"]
-                report(index, total, name)
-            elif "losses" in row:
-                losses.update(row["losses"])
-                index += 1
-            else:
-                writer.add(name, RecordedCall.from_wire(row, contents))
-        _code, ending = child.wait()
+        words = [*command, device, slot, str(index)]
+        with Child(words, environment, limit_s=_ENTRY_LIMIT_S, stdout=subprocess.DEVNULL) as child:
+            for row, contents in child.messages():
+                if "unknown" in row:
+                    raise UnknownEntryError(row["unknown"])
+                if "entry" in row:
+                    entry_started = True
+                    index, total, name = row["entry"], row["total"], row["name"]
+                    report(index, total, name)
+                elif "losses" in row:
+                    losses.update(row["losses"])
+                    index += 1
+                else:
+                    writer.add(name, RecordedCall.from_wire(row, contents))
+            ending = child.ending
         if not entry_started:
             raise RuntimeError(f"the process that runs OpInfo's entries {ending} before its first entry")
         if index < total:
@@ -112,11 +109,12 @@ def record(
 
 
 def main() -> None:
+    pipe = open_messages()
     device, slot, folder = sys.argv[1:]
 
     def report(done: int, total: int, name: str) -> None:
-        sys.stdout.write(json.dumps([done, total, name]) + "\n")
-        sys.stdout.flush()
+        send(pipe, [done, total, name])
+        pipe.flush()
 
     try:
         record(device, slot, Path(folder), report)

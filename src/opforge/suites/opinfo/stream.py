@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, BinaryIO
 
-from opforge.traces.stream import send, split_contents
+from opforge.procs.child import send
+from opforge.traces.stream import split_contents
 
 
 @dataclass(frozen=True, slots=True)

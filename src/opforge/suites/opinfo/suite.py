@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections import defaultdict
@@ -22,7 +21,7 @@ from opforge.cases import Case
 from opforge.cases.store import BLOB_FILE, TABLE_FILE, read_table
 from opforge.errors import InternalError, OpforgeError
 from opforge.procs import linux
-from opforge.procs.child import child_environment
+from opforge.procs.child import Child, child_environment
 from opforge.suites.base import LoadedSuite, Progress, SuiteOptions, no_progress
 from opforge.suites.opinfo.child import ERRORS, wanted_entries
 from opforge.suites.opinfo.record import LOSSES, UNKNOWN_ENTRY_EXIT_CODE
@@ -102,23 +101,14 @@ def _record_once(device: str, slot: str, folder: Path) -> Iterator[tuple[int, in
 
 
 def _record_in_process(device: str, slot: str, draft: Path) -> Iterator[tuple[int, int, str]]:
-    log = draft.with_suffix(".log")
     environment = child_environment(linux.environment_without_kernels())
     command = [sys.executable, "-P", "-m", "opforge.suites.opinfo.record", device, slot, str(draft)]
-    with (
-        log.open("w") as errors,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment) as process,
-    ):
-        try:
-            for line in process.stdout or ():
-                done, total, name = json.loads(line)
-                yield done, total, name
-        finally:
-            if process.poll() is None and sys.exc_info()[0] is not None:
-                process.kill()
-    if process.returncode == UNKNOWN_ENTRY_EXIT_CODE:
-        raise OpforgeError(log.read_text(errors="replace").strip())
-    if process.returncode != 0:
-        tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
-        raise InternalError(f"recording OpInfo for {device} {slot} failed with status {process.returncode}:\n{tail}")
-    log.unlink()
+    with Child(command, environment) as child:
+        for (done, total, name), _ in child.messages():
+            yield done, total, name
+        code, output = child.wait(), child.output()
+    if code == UNKNOWN_ENTRY_EXIT_CODE:
+        raise OpforgeError(output.strip())
+    if code != 0:
+        tail = "\n".join(output.splitlines()[-15:])
+        raise InternalError(f"recording OpInfo for {device} {slot} failed with status {code}:\n{tail}")
